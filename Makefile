@@ -1,0 +1,70 @@
+# Everything starts from python3.11, make and pip; each target installs what it needs, once.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
+TORCH  := torch==2.13.0
+
+# A stamp per level of installation: newer than pyproject.toml and constraints.txt means done.
+CORE   := $(VENV)/.installed-core
+TESTED := $(VENV)/.installed-test
+DEV    := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all check bench size clean
+
+help:
+	@echo "make demo      run the bundled example"
+	@echo "make test      lint and tests, without the slow ones"
+	@echo "make test-all  every test"
+	@echo "make check     lint, format, types, smoke tests: before each commit"
+	@echo "make bench     measure against torch.export and rewrite the table in README.md"
+	@echo "make size      lines per file, largest first"
+	@echo "make clean     remove the virtual environment and caches"
+
+$(CORE): pyproject.toml constraints.txt
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "installing $(TORCH) and graphport into $(VENV)"
+	@$(PIP) $(TORCH) -c constraints.txt
+	@$(PIP) -e . -c constraints.txt
+	@touch $@
+
+$(TESTED): $(CORE)
+	@echo "installing what the tests need"
+	@$(PIP) -e ".[test,examples]" -c constraints.txt
+	@touch $@
+
+$(DEV): $(TESTED)
+	@echo "installing what development needs"
+	@$(PIP) -e ".[dev]" -c constraints.txt
+	@touch $@
+
+setup: $(TESTED)
+
+demo: $(CORE)
+	@$(PY) examples/quickstart.py
+
+test: $(TESTED)
+	@$(PY) -m ruff check .
+	@$(PY) -m pytest -q -n 2 -m "not slow"
+
+test-all: $(TESTED)
+	@$(PY) -m ruff check .
+	@$(PY) -m pytest -q -n 2
+
+check: $(DEV)
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(PY) -m pytest -q -m smoke
+
+bench: $(TESTED)
+	@$(PY) benchmarks/bench.py --readme
+
+size:
+	@find src -name '*.py' -exec wc -l {} + | sort -rn
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

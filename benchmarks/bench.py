@@ -1,0 +1,464 @@
+"""graphport against torch.export: time, graph size, growth with depth, memory, import.
+
+Every contender captures the same model with the same spec in the same process. Repetitions are
+interleaved, so that noise of the machine hits all alike; the first round warms up and is thrown
+away; the table shows medians. `floor` is the eager forward under a dispatch mode that does nothing:
+what a capture that sees every operator cannot be faster than by much.
+
+A contender that fails shows "fails", is left out of the means, and is listed with its error.
+
+    python benchmarks/bench.py --quick --only llama
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from examples import huggingface, resnet  # noqa: E402  the repository is importable only from here
+from examples.huggingface import Case  # noqa: E402
+
+BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+GRAPHPORT, EXPORT, DECOMPOSED, FLOOR = "graphport", "torch.export", "decomposed", "floor"
+TEXT = {"hidden": 512, "heads": 8, "batch": 2, "length": 32}
+
+
+def resnet_case(layers: int) -> Case:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = resnet.resnet50().eval()
+    return Case(model, (resnet.example(batch=2, size=64),), {}, resnet.spec)
+
+
+@dataclass(frozen=True)
+class Workload:
+    title: str
+    layers: int
+    build: Callable[[int], Case]
+    dims: str
+
+
+WORKLOADS = {
+    "bert": Workload("BERT", 12, lambda n: huggingface.bert(n, **TEXT), "batch, length"),
+    "gpt2": Workload("GPT-2", 12, lambda n: huggingface.gpt2(n, **TEXT), "batch, length"),
+    "llama": Workload("LLaMA", 16, lambda n: huggingface.llama(n, **TEXT), "batch, length"),
+    "t5": Workload("T5", 6, lambda n: huggingface.t5(n, **TEXT), "batch, source, target"),
+    "vit": Workload("ViT", 12, lambda n: huggingface.vit(n, hidden=512, heads=8), "batch"),
+    "resnet": Workload("ResNet", 50, resnet_case, "batch, height, width"),
+}
+
+
+class Nothing(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class Cell:
+    """What one contender did with one model: seconds per run and nodes, or an error."""
+
+    runs: list[float] = field(default_factory=list)
+    nodes: int = 0
+    error: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        return statistics.median(self.runs) if self.runs and not self.error else None
+
+
+@dataclass
+class Row:
+    model: str
+    shapes: str
+    cells: dict[str, Cell]
+
+    def ratio(self, over: str, under: str) -> float | None:
+        above, below = (self.cells[name].seconds for name in (over, under))
+        return above / below if above is not None and below is not None else None
+
+
+def run_floor(case: Case, dynamic: bool) -> Iterator[tuple[str, Any]]:
+    with torch.no_grad(), Nothing():
+        case.model(*case.args, **case.kwargs)
+    yield FLOOR, None
+
+
+def run_graphport(case: Case, dynamic: bool) -> Iterator[tuple[str, Any]]:
+    import graphport as gp
+
+    shapes = case.spec(gp.Dim) if dynamic else None
+    yield GRAPHPORT, gp.export(case.model, case.args, case.kwargs, dynamic_shapes=shapes)
+
+
+def run_torch(case: Case, dynamic: bool) -> Iterator[tuple[str, Any]]:
+    """Two contenders in one run: the decompositions start from the program just exported."""
+    program = run_export(case, dynamic)
+    yield EXPORT, program
+    yield DECOMPOSED, program.run_decompositions()
+
+
+def run_export(case: Case, dynamic: bool) -> Any:
+    shapes = case.spec(torch.export.Dim) if dynamic else None
+    return torch.export.export(
+        case.model, case.args, case.kwargs, dynamic_shapes=shapes, strict=False
+    )
+
+
+def run_export_only(case: Case, dynamic: bool) -> Iterator[tuple[str, Any]]:
+    yield EXPORT, run_export(case, dynamic)
+
+
+Runner = Callable[[Case, bool], Iterator[tuple[str, Any]]]
+YIELDS: dict[Runner, tuple[str, ...]] = {
+    run_floor: (FLOOR,),
+    run_graphport: (GRAPHPORT,),
+    run_torch: (EXPORT, DECOMPOSED),
+    run_export_only: (EXPORT,),
+}
+
+
+def nodes_of(program: Any) -> int:
+    """Calls in the graph; placeholders and the output are the same for everyone."""
+    return sum(node.op == "call_function" for node in program.graph.nodes)
+
+
+def run_once(runner: Runner, case: Case, dynamic: bool, cells: dict[str, Cell], keep: bool) -> None:
+    """One run of one runner; an error goes to the step that raised it and the steps after it."""
+    names = YIELDS[runner]
+    gc.collect()  # nobody pays for the garbage of the contender before
+    reached = 0
+    start = time.perf_counter()
+    try:
+        for name, program in runner(case, dynamic):
+            seconds = time.perf_counter() - start
+            if keep:
+                cells[name].runs.append(seconds)
+            if program is not None:
+                # Counting is outside the clock: shift the start by what it took.
+                counting = time.perf_counter()
+                cells[name].nodes = nodes_of(program)
+                start += time.perf_counter() - counting
+            reached += 1
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        reason = f"{type(error).__name__}: {lines[0] if lines else ''}"[:160]
+        for name in names[reached:]:
+            cells[name].error = reason
+
+
+def measure(case: Case, dynamic: bool, runners: list[Runner], repeats: int) -> dict[str, Cell]:
+    cells = {name: Cell() for names in YIELDS.values() for name in names}
+    for round_ in range(repeats + 1):
+        for runner in runners:
+            if runner is run_torch and cells[DECOMPOSED].error:
+                runner = run_export_only  # what failed once is not tried again
+            if not cells[YIELDS[runner][0]].error:
+                run_once(runner, case, dynamic, cells, keep=round_ > 0)
+    return cells
+
+
+def compare(keys: list[str], runners: list[Runner], repeats: int, quick: bool) -> list[Row]:
+    rows = []
+    for key in keys:
+        work = WORKLOADS[key]
+        # A ResNet has one depth; the others are cut to a quarter for a quick look.
+        layers = max(2, work.layers // 4) if quick and key != "resnet" else work.layers
+        case = work.build(layers)
+        for dynamic in (False, True):
+            shapes = work.dims if dynamic else "static"
+            say(f"{work.title}-{layers}, {shapes}")
+            cells = measure(case, dynamic, runners, repeats)
+            rows.append(Row(f"{work.title}-{layers}", shapes, cells))
+    return rows
+
+
+def depth(layers: list[int], runners: list[Runner], repeats: int) -> list[Row]:
+    """LLaMA with dynamic sizes at growing depth; narrow, since width does not change the graph."""
+    rows = []
+    for count in layers:
+        say(f"LLaMA depth {count}")
+        case = huggingface.llama(count, hidden=128, heads=4, batch=2, length=32)
+        rows.append(Row(f"LLaMA-{count}", "batch, length", measure(case, True, runners, repeats)))
+    return rows
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process so far, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage would count the parent's memory from before exec
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def memory_child(contender: str, megabytes: int) -> None:
+    """Capture linear layers of 64 MB each and print the growth of the peak, in bytes."""
+    runner = run_graphport if contender == GRAPHPORT else run_torch
+
+    def case(width: int, count: int) -> Case:
+        layers = [torch.nn.Linear(width, width, bias=False) for _ in range(count)]
+        spec = lambda Dim: {"input": {0: Dim("batch", min=1, max=64)}}  # noqa: E731
+        return Case(torch.nn.Sequential(*layers).eval(), (torch.randn(2, width),), {}, spec)
+
+    def capture(one: Case) -> None:
+        for name, _ in runner(one, True):
+            if name == contender:
+                return
+
+    capture(case(8, 2))  # imports and caches are not what is measured
+    big = case(4096, megabytes // 64)
+    before = peak_memory()
+    capture(big)
+    print(json.dumps(peak_memory() - before))
+
+
+def memory(contenders: list[str], megabytes: int) -> dict[str, Cell]:
+    cells = {}
+    for name in contenders:
+        say(f"memory, {name}")
+        command = [sys.executable, "-W", "ignore", __file__, "--memory-child", name]
+        done = subprocess.run([*command, str(megabytes)], capture_output=True, text=True)
+        if done.returncode == 0:
+            cells[name] = Cell(runs=[json.loads(done.stdout.splitlines()[-1])])
+        else:
+            cells[name] = Cell(error=(done.stderr.strip().splitlines() or ["no output"])[-1][:160])
+    return cells
+
+
+IMPORT = """
+import json, sys, time
+start = time.perf_counter()
+import torch
+middle, before = time.perf_counter(), set(sys.modules)
+{statement}
+print(json.dumps([middle - start, time.perf_counter() - middle, sorted(set(sys.modules) - before)]))
+"""
+WATCHED = ("onnx", "onnxruntime", "sympy", "torch.export")
+
+
+def import_time(statement: str, repeats: int) -> dict[str, Any]:
+    """Seconds of `import torch`, of the statement after it, and the watched modules it added."""
+    command = [sys.executable, "-c", IMPORT.format(statement=statement)]
+    runs = []
+    for _ in range(repeats):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            return {"error": done.stderr.strip().splitlines()[-1][:160]}
+        runs.append(json.loads(done.stdout))
+    added = [
+        package
+        for package in WATCHED
+        if any(name == package or name.startswith(package + ".") for name in runs[0][2])
+    ]
+    return {
+        "torch": statistics.median(run[0] for run in runs),
+        "more": statistics.median(run[1] for run in runs),
+        "modules": len(runs[0][2]),
+        "watched": added,
+    }
+
+
+def geometric_mean(values: list[float]) -> float | None:
+    return math.exp(statistics.fmean(map(math.log, values))) if values else None
+
+
+def table(header: list[str], lines: list[list[str]]) -> str:
+    """A Markdown table with its columns aligned, numbers to the right."""
+    widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
+
+    def text(line: list[str]) -> str:
+        cells = [
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        return "| " + " | ".join(cells) + " |"
+
+    rule = ["-" * width if i < 2 else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+    return "\n".join([text(header), text(rule), *map(text, lines)])
+
+
+def milliseconds(cell: Cell) -> str:
+    if cell.error:
+        return "fails"
+    return "" if cell.seconds is None else f"{cell.seconds * 1e3:,.0f}"
+
+
+def calls(cell: Cell) -> str:
+    return f"{cell.nodes:,}" if cell.nodes else ""
+
+
+def times(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}x"
+
+
+RATIOS = ((EXPORT, GRAPHPORT), (DECOMPOSED, GRAPHPORT), (GRAPHPORT, FLOOR))
+
+
+def comparison_table(rows: list[Row]) -> str:
+    """The main table, and a row of geometric means for static and for dynamic sizes."""
+    header = ["model", "sizes", "graphport ms", "nodes", "torch.export ms", "nodes", "ratio"]
+    header += ["+ decompositions ms", "nodes", "ratio", "floor ms", "graphport / floor"]
+    lines = []
+    for row in rows:
+        ours, export, core, floor = (
+            row.cells[name] for name in (GRAPHPORT, EXPORT, DECOMPOSED, FLOOR)
+        )
+        export_ratio, core_ratio, floor_ratio = (times(row.ratio(*pair)) for pair in RATIOS)
+        line = [row.model, row.shapes, milliseconds(ours), calls(ours), milliseconds(export)]
+        line += [calls(export), export_ratio, milliseconds(core), calls(core), core_ratio]
+        lines.append([*line, milliseconds(floor), floor_ratio])
+    for name, static in (("static", True), ("dynamic", False)):
+        some = [row for row in rows if (row.shapes == "static") == static]
+        means = []
+        for pair in RATIOS:
+            known = [ratio for row in some if (ratio := row.ratio(*pair)) is not None]
+            mean = times(geometric_mean(known))
+            # A mean over fewer models than the table shows says over how many.
+            means.append(
+                f"{mean} ({len(known)} of {len(some)})" if 0 < len(known) < len(some) else mean
+            )
+        line = ["geometric mean", name, "", "", "", "", means[0], "", "", means[1], "", means[2]]
+        lines.append(line)
+    return table(header, lines)
+
+
+def depth_table(rows: list[Row]) -> str:
+    lines = []
+    for row in rows:
+        line = [row.model, row.shapes]
+        for name in (GRAPHPORT, EXPORT):
+            cell = row.cells[name]
+            per_node = cell.seconds * 1e6 / cell.nodes if cell.seconds and cell.nodes else None
+            line += [milliseconds(cell), calls(cell), "" if per_node is None else f"{per_node:.0f}"]
+        lines.append(line)
+    header = ["model", "sizes", "graphport ms", "nodes", "µs per node"]
+    return table([*header, "torch.export ms", "nodes", "µs per node"], lines)
+
+
+def failures(rows: list[Row]) -> list[str]:
+    return [
+        f"- {name} fails on {row.model} ({row.shapes}): {cell.error}"
+        for row in rows
+        for name, cell in row.cells.items()
+        if cell.error
+    ]
+
+
+def report(result: dict[str, Any]) -> str:
+    """The whole result as Markdown, for the terminal and for the README alike."""
+    parts = [result["about"], comparison_table(result["models"])]
+    failed = failures(result["models"])
+    if failed:
+        parts.append("Left out of the means:\n\n" + "\n".join(failed))
+    if result["depth"]:
+        parts.append("Growth with depth, all with dynamic sizes:")
+        parts.append(depth_table(result["depth"]))
+    if result["memory"]:
+        size = f"{result['megabytes'] / 1024:g} GB"
+        each = [
+            f"{name} {'fails' if cell.error else f'{cell.runs[0] / 2**20:,.0f} MB'}"
+            for name, cell in result["memory"].items()
+        ]
+        parts.append(
+            f"Peak memory beyond the model, capturing {size} of weights: " + ", ".join(each) + "."
+        )
+    if "error" in result["import"]:
+        parts.append(f"`import graphport` fails: {result['import']['error']}")
+    elif result["import"]:
+        seen = result["import"]
+        watched = ", ".join(seen["watched"]) or "none"
+        parts.append(
+            f"`import graphport` takes {seen['more'] * 1e3:.0f} ms after `import torch` "
+            f"({seen['torch'] * 1e3:,.0f} ms) and adds {seen['modules']} modules; "
+            f"of {', '.join(WATCHED)} it adds: {watched}."
+        )
+    return "\n\n".join(parts)
+
+
+def write_readme(text: str) -> None:
+    path = ROOT / "README.md"
+    before, rest = path.read_text().split(BEGIN)
+    _, after = rest.split(END)
+    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def say(what: str) -> None:
+    print(f"  {what}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer layers, one repetition")
+    parser.add_argument("--only", action="append", choices=sorted(WORKLOADS), metavar="MODEL")
+    parser.add_argument("--repeats", type=int, default=None)
+    parser.add_argument("--without-graphport", action="store_true", help="the opponents alone")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
+    parser.add_argument("--readme", action="store_true", help="also rewrite the README's table")
+    parser.add_argument("--memory-child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    # torch.export and transformers warn about themselves; none of it concerns a measurement.
+    warnings.simplefilter("ignore")
+    # Capture runs on one thread. The floor computes, and on a busy machine a team of threads waits
+    # for its slowest member: the same forward took from 44 to 552 ms with two.
+    torch.set_num_threads(1)
+    if options.memory_child:
+        memory_child(options.memory_child[0], int(options.memory_child[1]))
+        return
+    if options.readme and (options.quick or options.only or options.without_graphport):
+        parser.error("--readme takes a full run: the table would pass for one")
+
+    quick, ours = options.quick, not options.without_graphport
+    repeats = options.repeats or (1 if quick else 3)
+    ahead: list[Runner] = [run_graphport] if ours else []
+    contenders = [*([GRAPHPORT] if ours else []), EXPORT, DECOMPOSED]
+    megabytes = 256 if quick else 1024
+    whole = not options.only
+    result: dict[str, Any] = {
+        "about": f"torch {torch.__version__}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} cores, one thread; {repeats} runs each after a warm-up, medians.",
+        "models": compare(
+            options.only or list(WORKLOADS), [*ahead, run_torch, run_floor], repeats, quick
+        ),
+        "depth": [],
+        "memory": {},
+        "import": {},
+        "megabytes": megabytes,
+    }
+    if whole or "llama" in options.only:
+        layers = [2, 4, 8] if quick else [4, 8, 16, 32, 64]
+        result["depth"] = depth(layers, [*ahead, run_export_only], repeats)
+    if whole:
+        result["memory"] = memory(contenders, megabytes)
+        result["import"] = import_time("import graphport", 3 if quick else 7) if ours else {}
+    if options.json:
+        print(json.dumps(result, indent=2, default=asdict))
+    else:
+        print(report(result))
+    if options.readme:
+        write_readme(report(result))
+
+
+if __name__ == "__main__":
+    main()

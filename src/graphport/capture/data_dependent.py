@@ -1,0 +1,226 @@
+"""Operators whose result depends on data: each gives a fresh symbol instead of a number or a size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from graphport import source
+from graphport.capture.tracer import Tracer, pure, special
+from graphport.errors import DataDependentError
+from graphport.ops import Abstract, OpInfo
+from graphport.ops.index import index
+from graphport.ops.sizes import numel, wrap_dim
+from graphport.symbolic import Expr, eq
+from graphport.symbolic.bridge import to_torch
+
+aten = torch.ops.aten
+Keywords = dict[str, Any]
+
+
+@special(aten.item.default, aten._local_scalar_dense.default)
+def item(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    value = tracer.value(args[0])
+    if value.constant is not None:
+        return value.constant.item()
+    dtype = value.abstract.dtype
+    if dtype.is_complex:
+        raise DataDependentError(
+            "the value of a complex tensor cannot be used as a Python number in capture",
+            where=source.here(),
+        )
+    if dtype.is_floating_point:
+        symbol = tracer.scope.fresh(float, origin=source.here())
+    elif dtype is torch.bool:
+        symbol = tracer.scope.fresh(lower=0, upper=1, origin=source.here())
+    else:
+        limits = torch.iinfo(dtype)
+        symbol = tracer.scope.fresh(lower=limits.min, upper=limits.max, origin=source.here())
+    node = tracer.recorder.node(aten.item.default, (tracer.read(value),), {}, symbol, "item")
+    tracer.recorder.define(symbol, lambda: node)
+    return to_torch(eq(symbol, 1) if dtype is torch.bool else symbol)
+
+
+def truth(tracer: Tracer, t: torch.Tensor) -> bool:
+    """bool(t): known for literals, an error otherwise."""
+    value = tracer.value(t)
+    if value.constant is not None:
+        return bool(value.constant)
+    raise DataDependentError(
+        "Could not guard on data-dependent expression: the truth of a tensor is not known while "
+        "the program is captured, so Python cannot branch on it",
+        where=source.here(),
+        fix=(
+            "torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches",
+            "torch.where(pred, a, b) chooses element by element",
+        ),
+    )
+
+
+@special(aten.is_nonzero.default)
+def is_nonzero(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> bool:
+    return truth(tracer, args[0])
+
+
+@special(aten.equal.default)
+def equal(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> bool:
+    a, b = (tracer.value(t) for t in args)
+    if a.constant is not None and b.constant is not None:
+        return torch.equal(a.constant, b.constant)
+    raise DataDependentError(
+        "Could not guard on data-dependent expression: torch.equal compares data, which capture "
+        "does not know",
+        where=source.here(),
+        fix="(a == b).all() gives the answer as a tensor",
+    )
+
+
+class Sized:
+    """Results with sizes that only running can tell."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self.symbols: list[tuple[Expr, int, int]] = []
+
+    def size(self, result: int, dim: int, upper: Any = None) -> Expr:
+        """A fresh size: dimension `dim` of result number `result`."""
+        scope = self.tracer.scope
+        most = scope.range(upper).upper if upper is not None else None
+        limits = {} if most is None else {"upper": most}
+        symbol = scope.fresh(lower=0, origin=source.here(), **limits)
+        self.symbols.append((symbol, result, dim))
+        return symbol
+
+    def record(self, info: OpInfo, args: Any, kwargs: Keywords, out: Any) -> Any:
+        tracer = self.tracer
+        lowered = [tracer.lower(a) for a in args]
+        keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
+        node = tracer.recorder.node(info.op, lowered, keywords, out, info.name)
+        result = tracer.fresh(out, node)
+        results = [result] if isinstance(out, Abstract) else result
+        for symbol, which, dim in self.symbols:
+            owner: Node = tracer.value(results[which]).node
+            tracer.recorder.define(symbol, _reader(tracer, owner, dim, symbol))
+        return result
+
+
+def _reader(tracer: Tracer, node: Node, dim: int, symbol: Expr) -> Any:
+    return lambda: tracer.recorder.size_of(node, dim, symbol)
+
+
+@special(aten.nonzero.default)
+def nonzero(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    x = tracer.value(args[0]).abstract
+    sized = Sized(tracer)
+    count = sized.size(0, 0, numel(x.sizes))
+    # torch returns the columns one after the other.
+    out = Abstract((count, x.rank), torch.int64, x.device, (1, count))
+    return sized.record(info, args, kwargs, out)
+
+
+@special(aten.masked_select.default)
+def masked_select(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    x = tracer.value(args[0]).abstract
+    sized = Sized(tracer)
+    return sized.record(info, args, kwargs, x.like((sized.size(0, 0, numel(x.sizes)),)))
+
+
+@special(aten._unique2.default)
+def unique2(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    x = tracer.value(args[0]).abstract
+    inverse, counts = (*args[2:], False, False)[:2]
+    inverse, counts = kwargs.get("return_inverse", inverse), kwargs.get("return_counts", counts)
+    sized = Sized(tracer)
+    n = sized.size(0, 0, numel(x.sizes))
+    out = (
+        x.like((n,)),
+        x.like(x.sizes if inverse or counts else (0,), torch.int64),
+        x.like((n,) if counts else (0,), torch.int64),
+    )
+    return sized.record(info, args, kwargs, out)
+
+
+@special(aten.unique_consecutive.default)
+def unique_consecutive(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    x = tracer.value(args[0]).abstract
+    inverse, counts, dim = (*args[1:], *(False, False, None)[len(args) - 1 :])
+    inverse, counts = kwargs.get("return_inverse", inverse), kwargs.get("return_counts", counts)
+    return _unique_along(tracer, info, args, kwargs, x, kwargs.get("dim", dim), inverse, counts)
+
+
+@special(aten.unique_dim.default)
+def unique_dim(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    x = tracer.value(args[0]).abstract
+    dim = args[1] if len(args) > 1 else kwargs["dim"]
+    return _unique_along(tracer, info, args, kwargs, x, dim, True, True)
+
+
+def _unique_along(
+    tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords, x: Abstract, dim: int | None,
+    inverse: bool, counts: bool,
+) -> Any:  # fmt: skip
+    sized = Sized(tracer)
+    if dim is None:
+        n = sized.size(0, 0, numel(x.sizes))
+        values, positions = x.like((n,)), x.sizes
+    else:
+        dim = wrap_dim(dim, x.rank)
+        n = sized.size(0, dim, x.sizes[dim])
+        values = x.like((*x.sizes[:dim], n, *x.sizes[dim + 1 :]))
+        positions = (x.sizes[dim],)
+    out = (
+        values,
+        x.like(positions if inverse else (0,), torch.int64),
+        x.like((n,) if counts else (0,), torch.int64),
+    )
+    return sized.record(info, args, kwargs, out)
+
+
+@special(aten.repeat_interleave.Tensor)
+def repeat_interleave(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    x = tracer.value(args[0]).abstract
+    total = kwargs.get("output_size")
+    sized = Sized(tracer)
+    size = tracer.lower(total) if total is not None else sized.size(0, 0)
+    return sized.record(info, args, kwargs, x.like((size,)))
+
+
+@special(aten.bincount.default)
+def bincount(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    x = tracer.value(args[0]).abstract
+    weights = args[1] if len(args) > 1 else kwargs.get("weights")
+    dtype = torch.int64
+    if weights is not None:
+        dtype = tracer.value(weights).abstract.dtype
+        dtype = torch.float32 if dtype is torch.float32 else torch.float64
+    sized = Sized(tracer)
+    return sized.record(info, args, kwargs, x.like((sized.size(0, 0),), dtype))
+
+
+@special(aten.index.Tensor)
+def index_tensor(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """Boolean masks select as many elements as they have ones."""
+    indices = [None if i is None else tracer.value(i).abstract for i in args[1]]
+    if not any(_is_mask(i) for i in indices):
+        return pure(tracer, info, args, kwargs)
+    x = tracer.value(args[0]).abstract
+    sized = Sized(tracer)
+    count: Expr | None = None
+    integer: list[Abstract | None] = []
+    for i in indices:
+        if i is None or not _is_mask(i):
+            integer.append(i)
+            continue
+        if count is None:
+            count = sized.size(0, 0, numel(i.sizes))
+        integer.extend(Abstract((count,), torch.int64, x.device) for _ in range(i.rank))
+    out = index(x, integer)
+    sized.symbols = [(count, 0, out.sizes.index(count))] if count in out.sizes else []
+    return sized.record(info, args, kwargs, out)
+
+
+def _is_mask(i: Abstract | None) -> bool:
+    return i is not None and i.dtype in (torch.bool, torch.uint8)
+

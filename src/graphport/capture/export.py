@@ -1,0 +1,358 @@
+"""`gp.export`: one run of the user's code on abstract tensors becomes an `ExportedProgram`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from graphport import source
+from graphport.capture import data_dependent, special  # noqa: F401  register their operators
+from graphport.capture.functions import Functions
+from graphport.capture.inputs import CONSTANTS, Inputs, bind
+from graphport.capture.modules import Modules
+from graphport.capture.names import Names
+from graphport.capture.outcome import judge
+from graphport.capture.recorder import Recorder
+from graphport.capture.snapshot import Snapshot
+from graphport.capture.spec import Spec
+from graphport.capture.state import Entry, State, describe_tensor, state_of
+from graphport.capture.tracer import Tracer
+from graphport.capture.values import AbstractTensor, Value, abstract_tensor
+from graphport.errors import ExportError, ForwardError, InputError, UserError
+from graphport.ops import Abstract
+from graphport.ops.abstract import permuted
+from graphport.ops.strides import is_dense
+from graphport.program import (
+    CallSpec, ConstantArgument, ExportedProgram, GraphSignature, InputChecks, InputKind,
+    InputShape, InputSpec, ModuleCall, OutputKind, OutputSpec, SymbolicArgument, TensorArgument,
+    graph_module,
+)  # fmt: skip
+from graphport.symbolic import Expr, Scope, evaluate, symbols
+from graphport.symbolic.bridge import from_torch
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def export(
+    mod: nn.Module | Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    guards: str = "error",
+) -> ExportedProgram:
+    """Capture a module or function as a program with symbolic sizes.
+
+    >>> import torch, graphport as gp
+    >>> model = torch.nn.Linear(4, 2)
+    >>> batch = gp.Dim("batch", max=64)
+    >>> ep = gp.export(model, (torch.randn(3, 4),), dynamic_shapes={"input": {0: batch}})
+    >>> ep.module()(torch.randn(7, 4)).shape
+    torch.Size([7, 2])
+    """
+    if guards not in ("error", "runtime_assert"):
+        raise InputError(f'guards is "error" or "runtime_assert", got {guards!r}')
+    root = _root(mod)
+    inputs = bind(mod, args, kwargs)
+    return _Capture(mod, root, inputs, dynamic_shapes, guards).run()
+
+
+def _root(mod: Any) -> nn.Module | None:
+    """The module whose state the program has."""
+    if isinstance(mod, nn.Module):
+        return mod
+    if isinstance(mod, type) and issubclass(mod, nn.Module):
+        raise InputError(
+            f"got the class {mod.__name__}, not a module", fix=f"gp.export({mod.__name__}(...), ...)"
+        )
+    if not callable(mod):
+        raise InputError(
+            f"expected an nn.Module or a callable, got {type(mod).__name__}",
+            fix="gp.export(model, args) with an nn.Module or a function that takes tensors",
+        )
+    owner = getattr(mod, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+class _Capture:
+    """One capture, step by step."""
+
+    def __init__(
+        self, mod: Any, root: nn.Module | None, inputs: Inputs, dynamic_shapes: Any, guards: str
+    ) -> None:
+        self.mod = mod
+        self.root = root
+        self.inputs = inputs
+        self.guards = guards
+        self.scope = Scope()
+        self.spec = Spec(inputs, dynamic_shapes, self.scope)
+        self.recorder = Recorder(self.scope)
+        self.names = Names()
+        self.state = State(root, self.recorder, self.names)
+        self.tracer = Tracer(self.recorder, self.state)
+        self.modules = Modules(root, self.recorder)
+        self.input_nodes: list[Node] = []
+        self.input_values: list[Value | None] = []
+
+    def run(self) -> ExportedProgram:
+        leaves = self._open_inputs()
+        self.state.lift_module()
+        args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
+        snapshot = Snapshot(self.root)
+        try:
+            result = self._call(args, kwargs)
+            self._find_replaced_buffers(snapshot)
+        finally:
+            snapshot.restore()
+        outputs, out_spec = pytree.tree_flatten(result)
+        results = [self._output(x, i) for i, x in enumerate(outputs)]
+        outcome = judge(self.scope, self.spec, self.guards)
+        return self._program(results, out_spec, outcome.checks)
+
+    # Inputs
+
+    def _open_inputs(self) -> list[Any]:
+        """A graph input and an abstract value for each flat input."""
+        leaves = []
+        for leaf in self.inputs.leaves:
+            node = self.names.placeholder(self.recorder.graph, self.names.unique(leaf.name))
+            self.input_nodes.append(node)
+            if isinstance(leaf.value, torch.Tensor):
+                leaves.append(self._open_tensor(node, leaf.value, leaf.path))
+            else:
+                node.meta = {"val": leaf.value}
+                self.input_values.append(None)
+                leaves.append(leaf.value)
+        self.state.first_input = self.input_nodes[0] if self.input_nodes else None
+        self.recorder.entry = self.input_nodes[-1] if self.input_nodes else None
+        return leaves
+
+    def _open_tensor(self, node: Node, t: torch.Tensor, path: str) -> AbstractTensor:
+        if t.layout is not torch.strided:
+            raise InputError(
+                f"the input at {path} has layout {t.layout}; only strided tensors are supported",
+                fix=f"pass {path.lstrip('*')}.to_dense()",
+            )
+        given = describe_tensor(t)
+        sizes = self.spec.sizes.get(path, given.sizes)
+        strides = given._strides
+        if strides is not None and sizes != given.sizes:
+            strides = _symbolic_strides(given, sizes)
+        abstract = Abstract(sizes, t.dtype, t.device, strides)
+        value = Value(abstract, node, origin=node)
+        for d, s in enumerate(sizes):
+            if type(s) is Expr:
+                self._define(s, node, d)
+        wrapped = self.tracer.wrap(value, t.requires_grad)
+        node.meta = {"val": abstract_tensor(abstract, t.requires_grad)}
+        self.input_values.append(value)
+        return wrapped
+
+    def _define(self, size: Expr, node: Node, dim: int) -> None:
+        """How the graph obtains the root symbol of a size: solve factor*root + offset."""
+        recorder = self.recorder
+        if size.kind == "symbol":
+            recorder.define(size, lambda: recorder.size_of(node, dim, size, on_entry=True))
+            return
+        (root,) = symbols(size)
+        offset = evaluate(size, {root: 0})
+        factor = evaluate(size, {root: 1}) - offset
+        if not recorder.is_defined(root):
+            recorder.define_by_size(root, node, dim, size, factor, offset)
+
+    # The run
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        try:
+            with self._capturing():
+                self.recorder.stop = sys._getframe()
+                return self.mod(*args, **kwargs)
+        except ExportError as error:
+            error.__cause__ = None
+            raise
+        except Exception as error:
+            raise _forward_error(error, self.modules.path) from error
+
+    @contextmanager
+    def _capturing(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(_compiling_flags())
+            stack.enter_context(self.modules.watching())
+            # Below autograd, composite operators arrive whole and views are ours to track.
+            stack.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
+            stack.enter_context(self.tracer)
+            stack.enter_context(Functions(self.tracer))
+            yield
+
+    def _find_replaced_buffers(self, snapshot: Snapshot) -> None:
+        """A buffer that was assigned to is a mutation of that buffer."""
+        if self.root is None:
+            return
+        for path, module in self.root.named_modules():
+            before = snapshot.before(module._buffers)
+            for name, old in before.items():
+                new = module._buffers.get(name)
+                if new is old or old is None or not isinstance(new, torch.Tensor):
+                    continue
+                entry = self.state.entry(old)
+                fqn = f"{path}.{name}" if path else name
+                if tuple(new.shape) != tuple(old.shape) or new.dtype != old.dtype:
+                    raise UserError(
+                        f"buffer {fqn!r} was replaced by a tensor of another size or dtype: "
+                        f"{self.tracer.value(new).abstract} instead of {entry.value.abstract}",
+                        fix="keep buffers at one size, or return the new tensor",
+                    )
+                entry.replaced = self.tracer.value(new)
+
+    # Outputs
+
+    def _output(self, x: Any, i: int) -> Any:
+        if isinstance(x, torch.Tensor):
+            return self.tracer.read(self.tracer.value(x))
+        if isinstance(x, _SYMBOLIC):
+            return self.recorder.size(from_torch(x))
+        if isinstance(x, CONSTANTS):
+            return x
+        raise InputError(
+            f"output {i} is a {type(x).__module__}.{type(x).__qualname__}: outputs are tensors, "
+            "numbers, strings, None, and containers of them",
+            fix="return tensors, or register the type with torch.utils._pytree",
+        )
+
+    def _mutations(self) -> list[tuple[Node, OutputSpec]]:
+        """Outputs for what the program writes: state first, then inputs."""
+        found = []
+        for entry in self.state.entries:
+            value = entry.replaced or entry.value
+            if entry.replaced is None and not value.storage.mutated:
+                continue
+            node = self.tracer.read(value)
+            if node is entry.node:
+                continue
+            kind = (OutputKind.PARAMETER_MUTATION if entry.kind is InputKind.PARAMETER
+                    else OutputKind.BUFFER_MUTATION)  # fmt: skip
+            if entry.kind is InputKind.CONSTANT_TENSOR:
+                entry.kind, entry.persistent = InputKind.BUFFER, False
+            found.append((node, OutputSpec(kind, TensorArgument(node.name), entry.names[0])))
+        for node, value in zip(self.input_nodes, self.input_values, strict=True):
+            if value is not None and value.storage.mutated and value.node is not node:
+                new = self.tracer.read(value)
+                kind = OutputKind.USER_INPUT_MUTATION
+                found.append((new, OutputSpec(kind, TensorArgument(new.name), node.name)))
+        return found
+
+    def _program(self, results: list[Any], out_spec: Any, facts: list[Expr]) -> ExportedProgram:
+        mutations = self._mutations()
+        graph = self.recorder.graph
+        output = graph.output((*(n for n, _ in mutations), *results))
+        output.meta = {}
+        _remove_unused(graph)
+        state, constants = state_of(self.root, self.state.entries)
+        signature = GraphSignature(
+            [*map(_state_spec, self.state.entries), *map(_input_spec, self.input_nodes)],
+            [*(spec for _, spec in mutations), *map(_output_spec, results)],
+        )
+        # Entries found late stand before the inputs, in the order in which they were found.
+        order = {n.name: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
+        signature.input_specs.sort(key=lambda s: order[s.arg.name])
+        checks = InputChecks(
+            [_shape(leaf, self.spec) for leaf in self.inputs.leaves], self.spec.ranges, facts
+        )
+        return ExportedProgram(
+            graph_module=graph_module(nn.Module(), graph),
+            graph_signature=signature,
+            state_dict=state,
+            constants=constants,
+            range_constraints=dict(self.spec.ranges),
+            call_spec=CallSpec(self.inputs.spec, out_spec),
+            example_inputs=(self.inputs.args, self.inputs.kwargs),
+            checks=checks,
+            argument_names=self.inputs.argument_names,
+            module_call_graph=[ModuleCall(path) for path in self.modules.calls],
+        )
+
+
+def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Strides of a dense input with dynamic sizes, in the order of the example's strides."""
+    if not is_dense(given):
+        return given._strides
+    order = sorted(range(len(sizes)), key=lambda d: (-given.strides[d], d))
+    return permuted(sizes, order)
+
+
+def _shape(leaf: Any, spec: Spec) -> InputShape:
+    if isinstance(leaf.value, torch.Tensor):
+        sizes = spec.sizes.get(leaf.path, tuple(leaf.value.shape))
+        return InputShape(leaf.path, sizes, leaf.value.dtype)
+    return InputShape(leaf.path, value=leaf.value)
+
+
+def _state_spec(entry: Entry) -> InputSpec:
+    return InputSpec(
+        entry.kind, TensorArgument(entry.node.name), entry.names[0],
+        entry.persistent if entry.kind is InputKind.BUFFER else None,
+    )  # fmt: skip
+
+
+def _input_spec(node: Node) -> InputSpec:
+    val = node.meta["val"]
+    if isinstance(val, torch.Tensor):
+        return InputSpec(InputKind.USER_INPUT, TensorArgument(node.name))
+    return InputSpec(InputKind.USER_INPUT, ConstantArgument(node.name, val))
+
+
+def _output_spec(result: Any) -> OutputSpec:
+    if not isinstance(result, Node):
+        return OutputSpec(OutputKind.USER_OUTPUT, ConstantArgument("", result))
+    val = result.meta.get("val")
+    argument = TensorArgument if isinstance(val, torch.Tensor) else SymbolicArgument
+    return OutputSpec(OutputKind.USER_OUTPUT, argument(result.name))
+
+
+def _remove_unused(graph: Any) -> None:
+    """Drop calls that nobody reads; random numbers and assertions stay."""
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and not node.users and not _must_stay(node.target):
+            graph.erase_node(node)
+
+
+def _must_stay(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return True
+    return not target._schema.returns or target._schema.is_mutable
+
+
+@contextmanager
+def _compiling_flags() -> Iterator[None]:
+    """torch.compiler.is_compiling() is true while a program is captured."""
+    flags = ("_is_compiling_flag", "_is_exporting_flag")
+    before = {f: getattr(torch.compiler, f) for f in flags}
+    for f in flags:
+        setattr(torch.compiler, f, True)
+    try:
+        yield
+    finally:
+        for f, value in before.items():
+            setattr(torch.compiler, f, value)
+
+
+def _forward_error(error: Exception, module: str) -> Exception:
+    """The user's exception, with the place; it can be caught as the user's own class too."""
+    what = f"{type(error).__name__} in the program: {error}"
+    where = source.of_traceback(error, module)
+    kinds = [(ForwardError, type(error)), (ForwardError,)]
+    for bases in kinds:
+        try:
+            return type("ForwardError", bases, {})(what, where=where)
+        except TypeError:
+            continue
+    return ForwardError(what, where=where)

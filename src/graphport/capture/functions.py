@@ -1,0 +1,169 @@
+"""Calls of torch's Python API, seen before they reach the dispatcher.
+
+A function mode above the tracer: it names the function that the user called (`torch_fn`), marks what
+torch asks about sizes while the call lasts as torch's question and not the user's, and takes over
+the few calls that would need the data of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from graphport import source
+from graphport.capture.data_dependent import truth
+from graphport.capture.tracer import Tracer
+from graphport.capture.values import AbstractTensor
+from graphport.errors import DataDependentError, MutationError, UnsupportedError
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+Override = Callable[..., Any]
+
+OVERRIDES: dict[Any, Override] = {}
+
+
+def overrides(*functions: Any) -> Callable[[Override], Override]:
+    def register(fn: Override) -> Override:
+        for f in functions:
+            OVERRIDES[f] = fn
+        return fn
+
+    return register
+
+
+class Functions(TorchFunctionMode):
+    """See the module."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+        self.recorder = tracer.recorder
+        self._calls: dict[str, int] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        override = OVERRIDES.get(func)
+        if override is not None:
+            return override(self.tracer, func, args, kwargs or {})
+        scope, recorder = self.tracer.scope, self.recorder
+        outer, before = recorder.torch_fn, scope.internal
+        recorder.torch_fn = self._name(func)
+        scope.internal = True
+        try:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        finally:
+            recorder.torch_fn = outer
+            scope.internal = before
+
+    def _name(self, func: Any) -> tuple[str, str]:
+        name = getattr(func, "__name__", "call")
+        count = self._calls[name] = self._calls.get(name, 0) + 1
+        return f"{name}_{count}", f"{type(func).__name__}.{name}"
+
+
+@overrides(torch.Tensor.__bool__)
+def tensor_bool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> bool:
+    return truth(tracer, args[0])
+
+
+@overrides(torch.Tensor.numpy, torch.Tensor.__array__)
+def numpy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    value = tracer.value(args[0])
+    if value.constant is not None:
+        return func(value.constant, *args[1:], **kwargs)
+    raise DataDependentError(
+        ".numpy() needs the data of a tensor, which capture does not know",
+        where=source.here(),
+        fix="compute with torch functions, or move the numpy code into a torch.library.custom_op",
+    )
+
+
+@overrides(torch.Tensor.data_ptr, torch.Tensor.storage, torch.Tensor.untyped_storage)
+def memory(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    raise DataDependentError(
+        f".{func.__name__}() asks for the memory of a tensor, which has none while it is captured",
+        where=source.here(),
+    )
+
+
+@overrides(torch.Tensor.tolist)
+def tolist(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    t = args[0]
+    value = tracer.value(t)
+    if value.constant is not None:
+        return value.constant.tolist()
+    if not value.abstract.rank:
+        return t.item()
+    return [tolist(tracer, func, (row,), kwargs) for row in t.unbind(0)]
+
+
+@overrides(torch.tensor, torch.as_tensor, torch.asarray)
+def tensor(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Data with symbolic numbers or tensors in it is put together by operators."""
+    data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
+    if not _is_symbolic(data):
+        return func(*args, **kwargs)
+    dtype, device = kwargs.get("dtype"), kwargs.get("device")
+    if isinstance(data, torch.Tensor):
+        made = data.to(device=device or data.device, dtype=dtype or data.dtype)
+        return made.clone() if func is torch.tensor and made is data else made
+    return _assembled(data, dtype or _number_dtype(data), device)
+
+
+def _is_symbolic(x: Any) -> bool:
+    if isinstance(x, (list, tuple)):
+        return any(_is_symbolic(y) for y in x)
+    return isinstance(x, (*_SYMBOLIC, AbstractTensor))
+
+
+def _number_dtype(x: Any) -> torch.dtype:
+    """The dtype that torch.tensor gives to nested numbers: the widest kind among them."""
+    if isinstance(x, (list, tuple)):
+        order = [torch.bool, torch.int64, torch.get_default_dtype()]
+        kinds = [_number_dtype(y) for y in x]
+        return max(kinds, key=lambda d: order.index(d) if d in order else len(order))
+    if isinstance(x, torch.Tensor):
+        return x.dtype
+    if isinstance(x, (bool, torch.SymBool)):
+        return torch.bool
+    return torch.int64 if isinstance(x, (int, torch.SymInt)) else torch.get_default_dtype()
+
+
+def _assembled(x: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    if isinstance(x, (list, tuple)):
+        return torch.stack([_assembled(y, dtype, device) for y in x])
+    if isinstance(x, torch.Tensor):
+        return x.to(dtype).reshape(())
+    return torch.scalar_tensor(x, dtype=dtype, device=device)
+
+
+@overrides(torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+def get_data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0].detach()
+
+
+@overrides(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
+def set_data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    raise MutationError(
+        "assigning to .data gives a tensor other memory, which a functional graph cannot express",
+        where=source.here(),
+        fix="write to the tensor instead: x.copy_(y)",
+    )
+
+
+@overrides(torch.Tensor.__deepcopy__)
+def deepcopy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0].clone()
+
+
+@overrides(torch.Tensor.backward, torch.autograd.grad, torch.autograd.backward)
+def backward(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    raise UnsupportedError(
+        "gradients cannot be computed inside of a program that is captured",
+        where=source.here(),
+        fix="capture the forward computation, and differentiate ep.module()",
+    )

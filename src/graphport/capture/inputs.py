@@ -1,0 +1,145 @@
+"""The arguments of a program: bound to the signature, flattened, named."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from graphport.errors import InputError
+
+CONSTANTS = (int, float, bool, str, complex, type(None), torch.dtype, torch.device,
+             torch.memory_format, torch.layout)  # fmt: skip
+
+
+@dataclass
+class Leaf:
+    """One flat input: its value, its name in the graph, and its path as the user passes it."""
+
+    value: Any
+    name: str
+    path: str
+
+
+@dataclass
+class Inputs:
+    """Flat inputs and the structure to put them back into."""
+
+    leaves: list[Leaf]
+    spec: pytree.TreeSpec
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    argument_names: list[str] = field(default_factory=list)
+    """Names of the positional arguments, then of the keyword arguments, in the order of `spec`."""
+    parameters: dict[str, tuple[str, Any]] = field(default_factory=dict)
+    """By parameter name: where its value is ("args[0]", "kwargs['x']"), and the value."""
+
+
+def bind(target: nn.Module | Callable[..., Any], args: Any, kwargs: Any) -> Inputs:
+    """Check the arguments against the signature of the program and flatten them."""
+    if not isinstance(args, tuple):
+        hint = "args=(x,)" if isinstance(args, torch.Tensor) else "args=tuple(...)"
+        raise InputError(
+            f"args must be a tuple of the positional arguments, got {type(args).__name__}",
+            fix=f"gp.export(model, {hint})",
+        )
+    if kwargs is None:
+        kwargs = {}
+    if not isinstance(kwargs, dict):
+        raise InputError(f"kwargs must be a dict by parameter name, got {type(kwargs).__name__}")
+    signature = signature_of(target)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(target, "__name__", type(target).__name__)
+        raise InputError(
+            f"the arguments do not fit {name}{signature}: {error}",
+            fix="pass positional arguments as args=(...,) and keyword arguments as kwargs={...}",
+        ) from None
+    # Keywords in the order of the signature: the order in which they are passed does not matter.
+    order = {name: i for i, name in enumerate(signature.parameters)}
+    kwargs = dict(sorted(kwargs.items(), key=lambda kv: order.get(kv[0], len(order))))
+    named = _named(signature, bound, args, kwargs)
+    leaves = []
+    for name, path, value in named:
+        for key_path, leaf in pytree.tree_flatten_with_path(value)[0]:
+            _check_leaf(leaf, path + pytree.keystr(key_path))
+            suffix = "".join(f"_{_part(k)}" for k in key_path)
+            leaves.append(Leaf(leaf, name + suffix, path + pytree.keystr(key_path)))
+    spec = pytree.tree_structure((args, kwargs))
+    return Inputs(
+        leaves, spec, args, kwargs, [name for name, _, _ in named],
+        _parameters(signature, bound, args),
+    )  # fmt: skip
+
+
+def signature_of(target: Any) -> inspect.Signature:
+    if isinstance(target, nn.Module):
+        own = getattr(target, "_graphport_signature", None)
+        return own if own is not None else inspect.signature(target.forward)
+    return inspect.signature(target)
+
+
+def _named(
+    signature: inspect.Signature, bound: inspect.BoundArguments, args: Any, kwargs: Any
+) -> list[tuple[str, str, Any]]:
+    """(name, path, value) of each argument as passed: positional ones, then keywords."""
+    names: list[str] = []
+    for p in signature.parameters.values():
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            names.append(p.name)
+        elif p.kind is p.VAR_POSITIONAL:
+            names.extend(f"{p.name}_{i}" for i in range(len(bound.arguments.get(p.name, ()))))
+    positional = [(name, f"*args[{i}]", a) for i, (name, a) in enumerate(zip(names, args, strict=False))]
+    return [*positional, *((k, f"kwargs[{k!r}]", v) for k, v in kwargs.items())]
+
+
+def _parameters(
+    signature: inspect.Signature, bound: inspect.BoundArguments, args: Any
+) -> dict[str, tuple[str, Any]]:
+    """What `dynamic_shapes` is written against: one entry per parameter that was passed."""
+    found: dict[str, tuple[str, Any]] = {}
+    position = 0
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            found.update((k, (f"kwargs[{k!r}]", v)) for k, v in value.items())
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            found[name] = ("*args", value)
+            position += len(value)
+        elif position < len(args) and kind is not inspect.Parameter.KEYWORD_ONLY:
+            found[name] = (f"*args[{position}]", value)
+            position += 1
+        else:
+            found[name] = (f"kwargs[{name!r}]", value)
+    return found
+
+
+def _part(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _check_leaf(leaf: Any, path: str) -> None:
+    if isinstance(leaf, (torch.Tensor, *CONSTANTS, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return
+    kind = type(leaf)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__ == "numpy":
+        fix = f"torch.from_numpy(...) or torch.tensor(...) for the input at {path}"
+    elif hasattr(leaf, "__dataclass_fields__"):
+        fix = f"gp.register_dataclass({kind.__name__})"
+    else:
+        fix = f"torch.utils._pytree.register_pytree_node({kind.__name__}, flatten, unflatten)"
+    raise InputError(
+        f"Unsupported input type {name} at {path}: inputs are tensors, numbers, strings, None, and "
+        "containers of them",
+        fix=fix,
+    )

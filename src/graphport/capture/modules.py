@@ -1,0 +1,93 @@
+"""Which module is running: `nn_module_stack`, and lazy modules that take shape on their first call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.utils import _pytree as pytree
+
+from graphport.capture.recorder import Recorder
+from graphport.ops.strides import at_example
+
+Stack = dict[str, tuple[str, str]]
+
+
+def class_name(module: nn.Module) -> str:
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class Modules:
+    """Follows the calls of modules below `root`. Modules made inside of `forward` are passed over."""
+
+    def __init__(self, root: nn.Module | None, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.calls: list[str] = []
+        """Paths of modules, in the order of their first call."""
+        self._paths: dict[int, str] = {}
+        self._counts: dict[str, int] = {}
+        if root is not None:
+            for path, module in root.named_modules():
+                self._paths[id(module)] = path
+
+    @property
+    def path(self) -> str:
+        """The module that is running."""
+        stack = self.recorder.stack
+        return next(reversed(stack.values()))[0] if stack else ""
+
+    @contextmanager
+    def inside(self, module: nn.Module) -> Iterator[None]:
+        path = self._paths.get(id(module))
+        if path is None:
+            yield
+            return
+        count = self._counts[path] = self._counts.get(path, -1) + 1
+        if count == 0:
+            self.calls.append(path)
+        key = f"{path}@{count}" if count else path
+        outer = self.recorder.stack
+        self.recorder.stack = {**outer, key: (path, class_name(module))}
+        try:
+            yield
+        finally:
+            self.recorder.stack = outer
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While this lasts, every call of a module is noted."""
+        original = nn.Module.__call__
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+                _initialise(module, args, kwargs)
+            path = self._paths.get(id(module))
+            if path is None:
+                return original(module, *args, **kwargs)
+            with self.inside(module):
+                return original(module, *args, **kwargs)
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+def _initialise(module: Any, args: Any, kwargs: Any) -> None:
+    """Let a lazy module make its parameters from the example sizes, as its first call would."""
+
+    def example(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        sizes = [at_example(s) for s in x._abstract.sizes] if hasattr(x, "_abstract") else x.shape
+        return torch.empty(sizes, dtype=x.dtype, device="meta")
+
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        args, kwargs = pytree.tree_map(example, (args, kwargs))
+        module._infer_parameters(module, args, kwargs)

@@ -1,0 +1,233 @@
+"""Writing down what the program does: nodes, their names and metadata, and sizes as nodes.
+
+The recorder knows nothing of mutation or of the user's tensors. It is handed operators with graph
+nodes and (symbolic) numbers as arguments, works out the result by the operator's shape rule or meta
+kernel, and appends a node.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from graphport import source
+from graphport.capture.values import AbstractTensor, abstract_tensor
+from graphport.ops import Abstract, OpInfo, info_of, meta_rule
+from graphport.symbolic import Expr, Scope
+from graphport.symbolic.bridge import to_torch
+
+aten = torch.ops.aten
+
+# How each kind of size expression is computed by a graph. Sums and products are handled apart.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow, "abs": operator.abs,
+    "lshift": operator.lshift, "rshift": operator.rshift, "bitand": operator.and_,
+    "bitor": operator.or_, "bitxor": operator.xor, "floor": math.floor, "ceil": math.ceil,
+    "trunc": math.trunc, "round": round, "round_to": round, "to_float": torch.sym_float,
+    "truediv": operator.truediv, "fadd": operator.add, "fneg": operator.neg,
+    "fmul": operator.mul, "fdiv": operator.truediv, "ffloordiv": operator.floordiv,
+    "fmod": operator.mod, "fpow": operator.pow, "fmin": torch.sym_min, "fmax": torch.sym_max,
+    "fabs": operator.abs, "sqrt": torch._sym_sqrt, "feq": operator.eq, "flt": operator.lt,
+    "fle": operator.le, "not": torch.sym_not, "ite": torch.sym_ite,
+}  # fmt: skip
+_FOLDS: dict[str, Callable[..., Any]] = {
+    "min": torch.sym_min, "max": torch.sym_max, "and": operator.and_, "or": operator.or_,
+}  # fmt: skip
+_COMPARISONS: dict[str, Callable[..., Any]] = {"ge0": operator.ge, "eq0": operator.eq}
+
+
+class Recorder:
+    """A graph in the making."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.graph = Graph()
+        self.scope = scope
+        self.stack: dict[str, tuple[str, str]] = {}
+        """nn_module_stack of the module that is running."""
+        self.torch_fn: tuple[str, str] | None = None
+        self.stop: FrameType | None = None
+        """The frame below which nothing is the user's."""
+        self.pinned_trace: str | None = None
+        self.entry: Node | None = None
+        """The last input: sizes of inputs are read after it, so that any later node may use them."""
+        self._sizes: dict[Any, Node] = {}
+        self._sources: dict[Expr, Callable[[], Node]] = {}
+        self._traces: dict[Any, str] = {}
+
+    def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node:
+        """Record an operator on nodes and numbers; its result must be one tensor."""
+        out, node = self.record(info_of(op), args, kwargs)
+        return node
+
+    def record(self, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Node]:
+        """Record an operator. Returns what its rule says of the result, and the node."""
+        described = [describe(a) for a in args]
+        keywords = {k: describe(v) for k, v in kwargs.items()} if kwargs else kwargs
+        out = (
+            info.rule(*described, **keywords) if info.rule is not None
+            else meta_rule(info.op, described, keywords)
+        )  # fmt: skip
+        return out, self.node(info.op, args, kwargs, out, info.name)
+
+    def node(self, target: Any, args: Any, kwargs: dict[str, Any], out: Any, name: str) -> Node:
+        """Append a call. `out` describes its result."""
+        node = self.graph.create_node(
+            "call_function", target, tuple(map(self.argument, args)),
+            {k: self.argument(v) for k, v in kwargs.items()}, name,
+        )  # fmt: skip
+        node.meta = self.metadata(as_val(out))
+        return node
+
+    def metadata(self, val: Any) -> dict[str, Any]:
+        meta = {"val": val, "nn_module_stack": self.stack, "stack_trace": self.stack_trace()}
+        if self.torch_fn is not None:
+            meta["torch_fn"] = self.torch_fn
+        return meta
+
+    def stack_trace(self) -> str:
+        if self.pinned_trace is not None:
+            return self.pinned_trace
+        frames = source.user_frames(self.stop)
+        text = self._traces.get(frames)
+        if text is None:
+            text = self._traces[frames] = source.format_frames(frames)
+        return text
+
+    def argument(self, x: Any) -> Any:
+        """An argument as it stands in the graph: symbolic numbers become nodes."""
+        if type(x) is Expr:
+            return self.size(x)
+        if type(x) in (list, tuple):
+            return [self.argument(y) for y in x]
+        return x
+
+    def item(self, node: Node, index: int, out: Any) -> Node:
+        """One result of a node that has several."""
+        got = self.graph.create_node(
+            "call_function", operator.getitem, (node, index), {}, "getitem"
+        )
+        got.meta = {**node.meta, "val": as_val(out)}
+        return got
+
+    # Sizes
+
+    def define(self, symbol: Expr, make: Callable[[], Node]) -> None:
+        """Say how a graph obtains a symbol."""
+        self._sources[symbol] = make
+
+    def is_defined(self, symbol: Expr) -> bool:
+        return symbol in self._sources
+
+    def define_by_size(
+        self, root: Expr, node: Node, dim: int, size: Expr, factor: int, offset: int
+    ) -> None:
+        """The root of a derived dim, from an input whose size is factor*root + offset."""
+
+        def solve() -> Node:
+            result = self.size_of(node, dim, size, on_entry=True)
+            with self.graph.inserting_after(result):
+                if offset:
+                    result = self._apply(operator.sub, (result, offset), root)
+            if factor != 1:
+                with self.graph.inserting_after(result):
+                    result = self._apply(operator.floordiv, (result, factor), root)
+            return result
+
+        self.define(root, solve)
+
+    def size_of(self, node: Node, dim: int, value: Any, *, on_entry: bool = False) -> Node:
+        """The node that reads one size of a tensor."""
+        if on_entry:
+            assert self.entry is not None
+            with self.graph.inserting_after(self.entry):
+                return self._sym_size(node, dim, value)
+        return self._sym_size(node, dim, value)
+
+    def _sym_size(self, node: Node, dim: int, value: Any) -> Node:
+        made = self.graph.create_node(
+            "call_function", aten.sym_size.int, (node, dim), {}, "sym_size_int"
+        )
+        made.meta = self.metadata(to_torch(value))
+        return made
+
+    def size(self, e: Any) -> Any:
+        """The node that computes a symbolic number."""
+        e = self.scope.simplify(e)
+        if type(e) is not Expr:
+            return e
+        known = self._sizes.get(e)
+        if known is None:
+            known = self._sizes[e] = self._compute(e)
+        return known
+
+    def _compute(self, e: Expr) -> Node:
+        kind = e.kind
+        if kind == "symbol":
+            return self._sources[e]()
+        if kind == "add":
+            return self._sum(e)
+        if kind == "mul":
+            factors = [self.size(a) if n == 1 else self._apply(operator.pow, (self.size(a), n), e)
+                       for a, n in e.args]  # fmt: skip
+            return self._fold(operator.mul, factors, e)
+        if kind in _COMPARISONS:
+            return self._apply(_COMPARISONS[kind], (self.size(e.args[0]), 0), e)
+        if kind in _FOLDS:
+            return self._fold(_FOLDS[kind], [self.size(a) for a in e.args], e)
+        return self._apply(_FUNCTIONS[kind], tuple(self.size(a) for a in e.args), e)
+
+    def _sum(self, e: Expr) -> Node:
+        """Positive terms first, so that `n - 1` is one subtraction."""
+        total: Any = None
+        for term, factor in sorted(e.args, key=lambda pair: pair[1] < 0):
+            node = self.size(term)
+            if abs(factor) != 1:
+                node = self._apply(operator.mul, (node, abs(factor)), e)
+            if total is None:
+                total = node if factor > 0 else self._apply(operator.neg, (node,), e)
+            else:
+                join = operator.add if factor > 0 else operator.sub
+                total = self._apply(join, (total, node), e)
+        if e.const:
+            join = operator.add if e.const > 0 else operator.sub
+            total = self._apply(join, (total, abs(e.const)), e)
+        total.meta["val"] = to_torch(e)
+        return total
+
+    def _fold(self, function: Callable[..., Any], parts: list[Any], e: Expr) -> Node:
+        total = parts[0]
+        for part in parts[1:]:
+            total = self._apply(function, (total, part), e)
+        return total
+
+    def _apply(self, function: Callable[..., Any], args: tuple[Any, ...], e: Expr) -> Node:
+        values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+        name = function.__name__.strip("_")
+        node = self.graph.create_node("call_function", function, args, {}, name)
+        node.meta = self.metadata(function(*values))
+        return node
+
+
+def describe(x: Any) -> Any:
+    """An argument as a shape rule sees it."""
+    if type(x) is Node:
+        val = x.meta["val"]
+        return val._abstract if isinstance(val, AbstractTensor) else val
+    if type(x) in (list, tuple):
+        return [describe(y) for y in x]
+    return x
+
+
+def as_val(out: Any) -> Any:
+    """What a rule says of a result, as node metadata."""
+    if isinstance(out, Abstract):
+        return abstract_tensor(out)
+    if isinstance(out, (list, tuple)):
+        return tuple(as_val(x) for x in out)
+    return to_torch(out) if type(out) is Expr else out

@@ -1,0 +1,53 @@
+"""The user's modules as they were: taken before capture, put back after it.
+
+`forward` may reassign attributes, append to lists or fill dicts. All of it happens to the real
+module while its code runs, so the attribute dicts and the plain containers in them are copied
+(shallowly, each) and restored in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+_CONTAINERS = (dict, list, set)
+
+
+class Snapshot:
+    """The attributes of a module and its submodules."""
+
+    def __init__(self, root: nn.Module | None) -> None:
+        self._saved: dict[int, tuple[Any, Any]] = {}
+        if root is not None:
+            for module in root.modules():
+                self._save(vars(module))
+
+    def _save(self, container: Any) -> None:
+        if id(container) in self._saved:
+            return
+        self._saved[id(container)] = (container, container.copy())
+        for value in container.values() if isinstance(container, dict) else container:
+            if isinstance(value, _CONTAINERS):
+                self._save(value)
+
+    def before(self, container: Any) -> Any:
+        """The contents that a container had."""
+        return self._saved[id(container)][1]
+
+    def restore(self) -> None:
+        for container, saved in self._saved.values():
+            if isinstance(container, list):
+                container[:] = saved
+            elif not _same(container, saved):
+                container.clear()
+                container.update(saved)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal by identity of what they hold; tensors must not be compared by value."""
+    if len(a) != len(b):
+        return False
+    if isinstance(a, dict):
+        return all(k in b and b[k] is v for k, v in a.items()) and list(a) == list(b)
+    return all(x in b for x in a)

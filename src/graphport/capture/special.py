@@ -1,0 +1,213 @@
+"""Operators that need more than a shape rule: conversions that may be nothing, copies, statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphport import source
+from graphport.capture.tracer import Tracer, decompose, fitted, inplace, pure, special
+from graphport.capture.values import AbstractTensor
+from graphport.errors import MutationError
+from graphport.ops import Abstract, OpInfo, info_of
+from graphport.ops.abstract import channels_last
+from graphport.symbolic import ge, le
+from graphport.symbolic.bridge import from_torch, to_torch
+
+aten = torch.ops.aten
+Keywords = dict[str, Any]
+
+
+@special(aten.lift_fresh.default)
+def lift_fresh(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """torch.tensor(...) in the program: the data becomes a constant of the program."""
+    if type(args[0]) is AbstractTensor:
+        return args[0]
+    return tracer.wrap(tracer.state.literal(args[0]))
+
+
+@special(aten.detach_.default)
+def detach_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    return args[0]
+
+
+# Conversions
+
+
+@special(aten.to.dtype)
+def to_dtype(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    return _converted(tracer, args[0], args[1], None, args[2:], kwargs)
+
+
+@special(aten.to.device)
+def to_device(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    return _converted(tracer, args[0], args[2], args[1], args[3:], kwargs)
+
+
+@special(aten.to.other)
+def to_other(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    like = tracer.value(args[1]).abstract
+    return _converted(tracer, args[0], like.dtype, like.device, args[2:], kwargs)
+
+
+@special(aten.to.dtype_layout)
+def to_dtype_layout(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    return _converted(tracer, args[0], kwargs.get("dtype"), kwargs.get("device"), (), kwargs)
+
+
+def _converted(
+    tracer: Tracer, t: Any, dtype: Any, device: Any, flags: Any, kwargs: Keywords
+) -> Any:
+    """`flags` are the positional non_blocking, copy, memory_format."""
+    copy = flags[1] if len(flags) > 1 else kwargs.get("copy", False)
+    memory_format = flags[2] if len(flags) > 2 else kwargs.get("memory_format")
+    have = tracer.value(t).abstract
+    wanted: Keywords = {}
+    if dtype is not None and dtype is not have.dtype:
+        wanted["dtype"] = dtype
+    if device is not None and not _same_device(torch.device(device), have.device):
+        wanted["device"] = torch.device(device)
+    if memory_format is not None and not _is_in(have, memory_format):
+        wanted["memory_format"] = memory_format
+    if not wanted and not copy:
+        return t
+    return pure(tracer, info_of(aten._to_copy.default), (t,), wanted)
+
+
+def _same_device(a: torch.device, b: torch.device) -> bool:
+    return a.type == b.type and (a.index or 0) == (b.index or 0)
+
+
+def _is_in(a: Abstract, memory_format: torch.memory_format) -> bool:
+    if memory_format is torch.preserve_format:
+        return True
+    if memory_format is torch.contiguous_format:
+        return a.is_contiguous
+    return a.rank in (4, 5) and a.strides == channels_last(a.sizes)
+
+
+@special(aten.contiguous.default)
+def contiguous(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    memory_format = kwargs.get("memory_format", torch.contiguous_format)
+    if _is_in(tracer.value(args[0]).abstract, memory_format):
+        return args[0]
+    return pure(tracer, info_of(aten.clone.default), args[:1], {"memory_format": memory_format})
+
+
+# Writes
+
+
+@special(aten.copy_.default)
+def copy_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """The written tensor takes the other's value; only what differs is converted."""
+    target, source_ = args[0], args[1]
+    value, new = tracer.value(target), tracer.value(source_)
+    want, have = value.abstract, new.abstract
+    node = tracer.read(new)
+    if have.sizes != want.sizes:
+        node = tracer.recorder.emit(aten.expand.default, node, list(want.sizes))
+    layout = node.meta["val"]._abstract
+    if layout.is_contiguous and want.is_contiguous:
+        if have.dtype is not want.dtype:
+            node = tracer.recorder.emit(aten._to_copy.default, node, dtype=want.dtype)
+    else:
+        node = tracer.recorder.emit(aten.copy.default, tracer.read(value), node)
+    tracer.write(value, node)
+    return target
+
+
+@special(
+    aten.resize_.default, aten.resize_as_.default, aten.set_.default,
+    aten.set_.source_Storage, aten.set_.source_Storage_storage_offset,
+    aten.set_.source_Tensor, aten.set_.source_Tensor_storage_offset,
+)  # fmt: skip
+def refused(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    raise MutationError(
+        f"{info.name}() gives a tensor other memory, which a functional graph cannot express",
+        where=source.here(),
+        fix="make a new tensor instead, e.g. x = x.new_empty(size), or write to it with x.copy_(y)",
+    )
+
+
+# Layers that depend on the mode
+
+
+@special(
+    aten.dropout.default, aten.alpha_dropout.default, aten.feature_dropout.default,
+    aten.feature_alpha_dropout.default,
+)  # fmt: skip
+def dropout(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """Outside of training dropout is nothing at all."""
+    if not args[2] or args[1] == 0:
+        return args[0]
+    return pure(tracer, info, args, kwargs) if info.rule else decompose(tracer, info, args, kwargs)
+
+
+@special(
+    aten.dropout_.default, aten.alpha_dropout_.default, aten.feature_dropout_.default,
+    aten.feature_alpha_dropout_.default,
+)  # fmt: skip
+def dropout_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    if not args[2] or args[1] == 0:
+        return args[0]
+    return inplace(tracer, info, args, kwargs)
+
+
+@special(aten.batch_norm.default)
+def batch_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """In training the running statistics are written, which the schema does not say."""
+    x, weight, bias, mean, var, training, momentum, eps, _ = args
+    if not training:
+        return pure(tracer, info, args, kwargs)
+    if mean is None:
+        op = aten._native_batch_norm_legit.no_stats
+        return tracer.call(op, x, weight, bias, True, momentum, eps)[0]
+    op = aten._native_batch_norm_legit_functional.default
+    out = tracer.call(op, x, weight, bias, mean, var, True, momentum, eps)
+    for old, new in ((mean, out[3]), (var, out[4])):
+        value = tracer.value(old)
+        node = tracer.read(tracer.value(new))
+        tracer.write(value, fitted(tracer, value.abstract, tracer.value(new).abstract, node, op))
+    return out[0]
+
+
+@special(aten.instance_norm.default)
+def instance_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    writes = args[3] is not None and args[5]
+    return (decompose if writes else pure)(tracer, info, args, kwargs)
+
+
+# Questions about sizes
+
+
+@special(aten.sym_size.int)
+def sym_size(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    return to_torch(tracer.value(args[0]).abstract.sizes[args[1]])
+
+
+@special(aten.sym_stride.int)
+def sym_stride(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    return to_torch(tracer.value(args[0]).abstract.strides[args[1]])
+
+
+@special(aten._assert_scalar.default)
+def assert_scalar(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> None:
+    torch._check(bool(args[0]) if isinstance(args[0], (bool, int)) else args[0], lambda: args[1])
+
+
+@special(aten._assert_tensor_metadata.default)
+def assert_tensor_metadata(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> None:
+    """Sizes and dtypes are known: an abstract run has nothing to assert."""
+    return None
+
+
+@special(aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
+def sym_constrain_range(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> None:
+    value = from_torch(args[0])
+    lower = 0 if "for_size" in info.name else kwargs.get("min")
+    for bound in (lower, kwargs.get("min")):
+        if bound is not None:
+            tracer.scope.expect(ge(value, bound))
+    if kwargs.get("max") is not None:
+        tracer.scope.expect(le(value, kwargs["max"]))

@@ -1,0 +1,186 @@
+"""The tensors that a program has besides its inputs: parameters, buffers, constants.
+
+They are recognised by identity when an operator receives them; the module is never touched. Every
+parameter and buffer is an input of the graph, used or not. Any other tensor becomes one when an
+operator first receives it: under its attribute's name if a module holds it, else as a literal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from graphport.capture.names import Names
+from graphport.capture.recorder import Recorder
+from graphport.capture.values import Value, abstract_tensor
+from graphport.ops import Abstract
+from graphport.ops.abstract import row_major
+from graphport.program import InputKind
+
+aten = torch.ops.aten
+
+_PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}
+
+
+@dataclass(slots=True)
+class Entry:
+    """A tensor of the program's state, and the graph input that stands for it."""
+
+    tensor: torch.Tensor
+    kind: InputKind
+    names: list[str]
+    node: Node
+    value: Value
+    persistent: bool | None = None
+    replaced: Value | None = None
+    """What the program assigned to the buffer's name, if it did."""
+
+
+def describe_tensor(t: torch.Tensor) -> Abstract:
+    """What there is to know of a tensor from outside the program."""
+    sizes = tuple(t.shape)
+    strides = t.stride()
+    return Abstract(sizes, t.dtype, t.device, None if strides == row_major(sizes) else strides)
+
+
+class State:
+    """Everything an operator may receive that is not an input or an intermediate result."""
+
+    def __init__(self, root: nn.Module | None, recorder: Recorder, names: Names) -> None:
+        self.root = root
+        self.recorder = recorder
+        self.names = names
+        self.entries: list[Entry] = []
+        self.first_input: Node | None = None
+        """Inputs for state go before this node."""
+        self._by_id: dict[int, Entry] = {}
+        self._attributes: dict[int, list[str]] | None = None
+        self._literals = 0
+
+    def lift_module(self) -> None:
+        """Make every parameter and buffer an input, in the order of the module."""
+        if self.root is None:
+            return
+        for name, p in self.root.named_parameters(remove_duplicate=False):
+            self._add(p, InputKind.PARAMETER, name)
+        persistent = set(self.root.state_dict(keep_vars=True)) if self.root else set()
+        for name, b in self.root.named_buffers(remove_duplicate=False):
+            self._add(b, InputKind.BUFFER, name, name in persistent)
+        self._join_aliases()
+
+    def value(self, t: torch.Tensor) -> Value:
+        entry = self._by_id.get(id(t))
+        if entry is None:
+            entry = self._lift(t)
+        return entry.value
+
+    def entry(self, t: torch.Tensor) -> Entry:
+        return self._by_id[id(t)]
+
+    def _add(
+        self, t: torch.Tensor, kind: InputKind, name: str, persistent: bool | None = None
+    ) -> Entry:
+        entry = self._by_id.get(id(t))
+        if entry is not None:
+            entry.names.append(name)
+            return entry
+        recorder = self.recorder
+        label = self.names.unique(f"{_PREFIX[kind]}_{name}")
+        with recorder.graph.inserting_before(self.first_input):
+            node = self.names.placeholder(recorder.graph, label)
+        abstract = describe_tensor(t)
+        node.meta = {"val": abstract_tensor(abstract, t.requires_grad)}
+        value = Value(abstract, node, origin=node)
+        entry = Entry(t, kind, [name], node, value, persistent)
+        self.entries.append(entry)
+        self._by_id[id(t)] = entry
+        return entry
+
+    def _lift(self, t: torch.Tensor) -> Entry:
+        """A tensor seen for the first time."""
+        names = self._attribute_names().get(id(t))
+        if names is None and self.root is not None:
+            for name, p in self.root.named_parameters():  # made since, by a lazy module
+                if p is t:
+                    return self._add(p, InputKind.PARAMETER, name)
+            for name, b in self.root.named_buffers():
+                if b is t:
+                    return self._add(b, InputKind.BUFFER, name, True)
+        if names is None:
+            names = [f"lifted_tensor_{self._literals}"]
+            self._literals += 1
+        entry = self._add(t, InputKind.CONSTANT_TENSOR, names[0])
+        entry.names = names
+        return entry
+
+    def literal(self, t: torch.Tensor) -> Value:
+        """A tensor written out in the program: a value of its own each time it is made."""
+        entry = self._lift(t)
+        value = Value(entry.value.abstract, entry.node)
+        value.constant = t
+        return value
+
+    def _attribute_names(self) -> dict[int, list[str]]:
+        if self._attributes is None:
+            self._attributes = {}
+            if self.root is not None:
+                for name, t in _tensor_attributes(self.root):
+                    self._attributes.setdefault(id(t), []).append(name)
+        return self._attributes
+
+    def _join_aliases(self) -> None:
+        """Tensors over one memory become views of the one that spans it."""
+        groups: dict[int, list[Entry]] = {}
+        for entry in self.entries:
+            t = entry.tensor
+            if t.device.type != "meta" and t.numel() and _has_memory(t):
+                groups.setdefault(t.untyped_storage().data_ptr(), []).append(entry)
+        for group in groups.values():
+            if len(group) > 1:
+                base = max(group, key=lambda e: e.tensor.numel())
+                for entry in group:
+                    if entry is not base:
+                        _view_of(entry, base)
+
+
+def _has_memory(t: torch.Tensor) -> bool:
+    try:
+        return t.untyped_storage().data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
+def _view_of(entry: Entry, base: Entry) -> None:
+    small, large = entry.tensor, base.tensor
+    offset = small.storage_offset() - large.storage_offset()
+    if not large.is_contiguous() or small.dtype != large.dtype or offset < 0:
+        return
+    args = (list(small.shape), list(small.stride()), offset)
+    entry.value = Value.view(
+        base.value, entry.value.abstract, entry.node, aten.as_strided.default, args
+    )
+
+
+def _tensor_attributes(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for prefix, module in root.named_modules(remove_duplicate=False):
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                yield (f"{prefix}.{name}" if prefix else name), value
+
+
+def state_of(root: nn.Module | None, entries: list[Entry]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state dict (the user's own tensors) and the constants of a captured program."""
+    state: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
+    if root is not None:
+        state = dict(root.state_dict(keep_vars=True))
+    for entry in entries:
+        for name in entry.names:
+            if name not in state:
+                constants[name] = entry.tensor
+    return state, constants

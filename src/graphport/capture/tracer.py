@@ -1,0 +1,348 @@
+"""The tracer: every ATen operator that the user's code reaches, recorded as a value.
+
+It is a dispatch mode that runs below autograd. There an operator arrives as the user called it, with
+its arguments in the order of its schema, and composite operators (`linear`, `layer_norm`, `einsum`,
+...) arrive whole. Those with a shape rule are kept; the others are taken apart by torch's own
+kernels, whose operators arrive here in turn.
+
+Mutation becomes a new value as it happens; see `values`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphport import source
+from graphport.capture.recorder import Recorder
+from graphport.capture.state import State
+from graphport.capture.values import AbstractTensor, Value, abstract_tensor
+from graphport.errors import MutationError, UnsupportedError
+from graphport.ops import Abstract, info_of, promote
+from graphport.ops.registry import OpInfo
+from graphport.ops.shape import Fresh
+from graphport.ops.views import inverted
+from graphport.symbolic import Expr
+from graphport.symbolic.bridge import from_torch, to_torch
+
+aten = torch.ops.aten
+Handler = Callable[["Tracer", OpInfo, Any, dict[str, Any]], Any]
+
+SPECIAL: dict[OpOverload, Handler] = {}
+"""Operators that need more than a shape rule; filled by the modules that know them."""
+
+
+def special(*ops: OpOverload) -> Callable[[Handler], Handler]:
+    def register(fn: Handler) -> Handler:
+        for op in ops:
+            if op in SPECIAL:
+                raise ValueError(f"{op} is handled already")
+            SPECIAL[op] = fn
+        return fn
+
+    return register
+
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Tracer(TorchDispatchMode):
+    """Records operators on abstract tensors. One per capture."""
+
+    def __init__(self, recorder: Recorder, state: State) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.scope = recorder.scope
+        self.state = state
+        self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        entry = self._handlers.get(op)
+        if entry is None:
+            entry = self._handlers[op] = self._choose(op)
+        scope = self.scope
+        before, scope.internal = scope.internal, True
+        try:
+            return entry[0](self, entry[1], args, kwargs or {})
+        finally:
+            scope.internal = before
+
+    def _choose(self, op: Any) -> tuple[Handler, OpInfo]:
+        if isinstance(op, HigherOrderOperator):
+            raise UnsupportedError(f"{op.name()} cannot be captured yet", where=source.here())
+        info = info_of(op)
+        return SPECIAL.get(op) or _handler(info), info
+
+    # Values
+
+    def value(self, t: torch.Tensor) -> Value:
+        """What the graph knows of a tensor; a tensor from outside becomes an input of the graph."""
+        if type(t) is AbstractTensor:
+            return t._value  # type: ignore[return-value]
+        return self.state.value(t)
+
+    def read(self, v: Value) -> Node:
+        """The node that holds the value now."""
+        if v.version == v.storage.version:
+            return v.node
+        assert v.parent is not None and v.op is not None
+        v.node = self.view_node(v.op, self.read(v.parent), v.args)
+        v.version = v.storage.version
+        return v.node
+
+    def write(self, v: Value, node: Node) -> None:
+        """Give a tensor a new value, and with it every tensor that it is a view of."""
+        news = [(v, node)]
+        while v.parent is not None:
+            base = self.read(v.parent)
+            node = inverted(self.recorder.emit, v.op, base, v.parent.abstract, node, v.args)
+            v = v.parent
+            news.append((v, node))
+        storage = v.storage
+        storage.version += 1
+        storage.mutated = True
+        for value, new in news:
+            value.node = new
+            value.version = storage.version
+            value.constant = None
+
+    def wrap(self, value: Value, grad: bool = False) -> AbstractTensor:
+        """A tensor for the user to hold."""
+        t = abstract_tensor(value.abstract, grad)
+        t._value = value
+        return t
+
+    def fresh(self, out: Any, node: Node, grad: bool = False) -> Any:
+        """Tensors for the user from the result of a recorded operator."""
+        if isinstance(out, Abstract):
+            differentiable = out.dtype.is_floating_point or out.dtype.is_complex
+            return self.wrap(Value(out, node), grad and differentiable)
+        if isinstance(out, (list, tuple)):
+            items = [self.fresh(x, self.recorder.item(node, i, x), grad) if x is not None else None
+                     for i, x in enumerate(out)]  # fmt: skip
+            return items if isinstance(out, list) else tuple(items)
+        return to_torch(out) if type(out) is Expr else out
+
+    # Arguments
+
+    def lower(self, x: Any) -> Any:
+        """An argument as the recorder takes it: tensors as nodes, symbolic numbers as expressions."""
+        if isinstance(x, torch.Tensor):
+            v = self.value(x)
+            return v.node if v.version == v.storage.version else self.read(v)
+        if type(x) in (list, tuple):
+            return [self.lower(y) for y in x]
+        if isinstance(x, _SYMBOLIC):
+            return from_torch(x)
+        return x
+
+    def call(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Call an operator as the user would."""
+        return self.__torch_dispatch__(op, (), args, kwargs)
+
+    def view_node(self, op: OpOverload, base: Node, args: Any) -> Node:
+        """Record a view; one whose layout is not certain is recorded so that it may copy."""
+        if op is aten.view.default and not base.meta["val"]._abstract.is_contiguous:
+            op = aten.reshape.default
+        return self.recorder.emit(op, base, *args)
+
+
+def _handler(info: OpInfo) -> Handler:
+    if info.outs:
+        return out_variant
+    if info.mutated:
+        return inplace_view if torch.Tag.inplace_view in info.op.tags else inplace
+    if info.rule is None and info.composite:
+        return decompose
+    return view if info.view else pure
+
+
+def wants_grad(args: Any) -> bool:
+    """Whether autograd would track the result."""
+    if not torch.is_grad_enabled():
+        return False
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            if a.requires_grad:
+                return True
+        elif type(a) in (list, tuple) and wants_grad(a):
+            return True
+    return False
+
+
+def pure(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operator that reads tensors and makes new ones."""
+    lowered = [tracer.lower(a) for a in args]
+    keywords = {k: tracer.lower(v) for k, v in kwargs.items()} if kwargs else kwargs
+    out, node = tracer.recorder.record(info, lowered, keywords)
+    result = tracer.fresh(out, node, wants_grad(args))
+    _fold_constant(tracer, info, args, kwargs, result)
+    return result
+
+
+_FOLD_LIMIT = 1024  # elements; literals of programs are small, and folding runs real kernels
+
+
+def _fold_constant(
+    tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any], result: Any
+) -> None:
+    """Keep the data of what is computed from literals, so that Python may look at it."""
+    if type(result) is not AbstractTensor or torch.Tag.nondeterministic_seeded in info.op.tags:
+        return
+    found = [a for a in args if isinstance(a, torch.Tensor)]
+    if not found:
+        return
+    data = [tracer.value(a).constant for a in found]
+    if any(d is None or d.numel() > _FOLD_LIMIT for d in data) or any(
+        isinstance(a, (list, tuple, *_SYMBOLIC)) for a in (*args, *kwargs.values())
+    ):
+        return
+    supply = iter(data)
+    literal = [next(supply) if isinstance(a, torch.Tensor) else a for a in args]
+    tracer.value(result).constant = info.op(*literal, **kwargs)
+
+
+def view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operator whose result shares memory with its first argument."""
+    base = tracer.value(args[0])
+    rest = tuple(tracer.lower(a) for a in args[1:])
+    node = tracer.read(base)
+    op = info.op
+    if op is aten.view.default and not node.meta["val"]._abstract.is_contiguous:
+        info = info_of(aten.reshape.default)
+    out = info.rule(base.abstract, *rest, **kwargs) if info.rule is not None else None
+    if out is None:
+        out, made = tracer.recorder.record(info, (node, *rest), kwargs)
+    else:
+        made = tracer.recorder.node(info.op, (node, *rest), kwargs, out, op._schema.name[6:])
+    grad = wants_grad(args[:1])
+    if isinstance(out, Abstract):
+        if type(out) is Fresh:
+            return tracer.wrap(Value(out, made), grad)
+        value = Value.view(base, out, made, info.op, rest)
+        if base.constant is not None and not any(type(r) is Expr for r in rest):
+            value.constant = op(base.constant, *args[1:], **kwargs)
+        return tracer.wrap(value, grad)
+    return [
+        tracer.wrap(Value.view(base, piece, tracer.recorder.item(made, i, piece), *recipe), grad)
+        for i, (piece, recipe) in enumerate(zip(out, _pieces(op, base, out, rest), strict=True))
+    ]
+
+
+def _pieces(op: OpOverload, base: Value, out: list[Abstract], rest: Any) -> list[Any]:
+    """How each result of a view with several results is made again on its own."""
+    if op is aten.unbind.int:
+        dim = rest[0] if rest else 0
+        return [(aten.select.int, (dim, i)) for i in range(len(out))]
+    dim = rest[1] if len(rest) > 1 else 0
+    recipes, first = [], 0
+    for piece in out:
+        last = first + piece.sizes[dim]
+        recipes.append((aten.slice.Tensor, (dim, first, last)))
+        first = last
+    return recipes
+
+
+def inplace(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operator that writes to its first argument: the new value, then the write."""
+    if info.functional is None or info.mutated != (0,):
+        raise UnsupportedError(
+            f"{info.op} writes to its arguments and has no form that returns new values",
+            where=source.here(),
+        )
+    target = args[0]
+    value = tracer.value(target)
+    lowered = [tracer.lower(a) for a in args]
+    keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
+    out, node = tracer.recorder.record(info_of(info.functional), lowered, keywords)
+    tracer.write(value, fitted(tracer, value.abstract, out, node, info.op))
+    return target
+
+
+def fitted(tracer: Tracer, want: Abstract, have: Abstract, node: Node, op: OpOverload) -> Node:
+    """A result as the dtype and size of the tensor that it is written to."""
+    if have.sizes != want.sizes and not all(map(tracer.scope.same, have.sizes, want.sizes)):
+        raise MutationError(
+            f"{op}: output with shape {list(want.sizes)} doesn't match the broadcast shape "
+            f"{list(have.sizes)}",
+            where=source.here(),
+        )
+    if have.dtype is want.dtype:
+        return node
+    if promote.kind(have.dtype) > promote.kind(want.dtype):
+        raise MutationError(
+            f"{op}: result type {have.dtype} can't be cast to the desired output type {want.dtype}",
+            where=source.here(),
+        )
+    return tracer.recorder.emit(aten._to_copy.default, node, dtype=want.dtype)
+
+
+def out_variant(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`out=`: the result is computed, then written to the tensors given for it."""
+    if info.functional is None:
+        raise UnsupportedError(f"{info.op} has no form without out=", where=source.here())
+    names = [a.name for a in info.op._schema.arguments if a.is_out]
+    targets = [kwargs[n] for n in names]
+    rest = {k: v for k, v in kwargs.items() if k not in names}
+    results = tracer.call(info.functional, *args, **rest)
+    single = not isinstance(results, (list, tuple))
+    for target, result in zip(targets, [results] if single else results, strict=True):
+        rebind_or_write(tracer, target, result, info.op)
+    return targets[0] if single else tuple(targets)
+
+
+def rebind_or_write(tracer: Tracer, target: Any, result: Any, op: OpOverload) -> None:
+    """Write a result to a tensor given as `out=`; an empty one takes the result's size."""
+    value, new = tracer.value(target), tracer.value(result)
+    have, want = new.abstract, value.abstract
+    if have.rank == want.rank and all(map(tracer.scope.same, have.sizes, want.sizes)):
+        tracer.write(value, fitted(tracer, want, have, tracer.read(new), op))
+    elif type(target) is AbstractTensor and 0 in want.sizes and value.parent is None:
+        rebind(target, new)
+    else:
+        raise MutationError(
+            f"{op}: out= has size {list(want.sizes)}, but the result has {list(have.sizes)}",
+            where=source.here(),
+            fix="pass out= a tensor of the result's size, or assign the result",
+        )
+
+
+def rebind(t: AbstractTensor, value: Value) -> None:
+    """Make a tensor that the user holds mean another value, sizes included."""
+    t.data = abstract_tensor(value.abstract)
+    t._abstract = value.abstract
+    t._value = value
+
+
+def inplace_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`t_`, `squeeze_`, ...: the tensor itself becomes a view of what it was."""
+    target = args[0]
+    if type(target) is not AbstractTensor or info.functional is None:
+        raise MutationError(
+            f"{info.op} would change the shape of a parameter, buffer or input of the program",
+            where=source.here(),
+            fix=f"use the form that returns a new tensor: {info.name.rstrip('_')}(...)",
+        )
+    if tracer.value(target).storage.origin is not None and tracer.value(target).parent is None:
+        raise MutationError(
+            f"{info.op} would change the shape of an input of the program",
+            where=source.here(),
+            fix=f"use the form that returns a new tensor: {info.name.rstrip('_')}(...)",
+        )
+    seen = tracer.call(info.functional, *args, **kwargs)
+    rebind(target, tracer.value(seen))
+    return target
+
+
+def decompose(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A composite operator without a rule: torch's own kernel takes it apart."""
+    with tracer:
+        result = info.op.decompose(*args, **kwargs)
+    if result is NotImplemented:
+        return pure(tracer, info, args, kwargs)
+    return result

@@ -1,0 +1,110 @@
+"""Abstract tensors, and what capture remembers of each: its storage, its node, how it was viewed.
+
+`AbstractTensor` is what the user's code holds during capture. It is a real torch.Tensor with sizes,
+strides, dtype and device but without data. Its `Value` says which node of the graph computes it now.
+
+Every storage has one base value and a version. A view remembers its parent and the operator that
+made it. Writing through a view writes a new base and raises the version; a value whose version is
+behind is remade from its parent when it is next read. So the graph never mutates anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from graphport.ops import Abstract
+from graphport.symbolic.bridge import to_torch
+
+
+class Storage:
+    """Memory that several values may share."""
+
+    __slots__ = ("base", "mutated", "origin", "version")
+
+    def __init__(self, base: Value, origin: Any = None) -> None:
+        self.base = base
+        self.version = 0
+        self.origin = origin
+        """The placeholder that the storage came from: inputs and module state."""
+        self.mutated = False
+
+
+class Value:
+    """The current meaning of a tensor that the user holds."""
+
+    __slots__ = ("abstract", "args", "constant", "node", "op", "parent", "storage", "version")
+
+    def __init__(self, abstract: Abstract, node: Node, origin: Any = None) -> None:
+        self.abstract = abstract
+        self.node = node
+        self.version = 0
+        self.storage = Storage(self, origin)
+        self.parent: Value | None = None
+        self.op: OpOverload | None = None
+        self.args: tuple[Any, ...] = ()
+        self.constant: torch.Tensor | None = None
+        """The data, when it is a literal of the program."""
+
+    @classmethod
+    def view(
+        cls, parent: Value, abstract: Abstract, node: Node, op: OpOverload, args: tuple[Any, ...]
+    ) -> Value:
+        value = cls.__new__(cls)
+        value.abstract = abstract
+        value.node = node
+        value.storage = parent.storage
+        value.version = parent.storage.version
+        value.parent = parent
+        value.op = op
+        value.args = args
+        value.constant = None
+        return value
+
+
+class AbstractTensor(torch.Tensor):
+    """A tensor without data. See the module."""
+
+    _abstract: Abstract
+    _value: Value | None
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"{op} was called on an abstract tensor outside of capture")
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"AbstractTensor({self._abstract!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AbstractTensor:
+        return abstract_tensor(self._abstract, self.requires_grad)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("an abstract tensor has no data to pickle")
+
+
+_wrapper = torch.Tensor._make_wrapper_subclass
+
+
+def abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> AbstractTensor:
+    """A tensor for the user to hold, or for a node's metadata."""
+    sizes = abstract.sizes
+    strides = abstract._strides
+    for s in sizes:
+        if type(s) is not int:
+            sizes = [to_torch(s) for s in sizes]
+            strides = [to_torch(s) for s in abstract.strides]
+            break
+    else:
+        if strides is not None:
+            strides = [to_torch(s) for s in strides]
+    t = _wrapper(
+        AbstractTensor, sizes, strides=strides, dtype=abstract.dtype, device=abstract.device,
+        requires_grad=requires_grad,
+    )  # fmt: skip
+    t._abstract = abstract
+    return t

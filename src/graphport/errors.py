@@ -1,0 +1,119 @@
+"""The errors a user can meet, and how they read.
+
+Every message has three parts: what happened, in the user's words; where, as the user's own file and
+line; what to write instead. The parts are kept apart on the exception (`what`, `where`, `fix`) and
+rendered in one place. Text is built only when an error is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from graphport.source import Location
+
+
+class ExportError(Exception):
+    """Base of everything graphport raises on purpose."""
+
+    code = "GP000"
+
+    def __init__(
+        self, what: str, *, where: Location | str | None = None, fix: str | Iterable[str] = ()
+    ) -> None:
+        self.what = what
+        self.where = where
+        self.fix = [fix] if isinstance(fix, str) else list(fix)
+        super().__init__(self.render())
+
+    def render(self) -> str:
+        lines = [f"{self.code} {self.what}"]
+        if self.where is not None:
+            lines.append(f"  at   {self.where}")
+        lines.extend(f"  fix  {line}" for line in self.fix)
+        return "\n".join(lines)
+
+
+class UserError(ExportError):
+    """The program, its inputs or its specification is at fault."""
+
+    code = "GP100"
+
+
+class InputError(UserError, TypeError):
+    """What was passed to export is not something that can be captured."""
+
+    code = "GP101"
+
+
+class SpecError(UserError, ValueError):
+    """`dynamic_shapes` does not fit the inputs."""
+
+    code = "GP110"
+
+
+class ConstraintViolationError(UserError, ValueError):
+    """The program needs more of its input sizes than `dynamic_shapes` promises."""
+
+    code = "GP111"
+
+    def render(self) -> str:
+        lines = [f"{self.code} {self.what}"]
+        if self.where is not None:
+            lines.append(f"  at   {self.where}")
+        if self.fix:
+            lines.append("Suggested fixes:")
+            lines.extend(f"  {line}" for line in self.fix)
+        return "\n".join(lines)
+
+
+class DataDependentError(UserError, RuntimeError):
+    """Python needed the value of a tensor, which capture does not know."""
+
+    code = "GP120"
+
+
+class MutationError(UserError, RuntimeError):
+    """A change of a tensor that cannot be written as a new value."""
+
+    code = "GP130"
+
+
+class ShapeError(UserError, RuntimeError):
+    """An operator received sizes, dtypes or arguments that it cannot take."""
+
+    code = "GP140"
+
+
+class ForwardError(UserError):
+    """The user's own code raised; the cause is the user's exception with its own traceback."""
+
+    code = "GP150"
+
+
+class UnsupportedError(ExportError):
+    """Something that graphport cannot capture yet, or never will."""
+
+    code = "GP200"
+
+
+class VerificationError(ExportError):
+    """A program that breaks its own rules."""
+
+    code = "GP300"
+
+
+class SerializationError(ExportError):
+    """A file that cannot be written or read."""
+
+    code = "GP400"
+
+
+class InternalError(ExportError):
+    """A fault in graphport itself."""
+
+    code = "GP900"
+
+    def render(self) -> str:
+        return super().render() + "\n  This is a bug in graphport: please report it with the program."

@@ -1,0 +1,286 @@
+"""Convolution, pooling and resampling: operators over a window that slides along spatial dims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphport.errors import ShapeError
+from graphport.ops.abstract import Abstract, Size, Sizes, channels_last
+from graphport.ops.registry import Rule, shape_rule
+from graphport.ops.sizes import holds, require_equal
+from graphport.symbolic import Expr, floor, ge, mul, to_float
+
+aten = torch.ops.aten
+Ints = int | Sequence[int]
+
+
+def _each(value: Ints, n: int) -> Sequence[int]:
+    """One number per spatial dim."""
+    if isinstance(value, int):
+        return (value,) * n
+    return tuple(value) * n if len(value) == 1 else value
+
+
+def window(size: Size, kernel: Size, stride: int, before: int, after: int, dilation: int) -> Size:
+    """How many places a window has along a dim."""
+    return (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def _laid_out(sizes: Sizes, like: Abstract, *others: Abstract, dtype: Any = None) -> Abstract:
+    """Channels-last when the data (or the weight) is."""
+    last = any(a.is_channels_last for a in (like, *others))
+    return Abstract(sizes, dtype or like.dtype, like.device, channels_last(sizes) if last else None)
+
+
+def _check_channels(input: Abstract, weight: Abstract, expected: Size, channel: int) -> None:
+    require_equal(
+        input.sizes[channel], expected,
+        "convolution: weight {0} expects {1} channels, but the input {2} has {3}",
+        weight, expected, input, input.sizes[channel],
+    )  # fmt: skip
+    if input.dtype is not weight.dtype:
+        raise ShapeError(
+            f"Input type ({input.dtype}) and weight type ({weight.dtype}) should be the same"
+        )
+
+
+@shape_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+def conv(
+    input: Abstract, weight: Abstract, bias: Abstract | None, stride: Ints, padding: Ints,
+    dilation: Ints, groups: int,
+) -> Abstract:  # fmt: skip
+    n = weight.rank - 2
+    pads = _each(padding, n)
+    return _conv(input, weight, stride, pads, pads, dilation, groups)
+
+
+@shape_rule(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
+def conv_padding(
+    input: Abstract, weight: Abstract, bias: Abstract | None, stride: Ints, padding: str,
+    dilation: Ints, groups: int,
+) -> Abstract:  # fmt: skip
+    n = weight.rank - 2
+    total = [0] * n
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(_each(dilation, n), weight.sizes[2:], strict=True)]
+    before = [t // 2 for t in total]
+    after = [t - b for t, b in zip(total, before, strict=True)]
+    return _conv(input, weight, stride, before, after, dilation, groups)
+
+
+def _conv(
+    input: Abstract, weight: Abstract, stride: Ints, before: Sequence[int],
+    after: Sequence[int], dilation: Ints, groups: int,
+) -> Abstract:  # fmt: skip
+    n = weight.rank - 2
+    if input.rank not in (n + 1, n + 2):
+        raise ShapeError(f"conv{n}d: expected {n + 1}D (unbatched) or {n + 2}D (batched) input, "
+                         f"but got {input}")  # fmt: skip
+    lead = input.rank - n
+    _check_channels(input, weight, weight.sizes[1] * groups, lead - 1)
+    steps, holes = _each(stride, n), _each(dilation, n)
+    spatial = tuple(
+        window(input.sizes[lead + i], weight.sizes[2 + i], steps[i], before[i], after[i], holes[i])
+        for i in range(n)
+    )
+    for s in spatial:
+        if not (s > 0 if type(s) is int else holds(ge(s, 1))):
+            raise ShapeError(f"conv{n}d: the kernel of {weight} is larger than the input {input}")
+    sizes = (*input.sizes[: lead - 1], weight.sizes[0], *spatial)
+    return _laid_out(sizes, input, weight)
+
+
+@shape_rule(aten.convolution.default)
+def convolution(
+    input: Abstract, weight: Abstract, bias: Abstract | None, stride: Ints, padding: Ints,
+    dilation: Ints, transposed: bool, output_padding: Ints, groups: int,
+) -> Abstract:  # fmt: skip
+    if transposed:
+        return conv_transpose(input, weight, bias, stride, padding, output_padding, groups,
+                              dilation)  # fmt: skip
+    return conv(input, weight, bias, stride, padding, dilation, groups)
+
+
+@shape_rule(
+    aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input
+)
+def conv_transpose(
+    input: Abstract, weight: Abstract, bias: Abstract | None, stride: Ints, padding: Ints,
+    output_padding: Ints, groups: int, dilation: Ints,
+) -> Abstract:  # fmt: skip
+    n = weight.rank - 2
+    lead = input.rank - n
+    _check_channels(input, weight, weight.sizes[0], lead - 1)
+    steps, pads = _each(stride, n), _each(padding, n)
+    extra, holes = _each(output_padding, n), _each(dilation, n)
+    spatial = tuple(
+        (input.sizes[lead + i] - 1) * steps[i] - 2 * pads[i]
+        + holes[i] * (weight.sizes[2 + i] - 1) + extra[i] + 1
+        for i in range(n)
+    )  # fmt: skip
+    sizes = (*input.sizes[: lead - 1], weight.sizes[1] * groups, *spatial)
+    return _laid_out(sizes, input, weight)
+
+
+def _pooled(size: Size, kernel: int, stride: int, pad: int, dilation: int, ceil: bool) -> Size:
+    if not ceil:
+        return window(size, kernel, stride, pad, pad, dilation)
+    span = size + 2 * pad - dilation * (kernel - 1) - 1
+    count = (span + stride - 1) // stride + 1
+    # The last window must start inside the input or its left padding.
+    if holds(ge((count - 1) * stride, size + pad)):
+        count = count - 1
+    return count
+
+
+def _pool(
+    self: Abstract, n: int, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil: bool
+) -> Sizes:
+    kernels = _each(kernel, n)
+    steps = _each(stride, n) if isinstance(stride, int) or len(stride) else kernels
+    pads, holes = _each(padding, n), _each(dilation, n)
+    lead = self.rank - n
+    return (*self.sizes[:lead],
+            *(_pooled(self.sizes[lead + i], kernels[i], steps[i], pads[i], holes[i], ceil)
+              for i in range(n)))  # fmt: skip
+
+
+def _max_pool(n: int) -> Rule:
+    def max_pool(
+        self: Abstract, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints,
+        ceil_mode: bool,
+    ) -> Abstract:  # fmt: skip
+        return _laid_out(_pool(self, n, kernel_size, stride, padding, dilation, ceil_mode), self)
+
+    return max_pool
+
+
+def _max_pool_with_indices(n: int) -> Rule:
+    plain = _max_pool(n)
+
+    def max_pool_with_indices(
+        self: Abstract, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints,
+        ceil_mode: bool,
+    ) -> tuple[Abstract, Abstract]:  # fmt: skip
+        out = plain(self, kernel_size, stride, padding, dilation, ceil_mode)
+        return out, Abstract(out.sizes, torch.int64, out.device, out._strides)
+
+    return max_pool_with_indices
+
+
+def _avg_pool(n: int) -> Rule:
+    def avg_pool(
+        self: Abstract, kernel_size: Ints, stride: Ints, padding: Ints, ceil_mode: bool, *_: Any
+    ) -> Abstract:
+        return _laid_out(_pool(self, n, kernel_size, stride, padding, 1, ceil_mode), self)
+
+    return avg_pool
+
+
+def _adaptive_avg_pool(n: int) -> Rule:
+    def adaptive_avg_pool(self: Abstract, output_size: Sequence[Size]) -> Abstract:
+        return _laid_out((*self.sizes[: self.rank - n], *_each(output_size, n)), self)
+
+    return adaptive_avg_pool
+
+
+def _adaptive_max_pool(n: int) -> Rule:
+    plain = _adaptive_avg_pool(n)
+
+    def adaptive_max_pool(self: Abstract, output_size: Sequence[Size]) -> tuple[Abstract, Abstract]:
+        out = plain(self, output_size)
+        return out, Abstract(out.sizes, torch.int64, out.device, out._strides)
+
+    return adaptive_max_pool
+
+
+_POOLS = {
+    _max_pool: (aten.max_pool1d, aten.max_pool2d, aten.max_pool3d),
+    _max_pool_with_indices: (
+        aten.max_pool1d_with_indices, aten.max_pool2d_with_indices, aten.max_pool3d_with_indices,
+    ),
+    _avg_pool: (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d),
+    _adaptive_avg_pool: (
+        aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d,
+    ),
+    _adaptive_max_pool: (
+        aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d,
+    ),
+}  # fmt: skip
+for _pool_of, _packets in _POOLS.items():
+    for _n, _packet in enumerate(_packets, 1):
+        shape_rule(_packet.default)(_pool_of(_n))
+shape_rule(aten._adaptive_avg_pool2d.default)(_adaptive_avg_pool(2))
+shape_rule(aten._adaptive_avg_pool3d.default)(_adaptive_avg_pool(3))
+
+
+@shape_rule(
+    aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec,
+    aten._upsample_nearest_exact1d.vec, aten._upsample_nearest_exact2d.vec,
+    aten._upsample_nearest_exact3d.vec,
+)  # fmt: skip
+def upsample_nearest(
+    input: Abstract, output_size: Sequence[Size] | None, scale_factors: Sequence[float] | None
+) -> Abstract:
+    return _upsampled(input, output_size, scale_factors)
+
+
+@shape_rule(
+    aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec,
+    aten.upsample_bicubic2d.vec, aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec,
+)  # fmt: skip
+def upsample_linear(
+    input: Abstract, output_size: Sequence[Size] | None, align_corners: bool,
+    scale_factors: Sequence[float] | None,
+) -> Abstract:  # fmt: skip
+    return _upsampled(input, output_size, scale_factors)
+
+
+def _upsampled(
+    input: Abstract, output_size: Sequence[Size] | None, scale_factors: Sequence[float] | None
+) -> Abstract:
+    if output_size is None:
+        assert scale_factors is not None
+        output_size = [_scaled(s, f) for s, f in zip(input.sizes[2:], scale_factors, strict=True)]
+    return _laid_out((*input.sizes[:2], *output_size), input)
+
+
+def _scaled(size: Size, factor: float) -> Size:
+    """floor(size * factor); exact integer factors stay integer arithmetic."""
+    if factor == int(factor):
+        return size * int(factor)
+    if isinstance(size, Expr):
+        return floor(mul(to_float(size), factor))
+    return int(size * factor)
+
+
+@shape_rule(aten.pixel_shuffle.default)
+def pixel_shuffle(self: Abstract, upscale_factor: int) -> Abstract:
+    *lead, c, h, w = self.sizes
+    r = upscale_factor
+    return self.like((*lead, c // (r * r), h * r, w * r))
+
+
+@shape_rule(aten.pixel_unshuffle.default)
+def pixel_unshuffle(self: Abstract, downscale_factor: int) -> Abstract:
+    *lead, c, h, w = self.sizes
+    r = downscale_factor
+    return self.like((*lead, c * (r * r), h // r, w // r))
+
+
+@shape_rule(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def grid_sampler(input: Abstract, grid: Abstract, *_: Any) -> Abstract:
+    return input.like((*input.sizes[:2], *grid.sizes[1:-1]))
+
+
+@shape_rule(aten.im2col.default)
+def im2col(
+    self: Abstract, kernel_size: Ints, dilation: Ints, padding: Ints, stride: Ints
+) -> Abstract:
+    kernels = _each(kernel_size, 2)
+    places = _pool(self, 2, kernel_size, stride, padding, dilation, False)[-2:]
+    *lead, channels = self.sizes[:-2]
+    return self.like((*lead, channels * kernels[0] * kernels[1], places[0] * places[1]))

@@ -1,0 +1,172 @@
+"""Operators that work element by element: one row each, by how the result's dtype comes about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphport.ops import promote
+from graphport.ops.abstract import Abstract
+from graphport.ops.promote import Promotion
+from graphport.ops.registry import Rule, shape_rule, table
+from graphport.ops.sizes import broadcast
+from graphport.ops.strides import elementwise_strides
+
+aten = torch.ops.aten
+
+
+def elementwise(operands: int, promotion: Promotion) -> Rule:
+    """A rule in which the first `operands` arguments are broadcast and promoted together."""
+
+    def rule(*args: Any, **_: Any) -> Abstract:
+        first = args[0]
+        if operands == 1:
+            if first._strides is None:
+                return Abstract(first.sizes, promotion(first.dtype), first.device)
+            return mapped((first,), promotion(first.dtype))
+        own = [a for a in args[:operands] if isinstance(a, Abstract)]
+        if len(own) == 1:
+            return mapped(own, promotion(promote.result_type(args[:operands])))
+        a, b = own[0], own[1]
+        if a.dtype is b.dtype and len(own) == 2 and a.sizes is b.sizes:
+            return mapped(own, promotion(a.dtype))
+        return mapped(own, promotion(promote.result_type(args[:operands])))
+
+    return rule
+
+
+def mapped(own: list[Abstract] | tuple[Abstract, ...], dtype: torch.dtype) -> Abstract:
+    """The result of mapping over tensors: broadcast sizes, layout kept."""
+    sizes = own[0].sizes if len(own) == 1 else broadcast(*[a.sizes for a in own])
+    device = next((a.device for a in own if a.sizes), own[0].device)
+    return Abstract(sizes, dtype, device, elementwise_strides(sizes, own))
+
+
+def of_first(*args: Any, **_: Any) -> Abstract:
+    """The result takes its dtype from the first argument, whatever the others are."""
+    own = [a for a in args if isinstance(a, Abstract)]
+    return mapped(own, args[0].dtype)
+
+
+table(
+    [
+        aten.neg.default, aten.sign.default, aten.sgn.default, aten.positive.default,
+        aten.ceil.default, aten.floor.default, aten.trunc.default, aten.frac.default,
+        aten.round.default, aten.round.decimals, aten.bitwise_not.default,
+        aten.conj_physical.default, aten.relu.default, aten.relu6.default, aten.gelu.default,
+        aten.silu.default, aten.mish.default, aten.elu.default, aten.celu.default,
+        aten.selu.default, aten.leaky_relu.default, aten.hardtanh.default,
+        aten.hardswish.default, aten.hardsigmoid.default, aten.softplus.default,
+        aten.hardshrink.default, aten.softshrink.default, aten.threshold.default,
+        aten.log_sigmoid.default, aten.zero.default, aten.fill.Scalar, aten.fill.Tensor,
+        aten.nan_to_num.default, aten.dropout.default, aten.alpha_dropout.default,
+        aten.rrelu.default, aten.square.default,
+        aten.bernoulli.default, aten.bernoulli.p, aten.uniform.default, aten.exponential.default,
+        aten.normal_functional.default, aten.random.default, aten.cauchy.default,
+        aten.geometric.default, aten.log_normal.default, aten.poisson.default,
+    ],
+    elementwise(1, promote.same),
+)  # fmt: skip
+table([aten.abs.default, aten.angle.default], elementwise(1, promote.to_real))
+table(
+    [
+        aten.exp.default, aten.exp2.default, aten.expm1.default, aten.log.default,
+        aten.log2.default, aten.log10.default, aten.log1p.default, aten.sin.default,
+        aten.cos.default, aten.tan.default, aten.asin.default, aten.acos.default,
+        aten.atan.default, aten.sinh.default, aten.cosh.default, aten.tanh.default,
+        aten.asinh.default, aten.acosh.default, aten.atanh.default, aten.sqrt.default,
+        aten.rsqrt.default, aten.sigmoid.default, aten.erf.default, aten.erfc.default,
+        aten.erfinv.default, aten.lgamma.default, aten.digamma.default, aten.reciprocal.default,
+        aten.logit.default, aten.sinc.default, aten.i0.default, aten.special_ndtri.default,
+        aten.special_log_ndtr.default, aten.special_i0e.default, aten.special_i1.default,
+        aten.special_i1e.default, aten.special_entr.default, aten.special_erfcx.default,
+        aten.deg2rad.default, aten.rad2deg.default,
+    ],
+    elementwise(1, promote.to_float),
+)  # fmt: skip
+table(
+    [
+        aten.isnan.default, aten.isinf.default, aten.isfinite.default, aten.signbit.default,
+        aten.isposinf.default, aten.isneginf.default, aten.logical_not.default,
+    ],
+    elementwise(1, promote.to_bool),
+)  # fmt: skip
+table(
+    [
+        aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.mul.Tensor,
+        aten.mul.Scalar, aten.rsub.Tensor, aten.rsub.Scalar, aten.maximum.default,
+        aten.minimum.default, aten.fmax.default, aten.fmin.default, aten.remainder.Tensor,
+        aten.remainder.Scalar, aten.remainder.Scalar_Tensor, aten.fmod.Tensor, aten.fmod.Scalar,
+        aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.bitwise_and.Tensor,
+        aten.bitwise_and.Scalar, aten.bitwise_and.Scalar_Tensor, aten.bitwise_or.Tensor,
+        aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor, aten.bitwise_xor.Tensor,
+        aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor, aten.bitwise_left_shift.Tensor,
+        aten.bitwise_right_shift.Tensor, aten.floor_divide.default, aten.floor_divide.Scalar,
+        aten.hypot.default, aten.nextafter.default, aten.logaddexp.default,
+        aten.logaddexp2.default, aten.heaviside.default, aten.gcd.default, aten.lcm.default,
+        aten.clamp_min.Tensor, aten.clamp_max.Tensor, aten.__lshift__.Tensor,
+        aten.__lshift__.Scalar, aten.__rshift__.Tensor, aten.__rshift__.Scalar,
+        aten.polar.default,
+    ],
+    elementwise(2, promote.same),
+)  # fmt: skip
+table(
+    [
+        aten.div.Tensor, aten.div.Scalar, aten.atan2.default, aten.xlogy.Tensor,
+        aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other, aten.copysign.Tensor,
+        aten.copysign.Scalar, aten.special_xlog1py.default, aten.special_zeta.default,
+    ],
+    elementwise(2, promote.to_float),
+)  # fmt: skip
+table(
+    [
+        aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar, aten.lt.Tensor,
+        aten.lt.Scalar, aten.le.Tensor, aten.le.Scalar, aten.gt.Tensor, aten.gt.Scalar,
+        aten.ge.Tensor, aten.ge.Scalar, aten.logical_and.default, aten.logical_or.default,
+        aten.logical_xor.default,
+    ],
+    elementwise(2, promote.to_bool),
+)  # fmt: skip
+table([aten.clamp.default, aten.clamp.Tensor, aten.addcmul.default], elementwise(3, promote.same))
+table([aten.clamp_min.default, aten.clamp_max.default], elementwise(2, promote.same))
+table([aten.addcdiv.default], elementwise(3, promote.to_float))
+table([aten.lerp.Scalar], elementwise(2, promote.same))
+table([aten.lerp.Tensor], elementwise(3, promote.same))
+table([aten.masked_fill.Scalar, aten.masked_fill.Tensor], of_first)
+
+
+@shape_rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(self: Abstract, other: Any, *, rounding_mode: str | None) -> Abstract:
+    """Only true division turns integers into floats."""
+    promotion = promote.to_float if rounding_mode is None else promote.same
+    return elementwise(2, promotion)(self, other)
+
+
+@shape_rule(aten.where.self)
+def where(condition: Abstract, self: Abstract, other: Abstract) -> Abstract:
+    dtype = self.dtype if self.dtype is other.dtype else promote.result_type((self, other))
+    return mapped((condition, self, other), dtype)
+
+
+@shape_rule(aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+def where_scalar(condition: Abstract, self: Any, other: Any) -> Abstract:
+    own = [a for a in (condition, self, other) if isinstance(a, Abstract)]
+    return mapped(own, promote.result_type((self, other)))
+
+
+@shape_rule(aten.complex.default)
+def complex_(real: Abstract, imag: Abstract) -> Abstract:
+    return mapped((real, imag), promote.COMPLEX_OF[real.dtype])
+
+
+@shape_rule(aten.glu.default)
+def glu(self: Abstract, dim: int) -> Abstract:
+    dim %= self.rank
+    half = self.sizes[dim] // 2
+    return self.like((*self.sizes[:dim], half, *self.sizes[dim + 1 :]))
+
+
+@shape_rule(aten._prelu_kernel.default, aten.prelu.default)
+def prelu(self: Abstract, weight: Abstract) -> Abstract:
+    return mapped((self,), self.dtype)

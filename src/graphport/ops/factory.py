@@ -1,0 +1,193 @@
+"""Operators that make a tensor from sizes and numbers, random ones included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphport.ops.abstract import Abstract, Size, Sizes, permuted
+from graphport.ops.registry import shape_rule
+from graphport.ops.shape import formatted
+from graphport.symbolic import Expr, ceil, sub, truediv
+
+aten = torch.ops.aten
+
+
+def made(
+    sizes: Sequence[Size], dtype: torch.dtype | None, device: Any, strides: Sizes | None = None
+) -> Abstract:
+    return Abstract(
+        tuple(sizes), dtype or torch.get_default_dtype(),
+        torch.device("cpu") if device is None else torch.device(device), strides,
+    )  # fmt: skip
+
+
+def number_dtype(value: Any) -> torch.dtype:
+    """The dtype of a tensor filled with a Python number."""
+    kind = value.type if isinstance(value, Expr) else type(value)
+    if kind is complex:
+        return torch.complex128 if torch.get_default_dtype() is torch.float64 else torch.complex64
+    return {bool: torch.bool, int: torch.int64}.get(kind, torch.get_default_dtype())
+
+
+@shape_rule(
+    aten.ones.default, aten.zeros.default, aten.empty.memory_format, aten.rand.default,
+    aten.randn.default,
+)  # fmt: skip
+def of_size(size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
+    return made(size, dtype, device)
+
+
+@shape_rule(aten.rand.generator, aten.randn.generator)
+def random_generator(
+    size: Sequence[Size], *, generator: Any, dtype: torch.dtype | None, device: Any, **_: Any
+) -> Abstract:
+    return made(size, dtype, device)
+
+
+@shape_rule(aten.full.default)
+def full(
+    size: Sequence[Size], fill_value: Any, *, dtype: torch.dtype | None, device: Any, **_: Any
+) -> Abstract:
+    return made(size, dtype or number_dtype(fill_value), device)
+
+
+@shape_rule(aten.scalar_tensor.default)
+def scalar_tensor(s: Any, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
+    return made((), dtype, device)
+
+
+@shape_rule(aten.empty_strided.default)
+def empty_strided(
+    size: Sequence[Size], stride: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any
+) -> Abstract:
+    return made(size, dtype, device, tuple(stride))
+
+
+@shape_rule(aten.empty_permuted.default)
+def empty_permuted(
+    size: Sequence[Size], physical_layout: Sequence[int], *, dtype: torch.dtype | None,
+    device: Any, **_: Any,
+) -> Abstract:  # fmt: skip
+    return made(size, dtype, device, permuted(tuple(size), physical_layout))
+
+
+@shape_rule(aten.arange.default)
+def arange(end: Any, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
+    return arange_step(0, end, 1, dtype=dtype, device=device)
+
+
+@shape_rule(aten.arange.start)
+def arange_start(
+    start: Any, end: Any, *, dtype: torch.dtype | None, device: Any, **_: Any
+) -> Abstract:
+    return arange_step(start, end, 1, dtype=dtype, device=device)
+
+
+@shape_rule(aten.arange.start_step)
+def arange_step(
+    start: Any, end: Any, step: Any, *, dtype: torch.dtype | None, device: Any, **_: Any
+) -> Abstract:
+    kinds = {x.type if isinstance(x, Expr) else type(x) for x in (start, end, step)}
+    if float in kinds:
+        count: Size = _float_count(start, end, step)
+        return made((count,), dtype, device)
+    span = end - start
+    count = -(-span // step)
+    if type(count) is int:
+        count = max(count, 0)
+    return made((count,), dtype or torch.int64, device)
+
+
+def _float_count(start: Any, end: Any, step: Any) -> Size:
+    if any(isinstance(x, Expr) for x in (start, end, step)):
+        return ceil(truediv(sub(end, start), step))
+    return max(math.ceil((end - start) / step), 0)
+
+
+@shape_rule(aten.linspace.default, aten.logspace.default)
+def linspace(
+    start: Any, end: Any, steps: Size, *_: Any, dtype: torch.dtype | None, device: Any, **__: Any
+) -> Abstract:
+    return made((steps,), dtype, device)
+
+
+@shape_rule(aten.eye.default)
+def eye(n: Size, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
+    return made((n, n), dtype, device)
+
+
+@shape_rule(aten.eye.m)
+def eye_m(n: Size, m: Size, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
+    return made((n, m), dtype, device)
+
+
+@shape_rule(aten.randint.default)
+def randint(
+    high: Size, size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any
+) -> Abstract:
+    return made(size, dtype or torch.int64, device)
+
+
+@shape_rule(aten.randint.low)
+def randint_low(
+    low: Size, high: Size, size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any
+) -> Abstract:
+    return made(size, dtype or torch.int64, device)
+
+
+@shape_rule(aten.randperm.default)
+def randperm(n: Size, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
+    return made((n,), dtype or torch.int64, device)
+
+
+@shape_rule(
+    aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default,
+    aten.rand_like.default, aten.randn_like.default,
+)  # fmt: skip
+def like(
+    self: Abstract, *, dtype: torch.dtype | None, device: Any,
+    memory_format: torch.memory_format | None, **_: Any,
+) -> Abstract:  # fmt: skip
+    device = self.device if device is None else torch.device(device)
+    return Abstract(self.sizes, dtype or self.dtype, device, formatted(self, memory_format))
+
+
+@shape_rule(aten.full_like.default)
+def filled_like(
+    self: Abstract, fill_value: Any, *, dtype: torch.dtype | None, device: Any,
+    memory_format: torch.memory_format | None, **_: Any,
+) -> Abstract:  # fmt: skip
+    return like(self, dtype=dtype, device=device, memory_format=memory_format)
+
+
+@shape_rule(aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default)
+def new(
+    self: Abstract, size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any
+) -> Abstract:
+    return made(size, dtype or self.dtype, self.device if device is None else device)
+
+
+@shape_rule(aten.new_full.default)
+def new_full(
+    self: Abstract, size: Sequence[Size], fill_value: Any, *, dtype: torch.dtype | None,
+    device: Any, **_: Any,
+) -> Abstract:  # fmt: skip
+    return made(size, dtype or self.dtype, self.device if device is None else device)
+
+
+@shape_rule(aten.new_empty_strided.default)
+def new_empty_strided(
+    self: Abstract, size: Sequence[Size], stride: Sequence[Size], *, dtype: torch.dtype | None,
+    device: Any, **_: Any,
+) -> Abstract:  # fmt: skip
+    device = self.device if device is None else device
+    return made(size, dtype or self.dtype, device, tuple(stride))
+
+
+@shape_rule(aten.multinomial.default)
+def multinomial(self: Abstract, num_samples: Size, *_: Any, **__: Any) -> Abstract:
+    return self.like((*self.sizes[:-1], num_samples), torch.int64)

@@ -1,0 +1,168 @@
+"""Reading and writing at positions given by tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphport.errors import ShapeError
+from graphport.ops.abstract import Abstract, Size, Sizes
+from graphport.ops.registry import shape_rule
+from graphport.ops.sizes import broadcast, require_equal, wrap_dim
+from graphport.ops.strides import elementwise_strides, preserved
+
+aten = torch.ops.aten
+
+INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+def indexed_sizes(self: Abstract, indices: Sequence[Abstract | None]) -> Sizes:
+    """Sizes of `self[indices]` for integer indices: where the broadcast index dims go."""
+    used = [d for d, i in enumerate(indices) if i is not None]
+    common = broadcast(*[indices[d].sizes for d in used])
+    adjacent = used == list(range(used[0], used[-1] + 1))
+    rest_before = self.sizes[: used[0]] if adjacent else ()
+    rest_after = tuple(
+        s for d, s in enumerate(self.sizes) if d not in used and not (adjacent and d < used[0])
+    )
+    return (*rest_before, *common, *rest_after)
+
+
+@shape_rule(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(self: Abstract, indices: Sequence[Abstract | None]) -> Abstract:
+    """Boolean masks are turned into integers before this rule is asked."""
+    if len(indices) > self.rank:
+        raise IndexError(
+            f"too many indices for tensor of dimension {self.rank} (got {len(indices)})"
+        )
+    for i in indices:
+        if i is not None and i.dtype not in INDEX_DTYPES:
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+    if all(i is None for i in indices):
+        return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+    return self.like(indexed_sizes(self, indices))
+
+
+@shape_rule(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(
+    self: Abstract, indices: Sequence[Abstract | None], values: Abstract, accumulate: bool
+) -> Abstract:
+    if self.dtype is not values.dtype:
+        raise ShapeError(
+            f"Index put requires the source and destination dtypes match, got {self.dtype} for "
+            f"the destination and {values.dtype} for the source."
+        )
+    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+
+
+@shape_rule(aten.index_select.default)
+def index_select(self: Abstract, dim: int, index: Abstract) -> Abstract:
+    dim = wrap_dim(dim, self.rank)
+    count = index.sizes[0] if index.rank else 1
+    return self.like((*self.sizes[:dim], count, *self.sizes[dim + 1 :]) if self.rank else ())
+
+
+@shape_rule(aten.gather.default)
+def gather(self: Abstract, dim: int, index: Abstract, **_: Any) -> Abstract:
+    wrap_dim(dim, self.rank)
+    if index.dtype not in (torch.int64, torch.int32):
+        raise ShapeError("gather(): Expected dtype int32/int64 for index")
+    if index.rank != self.rank and index.rank and self.rank:
+        raise ShapeError(f"gather: index {index} must have as many dims as the input {self}")
+    return self.like(index.sizes)
+
+
+@shape_rule(
+    aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce,
+    aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.default,
+    aten.index_copy.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
+    aten.index_reduce.default,
+)  # fmt: skip
+def scatter(self: Abstract, dim: int, index: Abstract, *_: Any, **__: Any) -> Abstract:
+    wrap_dim(dim, self.rank)
+    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+
+
+@shape_rule(aten.masked_scatter.default)
+def masked_scatter(self: Abstract, mask: Abstract, source: Abstract) -> Abstract:
+    sizes = broadcast(self.sizes, mask.sizes)
+    return Abstract(sizes, self.dtype, self.device, elementwise_strides(sizes, [self]))
+
+
+@shape_rule(aten.take.default)
+def take(self: Abstract, index: Abstract) -> Abstract:
+    return self.like(index.sizes)
+
+
+@shape_rule(aten.take_along_dim.default)
+def take_along_dim(self: Abstract, indices: Abstract, dim: int | None) -> Abstract:
+    if dim is None:
+        return self.like((indices.sizes[0],) if indices.rank == 1 else indices.sizes)
+    dim = wrap_dim(dim, self.rank)
+    own: list[Size] = list(broadcast(
+        tuple(1 if d == dim else s for d, s in enumerate(self.sizes)),
+        tuple(1 if d == dim else s for d, s in enumerate(indices.sizes)),
+    ))  # fmt: skip
+    own[dim] = indices.sizes[dim]
+    return self.like(tuple(own))
+
+
+@shape_rule(aten.embedding.default)
+def embedding(weight: Abstract, indices: Abstract, *_: Any) -> Abstract:
+    if indices.dtype not in (torch.int64, torch.int32):
+        raise ShapeError(f"embedding: indices must be int64 or int32, got {indices}")
+    return weight.like((*indices.sizes, *weight.sizes[1:]))
+
+
+@shape_rule(aten.one_hot.default)
+def one_hot(self: Abstract, num_classes: int) -> Abstract:
+    if num_classes < 0:
+        raise ShapeError(
+            "one_hot: the number of classes depends on the data; pass num_classes explicitly"
+        )
+    return self.like((*self.sizes, num_classes), torch.int64)
+
+
+@shape_rule(aten.bucketize.Tensor)
+def bucketize(self: Abstract, boundaries: Abstract, *, out_int32: bool, right: bool) -> Abstract:
+    return self.like(dtype=torch.int32 if out_int32 else torch.int64)
+
+
+@shape_rule(aten.searchsorted.Tensor)
+def searchsorted(
+    sorted_sequence: Abstract, self: Abstract, *, out_int32: bool, right: bool,
+    side: str | None, sorter: Abstract | None,
+) -> Abstract:  # fmt: skip
+    return self.like(dtype=torch.int32 if out_int32 else torch.int64)
+
+
+@shape_rule(aten.isin.Tensor_Tensor)
+def isin(elements: Abstract, test_elements: Abstract, **_: Any) -> Abstract:
+    return elements.like(dtype=torch.bool)
+
+
+@shape_rule(aten.nll_loss_nd.default)
+def nll_loss_nd(
+    self: Abstract, target: Abstract, weight: Abstract | None, reduction: int, ignore_index: Size
+) -> Abstract:
+    if self.rank > 1:
+        require_equal(self.sizes[0], target.sizes[0],
+                      "nll_loss: batch sizes of {0} and {1} differ", self, target)  # fmt: skip
+    return self.like(target.sizes if reduction == 0 else ())
+
+
+@shape_rule(aten.cross_entropy_loss.default)
+def cross_entropy_loss(
+    self: Abstract, target: Abstract, weight: Abstract | None, reduction: int,
+    ignore_index: Size, label_smoothing: float,
+) -> Abstract:  # fmt: skip
+    if self.rank > 1:
+        require_equal(self.sizes[0], target.sizes[0],
+                      "cross_entropy: batch sizes of {0} and {1} differ", self, target)  # fmt: skip
+    if reduction:
+        return self.like(())
+    if self.rank == target.rank:  # class probabilities
+        return self.like((*self.sizes[:1], *self.sizes[2:]) if self.rank > 1 else ())
+    return self.like(target.sizes)

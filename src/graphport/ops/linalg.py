@@ -1,0 +1,161 @@
+"""Products of matrices, and operators written as products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphport.errors import ShapeError
+from graphport.ops.abstract import Abstract, Size
+from graphport.ops.registry import shape_rule
+from graphport.ops.sizes import broadcast, require_equal
+
+aten = torch.ops.aten
+
+
+def _require_dtype(a: Abstract, b: Abstract, what: str) -> None:
+    if a.dtype is not b.dtype:
+        raise ShapeError(
+            f"{what}: expected both operands to have the same dtype, but got: {a.dtype} and "
+            f"{b.dtype}"
+        )
+
+
+def _inner(a: Size, b: Size, what: str, x: Abstract, y: Abstract) -> None:
+    if a is not b:
+        require_equal(a, b, "{2}: inner sizes of {0} and {1} differ: mat1 and mat2 shapes cannot be"
+                      " multiplied", x, y, what)  # fmt: skip
+
+
+@shape_rule(aten.mm.default)
+def mm(self: Abstract, mat2: Abstract) -> Abstract:
+    if self.rank != 2 or mat2.rank != 2:
+        raise ShapeError(f"mm: both operands must be matrices, got {self} and {mat2}")
+    _require_dtype(self, mat2, "mm")
+    _inner(self.sizes[1], mat2.sizes[0], "mm", self, mat2)
+    return self.like((self.sizes[0], mat2.sizes[1]))
+
+
+@shape_rule(aten.bmm.default)
+def bmm(self: Abstract, mat2: Abstract) -> Abstract:
+    if self.rank != 3 or mat2.rank != 3:
+        raise ShapeError(f"bmm: both operands must have 3 dims, got {self} and {mat2}")
+    _require_dtype(self, mat2, "bmm")
+    require_equal(self.sizes[0], mat2.sizes[0], "bmm: batch sizes of {0} and {1} differ",
+                  self, mat2)  # fmt: skip
+    _inner(self.sizes[2], mat2.sizes[1], "bmm", self, mat2)
+    return self.like((self.sizes[0], self.sizes[1], mat2.sizes[2]))
+
+
+@shape_rule(aten.addmm.default)
+def addmm(self: Abstract, mat1: Abstract, mat2: Abstract, **_: Any) -> Abstract:
+    out = mm(mat1, mat2)
+    broadcast(out.sizes, self.sizes)
+    return out
+
+
+@shape_rule(aten.baddbmm.default)
+def baddbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: Any) -> Abstract:
+    out = bmm(batch1, batch2)
+    broadcast(out.sizes, self.sizes)
+    return out
+
+
+@shape_rule(aten.mv.default)
+def mv(self: Abstract, vec: Abstract) -> Abstract:
+    _inner(self.sizes[1], vec.sizes[0], "mv", self, vec)
+    return self.like((self.sizes[0],))
+
+
+@shape_rule(aten.dot.default, aten.vdot.default)
+def dot(self: Abstract, tensor: Abstract) -> Abstract:
+    _require_dtype(self, tensor, "dot")
+    _inner(self.sizes[0], tensor.sizes[0], "dot", self, tensor)
+    return self.like(())
+
+
+@shape_rule(aten.matmul.default)
+def matmul(self: Abstract, other: Abstract) -> Abstract:
+    if not self.rank or not other.rank:
+        raise ShapeError(f"matmul: both arguments need at least 1 dim, got {self} and {other}")
+    _require_dtype(self, other, "matmul")
+    rows = self.sizes[-2:-1] if self.rank > 1 else ()
+    columns = other.sizes[-1:] if other.rank > 1 else ()
+    inner = other.sizes[-2] if other.rank > 1 else other.sizes[0]
+    _inner(self.sizes[-1], inner, "matmul", self, other)
+    a, b = self.sizes[:-2], other.sizes[:-2]
+    batch = a if a is b or a == b else broadcast(a, b)
+    return self.like(batch + rows + columns)
+
+
+@shape_rule(aten.linear.default)
+def linear(input: Abstract, weight: Abstract, bias: Abstract | None) -> Abstract:
+    _require_dtype(input, weight, "linear")
+    if not input.rank:
+        raise ShapeError(f"linear: input needs at least 1 dim, got {input}")
+    _inner(input.sizes[-1], weight.sizes[-1], "linear", input, weight)
+    return input.like(input.sizes[:-1] + weight.sizes[:-1])
+
+
+@shape_rule(aten.outer.default)
+def outer(self: Abstract, vec2: Abstract) -> Abstract:
+    return self.like((self.sizes[0], vec2.sizes[0]))
+
+
+@shape_rule(aten.einsum.default)
+def einsum(equation: str, tensors: Sequence[Abstract], *, path: Any) -> Abstract:
+    """Sizes by letter; an ellipsis stands for the leading dims that the letters leave over."""
+    text = equation.replace(" ", "")
+    inputs, arrow, output = text.partition("->")
+    terms = inputs.split(",")
+    if len(terms) != len(tensors):
+        raise ShapeError(f"einsum: {len(terms)} terms in {equation!r} for {len(tensors)} operands")
+    extent: dict[str, Size] = {}
+    batch: tuple[Size, ...] = ()
+    for term, t in zip(terms, tensors, strict=True):
+        head, dots, tail = term.partition("...")
+        spare = t.rank - len(head) - len(tail)
+        if spare < 0 or (spare and not dots):
+            raise ShapeError(f"einsum: term {term!r} does not fit an operand with {t.rank} dims")
+        sizes = t.sizes
+        batch = broadcast(batch, sizes[len(head) : len(head) + spare]) if dots else batch
+        own = (*zip(head, sizes[: len(head)], strict=True),
+               *zip(tail, sizes[t.rank - len(tail) :], strict=True))  # fmt: skip
+        for letter, size in own:
+            seen = extent.get(letter)
+            if seen is None or (type(seen) is int and seen == 1):
+                extent[letter] = size
+            elif size is not seen and not (type(size) is int and size == 1):
+                require_equal(size, seen, "einsum: {0!r} has size {1} in one operand and {2} in "
+                              "another", letter, seen, size)  # fmt: skip
+    if not arrow:
+        letters = inputs.replace(",", "").replace("...", "")
+        once = sorted(c for c in set(letters) if letters.count(c) == 1)
+        output = ("..." if "..." in inputs else "") + "".join(once)
+    head, dots, tail = output.partition("...")
+    sizes = (*(extent[c] for c in head), *(batch if dots else ()), *(extent[c] for c in tail))
+    return tensors[0].like(sizes)
+
+
+@shape_rule(aten.cross.default, aten.linalg_cross.default)
+def cross(self: Abstract, other: Abstract, *_: Any, **__: Any) -> Abstract:
+    return self.like(broadcast(self.sizes, other.sizes))
+
+
+@shape_rule(aten._cdist_forward.default)
+def _cdist_forward(x1: Abstract, x2: Abstract, p: float, compute_mode: int | None) -> Abstract:
+    batch = broadcast(x1.sizes[:-2], x2.sizes[:-2])
+    return x1.like((*batch, x1.sizes[-2], x2.sizes[-2]))
+
+
+@shape_rule(aten.bilinear.default)
+def bilinear(
+    input1: Abstract, input2: Abstract, weight: Abstract, bias: Abstract | None
+) -> Abstract:
+    _inner(input1.sizes[-1], weight.sizes[1], "bilinear", input1, weight)
+    _inner(input2.sizes[-1], weight.sizes[2], "bilinear", input2, weight)
+    return input1.like((*input1.sizes[:-1], weight.sizes[0]))
+
+

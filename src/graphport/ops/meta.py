@@ -1,0 +1,71 @@
+"""Shapes by PyTorch's own meta kernels, for the operators that have no rule here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from graphport.errors import UnsupportedError
+from graphport.ops.abstract import Abstract, row_major
+from graphport.symbolic import Expr
+from graphport.symbolic.bridge import from_torch, to_torch
+
+_META = torch.device("meta")
+
+
+def meta_tensor(a: Abstract) -> torch.Tensor:
+    """A tensor on the meta device with the same sizes, strides and dtype."""
+    sizes = [to_torch(s) for s in a.sizes]
+    if a._strides is None:
+        return torch.empty(sizes, dtype=a.dtype, device=_META)
+    return torch.empty_strided(sizes, [to_torch(s) for s in a.strides], dtype=a.dtype, device=_META)
+
+
+def from_meta(t: torch.Tensor, device: torch.device) -> Abstract:
+    sizes = tuple(from_torch(s) for s in t.shape)
+    strides: tuple[Any, ...] | None = tuple(from_torch(s) for s in t.stride())
+    if strides == row_major(sizes):
+        strides = None
+    return Abstract(sizes, t.dtype, device, strides)
+
+
+def meta_rule(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run the operator on meta tensors and read off the result."""
+    devices: list[torch.device] = []
+
+    def down(x: Any) -> Any:
+        if isinstance(x, Abstract):
+            devices.append(x.device)
+            return meta_tensor(x)
+        if isinstance(x, Expr):
+            return to_torch(x)
+        if isinstance(x, (list, tuple)):
+            return [down(y) for y in x]
+        if isinstance(x, torch.device):
+            devices.append(x)
+            return _META
+        return x
+
+    try:
+        out = op(*[down(a) for a in args], **{k: down(v) for k, v in kwargs.items()})
+    except NotImplementedError as error:
+        raise UnsupportedError(
+            f"{op} has no shape rule and no meta kernel, so its result cannot be described "
+            "without running it",
+            fix=f'register one: @torch.library.register_fake("{op.name().split(".")[0]}")',
+        ) from error
+    device = next((d for d in devices if d.type != "meta"), devices[0] if devices else None)
+
+    def up(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return from_meta(x, device or x.device)
+        if isinstance(x, (list, tuple)):
+            return type(x)(up(y) for y in x) if type(x) in (list, tuple) else [up(y) for y in x]
+        if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return from_torch(x)
+        return x
+
+    return up(out)

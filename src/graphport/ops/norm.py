@@ -1,0 +1,92 @@
+"""Normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphport.ops import promote
+from graphport.ops.abstract import Abstract, Size
+from graphport.ops.registry import shape_rule
+from graphport.ops.sizes import require_equal
+from graphport.ops.strides import preserved
+
+aten = torch.ops.aten
+
+
+def _checked(input: Abstract, normalized_shape: Sequence[Size], what: str) -> None:
+    for have, want in zip(
+        input.sizes[input.rank - len(normalized_shape) :], normalized_shape, strict=True
+    ):
+        if have is not want:
+            require_equal(have, want, "{0}: normalized_shape {1} does not fit the input {2}",
+                          what, list(normalized_shape), input)  # fmt: skip
+
+
+@shape_rule(aten.layer_norm.default)
+def layer_norm(
+    input: Abstract, normalized_shape: Sequence[Size], weight: Abstract | None,
+    bias: Abstract | None, eps: float, cudnn_enable: bool,
+) -> Abstract:  # fmt: skip
+    _checked(input, normalized_shape, "layer_norm")
+    return input.like()
+
+
+@shape_rule(aten.rms_norm.default)
+def rms_norm(
+    input: Abstract, normalized_shape: Sequence[Size], weight: Abstract | None, eps: float | None
+) -> Abstract:
+    _checked(input, normalized_shape, "rms_norm")
+    dtype = input.dtype if weight is None else promote.result_type((input, weight))
+    return input.like(dtype=dtype)
+
+
+@shape_rule(aten.native_layer_norm.default)
+def native_layer_norm(
+    input: Abstract, normalized_shape: Sequence[Size], weight: Abstract | None,
+    bias: Abstract | None, eps: float,
+) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    _checked(input, normalized_shape, "layer_norm")
+    outer = input.rank - len(normalized_shape)
+    stats = input.like((*input.sizes[:outer], *(1 for _ in normalized_shape)))
+    return input.like(), stats, stats
+
+
+@shape_rule(aten.group_norm.default)
+def group_norm(
+    input: Abstract, num_groups: int, weight: Abstract | None, bias: Abstract | None, eps: float,
+    cudnn_enabled: bool,
+) -> Abstract:  # fmt: skip
+    require_equal(input.sizes[1] % num_groups, 0,
+                  "group_norm: {0} channels of {1} do not divide into {2} groups",
+                  input.sizes[1], input, num_groups)  # fmt: skip
+    return Abstract(input.sizes, input.dtype, input.device,
+                    input._strides if input.is_channels_last else None)  # fmt: skip
+
+
+@shape_rule(aten.batch_norm.default)
+def batch_norm(input: Abstract, *_: Any) -> Abstract:
+    return Abstract(input.sizes, input.dtype, input.device, preserved(input))
+
+
+@shape_rule(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_no_training(input: Abstract, *_: Any) -> tuple[Abstract, Abstract, Abstract]:
+    empty = input.like((0,))
+    return batch_norm(input), empty, empty
+
+
+@shape_rule(aten._native_batch_norm_legit_functional.default)
+def batch_norm_functional(
+    input: Abstract, weight: Abstract | None, bias: Abstract | None, running_mean: Abstract,
+    running_var: Abstract, training: bool, momentum: float, eps: float,
+) -> tuple[Abstract, ...]:  # fmt: skip
+    stats = running_mean.like((input.sizes[1],) if training else (0,))
+    return batch_norm(input), stats, stats, running_mean.like(), running_var.like()
+
+
+@shape_rule(aten.instance_norm.default)
+def instance_norm(input: Abstract, *_: Any) -> Abstract:
+    return Abstract(input.sizes, input.dtype, input.device,
+                    input._strides if input.is_channels_last else None)  # fmt: skip

@@ -1,0 +1,97 @@
+"""Type promotion, as torch's `result_type` does it.
+
+Operands fall into three classes of priority: tensors with dims, 0-d tensors, Python numbers. A lower
+class changes the result only when it is of a higher kind (bool < int < float < complex).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+import torch
+
+from graphport.ops.abstract import Abstract
+from graphport.symbolic import Expr
+
+Promotion = Callable[[torch.dtype], torch.dtype]
+
+COMPLEX_OF = {torch.float16: torch.complex32, torch.bfloat16: torch.complex64,
+              torch.float32: torch.complex64, torch.float64: torch.complex128}  # fmt: skip
+REAL_OF = {torch.complex32: torch.float16, torch.complex64: torch.float32,
+           torch.complex128: torch.float64}  # fmt: skip
+
+promote_types = cache(torch.promote_types)
+
+
+@cache
+def kind(dtype: torch.dtype) -> int:
+    """0 bool, 1 integer, 2 floating point, 3 complex."""
+    if dtype.is_complex:
+        return 3
+    if dtype.is_floating_point:
+        return 2
+    return 0 if dtype is torch.bool else 1
+
+
+def _number_kind(x: Any) -> int:
+    t = x.type if isinstance(x, Expr) else type(x)
+    return {bool: 0, int: 1, float: 2, complex: 3}[t]
+
+
+def _default(number_kind: int) -> torch.dtype:
+    default = torch.get_default_dtype()
+    return (torch.bool, torch.int64, default, COMPLEX_OF[default])[number_kind]
+
+
+def result_type(operands: Iterable[Any]) -> torch.dtype:
+    """The common dtype of abstract tensors and Python numbers; other things are passed over."""
+    dims = zero = None
+    number = -1
+    for x in operands:
+        if isinstance(x, Abstract):
+            dtype = x.dtype
+            if x.sizes:
+                dims = dtype if dims is None or dims is dtype else promote_types(dims, dtype)
+            else:
+                zero = dtype if zero is None or zero is dtype else promote_types(zero, dtype)
+        elif isinstance(x, (bool, int, float, complex, Expr)):
+            number = max(number, _number_kind(x))
+    result = dims
+    if zero is not None and (result is None or kind(zero) > kind(result)):
+        result = zero if result is None else _raised(result, kind(zero), zero)
+    if number >= 0 and (result is None or number > kind(result)):
+        result = _default(number) if result is None else _raised(result, number, None)
+    assert result is not None, "result_type needs an operand"
+    return result
+
+
+def _raised(dtype: torch.dtype, to: int, zero: torch.dtype | None) -> torch.dtype:
+    """`dtype` lifted to a higher kind by a 0-d tensor (of dtype `zero`) or a number."""
+    if to == 3 and kind(dtype) == 2:
+        return COMPLEX_OF[dtype]
+    return _default(to) if zero is None else zero
+
+
+def same(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
+def to_float(dtype: torch.dtype) -> torch.dtype:
+    """Integers and bools become the default float."""
+    return dtype if kind(dtype) >= 2 else torch.get_default_dtype()
+
+
+def to_bool(dtype: torch.dtype) -> torch.dtype:
+    return torch.bool
+
+
+def to_real(dtype: torch.dtype) -> torch.dtype:
+    """Complex becomes the float it is made of."""
+    return REAL_OF.get(dtype, dtype)
+
+
+def to_sum(dtype: torch.dtype) -> torch.dtype:
+    """Sums and products of integers and bools are int64."""
+    return dtype if kind(dtype) >= 2 else torch.int64

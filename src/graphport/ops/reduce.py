@@ -1,0 +1,181 @@
+"""Operators that reduce dims, and those that run along one: cumulative, sorting, normalising."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphport.ops import promote
+from graphport.ops.abstract import Abstract, Size, Sizes
+from graphport.ops.promote import Promotion
+from graphport.ops.registry import Rule, shape_rule, table
+from graphport.ops.sizes import wrap_dim, wrap_dims
+from graphport.ops.strides import elementwise_strides, preserved
+
+aten = torch.ops.aten
+Dims = int | Sequence[int] | None
+
+
+def reduced(self: Abstract, dims: Dims, keepdim: bool, dtype: torch.dtype) -> Abstract:
+    """`self` without the dims, or with 1 in their place."""
+    gone = set(wrap_dims(dims, self.rank))
+    if keepdim:
+        sizes: Sizes = tuple(1 if d in gone else s for d, s in enumerate(self.sizes))
+    else:
+        sizes = tuple(s for d, s in enumerate(self.sizes) if d not in gone)
+    if self._strides is None or len(gone) == self.rank:
+        return Abstract(sizes, dtype, self.device)
+    keep = [d for d in range(self.rank) if keepdim or d not in gone]
+    layout = Abstract(sizes, dtype, self.device, tuple(self._strides[d] for d in keep))
+    return Abstract(sizes, dtype, self.device, elementwise_strides(sizes, [layout]))
+
+
+def reduces(promotion: Promotion) -> Rule:
+    """A rule for (self, dim, keepdim, *, dtype) with any of the last three absent."""
+
+    def rule(
+        self: Abstract, dim: Dims = None, keepdim: bool = False, *_: Any,
+        dtype: torch.dtype | None = None, **__: Any,
+    ) -> Abstract:  # fmt: skip
+        return reduced(self, dim, keepdim, dtype or promotion(self.dtype))
+
+    return rule
+
+
+table(
+    [
+        aten.sum.default, aten.sum.dim_IntList, aten.prod.dim_int, aten.nansum.default,
+    ],
+    reduces(promote.to_sum),
+)  # fmt: skip
+table(
+    [
+        aten.mean.default, aten.mean.dim, aten.nanmean.default, aten.amax.default,
+        aten.amin.default, aten.max.default, aten.min.default, aten.median.default,
+        aten.nanmedian.default,
+    ],
+    reduces(promote.same),
+)  # fmt: skip
+table([aten.logsumexp.default], reduces(promote.to_float))
+table(
+    [
+        aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim,
+        aten.all.dims,
+    ],
+    reduces(lambda dtype: torch.uint8 if dtype is torch.uint8 else torch.bool),
+)  # fmt: skip
+
+
+@shape_rule(aten.prod.default)
+def prod(self: Abstract, *, dtype: torch.dtype | None) -> Abstract:
+    return self.like((), dtype or promote.to_sum(self.dtype))
+
+
+@shape_rule(aten.argmax.default, aten.argmin.default)
+def argmax(self: Abstract, dim: int | None, keepdim: bool) -> Abstract:
+    return reduced(self, dim, keepdim, torch.int64)
+
+
+@shape_rule(aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim, aten.mode.default)
+def extreme_along(self: Abstract, dim: int, keepdim: bool) -> tuple[Abstract, Abstract]:
+    values = reduced(self, dim, keepdim, self.dtype)
+    return values, Abstract(values.sizes, torch.int64, self.device, values._strides)
+
+
+@shape_rule(aten.kthvalue.default)
+def kthvalue(self: Abstract, k: Size, dim: int, keepdim: bool) -> tuple[Abstract, Abstract]:
+    return extreme_along(self, dim, keepdim)
+
+
+@shape_rule(aten.var.correction, aten.std.correction)
+def var(self: Abstract, dim: Dims, *, correction: Any, keepdim: bool) -> Abstract:
+    return reduced(self, dim, keepdim, promote.to_real(self.dtype))
+
+
+@shape_rule(aten.var_mean.correction, aten.std_mean.correction)
+def var_mean(
+    self: Abstract, dim: Dims, *, correction: Any, keepdim: bool
+) -> tuple[Abstract, Abstract]:
+    return var(self, dim, correction=correction, keepdim=keepdim), reduced(
+        self, dim, keepdim, self.dtype
+    )
+
+
+@shape_rule(aten.linalg_vector_norm.default)
+def linalg_vector_norm(
+    self: Abstract, ord: Any, dim: Dims, keepdim: bool, *, dtype: torch.dtype | None
+) -> Abstract:
+    return reduced(self, dim, keepdim, dtype or promote.to_real(promote.to_float(self.dtype)))
+
+
+@shape_rule(aten.norm.ScalarOpt_dim, aten.norm.Scalar)
+def norm(self: Abstract, p: Any, dim: Dims = None, keepdim: bool = False) -> Abstract:
+    return reduced(self, dim, keepdim, promote.to_real(self.dtype))
+
+
+@shape_rule(aten.count_nonzero.dim_IntList)
+def count_nonzero(self: Abstract, dim: Dims) -> Abstract:
+    return reduced(self, dim, False, torch.int64)
+
+
+@shape_rule(aten.cumsum.default, aten.cumprod.default)
+def cumulative(self: Abstract, dim: int, *, dtype: torch.dtype | None) -> Abstract:
+    wrap_dim(dim, self.rank)
+    return Abstract(self.sizes, dtype or promote.to_sum(self.dtype), self.device, preserved(self))
+
+
+@shape_rule(aten.logcumsumexp.default)
+def logcumsumexp(self: Abstract, dim: int) -> Abstract:
+    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+
+
+@shape_rule(aten.cummax.default, aten.cummin.default)
+def cumulative_extreme(self: Abstract, dim: int) -> tuple[Abstract, Abstract]:
+    wrap_dim(dim, self.rank)
+    return self.like(), self.like(dtype=torch.int64)
+
+
+@shape_rule(aten.softmax.int, aten.log_softmax.int)
+def softmax(self: Abstract, dim: int, dtype: torch.dtype | None) -> Abstract:
+    wrap_dim(dim, self.rank)
+    return Abstract(self.sizes, dtype or self.dtype, self.device, preserved(self))
+
+
+@shape_rule(aten._softmax.default, aten._log_softmax.default)
+def _softmax(self: Abstract, dim: int, half_to_float: bool) -> Abstract:
+    wrap_dim(dim, self.rank)
+    dtype = torch.float32 if half_to_float else self.dtype
+    return Abstract(self.sizes, dtype, self.device, preserved(self))
+
+
+@shape_rule(aten.sort.default)
+def sort(self: Abstract, dim: int, descending: bool) -> tuple[Abstract, Abstract]:
+    wrap_dim(dim, self.rank)
+    layout = preserved(self)
+    return (
+        Abstract(self.sizes, self.dtype, self.device, layout),
+        Abstract(self.sizes, torch.int64, self.device, layout),
+    )
+
+
+@shape_rule(aten.sort.stable)
+def sort_stable(
+    self: Abstract, *, stable: bool | None, dim: int, descending: bool
+) -> tuple[Abstract, Abstract]:
+    return sort(self, dim, descending)
+
+
+@shape_rule(aten.argsort.default)
+def argsort(self: Abstract, dim: int, descending: bool) -> Abstract:
+    return sort(self, dim, descending)[1]
+
+
+@shape_rule(aten.topk.default)
+def topk(
+    self: Abstract, k: Size, dim: int, largest: bool, sorted: bool
+) -> tuple[Abstract, Abstract]:
+    dim = wrap_dim(dim, self.rank)
+    sizes = (*self.sizes[:dim], k, *self.sizes[dim + 1 :]) if self.rank else ()
+    return self.like(sizes), self.like(sizes, torch.int64)

@@ -1,0 +1,167 @@
+"""The table of shape rules, and what each operator's schema says about it.
+
+A rule is a function from abstract tensors (and plain or symbolic numbers) to abstract tensors. Its
+parameters are the leading arguments of the operator's schema under their own names; defaults are
+taken from the schema when it is registered, so a call binds at the speed of Python. Registering
+twice, or with a name that the schema does not have, fails at import.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch._ops import OpOverload
+
+Rule = Callable[..., Any]
+F = TypeVar("F", bound=Rule)
+
+RULES: dict[OpOverload, Rule] = {}
+
+
+def shape_rule(*ops: OpOverload) -> Callable[[F], F]:
+    """Register a rule for operators that take the same arguments; the first gives the names."""
+
+    def register(fn: F) -> F:
+        for op in ops:
+            _add(op, _with_defaults(fn, op, strict=op is ops[0]))
+        return fn
+
+    return register
+
+
+def table(ops: Iterable[OpOverload], rule: Rule) -> None:
+    """Register one rule that takes any arguments for many operators."""
+    for op in ops:
+        _add(op, rule)
+
+
+def _add(op: OpOverload, rule: Rule) -> None:
+    if op in RULES:
+        raise ValueError(f"{op} has a shape rule already")
+    RULES[op] = rule
+
+
+def _with_defaults(fn: Rule, op: OpOverload, strict: bool) -> Rule:
+    """`fn` with the schema's defaults, after checking its parameter names against the schema."""
+    named = {a.name: a for a in op._schema.arguments}
+    order = [a.name for a in op._schema.arguments if not a.kwarg_only]
+    parameters = list(inspect.signature(fn).parameters.values())
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    keyword = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    if strict and [p.name for p in positional] != order[: len(positional)]:
+        raise TypeError(f"rule {fn.__name__} for {op}: parameters should start {order}")
+    unknown = [p.name for p in keyword if p.name not in named]
+    if unknown:
+        raise TypeError(f"rule {fn.__name__} for {op}: no arguments {unknown} in {op._schema}")
+    complete = len(positional) >= len(order) or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if not complete or not (
+        any(p.kind is p.VAR_KEYWORD for p in parameters)
+        or len(keyword) >= len(named) - len(order)
+    ):
+        raise TypeError(f"rule {fn.__name__} does not take every argument of {op._schema}")
+
+    defaults = [named[name] for name in order[: len(positional)]]
+    first = next((i for i, a in enumerate(defaults) if a.has_default_value()), len(defaults))
+    copy = type(fn)(fn.__code__, fn.__globals__, fn.__name__, None, fn.__closure__)
+    extra = (fn.__defaults__ or ())[-(len(positional) - len(order)) :]
+    copy.__defaults__ = tuple(a.default_value for a in defaults[first:]) + (
+        extra if len(positional) > len(order) else ()
+    )
+    copy.__kwdefaults__ = {p.name: named[p.name].default_value for p in keyword}
+    return copy
+
+
+class OpInfo:
+    """What the schema of an operator says, worked out once."""
+
+    __slots__ = ("composite", "functional", "mutated", "name", "op", "outs", "rule", "view")
+
+    op: OpOverload
+    name: str
+    rule: Rule | None
+    mutated: tuple[int | str, ...]
+    """Positions (or names, when keyword-only) of arguments that the operator writes to."""
+    outs: bool
+    """True for `out=` overloads."""
+    view: bool
+    """The first result aliases the first argument without writing to it."""
+    composite: bool
+    """Written by torch in terms of other operators, for every backend and autograd."""
+    functional: OpOverload | None
+    """The overload without mutation, when this one mutates."""
+
+    def __init__(self, op: OpOverload) -> None:
+        schema = op._schema
+        self.op = op
+        self.name = schema.name.split("::")[1]
+        self.rule = RULES.get(op)
+        mutated: list[int | str] = []
+        for i, a in enumerate(schema.arguments):
+            if a.alias_info is not None and a.alias_info.is_write:
+                mutated.append(a.name if a.kwarg_only else i)
+        self.mutated = tuple(mutated)
+        self.outs = bool(mutated) and any(a.is_out for a in schema.arguments)
+        self.view = not mutated and any(
+            r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
+        )
+        self.composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+            op.name(), "CompositeImplicitAutograd"
+        )
+        self.functional = functional_of(op) if mutated else None
+
+
+# In-place operators whose value-returning twin has another name.
+_TWINS = {
+    "aten::bernoulli_.float": "bernoulli.p",
+    "aten::bernoulli_.Tensor": "bernoulli.Tensor",
+    "aten::normal_": "normal_functional.default",
+    "aten::random_": "random.default",
+}
+
+
+def functional_of(op: OpOverload) -> OpOverload | None:
+    """The overload that computes what `op` writes, without writing."""
+    twin = _TWINS.get(op.name())
+    namespace = getattr(torch.ops, op.namespace)
+    base = op._schema.name.split("::")[1]
+    if twin is not None:
+        base, overload = twin.split(".")
+        return getattr(getattr(namespace, base), overload)
+    kept = [a for a in op._schema.arguments if not a.is_out]
+    name = base[:-1] if base.endswith("_") and not base.endswith("__") else base
+    packet = getattr(namespace, name, None)
+    if packet is None:
+        return None
+    for overload in packet.overloads():
+        candidate = getattr(packet, overload)
+        arguments = candidate._schema.arguments
+        if candidate._schema.is_mutable or len(arguments) < len(kept):
+            continue
+        if _same_arguments(kept, arguments):
+            return candidate
+    return None
+
+
+def _same_arguments(kept: list[Any], arguments: list[Any]) -> bool:
+    """The candidate takes the same arguments; what it has more must have defaults."""
+    named = {a.name: a for a in arguments}
+    for i, a in enumerate(kept):
+        other = named.pop(a.name, None)
+        if other is None and i == 0 and arguments:
+            other = named.pop(arguments[0].name, None)
+        if other is None or str(other.type) != str(a.type):
+            return False
+    return all(a.has_default_value() for a in named.values())
+
+
+_INFO: dict[OpOverload, OpInfo] = {}
+
+
+def info_of(op: OpOverload) -> OpInfo:
+    info = _INFO.get(op)
+    if info is None:
+        info = _INFO[op] = OpInfo(op)
+    return info

@@ -1,0 +1,61 @@
+"""Recurrent networks, kept whole: unrolling them would freeze the length of the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphport.ops.abstract import Abstract
+from graphport.ops.registry import shape_rule
+from graphport.ops.sizes import require_equal
+
+aten = torch.ops.aten
+
+
+def _output(input: Abstract, state: Abstract, bidirectional: bool) -> Abstract:
+    hidden = state.sizes[-1] * (2 if bidirectional else 1)
+    return input.like((*input.sizes[:-1], hidden))
+
+
+def _check_batch(input: Abstract, state: Abstract, batch_first: bool, what: str) -> None:
+    if input.rank == 3:
+        batch = input.sizes[0 if batch_first else 1]
+        require_equal(batch, state.sizes[1],
+                      "{0}: the input {1} and the hidden state {2} differ in batch size",
+                      what, input, state)  # fmt: skip
+
+
+@shape_rule(aten.lstm.input)
+def lstm(
+    input: Abstract, hx: Sequence[Abstract], params: Any, has_biases: bool, num_layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    _check_batch(input, hx[0], batch_first, "lstm")
+    return _output(input, hx[0], bidirectional), hx[0].like(), hx[1].like()
+
+
+@shape_rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+def gru(
+    input: Abstract, hx: Abstract, params: Any, has_biases: bool, num_layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> tuple[Abstract, Abstract]:  # fmt: skip
+    _check_batch(input, hx, batch_first, "gru")
+    return _output(input, hx, bidirectional), hx.like()
+
+
+@shape_rule(aten.lstm.data)
+def lstm_packed(
+    data: Abstract, batch_sizes: Abstract, hx: Sequence[Abstract], params: Any,
+    has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
+) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    return _output(data, hx[0], bidirectional), hx[0].like(), hx[1].like()
+
+
+@shape_rule(aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)
+def gru_packed(
+    data: Abstract, batch_sizes: Abstract, hx: Abstract, params: Any, has_biases: bool,
+    num_layers: int, dropout: float, train: bool, bidirectional: bool,
+) -> tuple[Abstract, Abstract]:  # fmt: skip
+    return _output(data, hx, bidirectional), hx.like()

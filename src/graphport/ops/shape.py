@@ -1,0 +1,555 @@
+"""Operators that rearrange: views first, then those that copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphport.errors import ShapeError
+from graphport.ops import promote
+from graphport.ops.abstract import Abstract, Size, Sizes, channels_last
+from graphport.ops.registry import shape_rule
+from graphport.ops.sizes import (
+    equal, holds, known, numel, require, require_equal, require_index, same, scope_of, wrap_dim,
+    wrap_dims,
+)  # fmt: skip
+from graphport.ops.strides import preserved
+from graphport.symbolic import Expr, eq, ge, le, ne
+
+aten = torch.ops.aten
+
+_NO_END = (1 << 63) - 1  # what Python's `x[a:]` passes as the end
+
+
+class Fresh(Abstract):
+    """The result of an operator that may return a view, but here had to copy."""
+
+    __slots__ = ()
+
+
+@shape_rule(aten.view.default, aten._unsafe_view.default)
+def view(self: Abstract, size: Sequence[Size]) -> Abstract:
+    sizes = resolved_sizes(self, size)
+    strides = view_strides(self, sizes)
+    if strides is None:
+        # Where the layout is a matter of symbolic sizes the recorded operator copies if it must.
+        if all(type(s) is int for s in (*self.sizes, *self.strides)):
+            raise ShapeError(
+                "view size is not compatible with input tensor's size and stride (at least one "
+                "dimension spans across two contiguous subspaces). Use .reshape(...) instead."
+            )
+        return Fresh(sizes, self.dtype, self.device)
+    return self.view(sizes, _plain(sizes, strides, self))
+
+
+@shape_rule(aten.reshape.default)
+def reshape(self: Abstract, shape: Sequence[Size]) -> Abstract:
+    sizes = resolved_sizes(self, shape)
+    strides = view_strides(self, sizes)
+    if strides is None:
+        return Fresh(sizes, self.dtype, self.device)
+    return self.view(sizes, _plain(sizes, strides, self))
+
+
+def _plain(sizes: Sizes, strides: Sizes, source: Abstract) -> Sizes | None:
+    return None if source._strides is None else strides
+
+
+def resolved_sizes(self: Abstract, shape: Sequence[Size]) -> Sizes:
+    """The target sizes with -1 worked out; the number of elements must agree."""
+    total = numel(self.sizes)
+    unknown = [i for i, s in enumerate(shape) if type(s) is int and s == -1]
+    if not unknown:
+        sizes = tuple(shape)
+        count = numel(sizes)
+        if count is not total:
+            require_equal(count, total, "shape {0} is invalid for input of size {1}",
+                          list(sizes), total)  # fmt: skip
+        return sizes
+    if len(unknown) > 1:
+        raise ShapeError("only one dimension can be inferred")
+    at = unknown[0]
+    rest = numel(s for i, s in enumerate(shape) if i != at)
+    if type(rest) is int and rest == 0:
+        raise ShapeError(
+            f"cannot reshape tensor of {total} elements into shape {list(shape)} because the "
+            "unspecified dimension size -1 can be any value and is ambiguous"
+        )
+    if rest is not total:
+        require(eq(total % rest, 0), "shape {0} is invalid for input of size {1}",
+                list(shape), total)  # fmt: skip
+        inferred: Size = total // rest
+        if isinstance(inferred, Expr):
+            inferred = inferred.scope.simplify(inferred)
+    else:
+        inferred = 1
+    return tuple(inferred if i == at else s for i, s in enumerate(shape))
+
+
+def view_strides(self: Abstract, sizes: Sizes) -> Sizes | None:
+    """Strides under which the same memory has these sizes, or None when that is not provable."""
+    if self._strides is None:
+        return ()
+    if not self.sizes:
+        return tuple(1 for _ in sizes)
+    if any(type(s) is int and s == 0 for s in self.sizes):
+        return Abstract(sizes, self.dtype, self.device).strides
+    strides: list[Size] = [0] * len(sizes)
+    old_strides = self.strides
+    at = len(sizes) - 1
+    base = old_strides[-1]
+    old_span: Size = 1
+    new_span: Size = 1
+    for d in range(self.rank - 1, -1, -1):
+        old_span = old_span * self.sizes[d]
+        breaks = d == 0 or (
+            self.sizes[d - 1] != 1 and not same(old_strides[d - 1], old_span * base)
+        )
+        if not breaks:
+            continue
+        while at >= 0 and (not same(new_span, old_span) or sizes[at] == 1):
+            strides[at] = new_span * base
+            new_span = new_span * sizes[at]
+            at -= 1
+        if not same(new_span, old_span):
+            return None
+        if d > 0:
+            base = old_strides[d - 1]
+            old_span = new_span = 1
+    return tuple(strides) if at == -1 else None
+
+
+@shape_rule(aten.permute.default)
+def permute(self: Abstract, dims: Sequence[int]) -> Abstract:
+    order = [wrap_dim(d, self.rank) for d in dims]
+    if sorted(order) != list(range(self.rank)):
+        raise ShapeError(f"permute: {list(dims)} is not an order of {self.rank} dims")
+    if order == list(range(self.rank)):
+        return self.view(self.sizes, self._strides)
+    strides = self.strides
+    return self.view(tuple(self.sizes[d] for d in order), tuple(strides[d] for d in order))
+
+
+@shape_rule(aten.transpose.int)
+def transpose(self: Abstract, dim0: int, dim1: int) -> Abstract:
+    a, b = wrap_dim(dim0, self.rank), wrap_dim(dim1, self.rank)
+    if a == b:
+        return self.view(self.sizes, self._strides)
+    sizes, strides = list(self.sizes), list(self.strides)
+    sizes[a], sizes[b] = sizes[b], sizes[a]
+    strides[a], strides[b] = strides[b], strides[a]
+    return self.view(tuple(sizes), tuple(strides))
+
+
+@shape_rule(aten.t.default)
+def t(self: Abstract) -> Abstract:
+    if self.rank > 2:
+        raise ShapeError(f"t() expects a tensor with <= 2 dimensions, but self is {self.rank}D")
+    return self.view(self.sizes[::-1], self.strides[::-1])
+
+
+@shape_rule(aten.expand.default)
+def expand(self: Abstract, size: Sequence[Size], **_: Any) -> Abstract:
+    lead = len(size) - self.rank
+    if lead < 0:
+        raise ShapeError(
+            f"expand: the number of sizes provided ({len(size)}) must be greater or equal to the "
+            f"number of dimensions in the tensor ({self.rank})"
+        )
+    sizes: list[Size] = []
+    strides: list[Size] = []
+    own_strides = self.strides
+    moved = lead > 0
+    for i, want in enumerate(size):
+        if i < lead:
+            sizes.append(want)
+            strides.append(0)
+            continue
+        have, step = self.sizes[i - lead], own_strides[i - lead]
+        if (type(want) is int and want == -1) or want is have or same(want, have):
+            sizes.append(have)
+            strides.append(step)
+        elif type(have) is int and have == 1:
+            sizes.append(want)
+            strides.append(0)
+            moved = True
+        else:
+            require_equal(
+                want, have,
+                "The expanded size of the tensor ({0}) must match the existing size ({1}) at "
+                "non-singleton dimension {2}", want, have, i,
+            )  # fmt: skip
+            sizes.append(have)
+            strides.append(step)
+    return self.view(tuple(sizes), tuple(strides) if moved else self._strides)
+
+
+@shape_rule(aten.unsqueeze.default)
+def unsqueeze(self: Abstract, dim: int) -> Abstract:
+    dim = wrap_dim(dim, self.rank + 1)
+    sizes = (*self.sizes[:dim], 1, *self.sizes[dim:])
+    if self._strides is None:
+        return self.view(sizes, None)
+    own = self.strides
+    step = self.sizes[dim] * own[dim] if dim < self.rank else 1
+    return self.view(sizes, (*own[:dim], step, *own[dim:]))
+
+
+@shape_rule(aten.squeeze.default)
+def squeeze(self: Abstract) -> Abstract:
+    return _without(self, [d for d in range(self.rank) if _is_one(self.sizes[d])])
+
+
+@shape_rule(aten.squeeze.dim, aten.squeeze.dims)
+def squeeze_dim(self: Abstract, dim: int | Sequence[int]) -> Abstract:
+    dims = (dim,) if isinstance(dim, int) else dim
+    if not self.rank:
+        return self
+    return _without(self, [d for d in (wrap_dim(d, self.rank) for d in dims)
+                           if _is_one(self.sizes[d])])  # fmt: skip
+
+
+def _is_one(size: Size) -> bool:
+    """Whether a dim can be squeezed. A dynamic dim is taken not to be 1, and checked when run."""
+    if type(size) is int:
+        return size == 1
+    scope = scope_of(size)
+    if known(eq(size, 1)):
+        return True
+    if scope.hint(size) == 1:
+        scope.specialize(size)
+        return True
+    scope.expect(ne(size, 1))
+    return False
+
+
+def _without(self: Abstract, dims: list[int]) -> Abstract:
+    keep = [d for d in range(self.rank) if d not in dims]
+    sizes = tuple(self.sizes[d] for d in keep)
+    if self._strides is None:
+        return self.view(sizes, None)
+    return self.view(sizes, tuple(self._strides[d] for d in keep))
+
+
+@shape_rule(aten.select.int)
+def select(self: Abstract, dim: int, index: Size) -> Abstract:
+    if not self.rank:
+        raise IndexError("select() cannot be applied to a 0-dim tensor.")
+    dim = wrap_dim(dim, self.rank)
+    index = require_index(index, self.sizes[dim], "select")
+    strides = self.strides
+    sizes = self.sizes[:dim] + self.sizes[dim + 1 :]
+    return self.view(
+        sizes,
+        None if dim == 0 and self._strides is None else strides[:dim] + strides[dim + 1 :],
+        self.offset + index * strides[dim],
+    )
+
+
+@shape_rule(aten.slice.Tensor)
+def slice_(self: Abstract, dim: int, start: Size | None, end: Size | None, step: int) -> Abstract:
+    dim = wrap_dim(dim, self.rank)
+    size = self.sizes[dim]
+    first, length = slice_bounds(size, start, end, step)
+    if length is size and step == 1:
+        return self.view(self.sizes, self._strides)
+    strides = self.strides
+    sizes = (*self.sizes[:dim], length, *self.sizes[dim + 1 :])
+    return self.view(
+        sizes,
+        None if dim == 0 and step == 1 and self._strides is None
+        else (*strides[:dim], strides[dim] * step, *strides[dim + 1 :]),
+        self.offset + first * strides[dim],
+    )  # fmt: skip
+
+
+def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) -> tuple[Size, Size]:
+    """Where a slice starts and how many elements it takes, as Python's slicing clamps them."""
+    if start is None:
+        start = 0
+    if end is None or (type(end) is int and end >= _NO_END):
+        end = size
+    if all(type(x) is int for x in (size, start, end)):
+        first, stop, _ = slice(start, end, step).indices(size)
+        return first, max(0, -((first - stop) // step))
+    first = _clamped(start, size)
+    stop = size if end is size else _clamped(end, size)
+    length = stop - first
+    if type(length) is int:
+        length = max(length, 0)
+    elif not known(ge(length, 0)):
+        if length.scope.hint(length) is None:
+            return first, length.scope.fresh(lower=0)
+        if not holds(ge(length, 0)):
+            length = 0
+    if step != 1:
+        length = (length + (step - 1)) // step
+    return first, length
+
+
+def _clamped(bound: Size, size: Size) -> Size:
+    """A slice bound in [0, size]; what is not known of a dynamic size is assumed and checked."""
+    if type(bound) is int:
+        if bound == 0:
+            return 0
+        if bound < 0:
+            return size + bound if _at_least(size, -bound) else 0
+        return bound if _at_least(size, bound) else size
+    if same(bound, size):
+        return size
+    scope = scope_of(bound)
+    if scope.decide(ge(bound, 0)) is False:
+        bound = bound + size
+    if known(le(bound, size)):
+        return bound
+    if scope.hint(bound) is None or (isinstance(size, Expr) and scope.hint(size) is None):
+        return scope.fresh(lower=0)
+    return bound if holds(le(bound, size)) else size
+
+
+def _at_least(size: Size, least: int) -> bool:
+    if type(size) is int:
+        return size >= least
+    cond = ge(size, least)
+    if least == 1 and not known(cond):
+        # An empty input is refused when run, rather than asked about at export.
+        return scope_of(size).expect(cond)
+    return holds(cond)
+
+
+@shape_rule(aten.split.Tensor)
+def split(self: Abstract, split_size: Size, dim: int) -> list[Abstract]:
+    dim = wrap_dim(dim, self.rank)
+    return [slice_at(self, dim, first, length)
+            for first, length in split_bounds(self.sizes[dim], split_size)]  # fmt: skip
+
+
+def split_bounds(size: Size, split_size: Size) -> list[tuple[Size, Size]]:
+    """Offsets and lengths of equal pieces; the number of pieces becomes a fact."""
+    if same(size, split_size):
+        return [(0, size)]
+    if type(split_size) is int and split_size == 0:
+        return [(0, 0)]
+    count = (size + (split_size - 1)) // split_size
+    if isinstance(count, Expr):
+        count = count.scope.simplify(count)
+    pieces = count if type(count) is int else scope_of(count).specialize(count)
+    bounds = [(i * split_size, split_size) for i in range(pieces - 1)]
+    last = max(pieces - 1, 0) * split_size
+    return [*bounds, (last, size - last)]
+
+
+@shape_rule(aten.split_with_sizes.default)
+def split_with_sizes(self: Abstract, split_sizes: Sequence[Size], dim: int) -> list[Abstract]:
+    dim = wrap_dim(dim, self.rank)
+    total: Size = 0
+    out = []
+    for length in split_sizes:
+        out.append(slice_at(self, dim, total, length))
+        total = total + length
+    require_equal(total, self.sizes[dim],
+                  "split_with_sizes expects split_sizes to sum to {1} (the size at dimension "
+                  "{2}), but got {0}", total, self.sizes[dim], dim)  # fmt: skip
+    return out
+
+
+def slice_at(self: Abstract, dim: int, first: Size, length: Size) -> Abstract:
+    strides = self.strides
+    sizes = (*self.sizes[:dim], length, *self.sizes[dim + 1 :])
+    keep = self._strides is None and (dim == 0 or length is self.sizes[dim])
+    return self.view(sizes, None if keep else strides, self.offset + first * strides[dim])
+
+
+@shape_rule(aten.unbind.int)
+def unbind(self: Abstract, dim: int) -> list[Abstract]:
+    dim = wrap_dim(dim, self.rank)
+    size = self.sizes[dim]
+    count = size if type(size) is int else scope_of(size).specialize(size)
+    return [select(self, dim, i) for i in range(count)]
+
+
+@shape_rule(aten.diagonal.default)
+def diagonal(self: Abstract, offset: int, dim1: int, dim2: int) -> Abstract:
+    a, b = wrap_dim(dim1, self.rank), wrap_dim(dim2, self.rank)
+    if a == b:
+        raise ShapeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
+    rows, columns = self.sizes[a], self.sizes[b]
+    below, right = (0, offset) if offset >= 0 else (-offset, 0)
+    tall, wide = rows - below, columns - right
+    length = tall if same(tall, wide) else wide if holds(le(wide, tall)) else tall
+    if not holds(ge(length, 0)):
+        length = 0
+    strides = self.strides
+    keep = [d for d in range(self.rank) if d not in (a, b)]
+    return self.view(
+        (*(self.sizes[d] for d in keep), length),
+        (*(strides[d] for d in keep), strides[a] + strides[b]),
+        self.offset + below * strides[a] + right * strides[b],
+    )
+
+
+@shape_rule(aten.unfold.default)
+def unfold(self: Abstract, dimension: int, size: Size, step: Size) -> Abstract:
+    if not self.rank:
+        return self.view((size,), (1,))
+    dim = wrap_dim(dimension, self.rank)
+    require(le(size, self.sizes[dim]),
+            "maximum size for tensor at dimension {0} is {1} but size is {2}",
+            dim, self.sizes[dim], size)  # fmt: skip
+    count = (self.sizes[dim] - size) // step + 1
+    strides = self.strides
+    return self.view(
+        (*self.sizes[:dim], count, *self.sizes[dim + 1 :], size),
+        (*strides[:dim], strides[dim] * step, *strides[dim + 1 :], strides[dim]),
+    )
+
+
+@shape_rule(aten.as_strided.default)
+def as_strided(
+    self: Abstract, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None
+) -> Abstract:
+    offset = self.offset if storage_offset is None else storage_offset
+    return self.view(tuple(size), tuple(stride), offset)
+
+
+@shape_rule(aten.alias.default, aten.detach.default)
+def alias(self: Abstract) -> Abstract:
+    return self.view(self.sizes, self._strides)
+
+
+@shape_rule(aten.view_as_real.default)
+def view_as_real(self: Abstract) -> Abstract:
+    strides = None if self._strides is None else (*(s * 2 for s in self._strides), 1)
+    return Abstract((*self.sizes, 2), promote.REAL_OF[self.dtype], self.device, strides)
+
+
+@shape_rule(aten.view_as_complex.default)
+def view_as_complex(self: Abstract) -> Abstract:
+    require_equal(self.sizes[-1], 2, "view_as_complex: the last dimension must have size 2")
+    strides = None if self._strides is None else tuple(s // 2 for s in self._strides[:-1])
+    return Abstract(self.sizes[:-1], promote.COMPLEX_OF[self.dtype], self.device, strides)
+
+
+@shape_rule(aten.cat.default)
+def cat(tensors: Sequence[Abstract], dim: int) -> Abstract:
+    # torch lets 1-d tensors of size 0 stand beside anything.
+    own = [t for t in tensors if not (t.rank == 1 and t.sizes[0] == 0)] or list(tensors)
+    first = own[0]
+    dim = wrap_dim(dim, first.rank)
+    total: Size = 0
+    for t in own:
+        if t.rank != first.rank:
+            raise ShapeError(
+                f"Tensors must have same number of dimensions: got {first.rank} and {t.rank}"
+            )
+        for d in range(first.rank):
+            if d != dim and t.sizes[d] is not first.sizes[d]:
+                require_equal(t.sizes[d], first.sizes[d],
+                              "Sizes of tensors must match except in dimension {2}: {0} and {1}",
+                              t, first, dim)  # fmt: skip
+        total = total + t.sizes[dim]
+    sizes = (*first.sizes[:dim], total, *first.sizes[dim + 1 :])
+    dtype = promote.result_type(tensors)
+    layout = channels_last(sizes) if all(t.is_channels_last for t in own) else None
+    return Abstract(sizes, dtype, first.device, layout)
+
+
+@shape_rule(aten.stack.default)
+def stack(tensors: Sequence[Abstract], dim: int) -> Abstract:
+    first = tensors[0]
+    dim = wrap_dim(dim, first.rank + 1)
+    for t in tensors[1:]:
+        if t.rank != first.rank or not all(map(equal, t.sizes, first.sizes)):
+            raise ShapeError(f"stack expects each tensor to be equal size, but got {first} and {t}")
+    sizes = (*first.sizes[:dim], len(tensors), *first.sizes[dim:])
+    return Abstract(sizes, promote.result_type(tensors), first.device)
+
+
+@shape_rule(aten.repeat.default)
+def repeat(self: Abstract, repeats: Sequence[Size]) -> Abstract:
+    lead = len(repeats) - self.rank
+    if lead < 0:
+        raise ShapeError(
+            "Number of dimensions of repeat dims can not be smaller than number of dimensions "
+            "of tensor"
+        )
+    own = (1,) * lead + self.sizes
+    return self.like(tuple(s * r for s, r in zip(own, repeats, strict=True)))
+
+
+@shape_rule(aten.flip.default)
+def flip(self: Abstract, dims: Sequence[int]) -> Abstract:
+    wrap_dims(dims, self.rank)
+    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+
+
+@shape_rule(aten.roll.default)
+def roll(self: Abstract, shifts: Sequence[Size], dims: Sequence[int]) -> Abstract:
+    return self.like()
+
+
+@shape_rule(aten.tril.default, aten.triu.default)
+def triangle(self: Abstract, diagonal: int) -> Abstract:
+    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+
+
+@shape_rule(aten.constant_pad_nd.default)
+def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract:
+    sizes = list(self.sizes)
+    for i in range(len(pad) // 2):
+        sizes[-1 - i] = sizes[-1 - i] + pad[2 * i] + pad[2 * i + 1]
+    out = tuple(sizes)
+    return Abstract(out, self.dtype, self.device, channels_last(out) if self.is_channels_last
+                    else None)  # fmt: skip
+
+
+@shape_rule(
+    aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default,
+    aten.replication_pad1d.default, aten.replication_pad2d.default,
+    aten.replication_pad3d.default,
+)  # fmt: skip
+def mirror_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
+    return constant_pad_nd(self, padding, 0)
+
+
+@shape_rule(aten.clone.default)
+def clone(self: Abstract, *, memory_format: torch.memory_format | None) -> Abstract:
+    return Abstract(self.sizes, self.dtype, self.device, formatted(self, memory_format))
+
+
+def formatted(self: Abstract, memory_format: torch.memory_format | None) -> Sizes | None:
+    """Strides of a copy of `self` in a memory format; None asks to preserve."""
+    if memory_format in (None, torch.preserve_format):
+        return preserved(self)
+    if memory_format is torch.contiguous_format:
+        return None
+    return channels_last(self.sizes)
+
+
+@shape_rule(aten.copy.default)
+def copy(self: Abstract, src: Abstract, non_blocking: bool) -> Abstract:
+    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+
+
+@shape_rule(aten._to_copy.default)
+def _to_copy(
+    self: Abstract,
+    *,
+    dtype: torch.dtype | None,
+    device: torch.device | None,
+    memory_format: torch.memory_format | None,
+    **_: Any,
+) -> Abstract:
+    return Abstract(self.sizes, dtype or self.dtype, device or self.device,
+                    formatted(self, memory_format))  # fmt: skip
+
+
+@shape_rule(
+    aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default,
+    aten.as_strided_scatter.default,
+)  # fmt: skip
+def scatter_view(self: Abstract, src: Abstract, *_: Any, **__: Any) -> Abstract:
+    """A new base with a view of it replaced."""
+    return Abstract(self.sizes, self.dtype, self.device, preserved(self))

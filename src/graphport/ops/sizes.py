@@ -1,0 +1,175 @@
+"""Arithmetic and questions on sizes that shape rules share.
+
+A question that the facts so far do not answer is answered by the example sizes and written down as a
+fact by the scope that owns the symbols; a rule never does that by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from graphport.errors import ShapeError
+from graphport.ops.abstract import Abstract, Size, Sizes
+from graphport.symbolic import Expr, eq, ge, lt
+
+
+def scope_of(*values: object):
+    """The scope that owns the first symbolic value."""
+    for v in values:
+        if isinstance(v, Expr):
+            return v.scope
+    raise TypeError("no symbolic value among the arguments")
+
+
+def holds(cond: bool | Expr) -> bool:
+    """Decide a condition, by the example sizes if need be."""
+    return cond if isinstance(cond, bool) else cond.scope.guard(cond)
+
+
+def known(cond: bool | Expr) -> bool:
+    """True when the condition is proven; records nothing."""
+    return cond if isinstance(cond, bool) else cond.scope.decide(cond) is True
+
+
+def same(a: Size, b: Size) -> bool:
+    """Provably equal; records nothing."""
+    if a is b:
+        return True
+    if type(a) is int and type(b) is int:
+        return a == b
+    return known(eq(a, b))
+
+
+def equal(a: Size, b: Size) -> bool:
+    """Equal at the example sizes; the answer becomes a fact when it was not known."""
+    if a is b:
+        return True
+    if type(a) is int and type(b) is int:
+        return a == b
+    return holds(eq(a, b))
+
+
+def require_equal(a: Size, b: Size, message: str, *values: object) -> None:
+    if not equal(a, b):
+        raise ShapeError(message.format(*values))
+
+
+def require(cond: bool | Expr, message: str, *values: object) -> None:
+    if not holds(cond):
+        raise ShapeError(message.format(*values))
+
+
+def numel(sizes: Iterable[Size]) -> Size:
+    total: Size = 1
+    for s in sizes:
+        total = total * s
+    return total
+
+
+def wrap_dim(dim: int, rank: int) -> int:
+    """A dim counted from the end as one counted from the front; 0-d tensors have one dim."""
+    span = max(rank, 1)
+    if not -span <= dim < span:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-span}, {span - 1}], "
+            f"but got {dim})"
+        )
+    return dim + span if dim < 0 else dim
+
+
+def wrap_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """All dims when None or empty."""
+    if dims is None:
+        return tuple(range(rank))
+    if isinstance(dims, int):
+        return (wrap_dim(dims, rank),)
+    if not dims:
+        return tuple(range(rank))
+    return tuple(wrap_dim(d, rank) for d in dims)
+
+
+def broadcast(*shapes: Sizes) -> Sizes:
+    """The common size; a dim meets another of the same size, or a literal 1."""
+    result = shapes[0]
+    for shape in shapes[1:]:
+        if shape is not result and shape != result:
+            result = _broadcast2(result, shape)
+    return result
+
+
+def _broadcast2(a: Sizes, b: Sizes) -> Sizes:
+    if len(a) < len(b):
+        a, b = b, a
+    if not b:
+        return a
+    out = list(a)
+    start = len(a) - len(b)
+    for i, y in enumerate(b, start):
+        x = out[i]
+        if x is y or (type(y) is int and y == 1):
+            continue
+        if type(x) is int:
+            if x == 1:
+                out[i] = y
+                continue
+            if type(y) is int:
+                if x == y:
+                    continue
+                raise ShapeError(_mismatch(a, b, i, x, y))
+        out[i] = _meet(x, y, a, b, i)
+    return tuple(out)
+
+
+def _meet(x: Size, y: Size, a: Sizes, b: Sizes, dim: int) -> Size:
+    """Two sizes of which at least one is symbolic: equal, or one of them is 1.
+
+    Equality is preferred whenever the example allows it, so that an example size of 1 does not
+    turn a dynamic dim into a constant.
+    """
+    if same(x, y):
+        return x if type(x) is int else y if type(y) is int else x
+    scope = scope_of(x, y)
+    hint_x, hint_y = scope.hint(x), scope.hint(y)
+    if hint_x is None or hint_y is None or hint_x == hint_y:
+        require_equal(x, y, _mismatch(a, b, dim, x, y))
+        return x if type(x) is int else y if type(y) is int else x
+    if hint_y == 1:
+        scope.specialize(y)
+        return x
+    if hint_x == 1:
+        scope.specialize(x)
+        return y
+    raise ShapeError(_mismatch(a, b, dim, x, y))
+
+
+def _mismatch(a: Sizes, b: Sizes, dim: int, x: Size, y: Size) -> str:
+    return (
+        f"The size of tensor a ({x}) must match the size of tensor b ({y}) at non-singleton "
+        f"dimension {dim}: {_show(a)} and {_show(b)}"
+    )
+
+
+def _show(sizes: Sizes) -> str:
+    return "[" + ", ".join(map(str, sizes)) + "]"
+
+
+def require_index(index: Size, size: Size, what: str) -> Size:
+    """An index in [-size, size) as one in [0, size)."""
+    if type(index) is int and type(size) is int:
+        if not -size <= index < size:
+            raise IndexError(f"{what}: index {index} is out of bounds for a size of {size}")
+        return index + size if index < 0 else index
+    if type(index) is int:
+        require(
+            lt(index, size) if index >= 0 else ge(size, -index),
+            "{0}: index {1} is out of bounds for a size of {2}", what, index, size,
+        )  # fmt: skip
+        return index + size if index < 0 else index
+    if known(ge(index, 0)):
+        return index
+    return index + size if known(lt(index, 0)) else index
+
+
+def tensors(args: Iterable[object]) -> list[Abstract]:
+    """The abstract tensors among the arguments of a rule."""
+    return [a for a in args if isinstance(a, Abstract)]

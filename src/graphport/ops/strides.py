@@ -1,0 +1,102 @@
+"""The memory layout that elementwise operators give to their result.
+
+This is the rule of torch's TensorIterator: equal layouts are kept, otherwise dims are ordered by the
+strides of the operands, from the first operand that tells two dims apart. Symbolic strides are
+compared at the example sizes: layout decides neither values nor sizes, and a graph that depends on
+it is recorded with `reshape` instead of `view`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphport.ops.abstract import Abstract, Size, Sizes, permuted
+
+_LARGE = 1 << 20  # stands in for a data-dependent size, which has no example value
+
+
+def at_example(size: Size) -> int:
+    if type(size) is int:
+        return size
+    value = size.scope.hint(size)
+    return _LARGE if value is None else value
+
+
+def elementwise_strides(sizes: Sizes, operands: Sequence[Abstract]) -> Sizes | None:
+    """Strides of the result, or None when it is contiguous."""
+    odd = [a for a in operands if a._strides is not None]
+    if not odd:
+        # A contiguous operand that is broadcast cannot reorder the dims of the result.
+        return None
+    rank = len(sizes)
+    full = [a for a in operands if a.sizes == sizes]
+    if len(full) == len(operands):
+        if all(a.is_contiguous for a in full):
+            return None
+        first = full[0].strides
+        if is_dense(full[0]) and all(a.strides == first for a in full[1:]):
+            return first
+    laid_out = [_aligned(a, sizes) for a in operands]
+    extent = [at_example(s) for s in sizes]
+    order = list(range(rank - 1, -1, -1))
+    for i in range(1, rank):
+        moving = i
+        for j in range(i - 1, -1, -1):
+            answer = _compare(order[j], order[moving], laid_out, extent)
+            if answer > 0:
+                order[j], order[moving] = order[moving], order[j]
+                moving = j
+            elif answer < 0:
+                break
+    order.reverse()
+    if order == list(range(rank)):
+        return None
+    return permuted(sizes, order)
+
+
+def _aligned(a: Abstract, sizes: Sizes) -> list[int]:
+    """Strides at the example sizes, 0 where the operand is broadcast."""
+    lead = len(sizes) - a.rank
+    own = zip(a.sizes, a.strides, sizes[lead:], strict=True)
+    return [0] * lead + [
+        0 if size == 1 and target != 1 else at_example(stride) for size, stride, target in own
+    ]
+
+
+def _compare(dim0: int, dim1: int, operands: list[list[int]], extent: list[int]) -> int:
+    for strides in operands:
+        s0, s1 = strides[dim0], strides[dim1]
+        if s0 == 0 or s1 == 0:
+            continue
+        if s0 != s1:
+            return -1 if s0 < s1 else 1
+        if extent[dim0] > extent[dim1]:
+            return 1
+    return 0
+
+
+def is_dense(a: Abstract) -> bool:
+    """Every element of the memory span belongs to exactly one index, at the example sizes."""
+    if a._strides is None:
+        return True
+    pairs = sorted((at_example(st), at_example(sz)) for st, sz in zip(a.strides, a.sizes, strict=True)
+                   if sz != 1)  # fmt: skip
+    expected = 1
+    for stride, size in pairs:
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def preserved(a: Abstract, sizes: Sizes | None = None) -> Sizes | None:
+    """Strides of a copy of `a` that preserves its layout (torch.preserve_format)."""
+    if a._strides is None:
+        return None
+    if is_dense(a):
+        return a.strides
+    return elementwise_strides(a.sizes if sizes is None else sizes, [a])
+
+

@@ -1,0 +1,100 @@
+"""`ExportedProgram`: a captured program, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule
+from torch.utils._pytree import TreeSpec
+
+from graphport.program.checks import InputChecks
+from graphport.program.module import build_module
+from graphport.program.printing import render
+from graphport.program.signature import GraphSignature, InputKind
+from graphport.program.verifier import verify
+from graphport.symbolic import Expr, Range
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """The structure of the arguments and of the result."""
+
+    in_spec: TreeSpec
+    out_spec: TreeSpec
+
+
+@dataclass(frozen=True)
+class ModuleCall:
+    """A module of the original program: its path, and the structure of its call if it was kept."""
+
+    fqn: str
+    signature: CallSpec | None = None
+
+
+@dataclass
+class ExportedProgram:
+    """A functional graph, the state it needs, and what is known of its inputs.
+
+    `graph_module` takes parameters, buffers and constants as inputs; `module()` gives a callable
+    with the user's own signature.
+    """
+
+    graph_module: GraphModule
+    graph_signature: GraphSignature
+    state_dict: dict[str, Any]
+    constants: dict[str, Any]
+    range_constraints: dict[Expr, Range]
+    call_spec: CallSpec
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]]
+    checks: InputChecks
+    argument_names: list[str]
+    module_call_graph: list[ModuleCall] = field(default_factory=list)
+    dialect: str = "ATEN"
+
+    @property
+    def graph(self) -> Graph:
+        return self.graph_module.graph
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for name in self.graph_signature.parameters:
+            yield name, self.state_dict[name]
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        for _, p in self.named_parameters():
+            yield p
+
+    def named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for spec in self.graph_signature.input_specs:
+            if spec.kind is InputKind.BUFFER:
+                yield spec.target, self.tensor(spec.target)  # type: ignore[misc,arg-type]
+
+    def buffers(self) -> Iterator[torch.Tensor]:
+        for _, b in self.named_buffers():
+            yield b
+
+    def tensor(self, name: str) -> Any:
+        """A parameter, buffer or constant by its fully qualified name."""
+        return self.state_dict[name] if name in self.state_dict else self.constants[name]
+
+    def module(self, check_guards: bool = True) -> GraphModule:
+        """A callable module that checks its inputs, runs, and writes mutations back."""
+        return build_module(self, check_guards=check_guards)
+
+    def validate(self) -> None:
+        """Raise `VerificationError` unless the program obeys its own rules."""
+        verify(self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            "An ExportedProgram is data and is not callable. Use `ep.module()(...)` instead."
+        )
+
+    def __str__(self) -> str:
+        return render(self)
+
+    __repr__ = __str__
+
+

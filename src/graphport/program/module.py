@@ -1,0 +1,196 @@
+"""A program as a callable module: state as attributes, inputs checked, mutations written back."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
+from torch.utils import _pytree as pytree
+
+from graphport.program.signature import GraphSignature, InputKind, OutputKind
+
+if TYPE_CHECKING:
+    from graphport.program.exported import ExportedProgram
+
+aten = torch.ops.aten
+
+_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_WRITES = {
+    OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION,
+}  # fmt: skip
+
+
+def graph_module(root: nn.Module, graph: Graph) -> GraphModule:
+    """A GraphModule whose Python code is generated when it is first needed."""
+    with _use_lazy_graph_module(True):
+        return _make_graph_module(root, graph, "GraphModule")
+
+
+class UserSignature(_PyTreeCodeGen):
+    """Generates `forward` with the user's own arguments, flattened inside."""
+
+    def gen_var_bindings(self, fn_args: list[str], free_vars: list[str], expanded_def: bool) -> str:
+        names = self.pytree_info.orig_args
+        args_spec, kwargs_spec = self.pytree_info.in_spec.children()
+        count = args_spec.num_children
+        positional = "".join(f"{n}, " for n in names[:count])
+        keys = kwargs_spec.context
+        keywords = ", ".join(f"{k!r}: {n}" for k, n in zip(keys, names[count:], strict=True))
+        targets = ", ".join(v.split(":")[0].split("#")[0] for v in free_vars)
+        return f"\n    {targets}, = pytree.tree_leaves((({positional}), {{{keywords}}}))"
+
+
+def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule:
+    signature = program.graph_signature
+    graph, getters = _unlifted(program.graph, signature)
+    _write_back(graph, signature, getters)
+    info = _PyTreeInfo(
+        program.argument_names, program.call_spec.in_spec, program.call_spec.out_spec
+    )
+    graph.set_codegen(UserSignature(info))
+
+    root = nn.Module()
+    _attach_state(root, program)
+    module = graph_module(root, graph)
+    _attach_state(module, program)
+    module._in_spec = program.call_spec.in_spec
+    module._out_spec = program.call_spec.out_spec
+    module.meta.update(program.graph_module.meta)
+    module.register_forward_pre_hook(
+        _Entrance(program, check_guards), with_kwargs=True, prepend=True
+    )
+    module.train = types.MethodType(_refuse("train"), module)
+    module.eval = types.MethodType(_refuse("eval"), module)
+    return module
+
+
+def _unlifted(lifted: Graph, signature: GraphSignature) -> tuple[Graph, dict[str, Node]]:
+    """A copy of the graph in which inputs for state are attributes; nodes by name of the input."""
+    graph = Graph()
+    specs = {s.arg.name: s for s in signature.input_specs}
+    mapping: dict[Node, Node] = {}
+    getters: dict[str, Node] = {}
+    for node in lifted.nodes:
+        spec = specs.get(node.name) if node.op == "placeholder" else None
+        if spec is not None and spec.kind in _STATE:
+            assert spec.target is not None
+            new = graph.create_node("get_attr", spec.target, (), {}, name=node.name)
+            new.meta = dict(node.meta)
+        else:
+            new = graph.node_copy(node, lambda n: mapping[n])
+            if node.op == "placeholder":
+                new.name = node.name
+        mapping[node] = new
+        if spec is not None:
+            getters[node.name] = new
+    return graph, getters
+
+
+def _write_back(graph: Graph, signature: GraphSignature, getters: dict[str, Node]) -> None:
+    """Replace outputs that stand for mutations by copies into what they mutate."""
+    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+    by_target = {s.target: s.arg.name for s in signature.input_specs if s.target is not None}
+    results: list[Any] = []
+    copies: dict[Node, Node] = {}
+    with graph.inserting_before(output):
+        for value, spec in zip(output.args[0], signature.output_specs, strict=True):
+            if spec.kind not in _WRITES:
+                results.append(value)
+                continue
+            name = spec.target if spec.kind is OutputKind.USER_INPUT_MUTATION else (
+                by_target[spec.target]
+            )  # fmt: skip
+            copy = graph.call_function(aten.copy_.default, (getters[name], value))
+            copy.meta = dict(value.meta)
+            if spec.kind is OutputKind.USER_INPUT_MUTATION:
+                copies[value] = copy
+    # A mutated input that is also returned is the caller's own tensor.
+    output.args = (tuple(copies.get(r, r) if isinstance(r, Node) else r for r in results),)
+
+
+def _attach_state(module: nn.Module, program: ExportedProgram) -> None:
+    """Parameters are shared; buffers that the program mutates are copies of their own."""
+    signature = program.graph_signature
+    mutated = set(signature.buffers_to_mutate.values())
+    persistent = {s.target: s.persistent for s in signature.input_specs}
+    copies: dict[int, torch.Tensor] = {}
+    for name, t in (*program.state_dict.items(), *program.constants.items()):
+        if not isinstance(t, torch.Tensor):
+            continue
+        if isinstance(t, nn.Parameter):
+            _assign(module, name, t, True)
+            continue
+        if name in mutated or id(t) in copies:
+            t = copies.setdefault(id(t), t.detach().clone())
+        in_state = name in program.state_dict
+        _assign(module, name, t, in_state and persistent.get(name, True) is not False)
+
+
+def _assign(module: nn.Module, name: str, t: torch.Tensor, persistent: bool) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        if not hasattr(module, part):
+            module.add_module(part, nn.Module())
+        module = getattr(module, part)
+    if isinstance(t, nn.Parameter):
+        module.register_parameter(last, t)
+    elif last not in module._buffers:
+        module.__dict__.pop(last, None)
+        module.register_buffer(last, t, persistent=persistent)
+
+
+class _Entrance:
+    """Checks the structure and sizes of the arguments before `forward` sees them."""
+
+    def __init__(self, program: ExportedProgram, check_guards: bool) -> None:
+        self.spec = program.call_spec.in_spec
+        self.names = program.argument_names
+        self.checks = program.checks if check_guards else None
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        args, kwargs = self.arranged(args, kwargs)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self.spec:
+            raise ValueError(
+                "Trying to flatten user inputs with exported input tree spec:\n"
+                f"{self.spec}\nbut actually got inputs with tree spec of:\n{spec}"
+            )
+        if self.checks is not None:
+            self.checks(leaves)
+        return args, kwargs
+
+    def arranged(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments as positional or keyword ones the way the program was captured."""
+        args_spec, kwargs_spec = self.spec.children()
+        count = args_spec.num_children
+        named = dict(zip(kwargs_spec.context, self.names[count:], strict=True))
+        if len(args) < count and kwargs:
+            missing = self.names[len(args) : count]
+            if all(n in kwargs for n in missing):
+                args = (*args, *(kwargs[n] for n in missing))
+                kwargs = {k: v for k, v in kwargs.items() if k not in missing}
+        if len(args) > count:
+            extra = [k for k in named if k not in kwargs][: len(args) - count]
+            if len(extra) == len(args) - count:
+                kwargs = {**dict(zip(extra, args[count:], strict=True)), **kwargs}
+                args = args[:count]
+        if list(kwargs) != list(named) and set(kwargs) == set(named):
+            kwargs = {k: kwargs[k] for k in named}
+        return tuple(args), kwargs
+
+
+def _refuse(what: str) -> Any:
+    def refuse(self: nn.Module, mode: bool = True) -> nn.Module:
+        raise NotImplementedError(
+            f"Calling {what}() is not supported yet. The program was captured in the mode that the "
+            "model was in: dropout and batch norm are part of the graph. Export it again after "
+            f"model.{what}()."
+        )
+
+    return refuse
+

@@ -1,0 +1,166 @@
+"""The signature of a captured program: what each graph input and output stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Any
+
+
+class InputKind(Enum):
+    USER_INPUT = auto()
+    PARAMETER = auto()
+    BUFFER = auto()
+    CONSTANT_TENSOR = auto()
+    CUSTOM_OBJ = auto()
+    TOKEN = auto()
+
+
+class OutputKind(Enum):
+    USER_OUTPUT = auto()
+    LOSS_OUTPUT = auto()
+    BUFFER_MUTATION = auto()
+    PARAMETER_MUTATION = auto()
+    USER_INPUT_MUTATION = auto()
+    GRADIENT_TO_PARAMETER = auto()
+    GRADIENT_TO_USER_INPUT = auto()
+    TOKEN = auto()
+
+
+@dataclass(frozen=True)
+class TensorArgument:
+    """A tensor, by the name of its node."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class SymbolicArgument:
+    """A symbolic number, by the name of its node."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ConstantArgument:
+    """A plain Python value that the program was captured with."""
+
+    name: str
+    value: Any
+
+
+Argument = TensorArgument | SymbolicArgument | ConstantArgument
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One graph input; `target` is the fully qualified name of a parameter, buffer or constant."""
+
+    kind: InputKind
+    arg: Argument
+    target: str | None = None
+    persistent: bool | None = None
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One graph output; `target` is what a mutation writes to."""
+
+    kind: OutputKind
+    arg: Argument
+    target: str | None = None
+
+
+def _of_kind(specs: list[Any], kind: Enum) -> list[Any]:
+    return [s for s in specs if s.kind is kind]
+
+
+def _targets(specs: list[Any]) -> Mapping[str, str]:
+    return MappingProxyType({s.arg.name: s.target for s in specs})
+
+
+def _user_value(arg: Argument) -> Any:
+    return arg.value if isinstance(arg, ConstantArgument) else arg.name
+
+
+@dataclass
+class GraphSignature:
+    """Specs of all inputs and outputs, in the order of the graph, and the usual ways to ask."""
+
+    input_specs: list[InputSpec] = field(default_factory=list)
+    output_specs: list[OutputSpec] = field(default_factory=list)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(self.inputs_to_parameters.values())
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        return tuple(self.inputs_to_buffers.values())
+
+    @property
+    def non_persistent_buffers(self) -> tuple[str, ...]:
+        specs = _of_kind(self.input_specs, InputKind.BUFFER)
+        return tuple(s.target for s in specs if s.persistent is False)
+
+    @property
+    def lifted_tensor_constants(self) -> tuple[str, ...]:
+        return tuple(self.inputs_to_lifted_tensor_constants.values())
+
+    @property
+    def lifted_custom_objs(self) -> tuple[str, ...]:
+        return tuple(s.target for s in _of_kind(self.input_specs, InputKind.CUSTOM_OBJ))
+
+    @property
+    def user_inputs(self) -> tuple[Any, ...]:
+        return tuple(_user_value(s.arg) for s in _of_kind(self.input_specs, InputKind.USER_INPUT))
+
+    @property
+    def user_outputs(self) -> tuple[Any, ...]:
+        kinds = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+        return tuple(_user_value(s.arg) for s in self.output_specs if s.kind in kinds)
+
+    @property
+    def inputs_to_parameters(self) -> Mapping[str, str]:
+        return _targets(_of_kind(self.input_specs, InputKind.PARAMETER))
+
+    @property
+    def inputs_to_buffers(self) -> Mapping[str, str]:
+        return _targets(_of_kind(self.input_specs, InputKind.BUFFER))
+
+    @property
+    def inputs_to_lifted_tensor_constants(self) -> Mapping[str, str]:
+        return _targets(_of_kind(self.input_specs, InputKind.CONSTANT_TENSOR))
+
+    @property
+    def buffers_to_mutate(self) -> Mapping[str, str]:
+        return _targets(_of_kind(self.output_specs, OutputKind.BUFFER_MUTATION))
+
+    @property
+    def parameters_to_mutate(self) -> Mapping[str, str]:
+        return _targets(_of_kind(self.output_specs, OutputKind.PARAMETER_MUTATION))
+
+    @property
+    def user_inputs_to_mutate(self) -> Mapping[str, str]:
+        return _targets(_of_kind(self.output_specs, OutputKind.USER_INPUT_MUTATION))
+
+    def __str__(self) -> str:
+        lines = ["inputs:"]
+        for spec in self.input_specs:
+            lines.append("  " + _line(spec))
+        lines.append("outputs:")
+        for out in self.output_specs:
+            lines.append("  " + _line(out))
+        return "\n".join(lines)
+
+
+def _line(spec: InputSpec | OutputSpec) -> str:
+    name = repr(spec.arg.value) if isinstance(spec.arg, ConstantArgument) else spec.arg.name
+    text = f"{name}: {spec.kind.name}"
+    if spec.target is not None:
+        text += f" {spec.target!r}"
+    if isinstance(spec, InputSpec) and spec.persistent is False:
+        text += " (not persistent)"
+    return text

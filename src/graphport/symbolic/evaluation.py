@@ -1,0 +1,183 @@
+"""What every kind of node means: evaluation at concrete values, and substitution.
+
+Two tables, one row per kind: `MEANING` computes on Python numbers, `_REBUILD` builds the canonical
+expression again from new operands. Evaluation has Python's semantics exactly, exceptions included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from graphport.symbolic import floats, integers, logic
+from graphport.symbolic.nodes import Expr, Number, Value
+
+MEANING: dict[str, Callable[..., Any]] = {
+    "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b,
+    "min": lambda *args: min(args),
+    "max": lambda *args: max(args),
+    "pow": lambda a, b: a**b,
+    "abs": abs,
+    "lshift": lambda a, b: a << b,
+    "rshift": lambda a, b: a >> b,
+    "bitand": lambda a, b: a & b,
+    "bitor": lambda a, b: a | b,
+    "bitxor": lambda a, b: a ^ b,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+    "round": round,
+    "to_float": float,
+    "truediv": lambda a, b: a / b,
+    "fadd": lambda a, b: a + b,
+    "fneg": lambda a: -a,
+    "fmul": lambda a, b: a * b,
+    "fdiv": lambda a, b: a / b,
+    "ffloordiv": lambda a, b: a // b,
+    "fmod": lambda a, b: a % b,
+    "fpow": lambda a, b: a**b,
+    "fmin": min,
+    "fmax": max,
+    "fabs": abs,
+    "round_to": round,
+    **floats.FUNCTIONS,
+    "ge0": lambda e: e >= 0,
+    "eq0": lambda e: e == 0,
+    "feq": lambda a, b: a == b,
+    "flt": lambda a, b: a < b,
+    "fle": lambda a, b: a <= b,
+    "not": lambda a: not a,
+}
+
+_REBUILD: dict[str, Callable[..., Any]] = {
+    "floordiv": integers.floordiv,
+    "mod": integers.mod,
+    "pow": integers.pow_,
+    "abs": integers.abs_,
+    "lshift": integers.lshift,
+    "rshift": integers.rshift,
+    "bitand": integers.bitand,
+    "bitor": integers.bitor,
+    "bitxor": integers.bitxor,
+    "floor": floats.floor,
+    "ceil": floats.ceil,
+    "trunc": floats.trunc,
+    "round": floats.round_,
+    "to_float": floats.to_float,
+    "truediv": floats.int_truediv,
+    "fadd": floats.add,
+    "fneg": floats.neg,
+    "fmul": floats.mul,
+    "fdiv": floats.truediv,
+    "ffloordiv": floats.floordiv,
+    "fmod": floats.mod,
+    "fpow": floats.pow_,
+    "fmin": floats.min_,
+    "fmax": floats.max_,
+    "fabs": floats.abs_,
+    "round_to": floats.round_to,
+    "ge0": logic.ge0,
+    "eq0": logic.eq0,
+    "feq": logic.feq,
+    "flt": logic.flt,
+    "fle": logic.fle,
+    "not": logic.not_,
+    "ite": logic.ite,
+}
+
+_FOLD: dict[str, Callable[[Any, Any], Any]] = {
+    "min": integers.min_,
+    "max": integers.max_,
+    "and": logic.and_,
+    "or": logic.or_,
+}
+
+
+def evaluate(e: Value, env: Mapping[Expr, Number]) -> Number:
+    """The value of `e` where the symbols have the values of `env`."""
+    return _evaluate(e, env, {})
+
+
+def _evaluate(e: Value, env: Mapping[Expr, Number], done: dict[Expr, Any]) -> Any:
+    if type(e) is not Expr:
+        return e
+    if e in done:
+        return done[e]
+    kind = e.kind
+    result: Any
+    if kind == "symbol":
+        result = env[e]
+    elif kind == "add":
+        result = e.const
+        for mono, coef in e.args:
+            result += coef * _evaluate(mono, env, done)
+    elif kind == "mul":
+        result = 1
+        for part, power in e.args:
+            result *= _evaluate(part, env, done) ** power
+    elif kind == "ite":
+        cond, a, b = e.args
+        result = _evaluate(a if _evaluate(cond, env, done) else b, env, done)
+    elif kind == "and":
+        result = all(_evaluate(part, env, done) for part in e.args)
+    elif kind == "or":
+        result = any(_evaluate(part, env, done) for part in e.args)
+    else:
+        result = MEANING[kind](*[_evaluate(part, env, done) for part in e.args])
+    done[e] = result
+    return result
+
+
+def substitute(e: Value, mapping: Mapping[Expr, Value]) -> Value:
+    """`e` with expressions replaced, all at once; the result is canonical.
+
+    Keys are usually symbols but may be any atom or monomial.
+    """
+    return rebuild(e, dict(mapping)) if type(e) is Expr else e
+
+
+def rebuild(e: Value, done: dict[Expr, Any]) -> Any:
+    """Substitution with a memo that the caller keeps: `done` maps what is already known."""
+    if type(e) is not Expr:
+        return e
+    if e in done:
+        return done[e]
+    kind = e.kind
+    result: Any
+    if kind == "symbol":
+        result = e
+    elif kind == "add":
+        result = _rebuild_sum(e, done)
+    elif kind == "mul":
+        result = 1
+        for part, power in e.args:
+            result = integers.mul(result, integers.pow_(rebuild(part, done), power))
+    else:
+        args = [rebuild(part, done) for part in e.args]
+        if all(new is old for new, old in zip(args, e.args, strict=True)):
+            result = e
+        elif kind in _FOLD:
+            result = args[0]
+            for arg in args[1:]:
+                result = _FOLD[kind](result, arg)
+        elif kind in floats.FUNCTIONS:
+            result = floats.func(kind, args[0])
+        else:
+            result = _REBUILD[kind](*args)
+    done[e] = result
+    return result
+
+
+def _rebuild_sum(e: Expr, done: dict[Expr, Any]) -> Any:
+    parts = [(rebuild(mono, done), coef) for mono, coef in e.args]
+    if all(new is old for (new, _), (old, _) in zip(parts, e.args, strict=True)):
+        return e
+    result = integers.sum_([e.const, *(integers.scale(new, coef) for new, coef in parts)])
+    if e.factors and type(result) is Expr and result.factors is None:
+        # A product of sums stays known as one, so that its sign stays easy to see.
+        factors = [rebuild(factor, done) for factor in e.factors]
+        if all(type(factor) is Expr for factor in factors):
+            result.factors = tuple(factors)
+    return result

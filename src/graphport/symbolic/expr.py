@@ -1,0 +1,245 @@
+"""The operations on expressions: the public face of the algebra.
+
+Every function takes Python numbers, bools and `Expr` alike, follows Python's rules of promotion,
+and returns a plain Python value when the result is constant. Results are memoised in the arena, so
+repeating an operation costs a dictionary lookup.
+
+    >>> from graphport.symbolic import Scope
+    >>> n = Scope().symbol("n")
+    >>> (n * 4 + 2) // 4
+    n
+    >>> ge(2 * n, 7)
+    n >= 4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from graphport.symbolic import floats, integers, logic
+from graphport.symbolic.evaluation import evaluate, substitute
+from graphport.symbolic.logic import ite
+from graphport.symbolic.nodes import (
+    Expr,
+    Number,
+    Size,
+    Truth,
+    Value,
+    memoised,
+    memoised_unary,
+    symbols,
+)
+from graphport.symbolic.printing import symbolic_repr, to_str
+
+__all__ = [
+    "Expr",
+    "Number",
+    "Size",
+    "Truth",
+    "Value",
+    "abs_",
+    "add",
+    "and_",
+    "bitand",
+    "bitor",
+    "bitxor",
+    "ceil",
+    "eq",
+    "evaluate",
+    "floor",
+    "floordiv",
+    "func",
+    "ge",
+    "gt",
+    "ite",
+    "le",
+    "lshift",
+    "lt",
+    "max_",
+    "min_",
+    "mod",
+    "mul",
+    "ne",
+    "neg",
+    "not_",
+    "or_",
+    "pow_",
+    "prod",
+    "round_",
+    "rshift",
+    "sqrt",
+    "sub",
+    "substitute",
+    "sum_",
+    "symbolic_repr",
+    "symbols",
+    "to_float",
+    "to_int",
+    "truediv",
+    "type_of",
+]
+
+
+def type_of(a: Value) -> type:
+    """int, float or bool."""
+    return a.type if type(a) is Expr else type(a)
+
+
+def _integer(a: Value) -> Size:
+    return a if type_of(a) is int else logic.to_integer(a)  # type: ignore[return-value]
+
+
+def _real(a: Value) -> floats.Real:
+    return a if type_of(a) is float else floats.to_float(_integer(a))  # type: ignore[return-value]
+
+
+def _promoting(name: str, integer: Callable[..., Any], real: Callable[..., Any]) -> Any:
+    """A binary operation that is carried out on floats as soon as one operand is a float."""
+
+    def operation(a: Value, b: Value) -> Value:
+        if type_of(a) is float or type_of(b) is float:
+            return real(_real(a), _real(b))
+        return integer(_integer(a), _integer(b))
+
+    operation.__name__ = name
+    operation.__doc__ = integer.__doc__
+    return memoised(operation)
+
+
+def _ge(a: Size, b: Size) -> Truth:
+    return logic.ge0(integers.sub(a, b))
+
+
+def _eq(a: Size, b: Size) -> Truth:
+    return logic.eq0(integers.sub(a, b))
+
+
+add = _promoting("add", integers.add, floats.add)
+sub = _promoting("sub", integers.sub, floats.sub)
+mul = _promoting("mul", integers.mul, floats.mul)
+floordiv = _promoting("floordiv", integers.floordiv, floats.floordiv)
+mod = _promoting("mod", integers.mod, floats.mod)
+truediv = _promoting("truediv", floats.int_truediv, floats.truediv)
+min_ = _promoting("min_", integers.min_, floats.min_)
+max_ = _promoting("max_", integers.max_, floats.max_)
+eq = _promoting("eq", _eq, logic.feq)
+ne = _promoting(
+    "ne",
+    lambda a, b: logic.not_(_eq(a, b)),
+    lambda a, b: logic.not_(logic.feq(a, b)),
+)
+ge = _promoting("ge", _ge, lambda a, b: logic.fle(b, a))
+le = _promoting("le", lambda a, b: _ge(b, a), logic.fle)
+gt = _promoting("gt", lambda a, b: _ge(a, integers.add(b, 1)), lambda a, b: logic.flt(b, a))
+lt = _promoting("lt", lambda a, b: _ge(b, integers.add(a, 1)), logic.flt)
+
+
+def _on_ints(operation: Callable[[Size, Size], Size]) -> Any:
+    return memoised(lambda a, b: operation(_integer(a), _integer(b)))
+
+
+lshift = _on_ints(integers.lshift)
+rshift = _on_ints(integers.rshift)
+bitand = _on_ints(integers.bitand)
+bitor = _on_ints(integers.bitor)
+bitxor = _on_ints(integers.bitxor)
+and_ = memoised(logic.and_)
+or_ = memoised(logic.or_)
+not_ = memoised_unary(logic.not_)
+
+
+@memoised
+def pow_(a: Value, b: Value) -> Value:
+    """a ** b. Of ints it is an int, except for a negative constant exponent, as in Python."""
+    if type_of(a) is float or type_of(b) is float or (type(b) is not Expr and b < 0):
+        return floats.pow_(_real(a), _real(b))
+    return integers.pow_(_integer(a), _integer(b))
+
+
+def neg(a: Value) -> Value:
+    return floats.neg(a) if type_of(a) is float else integers.neg(_integer(a))  # type: ignore[arg-type]
+
+
+def abs_(a: Value) -> Value:
+    return floats.abs_(a) if type_of(a) is float else integers.abs_(_integer(a))  # type: ignore[arg-type]
+
+
+def to_float(a: Value) -> floats.Real:
+    return _real(a)
+
+
+def _rounding(real: Callable[[floats.Real], Size]) -> Callable[[Value], Size]:
+    """A conversion to int, which leaves integers alone."""
+
+    def operation(a: Value) -> Size:
+        return real(a) if type_of(a) is float else _integer(a)  # type: ignore[arg-type]
+
+    operation.__doc__ = real.__doc__
+    return memoised_unary(operation)
+
+
+to_int = _rounding(floats.trunc)
+floor = _rounding(floats.floor)
+ceil = _rounding(floats.ceil)
+
+
+def round_(a: Value, digits: int | None = None) -> Value:
+    """To the nearest integer, halves to the even one; to `digits` decimals it stays a float."""
+    if type_of(a) is not float:
+        return _integer(a) if digits is None or digits >= 0 else _round_integer(_integer(a), digits)
+    if digits is None:
+        return floats.round_(a)  # type: ignore[arg-type]
+    return floats.round_to(a, digits)  # type: ignore[arg-type]
+
+
+def _round_integer(a: Size, digits: int) -> Size:
+    if type(a) is Expr:
+        raise TypeError("rounding a symbolic integer to tens is not supported")
+    return round(a, digits)
+
+
+def func(name: str, a: Value) -> floats.Real:
+    """A function of the `math` module by name, of `floats.FUNCTIONS`."""
+    return floats.func(name, _real(a))
+
+
+def sqrt(a: Value) -> floats.Real:
+    return floats.func("sqrt", _real(a))
+
+
+def sum_(values: Iterable[Value]) -> Value:
+    """The sum of many values."""
+    values = list(values)
+    if any(type_of(v) is float for v in values):
+        total: Value = 0
+        for value in values:
+            total = add(total, value)
+        return total
+    return integers.sum_(map(_integer, values))
+
+
+def prod(values: Iterable[Value]) -> Value:
+    """The product of many values; 1 for none."""
+    result: Value = 1
+    for value in values:
+        result = mul(result, value)
+    return result
+
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "__add__": add,
+    "__radd__": lambda a, b: add(b, a),
+    "__sub__": sub,
+    "__rsub__": lambda a, b: sub(b, a),
+    "__mul__": mul,
+    "__rmul__": lambda a, b: mul(b, a),
+    "__floordiv__": floordiv,
+    "__rfloordiv__": lambda a, b: floordiv(b, a),
+    "__mod__": mod,
+    "__rmod__": lambda a, b: mod(b, a),
+    "__neg__": neg,
+    "__str__": to_str,
+}
+for _name, _operation in _OPERATORS.items():
+    setattr(Expr, _name, _operation)

@@ -1,0 +1,232 @@
+"""Expressions as text.
+
+`to_str` writes Python that can be pasted, in the user's names: `2*batch + 1`, `seq//2`,
+`batch >= 4`. Comparisons put the leading term on the left and move negative terms across.
+`symbolic_repr` writes the notation of runtime assertion messages: `Eq(s0, s1)`,
+`Ne(Mod(s0, 20), 0)`. One renderer with two tables of templates serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graphport.symbolic.nodes import Expr, Value
+
+# Binding strength, as in Python's grammar.
+_OR, _AND, _NOT, _COMPARE, _BITOR, _BITXOR, _BITAND, _SHIFT, _SUM, _PRODUCT, _POWER, _ATOM = range(
+    12
+)
+
+# kind: (operator, strength, strength asked of the left, strength asked of the right)
+_INFIX: dict[str, tuple[str, int, int, int]] = {
+    "floordiv": ("//", _PRODUCT, _PRODUCT, _POWER),
+    "mod": (" % ", _PRODUCT, _PRODUCT, _POWER),
+    "truediv": ("/", _PRODUCT, _PRODUCT, _POWER),
+    "fdiv": ("/", _PRODUCT, _PRODUCT, _POWER),
+    "ffloordiv": ("//", _PRODUCT, _PRODUCT, _POWER),
+    "fmod": (" % ", _PRODUCT, _PRODUCT, _POWER),
+    "fmul": ("*", _PRODUCT, _PRODUCT, _POWER),
+    "fadd": (" + ", _SUM, _SUM, _PRODUCT),
+    "pow": ("**", _POWER, _ATOM, _POWER),
+    "fpow": ("**", _POWER, _ATOM, _POWER),
+    "lshift": (" << ", _SHIFT, _SHIFT, _SUM),
+    "rshift": (" >> ", _SHIFT, _SHIFT, _SUM),
+    "bitand": (" & ", _BITAND, _BITAND, _SHIFT),
+    "bitxor": (" ^ ", _BITXOR, _BITXOR, _BITAND),
+    "bitor": (" | ", _BITOR, _BITOR, _BITXOR),
+    "feq": (" == ", _COMPARE, _BITOR, _BITOR),
+    "flt": (" < ", _COMPARE, _BITOR, _BITOR),
+    "fle": (" <= ", _COMPARE, _BITOR, _BITOR),
+    "and": (" and ", _AND, _AND, _NOT),
+    "or": (" or ", _OR, _OR, _AND),
+}
+
+_PYTHON_CALLS = {
+    "min": "min",
+    "max": "max",
+    "abs": "abs",
+    "fabs": "abs",
+    "fmin": "min",
+    "fmax": "max",
+    "to_float": "float",
+    "trunc": "int",
+    "round": "round",
+    "round_to": "round",
+}
+
+_SYMBOLIC_CALLS = {
+    "mod": "Mod",
+    "min": "Min",
+    "max": "Max",
+    "fmin": "Min",
+    "fmax": "Max",
+    "abs": "Abs",
+    "fabs": "Abs",
+    "to_float": "ToFloat",
+    "trunc": "TruncToInt",
+    "floor": "FloorToInt",
+    "ceil": "CeilToInt",
+    "round": "RoundToInt",
+    "round_to": "RoundDecimal",
+    "truediv": "IntTrueDiv",
+    "fdiv": "FloatTrueDiv",
+    "fmod": "Mod",
+    "feq": "Eq",
+    "sqrt": "OpaqueUnaryFn_sqrt",
+}
+
+
+@dataclass(frozen=True)
+class _Style:
+    calls: Mapping[str, str]
+    infix: Mapping[str, tuple[str, int, int, int]]
+    eq: str
+    ne: str
+    function_prefix: str
+
+
+_PYTHON = _Style(_PYTHON_CALLS, _INFIX, "{0} == {1}", "{0} != {1}", "math.")
+_SYMBOLIC = _Style(
+    _SYMBOLIC_CALLS,
+    {
+        **{kind: row for kind, row in _INFIX.items() if kind not in _SYMBOLIC_CALLS},
+        "and": (" & ", _AND, _ATOM, _ATOM),
+        "or": (" | ", _OR, _ATOM, _ATOM),
+    },
+    "Eq({0}, {1})",
+    "Ne({0}, {1})",
+    "OpaqueUnaryFn_",
+)
+
+
+def to_str(e: Value) -> str:
+    """Python source for `e`, in the user's names."""
+    return _Renderer(_PYTHON, {}).text(e)
+
+
+def symbolic_repr(e: Value, names: Mapping[Expr, str] | None = None) -> str:
+    """`e` as runtime assertion messages write it; `names` overrides what symbols are called."""
+    return _Renderer(_SYMBOLIC, names or {}).text(e)
+
+
+class _Renderer:
+    def __init__(self, style: _Style, names: Mapping[Expr, str]) -> None:
+        self.style = style
+        self.names = names
+
+    def text(self, e: Value, least: int = _OR) -> str:
+        """The text of `e`, in parentheses if it binds less than `least`."""
+        text, strength = self._render(e)
+        return text if strength >= least else f"({text})"
+
+    def _render(self, e: Value) -> tuple[str, int]:
+        if type(e) is not Expr:
+            return str(e), _ATOM if e >= 0 else _PRODUCT
+        style, kind = self.style, e.kind
+        if kind == "symbol":
+            return self.names.get(e, e.name), _ATOM
+        if kind == "add":
+            return self._sum(e.args, e.const)
+        if kind == "mul":
+            return self._monomial(e), _PRODUCT if len(e.args) > 1 else _POWER
+        if kind in style.infix:
+            operator, strength, left, right = style.infix[kind]
+            first, *rest = e.args
+            parts = [self.text(first, left), *(self.text(part, right) for part in rest)]
+            return operator.join(parts), strength
+        if kind in ("ge0", "eq0", "not", "ite", "fneg"):
+            return getattr(self, f"_{kind}")(e)  # type: ignore[no-any-return]
+        name = style.calls.get(kind) or style.function_prefix + kind
+        return f"{name}({', '.join(map(self.text, e.args))})", _ATOM
+
+    def _monomial(self, e: Expr) -> str:
+        if e.kind != "mul":
+            return self.text(e, _PRODUCT)
+        # The right operand of * must not be a bare // or %, which would regroup.
+        parts = []
+        for i, (part, power) in enumerate(e.args):
+            base = self.text(part, _ATOM if power > 1 else (_PRODUCT if i == 0 else _POWER))
+            parts.append(f"{base}**{power}" if power > 1 else base)
+        return "*".join(parts)
+
+    def _term(self, mono: Expr, coef: int) -> str:
+        if coef == 1:
+            return self._monomial(mono)
+        text = self._monomial(mono)
+        return f"{coef}*{text}" if mono.kind == "mul" else f"{coef}*{self.text(mono, _POWER)}"
+
+    def _sum(self, terms: tuple[tuple[Expr, int], ...], const: int) -> tuple[str, int]:
+        text = ""
+        # A sum reads better when it does not begin with a minus sign.
+        ordered = sorted(terms, key=lambda term: term[1] < 0)
+        signed = [(coef < 0, self._term(mono, abs(coef))) for mono, coef in ordered]
+        if ordered and ordered[0][1] == -1 and const <= 0:
+            # -a//4 would be (-a)//4.
+            signed[0] = (True, self.text(ordered[0][0], _POWER))
+        if const or not signed:
+            entry = (const < 0, str(abs(const)))
+            lead = const > 0 and bool(signed) and signed[0][0]
+            signed = [entry, *signed] if lead else [*signed, entry]
+        for negative, part in signed:
+            if not text:
+                text = f"-{part}" if negative else part
+            else:
+                text += f" - {part}" if negative else f" + {part}"
+        strength = _SUM if len(signed) > 1 or signed[0][0] else _PRODUCT
+        return text, strength
+
+    def _sides(self, e: Expr) -> tuple[list[tuple[Expr, int]], list[tuple[Expr, int]], int, bool]:
+        """Left and right terms, the constant of the right, and whether the sides were swapped."""
+        terms: tuple[tuple[Expr, int], ...] = e.args if e.kind == "add" else ((e, 1),)
+        plus = [(mono, coef) for mono, coef in terms if coef > 0]
+        minus = [(mono, -coef) for mono, coef in terms if coef < 0]
+        swapped = terms[0][1] < 0
+        return (minus, plus, e.const, True) if swapped else (plus, minus, -e.const, False)
+
+    def _ge0(self, node: Expr) -> tuple[str, int]:
+        left, right, const, swapped = self._sides(node.args[0])
+        operator = "<=" if swapped else ">="
+        if right and const == (-1 if swapped else 1):
+            # a >= b + 1 reads a > b.
+            operator, const = operator[0], 0
+        elif right and left and (const < 0):
+            # Keep constants positive: a >= b - 2 reads a + 2 >= b.
+            return (
+                f"{self._sum(tuple(left), -const)[0]} {operator} {self._sum(tuple(right), 0)[0]}",
+                _COMPARE,
+            )
+        return (
+            f"{self._sum(tuple(left), 0)[0]} {operator} {self._sum(tuple(right), const)[0]}",
+            _COMPARE,
+        )
+
+    def _equation(self, template: str, e: Any) -> tuple[str, int]:
+        left, right, const, _ = self._sides(e)
+        if right and const < 0:
+            sides = self._sum(tuple(left), -const)[0], self._sum(tuple(right), 0)[0]
+        else:
+            sides = self._sum(tuple(left), 0)[0], self._sum(tuple(right), const)[0]
+        return template.format(*sides), _ATOM if "(" in template else _COMPARE
+
+    def _eq0(self, node: Expr) -> tuple[str, int]:
+        return self._equation(self.style.eq, node.args[0])
+
+    def _not(self, node: Expr) -> tuple[str, int]:
+        (inner,) = node.args
+        if inner.kind == "eq0":
+            return self._equation(self.style.ne, inner.args[0])
+        if inner.kind == "feq":
+            a, b = (self.text(part, _BITOR) for part in inner.args)
+            return self.style.ne.format(a, b), _COMPARE
+        return f"not {self.text(inner, _NOT)}", _NOT
+
+    def _ite(self, node: Expr) -> tuple[str, int]:
+        cond, a, b = node.args
+        if self.style is _SYMBOLIC:
+            return f"Piecewise(({self.text(a)}, {self.text(cond)}), ({self.text(b)}, True))", _ATOM
+        return f"({self.text(a)} if {self.text(cond)} else {self.text(b)})", _ATOM
+
+    def _fneg(self, node: Expr) -> tuple[str, int]:
+        return f"-{self.text(node.args[0], _POWER)}", _PRODUCT

@@ -1,0 +1,249 @@
+"""The symbols of one capture, what is known about them, and how questions are answered.
+
+A `Scope` creates symbols, holds the facts, and is asked about conditions in four ways:
+
+* `decide` proves or stays silent, and never records;
+* `guard` must answer: what is not proven is answered as the example sizes have it, and recorded;
+* `expect` is an assertion: it is taken as true, and recorded to be checked at run time;
+* `assume` states what is known.
+
+Every recorded `Fact` carries the user's line. The scope never raises an assumption silently: what is
+not proven and not recorded is not used, with one exception, spelled out at `internal`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from graphport import source
+from graphport.errors import DataDependentError, ShapeError
+from graphport.source import Location
+from graphport.symbolic import expr
+from graphport.symbolic.expr import Expr, Number, Size, Truth, Value
+from graphport.symbolic.facts import Contradiction, Facts
+from graphport.symbolic.generic import generic_answer
+from graphport.symbolic.nodes import UNSET, Arena
+from graphport.symbolic.prove import Prover
+from graphport.symbolic.ranges import Range, inf
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A condition that the captured program relies on.
+
+    kind is "assumed" (told to us), "guard" (a branch taken) or "expect" (an assertion); `internal`
+    says that an operator asked, not the user's code.
+    """
+
+    cond: Expr
+    kind: str
+    where: Location | None = None
+    internal: bool = False
+    message: str = ""
+
+    def __str__(self) -> str:
+        return str(self.cond)
+
+
+class Scope:
+    """Symbols and facts of one capture.
+
+    >>> from graphport.symbolic import eq, ge
+    >>> scope = Scope()
+    >>> n = scope.symbol("n", hint=8, lower=2)
+    >>> scope.decide(ge(n, 1)), scope.decide(ge(n, 3))
+    (True, None)
+    >>> scope.guard(ge(n, 3)), scope.range(n), scope.declared(n)
+    (True, [3, oo], [2, oo])
+    """
+
+    def __init__(self) -> None:
+        self.arena = Arena(self)
+        self.facts: list[Fact] = []
+        # True while an operator's own rule or meta kernel runs. Its questions whether a size is 0 or
+        # 1 choose between fast paths and are answered for a generic size, without a record.
+        self.internal = False
+        self.origins: dict[Expr, Any] = {}
+        # Room for the bridge: what stands for this scope on the side of torch.
+        self.peer: Any = None
+        self._declared: dict[Expr, Range] = {}
+        self._hints: dict[Expr, Number] = {}
+        self._facts = Facts()
+        self._prover = Prover(self._facts)
+        self._fresh = 0
+        self.decide = self._prover.decide
+        self.simplify = self._facts.simplify
+
+    # Symbols
+
+    def symbol(
+        self,
+        name: str,
+        *,
+        hint: Number | None = None,
+        lower: float = 0,
+        upper: float = inf,
+        origin: Any = None,
+        type: type = int,
+    ) -> Expr:
+        """A new symbol; with a hint it is backed by an example value."""
+        declared = Range(lower, upper)
+        if declared.empty:
+            raise ValueError(f"{name} has no value in {declared}")
+        s = self.arena.symbol(name, type, declared)
+        self._declared[s] = declared
+        self.origins[s] = origin
+        if hint is None:
+            self._facts.unbacked.add(s)
+        else:
+            self._hints[s] = hint
+        if type is not bool:
+            self._facts.tighten(s, declared)
+            self._facts.generation += 1
+        return s
+
+    def fresh(
+        self, type: type = int, *, lower: float = -inf, upper: float = inf, origin: Any = None
+    ) -> Expr:
+        """A data-dependent symbol, u0, u1, ... (f0, ... for floats), of unknown value."""
+        letter = "f" if type is float else "u"
+        while f"{letter}{self._fresh}" in self.arena.symbols:
+            self._fresh += 1
+        name = f"{letter}{self._fresh}"
+        self._fresh += 1
+        return self.symbol(name, lower=lower, upper=upper, origin=origin, type=type)
+
+    @property
+    def symbols(self) -> tuple[Expr, ...]:
+        return tuple(self.arena.symbols.values())
+
+    def declared(self, symbol: Expr) -> Range:
+        """The range a symbol was created with."""
+        return self._declared[symbol]
+
+    def is_backed(self, e: Value) -> bool:
+        """Whether `e` has a value at the example sizes."""
+        return self.hint(e) is not None
+
+    # Knowledge
+
+    def same(self, a: Value, b: Value) -> bool:
+        """Provably equal, by simplification alone."""
+        if a is b:
+            return True
+        a, b = self.simplify(a), self.simplify(b)
+        return a is b or (type(a) is not Expr and type(b) is not Expr and a == b)
+
+    def range(self, e: Value) -> Range:
+        """The tightest interval known for `e`."""
+        return self._prover.range(e)
+
+    def hint(self, e: Value) -> Number | None:
+        """The value of `e` at the example sizes, None if it depends on data."""
+        if type(e) is not Expr:
+            return e
+        known = e.hinted
+        if known is UNSET:
+            hints = self._hints
+            if any(s not in hints for s in expr.symbols(e)):
+                # Not remembered: an equality may yet tie the symbol to a backed one.
+                simple = self.simplify(e)
+                if simple is e or any(s not in hints for s in expr.symbols(simple)):
+                    return None
+                return self.hint(simple)
+            known = e.hinted = expr.evaluate(e, hints)
+        return known  # type: ignore[no-any-return]
+
+    # Questions
+
+    def guard(self, cond: Truth, *, where: Location | None = None) -> bool:
+        """The truth of `cond`: proven, or as the example has it, which is then recorded."""
+        answer = self.decide(cond)
+        if answer is not None:
+            return answer
+        if self.internal:
+            cond = generic_answer(self._prover, cond)
+            if type(cond) is not Expr:
+                return bool(cond)
+        hint = self.hint(cond)
+        where = where or source.here()
+        if hint is None:
+            raise _data_dependent(self.simplify(cond), where)
+        self._record(cond if hint else expr.not_(cond), "guard", where)
+        return bool(hint)
+
+    def expect(
+        self, cond: Truth, *, message: str | None = None, where: Location | None = None
+    ) -> bool:
+        """Assert `cond`. False if it is known not to hold, here or at the example sizes.
+
+        What is not proven becomes a fact that the program checks when it runs.
+        """
+        answer = self.decide(cond)
+        if answer is not None:
+            return answer
+        if self.hint(cond) is False:
+            return False
+        self._record(cond, "expect", where or source.here(), message or "")
+        return True
+
+    def assume(self, cond: Truth, *, reason: str = "", where: Location | None = None) -> None:
+        """Take `cond` as true from now on."""
+        answer = self.decide(cond)
+        if answer is False:
+            raise ShapeError(f"{cond} cannot hold", where=where or source.here())
+        if answer is None:
+            self._record(cond, "assumed", where or source.here(), reason)
+
+    def specialize(self, e: Value, *, where: Location | None = None) -> Any:
+        """The Python value of `e`, which is fixed to the example's from now on."""
+        e = self.simplify(e)
+        if type(e) is not Expr:
+            return e
+        hint = self.hint(e)
+        if hint is None:
+            raise _data_dependent(e, where or source.here())
+        if e.type is bool:
+            return self.guard(e, where=where)
+        cond = expr.eq(e, hint)
+        if self.decide(cond) is None:
+            self._record(cond, "guard", where or source.here())
+        return hint
+
+    @contextmanager
+    def operator(self) -> Iterator[None]:
+        """While an operator's own rule runs: `internal` is set."""
+        before, self.internal = self.internal, True
+        try:
+            yield
+        finally:
+            self.internal = before
+
+    def _record(self, cond: Truth, kind: str, where: Location | None, message: str = "") -> None:
+        assert isinstance(cond, Expr)
+        self.facts.append(Fact(cond, kind, where, self.internal, message))
+        try:
+            self._facts.learn(cond)
+        except Contradiction:
+            raise ShapeError(f"{cond} contradicts what is already known", where=where) from None
+
+
+def _data_dependent(e: Value, where: Location | None) -> DataDependentError:
+    if type(e) is Expr and e.type is bool:
+        return DataDependentError(
+            f"whether {e} depends on the data of a tensor, and the program branches on it",
+            where=where,
+            fix=[f"torch._check({e})", f"torch._check({expr.not_(e)})"],
+        )
+    return DataDependentError(
+        f"the value of {e} depends on the data of a tensor, and Python needs it", where=where
+    )
+
+
+def size_hint(scope: Scope, e: Size, default: int) -> int:
+    """The example value of a size, `default` where there is none."""
+    hint = scope.hint(e)
+    return default if hint is None else int(hint)

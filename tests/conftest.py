@@ -1,0 +1,42 @@
+"""What every test shares: a seed, quiet threads, and a fresh interpreter to run code in."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+# No deadline: the first example of a property pays for torch's lazy imports. Derandomised, so that
+# the same commit gives the same result on every machine.
+hypothesis.settings.register_profile("graphport", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("graphport")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers that each start a thread per core slow one another down.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def fresh_python() -> Callable[[str], str]:
+    """Run code in a new interpreter and return what it prints."""
+
+    def run(code: str) -> str:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
