@@ -2,8 +2,8 @@
 
 Every contender captures the same model with the same spec in the same process. Repetitions are
 interleaved, so that noise of the machine hits all alike; the first round warms up and is thrown
-away; the table shows medians. `floor` is the eager forward under a dispatch mode that does nothing:
-what a capture that sees every operator cannot be faster than by much.
+away; the table shows medians. `floor` is the eager forward under a dispatch mode that does nothing,
+its arithmetic included: a yardstick for a run that sees every operator, not a lower bound.
 
 A contender that fails shows "fails", is left out of the means, and is listed with its error.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops.abstract import Abstract, permuted
+from graphport.ops.abstract import Abstract
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import broadcast, require_equal
+from graphport.ops.strides import preserved
 
 aten = torch.ops.aten
 
@@ -32,18 +33,18 @@ def scaled_dot_product_attention(
     sizes = (*lead, query.sizes[-2], value.sizes[-1])
     if attn_mask is not None:
         broadcast((*lead, query.sizes[-2], key.sizes[-2]), attn_mask.sizes)
-    if len(sizes) == 4 and _is_fused(query, value, dropout_p):
-        # The fused CPU kernel writes its result as [batch, length, heads, dim].
-        return Abstract(sizes, query.dtype, query.device, permuted(sizes, (0, 2, 1, 3)))
+    if _is_fused(query, key, value, dropout_p, enable_gqa):
+        # The fused CPU kernel writes its result in the layout of the query.
+        return Abstract(sizes, query.dtype, query.device, preserved(query))
     return query.like(sizes)
 
 
-def _is_fused(query: Abstract, value: Abstract, dropout_p: float) -> bool:
+def _is_fused(
+    query: Abstract, key: Abstract, value: Abstract, dropout_p: float, enable_gqa: bool
+) -> bool:
     return (
-        query.device.type == "cpu"
+        query.rank == 4
         and dropout_p == 0.0
-        and query.dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-        and query.sizes[-1] is value.sizes[-1] or query.sizes[-1] == value.sizes[-1]
+        and query.sizes[-1] == value.sizes[-1]
+        and (enable_gqa or query.sizes[:2] == key.sizes[:2] == value.sizes[:2])
     )
-
-
