@@ -7,11 +7,14 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 # No deadline: the first example of a property pays for torch's lazy imports. Derandomised, so that
 # the same commit gives the same result on every machine.
@@ -34,8 +37,11 @@ def seed() -> None:
 def fresh_python() -> Callable[[str], str]:
     """Run code in a new interpreter and return what it prints."""
 
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+
     def run(code: str) -> str:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -150,10 +150,9 @@ class _Capture:
         for d, s in enumerate(sizes):
             if type(s) is Expr:
                 self._define(s, node, d)
-        wrapped = self.tracer.wrap(value, t.requires_grad)
         node.meta = {"val": abstract_tensor(abstract, t.requires_grad)}
         self.input_values.append(value)
-        return wrapped
+        return self.tracer.wrap(value)
 
     def _define(self, size: Expr, node: Node, dim: int) -> None:
         """How the graph obtains the root symbol of a size: solve factor*root + offset."""

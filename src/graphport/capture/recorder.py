@@ -107,12 +107,12 @@ class Recorder:
             return [self.argument(y) for y in x]
         return x
 
-    def item(self, node: Node, index: int, out: Any) -> Node:
+    def item(self, node: Node, index: int) -> Node:
         """One result of a node that has several."""
         got = self.graph.create_node(
             "call_function", operator.getitem, (node, index), {}, "getitem"
         )
-        got.meta = {**node.meta, "val": as_val(out)}
+        got.meta = {**node.meta, "val": node.meta["val"][index]}
         return got
 
     # Sizes

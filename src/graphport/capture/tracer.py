@@ -61,6 +61,11 @@ class Tracer(TorchDispatchMode):
         self.state = state
         self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Capture never runs under Dynamo; the guard against it would import Dynamo."""
+        return False
+
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         entry = self._handlers.get(op)
         if entry is None:
@@ -112,18 +117,21 @@ class Tracer(TorchDispatchMode):
             value.constant = None
 
     def wrap(self, value: Value, grad: bool = False) -> AbstractTensor:
-        """A tensor for the user to hold."""
-        t = abstract_tensor(value.abstract, grad)
+        """A tensor for the user to hold: the one that describes the value's node."""
+        t: AbstractTensor = value.node.meta["val"]
+        if t._value is not None:
+            t = abstract_tensor(value.abstract)
         t._value = value
+        if grad and (t.dtype.is_floating_point or t.dtype.is_complex):
+            t.requires_grad_()
         return t
 
     def fresh(self, out: Any, node: Node, grad: bool = False) -> Any:
         """Tensors for the user from the result of a recorded operator."""
         if isinstance(out, Abstract):
-            differentiable = out.dtype.is_floating_point or out.dtype.is_complex
-            return self.wrap(Value(out, node), grad and differentiable)
+            return self.wrap(Value(out, node), grad)
         if isinstance(out, (list, tuple)):
-            items = [self.fresh(x, self.recorder.item(node, i, x), grad) if x is not None else None
+            items = [self.fresh(x, self.recorder.item(node, i), grad) if x is not None else None
                      for i, x in enumerate(out)]  # fmt: skip
             return items if isinstance(out, list) else tuple(items)
         return to_torch(out) if type(out) is Expr else out
@@ -229,7 +237,7 @@ def view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
             value.constant = op(base.constant, *args[1:], **kwargs)
         return tracer.wrap(value, grad)
     return [
-        tracer.wrap(Value.view(base, piece, tracer.recorder.item(made, i, piece), *recipe), grad)
+        tracer.wrap(Value.view(base, piece, tracer.recorder.item(made, i), *recipe), grad)
         for i, (piece, recipe) in enumerate(zip(out, _pieces(op, base, out, rest), strict=True))
     ]
 
@@ -314,6 +322,9 @@ def rebind_or_write(tracer: Tracer, target: Any, result: Any, op: OpOverload) ->
 
 def rebind(t: AbstractTensor, value: Value) -> None:
     """Make a tensor that the user holds mean another value, sizes included."""
+    old = t._value
+    if old is not None and old.node.meta["val"] is t:
+        old.node.meta["val"] = abstract_tensor(old.abstract)
     t.data = abstract_tensor(value.abstract)
     t._abstract = value.abstract
     t._value = value

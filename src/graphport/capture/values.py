@@ -69,7 +69,7 @@ class AbstractTensor(torch.Tensor):
     """A tensor without data. See the module."""
 
     _abstract: Abstract
-    _value: Value | None
+    _value: Value | None = None
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -104,7 +104,8 @@ def abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> Abstract
             strides = [to_torch(s) for s in strides]
     t = _wrapper(
         AbstractTensor, sizes, strides=strides, dtype=abstract.dtype, device=abstract.device,
-        requires_grad=requires_grad,
+        requires_grad=requires_grad, storage_size=0,
     )  # fmt: skip
+    # storage_size: or C++ works out the number of bytes, through a dozen calls on symbolic sizes.
     t._abstract = abstract
     return t

@@ -1,0 +1,154 @@
+"""PyTorch's own operator database as a test: every sample captured, and compared with eager.
+
+A sample is a call of an operator. Its tensors become the inputs of a program, everything else is
+part of the program. The program is captured with fixed sizes, with every size automatic, and with a
+named dim for each size that occurs; the last is run at other sizes too, made by repeating or dropping
+rows. A program may refuse sizes, at export or when it runs; it may not be wrong about them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from helpers import assert_same, clone, compare_metadata
+from torch.utils import _pytree as pytree
+
+import graphport as gp
+
+DTYPES = (
+    torch.float32, torch.int64, torch.bool, torch.complex64, torch.float16, torch.bfloat16,
+)  # fmt: skip
+
+# What the database's own wrappers of random operators seed with.
+SEED = 42
+
+Case = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def samples(op: Any, dtype: torch.dtype, limit: int | None) -> Iterator[Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=False)):
+            if limit is not None and i >= limit:
+                return
+            yield sample
+
+
+def variants(op: Any, sample: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The ways to write the call: as a function, in place, with out=."""
+    yield "function", op.op
+    if op.inplace_variant is not None and not sample.broadcasts_input:
+        yield "inplace", op.inplace_variant
+    if op.supports_out:
+        yield "out", _with_out(op.op)
+
+
+def _with_out(op: Callable[..., Any]) -> Callable[..., Any]:
+    def call(input: Any, *args: Any, **kwargs: Any) -> Any:
+        results = op(input, *args, **kwargs)
+        if isinstance(results, torch.Tensor):
+            out: Any = torch.zeros_like(results)
+        else:
+            out = tuple(torch.zeros_like(r) for r in results)
+        op(input, *args, **kwargs, out=out)
+        return out if isinstance(out, torch.Tensor) else list(out)
+
+    return call
+
+
+def case(call: Callable[..., Any], sample: Any) -> Case:
+    """The call as a function of its tensors."""
+    flat, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    where = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+    tensors = [flat[i].detach() for i in where]
+
+    def run(tensors: Any) -> Any:
+        leaves = list(flat)
+        for i, t in zip(where, tensors, strict=True):
+            leaves[i] = t
+        input, args, kwargs = pytree.tree_unflatten(leaves, spec)
+        result = call(input, *args, **kwargs)
+        # Named tuples are a matter of Python, not of the program.
+        return list(result) if isinstance(result, tuple) else result
+
+    return run, (tensors,)
+
+
+def eager(fn: Callable[..., Any], inputs: Any) -> Any:
+    """What PyTorch computes, or None where it raises: such a call has nothing to be compared to."""
+    torch.manual_seed(SEED)
+    try:
+        return fn(*clone(inputs))
+    except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError):
+        return None
+
+
+def check_static(fn: Callable[..., Any], inputs: tuple[Any, ...], **tolerance: Any) -> None:
+    _check(gp.export(fn, inputs), fn, inputs, **tolerance)
+
+
+def check_automatic(fn: Callable[..., Any], inputs: tuple[Any, ...], **tolerance: Any) -> None:
+    spec = [dict.fromkeys(range(t.dim()), gp.Dim.AUTO) for t in inputs[0]]
+    ep = gp.export(fn, inputs, dynamic_shapes=(spec,))
+    _check(ep, fn, inputs, **tolerance)
+
+
+def check_dynamic(fn: Callable[..., Any], inputs: tuple[Any, ...], **tolerance: Any) -> None:
+    """A dim per size; sizes of 1 are left alone, because to broadcast is what they are for."""
+    spec = [
+        {d: gp.Dim(f"d{s}") for d, s in enumerate(t.shape) if s > 1} for t in inputs[0]
+    ]
+    try:
+        ep = gp.export(fn, inputs, dynamic_shapes=(spec,))
+    except gp.errors.ConstraintViolationError:
+        return
+    _check(ep, fn, inputs, **tolerance)
+    for size in {s for t in inputs[0] for s in t.shape if s > 1}:
+        for other in (size + 1, 1, 0):
+            check_resized(ep, fn, resized(inputs, size, other), **tolerance)
+
+
+def resized(inputs: tuple[Any, ...], size: int, other: int) -> tuple[Any, ...]:
+    """The same inputs, with `other` rows wherever there were `size`."""
+
+    def one(t: torch.Tensor) -> torch.Tensor:
+        index = torch.arange(other).clamp(max=size - 1)
+        for d, s in enumerate(t.shape):
+            if s == size:
+                t = t.index_select(d, index)
+        return t
+
+    return ([one(t) for t in inputs[0]],)
+
+
+def check_resized(
+    ep: gp.ExportedProgram, fn: Callable[..., Any], inputs: tuple[Any, ...], **tolerance: Any
+) -> None:
+    if eager(fn, inputs) is None:
+        return
+    try:
+        ep.checks(pytree.tree_leaves(inputs))
+    except RuntimeError:
+        return
+    try:
+        _check(ep, fn, inputs, **tolerance)
+    except (AssertionError, RuntimeError) as error:
+        sizes = [list(t.shape) for t in inputs[0]]
+        raise AssertionError(f"at {sizes}: {error}\n{ep}") from error
+
+
+def _check(
+    ep: gp.ExportedProgram, fn: Callable[..., Any], inputs: tuple[Any, ...], **tolerance: Any
+) -> None:
+    ep.validate()
+    ours, theirs = clone(inputs), clone(inputs)
+    torch.manual_seed(SEED)
+    want = fn(*theirs)
+    torch.manual_seed(SEED)
+    have = ep.module()(*ours)
+    assert_same(have, want, "results differ", **tolerance)
+    assert_same(ours, theirs, "inputs are left differently", **tolerance)
+    compare_metadata(ep, (inputs, {}))
