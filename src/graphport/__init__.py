@@ -1,7 +1,7 @@
 """graphport: PyTorch programs captured as graphs with symbolic sizes."""
 
 from graphport import errors
-from graphport.capture import Dim, dims, export
+from graphport.capture import Dim, dims, export, register_dataclass
 from graphport.program import (
     ExportedProgram,
     GraphSignature,
@@ -22,4 +22,5 @@ __all__ = [
     "dims",
     "errors",
     "export",
+    "register_dataclass",
 ]

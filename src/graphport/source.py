@@ -8,7 +8,7 @@ frames are classified once per code object and formatted only when somebody read
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import linecache
 import os
 import sys
@@ -23,7 +23,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 
-_is_user_code: dict[CodeType, bool] = {}
+_is_user_file: dict[str, bool] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +46,52 @@ class Location:
 
 
 def _belongs_to_user(code: CodeType) -> bool:
-    known = _is_user_code.get(code)
+    # By file, not by code object: hashing a code object hashes its bytes.
+    file = code.co_filename
+    known = _is_user_file.get(file)
     if known is None:
-        file = code.co_filename
         stdlib = file.startswith(_STDLIB) and not any(part in file for part in _SITE)
         known = not (file.startswith((_OURS, _TORCH, "<frozen", "<string>")) or stdlib)
-        _is_user_code[code] = known
+        _is_user_file[file] = known
     return known
 
 
-def user_frames(stop: FrameType | None = None) -> tuple[tuple[CodeType, int], ...]:
-    """The user's frames from the innermost outwards, ending before `stop`.
+class Frames:
+    """The user's frames from the innermost outwards. Line numbers are looked up when asked for.
 
-    Kept as (code, instruction offset) pairs: line numbers are looked up when the text is asked for.
+    `key` tells stacks apart for as long as the frames object is alive.
     """
-    frame = sys._getframe(1)
-    found: list[tuple[CodeType, int]] = []
-    known = _is_user_code
-    while frame is not None and frame is not stop:
-        code = frame.f_code
-        mine = known.get(code)
-        if mine or (mine is None and _belongs_to_user(code)):
-            found.append((code, frame.f_lasti))
-        frame = frame.f_back
-    return tuple(found)
+
+    __slots__ = ("codes", "key")
+
+    def __init__(self, stop: FrameType | None = None) -> None:
+        """Walk up from the caller, to before `stop`."""
+        frame: FrameType | None = sys._getframe(1)
+        key: list[int] = []
+        codes: list[CodeType] = []
+        known = _is_user_file
+        while frame is not None and frame is not stop:
+            code = frame.f_code
+            mine = known.get(code.co_filename)
+            if mine or (mine is None and _belongs_to_user(code)):
+                codes.append(code)
+                key.append(id(code))
+                key.append(frame.f_lasti)
+            frame = frame.f_back
+        self.key = tuple(key)
+        self.codes = codes
+
+    def __str__(self) -> str:
+        """As a traceback prints them, outermost first."""
+        return "".join(map(_frame_text, reversed(self.codes), self.key[::-2]))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _frame_text(code: CodeType, offset: int) -> str:
+    line = line_of(code, offset)
+    place = f'  File "{code.co_filename}", line {line}, in {code.co_name}\n'
+    text = linecache.getline(code.co_filename, line).strip()
+    return f"{place}    {text}\n" if text else place
 
 
 def line_of(code: CodeType, offset: int) -> int:
@@ -82,7 +104,7 @@ def line_of(code: CodeType, offset: int) -> int:
 
 def here(module: str = "") -> Location | None:
     """The user's innermost line that is executing now."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if _belongs_to_user(code):
@@ -101,23 +123,3 @@ def of_traceback(error: BaseException, module: str = "") -> Location | None:
             found = Location(code.co_filename, trace.tb_lineno, code.co_qualname, module)
         trace = trace.tb_next
     return found
-
-
-class StackTrace(str):
-    """The text of a stack of user frames, formatted on first use.
-
-    A subclass of str because graph tools expect `node.meta["stack_trace"]` to be one.
-    """
-
-
-def format_frames(frames: tuple[tuple[CodeType, int], ...]) -> str:
-    """Frames as a traceback prints them, outermost first."""
-    lines = []
-    for code, offset in reversed(frames):
-        line = line_of(code, offset)
-        lines.append(f'  File "{code.co_filename}", line {line}, in {code.co_name}')
-        with contextlib.suppress(Exception):
-            text = linecache.getline(code.co_filename, line).strip()
-            if text:
-                lines.append(f"    {text}")
-    return "\n".join(lines) + ("\n" if lines else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,7 +35,7 @@ from graphport.program import (
     InputShape, InputSpec, ModuleCall, OutputKind, OutputSpec, SymbolicArgument, TensorArgument,
     graph_module,
 )  # fmt: skip
-from graphport.symbolic import Expr, Scope, evaluate, symbols
+from graphport.symbolic import Expr, Range, Scope, evaluate, symbols
 from graphport.symbolic.bridge import from_torch
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -113,6 +114,7 @@ class _Capture:
             snapshot.restore()
         outputs, out_spec = pytree.tree_flatten(result)
         results = [self._output(x, i) for i, x in enumerate(outputs)]
+        self.tracer.assertions.finish()
         outcome = judge(self.scope, self.spec, self.guards)
         return self._program(results, out_spec, outcome.checks)
 
@@ -161,8 +163,8 @@ class _Capture:
             recorder.define(size, lambda: recorder.size_of(node, dim, size, on_entry=True))
             return
         (root,) = symbols(size)
-        offset = evaluate(size, {root: 0})
-        factor = evaluate(size, {root: 1}) - offset
+        offset = int(evaluate(size, {root: 0}))
+        factor = int(evaluate(size, {root: 1})) - offset
         if not recorder.is_defined(root):
             recorder.define_by_size(root, node, dim, size, factor, offset)
 
@@ -183,6 +185,7 @@ class _Capture:
     def _capturing(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(_compiling_flags())
+            stack.enter_context(_no_garbage_collection())
             stack.enter_context(self.modules.watching())
             # Below autograd, composite operators arrive whole and views are ours to track.
             stack.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
@@ -229,10 +232,10 @@ class _Capture:
         """Outputs for what the program writes: state first, then inputs."""
         found = []
         for entry in self.state.entries:
-            value = entry.replaced or entry.value
-            if entry.replaced is None and not value.storage.mutated:
+            written = entry.replaced or entry.value
+            if entry.replaced is None and not written.storage.mutated:
                 continue
-            node = self.tracer.read(value)
+            node = self.tracer.read(written)
             if node is entry.node:
                 continue
             kind = (OutputKind.PARAMETER_MUTATION if entry.kind is InputKind.PARAMETER
@@ -246,6 +249,13 @@ class _Capture:
                 kind = OutputKind.USER_INPUT_MUTATION
                 found.append((new, OutputSpec(kind, TensorArgument(new.name), node.name)))
         return found
+
+    def _ranges(self) -> dict[Expr, Range]:
+        """What is known of the dims as declared, and of data-dependent values."""
+        scope = self.scope
+        data = {s: scope.range(s) for s in scope.symbols if s not in self.spec.ranges
+                and not scope.is_backed(s)}  # fmt: skip
+        return {**self.spec.ranges, **data}
 
     def _program(self, results: list[Any], out_spec: Any, facts: list[Expr]) -> ExportedProgram:
         mutations = self._mutations()
@@ -269,7 +279,7 @@ class _Capture:
             graph_signature=signature,
             state_dict=state,
             constants=constants,
-            range_constraints=dict(self.spec.ranges),
+            range_constraints=self._ranges(),
             call_spec=CallSpec(self.inputs.spec, out_spec),
             example_inputs=(self.inputs.args, self.inputs.kwargs),
             checks=checks,
@@ -342,6 +352,18 @@ def _compiling_flags() -> Iterator[None]:
     finally:
         for f, value in before.items():
             setattr(torch.compiler, f, value)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Capture allocates much and drops little: a full collection in its midst only costs time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _forward_error(error: Exception, module: str) -> Exception:

@@ -58,7 +58,7 @@ class Recorder:
         """The last input: sizes of inputs are read after it, so that any later node may use them."""
         self._sizes: dict[Any, Node] = {}
         self._sources: dict[Expr, Callable[[], Node]] = {}
-        self._traces: dict[Any, str] = {}
+        self._traces: dict[tuple[int, ...], tuple[str, source.Frames]] = {}
 
     def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node:
         """Record an operator on nodes and numbers; its result must be one tensor."""
@@ -67,7 +67,7 @@ class Recorder:
 
     def record(self, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Node]:
         """Record an operator. Returns what its rule says of the result, and the node."""
-        described = [describe(a) for a in args]
+        described = [a.meta["val"]._abstract if type(a) is Node else describe(a) for a in args]
         keywords = {k: describe(v) for k, v in kwargs.items()} if kwargs else kwargs
         out = (
             info.rule(*described, **keywords) if info.rule is not None
@@ -93,11 +93,11 @@ class Recorder:
     def stack_trace(self) -> str:
         if self.pinned_trace is not None:
             return self.pinned_trace
-        frames = source.user_frames(self.stop)
-        text = self._traces.get(frames)
-        if text is None:
-            text = self._traces[frames] = source.format_frames(frames)
-        return text
+        frames = source.Frames(self.stop)
+        known = self._traces.get(frames.key)
+        if known is None:
+            known = self._traces[frames.key] = (str(frames), frames)
+        return known[0]
 
     def argument(self, x: Any) -> Any:
         """An argument as it stands in the graph: symbolic numbers become nodes."""
@@ -157,8 +157,11 @@ class Recorder:
         return made
 
     def size(self, e: Any) -> Any:
-        """The node that computes a symbolic number."""
-        e = self.scope.simplify(e)
+        """The node that computes a symbolic number, in the simplest form that is known."""
+        return self.number(self.scope.simplify(e))
+
+    def number(self, e: Any) -> Any:
+        """The node that computes an expression as it stands."""
         if type(e) is not Expr:
             return e
         known = self._sizes.get(e)
@@ -173,20 +176,21 @@ class Recorder:
         if kind == "add":
             return self._sum(e)
         if kind == "mul":
-            factors = [self.size(a) if n == 1 else self._apply(operator.pow, (self.size(a), n), e)
+            factors = [self.number(a) if n == 1
+                       else self._apply(operator.pow, (self.number(a), n), e)
                        for a, n in e.args]  # fmt: skip
             return self._fold(operator.mul, factors, e)
         if kind in _COMPARISONS:
-            return self._apply(_COMPARISONS[kind], (self.size(e.args[0]), 0), e)
+            return self._apply(_COMPARISONS[kind], (self.number(e.args[0]), 0), e)
         if kind in _FOLDS:
-            return self._fold(_FOLDS[kind], [self.size(a) for a in e.args], e)
-        return self._apply(_FUNCTIONS[kind], tuple(self.size(a) for a in e.args), e)
+            return self._fold(_FOLDS[kind], [self.number(a) for a in e.args], e)
+        return self._apply(_FUNCTIONS[kind], tuple(self.number(a) for a in e.args), e)
 
     def _sum(self, e: Expr) -> Node:
         """Positive terms first, so that `n - 1` is one subtraction."""
         total: Any = None
         for term, factor in sorted(e.args, key=lambda pair: pair[1] < 0):
-            node = self.size(term)
+            node = self.number(term)
             if abs(factor) != 1:
                 node = self._apply(operator.mul, (node, abs(factor)), e)
             if total is None:

@@ -7,6 +7,7 @@ module while its code runs, so the attribute dicts and the plain containers in t
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from torch import nn
@@ -24,11 +25,9 @@ class Snapshot:
                 self._save(vars(module))
 
     def _save(self, container: Any) -> None:
-        if id(container) in self._saved:
-            return
         self._saved[id(container)] = (container, container.copy())
         for value in container.values() if isinstance(container, dict) else container:
-            if isinstance(value, _CONTAINERS):
+            if isinstance(value, _CONTAINERS) and id(value) not in self._saved:
                 self._save(value)
 
     def before(self, container: Any) -> Any:
@@ -37,17 +36,17 @@ class Snapshot:
 
     def restore(self) -> None:
         for container, saved in self._saved.values():
+            if len(container) == len(saved) and (not saved or _same(container, saved)):
+                continue
             if isinstance(container, list):
                 container[:] = saved
-            elif not _same(container, saved):
+            else:
                 container.clear()
                 container.update(saved)
 
 
 def _same(a: Any, b: Any) -> bool:
     """Equal by identity of what they hold; tensors must not be compared by value."""
-    if len(a) != len(b):
-        return False
     if isinstance(a, dict):
-        return all(k in b and b[k] is v for k, v in a.items()) and list(a) == list(b)
-    return all(x in b for x in a)
+        return all(map(operator.is_, a, b)) and all(map(operator.is_, a.values(), b.values()))
+    return all(map(operator.is_, a, b))

@@ -7,11 +7,21 @@ from typing import Any
 import torch
 
 from graphport import source
-from graphport.capture.tracer import Tracer, decompose, fitted, inplace, pure, special
-from graphport.capture.values import AbstractTensor
+from graphport.capture.tracer import (
+    Tracer,
+    decompose,
+    fitted,
+    inplace,
+    pure,
+    special,
+    view,
+    wants_grad,
+)
+from graphport.capture.values import AbstractTensor, Value
 from graphport.errors import MutationError
 from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.abstract import channels_last
+from graphport.ops.strides import at_example, is_dense
 from graphport.symbolic import ge, le
 from graphport.symbolic.bridge import from_torch, to_torch
 
@@ -30,6 +40,45 @@ def lift_fresh(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
 @special(aten.detach_.default)
 def detach_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     return args[0]
+
+
+@special(aten.detach.default, aten.alias.default)
+def alias(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """Another name for a tensor. Only where it cuts off a gradient does the graph say so."""
+    if wants_grad(args):
+        return view(tracer, info, args, kwargs)
+    base = tracer.value(args[0])
+    value = Value.view(base, base.abstract, tracer.read(base), aten.alias.default, ())
+    value.constant = base.constant
+    return tracer.wrap(value)
+
+
+@special(aten.as_strided.default)
+def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """Strides count in memory, so they are taken of the tensor that owns it and not of a view."""
+    value = tracer.value(args[0])
+    rest = [*(tracer.lower(a) for a in args[1:]), *map(tracer.lower, kwargs.values())]
+    size, stride = rest[:2]
+    offset = value.abstract.offset if len(rest) < 3 or rest[2] is None else rest[2]
+    owner = value
+    while owner.parent is not None and owner.parent.abstract.dtype is value.abstract.dtype:
+        owner = owner.parent
+    offset = offset - owner.abstract.offset
+    if not owner.abstract.is_contiguous and is_dense(owner.abstract):
+        owner = _in_memory_order(tracer, owner)
+    out = info.rule(owner.abstract, size, stride, offset)
+    recipe = (size, stride, offset)
+    node = tracer.view_node(info.op, tracer.read(owner), recipe)
+    return tracer.wrap(Value.view(owner, out, node, info.op, recipe), wants_grad(args[:1]))
+
+
+def _in_memory_order(tracer: Tracer, owner: Value) -> Value:
+    """A view of a dense tensor whose dims are ordered as they lie in memory."""
+    strides = [at_example(s) for s in owner.abstract.strides]
+    order = sorted(range(len(strides)), key=lambda d: -strides[d])
+    permute = info_of(aten.permute.default)
+    node = tracer.recorder.emit(permute.op, tracer.read(owner), order)
+    return Value.view(owner, permute.rule(owner.abstract, order), node, permute.op, (order,))
 
 
 # Conversions
@@ -189,6 +238,14 @@ def sym_size(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 @special(aten.sym_stride.int)
 def sym_stride(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     return to_torch(tracer.value(args[0]).abstract.strides[args[1]])
+
+
+@special(aten.size.default, aten.stride.default)
+def plain_sizes(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> list[int]:
+    """A kernel of torch's that can only take plain numbers: they are fixed to the example's."""
+    abstract = tracer.value(args[0]).abstract
+    numbers = abstract.sizes if info.op is aten.size.default else abstract.strides
+    return [tracer.scope.specialize(n) for n in numbers]
 
 
 @special(aten._assert_scalar.default)

@@ -19,6 +19,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphport import source
+from graphport.capture.assertions import Assertions
 from graphport.capture.recorder import Recorder
 from graphport.capture.state import State
 from graphport.capture.values import AbstractTensor, Value, abstract_tensor
@@ -59,6 +60,7 @@ class Tracer(TorchDispatchMode):
         self.recorder = recorder
         self.scope = recorder.scope
         self.state = state
+        self.assertions = Assertions(recorder)
         self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
 
     @classmethod
@@ -71,6 +73,8 @@ class Tracer(TorchDispatchMode):
         if entry is None:
             entry = self._handlers[op] = self._choose(op)
         scope = self.scope
+        if len(scope.facts) != self.assertions.seen:
+            self.assertions.flush()
         before, scope.internal = scope.internal, True
         try:
             return entry[0](self, entry[1], args, kwargs or {})
@@ -121,6 +125,8 @@ class Tracer(TorchDispatchMode):
         t: AbstractTensor = value.node.meta["val"]
         if t._value is not None:
             t = abstract_tensor(value.abstract)
+        else:
+            t._node = value.node
         t._value = value
         if grad and (t.dtype.is_floating_point or t.dtype.is_complex):
             t.requires_grad_()
@@ -155,14 +161,24 @@ class Tracer(TorchDispatchMode):
 
     def view_node(self, op: OpOverload, base: Node, args: Any) -> Node:
         """Record a view; one whose layout is not certain is recorded so that it may copy."""
+        if op is aten.alias.default:
+            return base
         if op is aten.view.default and not base.meta["val"]._abstract.is_contiguous:
             op = aten.reshape.default
+        if op is aten.as_strided.default and base.op != "placeholder":
+            # What a new value looks like in memory is its operator's business; here it matters.
+            if not base.meta["val"]._abstract.is_contiguous:
+                base = self.recorder.emit(
+                    aten.clone.default, base, memory_format=torch.contiguous_format
+                )
         return self.recorder.emit(op, base, *args)
 
 
 def _handler(info: OpInfo) -> Handler:
     if info.outs:
         return out_variant
+    if info.mutated and info.functional is None and info.composite:
+        return decompose
     if info.mutated:
         return inplace_view if torch.Tag.inplace_view in info.op.tags else inplace
     if info.rule is None and info.composite:
@@ -264,11 +280,17 @@ def inplace(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> 
             where=source.here(),
         )
     target = args[0]
-    value = tracer.value(target)
-    lowered = [tracer.lower(a) for a in args]
+    lowered = [tracer.lower(a) for a in info.arranged(args)]
     keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
     out, node = tracer.recorder.record(info_of(info.functional), lowered, keywords)
-    tracer.write(value, fitted(tracer, value.abstract, out, node, info.op))
+    if isinstance(out, Abstract):
+        value = tracer.value(target)
+        tracer.write(value, fitted(tracer, value.abstract, out, node, info.op))
+    else:
+        for i, (t, new) in enumerate(zip(target, out, strict=True)):
+            value = tracer.value(t)
+            item = tracer.recorder.item(node, i)
+            tracer.write(value, fitted(tracer, value.abstract, new, item, info.op))
     return target
 
 
@@ -295,12 +317,15 @@ def out_variant(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any])
     if info.functional is None:
         raise UnsupportedError(f"{info.op} has no form without out=", where=source.here())
     names = [a.name for a in info.op._schema.arguments if a.is_out]
-    targets = [kwargs[n] for n in names]
+    given = [kwargs[n] for n in names]
     rest = {k: v for k, v in kwargs.items() if k not in names}
-    results = tracer.call(info.functional, *args, **rest)
+    results = tracer.call(info.functional, *info.arranged(args), **rest)
+    targets = given[0] if isinstance(given[0], (list, tuple)) else given
     single = not isinstance(results, (list, tuple))
     for target, result in zip(targets, [results] if single else results, strict=True):
         rebind_or_write(tracer, target, result, info.op)
+    if not info.op._schema.returns:
+        return None
     return targets[0] if single else tuple(targets)
 
 
@@ -322,10 +347,12 @@ def rebind_or_write(tracer: Tracer, target: Any, result: Any, op: OpOverload) ->
 
 def rebind(t: AbstractTensor, value: Value) -> None:
     """Make a tensor that the user holds mean another value, sizes included."""
-    old = t._value
-    if old is not None and old.node.meta["val"] is t:
-        old.node.meta["val"] = abstract_tensor(old.abstract)
-    t.data = abstract_tensor(value.abstract)
+    if t._node is not None:
+        t._node.meta["val"] = abstract_tensor(t._abstract)
+        t._node = None
+    # The assignment asks the dispatcher about the tensors themselves; that is no part of the program.
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        t.data = abstract_tensor(value.abstract)
     t._abstract = value.abstract
     t._value = value
 

@@ -70,6 +70,8 @@ class AbstractTensor(torch.Tensor):
 
     _abstract: Abstract
     _value: Value | None = None
+    _node: Node | None = None
+    """The node whose metadata this very tensor is."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 

@@ -5,6 +5,7 @@ from graphport.ops import (
     conv,
     elementwise,
     factory,
+    fft,
     index,
     linalg,
     norm,
@@ -18,5 +19,5 @@ from graphport.ops.registry import RULES, OpInfo, info_of
 
 __all__ = [
     "RULES", "Abstract", "OpInfo", "Size", "Sizes", "attention", "conv", "elementwise", "factory",
-    "index", "info_of", "linalg", "meta_rule", "norm", "reduce", "rnn", "shape",
+    "fft", "index", "info_of", "linalg", "meta_rule", "norm", "reduce", "rnn", "shape",
 ]  # fmt: skip

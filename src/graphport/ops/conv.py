@@ -284,3 +284,13 @@ def im2col(
     places = _pool(self, 2, kernel_size, stride, padding, dilation, False)[-2:]
     *lead, channels = self.sizes[:-2]
     return self.like((*lead, channels * kernels[0] * kernels[1], places[0] * places[1]))
+
+
+@shape_rule(aten.col2im.default)
+def col2im(
+    self: Abstract, output_size: Sequence[Size], kernel_size: Ints, dilation: Ints, padding: Ints,
+    stride: Ints,
+) -> Abstract:  # fmt: skip
+    kernels = _each(kernel_size, 2)
+    *lead, channels, _ = self.sizes
+    return self.like((*lead, channels // (kernels[0] * kernels[1]), *output_size))

@@ -107,7 +107,6 @@ table(
         aten.logaddexp2.default, aten.heaviside.default, aten.gcd.default, aten.lcm.default,
         aten.clamp_min.Tensor, aten.clamp_max.Tensor, aten.__lshift__.Tensor,
         aten.__lshift__.Scalar, aten.__rshift__.Tensor, aten.__rshift__.Scalar,
-        aten.polar.default,
     ],
     elementwise(2, promote.same),
 )  # fmt: skip
@@ -158,6 +157,11 @@ def where_scalar(condition: Abstract, self: Any, other: Any) -> Abstract:
 @shape_rule(aten.complex.default)
 def complex_(real: Abstract, imag: Abstract) -> Abstract:
     return mapped((real, imag), promote.COMPLEX_OF[real.dtype])
+
+
+@shape_rule(aten.polar.default)
+def polar(abs: Abstract, angle: Abstract) -> Abstract:
+    return complex_(abs, angle)
 
 
 @shape_rule(aten.glu.default)

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from graphport.errors import ShapeError
+from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size
+from graphport.ops.meta import layout_by_meta
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import broadcast, require_equal
 
@@ -136,7 +138,8 @@ def einsum(equation: str, tensors: Sequence[Abstract], *, path: Any) -> Abstract
         output = ("..." if "..." in inputs else "") + "".join(once)
     head, dots, tail = output.partition("...")
     sizes = (*(extent[c] for c in head), *(batch if dots else ()), *(extent[c] for c in tail))
-    return tensors[0].like(sizes)
+    layout = layout_by_meta(aten.einsum.default, sizes, equation, tensors, path=path)
+    return Abstract(sizes, promote.result_type(tensors), tensors[0].device, layout)
 
 
 @shape_rule(aten.cross.default, aten.linalg_cross.default)

@@ -9,7 +9,8 @@ import torch
 from torch._ops import OpOverload
 
 from graphport.errors import UnsupportedError
-from graphport.ops.abstract import Abstract, row_major
+from graphport.ops.abstract import Abstract, Sizes, permuted, row_major
+from graphport.ops.strides import at_example
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, to_torch
 
@@ -69,3 +70,22 @@ def meta_rule(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> An
         return x
 
     return up(out)
+
+
+def layout_by_meta(op: OpOverload, sizes: Sizes, *args: Any, **kwargs: Any) -> Sizes | None:
+    """Strides for a dense result of these sizes, in the order that the meta kernel has at the example.
+
+    For operators whose sizes are plain and whose layout follows from how they are computed.
+    """
+
+    def down(x: Any) -> Any:
+        if isinstance(x, Abstract):
+            extent, strides = map(at_example, x.sizes), map(at_example, x.strides)
+            return torch.empty_strided(list(extent), list(strides), dtype=x.dtype, device=_META)
+        if isinstance(x, Expr):
+            return at_example(x)
+        return [down(y) for y in x] if isinstance(x, (list, tuple)) else x
+
+    found = op(*map(down, args), **kwargs).stride()
+    order = sorted(range(len(sizes)), key=lambda d: -found[d])
+    return None if order == list(range(len(sizes))) else permuted(sizes, order)

@@ -11,7 +11,6 @@ from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import require_equal
-from graphport.ops.strides import preserved
 
 aten = torch.ops.aten
 
@@ -23,6 +22,12 @@ def _checked(input: Abstract, normalized_shape: Sequence[Size], what: str) -> No
         if have is not want:
             require_equal(have, want, "{0}: normalized_shape {1} does not fit the input {2}",
                           what, list(normalized_shape), input)  # fmt: skip
+
+
+def _laid_out(input: Abstract) -> Abstract:
+    """Channels-last stays; any other layout becomes contiguous."""
+    return Abstract(input.sizes, input.dtype, input.device,
+                    input._strides if input.is_channels_last else None)  # fmt: skip
 
 
 @shape_rule(aten.layer_norm.default)
@@ -62,13 +67,12 @@ def group_norm(
     require_equal(input.sizes[1] % num_groups, 0,
                   "group_norm: {0} channels of {1} do not divide into {2} groups",
                   input.sizes[1], input, num_groups)  # fmt: skip
-    return Abstract(input.sizes, input.dtype, input.device,
-                    input._strides if input.is_channels_last else None)  # fmt: skip
+    return _laid_out(input)
 
 
 @shape_rule(aten.batch_norm.default)
 def batch_norm(input: Abstract, *_: Any) -> Abstract:
-    return Abstract(input.sizes, input.dtype, input.device, preserved(input))
+    return _laid_out(input)
 
 
 @shape_rule(aten._native_batch_norm_legit_no_training.default)
@@ -88,5 +92,4 @@ def batch_norm_functional(
 
 @shape_rule(aten.instance_norm.default)
 def instance_norm(input: Abstract, *_: Any) -> Abstract:
-    return Abstract(input.sizes, input.dtype, input.device,
-                    input._strides if input.is_channels_last else None)  # fmt: skip
+    return _laid_out(input)

@@ -12,24 +12,20 @@ from graphport.ops.abstract import Abstract, Size, Sizes
 from graphport.ops.promote import Promotion
 from graphport.ops.registry import Rule, shape_rule, table
 from graphport.ops.sizes import wrap_dim, wrap_dims
-from graphport.ops.strides import elementwise_strides, preserved
+from graphport.ops.strides import preserved
 
 aten = torch.ops.aten
 Dims = int | Sequence[int] | None
 
 
 def reduced(self: Abstract, dims: Dims, keepdim: bool, dtype: torch.dtype) -> Abstract:
-    """`self` without the dims, or with 1 in their place."""
+    """`self` without the dims, or with 1 in their place; contiguous whatever the layout of `self`."""
     gone = set(wrap_dims(dims, self.rank))
     if keepdim:
         sizes: Sizes = tuple(1 if d in gone else s for d, s in enumerate(self.sizes))
     else:
         sizes = tuple(s for d, s in enumerate(self.sizes) if d not in gone)
-    if self._strides is None or len(gone) == self.rank:
-        return Abstract(sizes, dtype, self.device)
-    keep = [d for d in range(self.rank) if keepdim or d not in gone]
-    layout = Abstract(sizes, dtype, self.device, tuple(self._strides[d] for d in keep))
-    return Abstract(sizes, dtype, self.device, elementwise_strides(sizes, [layout]))
+    return Abstract(sizes, dtype, self.device)
 
 
 def reduces(promotion: Promotion) -> Rule:
@@ -81,7 +77,7 @@ def argmax(self: Abstract, dim: int | None, keepdim: bool) -> Abstract:
 @shape_rule(aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim, aten.mode.default)
 def extreme_along(self: Abstract, dim: int, keepdim: bool) -> tuple[Abstract, Abstract]:
     values = reduced(self, dim, keepdim, self.dtype)
-    return values, Abstract(values.sizes, torch.int64, self.device, values._strides)
+    return values, values.like(dtype=torch.int64)
 
 
 @shape_rule(aten.kthvalue.default)
@@ -123,12 +119,12 @@ def count_nonzero(self: Abstract, dim: Dims) -> Abstract:
 @shape_rule(aten.cumsum.default, aten.cumprod.default)
 def cumulative(self: Abstract, dim: int, *, dtype: torch.dtype | None) -> Abstract:
     wrap_dim(dim, self.rank)
-    return Abstract(self.sizes, dtype or promote.to_sum(self.dtype), self.device, preserved(self))
+    return self.like(dtype=dtype or promote.to_sum(self.dtype))
 
 
 @shape_rule(aten.logcumsumexp.default)
 def logcumsumexp(self: Abstract, dim: int) -> Abstract:
-    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+    return self.like()
 
 
 @shape_rule(aten.cummax.default, aten.cummin.default)
@@ -140,14 +136,14 @@ def cumulative_extreme(self: Abstract, dim: int) -> tuple[Abstract, Abstract]:
 @shape_rule(aten.softmax.int, aten.log_softmax.int)
 def softmax(self: Abstract, dim: int, dtype: torch.dtype | None) -> Abstract:
     wrap_dim(dim, self.rank)
-    return Abstract(self.sizes, dtype or self.dtype, self.device, preserved(self))
+    return self.like(dtype=dtype or self.dtype)
 
 
 @shape_rule(aten._softmax.default, aten._log_softmax.default)
 def _softmax(self: Abstract, dim: int, half_to_float: bool) -> Abstract:
     wrap_dim(dim, self.rank)
     dtype = torch.float32 if half_to_float else self.dtype
-    return Abstract(self.sizes, dtype, self.device, preserved(self))
+    return self.like(dtype=dtype)
 
 
 @shape_rule(aten.sort.default)

@@ -67,17 +67,26 @@ def _with_defaults(fn: Rule, op: OpOverload, strict: bool) -> Rule:
     first = next((i for i, a in enumerate(defaults) if a.has_default_value()), len(defaults))
     copy = type(fn)(fn.__code__, fn.__globals__, fn.__name__, None, fn.__closure__)
     extra = (fn.__defaults__ or ())[-(len(positional) - len(order)) :]
-    copy.__defaults__ = tuple(a.default_value for a in defaults[first:]) + (
+    copy.__defaults__ = tuple(_default(a) for a in defaults[first:]) + (
         extra if len(positional) > len(order) else ()
     )
-    copy.__kwdefaults__ = {p.name: named[p.name].default_value for p in keyword}
+    copy.__kwdefaults__ = {p.name: _default(named[p.name]) for p in keyword}
     return copy
+
+
+def _default(argument: Any) -> Any:
+    """The default of an argument; the schema has dtypes as numbers, of which int64 is the only one."""
+    value = argument.default_value
+    return torch.int64 if type(value) is int and "ScalarType" in str(argument.real_type) else value
 
 
 class OpInfo:
     """What the schema of an operator says, worked out once."""
 
-    __slots__ = ("composite", "functional", "mutated", "name", "op", "outs", "rule", "view")
+    __slots__ = (
+        "_defaults", "_order", "composite", "functional", "mutated", "name", "op", "outs", "rule",
+        "view",
+    )  # fmt: skip
 
     op: OpOverload
     name: str
@@ -107,10 +116,41 @@ class OpInfo:
         self.view = not mutated and any(
             r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
         )
-        self.composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+        # Questions such as aten::stride are known to the interpreter only, not to the dispatcher.
+        self.composite = torch._C._dispatch_has_kernel(
+            op.name()
+        ) and torch._C._dispatch_has_kernel_for_dispatch_key(
             op.name(), "CompositeImplicitAutograd"
         )
         self.functional = functional_of(op) if mutated else None
+        self._order: list[int] | None = None
+        self._defaults: list[Any] = []
+        if self.functional is not None:
+            self._arrange(self.functional)
+
+    def _arrange(self, functional: OpOverload) -> None:
+        """Where the functional form has other positions or defaults, note how to get there."""
+        own = [a for a in self.op._schema.arguments if not a.kwarg_only]
+        other = [a for a in functional._schema.arguments if not a.kwarg_only]
+        place = {a.name: i for i, a in enumerate(own)}
+        order = [place[a.name] for a in other if a.name in place]
+        if len(order) != len(own):
+            return
+        same_defaults = all(
+            not a.has_default_value()
+            or (b.has_default_value() and a.default_value == b.default_value)
+            for a, b in zip(own, other, strict=False)
+        )
+        if order != list(range(len(own))) or not same_defaults:
+            self._order = order
+            self._defaults = [a.default_value if a.has_default_value() else None for a in own]
+
+    def arranged(self, args: Any) -> Any:
+        """Positional arguments of this operator as its functional form takes them."""
+        if self._order is None:
+            return args
+        full = [*args, *self._defaults[len(args) :]]
+        return [full[i] for i in self._order]
 
 
 # In-place operators whose value-returning twin has another name.
@@ -119,6 +159,10 @@ _TWINS = {
     "aten::bernoulli_.Tensor": "bernoulli.Tensor",
     "aten::normal_": "normal_functional.default",
     "aten::random_": "random.default",
+    "aten::__ilshift__.Scalar": "__lshift__.Scalar",
+    "aten::__ilshift__.Tensor": "__lshift__.Tensor",
+    "aten::__irshift__.Scalar": "__rshift__.Scalar",
+    "aten::__irshift__.Tensor": "__rshift__.Tensor",
 }
 
 

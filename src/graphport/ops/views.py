@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from graphport.errors import MutationError
 from graphport.ops.abstract import Abstract, Size
 from graphport.ops.sizes import numel, wrap_dim
 
@@ -96,6 +97,11 @@ def view_dtype(emit: Emit, base: Any, shape: Abstract, new: Any, dtype: torch.dt
 
 def scattered(emit: Emit, op: OpOverload, base: Any, shape: Abstract, new: Any, args: Any) -> Any:
     """Number the elements of the base, view the numbers, and scatter by them."""
+    if op is aten.as_strided.default and not shape.is_contiguous:
+        raise MutationError(
+            "a write through as_strided to memory that the tensor does not fill has no functional form",
+            fix="make the tensor contiguous first: x = x.contiguous()",
+        )
     total = numel(shape.sizes)
     numbers = emit(aten.arange.default, total, device=shape.device)
     places = emit(op, emit(aten.reshape.default, numbers, list(shape.sizes)), *args)

@@ -64,7 +64,7 @@ def _step(shape: InputShape, ranges: dict[Expr, Range]) -> Step:
     path, rank, dtype = shape.path, len(shape.sizes), shape.dtype
     static = [(d, s) for d, s in enumerate(shape.sizes) if type(s) is int]
     dynamic = [(d, s, _solver(s), ranges.get(s)) for d, s in enumerate(shape.sizes)
-               if type(s) is not int]  # fmt: skip
+               if isinstance(s, Expr)]  # fmt: skip
 
     def check(leaf: Any, env: Environment, late: list[tuple[str, Expr, int]]) -> None:
         if not isinstance(leaf, torch.Tensor):
@@ -121,8 +121,8 @@ def _solver(expr: Expr) -> Callable[[str, int, Environment, list[tuple[str, Expr
     found = symbols(expr)
     linear = len(found) == 1 and expr.kind in ("add", "mul")
     root = found[0]
-    base = evaluate(expr, {root: 0}) if linear else 0
-    factor = evaluate(expr, {root: 1}) - base if linear else 0
+    base = int(evaluate(expr, {root: 0})) if linear else 0
+    factor = int(evaluate(expr, {root: 1})) - base if linear else 0
     linear = linear and evaluate(expr, {root: 2}) == base + 2 * factor
 
     def solve(path: str, size: int, env: Environment, late: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,11 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     _attach_state(root, program)
     module = graph_module(root, graph)
     _attach_state(module, program)
+    # `forward` is generated when it is first needed: until then it does not show its parameters.
+    module._graphport_signature = inspect.Signature(
+        [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+         for n in program.argument_names]
+    )  # fmt: skip
     module._in_spec = program.call_spec.in_spec
     module._out_spec = program.call_spec.out_spec
     module.meta.update(program.graph_module.meta)
@@ -102,9 +108,9 @@ def _write_back(graph: Graph, signature: GraphSignature, getters: dict[str, Node
             if spec.kind not in _WRITES:
                 results.append(value)
                 continue
-            name = spec.target if spec.kind is OutputKind.USER_INPUT_MUTATION else (
-                by_target[spec.target]
-            )  # fmt: skip
+            name = spec.target or ""
+            if spec.kind is not OutputKind.USER_INPUT_MUTATION:
+                name = by_target[name]
             copy = graph.call_function(aten.copy_.default, (getters[name], value))
             copy.meta = dict(value.meta)
             if spec.kind is OutputKind.USER_INPUT_MUTATION:

@@ -81,7 +81,7 @@ def _signature(program: ExportedProgram) -> list[str]:
 def _state(program: ExportedProgram) -> list[str]:
     problems = []
     for spec in program.graph_signature.input_specs:
-        name = spec.target
+        name = spec.target or ""
         if spec.kind is InputKind.PARAMETER:
             if not isinstance(program.state_dict.get(name), torch.nn.Parameter):
                 problems.append(f"parameter {name!r} is not in the state dict")

@@ -32,7 +32,7 @@ _EXACT_BITS = 20
 
 
 def to_float(a: Size) -> Real:
-    return atom("to_float", float, a)
+    return atom("to_float", float, a) if type(a) is Expr else float(a)
 
 
 def as_integer(a: Real) -> Size | None:

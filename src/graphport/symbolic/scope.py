@@ -234,12 +234,15 @@ class Scope:
 def _data_dependent(e: Value, where: Location | None) -> DataDependentError:
     if type(e) is Expr and e.type is bool:
         return DataDependentError(
-            f"whether {e} depends on the data of a tensor, and the program branches on it",
+            f"Could not guard on data-dependent expression {e}: the program branches on it, and it "
+            "depends on the data of a tensor",
             where=where,
             fix=[f"torch._check({e})", f"torch._check({expr.not_(e)})"],
         )
     return DataDependentError(
-        f"the value of {e} depends on the data of a tensor, and Python needs it", where=where
+        f"Could not guard on data-dependent expression {e}: Python needs its value, and it depends "
+        "on the data of a tensor",
+        where=where,
     )
 
 
