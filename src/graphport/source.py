@@ -9,6 +9,7 @@ frames are classified once per code object and formatted only when somebody read
 from __future__ import annotations
 
 import functools
+import dis
 import linecache
 import os
 import sys
@@ -111,6 +112,19 @@ def here(module: str = "") -> Location | None:
             return Location(code.co_filename, frame.f_lineno, code.co_qualname, module)
         frame = frame.f_back
     return None
+
+
+def in_assert() -> bool:
+    """Whether the user's innermost code that is executing asks for the sake of an `assert`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _belongs_to_user(frame.f_code):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    after = [i for i in dis.get_instructions(frame.f_code) if i.offset >= frame.f_lasti][:3]
+    # The jump over the failure, then the load of AssertionError.
+    jumps = [i for i in after if "JUMP" in i.opname and i.opname.endswith("IF_TRUE")]
+    return bool(jumps) and any(i.opname == "LOAD_ASSERTION_ERROR" for i in after)
 
 
 def of_traceback(error: BaseException, module: str = "") -> Location | None:

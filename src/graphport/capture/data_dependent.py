@@ -23,8 +23,10 @@ Keywords = dict[str, Any]
 @special(aten.item.default, aten._local_scalar_dense.default)
 def item(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     value = tracer.value(args[0])
-    if value.constant is not None:
-        return value.constant.item()
+    if value.literal is not None:
+        return value.literal.item()
+    if value.number is not None and value.version == value.storage.version:
+        return to_torch(value.number)
     dtype = value.abstract.dtype
     if dtype.is_complex:
         raise DataDependentError(
@@ -46,8 +48,8 @@ def item(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 def truth(tracer: Tracer, t: torch.Tensor) -> bool:
     """bool(t): known for literals, an error otherwise."""
     value = tracer.value(t)
-    if value.constant is not None:
-        return bool(value.constant)
+    if value.literal is not None:
+        return bool(value.literal)
     raise DataDependentError(
         "Could not guard on data-dependent expression: the truth of a tensor is not known while "
         "the program is captured, so Python cannot branch on it",
@@ -64,16 +66,17 @@ def is_nonzero(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> boo
     return truth(tracer, args[0])
 
 
-@special(aten.equal.default)
+@special(aten.equal.default, aten.allclose.default)
 def equal(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> bool:
-    a, b = (tracer.value(t) for t in args)
-    if a.constant is not None and b.constant is not None:
-        return torch.equal(a.constant, b.constant)
+    a, b = (tracer.value(t).literal for t in args[:2])
+    if a is not None and b is not None:
+        return info.op(a, b, *args[2:], **kwargs)
+    same = "(a == b)" if info.name == "equal" else "torch.isclose(a, b)"
     raise DataDependentError(
-        "Could not guard on data-dependent expression: torch.equal compares data, which capture "
-        "does not know",
+        f"Could not guard on data-dependent expression: torch.{info.name} compares data, which "
+        "capture does not know",
         where=source.here(),
-        fix="(a == b).all() gives the answer as a tensor",
+        fix=f"{same}.all() gives the answer as a tensor",
     )
 
 

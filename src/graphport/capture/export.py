@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from graphport import source
 from graphport.capture import data_dependent, special  # noqa: F401  register their operators
+from graphport.capture.builtin import symbolic_builtins
 from graphport.capture.functions import Functions
 from graphport.capture.inputs import CONSTANTS, Inputs, bind
 from graphport.capture.modules import Modules
@@ -78,7 +80,9 @@ def _root(mod: Any) -> nn.Module | None:
             f"expected an nn.Module or a callable, got {type(mod).__name__}",
             fix="gp.export(model, args) with an nn.Module or a function that takes tensors",
         )
-    owner = getattr(mod, "__self__", None)
+    while isinstance(mod, functools.partial):
+        mod = mod.func
+    owner = getattr(mod, "__self__", mod)
     return owner if isinstance(owner, nn.Module) else None
 
 
@@ -107,6 +111,7 @@ class _Capture:
         self.state.lift_module()
         args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
         snapshot = Snapshot(self.root)
+        self.modules.on_initialised = snapshot.renew
         try:
             result = self._call(args, kwargs)
             self._find_replaced_buffers(snapshot)
@@ -185,7 +190,9 @@ class _Capture:
     def _capturing(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(_compiling_flags())
+            stack.enter_context(symbolic_builtins())
             stack.enter_context(_no_garbage_collection())
+            stack.enter_context(_no_autocast_cache())
             stack.enter_context(self.modules.watching())
             # Below autograd, composite operators arrive whole and views are ours to track.
             stack.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
@@ -364,6 +371,18 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Autocast remembers weights that it has cast; an abstract one must not outlive capture."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
 
 
 def _forward_error(error: Exception, module: str) -> Exception:

@@ -23,6 +23,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Override = Callable[..., Any]
 
 OVERRIDES: dict[Any, Override] = {}
+"""By function; one that returns NotImplemented leaves the call as it is."""
 
 
 def overrides(*functions: Any) -> Callable[[Override], Override]:
@@ -48,7 +49,9 @@ class Functions(TorchFunctionMode):
     ) -> Any:
         override = OVERRIDES.get(func)
         if override is not None:
-            return override(self.tracer, func, args, kwargs or {})
+            result = override(self.tracer, func, args, kwargs or {})
+            if result is not NotImplemented:
+                return result
         scope, recorder = self.tracer.scope, self.recorder
         outer, before = recorder.torch_fn, scope.internal
         recorder.torch_fn = self._name(func)
@@ -73,8 +76,8 @@ def tensor_bool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> bool:
 @overrides(torch.Tensor.numpy, torch.Tensor.__array__)
 def numpy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     value = tracer.value(args[0])
-    if value.constant is not None:
-        return func(value.constant, *args[1:], **kwargs)
+    if value.literal is not None:
+        return func(value.literal, *args[1:], **kwargs)
     raise DataDependentError(
         ".numpy() needs the data of a tensor, which capture does not know",
         where=source.here(),
@@ -94,11 +97,42 @@ def memory(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 def tolist(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     t = args[0]
     value = tracer.value(t)
-    if value.constant is not None:
-        return value.constant.tolist()
+    if value.literal is not None:
+        return value.literal.tolist()
     if not value.abstract.rank:
         return t.item()
     return [tolist(tracer, func, (row,), kwargs) for row in t.unbind(0)]
+
+
+@overrides(torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+def indexing(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """x[a:b] with tensors for a and b: Python would ask them for plain integers."""
+    index = args[1]
+    parts = index if type(index) is tuple else (index,)
+    if not any(type(p) is slice and _has_tensor(p) for p in parts):
+        return NotImplemented
+    plain = tuple(_plain_slice(p) if type(p) is slice else p for p in parts)
+    return func(args[0], plain, *args[2:])
+
+
+def _has_tensor(p: slice) -> bool:
+    return any(isinstance(x, torch.Tensor) for x in (p.start, p.stop, p.step))
+
+
+def _plain_slice(p: slice) -> slice:
+    bounds = (p.start, p.stop, p.step)
+    return slice(*(x.item() if isinstance(x, torch.Tensor) else x for x in bounds))
+
+
+@overrides(torch.linspace)
+def linspace(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """The schema says that `steps` is a plain integer; as a value of the graph it may be a size."""
+    names = ("start", "end", "steps")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if not any(isinstance(given.get(n), _SYMBOLIC) for n in names) or given.get("out") is not None:
+        return NotImplemented
+    options = {k: given[k] for k in ("dtype", "device") if given.get(k) is not None}
+    return tracer.call(torch.ops.aten.linspace.default, *(given[n] for n in names), **options)
 
 
 @overrides(torch.tensor, torch.as_tensor, torch.asarray)
@@ -148,6 +182,8 @@ def get_data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 @overrides(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
 def set_data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    if tracer.value(args[0]) is tracer.value(args[1]):
+        return None  # what module.to(...) does when there is nothing to convert
     raise MutationError(
         "assigning to .data gives a tensor other memory, which a functional graph cannot express",
         where=source.here(),

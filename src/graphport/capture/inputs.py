@@ -82,7 +82,10 @@ def signature_of(target: Any) -> inspect.Signature:
     if isinstance(target, nn.Module):
         own = getattr(target, "_graphport_signature", None)
         return own if own is not None else inspect.signature(target.forward)
-    return inspect.signature(target)
+    try:
+        return inspect.signature(target)
+    except ValueError:  # a function written in C, e.g. torch.sin
+        return inspect.signature(lambda *args, **kwargs: None)
 
 
 def _named(

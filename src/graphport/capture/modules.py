@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +30,8 @@ class Modules:
         self.recorder = recorder
         self.calls: list[str] = []
         """Paths of modules, in the order of their first call."""
+        self.on_initialised: Callable[[nn.Module], None] = lambda module: None
+        """Told of each lazy module that took shape."""
         self._paths: dict[int, str] = {}
         self._counts: dict[str, int] = {}
         if root is not None:
@@ -60,23 +63,49 @@ class Modules:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While this lasts, every call of a module is noted."""
-        original = nn.Module.__call__
-
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-                _initialise(module, args, kwargs)
-            path = self._paths.get(id(module))
-            if path is None:
-                return original(module, *args, **kwargs)
-            with self.inside(module):
-                return original(module, *args, **kwargs)
-
-        nn.Module.__call__ = call  # type: ignore[method-assign]
+        """While this lasts, every call of a module in this thread is noted."""
+        outer = getattr(_watching, "modules", None)
+        _watching.modules = self
+        _install(1)
         try:
             yield
         finally:
-            nn.Module.__call__ = original  # type: ignore[method-assign]
+            _install(-1)
+            _watching.modules = outer
+
+    def call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            _initialise(module, args, kwargs)
+            self.on_initialised(module)
+        if id(module) not in self._paths:
+            return original(module, *args, **kwargs)
+        with self.inside(module):
+            return original(module, *args, **kwargs)
+
+
+# nn.Module.__call__ is one for all threads: it is replaced while any of them captures.
+_watching = threading.local()
+_lock = threading.Lock()
+_installed = 0
+_original = nn.Module.__call__
+
+
+def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    watcher: Modules | None = getattr(_watching, "modules", None)
+    if watcher is None:
+        return _original(module, *args, **kwargs)
+    return watcher.call(_original, module, args, kwargs)
+
+
+def _install(change: int) -> None:
+    global _installed, _original
+    with _lock:
+        if not _installed:
+            _original = nn.Module.__call__
+            nn.Module.__call__ = _call  # type: ignore[method-assign]
+        _installed += change
+        if not _installed:
+            nn.Module.__call__ = _original  # type: ignore[method-assign]
 
 
 def _initialise(module: Any, args: Any, kwargs: Any) -> None:

@@ -30,6 +30,13 @@ class Snapshot:
             if isinstance(value, _CONTAINERS) and id(value) not in self._saved:
                 self._save(value)
 
+    def renew(self, module: nn.Module) -> None:
+        """Take a lazy module as it is now: its parameters have taken shape, for good."""
+        for container in (vars(module), *vars(module).values()):
+            if isinstance(container, _CONTAINERS):
+                self._saved.pop(id(container), None)
+        self._save(vars(module))
+
     def before(self, container: Any) -> Any:
         """The contents that a container had."""
         return self._saved[id(container)][1]

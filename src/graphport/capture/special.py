@@ -49,7 +49,7 @@ def alias(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
         return view(tracer, info, args, kwargs)
     base = tracer.value(args[0])
     value = Value.view(base, base.abstract, tracer.read(base), aten.alias.default, ())
-    value.constant = base.constant
+    value.constant, value.number = base.constant, base.number
     return tracer.wrap(value)
 
 
@@ -219,6 +219,30 @@ def batch_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
         node = tracer.read(tracer.value(new))
         tracer.write(value, fitted(tracer, value.abstract, tracer.value(new).abstract, node, op))
     return out[0]
+
+
+_UPDATING = {
+    aten.native_batch_norm.default: aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.default: aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update.default: aten._batch_norm_with_update_functional.default,
+}
+
+
+@special(*_UPDATING)
+def updating(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """Batch norms that write the running statistics: the functional form returns the new ones last."""
+    statistics = args[3:5]
+    training = info.op is aten._batch_norm_with_update.default or args[5]
+    if statistics[0] is None or not (training or info.mutated):
+        return pure(tracer, info, args, kwargs)
+    op = _UPDATING[info.op]
+    *out, mean, var = tracer.call(op, *args)
+    if training:
+        for old, new in zip(statistics, (mean, var), strict=True):
+            value, have = tracer.value(old), tracer.value(new)
+            node = fitted(tracer, value.abstract, have.abstract, tracer.read(have), op)
+            tracer.write(value, node)
+    return tuple(out)
 
 
 @special(aten.instance_norm.default)

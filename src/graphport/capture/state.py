@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Node
+from torch.nn.parameter import UninitializedTensorMixin
 
 from graphport.capture.names import Names
 from graphport.capture.recorder import Recorder
@@ -67,10 +68,12 @@ class State:
         if self.root is None:
             return
         for name, p in self.root.named_parameters(remove_duplicate=False):
-            self._add(p, InputKind.PARAMETER, name)
+            if not is_lazy(p):
+                self._add(p, InputKind.PARAMETER, name)
         persistent = set(self.root.state_dict(keep_vars=True)) if self.root else set()
         for name, b in self.root.named_buffers(remove_duplicate=False):
-            self._add(b, InputKind.BUFFER, name, name in persistent)
+            if not is_lazy(b):
+                self._add(b, InputKind.BUFFER, name, name in persistent)
         self._join_aliases()
 
     def value(self, t: torch.Tensor) -> Value:
@@ -148,6 +151,11 @@ class State:
                         _view_of(entry, base)
 
 
+def is_lazy(t: torch.Tensor) -> bool:
+    """A parameter or buffer that takes shape in the first call of its module."""
+    return isinstance(t, UninitializedTensorMixin)
+
+
 def _has_memory(t: torch.Tensor) -> bool:
     try:
         return t.untyped_storage().data_ptr() != 0
@@ -167,10 +175,27 @@ def _view_of(entry: Entry, base: Entry) -> None:
 
 
 def _tensor_attributes(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that modules hold as plain attributes, also in lists, tuples and dicts of them."""
     for prefix, module in root.named_modules(remove_duplicate=False):
-        for name, value in vars(module).items():
+        own = {k: v for k, v in vars(module).items() if k not in _REGISTRIES}
+        yield from _tensors_in(own, prefix, set())
+
+
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+
+def _tensors_in(container: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    if id(container) in seen:
+        return
+    seen.add(id(container))
+    items = container.items() if isinstance(container, dict) else enumerate(container)
+    for key, value in items:
+        if isinstance(key, (str, int)):
+            name = f"{prefix}.{key}" if prefix else str(key)
             if isinstance(value, torch.Tensor):
-                yield (f"{prefix}.{name}" if prefix else name), value
+                yield name, value
+            elif type(value) in (dict, list, tuple):
+                yield from _tensors_in(value, name, seen)
 
 
 def state_of(root: nn.Module | None, entries: list[Entry]) -> tuple[dict[str, Any], dict[str, Any]]:

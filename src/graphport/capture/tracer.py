@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphport import source
 from graphport.capture.assertions import Assertions
+from graphport.capture.numbers import number
 from graphport.capture.recorder import Recorder
 from graphport.capture.state import State
 from graphport.capture.values import AbstractTensor, Value, abstract_tensor
@@ -102,6 +103,7 @@ class Tracer(TorchDispatchMode):
         assert v.parent is not None and v.op is not None
         v.node = self.view_node(v.op, self.read(v.parent), v.args)
         v.version = v.storage.version
+        v.constant = v.number = None
         return v.node
 
     def write(self, v: Value, node: Node) -> None:
@@ -118,7 +120,7 @@ class Tracer(TorchDispatchMode):
         for value, new in news:
             value.node = new
             value.version = storage.version
-            value.constant = None
+            value.constant = value.number = None
 
     def wrap(self, value: Value, grad: bool = False) -> AbstractTensor:
         """A tensor for the user to hold: the one that describes the value's node."""
@@ -206,7 +208,20 @@ def pure(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
     out, node = tracer.recorder.record(info, lowered, keywords)
     result = tracer.fresh(out, node, wants_grad(args))
     _fold_constant(tracer, info, args, kwargs, result)
+    if type(out) is Abstract and not out.sizes and out.dtype is torch.int64:
+        tracer.value(result).number = number(info.op, [_number(tracer, a) for a in args], kwargs)
     return result
+
+
+def _number(tracer: Tracer, x: Any) -> Any:
+    """An operand of arithmetic on integers: a Python number, an expression, None if unknown."""
+    if not isinstance(x, torch.Tensor):
+        return from_torch(x) if isinstance(x, torch.SymInt) else x
+    value = tracer.value(x)
+    if value.number is not None and value.version == value.storage.version:
+        return value.number
+    data = value.literal
+    return data.item() if data is not None and not data.ndim and data.dtype is torch.int64 else None
 
 
 _FOLD_LIMIT = 1024  # elements; literals of programs are small, and folding runs real kernels
@@ -221,7 +236,7 @@ def _fold_constant(
     found = [a for a in args if isinstance(a, torch.Tensor)]
     if not found:
         return
-    data = [tracer.value(a).constant for a in found]
+    data = [tracer.value(a).literal for a in found]
     if any(d is None or d.numel() > _FOLD_LIMIT for d in data) or any(
         isinstance(a, (list, tuple, *_SYMBOLIC)) for a in (*args, *kwargs.values())
     ):
@@ -249,8 +264,8 @@ def view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
         if type(out) is Fresh:
             return tracer.wrap(Value(out, made), grad)
         value = Value.view(base, out, made, info.op, rest)
-        if base.constant is not None and not any(type(r) is Expr for r in rest):
-            value.constant = op(base.constant, *args[1:], **kwargs)
+        if base.literal is not None and not any(type(r) is Expr for r in rest):
+            value.constant = op(base.literal, *args[1:], **kwargs)
         return tracer.wrap(value, grad)
     return [
         tracer.wrap(Value.view(base, piece, tracer.recorder.item(made, i), *recipe), grad)

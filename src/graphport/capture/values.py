@@ -36,7 +36,9 @@ class Storage:
 class Value:
     """The current meaning of a tensor that the user holds."""
 
-    __slots__ = ("abstract", "args", "constant", "node", "op", "parent", "storage", "version")
+    __slots__ = (
+        "abstract", "args", "constant", "node", "number", "op", "parent", "storage", "version",
+    )  # fmt: skip
 
     def __init__(self, abstract: Abstract, node: Node, origin: Any = None) -> None:
         self.abstract = abstract
@@ -48,6 +50,8 @@ class Value:
         self.args: tuple[Any, ...] = ()
         self.constant: torch.Tensor | None = None
         """The data, when it is a literal of the program."""
+        self.number: Any = None
+        """The value as an expression, when it is an integer scalar made from sizes."""
 
     @classmethod
     def view(
@@ -62,7 +66,13 @@ class Value:
         value.op = op
         value.args = args
         value.constant = None
+        value.number = None
         return value
+
+    @property
+    def literal(self) -> torch.Tensor | None:
+        """The data, unless something has been written over it since."""
+        return self.constant if self.version == self.storage.version else None
 
 
 class AbstractTensor(torch.Tensor):
@@ -107,6 +117,7 @@ def abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> Abstract
     t = _wrapper(
         AbstractTensor, sizes, strides=strides, dtype=abstract.dtype, device=abstract.device,
         requires_grad=requires_grad, storage_size=0,
+        storage_offset=None if abstract.offset == 0 else to_torch(abstract.offset),
     )  # fmt: skip
     # storage_size: or C++ works out the number of bytes, through a dozen calls on symbolic sizes.
     t._abstract = abstract

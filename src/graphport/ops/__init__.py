@@ -4,10 +4,12 @@ from graphport.ops import (
     attention,
     conv,
     elementwise,
+    factor,
     factory,
     fft,
     index,
     linalg,
+    loss,
     norm,
     reduce,
     rnn,
@@ -18,6 +20,6 @@ from graphport.ops.meta import meta_rule
 from graphport.ops.registry import RULES, OpInfo, info_of
 
 __all__ = [
-    "RULES", "Abstract", "OpInfo", "Size", "Sizes", "attention", "conv", "elementwise", "factory",
-    "fft", "index", "info_of", "linalg", "meta_rule", "norm", "reduce", "rnn", "shape",
+    "RULES", "Abstract", "OpInfo", "Size", "Sizes", "attention", "conv", "elementwise", "factor",
+    "factory", "fft", "index", "info_of", "linalg", "loss", "meta_rule", "norm", "reduce", "rnn", "shape",
 ]  # fmt: skip

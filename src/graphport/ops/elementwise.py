@@ -21,11 +21,14 @@ def elementwise(operands: int, promotion: Promotion) -> Rule:
 
     def rule(*args: Any, **_: Any) -> Abstract:
         first = args[0]
-        if operands == 1:
+        if operands == 1 and isinstance(first, Abstract):
             if first._strides is None:
                 return Abstract(first.sizes, promotion(first.dtype), first.device)
             return mapped((first,), promotion(first.dtype))
         own = [a for a in args[:operands] if isinstance(a, Abstract)]
+        if not own:  # torch.div(x.shape[0], 2): numbers alone make a 0-d tensor
+            dtype = promotion(promote.result_type(args[:operands]))
+            return Abstract((), dtype, torch.device("cpu"))
         if len(own) == 1:
             return mapped(own, promotion(promote.result_type(args[:operands])))
         a, b = own[0], own[1]

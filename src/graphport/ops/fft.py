@@ -1,55 +1,58 @@
-"""Fourier transforms. Their layout is that of the passes that compute them: the meta kernels know."""
+"""Fourier transforms. torch reduces them all to three: complex to complex, and real to and fro."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from graphport.ops import promote
-from graphport.ops.abstract import Abstract, Size, Sizes
-from graphport.ops.meta import layout_by_meta
+from graphport.ops.abstract import Abstract, Size, Sizes, permuted
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import wrap_dim
+from graphport.ops.strides import at_example, preserved
 
 aten = torch.ops.aten
 
 
-def _transformed(
-    op: OpOverload, self: Abstract, sizes: Sizes, dtype: torch.dtype, *args: Any
-) -> Abstract:
-    return Abstract(sizes, dtype, self.device, layout_by_meta(op, sizes, self, *args))
+def _by_stride(self: Abstract, dims: Sequence[int]) -> list[int]:
+    """Dims from the slowest to the fastest, at the example sizes."""
+    strides = self.strides
+    return sorted(dims, key=lambda d: -at_example(strides[d]))
 
 
-def _resized(self: Abstract, dim: Sequence[int], last: Size) -> Sizes:
-    """The last transformed dim has another size."""
-    at = wrap_dim(dim[-1], self.rank)
-    return (*self.sizes[:at], last, *self.sizes[at + 1 :])
+def _transformed(self: Abstract, sizes: Sizes, dims: list[int], dtype: torch.dtype) -> Abstract:
+    """The kernel gathers the transformed dims at the end, in their order, and leaves them there."""
+    batch = _by_stride(self, [d for d in range(self.rank) if d not in dims])
+    order = [*batch, *dims]
+    strides = None if order == list(range(self.rank)) else permuted(sizes, order)
+    return Abstract(sizes, dtype, self.device, strides)
 
 
 @shape_rule(aten._fft_c2c.default)
-def fft_c2c(self: Abstract, dim: Sequence[int], normalization: int, forward: bool) -> Abstract:
-    op = aten._fft_c2c.default
-    return _transformed(op, self, self.sizes, self.dtype, dim, normalization, forward)
+def _fft_c2c(self: Abstract, dim: Sequence[int], normalization: int, forward: bool) -> Abstract:
+    dims = [wrap_dim(d, self.rank) for d in dim]
+    if not dims:
+        return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+    return _transformed(self, self.sizes, _by_stride(self, dims), self.dtype)
 
 
 @shape_rule(aten._fft_r2c.default)
-def fft_r2c(self: Abstract, dim: Sequence[int], normalization: int, onesided: bool) -> Abstract:
+def _fft_r2c(self: Abstract, dim: Sequence[int], normalization: int, onesided: bool) -> Abstract:
+    *others, last = [wrap_dim(d, self.rank) for d in dim]
     sizes = self.sizes
     if onesided:
-        sizes = _resized(self, dim, self.sizes[wrap_dim(dim[-1], self.rank)] // 2 + 1)
-    dtype = promote.COMPLEX_OF[self.dtype]
-    op = aten._fft_r2c.default
-    return _transformed(op, self, sizes, dtype, dim, normalization, onesided)
+        sizes = (*sizes[:last], sizes[last] // 2 + 1, *sizes[last + 1 :])
+    dims = [*_by_stride(self, others), last]
+    return _transformed(self, sizes, dims, promote.COMPLEX_OF[self.dtype])
 
 
 @shape_rule(aten._fft_c2r.default)
-def fft_c2r(
+def _fft_c2r(
     self: Abstract, dim: Sequence[int], normalization: int, last_dim_size: Size
 ) -> Abstract:
-    sizes = _resized(self, dim, last_dim_size)
-    dtype = promote.REAL_OF[self.dtype]
-    op = aten._fft_c2r.default
-    return _transformed(op, self, sizes, dtype, dim, normalization, last_dim_size)
+    """All dims but the last are transformed first, as complex numbers."""
+    *others, last = [wrap_dim(d, self.rank) for d in dim]
+    source = _fft_c2c(self, others, normalization, False) if others else self
+    sizes = (*self.sizes[:last], last_dim_size, *self.sizes[last + 1 :])
+    return _transformed(source, sizes, [last], promote.REAL_OF[self.dtype])

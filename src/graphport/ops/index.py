@@ -10,7 +10,7 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import broadcast, require_equal, wrap_dim
+from graphport.ops.sizes import broadcast, wrap_dim
 from graphport.ops.strides import elementwise_strides, preserved
 
 aten = torch.ops.aten
@@ -143,26 +143,34 @@ def isin(elements: Abstract, test_elements: Abstract, **_: Any) -> Abstract:
     return elements.like(dtype=torch.bool)
 
 
-@shape_rule(aten.nll_loss_nd.default)
-def nll_loss_nd(
-    self: Abstract, target: Abstract, weight: Abstract | None, reduction: int, ignore_index: Size
-) -> Abstract:
-    if self.rank > 1:
-        require_equal(self.sizes[0], target.sizes[0],
-                      "nll_loss: batch sizes of {0} and {1} differ", self, target)  # fmt: skip
-    return self.like(target.sizes if reduction == 0 else ())
+_SUM, _MAX = 0, 2  # how embedding_bag joins the rows of a bag; 1 is the mean
 
 
-@shape_rule(aten.cross_entropy_loss.default)
-def cross_entropy_loss(
-    self: Abstract, target: Abstract, weight: Abstract | None, reduction: int,
-    ignore_index: Size, label_smoothing: float,
-) -> Abstract:  # fmt: skip
-    if self.rank > 1:
-        require_equal(self.sizes[0], target.sizes[0],
-                      "cross_entropy: batch sizes of {0} and {1} differ", self, target)  # fmt: skip
-    if reduction:
-        return self.like(())
-    if self.rank == target.rank:  # class probabilities
-        return self.like((*self.sizes[:1], *self.sizes[2:]) if self.rank > 1 else ())
-    return self.like(target.sizes)
+@shape_rule(aten._embedding_bag.default)
+def _embedding_bag(
+    weight: Abstract, indices: Abstract, offsets: Abstract, scale_grad_by_freq: bool, mode: int,
+    sparse: bool, per_sample_weights: Abstract | None, include_last_offset: bool,
+    padding_idx: int,
+) -> tuple[Abstract, ...]:  # fmt: skip
+    """The bags, and what the backward pass needs: the bag of each index, sizes of bags, maxima."""
+    bags = offsets.sizes[0] - int(include_last_offset)
+    out = weight.like((bags, weight.sizes[1]))
+    fast = mode == _SUM and padding_idx < 0 and weight.dtype is not torch.float64
+    bag_of = offsets.like((0,) if fast else indices.sizes)
+    maxima = offsets.like(out.sizes if mode == _MAX else (bags,))
+    return out, bag_of, offsets.like((bags,)), maxima
+
+
+@shape_rule(aten._embedding_bag_forward_only.default)
+def _embedding_bag_forward_only(
+    weight: Abstract, indices: Abstract, offsets: Abstract, scale_grad_by_freq: bool, mode: int,
+    sparse: bool, per_sample_weights: Abstract | None, include_last_offset: bool,
+    padding_idx: int,
+) -> tuple[Abstract, ...]:  # fmt: skip
+    out, bag_of, counts, maxima = _embedding_bag(
+        weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
+        include_last_offset, padding_idx,
+    )  # fmt: skip
+    if mode == _SUM:  # neither is computed
+        return out, bag_of, offsets.like(), offsets.like()
+    return out, bag_of, counts, maxima

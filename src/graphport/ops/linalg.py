@@ -147,8 +147,8 @@ def cross(self: Abstract, other: Abstract, *_: Any, **__: Any) -> Abstract:
     return self.like(broadcast(self.sizes, other.sizes))
 
 
-@shape_rule(aten._cdist_forward.default)
-def _cdist_forward(x1: Abstract, x2: Abstract, p: float, compute_mode: int | None) -> Abstract:
+@shape_rule(aten.cdist.default, aten._cdist_forward.default)
+def cdist(x1: Abstract, x2: Abstract, p: float, compute_mode: int | None) -> Abstract:
     batch = broadcast(x1.sizes[:-2], x2.sizes[:-2])
     return x1.like((*batch, x1.sizes[-2], x2.sizes[-2]))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
 from graphport.errors import UnsupportedError
@@ -33,6 +34,14 @@ def from_meta(t: torch.Tensor, device: torch.device) -> Abstract:
     return Abstract(sizes, t.dtype, device, strides)
 
 
+def _is_symbolic(x: Any) -> bool:
+    if isinstance(x, (list, tuple)):
+        return any(map(_is_symbolic, x))
+    return isinstance(x, Expr) or (
+        isinstance(x, Abstract) and any(isinstance(s, Expr) for s in (*x.sizes, *(x._strides or ())))
+    )
+
+
 def meta_rule(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run the operator on meta tensors and read off the result."""
     devices: list[torch.device] = []
@@ -50,8 +59,12 @@ def meta_rule(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> An
             return _META
         return x
 
+    lowered = [down(a) for a in args]
+    keywords = {k: down(v) for k, v in kwargs.items()}
+    # Many C++ meta kernels refuse symbolic sizes; torch's reference in Python takes them.
+    reference = decomposition_table.get(op) if _is_symbolic(args) else None
     try:
-        out = op(*[down(a) for a in args], **{k: down(v) for k, v in kwargs.items()})
+        out = (reference or op)(*lowered, **keywords)
     except NotImplementedError as error:
         raise UnsupportedError(
             f"{op} has no shape rule and no meta kernel, so its result cannot be described "

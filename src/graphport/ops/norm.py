@@ -75,6 +75,27 @@ def batch_norm(input: Abstract, *_: Any) -> Abstract:
     return _laid_out(input)
 
 
+@shape_rule(aten.native_batch_norm.default)
+def native_batch_norm(
+    input: Abstract, weight: Abstract | None, bias: Abstract | None,
+    running_mean: Abstract | None, running_var: Abstract | None, training: bool,
+    momentum: float, eps: float,
+) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    known = next((a for a in (running_mean, weight) if a is not None), input)
+    stats = known.like((input.sizes[1],) if training else (0,))
+    return batch_norm(input), stats, stats
+
+
+@shape_rule(aten._batch_norm_with_update_functional.default)
+def batch_norm_with_update(
+    input: Abstract, weight: Abstract | None, bias: Abstract | None, running_mean: Abstract,
+    running_var: Abstract, momentum: float, eps: float,
+) -> tuple[Abstract, ...]:  # fmt: skip
+    stats = running_mean.like((input.sizes[1],))
+    reserve = input.like((0,), torch.uint8)
+    return batch_norm(input), stats, stats, reserve, running_mean.like(), running_var.like()
+
+
 @shape_rule(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_no_training(input: Abstract, *_: Any) -> tuple[Abstract, Abstract, Abstract]:
     empty = input.like((0,))

@@ -175,3 +175,33 @@ def topk(
     dim = wrap_dim(dim, self.rank)
     sizes = (*self.sizes[:dim], k, *self.sizes[dim + 1 :]) if self.rank else ()
     return self.like(sizes), self.like(sizes, torch.int64)
+
+
+@shape_rule(aten.histc.default)
+def histc(self: Abstract, bins: int, min: Any, max: Any) -> Abstract:
+    return self.like((bins,))
+
+
+@shape_rule(aten.histogram.bin_ct)
+def histogram(self: Abstract, bins: int, **_: Any) -> tuple[Abstract, Abstract]:
+    return self.like((bins,)), self.like((bins + 1,))
+
+
+@shape_rule(aten.histogram.bins_tensor)
+def histogram_edges(self: Abstract, bins: Abstract, **_: Any) -> tuple[Abstract, Abstract]:
+    return self.like((bins.sizes[0] - 1,)), self.like(bins.sizes)
+
+
+@shape_rule(aten._histogramdd_bin_edges.default)
+def _histogramdd_bin_edges(self: Abstract, bins: Sequence[int], **_: Any) -> list[Abstract]:
+    return [self.like((n + 1,)) for n in bins]
+
+
+@shape_rule(aten._histogramdd_from_bin_cts.default)
+def _histogramdd_from_bin_cts(self: Abstract, bins: Sequence[int], **_: Any) -> Abstract:
+    return self.like(tuple(bins))
+
+
+@shape_rule(aten._histogramdd_from_bin_tensors.default)
+def _histogramdd_from_bin_tensors(self: Abstract, bins: Sequence[Abstract], **_: Any) -> Abstract:
+    return self.like(tuple(edges.sizes[0] - 1 for edges in bins))

@@ -199,7 +199,7 @@ def unsqueeze(self: Abstract, dim: int) -> Abstract:
 
 @shape_rule(aten.squeeze.default)
 def squeeze(self: Abstract) -> Abstract:
-    return _without(self, [d for d in range(self.rank) if _is_one(self.sizes[d])])
+    return _without(self, [d for d in range(self.rank) if is_one(self.sizes[d])])
 
 
 @shape_rule(aten.squeeze.dim, aten.squeeze.dims)
@@ -208,10 +208,10 @@ def squeeze_dim(self: Abstract, dim: int | Sequence[int]) -> Abstract:
     if not self.rank:
         return self
     return _without(self, [d for d in (wrap_dim(d, self.rank) for d in dims)
-                           if _is_one(self.sizes[d])])  # fmt: skip
+                           if is_one(self.sizes[d])])  # fmt: skip
 
 
-def _is_one(size: Size) -> bool:
+def is_one(size: Size) -> bool:
     """Whether a dim can be squeezed. A dynamic dim is taken not to be 1, and checked when run."""
     if type(size) is int:
         return size == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,9 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     signature = program.graph_signature
     graph, getters = _unlifted(program.graph, signature)
     _write_back(graph, signature, getters)
+    for getter in getters.values():
+        if getter.op == "get_attr" and not getter.users:
+            graph.erase_node(getter)
     info = _PyTreeInfo(
         program.argument_names, program.call_spec.in_spec, program.call_spec.out_spec
     )
@@ -101,22 +105,52 @@ def _write_back(graph: Graph, signature: GraphSignature, getters: dict[str, Node
     """Replace outputs that stand for mutations by copies into what they mutate."""
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     by_target = {s.target: s.arg.name for s in signature.input_specs if s.target is not None}
-    results: list[Any] = []
-    copies: dict[Node, Node] = {}
+    pairs = list(zip(output.args[0], signature.output_specs, strict=True))
+    names = [s.target if s.kind is OutputKind.USER_INPUT_MUTATION else by_target.get(s.target)
+             for _, s in pairs]  # fmt: skip
+    targets = [getters[n] if s.kind in _WRITES and n is not None else None
+               for n, (_, s) in zip(names, pairs, strict=True)]  # fmt: skip
     with graph.inserting_before(output):
-        for value, spec in zip(output.args[0], signature.output_specs, strict=True):
-            if spec.kind not in _WRITES:
+        kept = _kept_apart(graph, [value for value, _ in pairs], targets)
+        results: list[Any] = []
+        copies: dict[Node, Node] = {}
+        for value, target, (_, spec) in zip(kept, targets, pairs, strict=True):
+            if target is None:
                 results.append(value)
                 continue
-            name = spec.target or ""
-            if spec.kind is not OutputKind.USER_INPUT_MUTATION:
-                name = by_target[name]
-            copy = graph.call_function(aten.copy_.default, (getters[name], value))
+            if spec.kind is OutputKind.PARAMETER_MUTATION:
+                # The program writes to it as the user did, without a gradient.
+                meta = dict(target.meta)
+                target = graph.call_function(aten.detach.default, (target,))
+                target.meta = meta
+            copy = graph.call_function(aten.copy_.default, (target, value))
             copy.meta = dict(value.meta)
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
                 copies[value] = copy
     # A mutated input that is also returned is the caller's own tensor.
     output.args = (tuple(copies.get(r, r) if isinstance(r, Node) else r for r in results),)
+
+
+def _kept_apart(graph: Graph, values: list[Any], targets: list[Node | None]) -> list[Any]:
+    """The values, copied where they share memory with something that is about to be overwritten."""
+    overwritten = {t for t in targets if t is not None}
+    apart: dict[Any, Node] = {}
+    for value in values:
+        if isinstance(value, Node) and value not in apart and _owner(value) in overwritten:
+            apart[value] = graph.call_function(aten.clone.default, (value,))
+            apart[value].meta = dict(value.meta)
+    return [apart.get(v, v) if isinstance(v, Node) else v for v in values]
+
+
+def _owner(node: Node) -> Node:
+    """The node whose memory a view shows, found by what operators say of their results."""
+    while node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        is_view = schema is not None and any(r.alias_info is not None for r in schema.returns)
+        if not is_view and node.target is not operator.getitem:
+            break
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 def _attach_state(module: nn.Module, program: ExportedProgram) -> None:
@@ -143,10 +177,12 @@ def _assign(module: nn.Module, name: str, t: torch.Tensor, persistent: bool) -> 
         if not hasattr(module, part):
             module.add_module(part, nn.Module())
         module = getattr(module, part)
+    # What the GraphModule copied from its root is replaced: it forgets what is persistent.
+    for attributes in (module._parameters, module._buffers, module.__dict__):
+        attributes.pop(last, None)
     if isinstance(t, nn.Parameter):
         module.register_parameter(last, t)
-    elif last not in module._buffers:
-        module.__dict__.pop(last, None)
+    else:
         module.register_buffer(last, t, persistent=persistent)
 
 

@@ -171,6 +171,8 @@ class Scope:
         hint = self.hint(cond)
         where = where or source.here()
         if hint is None:
+            if source.in_assert():  # `assert x.item() > 0` says what torch._check does
+                return self.expect(cond, where=where)
             raise _data_dependent(self.simplify(cond), where)
         self._record(cond if hint else expr.not_(cond), "guard", where)
         return bool(hint)

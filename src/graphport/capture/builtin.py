@@ -1,0 +1,69 @@
+"""Python's own `max`, `min` and `math.pow`, which would branch on a size: here they make a value."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_NUMBERS = (torch.SymInt, torch.SymFloat)
+Pair = Callable[[Any, Any], Any]
+
+
+@contextmanager
+def symbolic_builtins() -> Iterator[None]:
+    """While this lasts, they take sizes and 0-d tensors without comparing them."""
+    places = ((builtins, "max"), (builtins, "min"), (math, "pow"))
+    before = [getattr(module, name) for module, name in places]
+    largest, smallest, power = before
+    instead = (
+        _choosing(largest, torch.sym_max, torch.maximum),
+        _choosing(smallest, torch.sym_min, torch.minimum),
+        _raising(power),
+    )
+    try:
+        for (module, name), fn in zip(places, instead, strict=True):
+            setattr(module, name, fn)
+        yield
+    finally:
+        for (module, name), fn in zip(places, before, strict=True):
+            setattr(module, name, fn)
+
+
+def _choosing(original: Any, of_sizes: Pair, of_tensors: Pair) -> Any:
+    def choose(a: Any, b: Any) -> Any:
+        if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+            both = [torch.as_tensor(x) for x in (a, b)]
+            return of_tensors(*both) if not any(t.ndim for t in both) else original(a, b)
+        return of_sizes(a, b)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            return original(*args, **kwargs)
+        items = args
+        if len(args) == 1:
+            if isinstance(args[0], torch.Tensor):
+                return original(*args)
+            items = tuple(args[0])
+        for x in items:
+            if isinstance(x, (*_NUMBERS, torch.Tensor)):
+                return functools.reduce(choose, items)
+        return original(items) if len(args) == 1 else original(*args)
+
+    return call
+
+
+def _raising(original: Any) -> Any:
+    @functools.wraps(original)
+    def power(x: Any, y: Any) -> Any:
+        if isinstance(x, _NUMBERS) or isinstance(y, _NUMBERS):
+            return x**y
+        return original(x, y)
+
+    return power

@@ -1,0 +1,283 @@
+"""Matrices taken apart and equations solved. LAPACK works on columns, and so results are laid out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphport.errors import ShapeError
+from graphport.ops import promote
+from graphport.ops.abstract import Abstract, Size, Sizes, permuted
+from graphport.ops.registry import shape_rule
+from graphport.ops.shape import is_one
+from graphport.ops.sizes import broadcast, equal, known, require_equal
+from graphport.symbolic import le, min_
+
+aten = torch.ops.aten
+
+
+def _columns(a: Abstract, sizes: Sizes, dtype: torch.dtype | None = None) -> Abstract:
+    """A batch of matrices whose columns are contiguous."""
+    rank = len(sizes)
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    return Abstract(sizes, dtype or a.dtype, a.device, permuted(sizes, order))
+
+
+def _matrix(a: Abstract, what: str) -> tuple[Sizes, Size, Size]:
+    if a.rank < 2:
+        raise ShapeError(f"{what}: the input must have at least 2 dimensions, got {a}")
+    return a.sizes[:-2], a.sizes[-2], a.sizes[-1]
+
+
+def _square(a: Abstract, what: str) -> tuple[Sizes, Size]:
+    batch, m, n = _matrix(a, what)
+    require_equal(m, n, "{0}: {1} is not a batch of square matrices", what, a)
+    return batch, n
+
+
+def _least(m: Size, n: Size) -> Size:
+    if known(le(m, n)):
+        return m
+    return n if known(le(n, m)) else min_(m, n)
+
+
+def _none(a: Abstract, dtype: torch.dtype | None = None) -> Abstract:
+    """What stands for a result that was not asked for."""
+    return a.like((0,), dtype)
+
+
+@shape_rule(aten._linalg_svd.default)
+def _linalg_svd(
+    A: Abstract, full_matrices: bool, compute_uv: bool, *, driver: str | None
+) -> tuple[Abstract, ...]:
+    batch, m, n = _matrix(A, "linalg.svd")
+    k = _least(m, n)
+    values = A.like((*batch, k), promote.to_real(A.dtype))
+    if not compute_uv:
+        return _none(A), values, _none(A)
+    left, right = (m, n) if full_matrices else (k, k)
+    return _columns(A, (*batch, m, left)), values, _columns(A, (*batch, right, n))
+
+
+@shape_rule(aten.linalg_qr.default)
+def linalg_qr(A: Abstract, mode: str) -> tuple[Abstract, Abstract]:
+    batch, m, n = _matrix(A, "linalg.qr")
+    k = m if mode == "complete" else _least(m, n)
+    q = _none(A) if mode == "r" else _columns(A, (*batch, m, k))
+    return q, _columns(A, (*batch, k, n))
+
+
+@shape_rule(aten.geqrf.default)
+def geqrf(self: Abstract) -> tuple[Abstract, Abstract]:
+    batch, m, n = _matrix(self, "geqrf")
+    return _columns(self, self.sizes), self.like((*batch, _least(m, n)))
+
+
+@shape_rule(aten.linalg_householder_product.default)
+def linalg_householder_product(input: Abstract, tau: Abstract) -> Abstract:
+    return _columns(input, input.sizes)
+
+
+@shape_rule(aten.ormqr.default)
+def ormqr(
+    self: Abstract, input2: Abstract, input3: Abstract, left: bool, transpose: bool
+) -> Abstract:
+    return _columns(input3, input3.sizes)
+
+
+@shape_rule(aten.linalg_eig.default)
+def linalg_eig(self: Abstract) -> tuple[Abstract, Abstract]:
+    batch, n = _square(self, "linalg.eig")
+    dtype = promote.COMPLEX_OF.get(self.dtype, self.dtype)
+    return self.like((*batch, n), dtype), _columns(self, self.sizes, dtype)
+
+
+@shape_rule(aten._linalg_eigvals.default)
+def _linalg_eigvals(self: Abstract) -> Abstract:
+    return linalg_eig(self)[0]
+
+
+@shape_rule(aten._linalg_eigh.default)
+def _linalg_eigh(A: Abstract, UPLO: str, compute_v: bool) -> tuple[Abstract, Abstract]:
+    batch, n = _square(A, "linalg.eigh")
+    values = A.like((*batch, n), promote.to_real(A.dtype))
+    return values, _columns(A, A.sizes) if compute_v else _none(A)
+
+
+@shape_rule(aten.linalg_cholesky_ex.default)
+def linalg_cholesky_ex(
+    self: Abstract, *, upper: bool, check_errors: bool
+) -> tuple[Abstract, Abstract]:
+    batch, _ = _square(self, "linalg.cholesky")
+    return _columns(self, self.sizes), self.like(batch, torch.int32)
+
+
+@shape_rule(aten.linalg_inv_ex.default)
+def linalg_inv_ex(A: Abstract, *, check_errors: bool) -> tuple[Abstract, Abstract]:
+    batch, _ = _square(A, "linalg.inv")
+    return _columns(A, A.sizes), A.like(batch, torch.int32)
+
+
+@shape_rule(aten.cholesky.default, aten.cholesky_inverse.default)
+def cholesky(self: Abstract, upper: bool) -> Abstract:
+    _square(self, "cholesky")
+    return _columns(self, self.sizes)
+
+
+@shape_rule(aten.cholesky_solve.default)
+def cholesky_solve(self: Abstract, input2: Abstract, upper: bool) -> Abstract:
+    _square(input2, "cholesky_solve")
+    return _columns(self, _solution(input2, self, True))
+
+
+def _solution(a: Abstract, b: Abstract, left: bool) -> Sizes:
+    """Sizes of X in A X = B, or in X A = B."""
+    batch = broadcast(a.sizes[:-2], b.sizes[:-2])
+    require_equal(a.sizes[-1], b.sizes[-2 if left else -1],
+                  "solving with {0}: the right side {1} does not fit", a, b)  # fmt: skip
+    return (*batch, *b.sizes[-2:])
+
+
+@shape_rule(aten._linalg_det.default)
+def _linalg_det(A: Abstract) -> tuple[Abstract, Abstract, Abstract]:
+    batch, n = _square(A, "linalg.det")
+    return A.like(batch), _columns(A, A.sizes), A.like((*batch, n), torch.int32)
+
+
+@shape_rule(aten._linalg_slogdet.default)
+def _linalg_slogdet(A: Abstract) -> tuple[Abstract, Abstract, Abstract, Abstract]:
+    sign, lu, pivots = _linalg_det(A)
+    return sign, A.like(sign.sizes, promote.to_real(A.dtype)), lu, pivots
+
+
+@shape_rule(aten._linalg_solve_ex.default)
+def _linalg_solve_ex(
+    A: Abstract, B: Abstract, *, left: bool, check_errors: bool
+) -> tuple[Abstract, ...]:
+    """B is a batch of vectors when it has the sizes of A but the last, as numpy once had it."""
+    batch, n = _square(A, "linalg.solve")
+    factors = (_columns(A, A.sizes), A.like((*batch, n), torch.int32), A.like(batch, torch.int32))
+    if B.rank == 1 or (B.rank == A.rank - 1 and all(map(equal, B.sizes, A.sizes))):
+        # The vectors are a matrix with one column while they are solved for.
+        require_equal(n, B.sizes[-1], "linalg.solve: {0} and {1} do not fit", A, B)
+        sizes = (*broadcast(batch, B.sizes[:-1]), n)
+        rank = len(sizes)
+        laid_out = permuted(sizes, [rank - 1, *range(rank - 1)])
+        return Abstract(sizes, A.dtype, A.device, laid_out if rank > 1 else None), *factors
+    sizes = _solution(A, B, left)
+    return (_columns(A, sizes) if left else A.like(sizes)), *factors
+
+
+@shape_rule(aten.linalg_solve_triangular.default)
+def linalg_solve_triangular(
+    self: Abstract, B: Abstract, *, upper: bool, left: bool, unitriangular: bool
+) -> Abstract:
+    _square(self, "linalg.solve_triangular")
+    return _columns(B, _solution(self, B, left))
+
+
+@shape_rule(aten.triangular_solve.default)
+def triangular_solve(
+    self: Abstract, A: Abstract, upper: bool, transpose: bool, unitriangular: bool
+) -> tuple[Abstract, Abstract]:
+    _square(A, "triangular_solve")
+    sizes = _solution(A, self, True)
+    return _columns(self, sizes), _columns(A, (*sizes[:-2], *A.sizes[-2:]))
+
+
+@shape_rule(aten.linalg_lu_factor_ex.default)
+def linalg_lu_factor_ex(
+    A: Abstract, *, pivot: bool, check_errors: bool
+) -> tuple[Abstract, Abstract, Abstract]:
+    batch, m, n = _matrix(A, "linalg.lu_factor")
+    pivots = A.like((*batch, _least(m, n)), torch.int32)
+    return _columns(A, A.sizes), pivots, A.like(batch, torch.int32)
+
+
+@shape_rule(aten.linalg_lu.default)
+def linalg_lu(A: Abstract, *, pivot: bool) -> tuple[Abstract, Abstract, Abstract]:
+    batch, m, n = _matrix(A, "linalg.lu")
+    k = _least(m, n)
+    p = A.like((*batch, m, m)) if pivot else _none(A)
+    return p, A.like((*batch, m, k)), A.like((*batch, k, n))
+
+
+@shape_rule(aten.lu_unpack.default)
+def lu_unpack(
+    LU_data: Abstract, LU_pivots: Abstract, unpack_data: bool, unpack_pivots: bool
+) -> tuple[Abstract, ...]:
+    p, lower, upper = linalg_lu(LU_data, pivot=True)
+    if not unpack_data:
+        lower = upper = _none(LU_data)
+    return (p if unpack_pivots else _none(LU_data)), lower, upper
+
+
+@shape_rule(aten.linalg_lu_solve.default)
+def linalg_lu_solve(
+    LU: Abstract, pivots: Abstract, B: Abstract, *, left: bool, adjoint: bool
+) -> Abstract:
+    _square(LU, "linalg.lu_solve")
+    sizes = _solution(LU, B, left)
+    return _columns(B, sizes) if left else B.like(sizes)
+
+
+@shape_rule(aten.linalg_ldl_factor_ex.default)
+def linalg_ldl_factor_ex(
+    self: Abstract, *, hermitian: bool, check_errors: bool
+) -> tuple[Abstract, Abstract, Abstract]:
+    batch, n = _square(self, "linalg.ldl_factor")
+    return _columns(self, self.sizes), self.like((*batch, n), torch.int32), self.like(
+        batch, torch.int32
+    )
+
+
+@shape_rule(aten.linalg_ldl_solve.default)
+def linalg_ldl_solve(LD: Abstract, pivots: Abstract, B: Abstract, *, hermitian: bool) -> Abstract:
+    return _columns(B, _solution(LD, B, True))
+
+
+@shape_rule(aten.linalg_matrix_exp.default)
+def linalg_matrix_exp(self: Abstract) -> Abstract:
+    _square(self, "linalg.matrix_exp")
+    return self.like()
+
+
+@shape_rule(aten.linalg_lstsq.default)
+def linalg_lstsq(
+    self: Abstract, b: Abstract, rcond: float | None, *, driver: str | None
+) -> tuple[Abstract, ...]:
+    """Residuals, rank and singular values only from the drivers that compute them."""
+    batch, m, n = _matrix(self, "linalg.lstsq")
+    vector = b.rank == self.rank - 1
+    driver = driver or "gelsy"
+    shared = broadcast(batch, b.sizes[: -1 if vector else -2])
+    columns: Sizes = () if vector else (b.sizes[-1],)
+    # The solution is the head of a buffer with room for the larger of the two sides.
+    room = m if known(le(n, m)) else n
+    steps: list[Any] = list(permuted((*shared, room, *(columns or (1,))), [
+        *range(len(shared)), len(shared) + 1, len(shared)]))  # fmt: skip
+    solution = Abstract((*shared, n, *columns), b.dtype, b.device,
+                        tuple(steps[: len(shared) + 1 + len(columns)]))  # fmt: skip
+    overdetermined = driver != "gelsy" and known(le(n + 1, m))
+    residuals = b.like((*shared, *columns) if overdetermined else (0,))
+    rank = self.like((0,) if driver == "gels" else batch, torch.int64)
+    singular = (*batch, _least(m, n)) if driver in ("gelsd", "gelss") else (0,)
+    return solution, residuals, rank, self.like(singular, promote.to_real(self.dtype))
+
+
+@shape_rule(aten.cov.default)
+def cov(
+    self: Abstract, *, correction: int, fweights: Abstract | None, aweights: Abstract | None
+) -> Abstract:
+    if self.rank > 2:
+        raise ShapeError(f"cov(): expected input to have two or fewer dimensions, got {self}")
+    # A single variable gives a number, not a matrix of one.
+    one = self.rank < 2 or is_one(self.sizes[0])
+    sizes = () if one else (self.sizes[0], self.sizes[0])
+    return self.like(sizes, promote.to_float(self.dtype))
+
+
+@shape_rule(aten.corrcoef.default)
+def corrcoef(self: Abstract) -> Abstract:
+    return cov(self, correction=1, fweights=None, aweights=None)

@@ -1,0 +1,120 @@
+"""Losses, kept whole. `reduction` is 0 for none, 1 for the mean, 2 for the sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphport.errors import ShapeError
+from graphport.ops import promote
+from graphport.ops.abstract import Abstract, Size
+from graphport.ops.elementwise import mapped
+from graphport.ops.registry import shape_rule
+from graphport.ops.sizes import broadcast, require_equal
+
+aten = torch.ops.aten
+
+
+def _reduced(loss: Abstract, reduction: int) -> Abstract:
+    return loss.like(()) if reduction else loss
+
+
+def _pair(a: Abstract, b: Abstract) -> Abstract:
+    return mapped((a, b), promote.result_type((a, b)))
+
+
+@shape_rule(aten.mse_loss.default, aten.l1_loss.default, aten.soft_margin_loss.default)
+def mse_loss(self: Abstract, target: Abstract, reduction: int) -> Abstract:
+    return _reduced(_pair(self, target), reduction)
+
+
+@shape_rule(aten.smooth_l1_loss.default, aten.huber_loss.default)
+def smooth_l1_loss(self: Abstract, target: Abstract, reduction: int, beta: float) -> Abstract:
+    return _reduced(_pair(self, target), reduction)
+
+
+@shape_rule(aten.kl_div.default)
+def kl_div(self: Abstract, target: Abstract, reduction: int, *, log_target: bool) -> Abstract:
+    return _reduced(_pair(self, target), reduction)
+
+
+@shape_rule(aten.binary_cross_entropy.default)
+def binary_cross_entropy(
+    self: Abstract, target: Abstract, weight: Abstract | None, reduction: int
+) -> Abstract:
+    return _reduced(self.like(), reduction)
+
+
+@shape_rule(aten.binary_cross_entropy_with_logits.default)
+def binary_cross_entropy_with_logits(
+    self: Abstract, target: Abstract, weight: Abstract | None, pos_weight: Abstract | None,
+    reduction: int,
+) -> Abstract:  # fmt: skip
+    own = [a for a in (self, target, weight, pos_weight) if a is not None]
+    return _reduced(mapped(own, promote.result_type(own)), reduction)
+
+
+@shape_rule(aten.nll_loss_nd.default)
+def nll_loss_nd(
+    self: Abstract, target: Abstract, weight: Abstract | None, reduction: int, ignore_index: Size
+) -> Abstract:
+    if self.rank > 1:
+        require_equal(self.sizes[0], target.sizes[0],
+                      "nll_loss: batch sizes of {0} and {1} differ", self, target)  # fmt: skip
+    return self.like(() if reduction else target.sizes)
+
+
+@shape_rule(aten.cross_entropy_loss.default)
+def cross_entropy_loss(
+    self: Abstract, target: Abstract, weight: Abstract | None, reduction: int,
+    ignore_index: Size, label_smoothing: float,
+) -> Abstract:  # fmt: skip
+    if self.rank > 1:
+        require_equal(self.sizes[0], target.sizes[0],
+                      "cross_entropy: batch sizes of {0} and {1} differ", self, target)  # fmt: skip
+    if reduction:
+        return self.like(())
+    if self.rank == target.rank:  # class probabilities
+        return self.like((*self.sizes[:1], *self.sizes[2:]) if self.rank > 1 else ())
+    return self.like(target.sizes)
+
+
+@shape_rule(aten.nll_loss_forward.default)
+def nll_loss_forward(
+    self: Abstract, target: Abstract, weight: Abstract | None, reduction: int, ignore_index: Size
+) -> tuple[Abstract, Abstract]:
+    out = self.like((self.sizes[0],) if self.rank == 2 and not reduction else ())
+    return out, self.like(())
+
+
+@shape_rule(aten.nll_loss2d_forward.default)
+def nll_loss2d_forward(
+    self: Abstract, target: Abstract, weight: Abstract | None, reduction: int, ignore_index: Size
+) -> tuple[Abstract, Abstract]:
+    return self.like(() if reduction else target.sizes), self.like(())
+
+
+@shape_rule(aten.multi_margin_loss.default)
+def multi_margin_loss(
+    self: Abstract, target: Abstract, p: Any, margin: Any, weight: Abstract | None, reduction: int
+) -> Abstract:
+    return self.like(() if reduction else target.sizes)
+
+
+@shape_rule(aten.ctc_loss.IntList, aten.ctc_loss.Tensor)
+def ctc_loss(
+    log_probs: Abstract, targets: Abstract, input_lengths: Any, target_lengths: Any, blank: int,
+    reduction: int, zero_infinity: bool,
+) -> Abstract:  # fmt: skip
+    if log_probs.rank not in (2, 3):
+        raise ShapeError(f"ctc_loss: log_probs must have 2 or 3 dimensions, got {log_probs}")
+    batch = log_probs.sizes[1:-1]
+    return log_probs.like(() if reduction else batch)
+
+
+@shape_rule(aten.cosine_similarity.default)
+def cosine_similarity(x1: Abstract, x2: Abstract, dim: int, eps: float) -> Abstract:
+    sizes = list(broadcast(x1.sizes, x2.sizes))
+    del sizes[dim]
+    return x1.like(tuple(sizes), promote.result_type((x1, x2)))
