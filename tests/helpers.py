@@ -79,7 +79,8 @@ def clone(inputs: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
         if id(x) not in seen:
-            seen[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
+            # deepcopy and not clone: it keeps the strides of slices and expansions.
+            seen[id(x)] = copy.deepcopy(x.detach()).requires_grad_(x.requires_grad)
         return seen[id(x)]
 
     return pytree.tree_map(one, inputs)

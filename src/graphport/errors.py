@@ -25,7 +25,17 @@ class ExportError(Exception):
         self.what = what
         self.where = where
         self.fix = [fix] if isinstance(fix, str) else list(fix)
-        super().__init__(self.render())
+        # Not super(): an error that is also of a user's own class must not run its initialiser.
+        Exception.__init__(self, self.render())
+
+    def located(self, where: Location | None) -> None:
+        """Say where it happened, unless that is known."""
+        if self.where is None:
+            self.where = where
+            self.args = (self.render(),)
+
+    def __str__(self) -> str:
+        return self.render()
 
     def render(self) -> str:
         lines = [f"{self.code} {self.what}"]

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import functools
 import dis
+import inspect
 import linecache
 import os
 import sys
 import sysconfig
+import threading
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import Any
 
 import torch
 
@@ -103,15 +106,32 @@ def line_of(code: CodeType, offset: int) -> int:
     return code.co_firstlineno
 
 
-def here(module: str = "") -> Location | None:
-    """The user's innermost line that is executing now."""
+class _Running(threading.local):
+    """The path of the nn.Module whose code is running, kept by whoever follows module calls."""
+
+    module: str = ""
+
+
+running = _Running()
+
+
+def here() -> Location | None:
+    """The user's innermost line that is executing now, in the module that is running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if _belongs_to_user(code):
-            return Location(code.co_filename, frame.f_lineno, code.co_qualname, module)
+            return Location(code.co_filename, frame.f_lineno, code.co_qualname, running.module)
         frame = frame.f_back
     return None
+
+
+def of_function(fn: Any) -> Location | None:
+    """Where a function is defined, if it is written in Python."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is None:
+        return None
+    return Location(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
 def in_assert() -> bool:

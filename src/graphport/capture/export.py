@@ -23,12 +23,12 @@ from graphport.capture.modules import Modules
 from graphport.capture.names import Names
 from graphport.capture.outcome import judge
 from graphport.capture.recorder import Recorder
-from graphport.capture.snapshot import Snapshot
+from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
 from graphport.capture.state import Entry, State, describe_tensor, state_of
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import AbstractTensor, Value, abstract_tensor
-from graphport.errors import ExportError, ForwardError, InputError, UserError
+from graphport.errors import ExportError, ForwardError, InputError, ShapeError, UserError
 from graphport.ops import Abstract
 from graphport.ops.abstract import permuted
 from graphport.ops.strides import is_dense
@@ -64,16 +64,36 @@ def export(
         raise InputError(f'guards is "error" or "runtime_assert", got {guards!r}')
     root = _root(mod)
     inputs = bind(mod, args, kwargs)
-    return _Capture(mod, root, inputs, dynamic_shapes, guards).run()
+    first = _Capture(mod, root, inputs, dynamic_shapes, guards)
+    try:
+        return first.run()
+    except (ForwardError, ShapeError):
+        if not first.scope.departed:
+            raise
+    # An operator refused sizes of 0 or 1 in the example because it was told they are neither.
+    second = _Capture(mod, root, inputs, dynamic_shapes, guards)
+    second.scope.generic = False
+    return second.run()
+
+
+def _code_of(mod: Any) -> Any:
+    """The function that holds the program's code."""
+    while isinstance(mod, functools.partial):
+        mod = mod.func
+    if isinstance(mod, nn.Module):
+        return mod.forward
+    return mod if hasattr(mod, "__code__") else getattr(mod, "__call__", mod)  # noqa: B004
 
 
 def _root(mod: Any) -> nn.Module | None:
     """The module whose state the program has."""
     if isinstance(mod, nn.Module):
         return mod
-    if isinstance(mod, type) and issubclass(mod, nn.Module):
+    if isinstance(mod, type):
         raise InputError(
-            f"got the class {mod.__name__}, not a module", fix=f"gp.export({mod.__name__}(...), ...)"
+            f"got the class {mod.__name__}, not an instance of it",
+            where=source.of_function(vars(mod).get("forward") or vars(mod).get("__call__")),
+            fix=f"gp.export({mod.__name__}(...), ...)",
         )
     if not callable(mod):
         raise InputError(
@@ -110,7 +130,7 @@ class _Capture:
         leaves = self._open_inputs()
         self.state.lift_module()
         args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
-        snapshot = Snapshot(self.root)
+        snapshot = Snapshot((self.root, *holders(self.mod)))
         self.modules.on_initialised = snapshot.renew
         try:
             result = self._call(args, kwargs)
@@ -181,10 +201,16 @@ class _Capture:
                 self.recorder.stop = sys._getframe()
                 return self.mod(*args, **kwargs)
         except ExportError as error:
+            error.located(self._place_of(error))
             error.__cause__ = None
             raise
         except Exception as error:
-            raise _forward_error(error, self.modules.path) from error
+            raise _forward_error(error, self._place_of(error)) from error
+
+    def _place_of(self, error: Exception) -> source.Location | None:
+        """The user's line that failed, and the module that was running it."""
+        failed_here = error is self.modules.failure
+        return source.of_traceback(error, self.modules.failed_in if failed_here else "")
 
     @contextmanager
     def _capturing(self) -> Iterator[None]:
@@ -216,6 +242,7 @@ class _Capture:
                     raise UserError(
                         f"buffer {fqn!r} was replaced by a tensor of another size or dtype: "
                         f"{self.tracer.value(new).abstract} instead of {entry.value.abstract}",
+                        where=source.of_function(type(module).forward),
                         fix="keep buffers at one size, or return the new tensor",
                     )
                 entry.replaced = self.tracer.value(new)
@@ -232,6 +259,7 @@ class _Capture:
         raise InputError(
             f"output {i} is a {type(x).__module__}.{type(x).__qualname__}: outputs are tensors, "
             "numbers, strings, None, and containers of them",
+            where=source.of_function(_code_of(self.mod)),
             fix="return tensors, or register the type with torch.utils._pytree",
         )
 
@@ -385,14 +413,14 @@ def _no_autocast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(enabled)
 
 
-def _forward_error(error: Exception, module: str) -> Exception:
+def _forward_error(error: Exception, where: source.Location | None) -> Exception:
     """The user's exception, with the place; it can be caught as the user's own class too."""
     what = f"{type(error).__name__} in the program: {error}"
-    where = source.of_traceback(error, module)
-    kinds = [(ForwardError, type(error)), (ForwardError,)]
-    for bases in kinds:
-        try:
-            return type("ForwardError", bases, {})(what, where=where)
-        except TypeError:
-            continue
-    return ForwardError(what, where=where)
+    try:
+        both = type("ForwardError", (ForwardError, type(error)), {"__module__": "graphport.errors"})
+        made = both(what, where=where)
+    except TypeError:  # a class that cannot be combined, or not be made from a text
+        made = ForwardError(what, where=where)
+    for name, value in vars(error).items():
+        vars(made).setdefault(name, value)
+    return made

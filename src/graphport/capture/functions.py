@@ -93,6 +93,14 @@ def memory(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
+@overrides(torch.Tensor.contiguous)
+def contiguous(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """torch answers for contiguous tensors before the tracer hears of it."""
+    if len(args) > 1:
+        args, kwargs = args[:1], {**kwargs, "memory_format": args[1]}
+    return tracer.call(torch.ops.aten.contiguous.default, *args, **kwargs)
+
+
 @overrides(torch.Tensor.tolist)
 def tolist(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     t = args[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +24,13 @@ class Leaf:
     value: Any
     name: str
     path: str
+
+
+class Variadic(NamedTuple):
+    """What `*args` took, and the position of its first argument."""
+
+    values: tuple[Any, ...]
+    first: int
 
 
 @dataclass
@@ -113,7 +120,7 @@ def _parameters(
         if kind is inspect.Parameter.VAR_KEYWORD:
             found.update((k, (f"kwargs[{k!r}]", v)) for k, v in value.items())
         elif kind is inspect.Parameter.VAR_POSITIONAL:
-            found[name] = ("*args", value)
+            found[name] = ("*args", Variadic(value, position))
             position += len(value)
         elif position < len(args) and kind is not inspect.Parameter.KEYWORD_ONLY:
             found[name] = (f"*args[{position}]", value)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils import _pytree as pytree
 
+from graphport import source
 from graphport.capture.recorder import Recorder
 from graphport.ops.strides import at_example
 
@@ -32,17 +33,14 @@ class Modules:
         """Paths of modules, in the order of their first call."""
         self.on_initialised: Callable[[nn.Module], None] = lambda module: None
         """Told of each lazy module that took shape."""
+        self.failure: Exception | None = None
+        self.failed_in = ""
+        """The innermost module that an exception passed through."""
         self._paths: dict[int, str] = {}
         self._counts: dict[str, int] = {}
         if root is not None:
             for path, module in root.named_modules():
                 self._paths[id(module)] = path
-
-    @property
-    def path(self) -> str:
-        """The module that is running."""
-        stack = self.recorder.stack
-        return next(reversed(stack.values()))[0] if stack else ""
 
     @contextmanager
     def inside(self, module: nn.Module) -> Iterator[None]:
@@ -54,12 +52,18 @@ class Modules:
         if count == 0:
             self.calls.append(path)
         key = f"{path}@{count}" if count else path
-        outer = self.recorder.stack
+        outer, around = self.recorder.stack, source.running.module
         self.recorder.stack = {**outer, key: (path, class_name(module))}
+        source.running.module = path
         try:
             yield
+        except Exception as error:
+            if error is not self.failure:
+                self.failure, self.failed_in = error, path
+            raise
         finally:
             self.recorder.stack = outer
+            source.running.module = around
 
     @contextmanager
     def watching(self) -> Iterator[None]:

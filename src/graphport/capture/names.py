@@ -6,6 +6,8 @@ import re
 
 from torch.fx import Graph, Node
 
+from graphport.program import RESERVED
+
 _NOT_IDENTIFIER = re.compile(r"\W")
 
 
@@ -13,7 +15,7 @@ class Names:
     """Hands out each name once."""
 
     def __init__(self) -> None:
-        self._used: set[str] = set()
+        self._used: set[str] = set(RESERVED)
 
     def unique(self, wanted: str) -> str:
         name = _NOT_IDENTIFIER.sub("_", wanted)

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from graphport.capture.dims import Dim, _Hint
-from graphport.capture.inputs import Inputs
+from graphport.capture.inputs import Inputs, Variadic
 from graphport.errors import ConstraintViolationError, SpecError
 from graphport.symbolic import Expr, Range, Scope
 
@@ -178,6 +178,12 @@ def _walk(
         yield path, value, _tensor_dims(place, spec, path, value)
         return
     if spec is None:
+        return
+    if isinstance(value, Variadic):
+        parts = _matching(place, spec, path, value, [(pytree.SequenceKey(i),)
+                                                     for i in range(len(value.values))])  # fmt: skip
+        for i, (part, child) in enumerate(zip(parts, value.values, strict=True)):
+            yield from _walk(f"{place}[{i}]", part, f"{path}[{value.first + i}]", child)
         return
     if pytree.tree_is_leaf(value):
         if isinstance(spec, _Hint) or isinstance(spec, Dim):

@@ -21,6 +21,7 @@ from graphport.capture.values import AbstractTensor, Value
 from graphport.errors import MutationError
 from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.abstract import channels_last
+from graphport.ops.sizes import broadcast
 from graphport.ops.strides import at_example, is_dense
 from graphport.symbolic import ge, le
 from graphport.symbolic.bridge import from_torch, to_torch
@@ -81,6 +82,12 @@ def _in_memory_order(tracer: Tracer, owner: Value) -> Value:
     return Value.view(owner, permute.rule(owner.abstract, order), node, permute.op, (order,))
 
 
+@special(aten._reshape_alias.default, aten._unsafe_view.default)
+def reshape_alias(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """What torch's kernels call where they know that a view is possible, in the layout at hand."""
+    return tracer.call(aten.reshape.default, args[0], args[1])
+
+
 # Conversions
 
 
@@ -138,9 +145,15 @@ def _is_in(a: Abstract, memory_format: torch.memory_format) -> bool:
 
 @special(aten.contiguous.default)
 def contiguous(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """Nothing, where the layout is right; a view of the result still has to bear other layouts."""
     memory_format = kwargs.get("memory_format", torch.contiguous_format)
-    if _is_in(tracer.value(args[0]).abstract, memory_format):
-        return args[0]
+    base = tracer.value(args[0])
+    if _is_in(base.abstract, memory_format):
+        if memory_format is not torch.contiguous_format:
+            return args[0]
+        return tracer.wrap(
+            Value.view(base, base.abstract, tracer.read(base), info.op, ()), wants_grad(args)
+        )
     return pure(tracer, info_of(aten.clone.default), args[:1], {"memory_format": memory_format})
 
 
@@ -249,6 +262,35 @@ def updating(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 def instance_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     writes = args[3] is not None and args[5]
     return (decompose if writes else pure)(tracer, info, args, kwargs)
+
+
+# Views under another name
+
+
+@special(aten.broadcast_tensors.default)
+def broadcast_tensors(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    sizes = broadcast(*(tracer.value(t).abstract.sizes for t in args[0]))
+    return [tracer.call(aten.expand.default, t, list(map(to_torch, sizes))) for t in args[0]]
+
+
+def copied_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """`expand_copy`, `unbind_copy`, ...: the views, each copied."""
+    packet = getattr(aten, info.name.removesuffix("_copy"))
+    views = tracer.call(getattr(packet, info.op._overloadname), *args, **kwargs)
+    one = lambda t: tracer.call(aten.clone.default, t, memory_format=torch.contiguous_format)
+    return [one(t) for t in views] if isinstance(views, (list, tuple)) else one(views)
+
+
+special(
+    aten.alias_copy.default, aten.as_strided_copy.default, aten.detach_copy.default,
+    aten.diagonal_copy.default, aten.expand_copy.default, aten.narrow_copy.default,
+    aten.permute_copy.default, aten.select_copy.int, aten.slice_copy.Tensor,
+    aten.split_copy.Tensor, aten.split_with_sizes_copy.default, aten.squeeze_copy.default,
+    aten.squeeze_copy.dim, aten.squeeze_copy.dims, aten.t_copy.default, aten.transpose_copy.int,
+    aten.unbind_copy.int, aten.unfold_copy.default, aten.unsqueeze_copy.default,
+    aten.view_as_complex_copy.default, aten.view_as_real_copy.default, aten.view_copy.default,
+    aten.view_copy.dtype,
+)(copied_view)  # fmt: skip
 
 
 # Questions about sizes

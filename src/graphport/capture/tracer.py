@@ -16,16 +16,18 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphport import source
 from graphport.capture.assertions import Assertions
 from graphport.capture.numbers import number
-from graphport.capture.recorder import Recorder
+from graphport.capture.recorder import Recorder, describe
 from graphport.capture.state import State
 from graphport.capture.values import AbstractTensor, Value, abstract_tensor
 from graphport.errors import MutationError, UnsupportedError
-from graphport.ops import Abstract, info_of, promote
+from graphport.ops import Abstract, info_of, meta_rule, promote
+from graphport.ops.meta import SymbolicSizesError, example_of, parts_of
 from graphport.ops.registry import OpInfo
 from graphport.ops.shape import Fresh
 from graphport.ops.views import inverted
@@ -62,6 +64,8 @@ class Tracer(TorchDispatchMode):
         self.scope = recorder.scope
         self.state = state
         self.assertions = Assertions(recorder)
+        self.decomposing = 0
+        """How deep in torch's own kernels for composite operators."""
         self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
 
     @classmethod
@@ -163,9 +167,9 @@ class Tracer(TorchDispatchMode):
 
     def view_node(self, op: OpOverload, base: Node, args: Any) -> Node:
         """Record a view; one whose layout is not certain is recorded so that it may copy."""
-        if op is aten.alias.default:
+        if op in (aten.alias.default, aten.contiguous.default):
             return base
-        if op is aten.view.default and not base.meta["val"]._abstract.is_contiguous:
+        if op is aten.view.default and not is_contiguous(base):
             op = aten.reshape.default
         if op is aten.as_strided.default and base.op != "placeholder":
             # What a new value looks like in memory is its operator's business; here it matters.
@@ -174,6 +178,11 @@ class Tracer(TorchDispatchMode):
                     aten.clone.default, base, memory_format=torch.contiguous_format
                 )
         return self.recorder.emit(op, base, *args)
+
+
+def is_contiguous(node: Node) -> bool:
+    abstract: Abstract = node.meta["val"]._abstract
+    return abstract.is_contiguous
 
 
 def _handler(info: OpInfo) -> Handler:
@@ -205,12 +214,31 @@ def pure(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
     """An operator that reads tensors and makes new ones."""
     lowered = [tracer.lower(a) for a in args]
     keywords = {k: tracer.lower(v) for k, v in kwargs.items()} if kwargs else kwargs
-    out, node = tracer.recorder.record(info, lowered, keywords)
+    try:
+        out, node = tracer.recorder.record(info, lowered, keywords)
+    except SymbolicSizesError:
+        return _without_symbols(tracer, info, args, kwargs)
     result = tracer.fresh(out, node, wants_grad(args))
     _fold_constant(tracer, info, args, kwargs, result)
     if type(out) is Abstract and not out.sizes and out.dtype is torch.int64:
         tracer.value(result).number = number(info.op, [_number(tracer, a) for a in args], kwargs)
     return result
+
+
+def _without_symbols(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operator that torch cannot describe at symbolic sizes: taken apart, or sizes are fixed."""
+    parts = parts_of(info.op)
+    if parts is not None:
+        with tracer:
+            return parts(*args, **kwargs)
+    for t in pytree.tree_leaves((args, kwargs)):
+        if isinstance(t, torch.Tensor):
+            for size in tracer.value(t).abstract.sizes:
+                tracer.scope.specialize(size)
+    lowered, keywords = [tracer.lower(a) for a in args], pytree.tree_map(tracer.lower, kwargs)
+    out = meta_rule(info.op, example_of([describe(a) for a in lowered]), example_of(
+        {k: describe(v) for k, v in keywords.items()}))  # fmt: skip
+    return tracer.fresh(out, tracer.recorder.node(info.op, lowered, keywords, out, info.name))
 
 
 def _number(tracer: Tracer, x: Any) -> Any:
@@ -252,13 +280,16 @@ def view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
     rest = tuple(tracer.lower(a) for a in args[1:])
     node = tracer.read(base)
     op = info.op
-    if op is aten.view.default and not node.meta["val"]._abstract.is_contiguous:
+    if op is aten.view.default and (
+        tracer.decomposing or base.op is aten.contiguous.default or not is_contiguous(node)
+    ):
+        # What can be viewed at capture may have to be copied when inputs come in another layout.
         info = info_of(aten.reshape.default)
     out = info.rule(base.abstract, *rest, **kwargs) if info.rule is not None else None
     if out is None:
         out, made = tracer.recorder.record(info, (node, *rest), kwargs)
     else:
-        made = tracer.recorder.node(info.op, (node, *rest), kwargs, out, op._schema.name[6:])
+        made = tracer.recorder.node(info.op, (node, *rest), kwargs, out, info.name)
     grad = wants_grad(args[:1])
     if isinstance(out, Abstract):
         if type(out) is Fresh:
@@ -295,17 +326,11 @@ def inplace(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> 
             where=source.here(),
         )
     target = args[0]
-    lowered = [tracer.lower(a) for a in info.arranged(args)]
-    keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
-    out, node = tracer.recorder.record(info_of(info.functional), lowered, keywords)
-    if isinstance(out, Abstract):
-        value = tracer.value(target)
-        tracer.write(value, fitted(tracer, value.abstract, out, node, info.op))
-    else:
-        for i, (t, new) in enumerate(zip(target, out, strict=True)):
-            value = tracer.value(t)
-            item = tracer.recorder.item(node, i)
-            tracer.write(value, fitted(tracer, value.abstract, new, item, info.op))
+    results = tracer.call(info.functional, *info.arranged(args), **kwargs)
+    many = isinstance(target, (list, tuple))
+    for t, result in zip(target, results, strict=True) if many else ((target, results),):
+        value, new = tracer.value(t), tracer.value(result)
+        tracer.write(value, fitted(tracer, value.abstract, new.abstract, tracer.read(new), info.op))
     return target
 
 
@@ -394,8 +419,12 @@ def inplace_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]
 
 def decompose(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """A composite operator without a rule: torch's own kernel takes it apart."""
-    with tracer:
-        result = info.op.decompose(*args, **kwargs)
+    tracer.decomposing += 1
+    try:
+        with tracer:
+            result = info.op.decompose(*args, **kwargs)
+    finally:
+        tracer.decomposing -= 1
     if result is NotImplemented:
         return pure(tracer, info, args, kwargs)
     return result

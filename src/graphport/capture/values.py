@@ -92,6 +92,10 @@ class AbstractTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"AbstractTensor({self._abstract!r})"
 
+    def __format__(self, spec: str) -> str:
+        """Text of the user's own: there is no number to format, and no reason to fail for it."""
+        return repr(self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> AbstractTensor:
         return abstract_tensor(self._abstract, self.requires_grad)
 
@@ -105,7 +109,9 @@ _wrapper = torch.Tensor._make_wrapper_subclass
 def abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> AbstractTensor:
     """A tensor for the user to hold, or for a node's metadata."""
     sizes = abstract.sizes
-    strides = abstract._strides
+    offset = abstract.offset
+    plain = type(offset) is int and offset == 0
+    strides = abstract._strides if plain else abstract.strides
     for s in sizes:
         if type(s) is not int:
             sizes = [to_torch(s) for s in sizes]
@@ -117,7 +123,7 @@ def abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> Abstract
     t = _wrapper(
         AbstractTensor, sizes, strides=strides, dtype=abstract.dtype, device=abstract.device,
         requires_grad=requires_grad, storage_size=0,
-        storage_offset=None if abstract.offset == 0 else to_torch(abstract.offset),
+        storage_offset=None if plain else to_torch(offset),
     )  # fmt: skip
     # storage_size: or C++ works out the number of bytes, through a dozen calls on symbolic sizes.
     t._abstract = abstract

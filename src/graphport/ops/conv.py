@@ -29,6 +29,14 @@ def window(size: Size, kernel: Size, stride: int, before: int, after: int, dilat
     return (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
 
 
+def _laid_out_line(sizes: Sizes, like: Abstract) -> Abstract:
+    """For operators that work on a line as on an image of height 1."""
+    last = like.rank == 3 and like._strides == channels_last(like.sizes) and not like.is_contiguous
+    if last:
+        return Abstract(sizes, like.dtype, like.device, channels_last(sizes))
+    return _laid_out(sizes, like)
+
+
 def _laid_out(sizes: Sizes, like: Abstract, *others: Abstract, dtype: Any = None) -> Abstract:
     """Channels-last when the data (or the weight) is."""
     last = any(a.is_channels_last for a in (like, *others))
@@ -166,6 +174,7 @@ def _max_pool_with_indices(n: int) -> Rule:
         ceil_mode: bool,
     ) -> tuple[Abstract, Abstract]:  # fmt: skip
         out = plain(self, kernel_size, stride, padding, dilation, ceil_mode)
+        out = _laid_out_line(out.sizes, self)
         return out, Abstract(out.sizes, torch.int64, out.device, out._strides)
 
     return max_pool_with_indices
@@ -175,14 +184,14 @@ def _avg_pool(n: int) -> Rule:
     def avg_pool(
         self: Abstract, kernel_size: Ints, stride: Ints, padding: Ints, ceil_mode: bool, *_: Any
     ) -> Abstract:
-        return _laid_out(_pool(self, n, kernel_size, stride, padding, 1, ceil_mode), self)
+        return _laid_out_line(_pool(self, n, kernel_size, stride, padding, 1, ceil_mode), self)
 
     return avg_pool
 
 
 def _adaptive_avg_pool(n: int) -> Rule:
     def adaptive_avg_pool(self: Abstract, output_size: Sequence[Size]) -> Abstract:
-        return _laid_out((*self.sizes[: self.rank - n], *_each(output_size, n)), self)
+        return _laid_out_line((*self.sizes[: self.rank - n], *_each(output_size, n)), self)
 
     return adaptive_avg_pool
 
@@ -261,19 +270,31 @@ def _scaled(size: Size, factor: float) -> Size:
 def pixel_shuffle(self: Abstract, upscale_factor: int) -> Abstract:
     *lead, c, h, w = self.sizes
     r = upscale_factor
-    return self.like((*lead, c // (r * r), h * r, w * r))
+    require_equal(c % (r * r), 0, "pixel_shuffle: the channels of {0} are not a multiple of {1}",
+                  self, r * r)  # fmt: skip
+    return _laid_out((*lead, c // (r * r), h * r, w * r), self)
 
 
 @shape_rule(aten.pixel_unshuffle.default)
 def pixel_unshuffle(self: Abstract, downscale_factor: int) -> Abstract:
     *lead, c, h, w = self.sizes
     r = downscale_factor
-    return self.like((*lead, c * (r * r), h // r, w // r))
+    for s in (h, w):
+        require_equal(s % r, 0, "pixel_unshuffle: {0} of {1} is not a multiple of {2}", s, self, r)
+    return _laid_out((*lead, c * (r * r), h // r, w // r), self)
 
 
 @shape_rule(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(input: Abstract, grid: Abstract, *_: Any) -> Abstract:
     return input.like((*input.sizes[:2], *grid.sizes[1:-1]))
+
+
+@shape_rule(aten.channel_shuffle.default)
+def channel_shuffle(self: Abstract, groups: int) -> Abstract:
+    require_equal(self.sizes[1] % groups, 0,
+                  "channel_shuffle: the channels of {0} do not divide into {1} groups",
+                  self, groups)  # fmt: skip
+    return _laid_out(self.sizes, self)
 
 
 @shape_rule(aten.im2col.default)

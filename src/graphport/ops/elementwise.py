@@ -46,12 +46,6 @@ def mapped(own: list[Abstract] | tuple[Abstract, ...], dtype: torch.dtype) -> Ab
     return Abstract(sizes, dtype, device, elementwise_strides(sizes, own))
 
 
-def of_first(*args: Any, **_: Any) -> Abstract:
-    """The result takes its dtype from the first argument, whatever the others are."""
-    own = [a for a in args if isinstance(a, Abstract)]
-    return mapped(own, args[0].dtype)
-
-
 table(
     [
         aten.neg.default, aten.sign.default, aten.sgn.default, aten.positive.default,
@@ -135,7 +129,13 @@ table([aten.clamp_min.default, aten.clamp_max.default], elementwise(2, promote.s
 table([aten.addcdiv.default], elementwise(3, promote.to_float))
 table([aten.lerp.Scalar], elementwise(2, promote.same))
 table([aten.lerp.Tensor], elementwise(3, promote.same))
-table([aten.masked_fill.Scalar, aten.masked_fill.Tensor], of_first)
+
+
+@shape_rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(self: Abstract, mask: Abstract, value: Any) -> Abstract:
+    """A contiguous copy, filled."""
+    return self.like(broadcast(self.sizes, mask.sizes))
+
 
 
 @shape_rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -171,7 +171,8 @@ def polar(abs: Abstract, angle: Abstract) -> Abstract:
 def glu(self: Abstract, dim: int) -> Abstract:
     dim %= self.rank
     half = self.sizes[dim] // 2
-    return self.like((*self.sizes[:dim], half, *self.sizes[dim + 1 :]))
+    sizes = (*self.sizes[:dim], half, *self.sizes[dim + 1 :])
+    return mapped((Abstract(sizes, self.dtype, self.device, self.strides),), self.dtype)
 
 
 @shape_rule(aten._prelu_kernel.default, aten.prelu.default)

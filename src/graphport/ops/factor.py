@@ -11,7 +11,7 @@ from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size, Sizes, permuted
 from graphport.ops.registry import shape_rule
 from graphport.ops.shape import is_one
-from graphport.ops.sizes import broadcast, equal, known, require_equal
+from graphport.ops.sizes import broadcast, equal, holds, known, require_equal
 from graphport.symbolic import le, min_
 
 aten = torch.ops.aten
@@ -254,12 +254,12 @@ def linalg_lstsq(
     shared = broadcast(batch, b.sizes[: -1 if vector else -2])
     columns: Sizes = () if vector else (b.sizes[-1],)
     # The solution is the head of a buffer with room for the larger of the two sides.
-    room = m if known(le(n, m)) else n
+    room = m if holds(le(n, m)) else n
     steps: list[Any] = list(permuted((*shared, room, *(columns or (1,))), [
         *range(len(shared)), len(shared) + 1, len(shared)]))  # fmt: skip
     solution = Abstract((*shared, n, *columns), b.dtype, b.device,
                         tuple(steps[: len(shared) + 1 + len(columns)]))  # fmt: skip
-    overdetermined = driver != "gelsy" and known(le(n + 1, m))
+    overdetermined = driver != "gelsy" and holds(le(n + 1, m))
     residuals = b.like((*shared, *columns) if overdetermined else (0,))
     rank = self.like((0,) if driver == "gels" else batch, torch.int64)
     singular = (*batch, _least(m, n)) if driver in ("gelsd", "gelss") else (0,)

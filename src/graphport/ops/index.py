@@ -42,7 +42,28 @@ def index(self: Abstract, indices: Sequence[Abstract | None]) -> Abstract:
             raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     if all(i is None for i in indices):
         return Abstract(self.sizes, self.dtype, self.device, preserved(self))
-    return self.like(indexed_sizes(self, indices))
+    sizes = indexed_sizes(self, indices)
+    return Abstract(sizes, self.dtype, self.device, _index_layout(self, indices, sizes))
+
+
+def _index_layout(
+    self: Abstract, indices: Sequence[Abstract | None], sizes: Sizes
+) -> Sizes | None:
+    """The result is mapped over the tensor and the indices, each standing still along the other."""
+    used = [d for d, i in enumerate(indices) if i is not None]
+    found = [indices[d] for d in used]
+    if self._strides is None and all(i._strides is None for i in found):
+        return None
+    rest = [s for d, s in enumerate(self.strides) if d not in used]
+    depth = len(sizes) - len(rest)
+    at = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    moved = (*rest[:at], *(0,) * depth, *rest[at:])
+    operands = [Abstract(sizes, self.dtype, self.device, moved)]
+    for i in found:
+        own = tuple(0 if size == 1 else s for size, s in zip(i.sizes, i.strides, strict=True))
+        still = (*(0,) * (at + depth - i.rank), *own, *(0,) * (len(sizes) - at - depth))
+        operands.append(Abstract(sizes, i.dtype, i.device, still))
+    return elementwise_strides(sizes, operands)
 
 
 @shape_rule(aten.index_put.default, aten._unsafe_index_put.default)
@@ -77,18 +98,22 @@ def gather(self: Abstract, dim: int, index: Abstract, **_: Any) -> Abstract:
 @shape_rule(
     aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce,
     aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.default,
-    aten.index_copy.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
-    aten.index_reduce.default,
+    aten.index_copy.default, aten.index_reduce.default,
 )  # fmt: skip
 def scatter(self: Abstract, dim: int, index: Abstract, *_: Any, **__: Any) -> Abstract:
+    wrap_dim(dim, self.rank)
+    return self.like()
+
+
+@shape_rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(self: Abstract, dim: int, index: Abstract, value: Any) -> Abstract:
     wrap_dim(dim, self.rank)
     return Abstract(self.sizes, self.dtype, self.device, preserved(self))
 
 
 @shape_rule(aten.masked_scatter.default)
 def masked_scatter(self: Abstract, mask: Abstract, source: Abstract) -> Abstract:
-    sizes = broadcast(self.sizes, mask.sizes)
-    return Abstract(sizes, self.dtype, self.device, elementwise_strides(sizes, [self]))
+    return self.like(broadcast(self.sizes, mask.sizes))
 
 
 @shape_rule(aten.take.default)

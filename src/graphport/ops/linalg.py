@@ -11,6 +11,7 @@ from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size
 from graphport.ops.meta import layout_by_meta
+from graphport.ops.elementwise import mapped
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import broadcast, require_equal
 
@@ -65,6 +66,37 @@ def baddbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: Any) -> Abs
     return out
 
 
+@shape_rule(aten.addmv.default)
+def addmv(self: Abstract, mat: Abstract, vec: Abstract, **_: Any) -> Abstract:
+    out = mv(mat, vec)
+    broadcast(out.sizes, self.sizes)
+    return out
+
+
+@shape_rule(aten.addr.default)
+def addr(self: Abstract, vec1: Abstract, vec2: Abstract, **_: Any) -> Abstract:
+    column, row = vec1.like((vec1.sizes[0], 1)), vec2.like((1, vec2.sizes[0]))
+    return mapped((self, column, row), promote.result_type((self, vec1, vec2)))
+
+
+@shape_rule(aten.addbmm.default)
+def addbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: Any) -> Abstract:
+    out = bmm(batch1, batch2)
+    broadcast(out.sizes[1:], self.sizes)
+    return out.like(out.sizes[1:])
+
+
+@shape_rule(aten.trace.default)
+def trace(self: Abstract) -> Abstract:
+    return self.like((), promote.to_sum(self.dtype))
+
+
+@shape_rule(aten._pdist_forward.default)
+def _pdist_forward(self: Abstract, p: float) -> Abstract:
+    n = self.sizes[0]
+    return self.like((n * (n - 1) // 2,))
+
+
 @shape_rule(aten.mv.default)
 def mv(self: Abstract, vec: Abstract) -> Abstract:
     _inner(self.sizes[1], vec.sizes[0], "mv", self, vec)
@@ -104,6 +136,18 @@ def linear(input: Abstract, weight: Abstract, bias: Abstract | None) -> Abstract
 @shape_rule(aten.outer.default)
 def outer(self: Abstract, vec2: Abstract) -> Abstract:
     return self.like((self.sizes[0], vec2.sizes[0]))
+
+
+@shape_rule(aten.kron.default)
+def kron(self: Abstract, other: Abstract) -> Abstract:
+    rank = max(self.rank, other.rank)
+    a = (1,) * (rank - self.rank) + self.sizes
+    b = (1,) * (rank - other.rank) + other.sizes
+    sizes = tuple(x * y for x, y in zip(a, b, strict=True))
+    layout = None
+    if not (self.is_contiguous and other.is_contiguous):
+        layout = layout_by_meta(aten.kron.default, sizes, self, other)
+    return Abstract(sizes, promote.result_type((self, other)), self.device, layout)
 
 
 @shape_rule(aten.einsum.default)

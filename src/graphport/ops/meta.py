@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,8 +43,43 @@ def _is_symbolic(x: Any) -> bool:
     )
 
 
+class SymbolicSizesError(Exception):
+    """The meta kernel takes the example sizes, but not symbolic ones."""
+
+
+def parts_of(op: OpOverload) -> Callable[..., Any] | None:
+    """The operator in terms of others, by torch's kernel for every backend or its reference."""
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key):
+        return partial(op._op_dk, key)
+    return decomposition_table.get(op)
+
+
 def meta_rule(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run the operator on meta tensors and read off the result."""
+    if not _is_symbolic(args) and not _is_symbolic(list(kwargs.values())):
+        return _by_meta(op, args, kwargs)
+    try:
+        return _by_meta(op, args, kwargs)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        # What also fails at the example sizes is the user's mistake, and raises as such.
+        _by_meta(op, example_of(args), example_of(kwargs))
+        raise SymbolicSizesError from error
+
+
+def example_of(x: Any) -> Any:
+    """Arguments at the example sizes."""
+    if isinstance(x, Abstract):
+        return Abstract(tuple(map(at_example, x.sizes)), x.dtype, x.device,
+                        x._strides and tuple(map(at_example, x._strides)))  # fmt: skip
+    if isinstance(x, Expr):
+        return x.scope.hint(x)
+    if isinstance(x, dict):
+        return {k: example_of(v) for k, v in x.items()}
+    return [example_of(y) for y in x] if isinstance(x, (list, tuple)) else x
+
+
+def _by_meta(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     devices: list[torch.device] = []
 
     def down(x: Any) -> Any:
@@ -65,11 +101,16 @@ def meta_rule(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     reference = decomposition_table.get(op) if _is_symbolic(args) else None
     try:
         out = (reference or op)(*lowered, **keywords)
-    except NotImplementedError as error:
+    except (NotImplementedError, RuntimeError) as error:
+        # torch.library.custom_op raises a plain RuntimeError where it has nothing to run.
+        if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
+            raise
+        custom = op.namespace not in ("aten", "prims")
+        name = op.name().split(".")[0]
         raise UnsupportedError(
             f"{op} has no shape rule and no meta kernel, so its result cannot be described "
             "without running it",
-            fix=f'register one: @torch.library.register_fake("{op.name().split(".")[0]}")',
+            fix=[f'register one: @torch.library.register_fake("{name}")'] if custom else [],
         ) from error
     device = next((d for d in devices if d.type != "meta"), devices[0] if devices else None)
 

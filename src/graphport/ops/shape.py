@@ -16,7 +16,7 @@ from graphport.ops.sizes import (
     wrap_dims,
 )  # fmt: skip
 from graphport.ops.strides import preserved
-from graphport.symbolic import Expr, eq, ge, le, ne
+from graphport.symbolic import Expr, eq, ge, le, max_, min_, ne
 
 aten = torch.ops.aten
 
@@ -171,7 +171,7 @@ def expand(self: Abstract, size: Sequence[Size], **_: Any) -> Abstract:
         if (type(want) is int and want == -1) or want is have or same(want, have):
             sizes.append(have)
             strides.append(step)
-        elif type(have) is int and have == 1:
+        elif _is_single(have, want):
             sizes.append(want)
             strides.append(0)
             moved = True
@@ -184,6 +184,17 @@ def expand(self: Abstract, size: Sequence[Size], **_: Any) -> Abstract:
             sizes.append(have)
             strides.append(step)
     return self.view(tuple(sizes), tuple(strides) if moved else self._strides)
+
+
+def _is_single(have: Size, want: Size) -> bool:
+    """Whether a dim is repeated. A dynamic dim is, where its example is 1 and the target's is not."""
+    if type(have) is int:
+        return have == 1
+    scope = scope_of(have)
+    if scope.hint(have) != 1 or scope.hint(want) == 1:
+        return False
+    scope.specialize(have)
+    return True
 
 
 @shape_rule(aten.unsqueeze.default)
@@ -362,6 +373,32 @@ def slice_at(self: Abstract, dim: int, first: Size, length: Size) -> Abstract:
     return self.view(sizes, None if keep else strides, self.offset + first * strides[dim])
 
 
+@shape_rule(aten.unsafe_split.Tensor)
+def unsafe_split(self: Abstract, split_size: Size, dim: int) -> list[Abstract]:
+    """Pieces that torch lets be written to, because they are taken for new tensors."""
+    return [_fresh(piece) for piece in split(self, split_size, dim)]
+
+
+@shape_rule(aten.unsafe_split_with_sizes.default)
+def unsafe_split_with_sizes(
+    self: Abstract, split_sizes: Sequence[Size], dim: int
+) -> list[Abstract]:
+    return [_fresh(piece) for piece in split_with_sizes(self, split_sizes, dim)]
+
+
+def _fresh(piece: Abstract) -> Abstract:
+    return Abstract(piece.sizes, piece.dtype, piece.device, piece._strides)
+
+
+@shape_rule(aten.diag_embed.default)
+def diag_embed(self: Abstract, offset: int, dim1: int, dim2: int) -> Abstract:
+    rank = self.rank + 1
+    extent = self.sizes[-1] + abs(offset)
+    places = {wrap_dim(dim1, rank), wrap_dim(dim2, rank)}
+    rest = iter(self.sizes[:-1])
+    return self.like(tuple(extent if d in places else next(rest) for d in range(rank)))
+
+
 @shape_rule(aten.unbind.int)
 def unbind(self: Abstract, dim: int) -> list[Abstract]:
     dim = wrap_dim(dim, self.rank)
@@ -378,9 +415,9 @@ def diagonal(self: Abstract, offset: int, dim1: int, dim2: int) -> Abstract:
     rows, columns = self.sizes[a], self.sizes[b]
     below, right = (0, offset) if offset >= 0 else (-offset, 0)
     tall, wide = rows - below, columns - right
-    length = tall if same(tall, wide) else wide if holds(le(wide, tall)) else tall
-    if not holds(ge(length, 0)):
-        length = 0
+    length = tall if same(tall, wide) else min_(tall, wide)
+    if not known(ge(length, 0)):
+        length = max_(length, 0)
     strides = self.strides
     keep = [d for d in range(self.rank) if d not in (a, b)]
     return self.view(
@@ -492,7 +529,7 @@ def roll(self: Abstract, shifts: Sequence[Size], dims: Sequence[int]) -> Abstrac
 
 @shape_rule(aten.tril.default, aten.triu.default)
 def triangle(self: Abstract, diagonal: int) -> Abstract:
-    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+    return self.like()
 
 
 @shape_rule(aten.constant_pad_nd.default)
@@ -501,6 +538,9 @@ def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract
     for i in range(len(pad) // 2):
         sizes[-1 - i] = sizes[-1 - i] + pad[2 * i] + pad[2 * i + 1]
     out = tuple(sizes)
+    if all(type(p) is int and p <= 0 for p in pad):  # then it is a copy of a slice
+        cut = Abstract(out, self.dtype, self.device, self._strides)
+        return Abstract(out, self.dtype, self.device, preserved(cut))
     return Abstract(out, self.dtype, self.device, channels_last(out) if self.is_channels_last
                     else None)  # fmt: skip
 
@@ -511,7 +551,9 @@ def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract
     aten.replication_pad3d.default,
 )  # fmt: skip
 def mirror_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
-    return constant_pad_nd(self, padding, 0)
+    sizes = constant_pad_nd(self, padding, 0).sizes
+    layout = channels_last(sizes) if self.is_channels_last else None
+    return Abstract(sizes, self.dtype, self.device, layout)
 
 
 @shape_rule(aten.clone.default)

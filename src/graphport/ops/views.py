@@ -34,7 +34,7 @@ def inverse(*ops: OpOverload) -> Callable[[Inverse], Inverse]:
     return register
 
 
-@inverse(aten.alias.default, aten.detach.default)
+@inverse(aten.alias.default, aten.detach.default, aten.contiguous.default)
 def same_value(emit: Emit, base: Any, shape: Abstract, new: Any) -> Any:
     return new
 

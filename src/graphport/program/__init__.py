@@ -2,7 +2,7 @@
 
 from graphport.program.checks import InputChecks, InputShape
 from graphport.program.exported import CallSpec, ExportedProgram, ModuleCall
-from graphport.program.module import graph_module
+from graphport.program.module import RESERVED, graph_module
 from graphport.program.signature import (
     Argument,
     ConstantArgument,
@@ -16,7 +16,7 @@ from graphport.program.signature import (
 )
 
 __all__ = [
-    "Argument", "CallSpec", "ConstantArgument", "ExportedProgram", "GraphSignature",
+    "RESERVED", "Argument", "CallSpec", "ConstantArgument", "ExportedProgram", "GraphSignature",
     "InputChecks", "InputKind", "InputShape", "InputSpec", "ModuleCall", "OutputKind",
     "OutputSpec", "SymbolicArgument", "TensorArgument", "graph_module",
 ]  # fmt: skip

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import keyword
 import operator
+import re
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,36 @@ class UserSignature(_PyTreeCodeGen):
         return f"\n    {targets}, = pytree.tree_leaves((({positional}), {{{keywords}}}))"
 
 
+# Names that generated code gives a meaning of its own.
+RESERVED = frozenset(
+    {*keyword.kwlist, "self", "torch", "device", "inf", "nan", "NoneType", "pytree", "fx_pytree"}
+)
+
+
+def parameter_names(names: list[str]) -> list[str]:
+    """Names for the parameters of generated code: keywords of a call may be any text."""
+    used: set[str] = set()
+    safe = []
+    for name in names:
+        wanted = re.sub(r"\W", "_", name)
+        wanted = f"_{wanted}" if not wanted or wanted[0].isdigit() else wanted
+        while wanted in RESERVED or wanted in used:
+            wanted += "_"
+        used.add(wanted)
+        safe.append(wanted)
+    return safe
+
+
+def _shown(names: list[str]) -> inspect.Signature:
+    """The signature as the user knows it; names that no parameter can have are keywords."""
+    kinds = inspect.Parameter
+    plain = [n for n in names if n.isidentifier() and not keyword.iskeyword(n)]
+    parameters = [kinds(n, kinds.POSITIONAL_OR_KEYWORD) for n in plain]
+    if len(plain) < len(names):
+        parameters.append(kinds("kwargs", kinds.VAR_KEYWORD))
+    return inspect.Signature(parameters)
+
+
 def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule:
     signature = program.graph_signature
     graph, getters = _unlifted(program.graph, signature)
@@ -55,8 +87,9 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
         if getter.op == "get_attr" and not getter.users:
             graph.erase_node(getter)
     info = _PyTreeInfo(
-        program.argument_names, program.call_spec.in_spec, program.call_spec.out_spec
-    )
+        parameter_names(program.argument_names), program.call_spec.in_spec,
+        program.call_spec.out_spec,
+    )  # fmt: skip
     graph.set_codegen(UserSignature(info))
 
     root = nn.Module()
@@ -64,10 +97,7 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     module = graph_module(root, graph)
     _attach_state(module, program)
     # `forward` is generated when it is first needed: until then it does not show its parameters.
-    module._graphport_signature = inspect.Signature(
-        [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-         for n in program.argument_names]
-    )  # fmt: skip
+    module._graphport_signature = _shown(program.argument_names)
     module._in_spec = program.call_spec.in_spec
     module._out_spec = program.call_spec.out_spec
     module.meta.update(program.graph_module.meta)
@@ -193,8 +223,14 @@ class _Entrance:
         self.spec = program.call_spec.in_spec
         self.names = program.argument_names
         self.checks = program.checks if check_guards else None
+        safe = parameter_names(self.names)
+        self.renamed = {n: s for n, s in zip(self.names, safe, strict=True) if n != s}
+        self.original = {s: n for n, s in self.renamed.items()}
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if self.renamed:
+            # A lazy GraphModule starts its first call over, with what this has returned.
+            kwargs = {self.original.get(k, k): v for k, v in kwargs.items()}
         args, kwargs = self.arranged(args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self.spec:
@@ -204,6 +240,8 @@ class _Entrance:
             )
         if self.checks is not None:
             self.checks(leaves)
+        if self.renamed:
+            kwargs = {self.renamed.get(k, k): v for k, v in kwargs.items()}
         return args, kwargs
 
     def arranged(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

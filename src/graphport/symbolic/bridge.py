@@ -7,8 +7,12 @@ call by method name. `SymNode` is that object for our expressions: arithmetic is
 
 Questions that PyTorch says may be left open (`guard_or_false`, the memory layout of a tensor) are
 answered by proof or by their default, and never become facts. This module is the only one of the
-package that knows torch. It does not mix with symbolic numbers of other systems: `from_torch`
-refuses them.
+package that knows torch. It does not mix with the symbolic numbers of other systems: `from_torch`
+refuses them. `torch.sym_ite` accepts PyTorch's own node class only; a `TorchFunctionMode` sees the
+call and can answer it with `sym_ite` of this module.
+
+Making one tensor with symbolic sizes calls a node about seventy times, so the methods are as short
+as they can be: one node per expression, results remembered per pair of nodes.
 """
 
 from __future__ import annotations
@@ -20,157 +24,40 @@ from typing import Any
 
 import torch
 
-from graphport.errors import DataDependentError
 from graphport.symbolic import expr, layout
+from graphport.symbolic.environment import Opaque, ShapeEnv, opaque
 from graphport.symbolic.expr import Expr, Number, Size, Value
 from graphport.symbolic.floats import FUNCTIONS
-from graphport.symbolic.ranges import Range
 from graphport.symbolic.scope import Scope
-
-# The magic methods of torch.SymInt test results and the operands of sym_ite against this class. It is
-# taken from them: only its name is used, every method of the protocol is overridden.
-_Protocol: Any = torch.SymInt.__add__.__globals__["SymNode"]
 
 _SHELLS = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-class ShapeEnv:
-    """The face of a `Scope` towards PyTorch's helper functions; also keeps the constant nodes."""
+class SymNode:
+    """The node protocol.
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-        self.constants: dict[tuple[type, Number], SymNode] = {}
-
-    def node(self, value: Value) -> SymNode:
-        """The node of a value, one per expression."""
-        if type(value) is Expr:
-            return value.peer or SymNode(value, self, value.type, None)
-        key = (type(value), value)
-        found = self.constants.get(key)
-        if found is None or type(value) is float:
-            found = SymNode(value, self, type(value), value)
-            self.constants[key] = found
-        return found
-
-    def evaluate_sym_node(
-        self, node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None
-    ) -> Number:
-        if fallback_value is not None:
-            answer = self.scope.decide(node._expr)
-            return fallback_value if answer is None else answer
-        if size_oblivious:
-            return node.guard_size_oblivious("", 0)
-        if node.pytype is bool:
-            return self.scope.guard(node._expr)
-        return self.scope.specialize(node._expr)  # type: ignore[no-any-return]
-
-    def evaluate_expr(self, e: Any, *args: Any, fallback_value: Any = None, **kwargs: Any) -> Any:
-        return self.evaluate_sym_node(self.node(_unwrap(e)), fallback_value=fallback_value)
-
-    def _maybe_evaluate_static(self, e: Any, **kwargs: Any) -> Number | None:
-        value = self.scope.simplify(_unwrap(e))
-        if type(value) is not Expr:
-            return value  # type: ignore[no-any-return]
-        return self.scope.decide(value) if value.type is bool else None
-
-    def simplify(self, e: Any) -> Opaque | Number:
-        return _opaque(self.scope.simplify(_unwrap(e)))
-
-    def guarding_hint_or_throw(self, e: Any) -> Number:
-        hint = self.scope.hint(_unwrap(e))
-        if hint is None:
-            raise DataDependentError(f"the value of {e} depends on the data of a tensor")
-        return hint
-
-    def optimization_hint(self, e: Any, fallback: int | None = None) -> Number:
-        hint = self.scope.hint(_unwrap(e))
-        return hint if hint is not None else (8192 if fallback is None else fallback)
-
-    def bound_sympy(self, e: Any) -> _Bounds:
-        r = self.scope.range(_unwrap(e))
-        return _Bounds(r.lower, r.upper)
-
-    def is_unbacked_symint(self, e: Any) -> bool:
-        value = _unwrap(e)
-        return type(value) is Expr and value.kind == "symbol" and self.scope.hint(value) is None
-
-    def _constrain_range(self, e: Any, lower: Any, upper: Any) -> None:
-        value = _unwrap(e)
-        if type(lower) is int:
-            self.scope.assume(expr.ge(value, lower))
-        if type(upper) is int:
-            self.scope.assume(expr.le(value, upper))
-
-    def guard_or_defer_runtime_assert(self, e: Any, message: str, fx_node: Any = None) -> bool:
-        return self.scope.expect(_unwrap(e), message=message)
-
-
-class _Bounds(Range):
-    """A range with the one question that PyTorch asks of it."""
-
-    __slots__ = ()
-
-    def is_singleton(self) -> bool:
-        return self.is_single
-
-
-class Opaque:
-    """An expression as PyTorch's helpers may look at it: no symbols, no parts, not a number.
-
-    They would otherwise take it apart with sympy.
+    A constant node makes torch hand out the plain number, but not for a float: torch's magic
+    methods unwrap ints and bools only, so a constant float stays in its shell.
     """
 
-    __slots__ = ("value",)
+    __slots__ = ("_expr", "constant", "pytype", "results", "shape_env", "shell", "simplified")
 
-    args = ()
-    free_symbols: frozenset[Any] = frozenset()
-    is_Symbol = is_symbol = is_number = is_Boolean = is_integer = False
-
-    def __init__(self, value: Expr) -> None:
-        self.value = value
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-    __repr__ = __str__
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Opaque) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return hash(self.value)
-
-
-def _unwrap(e: Any) -> Any:
-    return e.value if type(e) is Opaque else e
-
-
-def _opaque(value: Any) -> Any:
-    return Opaque(value) if type(value) is Expr else value
-
-
-class SymNode(_Protocol):  # type: ignore[misc]
-    """The node protocol. `constant` is the value when it is one; then torch hands out plain numbers."""
-
-    __slots__ = ("_expr", "constant", "pytype", "shape_env", "shell")
-
-    def __init__(self, value: Value, env: ShapeEnv, pytype: type, constant: Number | None) -> None:
-        self._expr = value
+    def __init__(self, value: Value, env: ShapeEnv) -> None:
+        self._expr: Any = value
         self.shape_env = env
-        self.pytype = pytype
-        self.constant = constant
+        self.simplified = env.simplified
+        self.results = env.results
         self.shell: Any = None
         if type(value) is Expr:
             value.peer = self
+            self.pytype, self.constant = value.type, None
+        else:
+            self.pytype, self.constant = type(value), value
 
     @property
-    def scope(self) -> Scope:
-        return self.shape_env.scope
-
-    @property
-    def expr(self) -> Any:
-        return _opaque(self.shape_env.scope.simplify(self._expr))
+    def expr(self) -> Opaque | Number:
+        return opaque(self.shape_env.scope.simplify(self._expr))
 
     @property
     def hint(self) -> Number | None:
@@ -200,7 +87,7 @@ class SymNode(_Protocol):  # type: ignore[misc]
         return None
 
     def is_constant(self) -> bool:
-        return self.constant is not None
+        return self.constant is not None and self.pytype is not float
 
     def is_symbolic(self) -> bool:
         return self.constant is None
@@ -208,12 +95,10 @@ class SymNode(_Protocol):  # type: ignore[misc]
     def has_hint(self) -> bool:
         return self.hint is not None
 
-    def require_hint(self, fallback: Any = None) -> Any:
-        hint = self.hint
-        return fallback if hint is None else hint
-
     def maybe_as_int(self) -> int | None:
-        value = self.shape_env.scope.simplify(self._expr)
+        value = self.simplified.get(self._expr)
+        if value is None:
+            value = self.shape_env.scope.simplify(self._expr)
         return value if type(value) is int else None
 
     def maybe_as_float(self) -> float | None:
@@ -237,9 +122,12 @@ class SymNode(_Protocol):  # type: ignore[misc]
         return shape_env.node(self._expr)
 
     def wrap_int(self, num: int) -> SymNode:
+        return self.shape_env.integers.get(num) or self.shape_env.node(num)
+
+    def wrap_float(self, num: float) -> SymNode:
         return self.shape_env.node(num)
 
-    wrap_float = wrap_bool = wrap_int
+    wrap_bool = wrap_float
 
     def str(self) -> builtins.str:
         return str(self.shape_env.scope.simplify(self._expr))
@@ -254,7 +142,7 @@ class SymNode(_Protocol):  # type: ignore[misc]
     def _value_hash(self) -> int:
         return hash(self._expr)
 
-    # Questions
+    # Questions. The file and line are those of C++; the scope looks up the user's.
 
     def guard_int(self, file: builtins.str, line: int) -> int:
         return int(self.shape_env.scope.specialize(self._expr))
@@ -276,13 +164,12 @@ class SymNode(_Protocol):  # type: ignore[misc]
         return self.shape_env.scope.expect(self._expr)
 
     def statically_known_true(self, file: builtins.str, line: int) -> bool:
-        return self.shape_env.scope.decide(self._expr) is True
+        return self.shape_env.decide(self._expr) is True
 
-    def guard_or_false(self, file: builtins.str, line: int) -> bool:
-        return self.shape_env.scope.decide(self._expr) is True
+    guard_or_false = statically_known_true
 
     def guard_or_true(self, file: builtins.str, line: int) -> bool:
-        return self.shape_env.scope.decide(self._expr) is not False
+        return self.shape_env.decide(self._expr) is not False
 
     def guard_size_oblivious(self, file: builtins.str, line: int) -> bool:
         with self.shape_env.scope.operator():
@@ -348,7 +235,7 @@ class SymNode(_Protocol):  # type: ignore[misc]
         return env.node(question(env.scope, [s._expr for s in sizes], [s._expr for s in strides]))
 
 
-_BINARY: dict[builtins.str, Callable[[Any, Any], Value]] = {
+_BINARY: dict[str, Callable[[Any, Any], Value]] = {
     "add": expr.add,
     "sub": expr.sub,
     "mul": expr.mul,
@@ -380,7 +267,7 @@ _BINARY: dict[builtins.str, Callable[[Any, Any], Value]] = {
     "sym_or": expr.or_,
 }
 
-_UNARY: dict[builtins.str, Callable[[Any], Value]] = {
+_UNARY: dict[str, Callable[[Any], Value]] = {
     "neg": expr.neg,
     "abs": expr.abs_,
     "floor": expr.floor,
@@ -395,10 +282,12 @@ _UNARY: dict[builtins.str, Callable[[Any], Value]] = {
 
 def _binary_method(operation: Callable[[Any, Any], Value]) -> Callable[..., SymNode]:
     def method(self: SymNode, other: SymNode) -> SymNode:
-        value = operation(self._expr, other._expr)
-        if type(value) is Expr and value.peer is not None:
-            return value.peer  # type: ignore[no-any-return]
-        return self.shape_env.node(value)
+        key = (operation, self, other)
+        node = self.results.get(key)
+        if node is None:
+            node = self.shape_env.node(operation(self._expr, other._expr))
+            self.results[key] = node
+        return node
 
     return method
 
@@ -419,12 +308,19 @@ for _name, _unary in _UNARY.items():
 def environment(scope: Scope) -> ShapeEnv:
     """The one ShapeEnv of a scope."""
     if scope.peer is None:
-        scope.peer = ShapeEnv(scope)
-    return scope.peer  # type: ignore[no-any-return]
+        scope.peer = ShapeEnv(scope, SymNode)
+    return scope.peer
 
 
 def to_torch(x: Value) -> Any:
-    """A SymInt, SymFloat or SymBool, always the same one for the same expression."""
+    """A SymInt, SymFloat or SymBool, always the same one for the same expression.
+
+    >>> n = Scope().symbol("n", hint=4)
+    >>> to_torch(n) * 2 + 1
+    2*n + 1
+    >>> to_torch(n) is to_torch(n), to_torch(3)
+    (True, 3)
+    """
     if type(x) is not Expr:
         return x
     node = x.peer or environment(x.arena.owner).node(x)
@@ -434,18 +330,20 @@ def to_torch(x: Value) -> Any:
 
 
 def from_torch(x: Any) -> Any:
-    """The expression (or number) in a symbolic number of ours, or `x` if it is a plain number."""
+    """The expression in a symbolic number of ours; a plain number is returned as it is."""
     if isinstance(x, _SYMBOLIC):
         node = x.node
         if type(node) is SymNode:
             return node._expr
-        constant = node.maybe_as_int() if isinstance(x, torch.SymInt) else None
-        if constant is not None:
-            return constant
         raise TypeError(f"{x} is a symbolic number of another system ({type(node).__name__})")
     if isinstance(x, (bool, int, float)):
         return x
     raise TypeError(f"{type(x).__name__} is not a number")
+
+
+def sym_ite(cond: Any, a: Any, b: Any) -> Any:
+    """`torch.sym_ite` for symbolic numbers of ours and plain ones."""
+    return to_torch(expr.ite(from_torch(cond), from_torch(a), from_torch(b)))
 
 
 def is_symbolic(x: Any) -> bool:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graphport.symbolic import floats, integers, logic
+from graphport.symbolic import division, floats, integers, logic
 from graphport.symbolic.nodes import Expr, Number, Value
 
 MEANING: dict[str, Callable[..., Any]] = {
@@ -52,12 +52,12 @@ MEANING: dict[str, Callable[..., Any]] = {
 }
 
 _REBUILD: dict[str, Callable[..., Any]] = {
-    "floordiv": integers.floordiv,
-    "mod": integers.mod,
+    "floordiv": division.floordiv,
+    "mod": division.mod,
     "pow": integers.pow_,
     "abs": integers.abs_,
     "lshift": integers.lshift,
-    "rshift": integers.rshift,
+    "rshift": division.rshift,
     "bitand": integers.bitand,
     "bitor": integers.bitor,
     "bitxor": integers.bitxor,
@@ -97,45 +97,46 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
 
 def evaluate(e: Value, env: Mapping[Expr, Number]) -> Number:
     """The value of `e` where the symbols have the values of `env`."""
-    return _evaluate(e, env, {})
+    return evaluate_with(e, dict(env))
 
 
-def _evaluate(e: Value, env: Mapping[Expr, Number], done: dict[Expr, Any]) -> Any:
+def evaluate_with(e: Value, done: dict[Expr, Any]) -> Any:
+    """Evaluation with a memo that the caller keeps: `done` begins with the symbols' values."""
     if type(e) is not Expr:
         return e
     if e in done:
         return done[e]
     kind = e.kind
     result: Any
-    if kind == "symbol":
-        result = env[e]
-    elif kind == "add":
+    if kind == "add":
         result = e.const
         for mono, coef in e.args:
-            result += coef * _evaluate(mono, env, done)
+            result += coef * evaluate_with(mono, done)
     elif kind == "mul":
         result = 1
         for part, power in e.args:
-            result *= _evaluate(part, env, done) ** power
+            result *= evaluate_with(part, done) ** power
+    elif kind == "symbol":
+        raise KeyError(f"no value for {e}")
     elif kind == "ite":
         cond, a, b = e.args
-        result = _evaluate(a if _evaluate(cond, env, done) else b, env, done)
+        result = evaluate_with(a if evaluate_with(cond, done) else b, done)
     elif kind == "and":
-        result = all(_evaluate(part, env, done) for part in e.args)
+        result = all(evaluate_with(part, done) for part in e.args)
     elif kind == "or":
-        result = any(_evaluate(part, env, done) for part in e.args)
+        result = any(evaluate_with(part, done) for part in e.args)
     else:
-        result = MEANING[kind](*[_evaluate(part, env, done) for part in e.args])
+        result = MEANING[kind](*[evaluate_with(part, done) for part in e.args])
     done[e] = result
     return result
 
 
-def substitute(e: Value, mapping: Mapping[Expr, Value]) -> Value:
+def substitute(e: Value, mapping: Mapping[Expr, Value]) -> Any:
     """`e` with expressions replaced, all at once; the result is canonical.
 
     Keys are usually symbols but may be any atom or monomial.
     """
-    return rebuild(e, dict(mapping)) if type(e) is Expr else e
+    return rebuild(e, dict(mapping))
 
 
 def rebuild(e: Value, done: dict[Expr, Any]) -> Any:

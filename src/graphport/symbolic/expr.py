@@ -4,7 +4,7 @@ Every function takes Python numbers, bools and `Expr` alike, follows Python's ru
 and returns a plain Python value when the result is constant. Results are memoised in the arena, so
 repeating an operation costs a dictionary lookup.
 
-    >>> from graphport.symbolic import Scope
+    >>> from graphport.symbolic import Scope, division
     >>> n = Scope().symbol("n")
     >>> (n * 4 + 2) // 4
     n
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from graphport.symbolic import floats, integers, logic
+from graphport.symbolic import division, floats, integers, logic
 from graphport.symbolic.evaluation import evaluate, substitute
 from graphport.symbolic.logic import ite
 from graphport.symbolic.nodes import (
@@ -86,12 +86,12 @@ def type_of(a: Value) -> type:
     return a.type if type(a) is Expr else type(a)
 
 
-def _integer(a: Value) -> Size:
-    return a if type_of(a) is int else logic.to_integer(a)  # type: ignore[return-value]
+def _integer(a: Any) -> Size:
+    return a if type_of(a) is int else logic.to_integer(a)
 
 
-def _real(a: Value) -> floats.Real:
-    return a if type_of(a) is float else floats.to_float(_integer(a))  # type: ignore[return-value]
+def _real(a: Any) -> floats.Real:
+    return a if type_of(a) is float else floats.to_float(_integer(a))
 
 
 def _promoting(name: str, integer: Callable[..., Any], real: Callable[..., Any]) -> Any:
@@ -118,8 +118,8 @@ def _eq(a: Size, b: Size) -> Truth:
 add = _promoting("add", integers.add, floats.add)
 sub = _promoting("sub", integers.sub, floats.sub)
 mul = _promoting("mul", integers.mul, floats.mul)
-floordiv = _promoting("floordiv", integers.floordiv, floats.floordiv)
-mod = _promoting("mod", integers.mod, floats.mod)
+floordiv = _promoting("floordiv", division.floordiv, floats.floordiv)
+mod = _promoting("mod", division.mod, floats.mod)
 truediv = _promoting("truediv", floats.int_truediv, floats.truediv)
 min_ = _promoting("min_", integers.min_, floats.min_)
 max_ = _promoting("max_", integers.max_, floats.max_)
@@ -140,7 +140,7 @@ def _on_ints(operation: Callable[[Size, Size], Size]) -> Any:
 
 
 lshift = _on_ints(integers.lshift)
-rshift = _on_ints(integers.rshift)
+rshift = _on_ints(division.rshift)
 bitand = _on_ints(integers.bitand)
 bitor = _on_ints(integers.bitor)
 bitxor = _on_ints(integers.bitxor)
@@ -158,11 +158,11 @@ def pow_(a: Value, b: Value) -> Value:
 
 
 def neg(a: Value) -> Value:
-    return floats.neg(a) if type_of(a) is float else integers.neg(_integer(a))  # type: ignore[arg-type]
+    return floats.neg(a) if type_of(a) is float else integers.neg(_integer(a))
 
 
 def abs_(a: Value) -> Value:
-    return floats.abs_(a) if type_of(a) is float else integers.abs_(_integer(a))  # type: ignore[arg-type]
+    return floats.abs_(a) if type_of(a) is float else integers.abs_(_integer(a))
 
 
 def to_float(a: Value) -> floats.Real:
@@ -173,7 +173,7 @@ def _rounding(real: Callable[[floats.Real], Size]) -> Callable[[Value], Size]:
     """A conversion to int, which leaves integers alone."""
 
     def operation(a: Value) -> Size:
-        return real(a) if type_of(a) is float else _integer(a)  # type: ignore[arg-type]
+        return real(a) if type_of(a) is float else _integer(a)
 
     operation.__doc__ = real.__doc__
     return memoised_unary(operation)
@@ -189,8 +189,8 @@ def round_(a: Value, digits: int | None = None) -> Value:
     if type_of(a) is not float:
         return _integer(a) if digits is None or digits >= 0 else _round_integer(_integer(a), digits)
     if digits is None:
-        return floats.round_(a)  # type: ignore[arg-type]
-    return floats.round_to(a, digits)  # type: ignore[arg-type]
+        return floats.round_(a)
+    return floats.round_to(a, digits)
 
 
 def _round_integer(a: Size, digits: int) -> Size:

@@ -5,7 +5,7 @@ Knowledge only grows. Learning a condition turns it into the strongest form that
 * an equality that can be solved for a symbol (or for an opaque atom) becomes a rewrite, applied to
   everything from then on;
 * an inequality about one atom tightens that atom's range, and what follows for its operands;
-* any other inequality or equality is kept, simplified again whenever a rewrite arrives;
+* any other inequality or equality is kept, and stated anew whenever a rewrite arrives;
 * everything else is remembered as a truth of its own.
 
 `generation` counts changes: whoever memoises an answer "not known" must forget it when the count
@@ -15,13 +15,17 @@ moves. Answers that were proven stay proven.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from graphport.symbolic import integers, logic
+from graphport.symbolic import division, integers, logic
 from graphport.symbolic.evaluation import rebuild
 from graphport.symbolic.integers import powers_of, split
 from graphport.symbolic.nodes import Expr, Size, Truth, Value, is_nonneg, operands, symbols
 from graphport.symbolic.ranges import FULL, Range, inf
+
+# Rewrites never undo each other, so a fixed point comes early; the bound is a seat belt.
+_MAX_ROUNDS = 8
 
 
 class Contradiction(Exception):
@@ -33,46 +37,61 @@ class Facts:
 
     def __init__(self) -> None:
         self.generation = 0
+        # Ranges of atoms and monomials, declared and learnt.
         self.bounds: dict[Expr, Range] = {}
+        # What an atom is equal to. No target occurs in any value.
         self.rewrites: dict[Expr, Size] = {}
+        # e >= 0, e == 0 and e != 0 for what did not fit above.
         self.nonneg: dict[Expr, None] = {}
         self.zero: dict[Expr, None] = {}
         self.nonzero: dict[Expr, None] = {}
         self.truths: dict[Expr, bool] = {}
+        # Everything learnt, in order; `witness` checks its points against it.
+        self.learnt: list[Expr] = []
+        # Symbols without an example value.
         self.unbacked: set[Expr] = set()
-        self._simplified: dict[Expr, Any] = {}
-        self._multiples: set[Expr] = set()
+        # The memo of simplify, emptied in place: the bridge reads it directly.
+        self.simplified: dict[Expr, Any] = {}
+        # Quotients x // c of which c is known to divide x.
+        self._exact: set[Expr] = set()
 
     def simplify(self, e: Any) -> Any:
         """`e` after all rewrites; canonical, so equal results are the same object."""
-        if type(e) is not Expr or not self.rewrites:
+        if type(e) is not Expr:
             return e
-        known = self._simplified.get(e)
-        if known is not None:
-            return known
-        result = rebuild(e, self._simplified)
-        if self._multiples and type(result) is Expr and result.type is int:
-            result = self._join_multiples(result)
-        while type(result) is Expr:
-            again = rebuild(result, self._simplified)
-            if again is result:
-                break
-            result = again
-        self._simplified[e] = result
+        known = self.simplified.get(e)
+        if known is None:
+            known = self.simplified[e] = self._rewritten(e) if self.rewrites else e
+        return known
+
+    def _rewritten(self, e: Expr) -> Any:
+        result: Any = e
+        try:
+            for _ in range(_MAX_ROUNDS):
+                again = rebuild(result, self.simplified)
+                if self._exact and type(again) is Expr and again.type is int:
+                    again = self._join_quotients(again)
+                if again is result:
+                    break
+                result = again
+        except (ArithmeticError, ValueError):
+            # A divisor turned out to be zero: where this is computed, Python raises.
+            return e
         return result
 
-    def _join_multiples(self, e: Expr) -> Size:
+    def _join_quotients(self, e: Expr) -> Size:
         """c*(x // c) is x where c is known to divide x."""
-        terms, _ = split(e)
         result: Size = e
-        for mono, coef in terms:
-            for part, power in powers_of(mono):
-                if power == 1 and part in self._multiples and coef % part.args[1] == 0:
-                    x, c = part.args
-                    others = integers.divide_exactly(mono, part)
-                    assert others is not None
-                    whole = integers.scale(integers.mul(others, x), coef // c)
-                    result = integers.add(result, integers.sub(whole, integers.scale(mono, coef)))
+        for mono, coef in split(e)[0]:
+            for part, _ in powers_of(mono):
+                if part not in self._exact:
+                    continue
+                x, c = part.args
+                weight = integers.scale(division.quotient(mono, part), coef)
+                ratio = division.divide_exactly(weight, c)
+                if ratio is not None:
+                    change = integers.sub(integers.mul(ratio, x), integers.scale(mono, coef))
+                    result = integers.add(result, change)
                     break
         return result
 
@@ -83,30 +102,36 @@ class Facts:
     def learn(self, cond: Truth) -> None:
         """Take `cond` as true. Raises Contradiction when it cannot be."""
         cond = self.simplify(cond)
-        if cond is True:
+        if type(cond) is not Expr:
+            if not cond:
+                raise Contradiction
             return
-        if cond is False:
-            raise Contradiction
-        assert isinstance(cond, Expr)
+        if self.truths.get(cond) is True:
+            return
+        self._state(cond)
         if cond.kind == "and":
             for part in cond.args:
                 self.learn(part)
-            return
-        self.truths[cond] = True
-        opposite = logic.not_(cond)
-        if isinstance(opposite, Expr):
-            self.truths[opposite] = False
-        if cond.kind == "ge0":
+        elif cond.kind == "ge0":
             self._learn_nonneg(cond.args[0])
         elif cond.kind == "eq0":
             self._learn_zero(cond.args[0])
         elif cond.kind == "not" and cond.args[0].kind == "eq0":
             self._learn_nonzero(cond.args[0].args[0])
-        self._changed()
+        self.changed()
 
-    def _changed(self) -> None:
+    def _state(self, cond: Expr) -> None:
+        self.learnt.append(cond)
+        self.truths[cond] = True
+        opposite = logic.not_(cond)
+        if type(opposite) is Expr:
+            self.truths[opposite] = False
+
+    def changed(self) -> None:
+        """Memoised answers may be improved upon."""
         self.generation += 1
-        self._simplified = dict(self.rewrites)
+        self.simplified.clear()
+        self.simplified.update(self.rewrites)
 
     # Inequalities
 
@@ -115,163 +140,144 @@ class Facts:
         if len(terms) > 1:
             self.nonneg[e] = None
             return
-        mono, coef = terms[0]  # coef is 1 or -1: ge0 divided by it
+        mono, coef = terms[0]  # the coefficient is 1 or -1: ge0 divided by it
         self.tighten(mono, Range(-const, inf) if coef > 0 else Range(-inf, const))
 
     def tighten(self, part: Expr, new: Range) -> None:
         """Intersect the range of an atom or monomial, and pass it on to its operands."""
         old = self.bound(part)
-        both = old & new
+        both = self._trim(part, old & new)
         if both == old:
             return
         if both.empty:
             raise Contradiction
         self.bounds[part] = both
-        while self.nonzero and part.kind == "symbol" and self._trim(part):
-            pass
-        both = self.bounds[part]
-        if both.is_single and part not in self.rewrites and part.type is int:
+        if both.is_single and part.type is int and part.kind != "mul":
             self._rewrite(part, int(both.lower))
-        self._pass_on(part, both)
-
-    def _trim(self, part: Expr) -> bool:
-        """Cut an end of the range that is known not to be taken."""
-        now = self.bounds[part]
-        for end, cut in (
-            (now.lower, Range(now.lower + 1, inf)),
-            (now.upper, Range(-inf, now.upper - 1)),
-        ):
-            if abs(end) != inf and integers.sub(part, int(end)) in self.nonzero:
-                self.bounds[part] = now & cut
-                if self.bounds[part].empty:
-                    raise Contradiction
-                return True
-        return False
-
-    def _pass_on(self, part: Expr, r: Range) -> None:
-        """What a range of an operation says about its operands."""
-        low, high = r.lower, r.upper
-        if part.kind == "floordiv" and type(part.args[1]) is int:
-            a, c = part.args
-            if low != -inf:
-                self._learn_if_new(logic.ge0(integers.sub(a, int(low) * c)))
-            if high != inf:
-                self._learn_if_new(logic.ge0(integers.sub(int(high) * c + c - 1, a)))
-        elif part.kind == "min" and low != -inf:
-            for a in part.args:
-                self._learn_if_new(logic.ge0(integers.sub(a, int(low))))
-        elif part.kind == "max" and high != inf:
-            for a in part.args:
-                self._learn_if_new(logic.ge0(integers.sub(int(high), a)))
-        elif part.kind == "mul" and low >= 1 and all(is_nonneg(a) for a, _ in part.args):
-            for a, _ in part.args:
-                self._learn_if_new(logic.ge0(integers.sub(a, 1)))
-
-    def _learn_if_new(self, cond: Truth) -> None:
-        if cond is not True and cond not in self.truths:
+        for cond in _consequences(part, both):
             self.learn(cond)
 
+    def _trim(self, part: Expr, r: Range) -> Range:
+        """Cut ends of the range that are known not to be taken."""
+        while abs(r.lower) != inf and integers.sub(part, int(r.lower)) in self.nonzero:
+            r = Range(r.lower + 1, r.upper)
+        while abs(r.upper) != inf and integers.sub(part, int(r.upper)) in self.nonzero:
+            r = Range(r.lower, r.upper - 1)
+        return r
+
     def _learn_nonzero(self, e: Expr) -> None:
-        self.nonzero[e] = None
-        self.nonzero[integers.neg(e)] = None  # type: ignore[index]
-        terms, _ = split(e)
-        if len(terms) == 1 and terms[0][0] in self.bounds and terms[0][0].kind == "symbol":
-            part = terms[0][0]
-            while self._trim(part):
-                pass
-            r = self.bounds[part]
-            if r.is_single and part not in self.rewrites:
-                self._rewrite(part, int(r.lower))
+        self.nonzero[e] = None  # its first coefficient is positive: eq0 saw to it
+        terms, const = split(e)
+        mono, coef = terms[0]
+        if (
+            len(terms) == 1
+            and coef == 1
+            and -const in (self.bound(mono).lower, self.bound(mono).upper)
+        ):
+            self.tighten(mono, self.bound(mono))
 
     # Equalities
 
     def _learn_zero(self, e: Expr) -> None:
-        target, value = self._solve(e)
-        if target is None:
+        solution = self._solve(e)
+        if solution is None:
             self.zero[e] = None
-            return
-        assert value is not None
-        self._rewrite(target, value)
+        else:
+            self._rewrite(*solution)
 
-    def _solve(self, e: Expr) -> tuple[Expr | None, Size | None]:
+    def _solve(self, e: Expr) -> tuple[Expr, Size] | None:
         """Solve e == 0 for a term with coefficient 1 or -1 that occurs nowhere else in e.
 
-        Symbols come first, data-dependent ones before others and newer before older, so that results
-        are told in terms of the inputs a user named first. A symbol with an example value is never
-        told in terms of one without.
+        Symbols come first, data-dependent ones before others and newer before older, so that
+        results are told in terms of the inputs that were named first. A symbol with an example
+        value is never told in terms of one without.
         """
         terms, _ = split(e)
-        best: tuple[tuple[Any, ...], Expr, int] | None = None
-        for mono, coef in terms:
-            if coef not in (1, -1) or mono.kind == "mul":
-                continue
-            if any(occurs(mono, other) for other, _ in terms if other is not mono):
-                continue
-            if any(mono is not s and occurs(s, mono) for s in ()):
-                continue
-            rank = (mono.kind == "symbol", mono in self.unbacked, mono.index, mono.order)
-            if best is None or rank > best[0]:
-                best = (rank, mono, coef)
-        if best is None:
-            return None, None
-        _, mono, coef = best
-        rest = integers.sub(e, integers.scale(mono, coef))
-        value = integers.scale(rest, -coef)
+        candidates = [
+            (mono, coef)
+            for mono, coef in terms
+            if abs(coef) == 1
+            and mono.kind != "mul"
+            and not any(occurs(mono, other) for other, _ in terms if other is not mono)
+        ]
+        if not candidates:
+            return None
+        mono, coef = max(candidates, key=lambda term: self._rank(term[0]))
+        value = integers.scale(integers.sub(e, integers.scale(mono, coef)), -coef)
         if mono.kind == "symbol":
-            if mono not in self.unbacked and any(s in self.unbacked for s in symbols(value)):
-                return None, None
-        elif type(value) is Expr and value.key > mono.key:
-            return None, None
-        return mono, value
+            loses_hint = mono not in self.unbacked and not self.unbacked.isdisjoint(symbols(value))
+            return None if loses_hint else (mono, value)
+        # An opaque atom gives way only to something simpler, so that rewriting comes to an end.
+        return (mono, value) if type(value) is not Expr or value.key < mono.key else None
+
+    def _rank(self, mono: Expr) -> tuple[Any, ...]:
+        return mono.kind == "symbol", mono in self.unbacked, mono.index, mono.order
 
     def _rewrite(self, target: Expr, value: Size) -> None:
         """From now on `target` is `value`, everywhere."""
-        old = self.bounds.get(target)
-        if target.kind == "mod" and value == 0 and type(target.args[1]) is int:
-            quotient = integers.floordiv(*target.args)
-            if isinstance(quotient, Expr) and quotient.kind == "floordiv":
-                self._multiples.add(quotient)
-        single = {target: value}
-        self.rewrites = {
-            key: rebuild(replaced, dict(single)) for key, replaced in self.rewrites.items()
-        }
+        if target in self.rewrites:
+            return
+        if target.kind == "mod" and value == 0:
+            quotient = division.floordiv(*target.args)
+            if type(quotient) is Expr and quotient.kind == "floordiv":
+                self._exact.add(quotient)
         self.rewrites[target] = value
-        self._changed()
-        self._restate()
-        if old is not None and type(value) is Expr:
-            # What was known of the target is now known of its value.
-            if old.lower != -inf:
-                self._learn_if_new(logic.ge0(integers.sub(value, math.ceil(old.lower))))
-            if old.upper != inf:
-                self._learn_if_new(logic.ge0(integers.sub(math.floor(old.upper), value)))
+        self.changed()
+        for key, replaced in list(self.rewrites.items()):
+            if key is not target:
+                self.rewrites[key] = self.simplify(replaced)
+        self.changed()
+        for cond in list(self._restatements(target)):
+            self.learn(cond)
 
-    def _restate(self) -> None:
-        """Simplify what is stored; whatever became something else is learnt again."""
-        changed: list[Truth] = []
-        for store, make in ((self.nonneg, logic.ge0), (self.zero, logic.eq0)):
+    def _restatements(self, target: Expr) -> Iterator[Truth]:
+        """What was known in terms of `target`, told without it; the old form is dropped."""
+        stores: tuple[tuple[dict[Expr, None], Callable[[Size], Truth]], ...] = (
+            (self.nonneg, logic.ge0),
+            (self.zero, logic.eq0),
+            (self.nonzero, lambda e: logic.not_(logic.eq0(e))),
+        )
+        for store, make in stores:
             for e in list(store):
                 new = self.simplify(e)
                 if new is not e:
                     del store[e]
-                    changed.append(make(new))
-        for e in list(self.nonzero):
-            new = self.simplify(e)
-            if new is not e:
-                del self.nonzero[e]
-                changed.append(logic.not_(logic.eq0(new)))
-        for part in list(self.bounds):
-            new = self.simplify(part)
-            if new is not part and part not in self.rewrites:
-                r = self.bounds[part]
-                if r.lower != -inf:
-                    changed.append(logic.ge0(integers.sub(new, math.ceil(r.lower))))
-                if r.upper != inf:
-                    changed.append(logic.ge0(integers.sub(math.floor(r.upper), new)))
-        for cond in changed:
-            if cond is False:
-                raise Contradiction
-            if cond is not True:
-                self._learn_if_new(cond)
+                    yield make(new)
+        for part, r in list(self.bounds.items()):
+            if occurs(target, part):
+                new = self.simplify(part)
+                if new is not part:
+                    yield from _within(new, r)
+        for key, replaced in list(self.rewrites.items()):
+            # x // 2 == y, and x turns out to be z: then also z // 2 == y.
+            if key is not target and occurs(target, key):
+                new = rebuild(key, {target: self.rewrites[target]})
+                yield logic.eq0(integers.sub(new, replaced))
+
+
+def _within(e: Size, r: Range) -> Iterator[Truth]:
+    """The conditions that e lies in r."""
+    if r.lower != -inf:
+        yield logic.ge0(integers.sub(e, math.ceil(r.lower)))
+    if r.upper != inf:
+        yield logic.ge0(integers.sub(math.floor(r.upper), e))
+
+
+def _consequences(part: Expr, r: Range) -> Iterator[Truth]:
+    """What the range of an operation says about its operands."""
+    low, high = r.lower, r.upper
+    if part.kind == "floordiv" and type(part.args[1]) is int:
+        a, c = part.args
+        yield from _within(a, Range(low * c, high * c + c - 1))
+    elif part.kind == "min":
+        for a in part.args:
+            yield from _within(a, Range(low, inf))
+    elif part.kind == "max":
+        for a in part.args:
+            yield from _within(a, Range(-inf, high))
+    elif part.kind == "mul" and low >= 1 and all(is_nonneg(a) for a, _ in part.args):
+        for a, _ in part.args:
+            yield logic.ge0(integers.sub(a, 1))
 
 
 def occurs(part: Value, e: Value) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from graphport.symbolic import integers
+from graphport.symbolic import division, integers
 from graphport.symbolic.nodes import Expr, Size, atom, is_nonneg
 
 Real = float | Expr
@@ -80,7 +80,7 @@ def int_truediv(a: Size, b: Size) -> Real:
         return a / b
     if b == 0:
         raise ZeroDivisionError("division by zero")
-    exact = integers.divide_exactly(a, b)
+    exact = division.divide_exactly(a, b)
     if exact is not None:
         return to_float(exact)
     return atom("truediv", float, a, b)
@@ -99,14 +99,14 @@ def truediv(a: Real, b: Real) -> Real:
 def floordiv(a: Real, b: Real) -> Real:
     if type(a) is not Expr and type(b) is not Expr:
         return a // b
-    whole = _on_integers(a, b, integers.floordiv)
+    whole = _on_integers(a, b, division.floordiv)
     return whole if whole is not None else atom("ffloordiv", float, a, b)
 
 
 def mod(a: Real, b: Real) -> Real:
     if type(a) is not Expr and type(b) is not Expr:
         return a % b
-    whole = _on_integers(a, b, integers.mod)
+    whole = _on_integers(a, b, division.mod)
     return whole if whole is not None else atom("fmod", float, a, b)
 
 
@@ -195,7 +195,7 @@ def floor(a: Real) -> Size:
         return math.floor(a)
     fraction = _as_fraction(a)
     if fraction is not None:
-        return integers.floordiv(*fraction)
+        return division.floordiv(*fraction)
     return atom("floor", int, a)
 
 
@@ -204,7 +204,7 @@ def ceil(a: Real) -> Size:
         return math.ceil(a)
     fraction = _as_fraction(a)
     if fraction is not None:
-        return integers.neg(integers.floordiv(integers.neg(fraction[0]), fraction[1]))
+        return integers.neg(division.floordiv(integers.neg(fraction[0]), fraction[1]))
     return atom("ceil", int, a)
 
 
@@ -214,7 +214,7 @@ def trunc(a: Real) -> Size:
         return math.trunc(a)
     fraction = _as_fraction(a)
     if fraction is not None and (fraction[1] == 1 or is_nonneg(a)):
-        return integers.floordiv(*fraction)
+        return division.floordiv(*fraction)
     return floor(a) if is_nonneg(a) else atom("trunc", int, a)
 
 

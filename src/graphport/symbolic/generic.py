@@ -1,19 +1,20 @@
-"""Questions whether a size is 0 or 1, answered for a size in general.
+"""Questions whether a size is 0 or 1, answered for sizes in general.
 
 An operator asks whether a size is 0 or 1 to choose between ways of doing the same thing: an empty
-result, a broadcast that is none, a stride that does not matter. Following the example there would tie
-the program to it: a batch of one at capture would stay a batch of one. So while an operator runs,
-these questions are answered as for a size that is neither, which is correct for all sizes because
-the general way is, and nothing is recorded.
+result, a broadcast that is none, a stride that does not matter. Following the example there would
+tie the program to it: a batch of one at capture would stay a batch of one. So while an operator
+runs, these questions are answered as for a size that is neither, and nothing is recorded. That is
+correct for all sizes as far as the operator's general way is.
 
 A size here is an expression that is provably not negative and whose terms do not subtract from each
-other: `a - b == 0` asks whether two sizes agree, which is a different question.
+other: `a - b == 0` asks whether two sizes agree, and `a % b == 0` whether one divides the other,
+which are different questions.
 """
 
 from __future__ import annotations
 
-from graphport.symbolic import integers, logic
-from graphport.symbolic.integers import split
+from graphport.symbolic import division, integers, logic
+from graphport.symbolic.integers import powers_of, split
 from graphport.symbolic.nodes import Expr, Size, Truth
 from graphport.symbolic.prove import Prover
 
@@ -49,16 +50,27 @@ def generic_answer(prover: Prover, cond: Truth) -> Truth:
 
 
 def _is_size(prover: Prover, x: Size) -> bool:
+    """Whether x is a size, or a product of sizes.
+
+    A lone `h - 2` is not one: `h - 2 == 0` may well be the question whether h is 2. As a factor of
+    a product it is.
+    """
     if type(x) is not Expr:
         return False
-    if x.factors:
-        return all(_is_size(prover, f) or prover.nonneg(integers.sub(f, 1)) for f in x.factors)
+    if x.factors and all(_may_be_factor(prover, factor) for factor in x.factors):
+        return True
     terms, const = split(x)
     if const:
         return False
-    shared = integers.common_factor(mono for mono, _ in terms) if len(terms) > 1 else None
+    shared = division.common_factor(mono for mono, _ in terms) if len(terms) > 1 else None
     if shared is not None:
-        cofactor = integers.divide_exactly(x, shared)
-        assert cofactor is not None
-        terms, _ = split(cofactor)
-    return all(coef > 0 for _, coef in terms) and prover.nonneg(x)
+        rest = division.quotient(x, shared)
+        return _may_be_factor(prover, shared) and _may_be_factor(prover, rest)
+    return _may_be_factor(prover, x)
+
+
+def _may_be_factor(prover: Prover, x: Size) -> bool:
+    for mono, coef in split(x)[0]:
+        if coef < 0 or any(part.kind == "mod" for part, _ in powers_of(mono)):
+            return False
+    return prover.nonneg(x)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphport.symbolic import expr
-from graphport.symbolic.expr import Expr, Size
+from graphport.symbolic.expr import Expr, Size, Value
 from graphport.symbolic.nodes import operands
 from graphport.symbolic.scope import Scope
 
@@ -99,14 +99,14 @@ def _plain(stride: Size) -> Size:
         return stride
     found: dict[Expr, Size] = {}
     _collect(stride, found)
-    return expr.substitute(stride, found) if found else stride  # type: ignore[return-value]
+    return expr.substitute(stride, found) if found else stride
 
 
-def _collect(e: Size, found: dict[Expr, Size]) -> None:
+def _collect(e: Value, found: dict[Expr, Size]) -> None:
     if type(e) is not Expr:
         return
     if e.kind == "max" and len(e.args) == 2 and e.args[0] == 1:
         found[e] = _plain(e.args[1])
     elif e.kind in ("add", "mul"):
         for part in operands(e):
-            _collect(part, found)  # type: ignore[arg-type]
+            _collect(part, found)

@@ -9,6 +9,7 @@ floats `not (a < b)` is not `a >= b`: there is NaN).
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from graphport.symbolic import floats, integers
 from graphport.symbolic.floats import Real
@@ -24,11 +25,19 @@ def ge0(e: Size) -> Truth:
         return True
     if e.span.upper < 0:
         return False
-    terms, const = split(e)
-    g = math.gcd(*(coef for _, coef in terms))
+    g = math.gcd(*(coef for _, coef in split(e)[0]))
     if g > 1:
-        return ge0(polynomial(e.arena, {mono: coef // g for mono, coef in terms}, const // g))
+        return ge0(_divide(e, g))
     return atom("ge0", bool, e)
+
+
+def _divide(e: Expr, g: int) -> Size:
+    """e with its coefficients divided by g and its constant rounded down."""
+    terms, const = split(e)
+    result = polynomial(e.arena, {mono: coef // g for mono, coef in terms}, const // g)
+    if e.factors and g > 0 and const % g == 0 and type(result) is Expr and not result.factors:
+        result.factors = e.factors
+    return result
 
 
 def eq0(e: Size) -> Truth:
@@ -42,7 +51,7 @@ def eq0(e: Size) -> Truth:
     if terms[0][1] < 0:
         g = -g
     if g != 1:
-        e = polynomial(e.arena, {mono: coef // g for mono, coef in terms}, const // g)  # type: ignore[assignment]
+        return eq0(_divide(e, g))
     return atom("eq0", bool, e)
 
 
@@ -129,7 +138,7 @@ def _connect(kind: str, values: tuple[Truth, ...]) -> Truth:
     return atom(kind, bool, *sorted(parts, key=lambda p: p.key))
 
 
-def ite(cond: Truth, a: Value, b: Value) -> Value:
+def ite(cond: Truth, a: Any, b: Any) -> Any:
     """a if cond else b."""
     if type(cond) is not Expr:
         return a if cond else b
@@ -148,5 +157,5 @@ def ite(cond: Truth, a: Value, b: Value) -> Value:
 def to_integer(a: Value) -> Size:
     """A bool as 0 or 1."""
     if type(a) is Expr:
-        return ite(a, 1, 0) if a.type is bool else a  # type: ignore[return-value]
+        return ite(a, 1, 0) if a.type is bool else a
     return int(a)

@@ -24,7 +24,7 @@ weak reference is paid for on the way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
 
 from graphport.symbolic import ranges
 from graphport.symbolic.ranges import TRUTH, Range
@@ -61,6 +61,7 @@ class Arena:
         return node
 
 
+@final
 class Expr:
     """A symbolic int, float or bool. See the module for the shapes, `expr` for the operations."""
 

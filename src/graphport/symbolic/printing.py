@@ -137,7 +137,7 @@ class _Renderer:
             parts = [self.text(first, left), *(self.text(part, right) for part in rest)]
             return operator.join(parts), strength
         if kind in ("ge0", "eq0", "not", "ite", "fneg"):
-            return getattr(self, f"_{kind}")(e)  # type: ignore[no-any-return]
+            return getattr(self, f"_{kind}")(e)
         name = style.calls.get(kind) or style.function_prefix + kind
         return f"{name}({', '.join(map(self.text, e.args))})", _ATOM
 

@@ -7,13 +7,13 @@ A `Scope` creates symbols, holds the facts, and is asked about conditions in fou
 * `expect` is an assertion: it is taken as true, and recorded to be checked at run time;
 * `assume` states what is known.
 
-Every recorded `Fact` carries the user's line. The scope never raises an assumption silently: what is
-not proven and not recorded is not used, with one exception, spelled out at `internal`.
+Every recorded `Fact` carries the user's line. What is neither proven nor recorded is not used, with
+one exception: see `internal`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +22,13 @@ from graphport import source
 from graphport.errors import DataDependentError, ShapeError
 from graphport.source import Location
 from graphport.symbolic import expr
-from graphport.symbolic.expr import Expr, Number, Size, Truth, Value
+from graphport.symbolic.expr import Expr, Number, Truth, Value
 from graphport.symbolic.facts import Contradiction, Facts
 from graphport.symbolic.generic import generic_answer
 from graphport.symbolic.nodes import UNSET, Arena
 from graphport.symbolic.prove import Prover
 from graphport.symbolic.ranges import Range, inf
+from graphport.symbolic.witness import Witnesses
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +61,31 @@ class Scope:
     (True, [3, oo], [2, oo])
     """
 
+    # Bound to the methods of what does the work, because they are called the most.
+    decide: Callable[[Truth], bool | None]  # True or False if proven, else None
+    simplify: Callable[[Any], Any]  # after all equalities known so far
+
     def __init__(self) -> None:
         self.arena = Arena(self)
         self.facts: list[Fact] = []
-        # True while an operator's own rule or meta kernel runs. Its questions whether a size is 0 or
-        # 1 choose between fast paths and are answered for a generic size, without a record.
+        # True while an operator's own rule or meta kernel runs. Its questions whether a size is 0
+        # or 1 choose between fast paths, and are answered for sizes in general; see `generic`.
         self.internal = False
+        # Whether such questions are answered so, and whether an answer has departed from the example.
+        self.generic = True
+        self.departed = False
         self.origins: dict[Expr, Any] = {}
         # Room for the bridge: what stands for this scope on the side of torch.
         self.peer: Any = None
         self._declared: dict[Expr, Range] = {}
         self._hints: dict[Expr, Number] = {}
-        self._facts = Facts()
-        self._prover = Prover(self._facts)
         self._fresh = 0
+        self._facts = Facts()
+        self._witnesses = Witnesses(self._facts, self._hints)
+        self._prover = Prover(self._facts, self._witnesses)
         self.decide = self._prover.decide
         self.simplify = self._facts.simplify
+        self.simplified = self._facts.simplified
 
     # Symbols
 
@@ -101,8 +111,9 @@ class Scope:
         else:
             self._hints[s] = hint
         if type is not bool:
-            self._facts.tighten(s, declared)
-            self._facts.generation += 1
+            self._facts.bounds[s] = declared
+        self._witnesses.add_symbol(s)
+        self._facts.changed()
         return s
 
     def fresh(
@@ -118,6 +129,7 @@ class Scope:
 
     @property
     def symbols(self) -> tuple[Expr, ...]:
+        """All symbols in the order of their creation."""
         return tuple(self.arena.symbols.values())
 
     def declared(self, symbol: Expr) -> Range:
@@ -146,16 +158,17 @@ class Scope:
         if type(e) is not Expr:
             return e
         known = e.hinted
-        if known is UNSET:
-            hints = self._hints
-            if any(s not in hints for s in expr.symbols(e)):
-                # Not remembered: an equality may yet tie the symbol to a backed one.
-                simple = self.simplify(e)
-                if simple is e or any(s not in hints for s in expr.symbols(simple)):
-                    return None
-                return self.hint(simple)
-            known = e.hinted = expr.evaluate(e, hints)
-        return known  # type: ignore[no-any-return]
+        if known is not UNSET:
+            return known
+        hints = self._hints
+        if all(s in hints for s in expr.symbols(e)):
+            e.hinted = expr.evaluate(e, hints)
+            return e.hinted
+        # Not remembered: an equality may yet tie a data-dependent symbol to one with a hint.
+        simple = self.simplify(e)
+        if simple is e or any(s not in hints for s in expr.symbols(simple)):
+            return None
+        return self.hint(simple)
 
     # Questions
 
@@ -164,10 +177,12 @@ class Scope:
         answer = self.decide(cond)
         if answer is not None:
             return answer
-        if self.internal:
-            cond = generic_answer(self._prover, cond)
-            if type(cond) is not Expr:
-                return bool(cond)
+        if self.internal and self.generic:
+            general = generic_answer(self._prover, cond)
+            if type(general) is not Expr:
+                self.departed |= self.hint(cond) is (not general)
+                return bool(general)
+            cond = general
         hint = self.hint(cond)
         where = where or source.here()
         if hint is None:
@@ -180,14 +195,18 @@ class Scope:
     def expect(
         self, cond: Truth, *, message: str | None = None, where: Location | None = None
     ) -> bool:
-        """Assert `cond`. False if it is known not to hold, here or at the example sizes.
+        """Assert `cond`. False if it is known not to hold, in general or at the example sizes.
 
         What is not proven becomes a fact that the program checks when it runs.
         """
         answer = self.decide(cond)
         if answer is not None:
             return answer
-        if self.hint(cond) is False:
+        if self.internal and self.generic:
+            cond = generic_answer(self._prover, cond)
+            if cond is True:
+                return True
+        if type(cond) is not Expr or self.hint(cond) is False:
             return False
         self._record(cond, "expect", where or source.here(), message or "")
         return True
@@ -205,11 +224,11 @@ class Scope:
         e = self.simplify(e)
         if type(e) is not Expr:
             return e
+        if e.type is bool:
+            return self.guard(e, where=where)
         hint = self.hint(e)
         if hint is None:
             raise _data_dependent(e, where or source.here())
-        if e.type is bool:
-            return self.guard(e, where=where)
         cond = expr.eq(e, hint)
         if self.decide(cond) is None:
             self._record(cond, "guard", where or source.here())
@@ -217,7 +236,7 @@ class Scope:
 
     @contextmanager
     def operator(self) -> Iterator[None]:
-        """While an operator's own rule runs: `internal` is set."""
+        """While an operator's own rule runs: sets `internal`."""
         before, self.internal = self.internal, True
         try:
             yield
@@ -246,9 +265,3 @@ def _data_dependent(e: Value, where: Location | None) -> DataDependentError:
         "on the data of a tensor",
         where=where,
     )
-
-
-def size_hint(scope: Scope, e: Size, default: int) -> int:
-    """The example value of a size, `default` where there is none."""
-    hint = scope.hint(e)
-    return default if hint is None else int(hint)

@@ -1,0 +1,101 @@
+"""Sample points at which everything known holds.
+
+A polynomial that is negative at such a point is not provably non-negative, so the search for a
+proof need not start. Points never prove anything, and a wrong one could only cost an answer:
+soundness does not depend on this module. It pays because most questions that have no answer, and
+most steps that lead nowhere, are refuted by a few small multiplications.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graphport.symbolic.evaluation import evaluate_with
+from graphport.symbolic.facts import Facts
+from graphport.symbolic.nodes import Expr, Number, Value
+from graphport.symbolic.ranges import Range, inf
+
+_UNDEFINED = (ArithmeticError, ValueError, TypeError)
+# With more facts than this, points that fail are not replaced: checking them would cost too much.
+_MAX_CHECKED = 64
+
+
+class Witnesses:
+    """A few points, each a memo of the values of all expressions evaluated there."""
+
+    def __init__(self, facts: Facts, hints: Mapping[Expr, Number]) -> None:
+        self._facts = facts
+        self._hints = hints
+        self._points: list[dict[Expr, Any]] = []
+        self._symbols: list[Expr] = []
+        self._checked = 0
+
+    def add_symbol(self, s: Expr) -> None:
+        self._symbols.append(s)
+        self._points.clear()
+
+    def refute(self, e: Expr) -> bool:
+        """Whether e < 0 at some point."""
+        for point in self._points:
+            value = point.get(e)
+            if value is None:
+                value = _value(e, point)
+            if value < 0:
+                return True
+        return False
+
+    def refresh(self) -> None:
+        """After new facts: drop the points where they do not hold, and look for others."""
+        facts = self._facts
+        fresh = facts.learnt[self._checked :]
+        kept = [p for p in self._points if all(_value(cond, p) is True for cond in fresh)]
+        if len(kept) < len(self._points) or not kept:
+            if len(facts.learnt) <= _MAX_CHECKED:
+                kept = [p for p in map(self._point, _CHOICES) if p is not None]
+        self._points = kept
+        self._checked = len(facts.learnt)
+
+    def _point(self, choice: Any) -> dict[Expr, Any] | None:
+        """The point that `choice` makes of the ranges, if it satisfies all facts."""
+        facts, point = self._facts, {}
+        for s in self._symbols:
+            if s not in facts.rewrites:
+                point[s] = choice(s, facts.bound(s), self._hints.get(s))
+        try:
+            for s, value in facts.rewrites.items():
+                if s.kind == "symbol":
+                    point[s] = evaluate_with(value, point)
+        except _UNDEFINED:
+            return None
+        within = all(point[s] in facts.bound(s) for s in self._symbols if s.type is not bool)
+        return point if within and all(_value(c, point) is True for c in facts.learnt) else None
+
+
+def _value(e: Value, point: dict[Expr, Any]) -> Any:
+    """The value at a point; 0, which refutes nothing, where there is none."""
+    try:
+        return evaluate_with(e, point)
+    except _UNDEFINED:
+        return 0
+
+
+def _at_example(s: Expr, r: Range, hint: Number | None) -> Number:
+    return hint if hint is not None else _low(s, r, 3)
+
+
+def _low(s: Expr, r: Range, step: int) -> Number:
+    if s.type is not int:
+        return s.type(step)
+    return int(min(r.lower + step, r.upper) if r.lower != -inf else min(-2 - s.index, r.upper))
+
+
+def _at_lower_end(s: Expr, r: Range, hint: Number | None) -> Number:
+    return _low(s, r, 0)
+
+
+def _further_up(s: Expr, r: Range, hint: Number | None) -> Number:
+    return _low(s, Range(max(r.lower, 0), r.upper), 7 + 12 * s.index)
+
+
+_CHOICES = (_at_example, _at_lower_end, _further_up)

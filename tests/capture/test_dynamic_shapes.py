@@ -1,0 +1,327 @@
+"""`dynamic_shapes`: every way to write it, what stays dynamic, and what is said when it is wrong."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import graphport as gp
+from graphport.errors import ConstraintViolationError, SpecError
+from tests.helpers import check
+
+Pair = collections.namedtuple("Pair", ["a", "b"])
+
+
+def sizes_of(ep: gp.ExportedProgram) -> list[str]:
+    """Sizes of the user's inputs as text."""
+    names = [s.arg.name for s in ep.graph_signature.input_specs if s.kind.name == "USER_INPUT"]
+    return [
+        ", ".join(map(str, n.meta["val"].shape))
+        for n in ep.graph.nodes
+        if n.op == "placeholder" and n.name in names and isinstance(n.meta["val"], torch.Tensor)
+    ]
+
+
+def total(x: Any, y: Any = None, *rest: Any, key: Any = None, **more: Any) -> Any:
+    leaves = torch.utils._pytree.tree_leaves((x, y, rest, key, more))
+    return [t * 2 for t in leaves if isinstance(t, torch.Tensor)]
+
+
+n, m = gp.dims("n", "m")
+T = torch.ones(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "spec", "want"),
+    [
+        ((T, T), {}, {"x": {0: n}, "y": {1: m}}, ["n, 3", "4, m"]),
+        ((T, T), {}, {"y": {0: n}}, ["4, 3", "n, 3"]),
+        ((T, T), {}, ({0: n}, None), ["n, 3", "4, 3"]),
+        ((T, T), {}, [(n, m), [None, m]], ["n, m", "4, m"]),
+        ((T, T), {}, {"x": (n, 3), "y": (4, None)}, ["n, 3", "4, 3"]),
+        ((T,), {}, {"x": {-1: m}}, ["4, m"]),
+        ((T,), {}, {"x": {0: n + 1, 1: 2 * m + 1}}, ["n + 1, 2*m + 1"]),
+        ((T,), {}, {"x": {0: gp.Dim.STATIC, 1: gp.Dim.DYNAMIC}}, ["4, s0"]),
+        (([T, T],), {}, {"x": [{0: n}, None]}, ["n, 3", "4, 3"]),
+        (({"a": T, "b": (T, T)},), {}, {"x": {"b": ({0: n}, {1: m})}}, ["4, 3", "n, 3", "4, m"]),
+        ((Pair(T, T),), {}, {"x": Pair({0: n}, {0: n})}, ["n, 3", "n, 3"]),
+        ((T, 5, T, T), {}, {"x": {0: n}, "y": None, "rest": ({0: n}, None)}, ["n, 3"] * 2 + ["4, 3"]),
+        ((T,), {"key": T, "extra": T}, {"extra": {0: n}, "key": {1: m}}, ["4, 3", "4, m", "n, 3"]),
+        ((T,), {"extra": T, "key": T}, {"x": {0: n}}, ["n, 3", "4, 3", "4, 3"]),
+    ],
+)
+def test_ways_to_write_it(args: Any, kwargs: Any, spec: Any, want: list[str]) -> None:
+    ep = gp.export(total, args, kwargs, dynamic_shapes=spec)
+    assert sizes_of(ep) == want
+    ep.module()(*args, **kwargs)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7])
+def test_any_example_size_stays_dynamic(size: int) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 2)).eval()
+    others = [(torch.randn(k, 3),) for k in (0, 1, 2, 5)]
+    check(
+        model,
+        (torch.randn(size, 3),),
+        dynamic_shapes={"input": {0: gp.Dim("batch")}},
+        others=others,
+    )
+
+
+def test_broadcasting_against_one_does_not_fix_a_dim() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y + x.mean(1, keepdim=True) + torch.ones(1, 1)
+
+    b, c = gp.dims("b", "c")
+    for batch in (1, 3):
+        check(
+            f,
+            (torch.randn(batch, 4), torch.randn(4)),
+            dynamic_shapes=({0: b, 1: c}, {0: c}),
+            others=[(torch.randn(5, 2), torch.randn(2)), (torch.randn(1, 1), torch.randn(1))],
+        )
+
+
+def test_range_constraints_have_roots_and_derived_dims() -> None:
+    d = gp.Dim("d", min=1, max=2)
+    ep = gp.export(
+        lambda x, y: x + y[1:],
+        (torch.ones(2), torch.ones(3)),
+        dynamic_shapes=({0: d}, {0: d + 1}),
+    )
+    assert {str(k): (r.lower, r.upper) for k, r in ep.range_constraints.items()} == {
+        "d": (1, 2),
+        "d + 1": (2, 3),
+    }
+
+
+def test_unused_inputs_keep_their_dims() -> None:
+    ep = gp.export(
+        lambda x, y: x + 1, (T, T), dynamic_shapes=({0: gp.Dim("a")}, {0: gp.Dim("b")})
+    )
+    assert sizes_of(ep) == ["a, 3", "b, 3"]
+    assert ep.module()(torch.ones(2, 3), torch.ones(9, 3)).shape == (2, 3)
+
+
+SPEC_ERRORS = {
+    "unknown name": (
+        (T,),
+        {"z": {0: n}},
+        "GP110 dynamic_shapes names 'z', which is not an argument of this call\n"
+        "  at   dynamic_shapes['z']\n"
+        "  fix  use the names of the arguments: 'x'",
+    ),
+    "wrong count": (
+        (T, T),
+        ({0: n},),
+        "GP110 dynamic_shapes has 1 entries for 2 arguments (x, y)\n"
+        "  fix  one entry per argument, None where nothing is dynamic",
+    ),
+    "wrong rank": (
+        (T,),
+        {"x": (n,)},
+        "GP110 *args[0] has 2 dimensions, but its spec has 1 entries\n"
+        "  at   dynamic_shapes['x']\n"
+        "  fix  one entry per dimension, None where it is fixed, or a dict {dim: Dim}",
+    ),
+    "no such dim": (
+        (T,),
+        {"x": {2: n}},
+        "GP110 *args[0] has 2 dimensions; expected a dimension in the range [0, 1], got 2\n"
+        "  at   dynamic_shapes['x']",
+    ),
+    "0-d tensor": (
+        (torch.tensor(1.0),),
+        {"x": {0: n}},
+        "GP110 Cannot mark 0-dimension tensors to be dynamic: *args[0]\n"
+        "  at   dynamic_shapes['x']",
+    ),
+    "constant": (
+        (5,),
+        {"x": n},
+        "GP110 the input at *args[0] is 5, not a tensor: it has no dimensions\n"
+        "  at   dynamic_shapes['x']\n"
+        "  fix  None in its place",
+    ),
+    "not a dim": (
+        (T,),
+        {"x": {0: "batch"}},
+        "GP110 *args[0].shape[0]: expected a Dim, an int, None or Dim.AUTO, got 'batch'\n"
+        "  at   dynamic_shapes['x']",
+    ),
+    "not a spec": (
+        (T,),
+        {"x": n},
+        "GP110 *args[0] is a tensor: expected a dict {dim: Dim}, or a list or tuple with an entry "
+        "per dimension, got Dim('n')\n"
+        "  at   dynamic_shapes['x']",
+    ),
+    "container": (
+        ([T, T],),
+        {"x": [None]},
+        "GP110 the input at *args[0] has 2 parts, but the spec has 1\n"
+        "  at   dynamic_shapes['x']\n"
+        "  fix  one entry per part, None where nothing is dynamic",
+    ),
+    "key": (
+        ({"a": T},),
+        {"x": {"b": None}},
+        "GP110 the input at *args[0] has no 'b'; it has 'a'\n  at   dynamic_shapes['x']",
+    ),
+    "two definitions": (
+        (T,),
+        {"x": {0: gp.Dim("C", min=3), 1: gp.Dim("C", max=12)}},
+        "GP110 Found different definitions Dim('C', min=3) and Dim('C', max=12) for the same "
+        "symbolic dimension\n"
+        "  at   dynamic_shapes of *args[0].shape[1]",
+    ),
+    "form": (
+        (T,),
+        {"x": {0: 2 * gp.Dim("d") + 1}},
+        "GP110 Expected shape[0] = 4 of input Tensor to be of the form 2*d + 1, where d is an "
+        "integer\n"
+        "  at   *args[0].shape[0]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SPEC_ERRORS)
+def test_malformed_specs(case: str) -> None:
+    args, spec, text = SPEC_ERRORS[case]
+    with pytest.raises(SpecError) as raised:
+        gp.export(total, args, dynamic_shapes=spec)
+    assert str(raised.value) == text
+
+
+def test_an_example_outside_of_the_range() -> None:
+    with pytest.raises(ConstraintViolationError) as raised:
+        gp.export(total, (T,), dynamic_shapes={"x": {0: gp.Dim("d", min=6)}})
+    assert str(raised.value) == (
+        "GP111 4 not in range [6, inf]: the example size of *args[0].shape[0] is outside of "
+        "Dim('d', min=6)\n"
+        "Suggested fixes:\n"
+        "  d = Dim('d', min=4)"
+    )
+
+
+def test_a_static_size_that_is_not_the_examples() -> None:
+    with pytest.raises(
+        ConstraintViolationError, match="Static shape constraint of 5 does not match input size of 4"
+    ):
+        gp.export(total, (T,), dynamic_shapes={"x": (5, None)})
+
+
+def test_examples_that_do_not_agree() -> None:
+    d = gp.Dim("dimx", min=3, max=6)
+    with pytest.raises(
+        ConstraintViolationError,
+        match=r"Expected input .* to be equal to 2\*dimx, where dimx = 5, but got 6",
+    ):
+        gp.export(total, (torch.ones(5), torch.ones(6)), dynamic_shapes=({0: d}, {0: 2 * d}))
+
+
+def fixed_by_addition(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.ones(5)
+
+
+def limited_by_a_branch(x: torch.Tensor) -> torch.Tensor:
+    if x.shape[0] <= 6:
+        return x + 1
+    return x - 1
+
+
+def related_by_addition(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y[1:]
+
+
+def fixed_by_a_loop(x: torch.Tensor) -> torch.Tensor:
+    out = x
+    for _ in range(x.shape[0]):
+        out = out + 1
+    return out
+
+
+def divided(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, 2).sum(1)
+
+
+VIOLATIONS = {
+    fixed_by_addition: (
+        (torch.ones(5),),
+        ["Constraints violated (x0)!", "the program fixes it to 5", "return x + torch.ones(5)"],
+        ["x0 = 5"],
+    ),
+    limited_by_a_branch: (
+        (torch.ones(5),),
+        [
+            "Constraints violated (x0)!",
+            "Not all values of x0 = *args[0].shape[0] in the specified range [0, oo] satisfy the "
+            "generated guard x0 <= 6",
+            "in limited_by_a_branch: if x.shape[0] <= 6:",
+        ],
+        ["x0 = Dim('x0', max=6)"],
+    ),
+    related_by_addition: (
+        (torch.ones(5), torch.ones(6)),
+        ["must always be related to the values of x0 by x1 = x0 + 1", "return x + y[1:]"],
+        ["x1 = x0 + 1"],
+    ),
+    fixed_by_a_loop: (
+        (torch.ones(3),),
+        ["the program fixes it to 3", "for _ in range(x.shape[0]):"],
+        ["x0 = 3"],
+    ),
+    divided: (
+        (torch.ones(6),),
+        ["Not all values of x0", "x0 % 2 == 0", "return x.reshape(-1, 2).sum(1)"],
+        ["_x0 = Dim('_x0')", "x0 = 2*_x0"],
+    ),
+}
+
+
+@pytest.mark.parametrize("program", VIOLATIONS, ids=lambda f: f.__name__)
+def test_more_is_needed_than_was_declared(program: Any) -> None:
+    args, texts, fixes = VIOLATIONS[program]
+    dims = {f"x{i}": gp.Dim(f"x{i}") for i in range(len(args))}
+    with pytest.raises(ConstraintViolationError) as raised:
+        gp.export(program, args, dynamic_shapes=tuple({0: d} for d in dims.values()))
+    message = str(raised.value)
+    for text in texts:
+        assert text in message
+    assert message.split("Suggested fixes:\n")[1].split("\n") == [f"  {fix}" for fix in fixes]
+
+    # The fixes can be pasted, and then it works.
+    scope: dict[str, Any] = {"Dim": gp.Dim, **dims}
+    for fix in fixes:
+        exec(fix, scope)
+    shapes = tuple({0: scope[f"x{i}"]} for i in range(len(args)))
+    ep = gp.export(program, args, dynamic_shapes=shapes)
+    torch.testing.assert_close(ep.module()(*args), program(*args))
+
+
+def test_len_of_a_dynamic_dim_names_the_line() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * len(x)
+
+    with pytest.raises(ConstraintViolationError, match=r"return x \* len\(x\)"):
+        gp.export(f, (torch.ones(3),), dynamic_shapes=({0: gp.Dim("d")},))
+
+
+def test_dims_are_checked_when_made() -> None:
+    for make, text in [
+        (lambda: gp.Dim("a b"), "a Dim needs a name that is a Python identifier, got 'a b'"),
+        (lambda: gp.Dim("a", min=-1), "Dim('a'): min=-1 is negative"),
+        (lambda: gp.Dim("a", min=4, max=3), "Dim('a'): max=3 is smaller than min=4"),
+        (lambda: gp.Dim("a") * 0, "a derived dim needs a positive factor: Dim('a') * 0"),
+        (
+            lambda: gp.Dim("a") + 1.5,
+            "a derived dim is a Dim with an integer, as in 2*d + 1; got Dim('a') + 1.5",
+        ),
+    ]:
+        with pytest.raises(SpecError) as raised:
+            make()
+        assert str(raised.value) == f"GP110 {text}"
