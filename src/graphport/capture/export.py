@@ -140,8 +140,7 @@ class _Capture:
         outputs, out_spec = pytree.tree_flatten(result)
         results = [self._output(x, i) for i, x in enumerate(outputs)]
         self.tracer.assertions.finish()
-        outcome = judge(self.scope, self.spec, self.guards)
-        return self._program(results, out_spec, outcome.checks)
+        return self._program(results, out_spec, judge(self.spec, self.guards))
 
     # Inputs
 

@@ -8,116 +8,168 @@ runs. Facts about data-dependent values are assertions in the graph and not judg
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from graphport.capture.spec import Declared, Spec
+from graphport.capture.spec import Spec
 from graphport.errors import ConstraintViolationError
-from graphport.symbolic import Expr, Fact, Range, Scope, evaluate, symbols
+from graphport.symbolic import Expr, Fact, Range, evaluate, symbols
 
 
 @dataclass
-class Outcome:
-    """Facts for the runtime checks, and dims that turned out to be fixed or equal."""
+class Violation:
+    """A fact that the declared dims do not imply, in words, and the lines that would repair it."""
 
-    checks: list[Expr] = field(default_factory=list)
-    refined: bool = False
-    """Automatic dims were fixed or related, so the spec has to be read again."""
-
-
-@dataclass
-class _Violations:
-    fixed: dict[str, tuple[int, Fact]] = field(default_factory=dict)
-    related: dict[str, tuple[str, str, Fact]] = field(default_factory=dict)
-    ranged: dict[str, tuple[Range, Fact]] = field(default_factory=dict)
-    divided: dict[str, tuple[int, int, Fact]] = field(default_factory=dict)
-    complex: list[Fact] = field(default_factory=list)
+    dims: tuple[str, ...]
+    text: str
+    fixes: list[str]
+    complex: bool = False
 
 
-def judge(scope: Scope, spec: Spec, guards: str) -> Outcome:
-    outcome = Outcome()
-    found = _Violations()
+def judge(spec: Spec, guards: str) -> list[Expr]:
+    """The conditions to check at run time; raises when the spec does not allow what was assumed."""
+    checks: list[Expr] = []
+    ranged: dict[Expr, list[Fact]] = {}
+    found: list[Violation] = []
     owners = {d.symbol: d for d in spec.declared.values()}
-    for fact in scope.facts:
+    for fact in spec.scope.facts:
         involved = symbols(fact.cond)
         if fact.kind == "assumed" or not all(s in owners for s in involved):
             continue
-        if all(owners[s].automatic for s in involved):
-            outcome.checks.append(fact.cond)
-            continue
-        if fact.kind == "expect" or not _classify(fact, owners, found, guards):
-            outcome.checks.append(fact.cond)
-    _raise(found, spec)
-    return outcome
+        if fact.kind == "expect" or all(owners[s].automatic for s in involved):
+            checks.append(fact.cond)
+        elif _limits(fact.cond) is not None:
+            ranged.setdefault(involved[0], []).append(fact)
+        else:
+            violation = _equality(fact, spec, guards)
+            checks.append(fact.cond) if violation is None else found.append(violation)
+    fixed = {name for v in found for name in v.dims[:1]}
+    found += [_range(s, facts, spec) for s, facts in ranged.items() if s.name not in fixed]
+    if found:
+        raise _error(found)
+    return checks
 
 
-def _classify(
-    fact: Fact, owners: dict[Expr, Declared], found: _Violations, guards: str
-) -> bool:
-    """Whether the fact is a violation; if so it is noted."""
-    cond = fact.cond
-    if cond.kind == "ge0":
-        return _classify_range(fact, found)
-    if cond.kind != "eq0":
-        return False
-    body = cond.args[0]
+def _limits(cond: Expr) -> Range | None:
+    """The range that a condition gives to its only symbol."""
     involved = symbols(cond)
-    linear = _linear(body, involved)
-    if linear is not None and len(involved) == 1:
-        factor, const = linear[involved[0]], evaluate(body, {involved[0]: 0})
-        found.fixed[involved[0].name] = (-const // factor, fact)
-        return True
-    if linear is not None and len(involved) == 2:
-        a, b = involved
-        const = evaluate(body, {a: 0, b: 0})
-        # b is the later dim: b = (-linear[a]*a - const) / linear[b]
-        if abs(linear[b]) == 1:
-            sign = -linear[b]
-            found.related[b.name] = (a.name, _term(a.name, sign * linear[a], sign * const), fact)
-            return True
-        if abs(linear[a]) == 1:
-            sign = -linear[a]
-            found.related[a.name] = (b.name, _term(b.name, sign * linear[b], sign * const), fact)
-            return True
-    divided = _divisibility(body)
-    if divided is not None:
-        symbol, divisor, rest = divided
-        found.divided[symbol.name] = (divisor, rest, fact)
-        return True
-    if guards == "runtime_assert":
-        return False
-    found.complex.append(fact)
-    return True
+    if cond.kind != "ge0" or len(involved) != 1:
+        return None
+    linear = _linear(cond.args[0])
+    if linear is None:
+        return None
+    factor, const = linear[involved[0]], _constant(cond.args[0])
+    if factor > 0:
+        return Range(-(const // factor), math.inf)
+    return Range(-math.inf, const // -factor)
 
 
-def _classify_range(fact: Fact, found: _Violations) -> bool:
+def _range(symbol: Expr, facts: list[Fact], spec: Spec) -> Violation:
+    declared = limits = spec.ranges[symbol]
+    lines = []
+    for fact in facts:
+        new = _limits(fact.cond)
+        assert new is not None
+        limits = limits & new
+        lines.append(
+            f"Not all values of {symbol} = {_place(spec, symbol)} in the specified range {declared} "
+            f"satisfy the generated guard {fact.cond}{_at(fact)}"
+        )
+    return Violation((symbol.name,), "\n  - ".join(lines), [_definition(symbol.name, limits)])
+
+
+def _equality(fact: Fact, spec: Spec, guards: str) -> Violation | None:
+    """What a fact that is no range means for the dims; None if it is for the run time."""
+    if fact.cond.kind != "eq0":
+        return None
     body = fact.cond.args[0]
     involved = symbols(body)
-    linear = _linear(body, involved)
-    if linear is None or len(involved) != 1:
-        return False
-    (symbol,) = involved
-    factor, const = linear[symbol], evaluate(body, {symbol: 0})
-    if factor > 0:
-        limits = Range(-(const // factor), math.inf)
-    else:
-        limits = Range(-math.inf, const // -factor)
-    before = found.ranged.get(symbol.name)
-    found.ranged[symbol.name] = (limits & before[0] if before else limits, fact)
-    return True
+    linear = _linear(body)
+    if linear is not None and len(involved) == 1:
+        return _fixed(fact, spec, involved[0], -_constant(body) // linear[involved[0]])
+    if linear is not None and len(involved) == 2:
+        # The later dim in terms of the earlier one, if that is possible.
+        for target, other in (involved[::-1], involved):
+            if abs(linear[target]) == 1:
+                sign = -linear[target]
+                text = _term(other.name, sign * linear[other], sign * _constant(body))
+                return _related(fact, spec, target, other, text)
+    divided = _divisibility(body)
+    if divided is not None:
+        return _multiple(fact, spec, *divided)
+    return None if guards == "runtime_assert" else _too_complex(fact, spec)
 
 
-def _linear(body: Expr, involved: tuple[Expr, ...]) -> dict[Expr, int] | None:
+def _fixed(fact: Fact, spec: Spec, symbol: Expr, value: int) -> Violation:
+    name = symbol.name
+    text = (
+        f"{_place(spec, symbol)} was declared dynamic as {name}, but the program fixes it to "
+        f"{value}: You marked {name} as dynamic but your code specialized it to be a constant "
+        f"({value}){_at(fact)}"
+    )
+    return Violation((name,), text, [f"{name} = {value}"])
+
+
+def _related(fact: Fact, spec: Spec, target: Expr, other: Expr, text: str) -> Violation:
+    name = target.name
+    line = (
+        f"The values of {name} = {_place(spec, target)} and {other} = {_place(spec, other)} must "
+        f"always be related to the values of {other} by {name} = {text}{_at(fact)}"
+    )
+    return Violation((name,), line, [f"{name} = {text}"])
+
+
+def _multiple(fact: Fact, spec: Spec, symbol: Expr, divisor: int, rest: int) -> Violation:
+    name, declared = symbol.name, spec.ranges[symbol]
+    line = (
+        f"Not all values of {name} = {_place(spec, symbol)} satisfy the generated guard "
+        f"{fact.cond}{_at(fact)}"
+    )
+    upper = declared.upper
+    inner = Range(
+        max(-(-(declared.lower - rest) // divisor), 0),
+        upper if upper == math.inf else (upper - rest) // divisor,
+    )
+    root = f"_{name}"
+    return Violation(
+        (name,), line, [_definition(root, inner), f"{name} = {_term(root, divisor, rest)}"]
+    )
+
+
+def _too_complex(fact: Fact, spec: Spec) -> Violation:
+    involved = symbols(fact.cond)
+    lines = [
+        f"{_place(spec, s)} must be specialized to {spec.scope.hint(s)} because the guards "
+        f"generated for it are too complex: {fact.cond}{_at(fact)}"
+        for s in involved
+    ]
+    fixes = [f"{s.name} = {spec.scope.hint(s)}" for s in involved]
+    fixes.append('# or check it when the program runs: gp.export(..., guards="runtime_assert")')
+    return Violation(tuple(s.name for s in involved), "\n  - ".join(lines), fixes, complex=True)
+
+
+def _error(found: list[Violation]) -> ConstraintViolationError:
+    names = ", ".join(dict.fromkeys(n for v in found for n in v.dims))
+    title = "Constraints violated"
+    if all(v.complex for v in found):
+        title = "Specializations unexpectedly required"
+    return ConstraintViolationError(
+        f"{title} ({names})! The program needs more of its sizes than dynamic_shapes says:\n"
+        + "\n".join(f"  - {v.text}" for v in found),
+        fix=list(dict.fromkeys(fix for v in found for fix in v.fixes)),
+    )
+
+
+def _linear(body: Expr) -> dict[Expr, int] | None:
     """Coefficients by symbol when the expression is linear in its symbols."""
     if body.kind == "symbol":
         return {body: 1}
-    if body.kind != "add":
+    if body.kind != "add" or any(term.kind != "symbol" for term, _ in body.args):
         return None
-    out = {}
-    for term, factor in body.args:
-        if term.kind != "symbol":
-            return None
-        out[term] = factor
-    return out if set(out) == set(involved) else None
+    return dict(body.args)
+
+
+def _constant(body: Expr) -> int:
+    return int(evaluate(body, dict.fromkeys(symbols(body), 0)))
 
 
 def _divisibility(body: Expr) -> tuple[Expr, int, int] | None:
@@ -144,73 +196,8 @@ def _definition(name: str, limits: Range) -> str:
     return f"{name} = Dim({', '.join(parts)})"
 
 
-def _raise(found: _Violations, spec: Spec) -> None:
-    lines: list[str] = []
-    fixes: list[str] = []
-    for name, (value, fact) in found.fixed.items():
-        lines.append(
-            f"  - {_place(spec, name)} was declared dynamic as {name}, but the program fixes it to "
-            f"{value}: You marked {name} as dynamic but your code specialized it to be a constant "
-            f"({value}){_at(fact)}"
-        )
-        fixes.append(f"{name} = {value}")
-    for name, (other, text, fact) in found.related.items():
-        lines.append(
-            f"  - The values of {name} = {_place(spec, name)} and {other} = {_place(spec, other)} "
-            f"must always be related to the values of {other} by {name} = {text}{_at(fact)}"
-        )
-        fixes.append(f"{name} = {text}")
-    for name, (limits, fact) in found.ranged.items():
-        if name in found.fixed or name in found.related:
-            continue
-        declared = spec.ranges[spec.declared[name].symbol]
-        lines.append(
-            f"  - Not all values of {name} = {_place(spec, name)} in the specified range "
-            f"{declared} satisfy the generated guard {fact.cond}{_at(fact)}"
-        )
-        fixes.append(_definition(name, declared & limits))
-    for name, (divisor, rest, fact) in found.divided.items():
-        if name in found.fixed:
-            continue
-        lines.append(
-            f"  - Not all values of {name} = {_place(spec, name)} satisfy the generated guard "
-            f"{fact.cond}{_at(fact)}"
-        )
-        declared = spec.ranges[spec.declared[name].symbol]
-        inner = Range(max(-(-(declared.lower - rest) // divisor), 0),
-                      declared.upper if declared.upper == math.inf
-                      else (declared.upper - rest) // divisor)  # fmt: skip
-        fixes.append(_definition(f"_{name}", inner))
-        fixes.append(f"{name} = {_term(f'_{name}', divisor, rest)}")
-    for fact in found.complex:
-        names = [s.name for s in symbols(fact.cond)]
-        lines.append(
-            f"  - {', '.join(names)} must be specialized because the guards generated for it are "
-            f"too complex: {fact.cond}{_at(fact)}"
-        )
-        fixes.extend(f"{n} = {spec.scope.hint(spec.declared[n].symbol)}" for n in names)
-        fixes.append('or check it when the program runs: gp.export(..., guards="runtime_assert")')
-    if not lines:
-        return
-    names = ", ".join(dict.fromkeys(_names(found)))
-    only_fixed = bool(found.fixed or found.complex)
-    title = "Specializations unexpectedly required" if only_fixed else "Constraints violated"
-    if only_fixed and (found.related or found.ranged or found.divided or found.fixed):
-        title = "Constraints violated"
-    raise ConstraintViolationError(
-        f"{title} ({names})! The program needs more of its sizes than dynamic_shapes says:\n"
-        + "\n".join(lines),
-        fix=list(dict.fromkeys(fixes)),
-    )
-
-
-def _names(found: _Violations) -> list[str]:
-    complex_names = [s.name for f in found.complex for s in symbols(f.cond)]
-    return [*found.fixed, *found.related, *found.ranged, *found.divided, *complex_names]
-
-
-def _place(spec: Spec, name: str) -> str:
-    return str(spec.scope.origins.get(spec.declared[name].symbol, name))
+def _place(spec: Spec, symbol: Expr) -> str:
+    return str(spec.scope.origins.get(symbol, symbol.name))
 
 
 def _at(fact: Fact) -> str:

@@ -1,0 +1,64 @@
+"""`torch.no_grad()` inside of a program: what it computes takes no part in differentiation.
+
+The graph has no regions. A value that was computed without gradients from something that has them is
+detached where the rest of the program reads it, so that differentiating the captured program gives
+the gradients of the original.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from graphport.capture.recorder import Recorder
+
+aten = torch.ops.aten
+
+
+def cut(recorder: Recorder, results: Iterable[Any]) -> dict[Node, Node]:
+    """Detach what leaves a region without gradients. Returns replacements for results."""
+    inside = recorder.without_grad
+    if not inside:
+        return {}
+    tracked = _tracked(recorder)
+    returned = {r for r in results if isinstance(r, Node)}
+    apart: dict[Node, Node] = {}
+    for node in list(inside):
+        if node not in tracked or not isinstance(node.meta["val"], torch.Tensor):
+            continue
+        outside = [u for u in node.users if u not in inside and u.target is not aten.detach.default]
+        if not outside and node not in returned:
+            continue
+        with recorder.graph.inserting_after(node):
+            detached = recorder.graph.call_function(aten.detach.default, (node,))
+        detached.meta = dict(node.meta)
+        for user in outside:
+            user.replace_input_with(node, detached)
+        apart[node] = detached
+    return apart
+
+
+def _tracked(recorder: Recorder) -> set[Node]:
+    """Nodes that a run of the graph would differentiate through."""
+    tracked: set[Node] = set()
+    for node in recorder.graph.nodes:
+        val = node.meta.get("val")
+        if node.op == "placeholder":
+            if isinstance(val, torch.Tensor) and val.requires_grad:
+                tracked.add(node)
+        elif any(n in tracked for n in node.all_input_nodes):
+            if node.target is not aten.detach.default and _is_differentiable(val):
+                tracked.add(node)
+                if node.target is operator.getitem and node.args[0] in recorder.without_grad:
+                    recorder.without_grad[node] = None
+    return tracked
+
+
+def _is_differentiable(val: Any) -> bool:
+    if isinstance(val, (list, tuple)):
+        return any(map(_is_differentiable, val))
+    return isinstance(val, torch.Tensor) and (val.is_floating_point() or val.is_complex())
