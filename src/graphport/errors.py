@@ -38,7 +38,7 @@ class ExportError(Exception):
         return self.render()
 
     def render(self) -> str:
-        lines = [f"{self.code} {self.what}"]
+        lines = [f"{type(self).code} {self.what}"]
         if self.where is not None:
             lines.append(f"  at   {self.where}")
         lines.extend(f"  fix  {line}" for line in self.fix)
@@ -69,7 +69,7 @@ class ConstraintViolationError(UserError, ValueError):
     code = "GP111"
 
     def render(self) -> str:
-        lines = [f"{self.code} {self.what}"]
+        lines = [f"{type(self).code} {self.what}"]
         if self.where is not None:
             lines.append(f"  at   {self.where}")
         if self.fix:
@@ -126,4 +126,4 @@ class InternalError(ExportError):
     code = "GP900"
 
     def render(self) -> str:
-        return super().render() + "\n  This is a bug in graphport: please report it with the program."
+        return super().render() + "\n  This is a bug in graphport: please report it with the code."

@@ -8,8 +8,8 @@ frames are classified once per code object and formatted only when somebody read
 
 from __future__ import annotations
 
-import functools
 import dis
+import functools
 import inspect
 import linecache
 import os
@@ -118,12 +118,24 @@ running = _Running()
 def here() -> Location | None:
     """The user's innermost line that is executing now, in the module that is running."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    layer: Location | None = None
+    while frame is not None and frame.f_code not in boundaries:
         code = frame.f_code
         if _belongs_to_user(code):
             return Location(code.co_filename, frame.f_lineno, code.co_qualname, running.module)
+        if layer is None and _is_layer(code):
+            layer = Location(code.co_filename, frame.f_lineno, code.co_qualname, running.module)
         frame = frame.f_back
-    return None
+    return layer
+
+
+boundaries: set[CodeType] = set()
+"""Code that calls the user's program: who called that is no part of the program."""
+
+
+def _is_layer(code: CodeType) -> bool:
+    """A layer of torch's: the place to name when no line of the user's own was running."""
+    return code.co_name == "forward" and code.co_filename.startswith(_TORCH)
 
 
 def of_function(fn: Any) -> Location | None:
@@ -149,11 +161,13 @@ def in_assert() -> bool:
 
 def of_traceback(error: BaseException, module: str = "") -> Location | None:
     """The user's innermost line in the traceback of `error`."""
-    found = None
+    found = layer = None
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         if _belongs_to_user(code):
             found = Location(code.co_filename, trace.tb_lineno, code.co_qualname, module)
+        elif _is_layer(code):
+            layer = Location(code.co_filename, trace.tb_lineno, code.co_qualname, module)
         trace = trace.tb_next
-    return found
+    return found or layer

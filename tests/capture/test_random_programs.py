@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import itertools
 import linecache
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from helpers import assert_same, check, clone
+from tests.helpers import assert_same, check, clone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -192,7 +191,8 @@ def views(draw: st.DrawFn, shape: tuple[int, ...], is_complex: bool) -> str:
         case "as_strided":
             return draw(st.sampled_from(
                 ["{t}.as_strided((2, 2), (2, 1))", "{t}.as_strided((2,), (1,), 1)",
-                 "{t}.as_strided((2, 2), (1, 2), 0)", "torch.as_strided({t}, (3,), (2,))"]))  # fmt: skip
+                 "{t}.as_strided((2, 2), (1, 2), 0)",
+                 "torch.as_strided({t}, (3,), (2,))"]))  # fmt: skip
         case "permute":
             return f"{{t}}.permute({', '.join(map(str, draw(st.permutations(range(rank)))))})"
         case "transpose":

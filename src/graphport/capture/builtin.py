@@ -1,4 +1,4 @@
-"""Python's own `max`, `min` and `math.pow`, which would branch on a size: here they make a value."""
+"""Python's own `max`, `min` and `math.pow` would branch on a size: here they make a value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators whose result depends on data: each gives a fresh symbol instead of a number or a size."""
+"""Operators whose result depends on data: each gives a fresh symbol for a number or a size."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from graphport.capture.tracer import Tracer, pure, special
 from graphport.errors import DataDependentError
 from graphport.ops import Abstract, OpInfo
 from graphport.ops.index import index
+from graphport.ops.shape import transpose
 from graphport.ops.sizes import numel, wrap_dim
 from graphport.symbolic import Expr, eq
 from graphport.symbolic.bridge import to_torch
@@ -50,15 +51,25 @@ def truth(tracer: Tracer, t: torch.Tensor) -> bool:
     value = tracer.value(t)
     if value.literal is not None:
         return bool(value.literal)
+    elements = numel(value.abstract.sizes)
+    if type(elements) is int and elements > 1:
+        raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
     raise DataDependentError(
         "Could not guard on data-dependent expression: the truth of a tensor is not known while "
         "the program is captured, so Python cannot branch on it",
         where=source.here(),
-        fix=(
-            "torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches",
-            "torch.where(pred, a, b) chooses element by element",
-        ),
+        fix=_ASSERT if source.in_assert() else _BRANCH,
     )
+
+
+_BRANCH = (
+    "torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches",
+    "torch.where(pred, a, b) chooses element by element",
+)
+_ASSERT = (
+    "torch._assert_async(cond) checks it when the program runs",
+    "torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches",
+)
 
 
 @special(aten.is_nonzero.default)
@@ -96,6 +107,13 @@ class Sized:
         self.symbols.append((symbol, result, dim))
         return symbol
 
+    def ones(self, mask: torch.Tensor) -> Expr:
+        """How many elements of a mask are set: one symbol per mask, however often it is used."""
+        counts, node = self.tracer.counts, self.tracer.lower(mask)
+        if node not in counts:
+            counts[node] = self.size(0, 0, numel(self.tracer.value(mask).abstract.sizes))
+        return counts[node]
+
     def record(self, info: OpInfo, args: Any, kwargs: Keywords, out: Any) -> Any:
         tracer = self.tracer
         lowered = [tracer.lower(a) for a in args]
@@ -117,7 +135,7 @@ def _reader(tracer: Tracer, node: Node, dim: int, symbol: Expr) -> Any:
 def nonzero(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     x = tracer.value(args[0]).abstract
     sized = Sized(tracer)
-    count = sized.size(0, 0, numel(x.sizes))
+    count = sized.ones(args[0])
     # torch returns the columns one after the other.
     out = Abstract((count, x.rank), torch.int64, x.device, (1, count))
     return sized.record(info, args, kwargs, out)
@@ -127,7 +145,9 @@ def nonzero(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 def masked_select(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     x = tracer.value(args[0]).abstract
     sized = Sized(tracer)
-    return sized.record(info, args, kwargs, x.like((sized.size(0, 0, numel(x.sizes)),)))
+    same = tracer.value(args[1]).abstract.sizes == x.sizes
+    count = sized.ones(args[1]) if same else sized.size(0, 0, numel(x.sizes))
+    return sized.record(info, args, kwargs, x.like((count,)))
 
 
 @special(aten._unique2.default)
@@ -139,7 +159,7 @@ def unique2(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     n = sized.size(0, 0, numel(x.sizes))
     out = (
         x.like((n,)),
-        x.like(x.sizes if inverse or counts else (0,), torch.int64),
+        x.like(x.sizes if inverse else (0,), torch.int64),
         x.like((n,) if counts else (0,), torch.int64),
     )
     return sized.record(info, args, kwargs, out)
@@ -190,6 +210,46 @@ def repeat_interleave(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords)
     return sized.record(info, args, kwargs, x.like((size,)))
 
 
+@special(aten._pack_padded_sequence.default)
+def pack_padded_sequence(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """Rows of all steps, and how many sequences each step has; known where the lengths are."""
+    x, batch_first = tracer.value(args[0]).abstract, args[2]
+    lengths = tracer.value(args[1]).literal
+    steps = x.sizes[1 if batch_first else 0]
+    sized = Sized(tracer)
+    if lengths is None:
+        total, longest = sized.size(0, 0, x.sizes[0] * x.sizes[1]), sized.size(1, 0, steps)
+    else:
+        total, longest = int(lengths.sum()), int(lengths.max())
+    counts = Abstract((longest,), torch.int64, torch.device("cpu"))
+    result = sized.record(info, args, kwargs, (x.like((total, *x.sizes[2:])), counts))
+    if lengths is not None:
+        running = torch.arange(longest)[:, None] < lengths
+        tracer.value(result[1]).constant = running.sum(1)
+    return result
+
+
+@special(aten._pad_packed_sequence.default)
+def pad_packed_sequence(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    data, counts = (tracer.value(t) for t in args[:2])
+    batch_first, total_length = args[2], args[4]
+    sized = Sized(tracer)
+    if counts.literal is None:
+        batch = sized.size(0, 0 if batch_first else 1, data.abstract.sizes[0])
+    else:
+        batch = int(counts.literal[0])
+    length = total_length if total_length > 0 else counts.abstract.sizes[0]
+    padded = data.abstract.like((length, batch, *data.abstract.sizes[1:]))
+    if batch_first:
+        padded = transpose(padded, 0, 1)
+    lengths = Abstract((batch,), torch.int64, torch.device("cpu"))
+    result = sized.record(info, args, kwargs, (padded, lengths))
+    if counts.literal is not None:
+        alive = counts.literal[:, None] > torch.arange(batch)
+        tracer.value(result[1]).constant = alive.sum(0)
+    return result
+
+
 @special(aten.bincount.default)
 def bincount(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     x = tracer.value(args[0]).abstract
@@ -212,15 +272,16 @@ def index_tensor(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> A
     sized = Sized(tracer)
     count: Expr | None = None
     integer: list[Abstract | None] = []
-    for i in indices:
+    for i, given in zip(indices, args[1], strict=True):
         if i is None or not _is_mask(i):
             integer.append(i)
             continue
         if count is None:
-            count = sized.size(0, 0, numel(i.sizes))
+            count = sized.ones(given)
         integer.extend(Abstract((count,), torch.int64, x.device) for _ in range(i.rank))
     out = index(x, integer)
-    sized.symbols = [(count, 0, out.sizes.index(count))] if count in out.sizes else []
+    if sized.symbols:
+        sized.symbols = [(count, 0, out.sizes.index(count))] if count in out.sizes else []
     return sized.record(info, args, kwargs, out)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import functools
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,13 +16,14 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from graphport import source
-from graphport.capture import data_dependent, special  # noqa: F401  register their operators
+from graphport.capture import data_dependent, gradients, indexing, special  # noqa: F401  register their operators
 from graphport.capture.builtin import symbolic_builtins
 from graphport.capture.functions import Functions
 from graphport.capture.inputs import CONSTANTS, Inputs, bind
 from graphport.capture.modules import Modules
 from graphport.capture.names import Names
 from graphport.capture.outcome import judge
+from graphport.capture.process import ProcessWide
 from graphport.capture.recorder import Recorder
 from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
@@ -33,8 +35,19 @@ from graphport.ops import Abstract
 from graphport.ops.abstract import permuted
 from graphport.ops.strides import is_dense
 from graphport.program import (
-    CallSpec, ConstantArgument, ExportedProgram, GraphSignature, InputChecks, InputKind,
-    InputShape, InputSpec, ModuleCall, OutputKind, OutputSpec, SymbolicArgument, TensorArgument,
+    CallSpec,
+    ConstantArgument,
+    ExportedProgram,
+    GraphSignature,
+    InputChecks,
+    InputKind,
+    InputShape,
+    InputSpec,
+    ModuleCall,
+    OutputKind,
+    OutputSpec,
+    SymbolicArgument,
+    TensorArgument,
     graph_module,
 )  # fmt: skip
 from graphport.symbolic import Expr, Range, Scope, evaluate, symbols
@@ -129,15 +142,13 @@ class _Capture:
     def run(self) -> ExportedProgram:
         leaves = self._open_inputs()
         self.state.lift_module()
-        args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
         snapshot = Snapshot((self.root, *holders(self.mod)))
         self.modules.on_initialised = snapshot.renew
         try:
-            result = self._call(args, kwargs)
+            outputs, out_spec = self._call(leaves)
             self._find_replaced_buffers(snapshot)
         finally:
             snapshot.restore()
-        outputs, out_spec = pytree.tree_flatten(result)
         results = [self._output(x, i) for i, x in enumerate(outputs)]
         self.tracer.assertions.finish()
         return self._program(results, out_spec, judge(self.spec, self.guards))
@@ -194,11 +205,13 @@ class _Capture:
 
     # The run
 
-    def _call(self, args: Any, kwargs: Any) -> Any:
+    def _call(self, leaves: list[Any]) -> tuple[list[Any], pytree.TreeSpec]:
+        """Run the program on flat inputs; flat outputs. Containers may compute as they are made."""
         try:
             with self._capturing():
                 self.recorder.stop = sys._getframe()
-                return self.mod(*args, **kwargs)
+                args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
+                return pytree.tree_flatten(self.mod(*args, **kwargs))
         except ExportError as error:
             error.located(self._place_of(error))
             error.__cause__ = None
@@ -214,9 +227,8 @@ class _Capture:
     @contextmanager
     def _capturing(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(_compiling_flags())
-            stack.enter_context(symbolic_builtins())
-            stack.enter_context(_no_garbage_collection())
+            for setting in _SETTINGS:
+                stack.enter_context(setting)
             stack.enter_context(_no_autocast_cache())
             stack.enter_context(self.modules.watching())
             # Below autograd, composite operators arrive whole and views are ours to track.
@@ -293,6 +305,12 @@ class _Capture:
 
     def _program(self, results: list[Any], out_spec: Any, facts: list[Expr]) -> ExportedProgram:
         mutations = self._mutations()
+        apart = gradients.cut(self.recorder, [*(n for n, _ in mutations), *results])
+        results = [apart.get(r, r) if isinstance(r, Node) else r for r in results]
+        mutations = [
+            (apart.get(n, n), replace(spec, arg=TensorArgument(apart.get(n, n).name)))
+            for n, spec in mutations
+        ]
         graph = self.recorder.graph
         output = graph.output((*(n for n, _ in mutations), *results))
         output.meta = {}
@@ -320,6 +338,9 @@ class _Capture:
             argument_names=self.inputs.argument_names,
             module_call_graph=[ModuleCall(path) for path in self.modules.calls],
         )
+
+
+source.boundaries.add(_Capture._call.__code__)
 
 
 def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -398,6 +419,9 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+_SETTINGS = tuple(map(ProcessWide, (_compiling_flags, symbolic_builtins, _no_garbage_collection)))
 
 
 @contextmanager

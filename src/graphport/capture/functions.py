@@ -1,7 +1,7 @@
 """Calls of torch's Python API, seen before they reach the dispatcher.
 
-A function mode above the tracer: it names the function that the user called (`torch_fn`), marks what
-torch asks about sizes while the call lasts as torch's question and not the user's, and takes over
+A function mode above the tracer: it names the function that the user called (`torch_fn`), marks
+what torch asks about sizes while the call lasts as torch's question, not the user's, and takes over
 the few calls that would need the data of a tensor.
 """
 
@@ -110,26 +110,6 @@ def tolist(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if not value.abstract.rank:
         return t.item()
     return [tolist(tracer, func, (row,), kwargs) for row in t.unbind(0)]
-
-
-@overrides(torch.Tensor.__getitem__, torch.Tensor.__setitem__)
-def indexing(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """x[a:b] with tensors for a and b: Python would ask them for plain integers."""
-    index = args[1]
-    parts = index if type(index) is tuple else (index,)
-    if not any(type(p) is slice and _has_tensor(p) for p in parts):
-        return NotImplemented
-    plain = tuple(_plain_slice(p) if type(p) is slice else p for p in parts)
-    return func(args[0], plain, *args[2:])
-
-
-def _has_tensor(p: slice) -> bool:
-    return any(isinstance(x, torch.Tensor) for x in (p.start, p.stop, p.step))
-
-
-def _plain_slice(p: slice) -> slice:
-    bounds = (p.start, p.stop, p.step)
-    return slice(*(x.item() if isinstance(x, torch.Tensor) else x for x in bounds))
 
 
 @overrides(torch.linspace)

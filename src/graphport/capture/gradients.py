@@ -1,8 +1,8 @@
 """`torch.no_grad()` inside of a program: what it computes takes no part in differentiation.
 
-The graph has no regions. A value that was computed without gradients from something that has them is
-detached where the rest of the program reads it, so that differentiating the captured program gives
-the gradients of the original.
+The graph has no regions. A value that was computed without gradients from something that has them
+is detached where the rest of the program reads it, so that differentiating the captured program
+gives the gradients of the original.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def cut(recorder: Recorder, results: Iterable[Any]) -> dict[Node, Node]:
     returned = {r for r in results if isinstance(r, Node)}
     apart: dict[Node, Node] = {}
     for node in list(inside):
-        if node not in tracked or not isinstance(node.meta["val"], torch.Tensor):
+        val = node.meta["val"]
+        # An autograd.Function runs without gradients too, but its results have them.
+        if node not in tracked or not isinstance(val, torch.Tensor) or val.requires_grad:
             continue
         outside = [u for u in node.users if u not in inside and u.target is not aten.detach.default]
         if not outside and node not in returned:

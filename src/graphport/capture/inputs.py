@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from graphport import source
 from graphport.errors import InputError
 
 CONSTANTS = (int, float, bool, str, complex, type(None), torch.dtype, torch.device,
@@ -66,6 +67,7 @@ def bind(target: nn.Module | Callable[..., Any], args: Any, kwargs: Any) -> Inpu
         name = getattr(target, "__name__", type(target).__name__)
         raise InputError(
             f"the arguments do not fit {name}{signature}: {error}",
+            where=source.of_function(target.forward if isinstance(target, nn.Module) else target),
             fix="pass positional arguments as args=(...,) and keyword arguments as kwargs={...}",
         ) from None
     # Keywords in the order of the signature: the order in which they are passed does not matter.
@@ -105,7 +107,8 @@ def _named(
             names.append(p.name)
         elif p.kind is p.VAR_POSITIONAL:
             names.extend(f"{p.name}_{i}" for i in range(len(bound.arguments.get(p.name, ()))))
-    positional = [(name, f"*args[{i}]", a) for i, (name, a) in enumerate(zip(names, args, strict=False))]
+    pairs = enumerate(zip(names, args, strict=False))
+    positional = [(name, f"*args[{i}]", a) for i, (name, a) in pairs]
     return [*positional, *((k, f"kwargs[{k!r}]", v) for k, v in kwargs.items())]
 
 

@@ -1,4 +1,4 @@
-"""Which module is running: `nn_module_stack`, and lazy modules that take shape on their first call."""
+"""Which module is running (`nn_module_stack`), and lazy modules, which take shape when called."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils import _pytree as pytree
 
 from graphport import source
+from graphport.capture.process import ProcessWide
 from graphport.capture.recorder import Recorder
 from graphport.ops.strides import at_example
 
@@ -25,7 +26,7 @@ def class_name(module: nn.Module) -> str:
 
 
 class Modules:
-    """Follows the calls of modules below `root`. Modules made inside of `forward` are passed over."""
+    """Follows the calls of modules below `root`; modules made in `forward` are passed over."""
 
     def __init__(self, root: nn.Module | None, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -70,11 +71,10 @@ class Modules:
         """While this lasts, every call of a module in this thread is noted."""
         outer = getattr(_watching, "modules", None)
         _watching.modules = self
-        _install(1)
         try:
-            yield
+            with _replaced:
+                yield
         finally:
-            _install(-1)
             _watching.modules = outer
 
     def call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -87,10 +87,7 @@ class Modules:
             return original(module, *args, **kwargs)
 
 
-# nn.Module.__call__ is one for all threads: it is replaced while any of them captures.
 _watching = threading.local()
-_lock = threading.Lock()
-_installed = 0
 _original = nn.Module.__call__
 
 
@@ -101,15 +98,18 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return watcher.call(_original, module, args, kwargs)
 
 
-def _install(change: int) -> None:
-    global _installed, _original
-    with _lock:
-        if not _installed:
-            _original = nn.Module.__call__
-            nn.Module.__call__ = _call  # type: ignore[method-assign]
-        _installed += change
-        if not _installed:
-            nn.Module.__call__ = _original  # type: ignore[method-assign]
+@contextmanager
+def _replaced_call() -> Iterator[None]:
+    global _original
+    _original = nn.Module.__call__
+    nn.Module.__call__ = _call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = _original  # type: ignore[method-assign]
+
+
+_replaced = ProcessWide(_replaced_call)
 
 
 def _initialise(module: Any, args: Any, kwargs: Any) -> None:

@@ -1,7 +1,7 @@
 """0-d integer tensors whose value is a size: `torch.tensor(x.shape[0]) // 2`.
 
 Such a tensor holds no data that capture would not know. Its value is followed as an expression
-through plain arithmetic, so that `.item()`, and a slice that is written with it, give the size back.
+through plain arithmetic, so that `.item()`, and a slice written with it, give the size back.
 """
 
 from __future__ import annotations

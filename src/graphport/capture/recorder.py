@@ -48,6 +48,9 @@ class Recorder:
     def __init__(self, scope: Scope) -> None:
         self.graph = Graph()
         self.scope = scope
+        self.grad_mode = torch.is_grad_enabled()
+        self.without_grad: dict[Node, None] = {}
+        """Nodes of regions in which the program switched gradients off, in order."""
         self.stack: dict[str, tuple[str, str]] = {}
         """nn_module_stack of the module that is running."""
         self.torch_fn: tuple[str, str] | None = None
@@ -82,6 +85,8 @@ class Recorder:
             {k: self.argument(v) for k, v in kwargs.items()}, name,
         )  # fmt: skip
         node.meta = self.metadata(as_val(out))
+        if self.grad_mode and not torch.is_grad_enabled():
+            self.without_grad[node] = None
         return node
 
     def metadata(self, val: Any) -> dict[str, Any]:
@@ -214,7 +219,9 @@ class Recorder:
         values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
         name = function.__name__.strip("_")
         node = self.graph.create_node("call_function", function, args, {}, name)
-        node.meta = self.metadata(function(*values))
+        # sym_ite wants both branches symbolic.
+        val = to_torch(e) if function is torch.sym_ite else function(*values)
+        node.meta = self.metadata(val)
         return node
 
 

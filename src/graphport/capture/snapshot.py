@@ -2,9 +2,9 @@
 
 `forward` may reassign attributes, append to lists or fill dicts. All of it happens to the real
 objects while their code runs, so attribute dicts and the plain containers in them are copied
-(shallowly, each) and restored in place: those of modules, and of the user's own objects that modules
-hold. The random state, the grad mode and `requires_grad` flags are kept too. Tensor data is not: the
-tracer never writes to it.
+(shallowly, each) and restored in place: those of modules, and of the user's own objects that
+modules hold. The random state, the grad mode and `requires_grad` flags are kept too. Tensor data is
+not: the tracer never writes to it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Snapshot:
 
 
 def holders(target: Any) -> tuple[Any, ...]:
-    """What the code of a callable may change: the object it belongs to, what it closes over."""
+    """What the code of a callable belongs to: its object, and objects that it closes over."""
     if isinstance(target, functools.partial):
         return (*holders(target.func), *target.args, *target.keywords.values())
     if isinstance(target, types.MethodType):
@@ -81,7 +81,9 @@ def holders(target: Any) -> tuple[Any, ...]:
             outside = inspect.getclosurevars(target)
         except ValueError:  # a variable of the enclosing function that has no value yet
             return ()
-        return (*outside.nonlocals.values(), *outside.globals.values())
+        # A list that a function closes over is how its author looks inside: it keeps what it gets.
+        names = (*outside.nonlocals.values(), *outside.globals.values())
+        return tuple(v for v in names if not isinstance(v, _CONTAINERS))
     return (target,)
 
 

@@ -1,4 +1,4 @@
-"""Operators that need more than a shape rule: conversions that may be nothing, copies, statistics."""
+"""Operators that need more than a shape rule: conversions that may do nothing, copies, layers."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ _UPDATING = {
 
 @special(*_UPDATING)
 def updating(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
-    """Batch norms that write the running statistics: the functional form returns the new ones last."""
+    """Batch norms that write running statistics: the functional form returns the new ones last."""
     statistics = args[3:5]
     training = info.op is aten._batch_norm_with_update.default or args[5]
     if statistics[0] is None or not (training or info.mutated):
@@ -277,8 +277,11 @@ def copied_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> An
     """`expand_copy`, `unbind_copy`, ...: the views, each copied."""
     packet = getattr(aten, info.name.removesuffix("_copy"))
     views = tracer.call(getattr(packet, info.op._overloadname), *args, **kwargs)
-    one = lambda t: tracer.call(aten.clone.default, t, memory_format=torch.contiguous_format)
-    return [one(t) for t in views] if isinstance(views, (list, tuple)) else one(views)
+
+    def copied(t: torch.Tensor) -> Any:
+        return tracer.call(aten.clone.default, t, memory_format=torch.contiguous_format)
+
+    return [copied(t) for t in views] if isinstance(views, (list, tuple)) else copied(views)
 
 
 special(
@@ -322,7 +325,6 @@ def assert_scalar(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> 
 @special(aten._assert_tensor_metadata.default)
 def assert_tensor_metadata(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> None:
     """Sizes and dtypes are known: an abstract run has nothing to assert."""
-    return None
 
 
 @special(aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)

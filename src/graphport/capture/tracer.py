@@ -1,9 +1,9 @@
 """The tracer: every ATen operator that the user's code reaches, recorded as a value.
 
-It is a dispatch mode that runs below autograd. There an operator arrives as the user called it, with
-its arguments in the order of its schema, and composite operators (`linear`, `layer_norm`, `einsum`,
-...) arrive whole. Those with a shape rule are kept; the others are taken apart by torch's own
-kernels, whose operators arrive here in turn.
+It is a dispatch mode that runs below autograd. There an operator arrives as the user called it,
+with its arguments in the order of its schema, and composite operators (`linear`, `layer_norm`,
+`einsum`, ...) arrive whole. Those with a shape rule are kept; the others are taken apart by torch's
+own kernels, whose operators arrive here in turn.
 
 Mutation becomes a new value as it happens; see `values`.
 """
@@ -66,6 +66,8 @@ class Tracer(TorchDispatchMode):
         self.assertions = Assertions(recorder)
         self.decomposing = 0
         """How deep in torch's own kernels for composite operators."""
+        self.counts: dict[Node, Expr] = {}
+        """How many elements of a mask are set, where that has been asked."""
         self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
 
     @classmethod
@@ -104,7 +106,8 @@ class Tracer(TorchDispatchMode):
         """The node that holds the value now."""
         if v.version == v.storage.version:
             return v.node
-        assert v.parent is not None and v.op is not None
+        assert v.parent is not None
+        assert v.op is not None
         v.node = self.view_node(v.op, self.read(v.parent), v.args)
         v.version = v.storage.version
         v.constant = v.number = None
@@ -151,7 +154,7 @@ class Tracer(TorchDispatchMode):
     # Arguments
 
     def lower(self, x: Any) -> Any:
-        """An argument as the recorder takes it: tensors as nodes, symbolic numbers as expressions."""
+        """An argument as the recorder takes it: tensors are nodes, symbolic numbers expressions."""
         if isinstance(x, torch.Tensor):
             v = self.value(x)
             return v.node if v.version == v.storage.version else self.read(v)
@@ -227,10 +230,12 @@ def pure(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
 
 def _without_symbols(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """An operator that torch cannot describe at symbolic sizes: taken apart, or sizes are fixed."""
-    parts = parts_of(info.op)
-    if parts is not None:
-        with tracer:
-            return parts(*args, **kwargs)
+    for parts in parts_of(info.op):
+        try:
+            with tracer:
+                return parts(*args, **kwargs)
+        except (RuntimeError, TypeError, AssertionError):
+            continue
     for t in pytree.tree_leaves((args, kwargs)):
         if isinstance(t, torch.Tensor):
             for size in tracer.value(t).abstract.sizes:
@@ -359,8 +364,10 @@ def out_variant(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any])
     names = [a.name for a in info.op._schema.arguments if a.is_out]
     given = [kwargs[n] for n in names]
     rest = {k: v for k, v in kwargs.items() if k not in names}
-    results = tracer.call(info.functional, *info.arranged(args), **rest)
     targets = given[0] if isinstance(given[0], (list, tuple)) else given
+    if len(names) == 1 and info.functional_dtype and len(targets) == 1:
+        rest.setdefault("dtype", targets[0].dtype)
+    results = tracer.call(info.functional, *info.arranged(args), **rest)
     single = not isinstance(results, (list, tuple))
     for target, result in zip(targets, [results] if single else results, strict=True):
         rebind_or_write(tracer, target, result, info.op)
@@ -375,7 +382,7 @@ def rebind_or_write(tracer: Tracer, target: Any, result: Any, op: OpOverload) ->
     have, want = new.abstract, value.abstract
     if have.rank == want.rank and all(map(tracer.scope.same, have.sizes, want.sizes)):
         tracer.write(value, fitted(tracer, want, have, tracer.read(new), op))
-    elif type(target) is AbstractTensor and 0 in want.sizes and value.parent is None:
+    elif type(target) is AbstractTensor and _takes_any_size(tracer, value, have):
         rebind(target, new)
     else:
         raise MutationError(
@@ -385,12 +392,23 @@ def rebind_or_write(tracer: Tracer, target: Any, result: Any, op: OpOverload) ->
         )
 
 
+def _takes_any_size(tracer: Tracer, value: Value, have: Abstract) -> bool:
+    """Whether torch would resize the tensor for the result, and nobody but the program sees it."""
+    whole = value
+    while whole.parent is not None and whole.op in (aten.alias.default, aten.detach.default):
+        whole = whole.parent
+    if whole.parent is not None or whole.storage.origin is not None:
+        return False
+    want = value.abstract
+    return 0 in want.sizes or not all(map(tracer.scope.is_backed, (*want.sizes, *have.sizes)))
+
+
 def rebind(t: AbstractTensor, value: Value) -> None:
     """Make a tensor that the user holds mean another value, sizes included."""
     if t._node is not None:
         t._node.meta["val"] = abstract_tensor(t._abstract)
         t._node = None
-    # The assignment asks the dispatcher about the tensors themselves; that is no part of the program.
+    # The assignment asks the dispatcher about the tensors; that is no part of the program.
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         t.data = abstract_tensor(value.abstract)
     t._abstract = value.abstract

@@ -1,7 +1,7 @@
 """Abstract tensors, and what capture remembers of each: its storage, its node, how it was viewed.
 
 `AbstractTensor` is what the user's code holds during capture. It is a real torch.Tensor with sizes,
-strides, dtype and device but without data. Its `Value` says which node of the graph computes it now.
+strides, dtype and device but without data. Its `Value` says which node of the graph computes it.
 
 Every storage has one base value and a version. A view remembers its parent and the operator that
 made it. Writing through a view writes a new base and raises the version; a value whose version is

@@ -46,5 +46,6 @@ def _is_fused(
         query.rank == 4
         and dropout_p == 0.0
         and query.sizes[-1] == value.sizes[-1]
+        and all(a._strides is None or a._strides[-1] == 1 for a in (query, key, value))
         and (enable_gqa or query.sizes[:2] == key.sizes[:2] == value.sizes[:2])
     )

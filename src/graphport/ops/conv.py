@@ -226,6 +226,14 @@ shape_rule(aten._adaptive_avg_pool2d.default)(_adaptive_avg_pool(2))
 shape_rule(aten._adaptive_avg_pool3d.default)(_adaptive_avg_pool(3))
 
 
+@shape_rule(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default)
+def fractional_max_pool(
+    self: Abstract, kernel_size: Ints, output_size: Sequence[int], random_samples: Abstract
+) -> tuple[Abstract, Abstract]:
+    sizes = (*self.sizes[: self.rank - len(output_size)], *output_size)
+    return self.like(sizes), self.like(sizes, torch.int64)
+
+
 @shape_rule(
     aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec,
     aten._upsample_nearest_exact1d.vec, aten._upsample_nearest_exact2d.vec,

@@ -58,14 +58,19 @@ table(
         aten.hardshrink.default, aten.softshrink.default, aten.threshold.default,
         aten.log_sigmoid.default, aten.zero.default, aten.fill.Scalar, aten.fill.Tensor,
         aten.nan_to_num.default, aten.dropout.default, aten.alpha_dropout.default,
-        aten.rrelu.default, aten.square.default,
+        aten.rrelu.default,
         aten.bernoulli.default, aten.bernoulli.p, aten.uniform.default, aten.exponential.default,
         aten.normal_functional.default, aten.random.default, aten.cauchy.default,
         aten.geometric.default, aten.log_normal.default, aten.poisson.default,
     ],
     elementwise(1, promote.same),
 )  # fmt: skip
-table([aten.abs.default, aten.angle.default], elementwise(1, promote.to_real))
+table([aten.abs.default], elementwise(1, promote.to_real))
+table([aten.angle.default], elementwise(1, lambda dtype: promote.to_real(promote.to_float(dtype))))
+table(
+    [aten.square.default],
+    elementwise(1, lambda dtype: torch.int64 if dtype is torch.bool else dtype),
+)
 table(
     [
         aten.exp.default, aten.exp2.default, aten.expm1.default, aten.log.default,
@@ -112,6 +117,7 @@ table(
         aten.div.Tensor, aten.div.Scalar, aten.atan2.default, aten.xlogy.Tensor,
         aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other, aten.copysign.Tensor,
         aten.copysign.Scalar, aten.special_xlog1py.default, aten.special_zeta.default,
+        aten.igamma.default, aten.igammac.default,
     ],
     elementwise(2, promote.to_float),
 )  # fmt: skip

@@ -260,10 +260,17 @@ def linalg_lstsq(
     solution = Abstract((*shared, n, *columns), b.dtype, b.device,
                         tuple(steps[: len(shared) + 1 + len(columns)]))  # fmt: skip
     overdetermined = driver != "gelsy" and holds(le(n + 1, m))
-    residuals = b.like((*shared, *columns) if overdetermined else (0,))
+    real = promote.to_real(self.dtype)
+    residuals = b.like((*shared, *columns) if overdetermined else (0,), real)
     rank = self.like((0,) if driver == "gels" else batch, torch.int64)
     singular = (*batch, _least(m, n)) if driver in ("gelsd", "gelss") else (0,)
-    return solution, residuals, rank, self.like(singular, promote.to_real(self.dtype))
+    return solution, residuals, rank, self.like(singular, real)
+
+
+@shape_rule(aten.linalg_pinv.atol_rtol_tensor)
+def linalg_pinv(self: Abstract, **_: Any) -> Abstract:
+    batch, m, n = _matrix(self, "linalg.pinv")
+    return self.like((*batch, n, m))
 
 
 @shape_rule(aten.cov.default)

@@ -10,7 +10,7 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import broadcast, wrap_dim
+from graphport.ops.sizes import broadcast, numel, wrap_dim
 from graphport.ops.strides import elementwise_strides, preserved
 
 aten = torch.ops.aten
@@ -88,7 +88,7 @@ def index_select(self: Abstract, dim: int, index: Abstract) -> Abstract:
 @shape_rule(aten.gather.default)
 def gather(self: Abstract, dim: int, index: Abstract, **_: Any) -> Abstract:
     wrap_dim(dim, self.rank)
-    if index.dtype not in (torch.int64, torch.int32):
+    if index.dtype not in (torch.int64, torch.int32) and 0 not in index.sizes:
         raise ShapeError("gather(): Expected dtype int32/int64 for index")
     if index.rank != self.rank and index.rank and self.rank:
         raise ShapeError(f"gather: index {index} must have as many dims as the input {self}")
@@ -124,7 +124,7 @@ def take(self: Abstract, index: Abstract) -> Abstract:
 @shape_rule(aten.take_along_dim.default)
 def take_along_dim(self: Abstract, indices: Abstract, dim: int | None) -> Abstract:
     if dim is None:
-        return self.like((indices.sizes[0],) if indices.rank == 1 else indices.sizes)
+        return self.like((numel(indices.sizes),))
     dim = wrap_dim(dim, self.rank)
     own: list[Size] = list(broadcast(
         tuple(1 if d == dim else s for d, s in enumerate(self.sizes)),
@@ -199,3 +199,8 @@ def _embedding_bag_forward_only(
     if mode == _SUM:  # neither is computed
         return out, bag_of, offsets.like(), offsets.like()
     return out, bag_of, counts, maxima
+
+
+@shape_rule(aten.nonzero_static.default)
+def nonzero_static(self: Abstract, *, size: Size, fill_value: int) -> Abstract:
+    return self.like((size, self.rank), torch.int64)

@@ -10,8 +10,8 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size
-from graphport.ops.meta import layout_by_meta
 from graphport.ops.elementwise import mapped
+from graphport.ops.meta import layout_by_meta
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import broadcast, require_equal
 

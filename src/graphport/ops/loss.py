@@ -24,7 +24,13 @@ def _pair(a: Abstract, b: Abstract) -> Abstract:
     return mapped((a, b), promote.result_type((a, b)))
 
 
-@shape_rule(aten.mse_loss.default, aten.l1_loss.default, aten.soft_margin_loss.default)
+@shape_rule(aten.l1_loss.default)
+def l1_loss(self: Abstract, target: Abstract, reduction: int) -> Abstract:
+    loss = _pair(self, target)
+    return _reduced(mapped((loss,), promote.to_real(loss.dtype)), reduction)
+
+
+@shape_rule(aten.mse_loss.default, aten.soft_margin_loss.default)
 def mse_loss(self: Abstract, target: Abstract, reduction: int) -> Abstract:
     return _reduced(_pair(self, target), reduction)
 
@@ -116,5 +122,6 @@ def ctc_loss(
 @shape_rule(aten.cosine_similarity.default)
 def cosine_similarity(x1: Abstract, x2: Abstract, dim: int, eps: float) -> Abstract:
     sizes = list(broadcast(x1.sizes, x2.sizes))
-    del sizes[dim]
+    if sizes:
+        del sizes[dim]
     return x1.like(tuple(sizes), promote.result_type((x1, x2)))

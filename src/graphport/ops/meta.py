@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from graphport.errors import UnsupportedError
 from graphport.ops.abstract import Abstract, Sizes, permuted, row_major
-from graphport.ops.strides import at_example
+from graphport.ops.strides import at_example, typical
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, to_torch
 
@@ -47,12 +47,13 @@ class SymbolicSizesError(Exception):
     """The meta kernel takes the example sizes, but not symbolic ones."""
 
 
-def parts_of(op: OpOverload) -> Callable[..., Any] | None:
-    """The operator in terms of others, by torch's kernel for every backend or its reference."""
+def parts_of(op: OpOverload) -> list[Callable[..., Any]]:
+    """The operator in terms of others, by torch's kernel for every backend and by its reference."""
     key = torch._C.DispatchKey.CompositeExplicitAutograd
+    found = []
     if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key):
-        return partial(op._op_dk, key)
-    return decomposition_table.get(op)
+        found.append(partial(op._op_dk, key))
+    return [*found, decomposition_table[op]] if op in decomposition_table else found
 
 
 def meta_rule(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -127,17 +128,17 @@ def _by_meta(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 def layout_by_meta(op: OpOverload, sizes: Sizes, *args: Any, **kwargs: Any) -> Sizes | None:
-    """Strides for a dense result of these sizes, in the order that the meta kernel has at the example.
+    """Strides for a dense result, in the order that the meta kernel has at the example sizes.
 
     For operators whose sizes are plain and whose layout follows from how they are computed.
     """
 
     def down(x: Any) -> Any:
         if isinstance(x, Abstract):
-            extent, strides = map(at_example, x.sizes), map(at_example, x.strides)
+            extent, strides = map(typical, x.sizes), map(typical, x.strides)
             return torch.empty_strided(list(extent), list(strides), dtype=x.dtype, device=_META)
         if isinstance(x, Expr):
-            return at_example(x)
+            return typical(x)
         return [down(y) for y in x] if isinstance(x, (list, tuple)) else x
 
     found = op(*map(down, args), **kwargs).stride()

@@ -11,6 +11,7 @@ from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import require_equal
+from graphport.ops.strides import preserved
 
 aten = torch.ops.aten
 
@@ -82,7 +83,7 @@ def native_batch_norm(
     momentum: float, eps: float,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
     known = next((a for a in (running_mean, weight) if a is not None), input)
-    stats = known.like((input.sizes[1],) if training else (0,))
+    stats = known.like(input.sizes[1:2] if training else (0,))
     return batch_norm(input), stats, stats
 
 
@@ -91,7 +92,7 @@ def batch_norm_with_update(
     input: Abstract, weight: Abstract | None, bias: Abstract | None, running_mean: Abstract,
     running_var: Abstract, momentum: float, eps: float,
 ) -> tuple[Abstract, ...]:  # fmt: skip
-    stats = running_mean.like((input.sizes[1],))
+    stats = running_mean.like()
     reserve = input.like((0,), torch.uint8)
     return batch_norm(input), stats, stats, reserve, running_mean.like(), running_var.like()
 
@@ -107,8 +108,22 @@ def batch_norm_functional(
     input: Abstract, weight: Abstract | None, bias: Abstract | None, running_mean: Abstract,
     running_var: Abstract, training: bool, momentum: float, eps: float,
 ) -> tuple[Abstract, ...]:  # fmt: skip
-    stats = running_mean.like((input.sizes[1],) if training else (0,))
+    stats = running_mean.like(running_mean.sizes if training else (0,))
     return batch_norm(input), stats, stats, running_mean.like(), running_var.like()
+
+
+@shape_rule(aten._native_batch_norm_legit.no_stats)
+def batch_norm_no_stats(
+    input: Abstract, weight: Abstract | None, bias: Abstract | None, training: bool,
+    momentum: float, eps: float,
+) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    stats = input.like((input.sizes[1],) if training else (0,))
+    return batch_norm(input), stats, stats
+
+
+@shape_rule(aten._weight_norm_interface.default)
+def weight_norm(v: Abstract, g: Abstract, dim: int) -> tuple[Abstract, Abstract]:
+    return Abstract(v.sizes, v.dtype, v.device, preserved(v)), g.like()
 
 
 @shape_rule(aten.instance_norm.default)

@@ -19,7 +19,7 @@ Dims = int | Sequence[int] | None
 
 
 def reduced(self: Abstract, dims: Dims, keepdim: bool, dtype: torch.dtype) -> Abstract:
-    """`self` without the dims, or with 1 in their place; contiguous whatever the layout of `self`."""
+    """`self` without the dims, or with 1 in their place; always contiguous."""
     gone = set(wrap_dims(dims, self.rank))
     if keepdim:
         sizes: Sizes = tuple(1 if d in gone else s for d, s in enumerate(self.sizes))

@@ -84,8 +84,8 @@ class OpInfo:
     """What the schema of an operator says, worked out once."""
 
     __slots__ = (
-        "_defaults", "_order", "composite", "functional", "mutated", "name", "op", "outs", "rule",
-        "view",
+        "_defaults", "_order", "composite", "functional", "functional_dtype", "mutated", "name",
+        "op", "outs", "rule", "view",
     )  # fmt: skip
 
     op: OpOverload
@@ -101,6 +101,8 @@ class OpInfo:
     """Written by torch in terms of other operators, for every backend and autograd."""
     functional: OpOverload | None
     """The overload without mutation, when this one mutates."""
+    functional_dtype: bool
+    """That overload takes dtype=, which `out=` stands in for."""
 
     def __init__(self, op: OpOverload) -> None:
         schema = op._schema
@@ -123,6 +125,9 @@ class OpInfo:
             op.name(), "CompositeImplicitAutograd"
         )
         self.functional = functional_of(op) if mutated else None
+        self.functional_dtype = self.functional is not None and any(
+            a.name == "dtype" and a.kwarg_only for a in self.functional._schema.arguments
+        )
         self._order: list[int] | None = None
         self._defaults: list[Any] = []
         if self.functional is not None:

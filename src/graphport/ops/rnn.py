@@ -7,16 +7,21 @@ from typing import Any
 
 import torch
 
-from graphport.ops.abstract import Abstract
+from graphport.ops.abstract import Abstract, permuted
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import require_equal
 
 aten = torch.ops.aten
 
 
-def _output(input: Abstract, state: Abstract, bidirectional: bool) -> Abstract:
+def _output(
+    input: Abstract, state: Abstract, bidirectional: bool, batch_first: bool = False
+) -> Abstract:
     hidden = state.sizes[-1] * (2 if bidirectional else 1)
-    return input.like((*input.sizes[:-1], hidden))
+    sizes = (*input.sizes[:-1], hidden)
+    # Time runs slowest in memory, whichever dim is first.
+    layout = permuted(sizes, (1, 0, 2)) if batch_first and input.rank == 3 else None
+    return Abstract(sizes, input.dtype, input.device, layout)
 
 
 def _check_batch(input: Abstract, state: Abstract, batch_first: bool, what: str) -> None:
@@ -33,7 +38,7 @@ def lstm(
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
     _check_batch(input, hx[0], batch_first, "lstm")
-    return _output(input, hx[0], bidirectional), hx[0].like(), hx[1].like()
+    return _output(input, hx[0], bidirectional, batch_first), hx[0].like(), hx[1].like()
 
 
 @shape_rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
@@ -42,7 +47,7 @@ def gru(
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Abstract, Abstract]:  # fmt: skip
     _check_batch(input, hx, batch_first, "gru")
-    return _output(input, hx, bidirectional), hx.like()
+    return _output(input, hx, bidirectional, batch_first), hx.like()
 
 
 @shape_rule(aten.lstm.data)

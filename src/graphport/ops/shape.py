@@ -12,7 +12,16 @@ from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size, Sizes, channels_last
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import (
-    equal, holds, known, numel, require, require_equal, require_index, same, scope_of, wrap_dim,
+    expected,
+    holds,
+    known,
+    numel,
+    require,
+    require_equal,
+    require_index,
+    same,
+    scope_of,
+    wrap_dim,
     wrap_dims,
 )  # fmt: skip
 from graphport.ops.strides import preserved
@@ -232,7 +241,7 @@ def is_one(size: Size) -> bool:
     if scope.hint(size) == 1:
         scope.specialize(size)
         return True
-    scope.expect(ne(size, 1))
+    expected(ne(size, 1))
     return False
 
 
@@ -305,6 +314,8 @@ def _clamped(bound: Size, size: Size) -> Size:
     if type(bound) is int:
         if bound == 0:
             return 0
+        if _depends_on_data(size) and not known(ge(size, abs(bound))):
+            return min_(bound, size) if bound > 0 else max_(size + bound, 0)
         if bound < 0:
             return size + bound if _at_least(size, -bound) else 0
         return bound if _at_least(size, bound) else size
@@ -320,13 +331,17 @@ def _clamped(bound: Size, size: Size) -> Size:
     return bound if holds(le(bound, size)) else size
 
 
+def _depends_on_data(size: Size) -> bool:
+    return isinstance(size, Expr) and size.scope.hint(size) is None
+
+
 def _at_least(size: Size, least: int) -> bool:
     if type(size) is int:
         return size >= least
     cond = ge(size, least)
     if least == 1 and not known(cond):
         # An empty input is refused when run, rather than asked about at export.
-        return scope_of(size).expect(cond)
+        return expected(cond)
     return holds(cond)
 
 
@@ -498,8 +513,11 @@ def stack(tensors: Sequence[Abstract], dim: int) -> Abstract:
     first = tensors[0]
     dim = wrap_dim(dim, first.rank + 1)
     for t in tensors[1:]:
-        if t.rank != first.rank or not all(map(equal, t.sizes, first.sizes)):
+        if t.rank != first.rank:
             raise ShapeError(f"stack expects each tensor to be equal size, but got {first} and {t}")
+        for a, b in zip(t.sizes, first.sizes, strict=True):
+            require_equal(a, b, "stack expects each tensor to be equal size, but got {0} and {1}",
+                          first, t)  # fmt: skip
     sizes = (*first.sizes[:dim], len(tensors), *first.sizes[dim:])
     return Abstract(sizes, promote.result_type(tensors), first.device)
 
@@ -594,5 +612,8 @@ def _to_copy(
     aten.as_strided_scatter.default,
 )  # fmt: skip
 def scatter_view(self: Abstract, src: Abstract, *_: Any, **__: Any) -> Abstract:
-    """A new base with a view of it replaced."""
-    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+    """A new base with a view of it replaced; even gaps in its memory are kept."""
+    overlaps = any(step == 0 and size != 1
+                   for step, size in zip(self.strides, self.sizes, strict=True))  # fmt: skip
+    layout = preserved(self) if overlaps else self._strides
+    return Abstract(self.sizes, self.dtype, self.device, layout)

@@ -61,14 +61,34 @@ def at_example_sizes(cond: bool | Expr) -> bool:
         scope.internal = before
 
 
+def expected(cond: bool | Expr) -> bool:
+    """Take a condition as true, to be checked when the program runs; False if the example differs."""
+    if isinstance(cond, bool):
+        return cond
+    scope = cond.scope
+    before, scope.internal = scope.internal, False
+    try:
+        return scope.expect(cond)
+    finally:
+        scope.internal = before
+
+
 def require_equal(a: Size, b: Size, message: str, *values: object) -> None:
-    if not equal(a, b):
+    if a is not b and not _required(eq(a, b)):
         raise ShapeError(message.format(*values))
+
+
+def _required(cond: bool | Expr) -> bool:
+    """What depends on data is checked when the program runs; the rest the example decides."""
+    if isinstance(cond, Expr) and cond.scope.hint(cond) is None:
+        return expected(cond)
+    return at_example_sizes(cond)
 
 
 def require(cond: bool | Expr, message: str, *values: object) -> None:
     """What holds of sizes in general is left to the operator to check when it runs."""
-    if not holds(cond) and not at_example_sizes(cond):
+    backed = not isinstance(cond, Expr) or cond.scope.hint(cond) is not None
+    if not (backed and holds(cond)) and not _required(cond):
         raise ShapeError(message.format(*values))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphport.ops.abstract import Abstract, Size, Sizes, permuted
+from graphport.symbolic import evaluate, symbols
 
 _LARGE = 1 << 20  # stands in for a data-dependent size, which has no example value
 
@@ -20,6 +21,23 @@ def at_example(size: Size) -> int:
         return size
     value = size.scope.hint(size)
     return _LARGE if value is None else value
+
+
+def typical(size: Size) -> int:
+    """At the example sizes, with 2 for a dynamic size of 0 or 1: there the layout says nothing.
+
+    A batch of one at capture must not decide how a batch of several lies in memory.
+    """
+    if type(size) is int:
+        return size
+    scope = size.scope
+    size = scope.simplify(size)
+    hints = {s: scope.hint(s) for s in symbols(size)}
+    if None in hints.values():
+        return _LARGE
+    if all(h >= 2 for h in hints.values()):
+        return at_example(size)
+    return int(evaluate(size, {s: max(h, 2) for s, h in hints.items()}))
 
 
 def elementwise_strides(sizes: Sizes, operands: Sequence[Abstract]) -> Sizes | None:
@@ -37,7 +55,7 @@ def elementwise_strides(sizes: Sizes, operands: Sequence[Abstract]) -> Sizes | N
         if is_dense(full[0]) and all(a.strides == first for a in full[1:]):
             return first
     laid_out = [_aligned(a, sizes) for a in operands]
-    extent = [at_example(s) for s in sizes]
+    extent = [typical(s) for s in sizes]
     order = list(range(rank - 1, -1, -1))
     for i in range(1, rank):
         moving = i
@@ -59,7 +77,7 @@ def _aligned(a: Abstract, sizes: Sizes) -> list[int]:
     lead = len(sizes) - a.rank
     own = zip(a.sizes, a.strides, sizes[lead:], strict=True)
     return [0] * lead + [
-        0 if size == 1 and target != 1 else at_example(stride) for size, stride, target in own
+        0 if size == 1 and target != 1 else typical(stride) for size, stride, target in own
     ]
 
 
@@ -79,7 +97,7 @@ def is_dense(a: Abstract) -> bool:
     """Every element of the memory span belongs to exactly one index, at the example sizes."""
     if a._strides is None:
         return True
-    pairs = sorted((at_example(st), at_example(sz)) for st, sz in zip(a.strides, a.sizes, strict=True)
+    pairs = sorted((typical(st), typical(sz)) for st, sz in zip(a.strides, a.sizes, strict=True)
                    if sz != 1)  # fmt: skip
     expected = 1
     for stride, size in pairs:

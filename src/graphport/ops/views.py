@@ -99,7 +99,8 @@ def scattered(emit: Emit, op: OpOverload, base: Any, shape: Abstract, new: Any, 
     """Number the elements of the base, view the numbers, and scatter by them."""
     if op is aten.as_strided.default and not shape.is_contiguous:
         raise MutationError(
-            "a write through as_strided to memory that the tensor does not fill has no functional form",
+            "a write through as_strided to memory that the tensor does not fill has no functional "
+            "form",
             fix="make the tensor contiguous first: x = x.contiguous()",
         )
     total = numel(shape.sizes)

@@ -136,8 +136,8 @@ def _write_back(graph: Graph, signature: GraphSignature, getters: dict[str, Node
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     by_target = {s.target: s.arg.name for s in signature.input_specs if s.target is not None}
     pairs = list(zip(output.args[0], signature.output_specs, strict=True))
-    names = [s.target if s.kind is OutputKind.USER_INPUT_MUTATION else by_target.get(s.target)
-             for _, s in pairs]  # fmt: skip
+    names = [s.target if s.kind is OutputKind.USER_INPUT_MUTATION
+             else by_target.get(s.target or "") for _, s in pairs]  # fmt: skip
     targets = [getters[n] if s.kind in _WRITES and n is not None else None
                for n, (_, s) in zip(names, pairs, strict=True)]  # fmt: skip
     with graph.inserting_before(output):
@@ -179,7 +179,7 @@ def _owner(node: Node) -> Node:
         is_view = schema is not None and any(r.alias_info is not None for r in schema.returns)
         if not is_view and node.target is not operator.getitem:
             break
-        node = node.args[0]  # type: ignore[assignment]
+        node = node.args[0]
     return node
 
 

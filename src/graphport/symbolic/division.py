@@ -116,7 +116,7 @@ def floordiv(a: Size, b: Size) -> Size:
     """a // b, rounding down.
 
     (q*b + r) // b == q + r // b;  (g*x + c) // (g*m) == (x + c//g) // m;
-    (x // m + c) // n == (x + c*m) // (m*n) for constants m, n > 0.
+    (x // m + c) // n == (x + c*m) // (m*n) for constants m, n > 0; (x + -x % m) // m == -(-x // m).
     """
     if type(a) is not Expr:
         if type(b) is not Expr:
@@ -133,10 +133,30 @@ def floordiv(a: Size, b: Size) -> Size:
         return whole
     if type(rest) is not Expr:
         return add(whole, _floordiv_atom(rest, b))
+    if type(b) is int:
+        spread = without_mods(rest)
+        more, left = _take_multiples(spread, b) if type(spread) is Expr else (0, spread)
+        if spread is not rest and type(left) is not Expr:
+            return add(add(whole, more), left // b)
     x, y = _cancel(rest, b) if type(b) is Expr else _reduce_by_constant(rest, b)
     if x is rest and y is b:
         return add(whole, _floordiv_atom(rest, b))
     return add(whole, floordiv(x, y))
+
+
+def without_mods(a: Expr) -> Size:
+    """`a` with each term x % m, for a constant m, written as x - m*(x // m)."""
+    terms, const = split(a)
+    if not any(mono.kind == "mod" and type(mono.args[1]) is int for mono, _ in terms):
+        return a
+    total: Size = const
+    for mono, coef in terms:
+        part: Size = mono
+        if mono.kind == "mod" and type(mono.args[1]) is int:
+            x, m = mono.args
+            part = sub(x, scale(floordiv(x, m), m))
+        total = add(total, scale(part, coef))
+    return total
 
 
 def _reduce_by_constant(a: Expr, b: int) -> tuple[Size, int]:
@@ -166,7 +186,8 @@ def _floordiv_atom(a: Size, b: Size) -> Size:
 def mod(a: Size, b: Size) -> Size:
     """a % b, with the sign of b.
 
-    (q*b + r) % b == r % b;  (g*x + c) % (g*m) == g*((x + c//g) % m) + c % g;  a % -n == -(-a % n).
+    (q*b + r) % b == r % b;  (g*x) % (g*y) == g*(x % y);  a % -n == -(-a % n);
+    (g*x + c) % (g*m) == g*((x + c//g) % m) + c % g for constants g > 0, m > 0, c.
     """
     if type(b) is not Expr:
         if type(a) is not Expr:
@@ -179,9 +200,12 @@ def mod(a: Size, b: Size) -> Size:
     if type(a) is not Expr:
         return 0 if a == 0 else atom("mod", int, a, b)
     rest = _take_multiples(a, b)[1]
-    if rest == 0:
-        return 0
-    if type(rest) is Expr and rest.kind == "mod" and rest.args[1] is b:
+    if type(rest) is not Expr:
+        return mod(rest, b)
+    x, y = _cancel(rest, b)
+    if x is not rest:
+        return mul(quotient(rest, x), mod(x, y))
+    if rest.kind == "mod" and rest.args[1] is b:
         return rest
     return atom("mod", int, rest, b)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from graphport.symbolic import division, floats, integers, logic
-from graphport.symbolic.nodes import Expr, Number, Value
+from graphport.symbolic.nodes import Expr, Number, Value, remember_factors
 
 MEANING: dict[str, Callable[..., Any]] = {
     "floordiv": lambda a, b: a // b,
@@ -139,8 +139,11 @@ def substitute(e: Value, mapping: Mapping[Expr, Value]) -> Any:
     return rebuild(e, dict(mapping))
 
 
-def rebuild(e: Value, done: dict[Expr, Any]) -> Any:
-    """Substitution with a memo that the caller keeps: `done` maps what is already known."""
+def rebuild(e: Value, done: dict[Expr, Any], finish: Callable[[Expr], Value] | None = None) -> Any:
+    """Substitution with a memo that the caller keeps: `done` maps what is already known.
+
+    `finish` has the last word on every integer that was looked at.
+    """
     if type(e) is not Expr:
         return e
     if e in done:
@@ -150,13 +153,13 @@ def rebuild(e: Value, done: dict[Expr, Any]) -> Any:
     if kind == "symbol":
         result = e
     elif kind == "add":
-        result = _rebuild_sum(e, done)
+        result = _rebuild_sum(e, done, finish)
     elif kind == "mul":
         result = 1
         for part, power in e.args:
-            result = integers.mul(result, integers.pow_(rebuild(part, done), power))
+            result = integers.mul(result, integers.pow_(rebuild(part, done, finish), power))
     else:
-        args = [rebuild(part, done) for part in e.args]
+        args = [rebuild(part, done, finish) for part in e.args]
         if all(new is old for new, old in zip(args, e.args, strict=True)):
             result = e
         elif kind in _FOLD:
@@ -167,18 +170,20 @@ def rebuild(e: Value, done: dict[Expr, Any]) -> Any:
             result = floats.func(kind, args[0])
         else:
             result = _REBUILD[kind](*args)
+    if finish is not None and type(result) is Expr and result.type is int:
+        result = finish(result)
     done[e] = result
     return result
 
 
-def _rebuild_sum(e: Expr, done: dict[Expr, Any]) -> Any:
-    parts = [(rebuild(mono, done), coef) for mono, coef in e.args]
+def _rebuild_sum(e: Expr, done: dict[Expr, Any], finish: Callable[[Expr], Value] | None) -> Any:
+    parts = [(rebuild(mono, done, finish), coef) for mono, coef in e.args]
     if all(new is old for (new, _), (old, _) in zip(parts, e.args, strict=True)):
         return e
     result = integers.sum_([e.const, *(integers.scale(new, coef) for new, coef in parts)])
-    if e.factors and type(result) is Expr and result.factors is None:
+    if e.factors:
         # A product of sums stays known as one, so that its sign stays easy to see.
-        factors = [rebuild(factor, done) for factor in e.factors]
+        factors = tuple(rebuild(factor, done, finish) for factor in e.factors)
         if all(type(factor) is Expr for factor in factors):
-            result.factors = tuple(factors)
+            remember_factors(result, factors)
     return result

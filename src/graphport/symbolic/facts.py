@@ -22,7 +22,7 @@ from graphport.symbolic import division, integers, logic
 from graphport.symbolic.evaluation import rebuild
 from graphport.symbolic.integers import powers_of, split
 from graphport.symbolic.nodes import Expr, Size, Truth, Value, is_nonneg, operands, symbols
-from graphport.symbolic.ranges import FULL, Range, inf
+from graphport.symbolic.ranges import Range, inf
 
 # Rewrites never undo each other, so a fixed point comes early; the bound is a seat belt.
 _MAX_ROUNDS = 8
@@ -54,6 +54,7 @@ class Facts:
         self.simplified: dict[Expr, Any] = {}
         # Quotients x // c of which c is known to divide x.
         self._exact: set[Expr] = set()
+        self._finish: Callable[[Expr], Size] | None = None
 
     def simplify(self, e: Any) -> Any:
         """`e` after all rewrites; canonical, so equal results are the same object."""
@@ -68,9 +69,7 @@ class Facts:
         result: Any = e
         try:
             for _ in range(_MAX_ROUNDS):
-                again = rebuild(result, self.simplified)
-                if self._exact and type(again) is Expr and again.type is int:
-                    again = self._join_quotients(again)
+                again = rebuild(result, self.simplified, self._finish)
                 if again is result:
                     break
                 result = again
@@ -97,7 +96,7 @@ class Facts:
 
     def bound(self, part: Expr) -> Range:
         """The range recorded for an atom or monomial, before any inference."""
-        return self.bounds.get(part, FULL)
+        return self.bounds.get(part) or part.span
 
     def learn(self, cond: Truth) -> None:
         """Take `cond` as true. Raises Contradiction when it cannot be."""
@@ -167,14 +166,9 @@ class Facts:
 
     def _learn_nonzero(self, e: Expr) -> None:
         self.nonzero[e] = None  # its first coefficient is positive: eq0 saw to it
-        terms, const = split(e)
-        mono, coef = terms[0]
-        if (
-            len(terms) == 1
-            and coef == 1
-            and -const in (self.bound(mono).lower, self.bound(mono).upper)
-        ):
-            self.tighten(mono, self.bound(mono))
+        terms, _ = split(e)
+        if len(terms) == 1:
+            self.tighten(terms[0][0], self.bound(terms[0][0]))
 
     # Equalities
 
@@ -221,6 +215,7 @@ class Facts:
             quotient = division.floordiv(*target.args)
             if type(quotient) is Expr and quotient.kind == "floordiv":
                 self._exact.add(quotient)
+                self._finish = self._join_quotients
         self.rewrites[target] = value
         self.changed()
         for key, replaced in list(self.rewrites.items()):

@@ -20,6 +20,7 @@ from graphport.symbolic.nodes import (
     key_of,
     monomial,
     polynomial,
+    remember_factors,
 )
 
 # A power of a sum beyond this stays opaque: expansion would cost more than it can prove.
@@ -59,8 +60,8 @@ def scale(a: Size, k: int) -> Size:
         return a
     terms, const = split(a)
     result = polynomial(a.arena, {mono: coef * k for mono, coef in terms}, const * k)
-    if k > 0 and a.factors and type(result) is Expr and result.factors is None:
-        result.factors = a.factors
+    if k > 0 and a.factors:
+        remember_factors(result, a.factors)
     return result
 
 
@@ -97,11 +98,7 @@ def _times(arena: Arena, a: Expr, b: Expr) -> Expr:
 
 
 def mul(a: Size, b: Size) -> Size:
-    """a * b, expanded.
-
-    A product that expands to a sum remembers its factors: that n*(h - 2) is not negative is plain
-    from the factors and hard to see in n*h - 2*n.
-    """
+    """a * b, expanded."""
     if type(a) is not Expr:
         return scale(b, a) if type(b) is Expr else a * b
     if type(b) is not Expr:
@@ -119,8 +116,7 @@ def mul(a: Size, b: Size) -> Size:
         for n, y in right:
             terms[n] = terms.get(n, 0) + c * y
     result = polynomial(arena, terms, c * d)
-    if type(result) is Expr and result.kind == "add" and result.factors is None:
-        result.factors = (*(a.factors or (a,)), *(b.factors or (b,)))
+    remember_factors(result, (*(a.factors or (a,)), *(b.factors or (b,))))
     return result
 
 

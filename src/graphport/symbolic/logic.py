@@ -14,7 +14,7 @@ from typing import Any
 from graphport.symbolic import floats, integers
 from graphport.symbolic.floats import Real
 from graphport.symbolic.integers import split
-from graphport.symbolic.nodes import Expr, Size, Truth, Value, atom, polynomial
+from graphport.symbolic.nodes import Expr, Size, Truth, Value, atom, polynomial, remember_factors
 
 
 def ge0(e: Size) -> Truth:
@@ -35,8 +35,8 @@ def _divide(e: Expr, g: int) -> Size:
     """e with its coefficients divided by g and its constant rounded down."""
     terms, const = split(e)
     result = polynomial(e.arena, {mono: coef // g for mono, coef in terms}, const // g)
-    if e.factors and g > 0 and const % g == 0 and type(result) is Expr and not result.factors:
-        result.factors = e.factors
+    if e.factors and g > 0 and const % g == 0:
+        remember_factors(result, e.factors)
     return result
 
 

@@ -42,12 +42,14 @@ UNSET: Any = object()
 class Arena:
     """The nodes of one scope, each stored once, and the results of operations on them."""
 
-    __slots__ = ("memo", "nodes", "owner", "symbols")
+    __slots__ = ("memo", "nodes", "owner", "products", "symbols")
 
     def __init__(self, owner: Any = None) -> None:
         self.nodes: dict[tuple[Any, ...], Expr] = {}
         self.memo: dict[tuple[Any, ...], Any] = {}
         self.symbols: dict[str, Expr] = {}
+        # The sums that are known to be products, by their terms; see `remember_factors`.
+        self.products: dict[tuple[Any, ...], Expr] = {}
         self.owner = owner
 
     def symbol(self, name: str, type_: type, span: Range) -> Expr:
@@ -106,7 +108,7 @@ class Expr:
         self.index = -1
         # The interval that follows from the declared ranges of the symbols alone.
         self.span = span
-        # The sums whose product this sum is, when it was built as one; see `integers.mul`.
+        # The factors of a sum that was built as a product; see `remember_factors`.
         self.factors: tuple[Expr, ...] | None = None
         # Room for the scope (the value at the example sizes) and for the bridge (the torch object).
         self.hinted: Any = UNSET
@@ -249,6 +251,16 @@ def polynomial(arena: Arena, terms: dict[Expr, int], const: int) -> Size:
         span = ranges.linear(((mono.span, coef) for mono, coef in args), const)
         node = arena.nodes[identity] = Expr(arena, "add", int, args, const, key, span)
     return node
+
+
+def remember_factors(e: Size, factors: tuple[Expr, ...]) -> None:
+    """Note that the sum `e` is a positive multiple of the product of `factors`.
+
+    That n*(h - 2) is not negative is plain from the factors, and hard to see in n*h - 2*n.
+    """
+    if type(e) is Expr and e.kind == "add" and e.factors is None:
+        e.factors = factors
+        e.arena.products.setdefault(e.args, e)
 
 
 def _term_order(term: tuple[Expr, int]) -> tuple[Any, ...]:

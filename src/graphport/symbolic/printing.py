@@ -40,7 +40,8 @@ _INFIX: dict[str, tuple[str, int, int, int]] = {
     "flt": (" < ", _COMPARE, _BITOR, _BITOR),
     "fle": (" <= ", _COMPARE, _BITOR, _BITOR),
     "and": (" and ", _AND, _AND, _NOT),
-    "or": (" or ", _OR, _OR, _AND),
+    # Python would do without parentheses around `and`; readers do not.
+    "or": (" or ", _OR, _NOT, _NOT),
 }
 
 _PYTHON_CALLS = {
@@ -85,6 +86,10 @@ class _Style:
     eq: str
     ne: str
     function_prefix: str
+    # Kinds that always stand in parentheses, and calls that bind no better than a product: both
+    # are habits of the notation that is imitated.
+    enclosed: frozenset[str] = frozenset()
+    loose: frozenset[str] = frozenset()
 
 
 _PYTHON = _Style(_PYTHON_CALLS, _INFIX, "{0} == {1}", "{0} != {1}", "math.")
@@ -98,6 +103,8 @@ _SYMBOLIC = _Style(
     "Eq({0}, {1})",
     "Ne({0}, {1})",
     "OpaqueUnaryFn_",
+    enclosed=frozenset({"floordiv"}),
+    loose=frozenset({"mod"}),
 )
 
 
@@ -135,19 +142,21 @@ class _Renderer:
             operator, strength, left, right = style.infix[kind]
             first, *rest = e.args
             parts = [self.text(first, left), *(self.text(part, right) for part in rest)]
-            return operator.join(parts), strength
+            text = operator.join(parts)
+            return f"({text})" if kind in style.enclosed else text, strength
         if kind in ("ge0", "eq0", "not", "ite", "fneg"):
             return getattr(self, f"_{kind}")(e)
         name = style.calls.get(kind) or style.function_prefix + kind
-        return f"{name}({', '.join(map(self.text, e.args))})", _ATOM
+        strength = _PRODUCT if kind in style.loose else _ATOM
+        return f"{name}({', '.join(map(self.text, e.args))})", strength
 
     def _monomial(self, e: Expr) -> str:
         if e.kind != "mul":
             return self.text(e, _PRODUCT)
-        # The right operand of * must not be a bare // or %, which would regroup.
+        # A bare // or % among factors would regroup, or at least be hard to read.
         parts = []
-        for i, (part, power) in enumerate(e.args):
-            base = self.text(part, _ATOM if power > 1 else (_PRODUCT if i == 0 else _POWER))
+        for part, power in e.args:
+            base = self.text(part, _ATOM if power > 1 else _POWER)
             parts.append(f"{base}**{power}" if power > 1 else base)
         return "*".join(parts)
 

@@ -16,7 +16,7 @@ from graphport.symbolic import division, integers, logic, ranges
 from graphport.symbolic.facts import Facts
 from graphport.symbolic.integers import powers_of, split
 from graphport.symbolic.nodes import Expr, Size, Truth, symbols
-from graphport.symbolic.ranges import FULL, INTERVALS, TRUTH, Range
+from graphport.symbolic.ranges import FULL, INTERVALS, TRUTH, Range, inf
 from graphport.symbolic.relax import RELAXATIONS
 from graphport.symbolic.witness import Witnesses
 
@@ -28,11 +28,15 @@ _MAX_TERMS = 24
 
 
 class Prover:
-    """Answers from `facts`. Proven answers are kept for good, unknown ones until facts change."""
+    """Answers from `facts`. Proven answers are kept for good, unknown ones until facts change.
 
-    def __init__(self, facts: Facts, witnesses: Witnesses) -> None:
+    With `least`, answers hold if all symbols that are sizes (never negative) are at least that.
+    """
+
+    def __init__(self, facts: Facts, witnesses: Witnesses, least: int = 0) -> None:
         self.facts = facts
         self._witnesses = witnesses
+        self._least = least
         self._proven: dict[Expr, bool] = {}
         self._unknown: set[Expr] = set()
         self._ranges: dict[Expr, Range] = {}
@@ -47,6 +51,8 @@ class Prover:
             self._ranges.clear()
             self._nonneg.clear()
             self._witnesses.refresh()
+            if self._least:
+                self._proven.clear()  # a size may have turned out to be small
 
     def decide(self, cond: Truth) -> bool | None:
         """True or False if proven, else None."""
@@ -113,6 +119,9 @@ class Prover:
         answer = self._decide_product_zero(e)
         if answer is not None:
             return answer
+        spread = division.without_mods(e)
+        if type(spread) is not Expr:
+            return spread == 0
         opposite = integers.neg(e)
         if self.bounded_below(e, _DEPTH):
             if self.bounded_below(opposite, _DEPTH):
@@ -170,7 +179,8 @@ class Prover:
         if e.type is bool:
             return TRUTH
         if kind == "symbol":
-            return self.facts.bound(e)
+            r = self.facts.bound(e)
+            return r & Range(self._least, inf) if 0 <= r.lower < self._least <= r.upper else r
         if kind == "add":
             r = ranges.linear(((self.range(mono), coef) for mono, coef in e.args), e.const)
             return r & self._range_as_product(e)
@@ -183,11 +193,15 @@ class Prover:
     def _range_as_product(self, e: Expr) -> Range:
         """The interval of a sum seen as the product it was built as, or of what its terms share."""
         r = FULL
-        if e.factors:
-            whole = ranges.monomial((self.range(factor), 1) for factor in e.factors)
-            # The factors are exact up to a positive constant, which moves bounds away from zero.
-            r = Range(whole.lower if whole.lower >= 0 else r.lower, r.upper)
-            r = Range(r.lower, whole.upper if whole.upper <= 0 else r.upper)
+        known = e.arena.products.get(e.args)
+        if known is not None and known.factors:
+            whole = ranges.monomial((self.range(factor), 1) for factor in known.factors)
+            # The product counts up to a positive constant, which moves bounds away from zero.
+            offset = e.const - known.const
+            r = Range(
+                whole.lower + offset if whole.lower >= 0 else -inf,
+                whole.upper + offset if whole.upper <= 0 else inf,
+            )
         if len(e.args) > 1:
             shared = division.common_factor(mono for mono, _ in e.args)
             if shared is not None:

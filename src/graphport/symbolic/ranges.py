@@ -231,11 +231,11 @@ def _rising(function: Callable[[float], float], *, low: float = -inf) -> Callabl
         return x if abs(x) == inf else function(x)
 
     def interval(a: Range) -> Range:
-        if a.lower < low:
-            return Range(at(low) if low != -inf else -inf, inf if a.upper == inf else at(a.upper))
+        if a.upper < low:
+            return FULL  # nowhere defined
         try:
-            return Range(at(a.lower), at(a.upper))
-        except (OverflowError, ValueError):
+            return Range(at(max(a.lower, low)), at(a.upper))
+        except OverflowError:
             return FULL
 
     return interval

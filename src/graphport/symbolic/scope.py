@@ -24,7 +24,7 @@ from graphport.source import Location
 from graphport.symbolic import expr
 from graphport.symbolic.expr import Expr, Number, Truth, Value
 from graphport.symbolic.facts import Contradiction, Facts
-from graphport.symbolic.generic import generic_answer
+from graphport.symbolic.generic import GenericSizes
 from graphport.symbolic.nodes import UNSET, Arena
 from graphport.symbolic.prove import Prover
 from graphport.symbolic.ranges import Range, inf
@@ -71,7 +71,7 @@ class Scope:
         # True while an operator's own rule or meta kernel runs. Its questions whether a size is 0
         # or 1 choose between fast paths, and are answered for sizes in general; see `generic`.
         self.internal = False
-        # Whether such questions are answered so, and whether an answer has departed from the example.
+        # Whether they are, and whether such an answer was not that of the example.
         self.generic = True
         self.departed = False
         self.origins: dict[Expr, Any] = {}
@@ -83,6 +83,7 @@ class Scope:
         self._facts = Facts()
         self._witnesses = Witnesses(self._facts, self._hints)
         self._prover = Prover(self._facts, self._witnesses)
+        self._sizes = GenericSizes(self._facts, self._hints, self._prover)
         self.decide = self._prover.decide
         self.simplify = self._facts.simplify
         self.simplified = self._facts.simplified
@@ -113,6 +114,7 @@ class Scope:
         if type is not bool:
             self._facts.bounds[s] = declared
         self._witnesses.add_symbol(s)
+        self._sizes.add_symbol(s)
         self._facts.changed()
         return s
 
@@ -178,9 +180,9 @@ class Scope:
         if answer is not None:
             return answer
         if self.internal and self.generic:
-            general = generic_answer(self._prover, cond)
+            general = self._sizes.answer(cond)
             if type(general) is not Expr:
-                self.departed |= self.hint(cond) is (not general)
+                self._note_departure(cond, bool(general))
                 return bool(general)
             cond = general
         hint = self.hint(cond)
@@ -203,10 +205,12 @@ class Scope:
         if answer is not None:
             return answer
         if self.internal and self.generic:
-            cond = generic_answer(self._prover, cond)
-            if cond is True:
+            general = self._sizes.answer(cond)
+            if general is True:
+                self._note_departure(cond, True)
                 return True
-        if type(cond) is not Expr or self.hint(cond) is False:
+            cond = general if type(general) is Expr else cond  # an operator may insist on a 1
+        if self.hint(cond) is False:
             return False
         self._record(cond, "expect", where or source.here(), message or "")
         return True
@@ -242,6 +246,12 @@ class Scope:
             yield
         finally:
             self.internal = before
+
+    def _note_departure(self, cond: Truth, answer: bool) -> None:
+        try:
+            self.departed |= self.hint(cond) is (not answer)
+        except ArithmeticError:  # a size of 0 in the example, and the question divides by it
+            self.departed = True
 
     def _record(self, cond: Truth, kind: str, where: Location | None, message: str = "") -> None:
         assert isinstance(cond, Expr)

@@ -22,11 +22,15 @@ _MAX_CHECKED = 64
 
 
 class Witnesses:
-    """A few points, each a memo of the values of all expressions evaluated there."""
+    """A few points, each a memo of the values of all expressions evaluated there.
 
-    def __init__(self, facts: Facts, hints: Mapping[Expr, Number]) -> None:
+    With `least`, symbols that are sizes (never negative) are at least that, where they can be.
+    """
+
+    def __init__(self, facts: Facts, hints: Mapping[Expr, Number], least: int = 0) -> None:
         self._facts = facts
         self._hints = hints
+        self._least = least
         self._points: list[dict[Expr, Any]] = []
         self._symbols: list[Expr] = []
         self._checked = 0
@@ -61,7 +65,10 @@ class Witnesses:
         facts, point = self._facts, {}
         for s in self._symbols:
             if s not in facts.rewrites:
-                point[s] = choice(s, facts.bound(s), self._hints.get(s))
+                r, hint = facts.bound(s), self._hints.get(s)
+                if 0 <= r.lower < self._least <= r.upper:
+                    r = Range(self._least, r.upper)
+                point[s] = choice(s, r, hint if hint is not None and hint in r else None)
         try:
             for s, value in facts.rewrites.items():
                 if s.kind == "symbol":

@@ -1,0 +1,110 @@
+"""Every operator of PyTorch's own database, captured and compared with eager. See `sweep`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+import graphport as gp
+from tests.ops import sweep
+
+# What cannot be captured, and why. It has to be refused by an error of ours.
+REFUSED = {
+    "allclose": "gives Python the truth of data",
+    "equal": "gives Python the truth of data",
+    "item": "gives Python a number from data, which may not be complex",
+    "tensor_split": "takes its sections from the data of a tensor",
+    "narrow": "takes its start from the data of a tensor",
+    "nn.functional.gaussian_nll_loss": "branches on data",
+    "resize_": "gives a tensor other memory",
+    "resize_as_": "gives a tensor other memory",
+    "to_sparse": "sparse layout",
+    "sparse.sampled_addmm": "sparse layout",
+    "sparse.mm": "sparse layout",
+    "torch.ops.aten._flash_attention_forward": "needs a device that is not here",
+    "torch.ops.aten._efficient_attention_forward": "needs a device that is not here",
+    "nn.functional.linear_cross_entropy": "insists on a size that is a Python int",
+    "_native_batch_norm_legit": "out= has no functional form",
+    "lu": "out= resizes its arguments in Python",
+    "_unsafe_masked_index_put_accumulate": "its functional form checks bounds that it does not",
+}
+
+# Only sizes and dtypes can be compared.
+UNINITIALISED = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
+}  # fmt: skip
+
+# The call with out= draws a second time: the programs see different random numbers.
+DRAWN_TWICE = {"bernoulli", "multinomial", "normal", "rand_like", "randn", "randn_like", "randint"}
+
+# What eager gives there is not defined.
+UNDEFINED_AT_OTHER_SIZES = {
+    "nn.functional.ctc_loss": "reads targets out of bounds",
+    "nn.functional.multi_margin_loss": "no value of an empty batch",
+    "bincount": "forgets the dtype of the weights of nothing",
+    "nn.functional.conv1d": "forgets its output channels when there are no input channels",
+    "nn.functional.conv2d": "forgets its output channels when there are no input channels",
+    "nn.functional.conv3d": "forgets its output channels when there are no input channels",
+    "fft.ihfft2": "out= is computed differently",
+}
+
+
+def cases(op: Any, dtypes: Any, limit: int | None, ways: Any) -> Iterator[tuple[str, Any, Any]]:
+    for dtype in dtypes:
+        if dtype not in op.supported_dtypes("cpu"):
+            continue
+        for i, sample in enumerate(sweep.samples(op, dtype, limit)):
+            for way, call in sweep.variants(op, sample):
+                if way not in ways or (way == "out" and op.name in DRAWN_TWICE):
+                    continue
+                fn, inputs = sweep.case(call, sample)
+                if sweep.eager(fn, inputs) is not None:
+                    yield f"{dtype} sample {i} {way}", fn, inputs
+
+
+def run(op: Any, dtypes: Any, limit: int | None, ways: Any, checks: Any) -> None:
+    options: dict[str, Any] = {"values": op.name not in UNINITIALISED}
+    if op.name in UNDEFINED_AT_OTHER_SIZES:
+        checks = [c for c in checks if c is not sweep.check_dynamic]
+    failures = []
+    for what, fn, inputs in cases(op, dtypes, limit, ways):
+        for check in checks:
+            try:
+                check(fn, inputs, **options)
+            except gp.errors.ExportError as error:
+                if op.name not in REFUSED:
+                    failures.append(f"{what}, {check.__name__}: {error}")
+            except (AssertionError, RuntimeError, LookupError, TypeError, ValueError) as error:
+                failures.append(f"{what}, {check.__name__}: {type(error).__name__} {error}")
+    assert not failures, "\n".join(failures[:5])
+
+
+def named(op: Any) -> str:
+    return op.formatted_name
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.mark.parametrize("op", op_db, ids=named)
+def test_first_sample(op: Any) -> None:
+    run(op, [torch.float32], 1, ["function"], [sweep.check_static, sweep.check_dynamic])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", sweep.DTYPES, ids=str)
+@pytest.mark.parametrize("op", op_db, ids=named)
+def test_all_samples(op: Any, dtype: torch.dtype) -> None:
+    run(
+        op, [dtype], 30, ["function", "inplace", "out"],
+        [sweep.check_static, sweep.check_automatic, sweep.check_dynamic],
+    )  # fmt: skip
