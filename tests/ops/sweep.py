@@ -117,7 +117,7 @@ def check_dynamic(fn: Callable[..., Any], inputs: tuple[Any, ...], **options: An
     try:
         ep = gp.export(fn, inputs, dynamic_shapes=(spec,))
     except gp.errors.ConstraintViolationError:
-        return
+        return check_static(fn, inputs, **options)
     _check(ep, fn, inputs, **options)
     for size in {s for t in inputs[0] for s in t.shape if s > 1}:
         for other in (size + 1, 1, 0):

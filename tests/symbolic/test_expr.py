@@ -45,6 +45,8 @@ from graphport.symbolic import (
     type_of,
 )
 
+pytestmark = pytest.mark.smoke
+
 scope = Scope()
 a = scope.symbol("a")
 b = scope.symbol("b")

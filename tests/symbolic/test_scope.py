@@ -27,6 +27,16 @@ def test_symbols():
     assert n.scope is scope
 
 
+def test_a_bool_symbol():
+    scope = Scope()
+    flag = scope.fresh(bool)
+    assert scope.declared(flag) == Range(0, 1)
+    assert scope.decide(flag) is None
+    scope.assume(flag)
+    assert scope.guard(flag) is True
+    assert scope.guard(not_(flag)) is False
+
+
 def test_names_are_unique():
     scope = Scope()
     scope.symbol("u0")

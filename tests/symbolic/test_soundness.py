@@ -7,7 +7,7 @@ from graphport.symbolic import Expr, evaluate, not_
 from tests.symbolic import trees
 
 MANY = settings(
-    max_examples=250,
+    max_examples=120,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

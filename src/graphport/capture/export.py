@@ -77,16 +77,17 @@ def export(
         raise InputError(f'guards is "error" or "runtime_assert", got {guards!r}')
     root = _root(mod)
     inputs = bind(mod, args, kwargs)
-    first = _Capture(mod, root, inputs, dynamic_shapes, guards)
-    try:
-        return first.run()
-    except (ForwardError, ShapeError):
-        if not first.scope.departed:
-            raise
-    # An operator refused sizes of 0 or 1 in the example because it was told they are neither.
-    second = _Capture(mod, root, inputs, dynamic_shapes, guards)
-    second.scope.generic = False
-    return second.run()
+    with _NO_COLLECTION:
+        first = _Capture(mod, root, inputs, dynamic_shapes, guards)
+        try:
+            return first.run()
+        except (ForwardError, ShapeError):
+            if not first.scope.departed:
+                raise
+        # An operator refused sizes of 0 or 1 in the example because it was told they are neither.
+        second = _Capture(mod, root, inputs, dynamic_shapes, guards)
+        second.scope.generic = False
+        return second.run()
 
 
 def _code_of(mod: Any) -> Any:
@@ -421,7 +422,8 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-_SETTINGS = tuple(map(ProcessWide, (_compiling_flags, symbolic_builtins, _no_garbage_collection)))
+_NO_COLLECTION = ProcessWide(_no_garbage_collection)
+_SETTINGS = (ProcessWide(_compiling_flags), ProcessWide(symbolic_builtins))
 
 
 @contextmanager

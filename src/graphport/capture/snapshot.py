@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 import types
 from collections import OrderedDict, deque
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 _CONTAINERS = (dict, list, set, deque)
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
 
 
@@ -34,6 +36,7 @@ class Snapshot:
         self._save(root)
 
     def _save(self, root: Any) -> None:
+        saved = self._saved
         waiting = [root]
         while waiting:
             value = waiting.pop()
@@ -44,10 +47,14 @@ class Snapshot:
                 waiting.extend(value)
                 continue
             container = value if isinstance(value, _CONTAINERS) else _attributes(value)
-            if container is None or id(container) in self._saved:
+            if container is None or id(container) in saved:
                 continue
-            self._saved[id(container)] = (container, _copied(container))
-            waiting.extend(container.values() if isinstance(container, dict) else container)
+            if not container:  # most are: a module has a dozen dicts for hooks
+                saved[id(container)] = (container, ())
+                continue
+            saved[id(container)] = (container, _copied(container))
+            found = container.values() if isinstance(container, dict) else container
+            waiting.extend(v for v in found if type(v) not in _PLAIN)
 
     def renew(self, module: nn.Module) -> None:
         """Take a lazy module as it is now: its parameters have taken shape, for good."""
@@ -55,9 +62,9 @@ class Snapshot:
             self._saved.pop(id(container), None)
         self._save(module)
 
-    def before(self, container: Any) -> Any:
-        """The contents that a container had."""
-        return self._saved[id(container)][1]
+    def before(self, container: dict[str, Any]) -> dict[str, Any]:
+        """The contents that a dict had."""
+        return dict(self._saved[id(container)][1])
 
     def restore(self) -> None:
         for container, saved in self._saved.values():
@@ -91,27 +98,32 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     """The attribute dict of a module or of an object of the user's own class."""
     if isinstance(value, nn.Module):
         return vars(value)
-    kind = type(value)
-    if isinstance(value, type) or kind.__module__.partition(".")[0] in _FOREIGN:
+    if isinstance(value, type) or not _is_the_users(type(value)):
         return None
     own = getattr(value, "__dict__", None)
     return own if type(own) is dict else None
 
 
+@functools.lru_cache(maxsize=4096)
+def _is_the_users(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in _FOREIGN
+
+
 # The methods of the built-in classes: subclasses may check or convert what is put into them.
 
 
-def _base(container: Any) -> Any:
-    kinds = (OrderedDict, *_CONTAINERS)
-    return next(kind for kind in kinds if isinstance(container, kind))
+@functools.lru_cache(maxsize=4096)
+def _base(kind: type) -> Any:
+    return next(base for base in (OrderedDict, *_CONTAINERS) if issubclass(kind, base))
 
 
 def _copied(container: Any) -> Any:
-    return _base(container)(container.items() if isinstance(container, dict) else container)
+    base = _base(type(container))
+    return base(container.items() if isinstance(container, dict) else container)
 
 
 def _refill(container: Any, saved: Any) -> None:
-    base = _base(container)
+    base = _base(type(container))
     base.clear(container)
     if issubclass(base, (dict, set)):
         base.update(container, saved)
@@ -123,11 +135,10 @@ def _same(a: Any, b: Any) -> bool:
     """Equal by identity of what they hold; tensors must not be compared by value."""
     if len(a) != len(b):
         return False
+    if not a:
+        return True
     if isinstance(a, dict):
-        return all(
-            k is other and v is w
-            for (k, v), (other, w) in zip(a.items(), b.items(), strict=True)
-        )
+        return all(map(operator.is_, a, b)) and all(map(operator.is_, a.values(), b.values()))
     if isinstance(a, set):
-        return {id(x) for x in a} == {id(x) for x in b}
-    return all(x is y for x, y in zip(a, b, strict=True))
+        return set(map(id, a)) == set(map(id, b))
+    return all(map(operator.is_, a, b))

@@ -68,7 +68,8 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     if not owner.abstract.is_contiguous and is_dense(owner.abstract):
         owner = _in_memory_order(tracer, owner)
     out = info.rule(owner.abstract, size, stride, offset)
-    recipe = (size, stride, offset)
+    # Without an offset the view starts where the tensor does, wherever in memory an input lies.
+    recipe = (size, stride) if type(offset) is int and offset == 0 else (size, stride, offset)
     node = tracer.view_node(info.op, tracer.read(owner), recipe)
     return tracer.wrap(Value.view(owner, out, node, info.op, recipe), wants_grad(args[:1]))
 

@@ -339,8 +339,8 @@ def _at_least(size: Size, least: int) -> bool:
     if type(size) is int:
         return size >= least
     cond = ge(size, least)
-    if least == 1 and not known(cond):
-        # An empty input is refused when run, rather than asked about at export.
+    if least <= 2 and not known(cond):
+        # Inputs of 0 or 1 are refused when run, rather than asked about at export.
         return expected(cond)
     return holds(cond)
 

@@ -81,10 +81,10 @@ def _take_multiples(a: Expr, b: Size) -> tuple[Size, Size]:
     """(q, r) with a == q * b + r, where q collects the terms that b divides on sight."""
     if type(b) is not Expr:
         terms, const = split(a)
-        whole = {mono: coef // b for mono, coef in terms if coef % b == 0}
+        divisible = {mono: coef // b for mono, coef in terms if coef % b == 0}
         rest = {mono: coef for mono, coef in terms if coef % b}
         q, r = divmod(const, b)
-        return polynomial(a.arena, whole, q), polynomial(a.arena, rest, r)
+        return polynomial(a.arena, divisible, q), polynomial(a.arena, rest, r)
     exact = divide_exactly(a, b)
     if exact is not None:
         return exact, 0
@@ -92,12 +92,12 @@ def _take_multiples(a: Expr, b: Size) -> tuple[Size, Size]:
     if len(divisors) != 1 or offset:
         return 0, a
     (mono, coef), terms = divisors[0], split(a)[0]
-    quotient: Size = 0
+    whole: Size = 0
     for m, c in terms:
         ratio = _cofactor(m, mono) if c % coef == 0 else None
         if ratio is not None:
-            quotient = add(quotient, scale(ratio, c // coef))
-    return quotient, (sub(a, mul(quotient, b)) if quotient != 0 else a)
+            whole = add(whole, scale(ratio, c // coef))
+    return whole, (sub(a, mul(whole, b)) if whole != 0 else a)
 
 
 def _cancel(a: Expr, b: Expr) -> tuple[Size, Size]:

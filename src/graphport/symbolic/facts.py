@@ -14,6 +14,7 @@ moves. Answers that were proven stay proven.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -246,8 +247,9 @@ class Facts:
         for key, replaced in list(self.rewrites.items()):
             # x // 2 == y, and x turns out to be z: then also z // 2 == y.
             if key is not target and occurs(target, key):
-                new = rebuild(key, {target: self.rewrites[target]})
-                yield logic.eq0(integers.sub(new, replaced))
+                with contextlib.suppress(ArithmeticError):  # x // z, and z turns out to be 0
+                    new = rebuild(key, {target: self.rewrites[target]})
+                    yield logic.eq0(integers.sub(new, replaced))
 
 
 def _within(e: Size, r: Range) -> Iterator[Truth]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from graphport.symbolic.nodes import Expr, Value
 
@@ -194,30 +193,26 @@ class _Renderer:
         swapped = terms[0][1] < 0
         return (minus, plus, e.const, True) if swapped else (plus, minus, -e.const, False)
 
+    def _balanced(
+        self, left: list[tuple[Expr, int]], right: list[tuple[Expr, int]], const: int
+    ) -> tuple[str, str]:
+        """The two sides as text. Constants stay positive: a >= b - 2 reads a + 2 >= b."""
+        moved = -const if right and const < 0 else 0
+        return self._sum(tuple(left), moved)[0], self._sum(tuple(right), const + moved)[0]
+
     def _ge0(self, node: Expr) -> tuple[str, int]:
         left, right, const, swapped = self._sides(node.args[0])
         operator = "<=" if swapped else ">="
         if right and const == (-1 if swapped else 1):
             # a >= b + 1 reads a > b.
             operator, const = operator[0], 0
-        elif right and left and (const < 0):
-            # Keep constants positive: a >= b - 2 reads a + 2 >= b.
-            return (
-                f"{self._sum(tuple(left), -const)[0]} {operator} {self._sum(tuple(right), 0)[0]}",
-                _COMPARE,
-            )
-        return (
-            f"{self._sum(tuple(left), 0)[0]} {operator} {self._sum(tuple(right), const)[0]}",
-            _COMPARE,
-        )
+        a, b = self._balanced(left, right, const)
+        return f"{a} {operator} {b}", _COMPARE
 
-    def _equation(self, template: str, e: Any) -> tuple[str, int]:
+    def _equation(self, template: str, e: Expr) -> tuple[str, int]:
         left, right, const, _ = self._sides(e)
-        if right and const < 0:
-            sides = self._sum(tuple(left), -const)[0], self._sum(tuple(right), 0)[0]
-        else:
-            sides = self._sum(tuple(left), 0)[0], self._sum(tuple(right), const)[0]
-        return template.format(*sides), _ATOM if "(" in template else _COMPARE
+        text = template.format(*self._balanced(left, right, const))
+        return text, _ATOM if "(" in template else _COMPARE
 
     def _eq0(self, node: Expr) -> tuple[str, int]:
         return self._equation(self.style.eq, node.args[0])

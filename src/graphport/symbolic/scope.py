@@ -27,7 +27,7 @@ from graphport.symbolic.facts import Contradiction, Facts
 from graphport.symbolic.generic import GenericSizes
 from graphport.symbolic.nodes import UNSET, Arena
 from graphport.symbolic.prove import Prover
-from graphport.symbolic.ranges import Range, inf
+from graphport.symbolic.ranges import TRUTH, Range, inf
 from graphport.symbolic.witness import Witnesses
 
 
@@ -101,7 +101,7 @@ class Scope:
         type: type = int,
     ) -> Expr:
         """A new symbol; with a hint it is backed by an example value."""
-        declared = Range(lower, upper)
+        declared = TRUTH if type is bool else Range(lower, upper)
         if declared.empty:
             raise ValueError(f"{name} has no value in {declared}")
         s = self.arena.symbol(name, type, declared)
@@ -111,8 +111,7 @@ class Scope:
             self._facts.unbacked.add(s)
         else:
             self._hints[s] = hint
-        if type is not bool:
-            self._facts.bounds[s] = declared
+        self._facts.bounds[s] = declared
         self._witnesses.add_symbol(s)
         self._sizes.add_symbol(s)
         self._facts.changed()

@@ -75,7 +75,7 @@ class Witnesses:
                     point[s] = evaluate_with(value, point)
         except _UNDEFINED:
             return None
-        within = all(point[s] in facts.bound(s) for s in self._symbols if s.type is not bool)
+        within = all(point[s] in facts.bound(s) for s in self._symbols)
         return point if within and all(_value(c, point) is True for c in facts.learnt) else None
 
 
