@@ -28,6 +28,7 @@ $(CORE): pyproject.toml constraints.txt
 	@echo "installing $(TORCH) and graphport into $(VENV)"
 	@$(PIP) $(TORCH) -c constraints.txt
 	@$(PIP) -e . -c constraints.txt
+	@$(PY) -m compileall -q src/graphport
 	@touch $@
 
 $(TESTED): $(CORE)

@@ -1,7 +1,7 @@
 """One row per operator: a function, and the sizes of its inputs written as words.
 
-`Row(torch.matmul, "b t 8", "8 k")` is captured with fixed sizes and with a dim for every letter, and
-compared with eager at the example, at other sizes, at 1 and (unless told otherwise) at 0.
+`Row(torch.matmul, "b t 8", "8 k")` is captured with fixed sizes and with a dim for every letter,
+and compared with eager at the example, at other sizes, at 1 and (unless told otherwise) at 0.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ def _program(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_static(row: Row) -> None:
     check(
-        _program(row.fn), row.inputs(EXAMPLE), layout=row.layout, rtol=row.tolerance, atol=row.tolerance
-    )
+        _program(row.fn), row.inputs(EXAMPLE), layout=row.layout, rtol=row.tolerance,
+        atol=row.tolerance,
+    )  # fmt: skip
 
 
 def check_dynamic(row: Row) -> None:

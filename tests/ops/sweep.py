@@ -2,9 +2,9 @@
 
 A sample is a call of an operator. Its tensors become the inputs of a program, everything else is
 part of the program. The program is captured with fixed sizes, with every size automatic, and with a
-named dim for each size that occurs; the last is run at other sizes too, made by repeating or dropping
-rows. A program may refuse sizes, at export or when it checks its inputs, and a kernel may refuse
-empty ones; it may not be wrong about them.
+named dim for each size that occurs; the last is run at other sizes too, made by repeating or
+dropping rows. A program may refuse sizes, at export or when it checks its inputs, and a kernel may
+refuse empty ones; it may not be wrong about them.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def check_dynamic(fn: Callable[..., Any], inputs: tuple[Any, ...], **options: An
     try:
         ep = gp.export(fn, inputs, dynamic_shapes=(spec,))
     except gp.errors.ConstraintViolationError:
-        return check_static(fn, inputs, **options)
+        check_static(fn, inputs, **options)
+        return
     _check(ep, fn, inputs, **options)
     for size in {s for t in inputs[0] for s in t.shape if s > 1}:
         for other in (size + 1, 1, 0):

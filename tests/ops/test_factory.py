@@ -1,4 +1,4 @@
-"""Tensors made from sizes and numbers, random ones included: the same seed gives the same tensor."""
+"""Tensors made from sizes and numbers; random ones are the same for the same seed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ ROWS = [
     row(lambda a: torch.eye(a.shape[0]), "b t", name="eye"),
     row(lambda a: torch.eye(a.shape[0], a.shape[1]), "b t", name="eye_rectangle"),
     row(lambda a: torch.randint(9, (a.shape[0], 2)), "b t", name="randint"),
-    row(lambda a: torch.randint(2, 9, (a.shape[0],), dtype=torch.int32), "b t", name="randint_low"),
+    row(lambda a: torch.randint(2, 9, (a.shape[0],), dtype=torch.int32), "b t",
+        name="randint_low"),
     row(lambda a: torch.randint_like(a, 9), "b t", name="randint_like"),
     row(lambda a: torch.randperm(a.shape[0]), "b t", name="randperm"),
     row(lambda a: torch.bernoulli(a.sigmoid()), "b t", name="bernoulli"),
-    row(lambda a: torch.multinomial(a, 2), "b 5", make=positive, least={"b": 1}, name="multinomial"),
+    row(lambda a: torch.multinomial(a, 2), "b 5", make=positive, least={"b": 1},
+        name="multinomial"),
     row(lambda a: torch.normal(a, 1.0), "b t", name="normal"),
     row(lambda a: torch.poisson(a), "b t", make=positive, name="poisson"),
     row(lambda a: a.clone().uniform_(0, 2), "b t", name="uniform_"),

@@ -1,4 +1,4 @@
-"""Type promotion agrees with torch.result_type, for every pair of dtypes and every class of operand."""
+"""Type promotion agrees with torch.result_type: all pairs of dtypes, all classes of operands."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_pairs(default: torch.dtype) -> None:
 
 
 def test_three_operands() -> None:
-    """Classes of operands are combined, not pairs: checked against an operator that takes a list."""
+    """Classes of operands are combined, not pairs; the oracle is an operator that takes a list."""
     dtypes = (torch.bool, torch.int32, torch.int64, torch.float16, torch.float32, torch.complex64)
     operands = [torch.ones(s, dtype=d) for d in dtypes for s in ((), (2,))]
     condition = torch.ones((), dtype=torch.bool)

@@ -52,7 +52,8 @@ ROWS = [
     row(lambda a: torch.sum(a), "", name="zero_dim"),
     row(lambda a: torch.amax(a, 0), "", name="zero_dim_amax"),
     row(lambda a: a.sum(1), "b t c", view=lambda t: t.transpose(0, 2), name="transposed"),
-    row(lambda a: a.softmax(1), "b t c", view=lambda t: t.transpose(0, 2), name="transposed_softmax"),
+    row(lambda a: a.softmax(1), "b t c", view=lambda t: t.transpose(0, 2),
+        name="transposed_softmax"),
     row(lambda a: a.cumsum(1), "b t c", view=lambda t: t[:, ::2], name="sliced_cumsum"),
     row(lambda a: a.argmax(-1), "b t", view=lambda t: t[:1].expand(4, -1), name="expanded_argmax"),
 ]  # fmt: skip

@@ -46,7 +46,10 @@ def test_projection() -> None:
     model = nn.LSTM(6, 8, proj_size=3, batch_first=True)
     spec = ((gp.Dim("batch", min=1), gp.Dim("length", min=1), None),)
     others = [(torch.randn(1, 7, 6),)]
-    check(model, (torch.randn(2, 5, 6),), dynamic_shapes=spec, others=others, rtol=CLOSE, atol=CLOSE)
+    check(
+        model, (torch.randn(2, 5, 6),), dynamic_shapes=spec, others=others, rtol=CLOSE,
+        atol=CLOSE,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -84,7 +84,7 @@ class Recorder:
             "call_function", target, tuple(map(self.argument, args)),
             {k: self.argument(v) for k, v in kwargs.items()}, name,
         )  # fmt: skip
-        node.meta = self.metadata(as_val(out))
+        node.meta.update(self.metadata(as_val(out)))
         if self.grad_mode and not torch.is_grad_enabled():
             self.without_grad[node] = None
         return node
@@ -117,7 +117,7 @@ class Recorder:
         got = self.graph.create_node(
             "call_function", operator.getitem, (node, index), {}, "getitem"
         )
-        got.meta = {**node.meta, "val": node.meta["val"][index]}
+        got.meta.update(node.meta, val=node.meta["val"][index])
         return got
 
     # Sizes
@@ -158,7 +158,7 @@ class Recorder:
         made = self.graph.create_node(
             "call_function", aten.sym_size.int, (node, dim), {}, "sym_size_int"
         )
-        made.meta = self.metadata(to_torch(value))
+        made.meta.update(self.metadata(to_torch(value)))
         return made
 
     def size(self, e: Any) -> Any:
@@ -221,7 +221,7 @@ class Recorder:
         node = self.graph.create_node("call_function", function, args, {}, name)
         # sym_ite wants both branches symbolic.
         val = to_torch(e) if function is torch.sym_ite else function(*values)
-        node.meta = self.metadata(val)
+        node.meta.update(self.metadata(val))
         return node
 
 

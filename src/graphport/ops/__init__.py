@@ -21,5 +21,6 @@ from graphport.ops.registry import RULES, OpInfo, info_of
 
 __all__ = [
     "RULES", "Abstract", "OpInfo", "Size", "Sizes", "attention", "conv", "elementwise", "factor",
-    "factory", "fft", "index", "info_of", "linalg", "loss", "meta_rule", "norm", "reduce", "rnn", "shape",
+    "factory", "fft", "index", "info_of", "linalg", "loss", "meta_rule", "norm", "reduce",
+    "rnn", "shape",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Matrices taken apart and equations solved. LAPACK works on columns, and so results are laid out."""
+"""Matrices taken apart, equations solved. LAPACK works on columns; so results are laid out."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _with_defaults(fn: Rule, op: OpOverload, strict: bool) -> Rule:
 
 
 def _default(argument: Any) -> Any:
-    """The default of an argument; the schema has dtypes as numbers, of which int64 is the only one."""
+    """The default of an argument. Schemas have dtypes as numbers; int64 is the only default."""
     value = argument.default_value
     return torch.int64 if type(value) is int and "ScalarType" in str(argument.real_type) else value
 

@@ -196,7 +196,7 @@ def expand(self: Abstract, size: Sequence[Size], **_: Any) -> Abstract:
 
 
 def _is_single(have: Size, want: Size) -> bool:
-    """Whether a dim is repeated. A dynamic dim is, where its example is 1 and the target's is not."""
+    """Whether a dim is repeated; a dynamic one is where its example is 1 and the target's not."""
     if type(have) is int:
         return have == 1
     scope = scope_of(have)

@@ -62,7 +62,7 @@ def at_example_sizes(cond: bool | Expr) -> bool:
 
 
 def expected(cond: bool | Expr) -> bool:
-    """Take a condition as true, to be checked when the program runs; False if the example differs."""
+    """Take a condition as true, to be checked when run; False if the example has it otherwise."""
     if isinstance(cond, bool):
         return cond
     scope = cond.scope
