@@ -1,6 +1,6 @@
 """What tests share: a program is compared with eager PyTorch, and its metadata with what runs.
 
-`check` is the one to use: it captures, validates, runs at the example inputs and at others, compares
+`check` is the one to use: it captures, validates, runs at the example and at other inputs, compares
 results and mutation of the inputs with eager, and compares the `val` of every node with the tensor
 that the node really computes.
 """
@@ -89,7 +89,9 @@ def clone(inputs: Any) -> Any:
 def snapshot_state(target: Any) -> dict[str, torch.Tensor]:
     if not isinstance(target, torch.nn.Module):
         return {}
-    return {k: v.detach().clone() for k, v in target.state_dict().items() if v.device.type != "meta"}
+    return {
+        k: v.detach().clone() for k, v in target.state_dict().items() if v.device.type != "meta"
+    }
 
 
 def assert_same(
@@ -108,7 +110,7 @@ def assert_same(
 
 
 def compare_metadata(ep: gp.ExportedProgram, inputs: Inputs, *, layout: bool = True) -> None:
-    """Every node computes a tensor of the size, dtype and (unless told otherwise) layout it says."""
+    """Every node computes a tensor of the size, dtype and, unless told not to, layout it says."""
     # Keywords in the order of the program, whatever the order in which they are passed.
     inputs = (inputs[0], {k: inputs[1][k] for k in ep.example_inputs[1]})
     leaves = iter(pytree.tree_leaves(clone(inputs)))
@@ -164,4 +166,6 @@ class _MetadataInterpreter(Interpreter):
             strides = tuple(
                 self._value(s, a) for s, a in zip(val.stride(), out.stride(), strict=True)
             )
-            assert strides == out.stride(), f"{n.format_node()}: strides {strides} is {out.stride()}"
+            assert strides == out.stride(), (
+                f"{n.format_node()}: strides {strides} is {out.stride()}"
+            )

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from tests.helpers import assert_same, check
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import graphport as gp
+from tests.helpers import assert_same, check
 
 aten = torch.ops.aten
 

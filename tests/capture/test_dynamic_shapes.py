@@ -1,4 +1,4 @@
-"""`dynamic_shapes`: every way to write it, what stays dynamic, and what is said when it is wrong."""
+"""`dynamic_shapes`: ways to write it, what stays dynamic, and what is said when it is wrong."""
 
 from __future__ import annotations
 
@@ -49,7 +49,12 @@ T = torch.ones(4, 3)
         (([T, T],), {}, {"x": [{0: n}, None]}, ["n, 3", "4, 3"]),
         (({"a": T, "b": (T, T)},), {}, {"x": {"b": ({0: n}, {1: m})}}, ["4, 3", "n, 3", "4, m"]),
         ((Pair(T, T),), {}, {"x": Pair({0: n}, {0: n})}, ["n, 3", "n, 3"]),
-        ((T, 5, T, T), {}, {"x": {0: n}, "y": None, "rest": ({0: n}, None)}, ["n, 3"] * 2 + ["4, 3"]),
+        (
+            (T, 5, T, T),
+            {},
+            {"x": {0: n}, "y": None, "rest": ({0: n}, None)},
+            ["n, 3"] * 2 + ["4, 3"],
+        ),
         ((T,), {"key": T, "extra": T}, {"extra": {0: n}, "key": {1: m}}, ["4, 3", "4, m", "n, 3"]),
         ((T,), {"extra": T, "key": T}, {"x": {0: n}}, ["n, 3", "4, 3", "4, 3"]),
     ],
@@ -100,9 +105,7 @@ def test_range_constraints_have_roots_and_derived_dims() -> None:
 
 
 def test_unused_inputs_keep_their_dims() -> None:
-    ep = gp.export(
-        lambda x, y: x + 1, (T, T), dynamic_shapes=({0: gp.Dim("a")}, {0: gp.Dim("b")})
-    )
+    ep = gp.export(lambda x, y: x + 1, (T, T), dynamic_shapes=({0: gp.Dim("a")}, {0: gp.Dim("b")}))
     assert sizes_of(ep) == ["a, 3", "b, 3"]
     assert ep.module()(torch.ones(2, 3), torch.ones(9, 3)).shape == (2, 3)
 
@@ -137,8 +140,7 @@ SPEC_ERRORS = {
     "0-d tensor": (
         (torch.tensor(1.0),),
         {"x": {0: n}},
-        "GP110 Cannot mark 0-dimension tensors to be dynamic: *args[0]\n"
-        "  at   dynamic_shapes['x']",
+        "GP110 Cannot mark 0-dimension tensors to be dynamic: *args[0]\n  at   dynamic_shapes['x']",
     ),
     "constant": (
         (5,),
@@ -210,7 +212,8 @@ def test_an_example_outside_of_the_range() -> None:
 
 def test_a_static_size_that_is_not_the_examples() -> None:
     with pytest.raises(
-        ConstraintViolationError, match="Static shape constraint of 5 does not match input size of 4"
+        ConstraintViolationError,
+        match="Static shape constraint of 5 does not match input size of 4",
     ):
         gp.export(total, (T,), dynamic_shapes={"x": (5, None)})
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.helpers import check
 
 import graphport as gp
+from tests.helpers import check
 
 READS = [
     "x[0]", "x[-1]", "x[1, 2]", "x[..., 0]", "x[:, -1]", "x[0, ..., 1]", "x[None]", "x[:, None]",

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.helpers import assert_same, check
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import graphport as gp
+from tests.helpers import assert_same, check
 
 
 class Pair(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import linecache
 
 import torch
-from tests.helpers import check
 from torch import nn
 
 import graphport as gp
+from tests.helpers import check
 
 aten = torch.ops.aten
 

@@ -6,11 +6,11 @@ import warnings
 
 import pytest
 import torch
-from tests.helpers import check
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 import graphport as gp
+from tests.helpers import check
 
 
 def x() -> torch.Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.helpers import assert_same, check, clone
 from torch import nn
 
 import graphport as gp
+from tests.helpers import assert_same, check, clone
 
 aten = torch.ops.aten
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import assert_same, check, clone
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import graphport as gp
+from tests.helpers import assert_same, check, clone
 
 BATCHES = (5, 7, 4)  # the example, then others
 

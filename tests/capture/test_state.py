@@ -10,11 +10,11 @@ import threading
 
 import pytest
 import torch
-from tests.helpers import check
 from torch import nn
 
 import graphport as gp
 from graphport import InputKind
+from tests.helpers import check
 
 
 def x() -> torch.Tensor:

@@ -23,6 +23,8 @@ DTYPES = (
     torch.float32, torch.int64, torch.bool, torch.complex64, torch.float16, torch.bfloat16,
 )  # fmt: skip
 
+HALVES = (torch.float16, torch.bfloat16)
+
 # What the database's own wrappers of random operators seed with.
 SEED = 42
 
@@ -169,6 +171,9 @@ def _check(
     have = ep.module()(*ours)
     if not values:
         have, want = (pytree.tree_map_only(torch.Tensor, torch.zeros_like, x) for x in (have, want))
-    assert_same(have, want, "results differ")
-    assert_same(ours, theirs, "inputs are left differently")
+    # Kernels with and without out= may round differently.
+    halves = any(getattr(x, "dtype", None) in HALVES for x in pytree.tree_leaves(want))
+    close = 1e-2 if halves else None
+    assert_same(have, want, "results differ", close, close)
+    assert_same(ours, theirs, "inputs are left differently", close, close)
     compare_metadata(ep, (inputs, {}))

@@ -31,8 +31,14 @@ def sizes(x: int, y0: int, y1: int, a: int, c: int) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (sizes(6, 5, 5, 5, 4), "Expected input at *args[1][0].shape[0] to be equal to 6, but got 5"),
-        (sizes(5, 5, 5, 6, 4), "Expected input at *args[2]['a'].shape[0] to be equal to 5, but got 6"),
+        (
+            sizes(6, 5, 5, 5, 4),
+            "Expected input at *args[1][0].shape[0] to be equal to 6, but got 5",
+        ),
+        (
+            sizes(5, 5, 5, 6, 4),
+            "Expected input at *args[2]['a'].shape[0] to be equal to 5, but got 6",
+        ),
         (sizes(5, 5, 5, 5, 6), "Expected input at *args[3].shape[0] to be equal to 4, but got 6"),
         (sizes(2, 2, 2, 2, 4), "Expected input at *args[0].shape[0] to be >= 3, but got 2"),
         (sizes(9, 9, 9, 9, 4), "Expected input at *args[0].shape[0] to be <= 8, but got 9"),
@@ -67,7 +73,8 @@ def test_rank_dtype_and_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("captured", "given"), [(5, 6), (5.0, 6.0), (5, 5.0), (True, False), ("floor", "trunc"), (None, 1)]
+    ("captured", "given"),
+    [(5, 6), (5.0, 6.0), (5, 5.0), (True, False), ("floor", "trunc"), (None, 1)],
 )
 def test_constants(captured: Any, given: Any) -> None:
     module = gp.export(lambda x, k: x + 1, (torch.ones(2), captured)).module()

@@ -71,8 +71,8 @@ def _range(symbol: Expr, facts: list[Fact], spec: Spec) -> Violation:
         assert new is not None
         limits = limits & new
         lines.append(
-            f"Not all values of {symbol} = {_place(spec, symbol)} in the specified range {declared} "
-            f"satisfy the generated guard {fact.cond}{_at(fact)}"
+            f"Not all values of {symbol} = {_place(spec, symbol)} in the specified range "
+            f"{declared} satisfy the generated guard {fact.cond}{_at(fact)}"
         )
     return Violation((symbol.name,), "\n  - ".join(lines), [_definition(symbol.name, limits)])
 

@@ -58,15 +58,14 @@ class Recorder:
         """The frame below which nothing is the user's."""
         self.pinned_trace: str | None = None
         self.entry: Node | None = None
-        """The last input: sizes of inputs are read after it, so that any later node may use them."""
+        """The last input: sizes of inputs are read after it, where every node may use them."""
         self._sizes: dict[Any, Node] = {}
         self._sources: dict[Expr, Callable[[], Node]] = {}
         self._traces: dict[tuple[int, ...], tuple[str, source.Frames]] = {}
 
     def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node:
         """Record an operator on nodes and numbers; its result must be one tensor."""
-        out, node = self.record(info_of(op), args, kwargs)
-        return node
+        return self.record(info_of(op), args, kwargs)[1]
 
     def record(self, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Node]:
         """Record an operator. Returns what its rule says of the result, and the node."""

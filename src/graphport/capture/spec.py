@@ -160,8 +160,10 @@ def _entries(
                 f"arguments ({', '.join(parameters)})",
                 fix="one entry per argument, None where nothing is dynamic",
             )
-        pairs = [(f"dynamic_shapes[{i}]", spec, *parameters[k])
-                 for i, (k, spec) in enumerate(zip(parameters, dynamic_shapes, strict=True))]  # fmt: skip
+        pairs = [
+            (f"dynamic_shapes[{i}]", spec, *value)
+            for i, (value, spec) in enumerate(zip(parameters.values(), dynamic_shapes, strict=True))
+        ]
     else:
         raise SpecError(
             f"dynamic_shapes must be a dict by argument name or a tuple by position, got "
@@ -180,13 +182,13 @@ def _walk(
     if spec is None:
         return
     if isinstance(value, Variadic):
-        parts = _matching(place, spec, path, value, [(pytree.SequenceKey(i),)
-                                                     for i in range(len(value.values))])  # fmt: skip
+        keys = [(pytree.SequenceKey(i),) for i in range(len(value.values))]
+        parts = _matching(place, spec, path, value, keys)
         for i, (part, child) in enumerate(zip(parts, value.values, strict=True)):
             yield from _walk(f"{place}[{i}]", part, f"{path}[{value.first + i}]", child)
         return
     if pytree.tree_is_leaf(value):
-        if isinstance(spec, _Hint) or isinstance(spec, Dim):
+        if isinstance(spec, (_Hint, Dim)):
             raise SpecError(
                 f"the input at {path} is {value!r}, not a tensor: it has no dimensions",
                 where=place,

@@ -173,6 +173,21 @@ def polar(abs: Abstract, angle: Abstract) -> Abstract:
     return complex_(abs, angle)
 
 
+@shape_rule(aten.normal.Tensor_float)
+def normal(mean: Abstract, std: float, *, generator: Any) -> Abstract:
+    return mapped((mean,), mean.dtype)
+
+
+@shape_rule(aten.normal.float_Tensor)
+def normal_std(mean: float, std: Abstract, *, generator: Any) -> Abstract:
+    return mapped((std,), std.dtype)
+
+
+@shape_rule(aten.normal.Tensor_Tensor)
+def normal_both(mean: Abstract, std: Abstract, *, generator: Any) -> Abstract:
+    return mapped((mean, std), mean.dtype)
+
+
 @shape_rule(aten.glu.default)
 def glu(self: Abstract, dim: int) -> Abstract:
     dim %= self.rank

@@ -282,7 +282,10 @@ def cov(
     # A single variable gives a number, not a matrix of one.
     one = self.rank < 2 or is_one(self.sizes[0])
     sizes = () if one else (self.sizes[0], self.sizes[0])
-    return self.like(sizes, promote.to_float(self.dtype))
+    dtype = promote.to_float(self.dtype)
+    if aweights is not None:
+        dtype = promote.promote_types(dtype, aweights.dtype)
+    return self.like(sizes, dtype)
 
 
 @shape_rule(aten.corrcoef.default)

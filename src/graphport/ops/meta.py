@@ -38,9 +38,9 @@ def from_meta(t: torch.Tensor, device: torch.device) -> Abstract:
 def _is_symbolic(x: Any) -> bool:
     if isinstance(x, (list, tuple)):
         return any(map(_is_symbolic, x))
-    return isinstance(x, Expr) or (
-        isinstance(x, Abstract) and any(isinstance(s, Expr) for s in (*x.sizes, *(x._strides or ())))
-    )
+    if isinstance(x, Abstract):
+        return any(isinstance(s, Expr) for s in (*x.sizes, *(x._strides or ())))
+    return isinstance(x, Expr)
 
 
 class SymbolicSizesError(Exception):

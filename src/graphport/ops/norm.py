@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size
 from graphport.ops.registry import shape_rule
@@ -71,6 +72,15 @@ def group_norm(
     return _laid_out(input)
 
 
+@shape_rule(aten.native_group_norm.default)
+def native_group_norm(
+    input: Abstract, weight: Abstract | None, bias: Abstract | None, N: Size, C: Size, HxW: Size,
+    group: int, eps: float,
+) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    stats = input.like((N, group), (input if weight is None else weight).dtype)
+    return _laid_out(input), stats, stats
+
+
 @shape_rule(aten.batch_norm.default)
 def batch_norm(input: Abstract, *_: Any) -> Abstract:
     return _laid_out(input)
@@ -108,6 +118,8 @@ def batch_norm_functional(
     input: Abstract, weight: Abstract | None, bias: Abstract | None, running_mean: Abstract,
     running_var: Abstract, training: bool, momentum: float, eps: float,
 ) -> tuple[Abstract, ...]:  # fmt: skip
+    if input.rank < 2:
+        raise ShapeError(f"batch_norm: the input needs a dimension of channels, got {input}")
     stats = running_mean.like(running_mean.sizes if training else (0,))
     return batch_norm(input), stats, stats, running_mean.like(), running_var.like()
 

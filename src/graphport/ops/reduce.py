@@ -103,7 +103,7 @@ def var_mean(
 def linalg_vector_norm(
     self: Abstract, ord: Any, dim: Dims, keepdim: bool, *, dtype: torch.dtype | None
 ) -> Abstract:
-    return reduced(self, dim, keepdim, dtype or promote.to_real(promote.to_float(self.dtype)))
+    return reduced(self, dim, keepdim, promote.to_real(dtype or promote.to_float(self.dtype)))
 
 
 @shape_rule(aten.norm.ScalarOpt_dim, aten.norm.Scalar)

@@ -125,9 +125,7 @@ class OpInfo:
             op.name(), "CompositeImplicitAutograd"
         )
         self.functional = functional_of(op) if mutated else None
-        self.functional_dtype = self.functional is not None and any(
-            a.name == "dtype" and a.kwarg_only for a in self.functional._schema.arguments
-        )
+        self.functional_dtype = self.functional is not None and _dtype_follows_out(self.functional)
         self._order: list[int] | None = None
         self._defaults: list[Any] = []
         if self.functional is not None:
@@ -204,6 +202,20 @@ def _same_arguments(kept: list[Any], arguments: list[Any]) -> bool:
         if other is None or str(other.type) != str(a.type):
             return False
     return all(a.has_default_value() for a in named.values())
+
+
+# What computes in the dtype of `out=` though it takes tensors; factories do so too.
+_COMPUTE_AS_OUT = {
+    "sum", "nansum", "prod", "mean", "cumsum", "cumprod", "linspace", "logspace",
+}  # fmt: skip
+
+
+def _dtype_follows_out(functional: OpOverload) -> bool:
+    arguments = functional._schema.arguments
+    if not any(a.name == "dtype" and a.kwarg_only for a in arguments):
+        return False
+    name = functional._schema.name.split("::")[1]
+    return name in _COMPUTE_AS_OUT or not any("Tensor" in str(a.type) for a in arguments)
 
 
 _INFO: dict[OpOverload, OpInfo] = {}

@@ -1,7 +1,7 @@
 """Arithmetic and questions on sizes that shape rules share.
 
-A question that the facts so far do not answer is answered by the example sizes and written down as a
-fact by the scope that owns the symbols; a rule never does that by hand.
+A question that the facts so far do not answer is answered by the example sizes and written down as
+a fact by the scope that owns the symbols; a rule never does that by hand.
 """
 
 from __future__ import annotations

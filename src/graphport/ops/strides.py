@@ -1,7 +1,7 @@
 """The memory layout that elementwise operators give to their result.
 
-This is the rule of torch's TensorIterator: equal layouts are kept, otherwise dims are ordered by the
-strides of the operands, from the first operand that tells two dims apart. Symbolic strides are
+This is the rule of torch's TensorIterator: equal layouts are kept, otherwise dims are ordered by
+the strides of the operands, from the first operand that tells two dims apart. Symbolic strides are
 compared at the example sizes: layout decides neither values nor sizes, and a graph that depends on
 it is recorded with `reshape` instead of `view`.
 """
