@@ -198,9 +198,7 @@ def test_autograd_function():
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(reentrant):
-    check_gradients(
-        Layer(lambda lin, x: checkpoint(lin, x, use_reentrant=reentrant) * 2), x(True)
-    )
+    check_gradients(Layer(lambda lin, x: checkpoint(lin, x, use_reentrant=reentrant) * 2), x(True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

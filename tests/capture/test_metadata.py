@@ -79,9 +79,7 @@ def test_stack_trace_has_the_users_lines():
     ep = check(Model(), (x(),))
     line = Model.forward.__code__.co_firstlineno + 4
     text = calls(ep)[-1].meta["stack_trace"]
-    assert text == (
-        f'  File "{__file__}", line {line}, in forward\n    return v + 1  # the sum\n'
-    )
+    assert text == (f'  File "{__file__}", line {line}, in forward\n    return v + 1  # the sum\n')
     inner = calls(ep)[0].meta["stack_trace"]
     assert "v = self.act(block(v))" in inner and "return self.lin(v).cos()" in inner
     assert "torch/nn" not in inner and "graphport/" not in inner.replace("graphport/tests", "")

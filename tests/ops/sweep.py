@@ -113,9 +113,7 @@ def check_automatic(fn: Callable[..., Any], inputs: tuple[Any, ...], **options: 
 
 def check_dynamic(fn: Callable[..., Any], inputs: tuple[Any, ...], **options: Any) -> None:
     """A dim per size; sizes of 1 are left alone, because to broadcast is what they are for."""
-    spec = [
-        {d: gp.Dim(f"d{s}") for d, s in enumerate(t.shape) if s > 1} for t in inputs[0]
-    ]
+    spec = [{d: gp.Dim(f"d{s}") for d, s in enumerate(t.shape) if s > 1} for t in inputs[0]]
     try:
         ep = gp.export(fn, inputs, dynamic_shapes=(spec,))
     except gp.errors.ConstraintViolationError:

@@ -30,11 +30,12 @@ ROWS = [
         "b t 2 8", "b k 2 8", "b k 2 8", least=SOME, name="heads_apart", tolerance=CLOSE),
 ]  # fmt: skip
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_static(case: Row) -> None:
     check_static(case)
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_dynamic(case: Row) -> None:
     check_dynamic(case)
-

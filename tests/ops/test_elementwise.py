@@ -64,6 +64,7 @@ VIEWS = {
     "empty": lambda t: t[:0],
 }
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_static(case: Row) -> None:
     check_static(case)

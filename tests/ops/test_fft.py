@@ -31,11 +31,12 @@ ROWS = [
         name="stft"),
 ]  # fmt: skip
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_static(case: Row) -> None:
     check_static(case)
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_dynamic(case: Row) -> None:
     check_dynamic(case)
-

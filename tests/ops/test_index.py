@@ -54,11 +54,12 @@ ROWS = [
     row(lambda a: torch.tril_indices(3, 3) + a.shape[0], "b", name="tril_indices"),
 ]  # fmt: skip
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_static(case: Row) -> None:
     check_static(case)
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_dynamic(case: Row) -> None:
     check_dynamic(case)
-

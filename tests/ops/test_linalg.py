@@ -64,11 +64,12 @@ ROWS = [
     row(lambda a, b: torch.matmul(a, b), "t t", "t t", view=lambda t: t.t(), name="transposed"),
 ]  # fmt: skip
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_static(case: Row) -> None:
     check_static(case)
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_dynamic(case: Row) -> None:
     check_dynamic(case)
-

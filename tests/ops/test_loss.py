@@ -46,11 +46,12 @@ ROWS = [
         make=[torch.randn, ints(5)], name="ctc_loss"),
 ]  # fmt: skip
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_static(case: Row) -> None:
     check_static(case)
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_dynamic(case: Row) -> None:
     check_dynamic(case)
-

@@ -58,11 +58,12 @@ ROWS = [
     row(lambda a: a.argmax(-1), "b t", view=lambda t: t[:1].expand(4, -1), name="expanded_argmax"),
 ]  # fmt: skip
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_static(case: Row) -> None:
     check_static(case)
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_dynamic(case: Row) -> None:
     check_dynamic(case)
-

@@ -69,11 +69,12 @@ ROWS = [
     row(lambda a: torch.unbind_copy(a, 1), "b 2", name="unbind_copy"),
 ]  # fmt: skip
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_static(case: Row) -> None:
     check_static(case)
 
+
 @pytest.mark.parametrize("case", ROWS)
 def test_dynamic(case: Row) -> None:
     check_dynamic(case)
-

@@ -287,4 +287,3 @@ def index_tensor(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> A
 
 def _is_mask(i: Abstract | None) -> bool:
     return i is not None and i.dtype in (torch.bool, torch.uint8)
-

@@ -44,9 +44,7 @@ class Functions(TorchFunctionMode):
         self.recorder = tracer.recorder
         self._calls: dict[str, int] = {}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         override = OVERRIDES.get(func)
         if override is not None:
             result = override(self.tracer, func, args, kwargs or {})

@@ -82,9 +82,7 @@ class Abstract:
 
     def like(self, sizes: Sizes | None = None, dtype: torch.dtype | None = None) -> Abstract:
         """A fresh contiguous tensor; sizes and dtype as here unless given."""
-        return Abstract(
-            self.sizes if sizes is None else sizes, dtype or self.dtype, self.device
-        )
+        return Abstract(self.sizes if sizes is None else sizes, dtype or self.dtype, self.device)
 
     def view(self, sizes: Sizes, strides: Sizes | None, offset: Size | None = None) -> Abstract:
         """The same memory seen with other sizes and strides."""

@@ -112,9 +112,7 @@ def convolution(
     return conv(input, weight, bias, stride, padding, dilation, groups)
 
 
-@shape_rule(
-    aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input
-)
+@shape_rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 def conv_transpose(
     input: Abstract, weight: Abstract, bias: Abstract | None, stride: Ints, padding: Ints,
     output_padding: Ints, groups: int, dilation: Ints,

@@ -143,7 +143,6 @@ def masked_fill(self: Abstract, mask: Abstract, value: Any) -> Abstract:
     return self.like(broadcast(self.sizes, mask.sizes))
 
 
-
 @shape_rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(self: Abstract, other: Any, *, rounding_mode: str | None) -> Abstract:
     """Only true division turns integers into floats."""

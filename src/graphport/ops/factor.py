@@ -227,8 +227,10 @@ def linalg_ldl_factor_ex(
     self: Abstract, *, hermitian: bool, check_errors: bool
 ) -> tuple[Abstract, Abstract, Abstract]:
     batch, n = _square(self, "linalg.ldl_factor")
-    return _columns(self, self.sizes), self.like((*batch, n), torch.int32), self.like(
-        batch, torch.int32
+    return (
+        _columns(self, self.sizes),
+        self.like((*batch, n), torch.int32),
+        self.like(batch, torch.int32),
     )
 
 

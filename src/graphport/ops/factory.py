@@ -62,8 +62,9 @@ def scalar_tensor(s: Any, *, dtype: torch.dtype | None, device: Any, **_: Any) -
 
 @shape_rule(aten.empty_strided.default)
 def empty_strided(
-    size: Sequence[Size], stride: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any
-) -> Abstract:
+    size: Sequence[Size], stride: Sequence[Size], *, dtype: torch.dtype | None, device: Any,
+    **_: Any,
+) -> Abstract:  # fmt: skip
     return made(size, dtype, device, tuple(stride))
 
 

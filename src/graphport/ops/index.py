@@ -46,9 +46,7 @@ def index(self: Abstract, indices: Sequence[Abstract | None]) -> Abstract:
     return Abstract(sizes, self.dtype, self.device, _index_layout(self, indices, sizes))
 
 
-def _index_layout(
-    self: Abstract, indices: Sequence[Abstract | None], sizes: Sizes
-) -> Sizes | None:
+def _index_layout(self: Abstract, indices: Sequence[Abstract | None], sizes: Sizes) -> Sizes | None:
     """The result is mapped over the tensor and the indices, each standing still along the other."""
     used = [d for d, i in enumerate(indices) if i is not None]
     found = [indices[d] for d in used]
@@ -90,7 +88,7 @@ def gather(self: Abstract, dim: int, index: Abstract, **_: Any) -> Abstract:
     wrap_dim(dim, self.rank)
     if index.dtype not in (torch.int64, torch.int32) and 0 not in index.sizes:
         raise ShapeError("gather(): Expected dtype int32/int64 for index")
-    if index.rank != self.rank and index.rank and self.rank:
+    if index.rank != self.rank and index.rank and self.rank and 0 not in index.sizes:
         raise ShapeError(f"gather: index {index} must have as many dims as the input {self}")
     return self.like(index.sizes)
 

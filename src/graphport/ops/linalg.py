@@ -204,5 +204,3 @@ def bilinear(
     _inner(input1.sizes[-1], weight.sizes[1], "bilinear", input1, weight)
     _inner(input2.sizes[-1], weight.sizes[2], "bilinear", input2, weight)
     return input1.like((*input1.sizes[:-1], weight.sizes[0]))
-
-

@@ -1,7 +1,7 @@
 """Type promotion, as torch's `result_type` does it.
 
-Operands fall into three classes of priority: tensors with dims, 0-d tensors, Python numbers. A lower
-class changes the result only when it is of a higher kind (bool < int < float < complex).
+Operands fall into three classes of priority: tensors with dims, 0-d tensors, Python numbers. A
+lower class changes the result only when it is of a higher kind (bool < int < float < complex).
 """
 
 from __future__ import annotations

@@ -58,8 +58,7 @@ def _with_defaults(fn: Rule, op: OpOverload, strict: bool) -> Rule:
         raise TypeError(f"rule {fn.__name__} for {op}: no arguments {unknown} in {op._schema}")
     complete = len(positional) >= len(order) or any(p.kind is p.VAR_POSITIONAL for p in parameters)
     if not complete or not (
-        any(p.kind is p.VAR_KEYWORD for p in parameters)
-        or len(keyword) >= len(named) - len(order)
+        any(p.kind is p.VAR_KEYWORD for p in parameters) or len(keyword) >= len(named) - len(order)
     ):
         raise TypeError(f"rule {fn.__name__} does not take every argument of {op._schema}")
 
@@ -121,9 +120,7 @@ class OpInfo:
         # Questions such as aten::stride are known to the interpreter only, not to the dispatcher.
         self.composite = torch._C._dispatch_has_kernel(
             op.name()
-        ) and torch._C._dispatch_has_kernel_for_dispatch_key(
-            op.name(), "CompositeImplicitAutograd"
-        )
+        ) and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
         self.functional = functional_of(op) if mutated else None
         self.functional_dtype = self.functional is not None and _dtype_follows_out(self.functional)
         self._order: list[int] | None = None

@@ -116,5 +116,3 @@ def preserved(a: Abstract, sizes: Sizes | None = None) -> Sizes | None:
     if is_dense(a):
         return a.strides
     return elementwise_strides(a.sizes if sizes is None else sizes, [a])
-
-

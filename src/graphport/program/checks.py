@@ -83,8 +83,7 @@ def _step(shape: InputShape, ranges: dict[Expr, Range]) -> Step:
         for d, want in static:
             if sizes[d] != want:
                 raise RuntimeError(
-                    f"Expected input at {path}.shape[{d}] to be equal to {want}, "
-                    f"but got {sizes[d]}"
+                    f"Expected input at {path}.shape[{d}] to be equal to {want}, but got {sizes[d]}"
                 )
         for d, expr, solve, limits in dynamic:
             size = sizes[d]

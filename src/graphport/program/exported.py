@@ -96,5 +96,3 @@ class ExportedProgram:
         return render(self)
 
     __repr__ = __str__
-
-

@@ -273,4 +273,3 @@ def _refuse(what: str) -> Any:
         )
 
     return refuse
-
