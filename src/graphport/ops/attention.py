@@ -24,7 +24,7 @@ def scaled_dot_product_attention(
             f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
         )
     require_equal(query.sizes[-1], key.sizes[-1],
-                  "attention: query {0} and key {1} differ in the last dim", query, key)  # fmt: skip
+                  "attention: query {0} and key {1} differ in last dim", query, key)  # fmt: skip
     require_equal(key.sizes[-2], value.sizes[-2],
                   "attention: key {0} and value {1} differ in length", key, value)  # fmt: skip
     lead = query.sizes[:-2]
