@@ -208,7 +208,7 @@ def test_what_pytorch_may_leave_open(x):
     assert x.facts() == []
 
 
-def test_pytorch_helpers(x):
+def test_pytorch_utilities(x):
     shapes = symbolic_shapes
     assert shapes.has_guarding_hint(x.n)
     assert not shapes.has_guarding_hint(x.u)

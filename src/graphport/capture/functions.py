@@ -18,6 +18,7 @@ from graphport.capture.data_dependent import truth
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import AbstractTensor
 from graphport.errors import DataDependentError, MutationError, UnsupportedError
+from graphport.symbolic.bridge import sym_ite
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Override = Callable[..., Any]
@@ -89,6 +90,12 @@ def memory(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         f".{func.__name__}() asks for the memory of a tensor, which has none while it is captured",
         where=source.here(),
     )
+
+
+@overrides(torch.sym_ite)
+def ite(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """torch's own takes only nodes of its own class."""
+    return sym_ite(*args, **kwargs)
 
 
 @overrides(torch.Tensor.contiguous)

@@ -18,7 +18,7 @@ from graphport.capture.tracer import (
     wants_grad,
 )
 from graphport.capture.values import AbstractTensor, Value
-from graphport.errors import MutationError
+from graphport.errors import DataDependentError, MutationError
 from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.abstract import channels_last
 from graphport.ops.sizes import broadcast
@@ -320,7 +320,11 @@ def plain_sizes(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> li
 
 @special(aten._assert_scalar.default)
 def assert_scalar(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> None:
-    torch._check(bool(args[0]) if isinstance(args[0], (bool, int)) else args[0], lambda: args[1])
+    condition = args[0]
+    if isinstance(condition, (bool, int)):
+        torch._check(bool(condition), lambda: args[1])
+    else:
+        _state(tracer, from_torch(condition))
 
 
 @special(aten._assert_tensor_metadata.default)
@@ -330,10 +334,21 @@ def assert_tensor_metadata(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keyw
 
 @special(aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
 def sym_constrain_range(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> None:
-    value = from_torch(args[0])
-    lower = 0 if "for_size" in info.name else kwargs.get("min")
-    for bound in (lower, kwargs.get("min")):
-        if bound is not None:
-            tracer.scope.expect(ge(value, bound))
-    if kwargs.get("max") is not None:
-        tracer.scope.expect(le(value, kwargs["max"]))
+    value, low, high = from_torch(args[0]), kwargs.get("min"), kwargs.get("max")
+    if info.op is aten.sym_constrain_range_for_size.default:
+        low = max(low or 0, 0)
+    if low is not None:
+        _state(tracer, ge(value, low))
+    if high is not None:
+        _state(tracer, le(value, high))
+
+
+def _state(tracer: Tracer, condition: Any) -> None:
+    """What the program asserts is meant as it says, sizes of 0 and 1 included."""
+    scope = tracer.scope
+    before, scope.internal = scope.internal, False
+    try:
+        if not scope.expect(condition):
+            raise DataDependentError(f"{condition} is asserted, but cannot hold")
+    finally:
+        scope.internal = before

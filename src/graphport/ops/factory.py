@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes, permuted
 from graphport.ops.registry import shape_rule
 from graphport.ops.shape import formatted
-from graphport.symbolic import Expr, ceil, sub, truediv
+from graphport.ops.sizes import known
+from graphport.symbolic import Expr, ceil, ge, sub, truediv
 
 aten = torch.ops.aten
 
@@ -19,6 +21,9 @@ aten = torch.ops.aten
 def made(
     sizes: Sequence[Size], dtype: torch.dtype | None, device: Any, strides: Sizes | None = None
 ) -> Abstract:
+    for s in sizes:
+        if isinstance(s, Expr) and not (known(ge(s, 0)) or s.scope.expect(ge(s, 0))):
+            raise ShapeError(f"Trying to create tensor with negative dimension {s}: {list(sizes)}")
     return Abstract(
         tuple(sizes), dtype or torch.get_default_dtype(),
         torch.device("cpu") if device is None else torch.device(device), strides,

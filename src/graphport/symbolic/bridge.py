@@ -2,7 +2,7 @@
 
 PyTorch's symbolic numbers are shells around a *node*, a Python object that C++ and PyTorch's Python
 call by method name. `SymNode` is that object for our expressions: arithmetic is the algebra of
-`expr`, questions go to the `Scope`. `ShapeEnv` is the little that PyTorch's helper functions
+`expr`, questions go to the `Scope`. `ShapeEnv` is the little that PyTorch's utility functions
 (`guard_or_false`, `statically_known_true`, ...) reach for behind a node.
 
 Questions that PyTorch says may be left open (`guard_or_false`, the memory layout of a tensor) are

@@ -1,4 +1,4 @@
-"""A scope as PyTorch's helper functions see it from behind a symbolic number.
+"""A scope as PyTorch's utility functions see it from behind a symbolic number.
 
 `torch.fx.experimental.symbolic_shapes` offers meta functions `guard_or_false`,
 `statically_known_true`, `guarding_hint_or_throw` and the like; they reach for `node.shape_env` and
@@ -111,7 +111,7 @@ class _Bounds(Range):
 
 
 class Opaque:
-    """An expression that PyTorch's helpers may hold but not look into.
+    """An expression that PyTorch's utilities may hold but not look into.
 
     It has no symbols, no parts, and is not a number; sympy would be used on them.
     """

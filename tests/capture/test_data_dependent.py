@@ -1,0 +1,133 @@
+"""Values and sizes that depend on data: symbols, ranges, assertions in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import graphport as gp
+from graphport.errors import DataDependentError
+from tests.helpers import check
+
+aten = torch.ops.aten
+
+
+def bounded(x: torch.Tensor) -> torch.Tensor:
+    n = x.item()
+    torch._check(n >= 4)
+    torch._check(n <= 7)
+    return torch.zeros(n, 2)
+
+
+def constrained(x: torch.Tensor) -> torch.Tensor:
+    n = x.item()
+    torch.sym_constrain_range_for_size(n, min=4, max=7)
+    return torch.zeros(n, 2)
+
+
+@pytest.mark.parametrize("program", [bounded, constrained])
+def test_a_range_is_checked_where_the_value_is_made(program: Callable[..., Any]) -> None:
+    ep = check(program, (torch.tensor(5),), others=[(torch.tensor(4),), (torch.tensor(7),)])
+    ((symbol, limits),) = ep.range_constraints.items()
+    assert (str(symbol), limits.lower, limits.upper) == ("u0", 4, 7)
+    with pytest.raises(RuntimeError, match=r"Invalid value range for 30 between \[4, 7\]"):
+        ep.module()(torch.tensor(30))
+
+
+def test_a_value_used_as_a_size_is_not_negative() -> None:
+    ep = check(lambda x: torch.ones(x.item(), 5).sum(), (torch.tensor(3),))
+    with pytest.raises(RuntimeError, match="Invalid value range for -1 between"):
+        ep.module()(torch.tensor(-1))
+
+
+def test_a_relation_to_an_input_size_is_asserted() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        n = x.item()
+        torch._check(n >= 0)
+        torch._check(n <= y.size(0))
+        return y[:n]
+
+    ep = check(
+        f,
+        (torch.tensor(5), torch.ones(10)),
+        dynamic_shapes=(None, {0: gp.Dim("t")}),
+        others=[(torch.tensor(6), torch.randn(13)), (torch.tensor(0), torch.randn(3))],
+    )
+    assert sum(n.target is aten._assert_scalar.default for n in ep.graph.nodes) == 1
+    with pytest.raises(RuntimeError, match="Runtime assertion failed for expression t >= u0"):
+        ep.module()(torch.tensor(4), torch.ones(3))
+
+
+def test_assertions_survive_a_retrace() -> None:
+    ep = gp.export(bounded, (torch.tensor(5),))
+    again = gp.export(ep.module(), (torch.tensor(5),))
+    with pytest.raises(RuntimeError, match=r"Invalid value range for 3 between \[4, 7\]"):
+        again.module()(torch.tensor(3))
+
+
+SIZED: dict[str, tuple[Callable[..., Any], Any]] = {
+    "nonzero": (lambda x: x.nonzero() * 2, lambda n: torch.randint(0, 2, (n, 3))),
+    "mask": (lambda x: x[x > 0].exp(), lambda n: torch.randn(n, 3)),
+    "mask of rows": (lambda x: x[x[:, 0] > 0] @ torch.ones(3, 2), lambda n: torch.randn(n, 3)),
+    "masked_select": (lambda x: x.masked_select(x > 0).sum(), lambda n: torch.randn(n, 3)),
+    "unique": (lambda x: torch.unique(x), lambda n: torch.randint(0, 3, (n, 3))),
+    "unique all": (
+        lambda x: torch.unique(x, return_inverse=True, return_counts=True),
+        lambda n: torch.randint(0, 3, (n, 3)),
+    ),
+    "consecutive": (lambda x: torch.unique_consecutive(x), lambda n: torch.randint(0, 2, (n,))),
+    "where": (lambda x: torch.where(x > 0), lambda n: torch.randn(n, 3)),
+    "repeats": (
+        lambda x: torch.arange(x.shape[0]).repeat_interleave(x),
+        lambda n: torch.randint(0, 4, (n,)),
+    ),
+    "bincount": (lambda x: torch.bincount(x), lambda n: torch.randint(0, 4, (n,))),
+    "mask and its count": (
+        lambda x: x[x > 0] / (x > 0).nonzero().shape[0],
+        lambda n: torch.randn(n) + 1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_results_of_unknown_size(name: str) -> None:
+    program, make = SIZED[name]
+    check(program, (make(4),), dynamic_shapes=({0: gp.Dim("n")},), others=[(make(7),), (make(2),)])
+
+
+def test_sym_ite_on_sizes() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sym_ite(x.shape[0] == 4, x.shape[0], x.shape[1])
+
+    check(
+        f,
+        (torch.randn(4, 3),),
+        dynamic_shapes=({0: gp.Dim("a"), 1: gp.Dim("b")},),
+        others=[(torch.randn(5, 6),), (torch.randn(4, 7),)],
+    )
+
+
+def test_a_branch_on_a_size_from_data_is_refused() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.nonzero().shape[0] > 2:
+            return x.cos()
+        return x.sin()
+
+    with pytest.raises(DataDependentError) as raised:
+        gp.export(f, (torch.tensor([2, 3, 5]),))
+    text = str(raised.value)
+    assert "Could not guard on data-dependent expression u0 >= 3" in text
+    assert "if x.nonzero().shape[0] > 2:" in text
+    assert "torch._check(" in text
+
+
+def test_an_assertion_decides_a_branch() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        n = x.item()
+        torch._check(n > 2)
+        return y * 2 if n >= 3 else y + 3
+
+    check(f, (torch.tensor(4), torch.ones(2)))
