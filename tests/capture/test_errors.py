@@ -253,16 +253,22 @@ GOLDEN = {
           fix  compute with torch functions, or move the numpy code into a torch.library.custom_op
     """,
     to_int: """
-        GP120 Could not guard on data-dependent expression f0: Python needs its value, and it depends on the data of a tensor
+        GP120 Could not guard on data-dependent expression: a Python int from a tensor needs its data, which capture does not know
           at   test_errors.py:N in to_int: return [v] * int(v.sum())      (block.0)
+          fix  x.item() gives a symbolic number, for sizes and for arithmetic
+          fix  or go on with the tensor itself
     """,
     to_float: """
-        GP120 Could not guard on data-dependent expression f0: Python needs its value, and it depends on the data of a tensor
+        GP120 Could not guard on data-dependent expression: a Python float from a tensor needs its data, which capture does not know
           at   test_errors.py:N in to_float: return v * 2 if float(v.sum()) > 1 else v      (block.0)
+          fix  x.item() gives a symbolic number, for sizes and for arithmetic
+          fix  or go on with the tensor itself
     """,
     count: """
-        GP120 Could not guard on data-dependent expression u0: Python needs its value, and it depends on the data of a tensor
+        GP120 Could not guard on data-dependent expression: a Python int from a tensor needs its data, which capture does not know
           at   test_errors.py:N in count: return [v for _ in range(v.sum().long())]      (block.0)
+          fix  x.item() gives a symbolic number, for sizes and for arithmetic
+          fix  or go on with the tensor itself
     """,
     listed: """
         GP120 Could not guard on data-dependent expression 0.0 < f0: the program branches on it, and it depends on the data of a tensor

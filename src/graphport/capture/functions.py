@@ -92,6 +92,25 @@ def memory(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
+@overrides(torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__)
+def python_number(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    value = tracer.value(args[0])
+    if value.literal is not None:
+        return func(value.literal)
+    if value.number is not None:  # made from sizes: as good as a size
+        return NotImplemented
+    kind = "float" if func is torch.Tensor.__float__ else "int"
+    raise DataDependentError(
+        f"Could not guard on data-dependent expression: a Python {kind} from a tensor needs its "
+        "data, which capture does not know",
+        where=source.here(),
+        fix=(
+            "x.item() gives a symbolic number, for sizes and for arithmetic",
+            "or go on with the tensor itself",
+        ),
+    )
+
+
 @overrides(torch.sym_ite)
 def ite(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """torch's own takes only nodes of its own class."""
