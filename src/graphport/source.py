@@ -27,6 +27,8 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 
+_WIDTH = 120  # of the source text in a message
+
 _is_user_file: dict[str, bool] = {}
 
 
@@ -45,7 +47,8 @@ class Location:
 
     def __str__(self) -> str:
         place = f"{os.path.basename(self.file)}:{self.line} in {self.function}"
-        code = f": {self.text}" if self.text else ""
+        text = self.text if len(self.text) <= _WIDTH else self.text[: _WIDTH - 3] + "..."
+        code = f": {text}" if text else ""
         return f"{place}{code}" + (f"      ({self.module})" if self.module else "")
 
 

@@ -438,14 +438,20 @@ def _no_autocast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(enabled)
 
 
+_NO_DEVICE = "Torch not compiled with"  # CUDA, XPU, ... enabled
+
+
 def _forward_error(error: Exception, where: source.Location | None) -> Exception:
     """The user's exception, with the place; it can be caught as the user's own class too."""
-    what = f"{type(error).__name__} in the program: {error}"
+    what, fix = f"{type(error).__name__} in the program: {error}", ()
+    if _NO_DEVICE in str(error):
+        what = f"the program asks for a device that is missing here: {error}"
+        fix = ("x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",)
     try:
         both = type("ForwardError", (ForwardError, type(error)), {"__module__": "graphport.errors"})
-        made = both(what, where=where)
+        made = both(what, where=where, fix=fix)
     except TypeError:  # a class that cannot be combined, or not be made from a text
-        made = ForwardError(what, where=where)
+        made = ForwardError(what, where=where, fix=fix)
     for name, value in vars(error).items():
         vars(made).setdefault(name, value)
     return made
