@@ -443,7 +443,8 @@ _NO_DEVICE = "Torch not compiled with"  # CUDA, XPU, ... enabled
 
 def _forward_error(error: Exception, where: source.Location | None) -> Exception:
     """The user's exception, with the place; it can be caught as the user's own class too."""
-    what, fix = f"{type(error).__name__} in the program: {error}", ()
+    what = f"{type(error).__name__} in the program: {error}"
+    fix: tuple[str, ...] = ()
     if _NO_DEVICE in str(error):
         what = f"the program asks for a device that is missing here: {error}"
         fix = ("x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",)
