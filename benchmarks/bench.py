@@ -192,12 +192,20 @@ def compare(keys: list[str], runners: list[Runner], repeats: int, quick: bool) -
 
 
 def depth(layers: list[int], runners: list[Runner], repeats: int) -> list[Row]:
-    """LLaMA with dynamic sizes at growing depth; narrow, since width does not change the graph."""
-    rows = []
-    for count in layers:
-        say(f"LLaMA depth {count}")
-        case = huggingface.llama(count, hidden=128, heads=4, batch=2, length=32)
-        rows.append(Row(f"LLaMA-{count}", "batch, length", measure(case, True, runners, repeats)))
+    """LLaMA with dynamic sizes at growing depth; narrow, since width does not change the graph.
+
+    The question is how each contender grows, so each goes through the depths by itself.
+    """
+    rows = [
+        Row(f"LLaMA-{count}", "batch, length", {name: Cell() for name in (GRAPHPORT, EXPORT)})
+        for count in layers
+    ]
+    for runner in runners:
+        (name,) = YIELDS[runner]
+        for count, row in zip(layers, rows, strict=True):
+            say(f"{row.model} in depth, {name}")
+            case = huggingface.llama(count, hidden=128, heads=4, batch=2, length=32)
+            row.cells[name] = measure(case, True, [runner], repeats)[name]
     return rows
 
 
@@ -455,7 +463,7 @@ def main() -> None:
     }
     if whole or "llama" in options.only:
         layers = [2, 4, 8] if quick else [4, 8, 16, 32, 64]
-        result["depth"] = depth(layers, [*ahead, run_export_only], repeats)
+        result["depth"] = depth(layers, [*ahead, run_export_only], max(repeats, 5))
     if whole:
         result["memory"] = memory(contenders, megabytes)
         result["import"] = import_time("import graphport", 3 if quick else 7) if ours else {}

@@ -95,9 +95,7 @@ def memory(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 @overrides(torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__)
 def python_number(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     value = tracer.value(args[0])
-    if value.literal is not None:
-        return func(value.literal)
-    if value.number is not None:  # made from sizes: as good as a size
+    if value.literal is not None or value.number is not None:  # written out, or made from sizes
         return NotImplemented
     kind = "float" if func is torch.Tensor.__float__ else "int"
     raise DataDependentError(
