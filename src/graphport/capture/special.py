@@ -21,7 +21,7 @@ from graphport.capture.values import AbstractTensor, Value
 from graphport.errors import DataDependentError, MutationError
 from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.abstract import channels_last
-from graphport.ops.sizes import broadcast
+from graphport.ops.sizes import broadcast, expected
 from graphport.ops.strides import at_example, is_dense
 from graphport.symbolic import ge, le
 from graphport.symbolic.bridge import from_torch, to_torch
@@ -324,7 +324,7 @@ def assert_scalar(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> 
     if isinstance(condition, (bool, int)):
         torch._check(bool(condition), lambda: args[1])
     else:
-        _state(tracer, from_torch(condition))
+        _state(from_torch(condition))
 
 
 @special(aten._assert_tensor_metadata.default)
@@ -338,17 +338,12 @@ def sym_constrain_range(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keyword
     if info.op is aten.sym_constrain_range_for_size.default:
         low = max(low or 0, 0)
     if low is not None:
-        _state(tracer, ge(value, low))
+        _state(ge(value, low))
     if high is not None:
-        _state(tracer, le(value, high))
+        _state(le(value, high))
 
 
-def _state(tracer: Tracer, condition: Any) -> None:
+def _state(condition: Any) -> None:
     """What the program asserts is meant as it says, sizes of 0 and 1 included."""
-    scope = tracer.scope
-    before, scope.internal = scope.internal, False
-    try:
-        if not scope.expect(condition):
-            raise DataDependentError(f"{condition} is asserted, but cannot hold")
-    finally:
-        scope.internal = before
+    if not expected(condition):
+        raise DataDependentError(f"{condition} is asserted, but cannot hold")

@@ -6,7 +6,7 @@ a fact by the scope that owns the symbols; a rule never does that by hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes
@@ -51,24 +51,20 @@ def equal(a: Size, b: Size) -> bool:
 
 def at_example_sizes(cond: bool | Expr) -> bool:
     """Decide what an operator requires: as the example has it, not as sizes have it in general."""
-    if isinstance(cond, bool):
-        return cond
-    scope = cond.scope
-    before, scope.internal = scope.internal, False
-    try:
-        return scope.guard(cond)
-    finally:
-        scope.internal = before
+    return cond if isinstance(cond, bool) else _as_stated(cond.scope.guard, cond)
 
 
 def expected(cond: bool | Expr) -> bool:
     """Take a condition as true, to be checked when run; False if the example has it otherwise."""
-    if isinstance(cond, bool):
-        return cond
+    return cond if isinstance(cond, bool) else _as_stated(cond.scope.expect, cond)
+
+
+def _as_stated(ask: Callable[[Expr], bool], cond: Expr) -> bool:
+    """Ask about a condition as the user would: sizes of 0 and 1 are sizes like others."""
     scope = cond.scope
     before, scope.internal = scope.internal, False
     try:
-        return scope.expect(cond)
+        return ask(cond)
     finally:
         scope.internal = before
 
