@@ -209,6 +209,28 @@ def depth(layers: list[int], runners: list[Runner], repeats: int) -> list[Row]:
     return rows
 
 
+class Chain(torch.nn.Module):
+    """Every input must be one shorter than the one before: as many facts as inputs."""
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        total = inputs[0]
+        for x in inputs[1:]:
+            total = total[1:] * 2 + x
+        return total.sum()
+
+
+def related(counts: list[int], runners: list[Runner], repeats: int) -> list[Row]:
+    """Growing numbers of dynamic dims, which the program relates to each other."""
+    rows = []
+    for count in counts:
+        say(f"{count} related dims")
+        inputs = tuple(torch.zeros(2 * count + 8 - i) for i in range(count))
+        case = Case(Chain(), inputs, {}, lambda Dim, n=count: (({0: Dim.AUTO},) * n,))
+        cells = {name: Cell() for name in (GRAPHPORT, EXPORT)}
+        rows.append(Row("chain", str(count), cells | measure(case, True, runners, repeats)))
+    return rows
+
+
 def peak_memory() -> int:
     """Largest resident size of this process so far, in bytes."""
     status = Path("/proc/self/status")
@@ -253,6 +275,30 @@ def memory(contenders: list[str], megabytes: int) -> dict[str, Cell]:
         else:
             cells[name] = Cell(error=(done.stderr.strip().splitlines() or ["no output"])[-1][:160])
     return cells
+
+
+CHECKED_DIMS = (1, 16, 256)
+
+
+def check_cost(dims: int, repeats: int) -> float:
+    """Seconds that `.module()` spends on checking one dynamic dim, of `dims` in tensors of four."""
+    import graphport as gp
+
+    rank = min(dims, 4)
+    tensors = tuple(torch.zeros([2] * rank) for _ in range(dims // rank))
+    shapes = tuple(
+        {d: gp.Dim(f"d{t}_{d}", max=1024) for d in range(rank)} for t in range(len(tensors))
+    )
+    program = gp.export(lambda *inputs: inputs[0] + 1, tensors, dynamic_shapes=(shapes,))
+    accepts = program.checks.accepts
+    rounds = 20_000 // dims + 1
+    runs = []
+    for _ in range(10 * repeats):
+        start = time.perf_counter()
+        for _ in range(rounds):
+            accepts(tensors)
+        runs.append((time.perf_counter() - start) / rounds)
+    return min(runs) / dims  # anything above the least is the machine
 
 
 IMPORT = """
@@ -365,6 +411,16 @@ def depth_table(rows: list[Row]) -> str:
     return table([*header, "torch.export ms", "nodes", "µs per node"], lines)
 
 
+def related_table(rows: list[Row]) -> str:
+    lines = []
+    for row in rows:
+        ours, theirs = row.cells[GRAPHPORT], row.cells[EXPORT]
+        each = f"{ours.seconds * 1e3 / int(row.shapes):.2f}" if ours.seconds else ""
+        ratio = theirs.seconds / ours.seconds if theirs.seconds and ours.seconds else None
+        lines.append([row.shapes, milliseconds(ours), each, milliseconds(theirs), times(ratio)])
+    return table(["dims", "graphport ms", "per dim", "torch.export ms", "ratio"], lines)
+
+
 def failures(rows: list[Row]) -> list[str]:
     return [
         f"- {name} fails on {row.model} ({row.shapes}): {cell.error}"
@@ -390,6 +446,9 @@ def report(result: dict[str, Any]) -> str:
     if result["depth"]:
         parts.append("Growth with depth, all with dynamic sizes:")
         parts.append(depth_table(result["depth"]))
+    if result["related"]:
+        parts.append("Dynamic dims that the program relates to each other (`Dim.AUTO`):")
+        parts.append(related_table(result["related"]))
     if result["memory"]:
         size = f"{result['megabytes'] / 1024:g} GB"
         each = [
@@ -399,6 +458,9 @@ def report(result: dict[str, Any]) -> str:
         parts.append(
             f"Peak memory beyond the model, capturing {size} of weights: " + ", ".join(each) + "."
         )
+    if result["checks"]:
+        each = [f"{cost * 1e6:.2f} µs with {dims}" for dims, cost in result["checks"].items()]
+        parts.append(f"Checks of `.module()`, for each dynamic dim: {', '.join(each)}.")
     if "error" in result["import"]:
         parts.append(f"`import graphport` fails: {result['import']['error']}")
     elif result["import"]:
@@ -457,7 +519,9 @@ def main() -> None:
             options.only or list(WORKLOADS), [*ahead, run_torch, run_floor], repeats, quick
         ),
         "depth": [],
+        "related": [],
         "memory": {},
+        "checks": {},
         "import": {},
         "megabytes": megabytes,
     }
@@ -465,7 +529,12 @@ def main() -> None:
         layers = [2, 4, 8] if quick else [4, 8, 16, 32, 64]
         result["depth"] = depth(layers, [*ahead, run_export_only], max(repeats, 5))
     if whole:
+        counts = [1, 4, 16] if quick else [1, 4, 16, 64]
+        result["related"] = related(counts, [*ahead, run_export_only], max(repeats, 3))
         result["memory"] = memory(contenders, megabytes)
+        if ours:
+            say("checks")
+            result["checks"] = {dims: check_cost(dims, repeats) for dims in CHECKED_DIMS}
         result["import"] = import_time("import graphport", 3 if quick else 7) if ours else {}
     if options.json:
         print(json.dumps(result, indent=2, default=asdict))

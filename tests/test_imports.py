@@ -185,7 +185,7 @@ def test_arrows_are_resolved() -> None:
 
 
 # Packages that a plain `import graphport` must not load: slow ones, and the ones it replaces.
-LEFT_OUT = ("onnx", "onnxruntime", "sympy", "torch.export", "torch._dynamo", "torch.onnx")
+LEFT_OUT = ("onnx", "onnxruntime", "sympy", "z3", "torch.export", "torch._dynamo", "torch.onnx")
 
 LOADED = """
 import json, sys

@@ -1,7 +1,20 @@
 """graphport: PyTorch programs captured as graphs with symbolic sizes."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from graphport import errors
-from graphport.capture import Dim, dims, export, register_dataclass
+from graphport.capture import (
+    AdditionalInputs,
+    Dim,
+    DraftProgram,
+    ShapesCollection,
+    dims,
+    draft_export,
+    export,
+    refine_dynamic_shapes,
+    register_dataclass,
+)
 from graphport.program import (
     ExportedProgram,
     GraphSignature,
@@ -12,15 +25,31 @@ from graphport.program import (
 )
 
 __all__ = [
+    "AdditionalInputs",
     "Dim",
+    "DraftProgram",
     "ExportedProgram",
     "GraphSignature",
     "InputKind",
     "InputSpec",
     "OutputKind",
     "OutputSpec",
+    "ShapesCollection",
     "dims",
+    "draft_export",
     "errors",
     "export",
+    "fx",
+    "refine_dynamic_shapes",
     "register_dataclass",
 ]
+
+if TYPE_CHECKING:
+    from graphport import fx
+
+
+def __getattr__(name: str) -> Any:
+    """`gp.fx` is loaded when it is first used."""
+    if name == "fx":
+        return import_module("graphport.fx")
+    raise AttributeError(f"module 'graphport' has no attribute {name!r}")

@@ -7,7 +7,7 @@ rendered in one place. Text is built only when an error is raised.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -102,16 +102,51 @@ class ForwardError(UserError):
     code = "GP150"
 
 
+class ExpressionError(UserError, ValueError):
+    """A text that is not an expression of sizes."""
+
+    code = "GP160"
+
+
 class UnsupportedError(ExportError):
     """Something that graphport cannot capture yet, or never will."""
 
     code = "GP200"
 
 
+class MissingPackageError(ExportError, ImportError):
+    """Something that needs an optional package which is not installed."""
+
+    code = "GP210"
+
+
 class VerificationError(ExportError):
     """A program that breaks its own rules."""
 
     code = "GP300"
+
+
+class ValidationError(VerificationError):
+    """Two expressions that differ; `counterexample` has values of the symbols at which they do."""
+
+    code = "GP310"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: Location | str | None = None,
+        fix: str | Iterable[str] = (),
+        counterexample: Mapping[str, int | float | bool] | None = None,
+    ) -> None:
+        self.counterexample = dict(counterexample or {})
+        super().__init__(what, where=where, fix=fix)
+
+
+class UndecidedError(VerificationError):
+    """Neither a proof nor a counterexample was found with bounded effort."""
+
+    code = "GP311"
 
 
 class SerializationError(ExportError):

@@ -11,12 +11,13 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import itertools
 import linecache
 import os
 import sys
 import sysconfig
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -40,6 +41,8 @@ class Location:
     line: int
     function: str
     module: str = ""
+    expression: str = ""
+    """The part of the line that was being evaluated, where somebody asked for it."""
 
     @property
     def text(self) -> str:
@@ -141,6 +144,30 @@ def _is_layer(code: CodeType) -> bool:
     return code.co_name == "forward" and code.co_filename.startswith(_TORCH)
 
 
+def user_frame() -> FrameType | None:
+    """The user's innermost frame that is executing now."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _belongs_to_user(frame.f_code):
+        frame = None if frame.f_code in boundaries else frame.f_back
+    return frame
+
+
+def spot() -> Location | None:
+    """As `here`, with the expression that is being evaluated."""
+    where, frame = here(), user_frame()
+    return where if where is None or frame is None else replace(where, expression=_segment(frame))
+
+
+def _segment(frame: FrameType) -> str:
+    """The source text of what a frame is evaluating; empty when it spans lines or is unknown."""
+    positions = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    line, end, start, stop = next(positions, (None,) * 4)
+    if line is None or line != end:
+        return ""
+    # Columns count bytes.
+    return linecache.getline(frame.f_code.co_filename, line).encode()[start:stop].decode()
+
+
 def of_function(fn: Any) -> Location | None:
     """Where a function is defined, if it is written in Python."""
     code = getattr(inspect.unwrap(fn), "__code__", None)
@@ -151,9 +178,7 @@ def of_function(fn: Any) -> Location | None:
 
 def in_assert() -> bool:
     """Whether the user's innermost code that is executing asks for the sake of an `assert`."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _belongs_to_user(frame.f_code):
-        frame = frame.f_back
+    frame = user_frame()
     if frame is None:
         return False
     after = [i for i in dis.get_instructions(frame.f_code) if i.offset >= frame.f_lasti][:3]

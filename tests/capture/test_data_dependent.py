@@ -43,6 +43,18 @@ def test_a_value_used_as_a_size_is_not_negative() -> None:
         ep.module()(torch.tensor(-1))
 
 
+def test_a_value_that_a_tensor_is_expanded_to_is_a_size() -> None:
+    """And never the -1 that keeps what is there: the size of the result would be wrong."""
+
+    def f(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, int]:
+        y = x.expand(n.item(), 3)
+        return y, y.shape[0]
+
+    ep = check(f, (torch.ones(1, 3), torch.tensor(2)), others=[(torch.ones(1, 3), torch.tensor(0))])
+    with pytest.raises(RuntimeError, match="Invalid value range for -1 between"):
+        ep.module()(torch.ones(1, 3), torch.tensor(-1))
+
+
 def test_a_relation_to_an_input_size_is_asserted() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         n = x.item()
@@ -56,7 +68,8 @@ def test_a_relation_to_an_input_size_is_asserted() -> None:
         dynamic_shapes=(None, {0: gp.Dim("t")}),
         others=[(torch.tensor(6), torch.randn(13)), (torch.tensor(0), torch.randn(3))],
     )
-    assert sum(n.target is aten._assert_scalar.default for n in ep.graph.nodes) == 1
+    # That it is a size, and the relation.
+    assert sum(n.target is aten._assert_scalar.default for n in ep.graph.nodes) == 2
     with pytest.raises(RuntimeError, match="Runtime assertion failed for expression t >= u0"):
         ep.module()(torch.tensor(4), torch.ones(3))
 
@@ -119,7 +132,7 @@ def test_a_branch_on_a_size_from_data_is_refused() -> None:
     with pytest.raises(DataDependentError) as raised:
         gp.export(f, (torch.tensor([2, 3, 5]),))
     text = str(raised.value)
-    assert "Could not guard on data-dependent expression u0 >= 3" in text
+    assert "Could not guard on data-dependent expression x.nonzero().shape[0] >= 3" in text
     assert "if x.nonzero().shape[0] > 2:" in text
     assert "torch._check(" in text
 

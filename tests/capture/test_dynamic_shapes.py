@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import graphport as gp
-from graphport.errors import ConstraintViolationError, SpecError
+from graphport.errors import ConstraintViolationError
 from tests.helpers import check
 
 Pair = collections.namedtuple("Pair", ["a", "b"])
@@ -110,123 +110,6 @@ def test_unused_inputs_keep_their_dims() -> None:
     assert ep.module()(torch.ones(2, 3), torch.ones(9, 3)).shape == (2, 3)
 
 
-SPEC_ERRORS = {
-    "unknown name": (
-        (T,),
-        {"z": {0: n}},
-        "GP110 dynamic_shapes names 'z', which is not an argument of this call\n"
-        "  at   dynamic_shapes['z']\n"
-        "  fix  use the names of the arguments: 'x'",
-    ),
-    "wrong count": (
-        (T, T),
-        ({0: n},),
-        "GP110 dynamic_shapes has 1 entries for 2 arguments (x, y)\n"
-        "  fix  one entry per argument, None where nothing is dynamic",
-    ),
-    "wrong rank": (
-        (T,),
-        {"x": (n,)},
-        "GP110 *args[0] has 2 dimensions, but its spec has 1 entries\n"
-        "  at   dynamic_shapes['x']\n"
-        "  fix  one entry per dimension, None where it is fixed, or a dict {dim: Dim}",
-    ),
-    "no such dim": (
-        (T,),
-        {"x": {2: n}},
-        "GP110 *args[0] has 2 dimensions; expected a dimension in the range [0, 1], got 2\n"
-        "  at   dynamic_shapes['x']",
-    ),
-    "0-d tensor": (
-        (torch.tensor(1.0),),
-        {"x": {0: n}},
-        "GP110 Cannot mark 0-dimension tensors to be dynamic: *args[0]\n  at   dynamic_shapes['x']",
-    ),
-    "constant": (
-        (5,),
-        {"x": n},
-        "GP110 the input at *args[0] is 5, not a tensor: it has no dimensions\n"
-        "  at   dynamic_shapes['x']\n"
-        "  fix  None in its place",
-    ),
-    "not a dim": (
-        (T,),
-        {"x": {0: "batch"}},
-        "GP110 *args[0].shape[0]: expected a Dim, an int, None or Dim.AUTO, got 'batch'\n"
-        "  at   dynamic_shapes['x']",
-    ),
-    "not a spec": (
-        (T,),
-        {"x": n},
-        "GP110 *args[0] is a tensor: expected a dict {dim: Dim}, or a list or tuple with an entry "
-        "per dimension, got Dim('n')\n"
-        "  at   dynamic_shapes['x']",
-    ),
-    "container": (
-        ([T, T],),
-        {"x": [None]},
-        "GP110 the input at *args[0] has 2 parts, but the spec has 1\n"
-        "  at   dynamic_shapes['x']\n"
-        "  fix  one entry per part, None where nothing is dynamic",
-    ),
-    "key": (
-        ({"a": T},),
-        {"x": {"b": None}},
-        "GP110 the input at *args[0] has no 'b'; it has 'a'\n  at   dynamic_shapes['x']",
-    ),
-    "two definitions": (
-        (T,),
-        {"x": {0: gp.Dim("C", min=3), 1: gp.Dim("C", max=12)}},
-        "GP110 Found different definitions Dim('C', min=3) and Dim('C', max=12) for the same "
-        "symbolic dimension\n"
-        "  at   dynamic_shapes of *args[0].shape[1]",
-    ),
-    "form": (
-        (T,),
-        {"x": {0: 2 * gp.Dim("d") + 1}},
-        "GP110 Expected shape[0] = 4 of input Tensor to be of the form 2*d + 1, where d is an "
-        "integer\n"
-        "  at   *args[0].shape[0]",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", SPEC_ERRORS)
-def test_malformed_specs(case: str) -> None:
-    args, spec, text = SPEC_ERRORS[case]
-    with pytest.raises(SpecError) as raised:
-        gp.export(total, args, dynamic_shapes=spec)
-    assert str(raised.value) == text
-
-
-def test_an_example_outside_of_the_range() -> None:
-    with pytest.raises(ConstraintViolationError) as raised:
-        gp.export(total, (T,), dynamic_shapes={"x": {0: gp.Dim("d", min=6)}})
-    assert str(raised.value) == (
-        "GP111 4 not in range [6, inf]: the example size of *args[0].shape[0] is outside of "
-        "Dim('d', min=6)\n"
-        "Suggested fixes:\n"
-        "  d = Dim('d', min=4)"
-    )
-
-
-def test_a_static_size_that_is_not_the_examples() -> None:
-    with pytest.raises(
-        ConstraintViolationError,
-        match="Static shape constraint of 5 does not match input size of 4",
-    ):
-        gp.export(total, (T,), dynamic_shapes={"x": (5, None)})
-
-
-def test_examples_that_do_not_agree() -> None:
-    d = gp.Dim("dimx", min=3, max=6)
-    with pytest.raises(
-        ConstraintViolationError,
-        match=r"Expected input .* to be equal to 2\*dimx, where dimx = 5, but got 6",
-    ):
-        gp.export(total, (torch.ones(5), torch.ones(6)), dynamic_shapes=({0: d}, {0: 2 * d}))
-
-
 def fixed_by_addition(x: torch.Tensor) -> torch.Tensor:
     return x + torch.ones(5)
 
@@ -255,7 +138,7 @@ def divided(x: torch.Tensor) -> torch.Tensor:
 VIOLATIONS = {
     fixed_by_addition: (
         (torch.ones(5),),
-        ["Constraints violated (x0)!", "the program fixes it to 5", "return x + torch.ones(5)"],
+        ["Constraints violated (x0)!", "to be a constant (5)", "return x + torch.ones(5)"],
         ["x0 = 5"],
     ),
     limited_by_a_branch: (
@@ -275,7 +158,7 @@ VIOLATIONS = {
     ),
     fixed_by_a_loop: (
         (torch.ones(3),),
-        ["the program fixes it to 3", "for _ in range(x.shape[0]):"],
+        ["to be a constant (3)", "for _ in range(x.shape[0]):"],
         ["x0 = 3"],
     ),
     divided: (
@@ -312,19 +195,3 @@ def test_len_of_a_dynamic_dim_names_the_line() -> None:
 
     with pytest.raises(ConstraintViolationError, match=r"return x \* len\(x\)"):
         gp.export(f, (torch.ones(3),), dynamic_shapes=({0: gp.Dim("d")},))
-
-
-def test_dims_are_checked_when_made() -> None:
-    for make, text in [
-        (lambda: gp.Dim("a b"), "a Dim needs a name that is a Python identifier, got 'a b'"),
-        (lambda: gp.Dim("a", min=-1), "Dim('a'): min=-1 is negative"),
-        (lambda: gp.Dim("a", min=4, max=3), "Dim('a'): max=3 is smaller than min=4"),
-        (lambda: gp.Dim("a") * 0, "a derived dim needs a positive factor: Dim('a') * 0"),
-        (
-            lambda: gp.Dim("a") + 1.5,
-            "a derived dim is a Dim with an integer, as in 2*d + 1; got Dim('a') + 1.5",
-        ),
-    ]:
-        with pytest.raises(SpecError) as raised:
-            make()
-        assert str(raised.value) == f"GP110 {text}"

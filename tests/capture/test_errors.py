@@ -6,9 +6,6 @@ After a failed export everything is as it was before.
 
 from __future__ import annotations
 
-import linecache
-import re
-import textwrap
 import traceback
 
 import numpy as np
@@ -17,6 +14,9 @@ import torch
 from torch import nn
 
 import graphport as gp
+from tests.capture import errors
+from tests.capture.errors import golden
+from tests.capture.programs import compiled
 
 
 class Leaf(nn.Module):
@@ -60,6 +60,10 @@ def picture(model: nn.Module) -> tuple:
     )  # fmt: skip
 
 
+def text_of(error: Exception) -> str:
+    return errors.text_of(error, __name__)
+
+
 def failing(model, args=None, **options) -> Exception:
     """The error that an export raises; checks that nothing else came of it."""
     args = (x(),) if args is None else args
@@ -70,15 +74,6 @@ def failing(model, args=None, **options) -> Exception:
     if is_module:
         assert picture(model) == before
     return caught.value
-
-
-def text_of(error: Exception) -> str:
-    """The message without line numbers, and without the path by which pytest imports this file."""
-    return re.sub(r"(\w+\.py):\d+", r"\1:N", str(error)).replace(__name__, "test_errors")
-
-
-def golden(text: str) -> str:
-    return textwrap.dedent(text).strip("\n")
 
 
 # Python that needs data
@@ -98,10 +93,7 @@ def loop(v):
 
 # Not written out here, because pytest rewrites assertions.
 ASSERTION = "def assertion(v):\n    assert (v > 0).all()\n    return v\n"
-linecache.cache["program.py"] = (len(ASSERTION), None, ASSERTION.splitlines(True), "program.py")
-space: dict = {}
-exec(compile(ASSERTION, "program.py", "exec"), space)
-assertion = space["assertion"]
+assertion = compiled(ASSERTION, "asserting.py")["assertion"]
 
 
 def negation(v):
@@ -231,7 +223,7 @@ GOLDEN = {
     """,
     assertion: """
         GP120 Could not guard on data-dependent expression: the truth of a tensor is not known while the program is captured, so Python cannot branch on it
-          at   program.py:N in assertion: assert (v > 0).all()      (block.0)
+          at   asserting.py:N in assertion: assert (v > 0).all()      (block.0)
           fix  torch._assert_async(cond) checks it when the program runs
           fix  torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches
     """,
@@ -271,10 +263,10 @@ GOLDEN = {
           fix  or go on with the tensor itself
     """,
     listed: """
-        GP120 Could not guard on data-dependent expression 0.0 < f0: the program branches on it, and it depends on the data of a tensor
+        GP120 Could not guard on data-dependent expression v.tolist()[0][0] > 0.0: the program branches on it, and it depends on the data of a tensor
           at   test_errors.py:N in listed: return 1 if v.tolist()[0][0] > 0 else 0      (block.0)
-          fix  torch._check(0.0 < f0)
-          fix  torch._check(not 0.0 < f0)
+          fix  n = v.tolist()[0][0]; torch._check(n > 0.0), and use n from there on
+          fix  n = v.tolist()[0][0]; torch._check(torch.sym_not(n > 0.0)), and use n from there on
     """,
     pointer: """
         GP120 .data_ptr() asks for the memory of a tensor, which has none while it is captured
@@ -510,7 +502,7 @@ def test_classes():
     for fn in GOLDEN:
         error = failing(Model(fn))
         assert error.args == (str(error),)
-        assert error.where is not None and error.where.file in (__file__, "program.py")
+        assert error.where is not None and error.where.file in (__file__, "asserting.py")
         assert isinstance(error, gp.errors.UserError) or fn in (custom, custom_old)
 
 

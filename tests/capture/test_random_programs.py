@@ -8,7 +8,6 @@ example prints as code that can be pasted.
 from __future__ import annotations
 
 import itertools
-import linecache
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import graphport as gp
+from tests.capture.programs import compiled
 from tests.helpers import assert_same, check, clone
 
 BATCHES = (5, 7, 4)  # the example, then others
@@ -39,11 +39,7 @@ class Program(nn.Module):
 
     def finish(self, lines: list[str], names: list[str]) -> None:
         text = source_of(lines, names)
-        file = f"<program {abs(hash(text))}>"
-        linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-        space: dict[str, Any] = {"torch": torch}
-        exec(compile(text, file, "exec"), space)
-        self.body = space["body"]
+        self.body = compiled(text, f"<program {abs(hash(text))}>")["body"]
 
 
 def source_of(lines: list[str], names: list[str]) -> str:

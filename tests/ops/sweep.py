@@ -130,10 +130,13 @@ def resized(inputs: tuple[Any, ...], size: int, other: int) -> tuple[Any, ...]:
 
     def one(t: torch.Tensor) -> torch.Tensor:
         index = torch.arange(other).clamp(max=size - 1)
+        # The layout is part of what was captured: dims stay in the order of their strides.
+        order = sorted(range(t.dim()), key=lambda d: -t.stride(d))
         for d, s in enumerate(t.shape):
             if s == size:
                 t = t.index_select(d, index)
-        return t
+        packed = t.permute(order).contiguous()
+        return packed.permute([order.index(d) for d in range(t.dim())])
 
     return ([one(t) for t in inputs[0]],)
 

@@ -112,7 +112,8 @@ def test_arithmetic(x, text):
     expected = compute(6, 16)
     hint = x.scope.hint(from_torch(result))
     assert hint == pytest.approx(expected)
-    assert x.facts() == []
+    # Python raises where a divisor is 0; beyond that, arithmetic assumes nothing.
+    assert x.facts() == (["n != 0"] if text in ("2 // n", "7 % n") else [])
 
 
 def test_constants_come_back_plain(x):

@@ -2,6 +2,19 @@
 
 from graphport.capture.containers import register_dataclass
 from graphport.capture.dims import Dim, dims
+from graphport.capture.draft import DraftProgram, draft_export
 from graphport.capture.export import export
+from graphport.capture.refine import refine_dynamic_shapes
+from graphport.capture.shapes import AdditionalInputs, ShapesCollection
 
-__all__ = ["Dim", "dims", "export", "register_dataclass"]
+__all__ = [
+    "AdditionalInputs",
+    "Dim",
+    "DraftProgram",
+    "ShapesCollection",
+    "dims",
+    "draft_export",
+    "export",
+    "refine_dynamic_shapes",
+    "register_dataclass",
+]

@@ -1,17 +1,19 @@
 """What the program assumes of data-dependent values, as assertions in the graph.
 
-A condition on one value that is a range becomes the range of that value, checked where the value is
-made. Any other condition is asserted where it was stated.
+A condition on one value that is a range becomes the range of that value, constrained and asserted
+where the value is made. Any other condition is asserted where it was stated.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
+from torch.fx import Node
 
 from graphport.capture.recorder import Recorder
-from graphport.symbolic import Expr, Fact, symbolic_repr, symbols
+from graphport.symbolic import Expr, Fact, ge, le, symbolic_repr, symbols
 
 aten = torch.ops.aten
 
@@ -24,6 +26,8 @@ class Assertions:
         self.scope = recorder.scope
         self.seen = 0
         """How many facts have been looked at."""
+        self.settled: set[Expr] = set()
+        """Values that an assertion makes a constant: there is no range to check."""
 
     def flush(self) -> None:
         """Assert the facts that came up since the last time."""
@@ -31,26 +35,30 @@ class Assertions:
         self.seen = len(self.scope.facts)
         for fact in new:
             if self._is_about_data(fact) and not _is_range(fact.cond):
-                self._assert(fact)
+                self._state(fact)
 
     def finish(self) -> None:
         """Assert what is left, and the ranges."""
         self.flush()
         for symbol in self.scope.symbols:
-            if not self.scope.is_backed(symbol) and symbol.type is int:
+            fresh = self.scope.is_fresh(symbol) and symbol not in self.settled
+            if fresh and symbol.type is int:
                 self._constrain(symbol)
 
     def _is_about_data(self, fact: Fact) -> bool:
-        return any(self.scope.hint(s) is None for s in symbols(fact.cond))
+        return any(self.scope.is_fresh(s) for s in symbols(fact.cond))
 
-    def _assert(self, fact: Fact) -> None:
-        node = self.recorder.number(fact.cond)
-        text = fact.message or (
-            f"Runtime assertion failed for expression {symbolic_repr(fact.cond)} "
-            f"on node '{node.name}'"
+    def _state(self, fact: Fact) -> None:
+        cond = fact.cond
+        if cond.kind == "eq0" and len(symbols(cond)) == 1:
+            self.settled.add(symbols(cond)[0])
+        self._assert(self.recorder.number(cond), cond, fact.message)
+
+    def _assert(self, node: Node, cond: Expr, message: str = "") -> None:
+        text = message or (
+            f"Runtime assertion failed for expression {symbolic_repr(cond)} on node '{node.name}'"
         )
-        target = aten._assert_scalar.default
-        self.recorder.node(target, (node, text), {}, None, "_assert_scalar")
+        self.recorder.node(aten._assert_scalar.default, (node, text), {}, None, "_assert_scalar")
 
     def _constrain(self, symbol: Expr) -> None:
         """Check the range of a value right after it is made, when more is known than at first."""
@@ -62,11 +70,19 @@ class Assertions:
             limits["max"] = int(known.upper)
         if not limits or not self.recorder.is_defined(symbol):
             return
-        value = self.recorder.number(symbol)
-        with self.recorder.graph.inserting_after(value):
-            self.recorder.node(
+        recorder = self.recorder
+        value = recorder.number(symbol)
+        # Told of the value itself: what other assertions compute comes only later in the graph.
+        with recorder.graph.inserting_before(value.next):
+            recorder.node(
                 aten.sym_constrain_range.default, (value,), limits, None, "sym_constrain_range"
             )
+            for end, limit in limits.items():
+                compare, cond = _LIMITS[end], (ge if end == "min" else le)(symbol, limit)
+                self._assert(recorder.apply(compare, (value, limit), cond), cond)
+
+
+_LIMITS = {"min": operator.ge, "max": operator.le}
 
 
 def _is_range(cond: Expr) -> bool:

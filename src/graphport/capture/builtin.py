@@ -1,4 +1,7 @@
-"""Python's own `max`, `min` and `math.pow` would branch on a size: here they make a value."""
+"""Python's own `max`, `min`, `divmod` and `math.pow` would branch on a size, or not take one.
+
+Here they make a value.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,13 @@ Pair = Callable[[Any, Any], Any]
 @contextmanager
 def symbolic_builtins() -> Iterator[None]:
     """While this lasts, they take sizes and 0-d tensors without comparing them."""
-    places = ((builtins, "max"), (builtins, "min"), (math, "pow"))
+    places = ((builtins, "max"), (builtins, "min"), (builtins, "divmod"), (math, "pow"))
     before = [getattr(module, name) for module, name in places]
-    largest, smallest, power = before
+    largest, smallest, division, power = before
     instead = (
         _choosing(largest, torch.sym_max, torch.maximum),
         _choosing(smallest, torch.sym_min, torch.minimum),
+        _dividing(division),
         _raising(power),
     )
     try:
@@ -57,6 +61,16 @@ def _choosing(original: Any, of_sizes: Pair, of_tensors: Pair) -> Any:
         return original(items) if len(args) == 1 else original(*args)
 
     return call
+
+
+def _dividing(original: Any) -> Any:
+    @functools.wraps(original)
+    def division(x: Any, y: Any) -> Any:
+        if isinstance(x, _NUMBERS) or isinstance(y, _NUMBERS):
+            return x // y, x % y
+        return original(x, y)
+
+    return division
 
 
 def _raising(original: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,12 +11,12 @@ from torch.fx import Node
 from graphport import source
 from graphport.capture.tracer import Tracer, pure, special
 from graphport.errors import DataDependentError
-from graphport.ops import Abstract, OpInfo
+from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.index import index
 from graphport.ops.shape import transpose
-from graphport.ops.sizes import numel, wrap_dim
-from graphport.symbolic import Expr, eq
-from graphport.symbolic.bridge import to_torch
+from graphport.ops.sizes import expected, numel, wrap_dim
+from graphport.symbolic import Expr, eq, ne, not_, type_of
+from graphport.symbolic.bridge import from_torch, to_torch
 
 aten = torch.ops.aten
 Keywords = dict[str, Any]
@@ -35,15 +36,19 @@ def item(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
             where=source.here(),
         )
     if dtype.is_floating_point:
-        symbol = tracer.scope.fresh(float, origin=source.here())
+        symbol = tracer.scope.fresh(float, origin=source.spot())
     elif dtype is torch.bool:
-        symbol = tracer.scope.fresh(lower=0, upper=1, origin=source.here())
+        symbol = tracer.scope.fresh(lower=0, upper=1, origin=source.spot())
     else:
         limits = torch.iinfo(dtype)
-        symbol = tracer.scope.fresh(lower=limits.min, upper=limits.max, origin=source.here())
+        symbol = tracer.scope.fresh(lower=limits.min, upper=limits.max, origin=source.spot())
     node = tracer.recorder.node(aten.item.default, (tracer.read(value),), {}, symbol, "item")
     tracer.recorder.define(symbol, lambda: node)
-    return to_torch(eq(symbol, 1) if dtype is torch.bool else symbol)
+    if dtype is not torch.bool:
+        return to_torch(symbol)
+    truth = eq(symbol, 1)
+    tracer.scope.origins[truth] = symbol
+    return to_torch(truth)
 
 
 def truth(tracer: Tracer, t: torch.Tensor) -> bool:
@@ -54,12 +59,25 @@ def truth(tracer: Tracer, t: torch.Tensor) -> bool:
     elements = numel(value.abstract.sizes)
     if type(elements) is int and elements > 1:
         raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
-    raise DataDependentError(
+    error = DataDependentError(
         "Could not guard on data-dependent expression: the truth of a tensor is not known while "
         "the program is captured, so Python cannot branch on it",
         where=source.here(),
         fix=_ASSERT if source.in_assert() else _BRANCH,
     )
+    return bool(by_example(tracer, error, t, bool))
+
+
+def by_example(tracer: Tracer, error: DataDependentError, t: torch.Tensor, kind: type) -> Any:
+    """The Python number that a draft takes from the example, to be asserted; else the error."""
+    scope = tracer.scope
+    if scope.reveal is None:
+        raise error
+    number = from_torch(item(tracer, info_of(aten.item.default), (t,), {}))
+    asked = ne(number, 0) if kind is bool and type_of(number) is not bool else number
+    value = scope.pass_over(error, asked)
+    expected(asked if value is True else not_(asked) if value is False else eq(asked, value))
+    return kind(value)
 
 
 _BRANCH = (
@@ -83,12 +101,15 @@ def equal(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> bool:
     if a is not None and b is not None:
         return info.op(a, b, *args[2:], **kwargs)
     same = "(a == b)" if info.name == "equal" else "torch.isclose(a, b)"
-    raise DataDependentError(
+    error = DataDependentError(
         f"Could not guard on data-dependent expression: torch.{info.name} compares data, which "
         "capture does not know",
         where=source.here(),
         fix=f"{same}.all() gives the answer as a tensor",
     )
+    compare = aten.eq.Tensor if info.name == "equal" else aten.isclose.default
+    found = tracer.call(aten.all.default, tracer.call(compare, *args, **kwargs))
+    return bool(by_example(tracer, error, found, bool))
 
 
 class Sized:
@@ -103,7 +124,7 @@ class Sized:
         scope = self.tracer.scope
         most = scope.range(upper).upper if upper is not None else None
         limits = {} if most is None else {"upper": most}
-        symbol = scope.fresh(lower=0, origin=source.here(), **limits)
+        symbol = scope.fresh(lower=0, origin=size_of(source.spot(), dim), **limits)
         self.symbols.append((symbol, result, dim))
         return symbol
 
@@ -123,11 +144,19 @@ class Sized:
         results = [result] if isinstance(out, Abstract) else result
         for symbol, which, dim in self.symbols:
             owner: Node = tracer.value(results[which]).node
-            tracer.recorder.define(symbol, _reader(tracer, owner, dim, symbol))
+            tracer.recorder.define(symbol, reader(tracer, owner, dim, symbol))
         return result
 
 
-def _reader(tracer: Tracer, node: Node, dim: int, symbol: Expr) -> Any:
+def size_of(where: source.Location | None, dim: int) -> source.Location | None:
+    """The place of a result as the place of one of its sizes."""
+    if where is None or not where.expression:
+        return where
+    return replace(where, expression=f"{where.expression}.shape[{dim}]")
+
+
+def reader(tracer: Tracer, node: Node, dim: int, symbol: Expr) -> Any:
+    """How the graph obtains a symbol that is a size of a result."""
     return lambda: tracer.recorder.size_of(node, dim, symbol)
 
 

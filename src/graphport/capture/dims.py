@@ -1,23 +1,74 @@
-"""`Dim`: a dimension that may vary, as the user writes it."""
+"""`Dim`: a dimension that may vary, as the user writes it, and the hints that need no name."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from graphport.errors import SpecError
 
+_LINEAR = "a derived dim is a Dim with an integer, as in 2*d + 1; got "
 
-class _Hint:
-    """Dim.AUTO, Dim.DYNAMIC, Dim.STATIC."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+def _refusing(sign: str, *, reflected: bool = False) -> Any:
+    def method(self: _Arithmetic, other: Any) -> Any:
+        left, right = (other, self) if reflected else (self, other)
+        raise self._refused(f"{left!r} {sign} {right!r}")
+
+    return method
+
+
+class _Arithmetic:
+    """Refuses every operator; a class takes back those that it has, and says why not others."""
+
+    __add__, __radd__ = _refusing("+"), _refusing("+", reflected=True)
+    __sub__, __rsub__ = _refusing("-"), _refusing("-", reflected=True)
+    __mul__, __rmul__ = _refusing("*"), _refusing("*", reflected=True)
+    __truediv__, __floordiv__ = _refusing("/"), _refusing("//")
+    __mod__, __pow__ = _refusing("%"), _refusing("**")
+
+    def __neg__(self) -> Any:
+        raise self._refused(f"-{self!r}")
+
+    def _refused(self, text: str) -> SpecError:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Hint(_Arithmetic):
+    """Dim.AUTO, Dim.DYNAMIC or Dim.STATIC. The first two can be called with a range.
+
+    >>> Dim.AUTO(min=1, max=64)
+    Dim.AUTO(min=1, max=64)
+    """
+
+    kind: str
+    min: float | None = None
+    max: float | None = None
+
+    def __call__(self, *, min: float | None = None, max: float | None = None) -> Hint:
+        if self.kind == "STATIC" or self != Hint(self.kind):
+            raise SpecError(f"{self!r} takes no range", fix="Dim.DYNAMIC(min=..., max=...)")
+        made = replace(self, min=min, max=max)
+        for limit in (min, max):
+            if limit is not None and (not isinstance(limit, (int, float)) or limit is True):
+                raise SpecError(f"{made!r}: a limit is a number, got {limit!r}")
+        if min is not None and max is not None and max < min:
+            raise SpecError(f"{made!r}: max={max} is smaller than min={min}")
+        return made
 
     def __repr__(self) -> str:
-        return f"Dim.{self.name}"
+        limits = _limits_text(self.min, self.max)
+        return f"Dim.{self.kind}({limits})" if limits else f"Dim.{self.kind}"
+
+    def _refused(self, text: str) -> SpecError:
+        return SpecError(
+            f"a derived dim needs a Dim with a name; got {text}", fix='d = Dim("d"), then 2*d + 1'
+        )
 
 
-class Dim:
+class Dim(_Arithmetic):
     """A symbolic dimension with a name and a range.
 
     Any size in the range is accepted, 0 and 1 included. Arithmetic gives derived dims:
@@ -27,16 +78,19 @@ class Dim:
     2*d + 1
     """
 
-    AUTO: ClassVar[_Hint] = _Hint("AUTO")
+    AUTO: ClassVar[Hint] = Hint("AUTO")
     """May vary, and may turn out to be fixed."""
-    DYNAMIC: ClassVar[_Hint] = _Hint("DYNAMIC")
+    DYNAMIC: ClassVar[Hint] = Hint("DYNAMIC")
     """Varies; an error if the program fixes it."""
-    STATIC: ClassVar[_Hint] = _Hint("STATIC")
+    STATIC: ClassVar[Hint] = Hint("STATIC")
     """Fixed at the example size."""
 
     def __init__(self, name: str, *, min: int | None = None, max: int | None = None) -> None:
         if not isinstance(name, str) or not name.isidentifier():
             raise SpecError(f"a Dim needs a name that is a Python identifier, got {name!r}")
+        for text, limit in (("min", min), ("max", max)):
+            if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+                raise SpecError(f"Dim({name!r}): {text} is an integer, got {limit!r}")
         if min is not None and min < 0:
             raise SpecError(f"Dim({name!r}): min={min} is negative")
         if max is not None and max < (min or 0):
@@ -52,12 +106,19 @@ class Dim:
 
     def at(self, value: int) -> int:
         """The size, where the root is `value`."""
-        return value
+        factor, offset = self.linear
+        return factor * value + offset
 
     @property
     def linear(self) -> tuple[int, int]:
         """(factor, offset) of the root."""
         return 1, 0
+
+    @property
+    def least_root(self) -> int:
+        """The smallest root for which this is a size, that is, not negative."""
+        factor, offset = self.linear
+        return max(self.root.min, -(offset // factor))
 
     def _derived(self, factor: int, offset: int) -> Dim:
         if (factor, offset) == (1, 0):
@@ -65,18 +126,18 @@ class Dim:
         return DerivedDim(self.root, factor, offset)
 
     def __add__(self, other: Any) -> Dim:
-        _check_int(self, "+", other)
+        self._check_int("+", other)
         factor, offset = self.linear
         return self._derived(factor, offset + other)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> Dim:
-        _check_int(self, "-", other)
+        self._check_int("-", other)
         return self + -other
 
     def __mul__(self, other: Any) -> Dim:
-        _check_int(self, "*", other)
+        self._check_int("*", other)
         if other <= 0:
             raise SpecError(f"a derived dim needs a positive factor: {self} * {other}")
         factor, offset = self.linear
@@ -84,12 +145,30 @@ class Dim:
 
     __rmul__ = __mul__
 
+    def _check_int(self, sign: str, other: Any) -> None:
+        if not isinstance(other, int) or isinstance(other, bool):
+            raise self._refused(f"{self} {sign} {other!r}")
+
+    def _refused(self, text: str) -> SpecError:
+        fix: tuple[str, ...] = ()
+        if " // " in text or " / " in text:
+            name = self.root.__name__
+            fix = (f'half = Dim("half"), and {name} = 2*half: name the smaller one',)
+        return SpecError(_LINEAR + text, fix=fix)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dim) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        root = self.root
+        return root.__name__, root.min, root.max, self.linear
+
     def __repr__(self) -> str:
-        low, high = self._given
-        parts = [repr(self.__name__)]
-        parts += [f"min={low}"] if low is not None else []
-        parts += [f"max={high}"] if high is not None else []
-        return f"Dim({', '.join(parts)})"
+        parts = [repr(self.__name__), _limits_text(*self._given)]
+        return f"Dim({', '.join(filter(None, parts))})"
 
 
 class DerivedDim(Dim):
@@ -110,16 +189,38 @@ class DerivedDim(Dim):
     def linear(self) -> tuple[int, int]:
         return self._factor, self._offset
 
-    def at(self, value: int) -> int:
-        return self._factor * value + self._offset
-
     def __repr__(self) -> str:
         return self.__name__
 
 
 def dims(*names: str, min: int | None = None, max: int | None = None) -> tuple[Dim, ...]:
-    """Several dims at once."""
+    """Several dims at once.
+
+    >>> dims("a", "b", max=8)
+    (Dim('a', max=8), Dim('b', max=8))
+    """
     return tuple(Dim(name, min=min, max=max) for name in names)
+
+
+def adopt(x: Any) -> Any:
+    """PyTorch's own Dim and hints as ours, known by their looks; anything else as it is."""
+    kind = getattr(getattr(x, "type", None), "name", None)
+    if isinstance(kind, str) and type(x).__name__ == "_DimHint":
+        return Hint(kind, x.min, x.max)
+    if isinstance(x, Dim) or not isinstance(getattr(x, "__name__", None), str):
+        return x
+    if hasattr(x, "fn") and hasattr(x, "root"):
+        offset = int(x.fn(0))
+        return adopt(x.root) * (int(x.fn(1)) - offset) + offset
+    if hasattr(x, "min") and hasattr(x, "max"):
+        low, high = x.min, x.max
+        return Dim(x.__name__, min=int(low) or None, max=int(high) if high < math.inf else None)
+    return x
+
+
+def _limits_text(low: float | None, high: float | None) -> str:
+    parts = [f"{name}={v}" for name, v in (("min", low), ("max", high)) if v is not None]
+    return ", ".join(parts)
 
 
 def _linear_text(name: str, factor: int, offset: int) -> str:
@@ -127,10 +228,3 @@ def _linear_text(name: str, factor: int, offset: int) -> str:
     if offset:
         text += f" {'+' if offset > 0 else '-'} {abs(offset)}"
     return text
-
-
-def _check_int(dim: Dim, sign: str, other: Any) -> None:
-    if not isinstance(other, int) or isinstance(other, bool):
-        raise SpecError(
-            f"a derived dim is a Dim with an integer, as in 2*d + 1; got {dim} {sign} {other!r}"
-        )

@@ -16,8 +16,9 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from graphport import source
-from graphport.capture import data_dependent, gradients, indexing, special  # noqa: F401  register their operators
+from graphport.capture import custom, data_dependent, gradients, indexing, special, wording  # noqa: F401  register their operators
 from graphport.capture.builtin import symbolic_builtins
+from graphport.capture.example import Example
 from graphport.capture.functions import Functions
 from graphport.capture.inputs import CONSTANTS, Inputs, bind
 from graphport.capture.modules import Modules
@@ -25,12 +26,21 @@ from graphport.capture.names import Names
 from graphport.capture.outcome import judge
 from graphport.capture.process import ProcessWide
 from graphport.capture.recorder import Recorder
+from graphport.capture.retell import retell
+from graphport.capture.shapes import AdditionalInputs
 from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
 from graphport.capture.state import Entry, State, describe_tensor, state_of
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import AbstractTensor, Value, abstract_tensor
-from graphport.errors import ExportError, ForwardError, InputError, ShapeError, UserError
+from graphport.errors import (
+    DataDependentError,
+    ExportError,
+    ForwardError,
+    InputError,
+    ShapeError,
+    UserError,
+)
 from graphport.ops import Abstract
 from graphport.ops.abstract import permuted
 from graphport.ops.strides import is_dense
@@ -51,7 +61,7 @@ from graphport.program import (
     graph_module,
 )  # fmt: skip
 from graphport.symbolic import Expr, Range, Scope, evaluate, symbols
-from graphport.symbolic.bridge import from_torch
+from graphport.symbolic.bridge import from_torch, to_torch
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -75,19 +85,29 @@ def export(
     """
     if guards not in ("error", "runtime_assert"):
         raise InputError(f'guards is "error" or "runtime_assert", got {guards!r}')
+    program, _ = capture(mod, args, kwargs, dynamic_shapes, guards)
+    if isinstance(dynamic_shapes, AdditionalInputs):
+        dynamic_shapes.verify(program)
+    return program
+
+
+def capture(
+    mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, guards: str, *, draft: bool = False
+) -> tuple[ExportedProgram, list[DataDependentError]]:
+    """The program, and the errors that a draft passed over."""
     root = _root(mod)
     inputs = bind(mod, args, kwargs)
     with _NO_COLLECTION:
-        first = _Capture(mod, root, inputs, dynamic_shapes, guards)
+        first = _Capture(mod, root, inputs, dynamic_shapes, guards, draft)
         try:
-            return first.run()
+            return first.run(), first.scope.passed_over
         except (ForwardError, ShapeError):
             if not first.scope.departed:
                 raise
         # An operator refused sizes of 0 or 1 in the example because it was told they are neither.
-        second = _Capture(mod, root, inputs, dynamic_shapes, guards)
+        second = _Capture(mod, root, inputs, dynamic_shapes, guards, draft)
         second.scope.generic = False
-        return second.run()
+        return second.run(), second.scope.passed_over
 
 
 def _code_of(mod: Any) -> Any:
@@ -124,13 +144,15 @@ class _Capture:
     """One capture, step by step."""
 
     def __init__(
-        self, mod: Any, root: nn.Module | None, inputs: Inputs, dynamic_shapes: Any, guards: str
-    ) -> None:
+        self, mod: Any, root: nn.Module | None, inputs: Inputs, dynamic_shapes: Any, guards: str,
+        draft: bool,
+    ) -> None:  # fmt: skip
         self.mod = mod
         self.root = root
         self.inputs = inputs
         self.guards = guards
         self.scope = Scope()
+        self.scope.vocabulary = wording.vocabulary
         self.spec = Spec(inputs, dynamic_shapes, self.scope)
         self.recorder = Recorder(self.scope)
         self.names = Names()
@@ -139,6 +161,16 @@ class _Capture:
         self.modules = Modules(root, self.recorder)
         self.input_nodes: list[Node] = []
         self.input_values: list[Value | None] = []
+        if draft:
+            example = Example(self.recorder.graph, self._given)
+            self.scope.reveal = lambda s: example.value(self.recorder.number(s))
+
+    def _given(self) -> dict[Node, Any]:
+        """What the graph's inputs are in the example."""
+        given = {entry.node: entry.tensor for entry in self.state.entries}
+        for node, leaf in zip(self.input_nodes, self.inputs.leaves, strict=True):
+            given[node] = leaf.value
+        return given
 
     def run(self) -> ExportedProgram:
         leaves = self._open_inputs()
@@ -152,7 +184,11 @@ class _Capture:
             snapshot.restore()
         results = [self._output(x, i) for i, x in enumerate(outputs)]
         self.tracer.assertions.finish()
-        return self._program(results, out_spec, judge(self.spec, self.guards))
+        outcome = judge(self.spec, self.guards)
+        if outcome.forms:
+            retell(self.recorder.graph, outcome.forms)
+        self.spec.settle(outcome.forms, outcome.ranges)
+        return self._program(results, out_spec, outcome.checks)
 
     # Inputs
 
@@ -165,9 +201,11 @@ class _Capture:
             if isinstance(leaf.value, torch.Tensor):
                 leaves.append(self._open_tensor(node, leaf.value, leaf.path))
             else:
-                node.meta = {"val": leaf.value}
+                value = to_torch(self.spec.numbers.get(leaf.path, leaf.value))
+                node.meta = {"val": value}
                 self.input_values.append(None)
-                leaves.append(leaf.value)
+                leaves.append(value)
+        self._define_numbers()
         self.state.first_input = self.input_nodes[0] if self.input_nodes else None
         self.recorder.entry = self.input_nodes[-1] if self.input_nodes else None
         return leaves
@@ -187,22 +225,30 @@ class _Capture:
         value = Value(abstract, node, origin=node)
         for d, s in enumerate(sizes):
             if type(s) is Expr:
-                self._define(s, node, d)
+                self._define(s, functools.partial(self.recorder.size_of, node, d, s, on_entry=True))
         node.meta = {"val": abstract_tensor(abstract, t.requires_grad)}
         self.input_values.append(value)
         return self.tracer.wrap(value)
 
-    def _define(self, size: Expr, node: Node, dim: int) -> None:
+    def _define_numbers(self) -> None:
+        """Where a dim is both a size and a number, the graph takes the number."""
+        for node, leaf in zip(self.input_nodes, self.inputs.leaves, strict=True):
+            number = self.spec.numbers.get(leaf.path)
+            if number is not None:
+                self.recorder.remember(number, node)
+                self._define(number, functools.partial(_itself, node))
+
+    def _define(self, size: Expr, read: Callable[[], Node]) -> None:
         """How the graph obtains the root symbol of a size: solve factor*root + offset."""
         recorder = self.recorder
         if size.kind == "symbol":
-            recorder.define(size, lambda: recorder.size_of(node, dim, size, on_entry=True))
+            recorder.define(size, read)
             return
         (root,) = symbols(size)
         offset = int(evaluate(size, {root: 0}))
         factor = int(evaluate(size, {root: 1})) - offset
         if not recorder.is_defined(root):
-            recorder.define_by_size(root, node, dim, size, factor, offset)
+            recorder.define_by_solving(root, read, factor, offset)
 
     # The run
 
@@ -301,7 +347,7 @@ class _Capture:
         """What is known of the dims as declared, and of data-dependent values."""
         scope = self.scope
         data = {s: scope.range(s) for s in scope.symbols if s not in self.spec.ranges
-                and not scope.is_backed(s)}  # fmt: skip
+                and scope.is_fresh(s)}  # fmt: skip
         return {**self.spec.ranges, **data}
 
     def _program(self, results: list[Any], out_spec: Any, facts: list[Expr]) -> ExportedProgram:
@@ -352,10 +398,17 @@ def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...
     return permuted(sizes, order)
 
 
+def _itself(node: Node) -> Node:
+    return node
+
+
 def _shape(leaf: Any, spec: Spec) -> InputShape:
     if isinstance(leaf.value, torch.Tensor):
         sizes = spec.sizes.get(leaf.path, tuple(leaf.value.shape))
-        return InputShape(leaf.path, sizes, leaf.value.dtype)
+        return InputShape(leaf.path, sizes, leaf.value.dtype, device=leaf.value.device)
+    number = spec.numbers.get(leaf.path)
+    if isinstance(number, Expr):
+        return InputShape(leaf.path, number=number)
     return InputShape(leaf.path, value=leaf.value)
 
 
@@ -370,6 +423,8 @@ def _input_spec(node: Node) -> InputSpec:
     val = node.meta["val"]
     if isinstance(val, torch.Tensor):
         return InputSpec(InputKind.USER_INPUT, TensorArgument(node.name))
+    if isinstance(val, _SYMBOLIC):
+        return InputSpec(InputKind.USER_INPUT, SymbolicArgument(node.name))
     return InputSpec(InputKind.USER_INPUT, ConstantArgument(node.name, val))
 
 
@@ -443,7 +498,8 @@ _NO_DEVICE = "Torch not compiled with"  # CUDA, XPU, ... enabled
 
 def _forward_error(error: Exception, where: source.Location | None) -> Exception:
     """The user's exception, with the place; it can be caught as the user's own class too."""
-    what = f"{type(error).__name__} in the program: {error}"
+    said = f": {error}" if str(error) else ""
+    what = f"{type(error).__name__} in the program{said}"
     fix: tuple[str, ...] = ()
     if _NO_DEVICE in str(error):
         what = f"the program asks for a device that is missing here: {error}"

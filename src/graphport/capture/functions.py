@@ -8,17 +8,19 @@ the few calls that would need the data of a tensor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from graphport import source
-from graphport.capture.data_dependent import truth
+from graphport.capture.data_dependent import by_example, truth
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import AbstractTensor
 from graphport.errors import DataDependentError, MutationError, UnsupportedError
-from graphport.symbolic.bridge import sym_ite
+from graphport.symbolic import symbols
+from graphport.symbolic.bridge import from_torch, sym_ite
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Override = Callable[..., Any]
@@ -97,16 +99,17 @@ def python_number(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     value = tracer.value(args[0])
     if value.literal is not None or value.number is not None:  # written out, or made from sizes
         return NotImplemented
-    kind = "float" if func is torch.Tensor.__float__ else "int"
-    raise DataDependentError(
-        f"Could not guard on data-dependent expression: a Python {kind} from a tensor needs its "
-        "data, which capture does not know",
+    kind = float if func is torch.Tensor.__float__ else int
+    error = DataDependentError(
+        f"Could not guard on data-dependent expression: a Python {kind.__name__} from a tensor "
+        "needs its data, which capture does not know",
         where=source.here(),
         fix=(
             "x.item() gives a symbolic number, for sizes and for arithmetic",
             "or go on with the tensor itself",
         ),
     )
+    return by_example(tracer, error, args[0], kind)
 
 
 @overrides(torch.sym_ite)
@@ -125,13 +128,22 @@ def contiguous(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 @overrides(torch.Tensor.tolist)
 def tolist(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    t = args[0]
-    value = tracer.value(t)
+    value = tracer.value(args[0])
     if value.literal is not None:
         return value.literal.tolist()
-    if not value.abstract.rank:
-        return t.item()
-    return [tolist(tracer, func, (row,), kwargs) for row in t.unbind(0)]
+    return _elements(tracer, args[0], "")
+
+
+def _elements(tracer: Tracer, t: torch.Tensor, index: str) -> Any:
+    if t.dim():
+        return [_elements(tracer, row, f"{index}[{i}]") for i, row in enumerate(t.unbind(0))]
+    number = t.item()
+    origins = tracer.scope.origins
+    for symbol in symbols(from_torch(number)):
+        where = origins[symbol]
+        if tracer.scope.is_fresh(symbol) and where is not None and where.expression:
+            origins[symbol] = replace(where, expression=where.expression + index)
+    return number
 
 
 @overrides(torch.linspace)

@@ -46,6 +46,12 @@ class Inputs:
     """Names of the positional arguments, then of the keyword arguments, in the order of `spec`."""
     parameters: dict[str, tuple[str, Any]] = field(default_factory=dict)
     """By parameter name: where its value is ("args[0]", "kwargs['x']"), and the value."""
+    target: Any = None
+    """The program that the arguments are for."""
+    omitted: tuple[str, ...] = ()
+    """Parameters that were left at their defaults."""
+    keywords: tuple[str, tuple[str, ...]] = ("", ())
+    """The name of the `**kwargs` parameter, and the keys that it took."""
 
 
 def bind(target: nn.Module | Callable[..., Any], args: Any, kwargs: Any) -> Inputs:
@@ -83,7 +89,9 @@ def bind(target: nn.Module | Callable[..., Any], args: Any, kwargs: Any) -> Inpu
     spec = pytree.tree_structure((args, kwargs))
     return Inputs(
         leaves, spec, args, kwargs, [name for name, _, _ in named],
-        _parameters(signature, bound, args),
+        _parameters(signature, bound, args), target,
+        tuple(name for name in signature.parameters if name not in bound.arguments),
+        _keywords(signature, bound),
     )  # fmt: skip
 
 
@@ -131,6 +139,15 @@ def _parameters(
         else:
             found[name] = (f"kwargs[{name!r}]", value)
     return found
+
+
+def _keywords(
+    signature: inspect.Signature, bound: inspect.BoundArguments
+) -> tuple[str, tuple[str, ...]]:
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return name, tuple(bound.arguments.get(name, ()))
+    return "", ()
 
 
 def _part(key: Any) -> str:

@@ -1,190 +1,282 @@
 """What becomes of the facts that capture had to assume about input sizes.
 
-A fact that a `Dim` could express but the user's does not say is an error, with the definitions that
-would say it. An inequality between dims, or that something differs, is checked when the program
-runs. Facts about data-dependent values are assertions in the graph and not judged here.
+All facts are solved together. A dim that the user named must come out as it was declared: else the
+facts are an error, with the definitions that the solution gives. `Dim.DYNAMIC` may take any form
+but a constant, `Dim.AUTO` any form. What no dim can express is an error too, unless it is to be
+checked at run time; an inequality between dims, or that something differs, is always checked then.
+Facts about data-dependent values are assertions in the graph and not judged here.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from graphport.capture.spec import Spec
 from graphport.errors import ConstraintViolationError
-from graphport.symbolic import Expr, Fact, Range, evaluate, symbols
+from graphport.symbolic import Expr, Fact, Number, Range, Size, substitute, symbols
+from graphport.symbolic.integers import split
+from graphport.symbolic.solve import Solver
+
+_AT_RUN_TIME = '# or check it when the program runs: gp.export(..., guards="runtime_assert")'
 
 
-@dataclass
-class Violation:
-    """A fact that the declared dims do not imply, in words, and the lines that would repair it."""
+@dataclass(frozen=True)
+class Outcome:
+    """What holds of the inputs: conditions to check, and what became of unnamed dims."""
 
-    dims: tuple[str, ...]
-    text: str
-    fixes: list[str]
-    complex: bool = False
-
-
-def judge(spec: Spec, guards: str) -> list[Expr]:
-    """The conditions to check at run time; raises when the spec does not allow what was assumed."""
-    checks: list[Expr] = []
-    ranged: dict[Expr, list[Fact]] = {}
-    found: list[Violation] = []
-    owners = {d.symbol: d for d in spec.declared.values()}
-    for fact in spec.scope.facts:
-        involved = symbols(fact.cond)
-        if fact.kind == "assumed" or not all(s in owners for s in involved):
-            continue
-        if fact.kind == "expect" or all(owners[s].automatic for s in involved):
-            checks.append(fact.cond)
-        elif _limits(fact.cond) is not None:
-            ranged.setdefault(involved[0], []).append(fact)
-        else:
-            violation = _equality(fact, spec, guards)
-            checks.append(fact.cond) if violation is None else found.append(violation)
-    fixed = {name for v in found for name in v.dims[:1]}
-    found += [_range(s, facts, spec) for s, facts in ranged.items() if s.name not in fixed]
-    if found:
-        raise _error(found)
-    return checks
+    checks: list[Expr]
+    forms: dict[Expr, Size]
+    """Only symbols that are something else than themselves."""
+    ranges: dict[Expr, Range]
 
 
-def _limits(cond: Expr) -> Range | None:
-    """The range that a condition gives to its only symbol."""
-    involved = symbols(cond)
-    if cond.kind != "ge0" or len(involved) != 1:
-        return None
-    linear = _linear(cond.args[0])
-    if linear is None:
-        return None
-    factor, const = linear[involved[0]], _constant(cond.args[0])
-    if factor > 0:
-        return Range(-(const // factor), math.inf)
-    return Range(-math.inf, const // -factor)
+def judge(spec: Spec, guards: str) -> Outcome:
+    """What the facts mean for the inputs; raises when the spec does not allow them."""
+    return _Judge(spec, guards).outcome()
 
 
-def _range(symbol: Expr, facts: list[Fact], spec: Spec) -> Violation:
-    declared = limits = spec.ranges[symbol]
-    lines = []
-    for fact in facts:
-        new = _limits(fact.cond)
-        assert new is not None
-        limits = limits & new
-        lines.append(
-            f"Not all values of {symbol} = {_place(spec, symbol)} in the specified range "
-            f"{declared} satisfy the generated guard {fact.cond}{_at(fact)}"
+class _Judge:
+    def __init__(self, spec: Spec, guards: str) -> None:
+        self.spec = spec
+        self.scope = spec.scope
+        declared = spec.declared.values()
+        self.named = [d.symbol for d in declared if d.dim is not None]
+        self.unnamed = [d.symbol for d in declared if d.dim is None]
+        self.dynamic = [d.symbol for d in declared if d.dim is None and not d.automatic]
+        self.solver = Solver(self.scope, [*self.named, *self.unnamed], free=self.unnamed)
+        self.strict = guards == "error"
+
+    def outcome(self) -> Outcome:
+        facts = [f for f in _flat(self.scope.facts) if self._is_about_inputs(f)]
+        guarded = [f for f in facts if f.kind == "guard" or self._is_unnamed(f.cond)]
+        left = self.solver.solve(f.cond for f in guarded)
+        self.solver.settle()
+        complex_ = [c for c in left if self.strict and self._is_equality_of_named(c)]
+        if complex_ or self._changed():
+            unmet = [f for f in guarded if f.cond not in left or f.cond in complex_]
+            raise self._error(unmet, complex_)
+        checks = [f.cond for f in facts if f not in guarded] + left + self.solver.unplaced_ranges()
+        told = dict.fromkeys(self.solver.told(c) for c in checks)
+        forms = {s: form for s, form in self.solver.forms.items() if form is not s}
+        return Outcome([c for c in told if isinstance(c, Expr)], forms, self._ranges(forms))
+
+    def _is_about_inputs(self, fact: Fact) -> bool:
+        return fact.kind != "assumed" and all(s in self.solver.forms for s in symbols(fact.cond))
+
+    def _is_unnamed(self, cond: Expr) -> bool:
+        return all(s in self.unnamed for s in symbols(cond))
+
+    def _is_equality_of_named(self, cond: Expr) -> bool:
+        told = self.solver.told(cond)
+        return (
+            isinstance(told, Expr)
+            and told.kind in ("eq0", "feq")
+            and not any(s in self.unnamed for s in symbols(told))
         )
-    return Violation((symbol.name,), "\n  - ".join(lines), [_definition(symbol.name, limits)])
+
+    def _changed(self) -> list[Expr]:
+        """The dims that did not come out as the user declared them."""
+        named = [s for s in self.named if self._is_changed(s)]
+        return [*named, *(s for s in self.dynamic if self._value(s))]
+
+    def _is_changed(self, s: Expr) -> bool:
+        form = self.solver.forms[s]
+        return form is not s or self.solver.bounds[s] != self.spec.ranges[s]
+
+    def _value(self, s: Expr) -> bool:
+        """Whether a symbol has turned out to be a constant."""
+        return not isinstance(self.solver.forms[s], Expr)
+
+    def _ranges(self, forms: dict[Expr, Size]) -> dict[Expr, Range]:
+        """By root, and by every form of a root that an input has."""
+        found: dict[Expr, Range] = {}
+        for e, r in self.spec.ranges.items():
+            told = substitute(e, forms)
+            if not isinstance(told, Expr):
+                continue
+            if told.kind == "symbol":
+                found[told] = self.solver.bounds[told]
+            else:
+                found[told] = (found.get(told) or r) & self._interval(told)
+        return found
+
+    def _interval(self, form: Expr) -> Range:
+        terms, offset = split(form)
+        if len(terms) != 1 or terms[0][0] not in self.solver.bounds:
+            return Range(-math.inf, math.inf)
+        limits, factor = self.solver.bounds[terms[0][0]], terms[0][1]
+        ends = sorted((limits.lower * factor + offset, limits.upper * factor + offset))
+        return Range(*ends)
+
+    # The error
+
+    def _error(self, facts: list[Fact], complex_: list[Expr]) -> ConstraintViolationError:
+        forced = self._force(complex_)
+        changed = self._changed()
+        lines = [line for fact in facts for line in self._lines(fact, complex_)]
+        special = [s for s in changed if s in forced or (self._value(s) and self._places(s))]
+        titles = []
+        if special:
+            titles.append(f"Specializations unexpectedly required ({self._names(special)})!")
+        if len(special) < len(changed):
+            others = [s for s in changed if s not in special]
+            titles.append(f"Constraints violated ({self._names(others)})!")
+        fixes = [*self._definitions(changed), *([_AT_RUN_TIME] if complex_ else ())]
+        return ConstraintViolationError(
+            f"{' '.join(titles)} The program needs more of its sizes than dynamic_shapes says:\n"
+            + "\n".join(f"  - {line}" for line in dict.fromkeys(lines)),
+            fix=fixes,
+        )
+
+    def _force(self, complex_: list[Expr]) -> list[Expr]:
+        """Fix sizes until nothing is left that no dim can express; which those are."""
+        before = {s for s in self.named if self._value(s)}
+        left = complex_
+        while left:
+            self.solver.loosen(left[0])
+            left = [c for c in self.solver.solve(left) if self._is_equality_of_named(c)]
+        self.solver.settle()
+        return [s for s in self.named if self._value(s) and s not in before]
+
+    def _lines(self, fact: Fact, complex_: list[Expr]) -> Iterator[str]:
+        """A fact in words, once or for each dim that it concerns."""
+        cond = substitute(fact.cond, {s: self.solver.forms[s] for s in self.unnamed
+                                      if self._can_be_told(s)})  # fmt: skip
+        if not isinstance(cond, Expr):
+            return
+        involved = symbols(cond)
+        at = f"\n      at {fact.where}" if fact.where is not None else ""
+        if fact.cond in complex_:
+            for s in involved:
+                if self._value(s):
+                    yield f"{self._must_be_fixed(s)}: {cond}{at}"
+                elif self._is_changed(s):
+                    yield f"{self._not_all(s)} satisfy the generated guard {cond}{at}"
+            return
+        terms, const = split(cond.args[0]) if cond.kind in ("eq0", "ge0") else ((), 0)
+        linear = all(mono.kind == "symbol" for mono, _ in terms)
+        if cond.kind == "eq0" and linear and len(terms) == 1:
+            yield self._fixed(terms[0][0], -const // terms[0][1]) + at
+        elif cond.kind == "feq" and self._value(involved[0]):
+            yield self._fixed(involved[0], self.solver.forms[involved[0]]) + at
+        elif cond.kind == "eq0" and linear and len(terms) == 2:
+            yield self._related(*terms[0], *terms[1], const) + at
+        else:
+            for s in involved[:1]:
+                yield f"{self._not_all(s)} satisfy the generated guard {cond}{at}"
+
+    def _can_be_told(self, s: Expr) -> bool:
+        """Whether the form of an unnamed dim is in the user's names, and not what is wrong."""
+        form = self.solver.forms[s]
+        if not isinstance(form, Expr):
+            return s not in self.dynamic
+        return all(x in self.solver.forms for x in symbols(form))
+
+    def _not_all(self, s: Expr) -> str:
+        return f"Not all values of {self._whose(s)} in the specified range {self.spec.ranges[s]}"
+
+    def _whose(self, s: Expr) -> str:
+        """A dim and the size that it is; or the size that it is the root of."""
+        place = self._place(s)
+        for e, path in self._places(s):
+            if path == place:
+                return f"{s}, where {e} = {path},"
+        return f"{s} = {place}"
+
+    def _fixed(self, s: Expr, value: Number) -> str:
+        places = self._places(s)
+        if places:
+            return "\n  - ".join(
+                f"{e} = {path} must be specialized to {substitute(e, {s: value})} because the "
+                f"guards generated for it are too complex" for e, path in places
+            )  # fmt: skip
+        name = s.name if s in self.named else "Dim.DYNAMIC"
+        return (
+            f"You marked {self._place(s)} as dynamic ({name}) but your code specialized it to be a "
+            f"constant ({value})"
+        )
+
+    def _must_be_fixed(self, s: Expr) -> str:
+        return (
+            f"{self._whose(s)} must be specialized to {self.solver.forms[s]} because the "
+            "guards generated for it are too complex"
+        )
+
+    def _related(self, x: Expr, a: int, y: Expr, b: int, c: int) -> str:
+        """a*x + b*y + c == 0: the later dim in terms of the earlier one, if that is possible."""
+        order = list(self.solver.forms)
+        if order.index(x) > order.index(y):
+            x, a, y, b = y, b, x, a
+        if abs(b) != 1 and abs(a) == 1:
+            x, a, y, b = y, b, x, a
+        left = f"{abs(b)}*{y}" if abs(b) != 1 else str(y)
+        sign = -1 if b > 0 else 1
+        return (
+            f"The values of {self._whose(y)} and {self._whose(x)} must always be "
+            f"related to the values of {x} by {left} = {_linear(x.name, sign * a, sign * c)}"
+        )
+
+    def _definitions(self, changed: list[Expr]) -> Iterator[str]:
+        """The corrected definitions, roots before what is derived from them."""
+        named: dict[Expr, str] = {}
+        for s in self.named:
+            form = self.solver.forms[s]
+            for root in symbols(form) if isinstance(form, Expr) else ():
+                if root not in self.solver.forms and root not in named:
+                    named[root] = self._new_name(s)
+                    yield _definition(named[root], self.solver.bounds[root])
+        later = []
+        for s in changed:
+            form = self.solver.forms[s]
+            if s not in self.named:
+                value = form if isinstance(form, int) else None
+                yield f"{self.spec.declared[s.name].place} = {value}"
+            elif form is s:
+                yield _definition(s.name, self.solver.bounds[s])
+            elif not isinstance(form, Expr):
+                yield f"{s} = {form}"
+            else:
+                ((root, factor),), offset = split(form)
+                later.append(f"{s} = {_linear(named.get(root, root.name), factor, offset)}")
+        yield from later
+
+    # Names and places
+
+    def _new_name(self, s: Expr) -> str:
+        """For the root that a dim is to be derived from."""
+        name = f"_{s}"
+        while name in self.spec.declared:
+            name = f"_{name}"
+        return name
+
+    def _names(self, dims: list[Expr]) -> str:
+        return ", ".join(s.name if s in self.named else self._place(s) for s in dims)
+
+    def _place(self, s: Expr) -> str:
+        return str(self.scope.origins.get(s, s.name))
+
+    def _places(self, s: Expr) -> list[tuple[Expr, str]]:
+        """Where the input sizes are that were declared as derived from a dim."""
+        return [
+            (e, f"{path}.shape[{d}]")
+            for path, sizes in self.spec.sizes.items()
+            for d, e in enumerate(sizes)
+            if isinstance(e, Expr) and e is not s and s in symbols(e)
+        ]
 
 
-def _equality(fact: Fact, spec: Spec, guards: str) -> Violation | None:
-    """What a fact that is no range means for the dims; None if it is for the run time."""
-    if fact.cond.kind != "eq0":
-        return None
-    body = fact.cond.args[0]
-    involved = symbols(body)
-    linear = _linear(body)
-    if linear is not None and len(involved) == 1:
-        return _fixed(fact, spec, involved[0], -_constant(body) // linear[involved[0]])
-    if linear is not None and len(involved) == 2:
-        # The later dim in terms of the earlier one, if that is possible.
-        for target, other in (involved[::-1], involved):
-            if abs(linear[target]) == 1:
-                sign = -linear[target]
-                text = _term(other.name, sign * linear[other], sign * _constant(body))
-                return _related(fact, spec, target, other, text)
-    divided = _divisibility(body)
-    if divided is not None:
-        return _multiple(fact, spec, *divided)
-    return None if guards == "runtime_assert" else _too_complex(fact, spec)
+def _flat(facts: list[Fact]) -> Iterator[Fact]:
+    """Facts with conjunctions taken apart."""
+    for fact in facts:
+        if fact.cond.kind == "and":
+            yield from _flat([replace(fact, cond=part) for part in fact.cond.args])
+        else:
+            yield fact
 
 
-def _fixed(fact: Fact, spec: Spec, symbol: Expr, value: int) -> Violation:
-    name = symbol.name
-    text = (
-        f"{_place(spec, symbol)} was declared dynamic as {name}, but the program fixes it to "
-        f"{value}: You marked {name} as dynamic but your code specialized it to be a constant "
-        f"({value}){_at(fact)}"
-    )
-    return Violation((name,), text, [f"{name} = {value}"])
-
-
-def _related(fact: Fact, spec: Spec, target: Expr, other: Expr, text: str) -> Violation:
-    name = target.name
-    line = (
-        f"The values of {name} = {_place(spec, target)} and {other} = {_place(spec, other)} must "
-        f"always be related to the values of {other} by {name} = {text}{_at(fact)}"
-    )
-    return Violation((name,), line, [f"{name} = {text}"])
-
-
-def _multiple(fact: Fact, spec: Spec, symbol: Expr, divisor: int, rest: int) -> Violation:
-    name, declared = symbol.name, spec.ranges[symbol]
-    line = (
-        f"Not all values of {name} = {_place(spec, symbol)} satisfy the generated guard "
-        f"{fact.cond}{_at(fact)}"
-    )
-    upper = declared.upper
-    inner = Range(
-        max(-(-(declared.lower - rest) // divisor), 0),
-        upper if upper == math.inf else (upper - rest) // divisor,
-    )
-    root = f"_{name}"
-    return Violation(
-        (name,), line, [_definition(root, inner), f"{name} = {_term(root, divisor, rest)}"]
-    )
-
-
-def _too_complex(fact: Fact, spec: Spec) -> Violation:
-    involved = symbols(fact.cond)
-    lines = [
-        f"{_place(spec, s)} must be specialized to {spec.scope.hint(s)} because the guards "
-        f"generated for it are too complex: {fact.cond}{_at(fact)}"
-        for s in involved
-    ]
-    fixes = [f"{s.name} = {spec.scope.hint(s)}" for s in involved]
-    fixes.append('# or check it when the program runs: gp.export(..., guards="runtime_assert")')
-    return Violation(tuple(s.name for s in involved), "\n  - ".join(lines), fixes, complex=True)
-
-
-def _error(found: list[Violation]) -> ConstraintViolationError:
-    names = ", ".join(dict.fromkeys(n for v in found for n in v.dims))
-    title = "Constraints violated"
-    if all(v.complex for v in found):
-        title = "Specializations unexpectedly required"
-    return ConstraintViolationError(
-        f"{title} ({names})! The program needs more of its sizes than dynamic_shapes says:\n"
-        + "\n".join(f"  - {v.text}" for v in found),
-        fix=list(dict.fromkeys(fix for v in found for fix in v.fixes)),
-    )
-
-
-def _linear(body: Expr) -> dict[Expr, int] | None:
-    """Coefficients by symbol when the expression is linear in its symbols."""
-    if body.kind == "symbol":
-        return {body: 1}
-    if body.kind != "add" or any(term.kind != "symbol" for term, _ in body.args):
-        return None
-    return dict(body.args)
-
-
-def _constant(body: Expr) -> int:
-    return int(evaluate(body, dict.fromkeys(symbols(body), 0)))
-
-
-def _divisibility(body: Expr) -> tuple[Expr, int, int] | None:
-    """(symbol, divisor, remainder) of `symbol % divisor - remainder`."""
-    rest, target = 0, body
-    if body.kind == "add" and len(body.args) == 1 and body.args[0][1] == 1:
-        target, rest = body.args[0][0], -body.const
-    if target.kind == "mod":
-        symbol, divisor = target.args
-        if isinstance(symbol, Expr) and symbol.kind == "symbol" and type(divisor) is int:
-            return symbol, divisor, rest
-    return None
-
-
-def _term(name: str, factor: int, const: int) -> str:
+def _linear(name: str, factor: int, const: int) -> str:
     text = name if factor == 1 else f"{factor}*{name}"
     return f"{text} {'+' if const > 0 else '-'} {abs(const)}" if const else text
 
@@ -194,11 +286,3 @@ def _definition(name: str, limits: Range) -> str:
     parts += [f"min={int(limits.lower)}"] if limits.lower > 0 else []
     parts += [f"max={int(limits.upper)}"] if limits.upper != math.inf else []
     return f"{name} = Dim({', '.join(parts)})"
-
-
-def _place(spec: Spec, symbol: Expr) -> str:
-    return str(spec.scope.origins.get(symbol, symbol.name))
-
-
-def _at(fact: Fact) -> str:
-    return f"\n      at {fact.where}" if fact.where is not None else ""

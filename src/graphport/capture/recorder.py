@@ -125,22 +125,29 @@ class Recorder:
         """Say how a graph obtains a symbol."""
         self._sources[symbol] = make
 
+    def remember(self, e: Expr, node: Node) -> None:
+        """Say which node an expression is."""
+        self._sizes[e] = node
+
     def is_defined(self, symbol: Expr) -> bool:
         return symbol in self._sources
 
-    def define_by_size(
-        self, root: Expr, node: Node, dim: int, size: Expr, factor: int, offset: int
+    def define_by_solving(
+        self, root: Expr, read: Callable[[], Node], factor: int, offset: int
     ) -> None:
-        """The root of a derived dim, from an input whose size is factor*root + offset."""
+        """The root of a derived dim, from an input that is factor*root + offset."""
 
         def solve() -> Node:
-            result = self.size_of(node, dim, size, on_entry=True)
-            with self.graph.inserting_after(result):
-                if offset:
-                    result = self._apply(operator.sub, (result, offset), root)
-            if factor != 1:
-                with self.graph.inserting_after(result):
-                    result = self._apply(operator.floordiv, (result, factor), root)
+            result = read()
+            for function, number, neutral in (
+                (operator.sub, offset, 0), (operator.floordiv, factor, 1)
+            ):  # fmt: skip
+                if number != neutral:
+                    # Never between the inputs: a number is itself one of them.
+                    after = self.entry if result.op == "placeholder" else result
+                    assert after is not None
+                    with self.graph.inserting_after(after):
+                        result = self.apply(function, (result, number), root)
             return result
 
         self.define(root, solve)
@@ -181,14 +188,14 @@ class Recorder:
             return self._sum(e)
         if kind == "mul":
             factors = [self.number(a) if n == 1
-                       else self._apply(operator.pow, (self.number(a), n), e)
+                       else self.apply(operator.pow, (self.number(a), n), e)
                        for a, n in e.args]  # fmt: skip
             return self._fold(operator.mul, factors, e)
         if kind in _COMPARISONS:
-            return self._apply(_COMPARISONS[kind], (self.number(e.args[0]), 0), e)
+            return self.apply(_COMPARISONS[kind], (self.number(e.args[0]), 0), e)
         if kind in _FOLDS:
             return self._fold(_FOLDS[kind], [self.number(a) for a in e.args], e)
-        return self._apply(_FUNCTIONS[kind], tuple(self.number(a) for a in e.args), e)
+        return self.apply(_FUNCTIONS[kind], tuple(self.number(a) for a in e.args), e)
 
     def _sum(self, e: Expr) -> Node:
         """Positive terms first, so that `n - 1` is one subtraction."""
@@ -196,25 +203,26 @@ class Recorder:
         for term, factor in sorted(e.args, key=lambda pair: pair[1] < 0):
             node = self.number(term)
             if abs(factor) != 1:
-                node = self._apply(operator.mul, (node, abs(factor)), e)
+                node = self.apply(operator.mul, (node, abs(factor)), e)
             if total is None:
-                total = node if factor > 0 else self._apply(operator.neg, (node,), e)
+                total = node if factor > 0 else self.apply(operator.neg, (node,), e)
             else:
                 join = operator.add if factor > 0 else operator.sub
-                total = self._apply(join, (total, node), e)
+                total = self.apply(join, (total, node), e)
         if e.const:
             join = operator.add if e.const > 0 else operator.sub
-            total = self._apply(join, (total, abs(e.const)), e)
+            total = self.apply(join, (total, abs(e.const)), e)
         total.meta["val"] = to_torch(e)
         return total
 
     def _fold(self, function: Callable[..., Any], parts: list[Any], e: Expr) -> Node:
         total = parts[0]
         for part in parts[1:]:
-            total = self._apply(function, (total, part), e)
+            total = self.apply(function, (total, part), e)
         return total
 
-    def _apply(self, function: Callable[..., Any], args: tuple[Any, ...], e: Expr) -> Node:
+    def apply(self, function: Callable[..., Any], args: tuple[Any, ...], e: Expr) -> Node:
+        """A call of a function on numbers, whose result is `e`."""
         values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
         name = function.__name__.strip("_")
         node = self.graph.create_node("call_function", function, args, {}, name)

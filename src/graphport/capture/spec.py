@@ -1,32 +1,39 @@
-"""`dynamic_shapes` read against the inputs: which size of which input is which symbol."""
+"""`dynamic_shapes` read against the inputs: which size of which input is which symbol.
+
+A root's example value comes from its first use, plain or derived, and every other use has to agree
+with it. A size is never negative, so `d - 6` for a size also says that d is at least 6.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from torch.utils import _pytree as pytree
-
-from graphport.capture.dims import Dim, _Hint
-from graphport.capture.inputs import Inputs, Variadic
+from graphport.capture import sites
+from graphport.capture.dims import Dim, Hint
+from graphport.capture.inputs import Inputs
+from graphport.capture.sites import Site
 from graphport.errors import ConstraintViolationError, SpecError
-from graphport.symbolic import Expr, Range, Scope
+from graphport.symbolic import Expr, Range, Scope, substitute
 
 Size = int | Expr
-_STATIC = (type(None), int)
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A symbol of the scope and the user's definition of it."""
+    """A symbol of the scope and the user's definition of it.
+
+    A named dim has `dim`. A symbol without one was asked for by Dim.AUTO if `automatic`, and else
+    by Dim.DYNAMIC.
+    """
 
     symbol: Expr
     dim: Dim | None
-    """None for Dim.AUTO and Dim.DYNAMIC."""
     automatic: bool = False
+    place: str = ""
+    """Where the spec speaks of it first: "dynamic_shapes['x'][0]"."""
 
 
 class Spec:
@@ -38,238 +45,169 @@ class Spec:
         self.ranges: dict[Expr, Range] = {}
         self.sizes: dict[str, tuple[Size, ...]] = {}
         """Sizes by the path of the leaf; leaves that are not here are static."""
-        entries = list(_entries(inputs, dynamic_shapes))
-        self._declare_roots(entries)
-        for path, tensor, dims in entries:
-            self.sizes[path] = tuple(
-                self._size(path, d, size, dims.get(d)) for d, size in enumerate(tensor.shape)
-            )
+        self.numbers: dict[str, Expr] = {}
+        """Input numbers that are dynamic, by the path of the leaf."""
+        entries = sites.read(inputs, dynamic_shapes)
+        self._declare_roots([site for entry in entries for site in entry.sites])
+        for entry in entries:
+            values = tuple(map(self._value, entry.sites))
+            if entry.is_tensor:
+                self.sizes[entry.path] = values
+            elif isinstance(values[0], Expr):
+                self.numbers[entry.path] = values[0]
 
-    def _declare_roots(self, entries: list[tuple[str, torch.Tensor, dict[int, Any]]]) -> None:
-        """Symbols in the order of appearance; a root's example value comes from its first use."""
-        for path, tensor, dims in entries:
-            for d, dim in sorted(dims.items()):
-                if isinstance(dim, Dim):
-                    self._declare(path, d, tensor.shape[d], dim)
+    def settle(self, forms: Mapping[Expr, Any], ranges: Mapping[Expr, Range]) -> None:
+        """Take over what unnamed dims turned out to be."""
+        for path, sizes in self.sizes.items():
+            self.sizes[path] = tuple(substitute(s, forms) for s in sizes)
+        for path, number in self.numbers.items():
+            self.numbers[path] = substitute(number, forms)
+        self.ranges = dict(ranges)
 
-    def _declare(self, path: str, d: int, size: int, dim: Dim) -> None:
-        root = dim.root
-        seen = self.declared.get(root.__name__)
-        if seen is not None:
-            assert seen.dim is not None
-            if seen.dim._given != root._given:
+    def _declare_roots(self, found: list[Site]) -> None:
+        """Symbols for the named dims, in the order of appearance."""
+        first: dict[str, tuple[Site, Dim]] = {}
+        plain: dict[str, str] = {}
+        least: dict[str, int] = {}
+        for site in found:
+            dim = site.wish
+            if not isinstance(dim, Dim):
+                continue
+            name, root = dim.root.__name__, dim.root
+            known = first.setdefault(name, (site, dim))[1].root
+            if known != root:
                 raise SpecError(
-                    f"Found different definitions {seen.dim} and {root} for the same symbolic "
-                    f"dimension",
-                    where=f"dynamic_shapes of {path}.shape[{d}]",
+                    f"Found different definitions {known} and {root} for the same symbolic "
+                    "dimension",
+                    where=f"{site.place}, after {first[name][0].place}",
+                    fix="one Dim for it, used in both places, or two names",
                 )
-            return
-        factor, offset = dim.linear
-        if (size - offset) % factor:
-            raise SpecError(
-                f"Expected shape[{d}] = {size} of input Tensor to be of the form {dim}, where "
-                f"{root.__name__} is an integer",
-                where=f"{path}.shape[{d}]",
-            )
-        value = (size - offset) // factor
+            lowest = dim.least_root if site.is_size else root.min
+            least[name] = max(least.get(name, 0), lowest)
+            if dim is root:
+                plain.setdefault(name, site.path)
+        for name, (site, dim) in first.items():
+            self._declare(site, dim, least[name], plain.get(name, site.path))
+
+    def _declare(self, site: Site, dim: Dim, least: int, origin: str) -> None:
+        root = dim.root
+        value = _root_value(site, dim)
         upper = math.inf if root.max is None else root.max
-        if not root.min <= size <= upper and dim is root:
-            raise ConstraintViolationError(
-                f"{size} not in range [{root.min}, {'inf' if root.max is None else root.max}]: "
-                f"the example size of {path}.shape[{d}] is outside of {root}",
-                fix=_widened(root, size),
-            )
         if not root.min <= value <= upper:
-            raise ConstraintViolationError(
-                f"{value} not in range [{root.min}, {'inf' if root.max is None else root.max}]: "
-                f"{path}.shape[{d}] = {size} makes {root.__name__} = {value}",
-                fix=_widened(root, value),
-            )
+            raise _out_of_range(site, dim, value)
+        least = min(least, value)  # if it is below, another use does not agree: an error to come
         symbol = self.scope.symbol(
-            root.__name__, hint=value, lower=root.min, upper=upper,
-            origin=f"{path}.shape[{d}]",
+            root.__name__, hint=value, lower=least, upper=upper, origin=origin
+        )
+        self.declared[root.__name__] = Declared(symbol, root, place=site.place)
+        self.ranges[symbol] = Range(least, upper)
+
+    def _value(self, site: Site) -> Any:
+        """The symbolic value of a site, or its example if it is fixed."""
+        wish = site.wish
+        if isinstance(wish, Dim):
+            return self._of_dim(site, wish)
+        if isinstance(wish, Hint) and wish.kind != "STATIC":
+            return self._of_hint(site, wish)
+        if isinstance(wish, int) and wish != site.example:
+            raise ConstraintViolationError(
+                f"Static shape constraint of {wish} does not match input size of {site.example}, "
+                f"for {site.path}",
+                where=site.place,
+                fix=f"{site.place} = {site.example}",
+            )
+        return site.example
+
+    def _of_hint(self, site: Site, hint: Hint) -> Expr:
+        lowest = 0 if site.is_size else -math.inf
+        limits = Range(
+            lowest if hint.min is None else hint.min, math.inf if hint.max is None else hint.max
+        )
+        if site.example < limits.lower or site.example > limits.upper:  # nan is neither
+            raise ConstraintViolationError(
+                f"{site.example} not in range [{_bound(hint.min, lowest)}, {_bound(hint.max)}]: "
+                f"the example of {site.path} is outside of {hint!r}",
+                where=site.place,
+                fix=f"{site.place} = {_admitting(hint, site.example)!r}",
+            )
+        index = len(self.declared)
+        while f"s{index}" in self.scope.arena.symbols:
+            index += 1
+        name = f"s{index}"
+        symbol = self.scope.symbol(
+            name, hint=site.example, lower=limits.lower, upper=limits.upper, origin=site.path,
+            type=type(site.example),
         )  # fmt: skip
-        self.declared[root.__name__] = Declared(symbol, root)
-        self.ranges[symbol] = Range(root.min, upper)
+        self.declared[name] = Declared(symbol, None, hint.kind == "AUTO", site.place)
+        self.ranges[symbol] = limits
+        return symbol
 
-    def _size(self, path: str, d: int, size: int, dim: Any) -> Size:
-        if dim is None or dim is Dim.STATIC:
-            return size
-        if isinstance(dim, int) and not isinstance(dim, bool):
-            if dim != size:
-                raise ConstraintViolationError(
-                    f"Static shape constraint of {dim} does not match input size of {size}, for "
-                    f"{path}.shape[{d}]",
-                    fix=f"None or {size} in its place",
-                )
-            return size
-        if isinstance(dim, _Hint):
-            name = f"s{len(self.declared)}"
-            symbol = self.scope.symbol(name, hint=size, lower=0, origin=f"{path}.shape[{d}]")
-            self.declared[name] = Declared(symbol, None, automatic=dim is Dim.AUTO)
-            self.ranges[symbol] = Range(0, math.inf)
-            return symbol
-        return self._declared_size(path, d, size, dim)
-
-    def _declared_size(self, path: str, d: int, size: int, dim: Dim) -> Size:
+    def _of_dim(self, site: Site, dim: Dim) -> Expr:
         root = self.declared[dim.root.__name__].symbol
         value = self.scope.hint(root)
         assert isinstance(value, int)
-        if dim.at(value) != size:
+        if dim.at(value) != site.example:
             raise ConstraintViolationError(
-                f"Expected input at {path}.shape[{d}] (size {size}) to be equal to "
-                f"{dim.__name__}, where {dim.root.__name__} = {value}, but got {size}",
-                fix=f"an input with shape[{d}] = {dim.at(value)}, or another Dim for it",
+                f"Expected input at {site.path} ({_noun(site)} {site.example}) to be equal to "
+                f"{dim.__name__}, where {dim.root.__name__} = {value}, but got {site.example}",
+                where=site.place,
+                fix=f"# pass an example in which {site.path} is {dim.__name__}, or give it "
+                "another Dim",
             )
         factor, offset = dim.linear
         expr = root * factor + offset
         if dim is not dim.root:
-            high = math.inf if dim.max is None else dim.max
-            self.ranges[expr] = Range(dim.min, high)
+            limits = self.ranges[root]
+            self.ranges[expr] = Range(
+                factor * limits.lower + offset, factor * limits.upper + offset
+            )
         return expr
 
 
-def _widened(root: Dim, value: int) -> str:
-    low = min(root.min, value)
-    high = None if root.max is None else max(root.max, value)
-    parts = ([f"min={low}"] if low else []) + ([f"max={high}"] if high is not None else [])
-    return f"{root.__name__} = Dim({', '.join([repr(root.__name__), *parts])})"
-
-
-def _entries(
-    inputs: Inputs, dynamic_shapes: Any
-) -> Iterator[tuple[str, torch.Tensor, dict[int, Any]]]:
-    """(path, tensor, dims by number) of every tensor that the spec says something about."""
-    if dynamic_shapes is None:
-        return
-    parameters = inputs.parameters
-    if isinstance(dynamic_shapes, Mapping):
-        unknown = [k for k in dynamic_shapes if k not in parameters]
-        if unknown:
-            raise SpecError(
-                f"dynamic_shapes names {unknown[0]!r}, which is not an argument of this call",
-                where=f"dynamic_shapes[{unknown[0]!r}]",
-                fix=f"use the names of the arguments: {', '.join(map(repr, parameters))}",
-            )
-        pairs = [(f"dynamic_shapes[{k!r}]", spec, *parameters[k])
-                 for k, spec in dynamic_shapes.items()]  # fmt: skip
-    elif isinstance(dynamic_shapes, (tuple, list)):
-        if len(dynamic_shapes) != len(parameters):
-            raise SpecError(
-                f"dynamic_shapes has {len(dynamic_shapes)} entries for {len(parameters)} "
-                f"arguments ({', '.join(parameters)})",
-                fix="one entry per argument, None where nothing is dynamic",
-            )
-        pairs = [
-            (f"dynamic_shapes[{i}]", spec, *value)
-            for i, (value, spec) in enumerate(zip(parameters.values(), dynamic_shapes, strict=True))
-        ]
-    else:
+def _root_value(site: Site, dim: Dim) -> int:
+    """The root of a dim, solved for at its first use."""
+    factor, offset = dim.linear
+    assert isinstance(site.example, int)
+    if (site.example - offset) % factor:
+        what = site.path[site.path.rindex(".") + 1 :] if site.is_size else site.path
         raise SpecError(
-            f"dynamic_shapes must be a dict by argument name or a tuple by position, got "
-            f"{type(dynamic_shapes).__name__}"
+            f"Expected {what} = {site.example} of input {'Tensor' if site.is_size else 'int'} to "
+            f"be of the form {dim}, where {dim.root.__name__} is an integer",
+            where=f"{site.place}, for {site.path}",
         )
-    for place, spec, path, value in pairs:
-        yield from _walk(place, spec, path, value)
+    return (site.example - offset) // factor
 
 
-def _walk(
-    place: str, spec: Any, path: str, value: Any
-) -> Iterator[tuple[str, torch.Tensor, dict[int, Any]]]:
-    if isinstance(value, torch.Tensor):
-        yield path, value, _tensor_dims(place, spec, path, value)
-        return
-    if spec is None:
-        return
-    if isinstance(value, Variadic):
-        keys = [(pytree.SequenceKey(i),) for i in range(len(value.values))]
-        parts = _matching(place, spec, path, value, keys)
-        for i, (part, child) in enumerate(zip(parts, value.values, strict=True)):
-            yield from _walk(f"{place}[{i}]", part, f"{path}[{value.first + i}]", child)
-        return
-    if pytree.tree_is_leaf(value):
-        if isinstance(spec, (_Hint, Dim)):
-            raise SpecError(
-                f"the input at {path} is {value!r}, not a tensor: it has no dimensions",
-                where=place,
-                fix="None in its place",
-            )
-        raise SpecError(f"the input at {path} is a constant; expected None, got {spec!r}",
-                        where=place)  # fmt: skip
-    children = pytree.tree_flatten_with_path(value, is_leaf=lambda x: x is not value)[0]
-    parts = _matching(place, spec, path, value, [k for k, _ in children])
-    for (key, child), part in zip(children, parts, strict=True):
-        text = pytree.keystr(key)
-        yield from _walk(place + text, part, path + text, child)
-
-
-def _matching(place: str, spec: Any, path: str, value: Any, keys: list[Any]) -> Sequence[Any]:
-    """The parts of a spec for the children of a container."""
-    if type(spec) is type(value) and not isinstance(spec, (dict, list, tuple)):
-        return pytree.tree_leaves(spec, is_leaf=lambda x: x is not spec)
-    if isinstance(spec, Mapping):
-        names = [getattr(k[0], "key", getattr(k[0], "name", getattr(k[0], "idx", None)))
-                 for k in keys]  # fmt: skip
-        unknown = [k for k in spec if k not in names]
-        if unknown:
-            raise SpecError(
-                f"the input at {path} has no {unknown[0]!r}; it has {', '.join(map(repr, names))}",
-                where=place,
-            )
-        return [spec.get(n) for n in names]
-    if isinstance(spec, (list, tuple)):
-        if len(spec) != len(keys):
-            raise SpecError(
-                f"the input at {path} has {len(keys)} parts, but the spec has {len(spec)}",
-                where=place,
-                fix="one entry per part, None where nothing is dynamic",
-            )
-        return spec
-    raise SpecError(
-        f"the input at {path} is a {type(value).__name__}; expected a dict, list or tuple of "
-        f"specs, got {spec!r}",
-        where=place,
+def _out_of_range(site: Site, dim: Dim, value: int) -> ConstraintViolationError:
+    root = dim.root
+    if dim is root:
+        text = f"the example {_noun(site)} of {site.path} is outside of {root}"
+    else:
+        text = f"{site.path} = {site.example} makes {root.__name__} = {value}"
+    return ConstraintViolationError(
+        f"{value} not in range [{root.min}, {_bound(root.max)}]: {text}",
+        where=site.place,
+        fix=_widened(site, root, value),
     )
 
 
-def _tensor_dims(place: str, spec: Any, path: str, tensor: torch.Tensor) -> dict[int, Any]:
-    rank = tensor.dim()
-    if spec is None:
-        return {}
-    if isinstance(spec, Mapping):
-        dims = dict(spec)
-        for d in dims:
-            if not isinstance(d, int):
-                raise SpecError(f"{path} is a tensor: expected dims by number, got key {d!r}",
-                                where=place)  # fmt: skip
-    elif isinstance(spec, (list, tuple)):
-        if len(spec) != rank:
-            raise SpecError(
-                f"{path} has {rank} dimensions, but its spec has {len(spec)} entries",
-                where=place,
-                fix="one entry per dimension, None where it is fixed, or a dict {dim: Dim}",
-            )
-        dims = dict(enumerate(spec))
-    else:
-        raise SpecError(
-            f"{path} is a tensor: expected a dict {{dim: Dim}}, or a list or tuple with an entry "
-            f"per dimension, got {spec!r}",
-            where=place,
-        )
-    if not rank and dims:
-        raise SpecError(f"Cannot mark 0-dimension tensors to be dynamic: {path}", where=place)
-    out = {}
-    for d, dim in dims.items():
-        if not -rank <= d < rank:
-            raise SpecError(
-                f"{path} has {rank} dimensions; expected a dimension in the range "
-                f"[0, {rank - 1}], got {d}",
-                where=place,
-            )
-        if isinstance(dim, bool) or not isinstance(dim, (*_STATIC, Dim, _Hint)):
-            raise SpecError(
-                f"{path}.shape[{d}]: expected a Dim, an int, None or Dim.AUTO, got {dim!r}",
-                where=place,
-            )
-        out[d % rank] = dim
-    return out
+def _widened(site: Site, root: Dim, value: int) -> str:
+    if value < 0:  # only an int can be that, and no Dim
+        return f"{site.place} = {Dim.DYNAMIC}"
+    low = min(root.min, value)
+    high = None if root.max is None else max(root.max, value)
+    return f"{root.__name__} = {Dim(root.__name__, min=low or None, max=high)}"
+
+
+def _admitting(hint: Hint, value: float) -> Hint:
+    low = None if hint.min is None else min(hint.min, value)
+    high = None if hint.max is None else max(hint.max, value)
+    return replace(hint, min=low, max=high)
+
+
+def _noun(site: Site) -> str:
+    return "size" if site.is_size else "value"
+
+
+def _bound(limit: float | None, default: float = math.inf) -> str:
+    return str(default if limit is None else limit)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
 
 from graphport import source
+from graphport.capture import aliasing
 from graphport.capture.tracer import (
     Tracer,
     decompose,
@@ -20,10 +22,11 @@ from graphport.capture.tracer import (
 from graphport.capture.values import AbstractTensor, Value
 from graphport.errors import DataDependentError, MutationError
 from graphport.ops import Abstract, OpInfo, info_of
-from graphport.ops.abstract import channels_last
-from graphport.ops.sizes import broadcast, expected
+from graphport.ops.abstract import channels_last, row_major
+from graphport.ops.shape import resolved_sizes, slice_at
+from graphport.ops.sizes import broadcast, expected, require, wrap_dim
 from graphport.ops.strides import at_example, is_dense
-from graphport.symbolic import ge, le
+from graphport.symbolic import ge, le, min_
 from graphport.symbolic.bridge import from_torch, to_torch
 
 aten = torch.ops.aten
@@ -129,7 +132,10 @@ def _converted(
         wanted["memory_format"] = memory_format
     if not wanted and not copy:
         return t
-    return pure(tracer, info_of(aten._to_copy.default), (t,), wanted)
+    copied = pure(tracer, info_of(aten._to_copy.default), (t,), wanted)
+    if not copy and list(wanted) == ["memory_format"]:
+        _doubt_copy(tracer, tracer.value(t), copied, memory_format)
+    return copied
 
 
 def _same_device(a: torch.device, b: torch.device) -> bool:
@@ -155,7 +161,19 @@ def contiguous(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
         return tracer.wrap(
             Value.view(base, base.abstract, tracer.read(base), info.op, ()), wants_grad(args)
         )
-    return pure(tracer, info_of(aten.clone.default), args[:1], {"memory_format": memory_format})
+    copy = pure(tracer, info_of(aten.clone.default), args[:1], {"memory_format": memory_format})
+    _doubt_copy(tracer, base, copy, memory_format)
+    return copy
+
+
+def _doubt_copy(tracer: Tracer, base: Value, copy: Any, memory_format: Any) -> None:
+    """A copy that changes nothing but the layout is none where the layout was right."""
+    have = base.abstract
+    lines = {torch.contiguous_format: row_major, torch.channels_last: channels_last,
+             torch.channels_last_3d: channels_last}.get(memory_format)  # fmt: skip
+    if lines is not None:
+        aliasing.doubt(base, tracer.value(copy),
+                       lambda: aliasing.laid_out_as(have, lines(have.sizes)))  # fmt: skip
 
 
 # Writes
@@ -265,6 +283,16 @@ def instance_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> 
     return (decompose if writes else pure)(tracer, info, args, kwargs)
 
 
+@special(aten._pad_circular.default)
+def pad_circular(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """Made of slices that would clamp where torch's kernel refuses to wrap around twice."""
+    sizes = tracer.value(args[0]).abstract.sizes
+    for i, pad in enumerate(args[1]):
+        require(le(tracer.lower(pad), sizes[-1 - i // 2]),
+                "Padding value causes wrapping around more than once.")  # fmt: skip
+    return decompose(tracer, info, args, kwargs)
+
+
 # Views under another name
 
 
@@ -272,6 +300,46 @@ def instance_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> 
 def broadcast_tensors(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     sizes = broadcast(*(tracer.value(t).abstract.sizes for t in args[0]))
     return [tracer.call(aten.expand.default, t, list(map(to_torch, sizes))) for t in args[0]]
+
+
+@special(aten.einsum.default)
+def einsum(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """Of one operand it may be no more than a view, which torch's own kernel tells."""
+    return (decompose if len(args[1]) == 1 else pure)(tracer, info, args, kwargs)
+
+
+@special(aten.unflatten.int)
+def unflatten(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """The -1 is worked out here, and what it needs of the size written down."""
+    x, dim, parts = args
+    have = tracer.value(x).abstract
+    if not parts:
+        return decompose(tracer, info, args, kwargs)
+    dim = wrap_dim(dim, have.rank)
+    line = Abstract(have.sizes[dim : dim + 1], have.dtype, have.device)
+    split = resolved_sizes(line, [tracer.lower(s) for s in parts])
+    sizes = (*have.sizes[:dim], *split, *have.sizes[dim + 1 :])
+    return tracer.call(aten.view.default, x, list(map(to_torch, sizes)))
+
+
+@special(aten.tensor_split.sections)
+def tensor_split(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """The first few pieces are longer by one; how many is computed, and no branch depends on it."""
+    base, sections = tracer.value(args[0]), tracer.lower(args[1])
+    have = base.abstract
+    if type(sections) is not int or sections < 1 or not have.rank:
+        return decompose(tracer, info, args, kwargs)
+    dim = wrap_dim(args[2] if len(args) > 2 else kwargs.get("dim", 0), have.rank)
+    size, node, grad = have.sizes[dim], tracer.read(base), wants_grad(args[:1])
+    starts = [i * (size // sections) + min_(i, size % sections) for i in range(sections)]
+    pieces = []
+    for first, last in itertools.pairwise((*starts, size)):
+        recipe = (dim, first, last)
+        piece = slice_at(have, dim, first, last - first)
+        made = tracer.recorder.node(aten.slice.Tensor, (node, *recipe), {}, piece, "slice")
+        value = Value.view(base, piece, made, aten.slice.Tensor, recipe)
+        pieces.append(tracer.wrap(value, grad))
+    return pieces
 
 
 def copied_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:

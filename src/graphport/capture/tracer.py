@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphport import source
+from graphport.capture import aliasing
 from graphport.capture.assertions import Assertions
 from graphport.capture.numbers import number
 from graphport.capture.recorder import Recorder, describe
@@ -27,9 +28,10 @@ from graphport.capture.state import State
 from graphport.capture.values import AbstractTensor, Value, abstract_tensor
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import Abstract, info_of, meta_rule, promote
-from graphport.ops.meta import SymbolicSizesError, example_of, parts_of
+from graphport.ops.meta import SymbolicSizesError, example_of, fake_of, parts_of
 from graphport.ops.registry import OpInfo
 from graphport.ops.shape import Fresh
+from graphport.ops.strides import is_dense
 from graphport.ops.views import inverted
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, to_torch
@@ -37,11 +39,12 @@ from graphport.symbolic.bridge import from_torch, to_torch
 aten = torch.ops.aten
 Handler = Callable[["Tracer", OpInfo, Any, dict[str, Any]], Any]
 
-SPECIAL: dict[OpOverload, Handler] = {}
+FAKED = "custom operators with a fake implementation"
+SPECIAL: dict[OpOverload | str, Handler] = {}
 """Operators that need more than a shape rule; filled by the modules that know them."""
 
 
-def special(*ops: OpOverload) -> Callable[[Handler], Handler]:
+def special(*ops: OpOverload | str) -> Callable[[Handler], Handler]:
     def register(fn: Handler) -> Handler:
         for op in ops:
             if op in SPECIAL:
@@ -92,7 +95,8 @@ class Tracer(TorchDispatchMode):
         if isinstance(op, HigherOrderOperator):
             raise UnsupportedError(f"{op.name()} cannot be captured yet", where=source.here())
         info = info_of(op)
-        return SPECIAL.get(op) or _handler(info), info
+        handler = SPECIAL.get(op) or _handler(info)
+        return SPECIAL[FAKED] if handler is pure and fake_of(op) is not None else handler, info
 
     # Values
 
@@ -106,7 +110,11 @@ class Tracer(TorchDispatchMode):
         """The node that holds the value now."""
         if v.version == v.storage.version:
             return v.node
-        assert v.parent is not None
+        if v.storage.doubts:
+            aliasing.settle(v.storage)
+        if v.parent is None:
+            v.version = v.storage.version
+            return v.node
         assert v.op is not None
         v.node = self.view_node(v.op, self.read(v.parent), v.args)
         v.version = v.storage.version
@@ -128,6 +136,8 @@ class Tracer(TorchDispatchMode):
             value.node = new
             value.version = storage.version
             value.constant = value.number = None
+        if storage.doubts:
+            aliasing.written(storage)
 
     def wrap(self, value: Value, grad: bool = False) -> AbstractTensor:
         """A tensor for the user to hold: the one that describes the value's node."""
@@ -149,7 +159,11 @@ class Tracer(TorchDispatchMode):
             items = [self.fresh(x, self.recorder.item(node, i), grad) if x is not None else None
                      for i, x in enumerate(out)]  # fmt: skip
             return items if isinstance(out, list) else tuple(items)
-        return to_torch(out) if type(out) is Expr else out
+        if type(out) is not Expr:
+            return out
+        if out.kind == "symbol" and not self.recorder.is_defined(out):
+            self.recorder.define(out, lambda: node)
+        return to_torch(out)
 
     # Arguments
 
@@ -291,6 +305,10 @@ def view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
         # What can be viewed at capture may have to be copied when inputs come in another layout.
         info = info_of(aten.reshape.default)
     out = info.rule(base.abstract, *rest, **kwargs) if info.rule is not None else None
+    if type(out) is Fresh and not is_dense(base.abstract):
+        # Of memory with gaps, sizes that come later may make a view; torch asks the layout that is
+        # known here whether a kernel gets its data in one piece.
+        node = tracer.recorder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
     if out is None:
         out, made = tracer.recorder.record(info, (node, *rest), kwargs)
     else:
@@ -298,9 +316,12 @@ def view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
     grad = wants_grad(args[:1])
     if isinstance(out, Abstract):
         if type(out) is Fresh:
-            return tracer.wrap(Value(out, made), grad)
+            copy = Value(out, made)
+            seen, sizes = base.abstract, out.sizes
+            aliasing.doubt(base, copy, lambda: aliasing.viewable_as(seen, sizes))
+            return tracer.wrap(copy, grad)
         value = Value.view(base, out, made, info.op, rest)
-        if base.literal is not None and not any(type(r) is Expr for r in rest):
+        if base.literal is not None and not any(type(r) is Expr for r in pytree.tree_leaves(rest)):
             value.constant = op(base.literal, *args[1:], **kwargs)
         return tracer.wrap(value, grad)
     return [

@@ -23,7 +23,7 @@ from graphport.symbolic.bridge import to_torch
 class Storage:
     """Memory that several values may share."""
 
-    __slots__ = ("base", "mutated", "origin", "version")
+    __slots__ = ("base", "doubts", "mutated", "origin", "version")
 
     def __init__(self, base: Value, origin: Any = None) -> None:
         self.base = base
@@ -31,6 +31,8 @@ class Storage:
         self.origin = origin
         """The placeholder that the storage came from: inputs and module state."""
         self.mutated = False
+        self.doubts: tuple[Any, ...] = ()
+        """Other storages that may be this one at some sizes; see `aliasing`."""
 
 
 class Value:

@@ -10,8 +10,8 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes, channels_last
 from graphport.ops.registry import Rule, shape_rule
-from graphport.ops.sizes import holds, require_equal
-from graphport.symbolic import Expr, floor, ge, mul, to_float
+from graphport.ops.sizes import require, require_equal, taken
+from graphport.symbolic import Expr, floor, ge, ite, mul, to_float
 
 aten = torch.ops.aten
 Ints = int | Sequence[int]
@@ -95,8 +95,8 @@ def _conv(
         for i in range(n)
     )
     for s in spatial:
-        if not (s > 0 if type(s) is int else holds(ge(s, 1))):
-            raise ShapeError(f"conv{n}d: the kernel of {weight} is larger than the input {input}")
+        require(ge(s, 1), "conv{0}d: the kernel of {1} is larger than the input {2}",
+                n, weight, input)  # fmt: skip
     sizes = (*input.sizes[: lead - 1], weight.sizes[0], *spatial)
     return _laid_out(sizes, input, weight)
 
@@ -137,9 +137,9 @@ def _pooled(size: Size, kernel: int, stride: int, pad: int, dilation: int, ceil:
     span = size + 2 * pad - dilation * (kernel - 1) - 1
     count = (span + stride - 1) // stride + 1
     # The last window must start inside the input or its left padding.
-    if holds(ge((count - 1) * stride, size + pad)):
-        count = count - 1
-    return count
+    outside = ge((count - 1) * stride, size + pad)
+    drop = taken(outside)
+    return count - (ite(outside, 1, 0) if drop is None else int(drop))
 
 
 def _pool(
@@ -149,9 +149,12 @@ def _pool(
     steps = _each(stride, n) if isinstance(stride, int) or len(stride) else kernels
     pads, holes = _each(padding, n), _each(dilation, n)
     lead = self.rank - n
-    return (*self.sizes[:lead],
-            *(_pooled(self.sizes[lead + i], kernels[i], steps[i], pads[i], holes[i], ceil)
-              for i in range(n)))  # fmt: skip
+    out = [_pooled(self.sizes[lead + i], kernels[i], steps[i], pads[i], holes[i], ceil)
+           for i in range(n)]  # fmt: skip
+    for s in out:
+        require(ge(s, 1), "pooling of {0} with a window of {1}: the output would be too small",
+                self, list(kernels))  # fmt: skip
+    return (*self.sizes[:lead], *out)
 
 
 def _max_pool(n: int) -> Rule:

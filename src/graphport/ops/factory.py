@@ -12,7 +12,7 @@ from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes, permuted
 from graphport.ops.registry import shape_rule
 from graphport.ops.shape import formatted
-from graphport.ops.sizes import known
+from graphport.ops.sizes import expected
 from graphport.symbolic import Expr, ceil, ge, sub, truediv
 
 aten = torch.ops.aten
@@ -22,7 +22,7 @@ def made(
     sizes: Sequence[Size], dtype: torch.dtype | None, device: Any, strides: Sizes | None = None
 ) -> Abstract:
     for s in sizes:
-        if isinstance(s, Expr) and not (known(ge(s, 0)) or s.scope.expect(ge(s, 0))):
+        if isinstance(s, Expr) and not expected(ge(s, 0)):
             raise ShapeError(f"Trying to create tensor with negative dimension {s}: {list(sizes)}")
     return Abstract(
         tuple(sizes), dtype or torch.get_default_dtype(),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._decomp import decomposition_table
+from torch._library import simple_registry
 from torch._ops import OpOverload
 
 from graphport.errors import UnsupportedError
@@ -56,6 +57,16 @@ def parts_of(op: OpOverload) -> list[Callable[..., Any]]:
     return [*found, decomposition_table[op]] if op in decomposition_table else found
 
 
+def fake_of(op: OpOverload) -> Callable[..., Any] | None:
+    """The fake implementation of a custom operator; it may ask for data-dependent sizes.
+
+    Called by itself and not through the dispatcher, which would refuse to answer.
+    """
+    if op.namespace in ("aten", "prims"):
+        return None
+    return simple_registry.singleton.find(op.name()).fake_impl.kernel
+
+
 def meta_rule(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run the operator on meta tensors and read off the result."""
     if not _is_symbolic(args) and not _is_symbolic(list(kwargs.values())):
@@ -101,7 +112,7 @@ def _by_meta(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     # Many C++ meta kernels refuse symbolic sizes; torch's reference in Python takes them.
     reference = decomposition_table.get(op) if _is_symbolic(args) else None
     try:
-        out = (reference or op)(*lowered, **keywords)
+        out = (reference or fake_of(op) or op)(*lowered, **keywords)
     except (NotImplementedError, RuntimeError) as error:
         # torch.library.custom_op raises a plain RuntimeError where it has nothing to run.
         if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):

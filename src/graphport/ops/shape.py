@@ -10,6 +10,7 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size, Sizes, channels_last
+from graphport.ops.bounds import slice_bounds
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import (
     expected,
@@ -25,11 +26,9 @@ from graphport.ops.sizes import (
     wrap_dims,
 )  # fmt: skip
 from graphport.ops.strides import preserved
-from graphport.symbolic import Expr, eq, ge, le, max_, min_, ne
+from graphport.symbolic import Expr, eq, ge, le, max_, min_, ne, symbols
 
 aten = torch.ops.aten
-
-_NO_END = (1 << 63) - 1  # what Python's `x[a:]` passes as the end
 
 
 class Fresh(Abstract):
@@ -69,6 +68,9 @@ def _plain(sizes: Sizes, strides: Sizes, source: Abstract) -> Sizes | None:
 def resolved_sizes(self: Abstract, shape: Sequence[Size]) -> Sizes:
     """The target sizes with -1 worked out; the number of elements must agree."""
     total = numel(self.sizes)
+    for s in shape:
+        if type(s) is Expr and any(map(s.scope.is_fresh, symbols(s))):
+            holds(ge(s, 0))  # a value that depends on data might be the -1 of "work it out"
     unknown = [i for i, s in enumerate(shape) if type(s) is int and s == -1]
     if not unknown:
         sizes = tuple(shape)
@@ -86,6 +88,7 @@ def resolved_sizes(self: Abstract, shape: Sequence[Size]) -> Sizes:
             f"cannot reshape tensor of {total} elements into shape {list(shape)} because the "
             "unspecified dimension size -1 can be any value and is ambiguous"
         )
+    expected(ne(rest, 0))
     if rest is not total:
         require(eq(total % rest, 0), "shape {0} is invalid for input of size {1}",
                 list(shape), total)  # fmt: skip
@@ -171,7 +174,7 @@ def expand(self: Abstract, size: Sequence[Size], **_: Any) -> Abstract:
     strides: list[Size] = []
     own_strides = self.strides
     moved = lead > 0
-    for i, want in enumerate(size):
+    for i, want in enumerate(map(_kept_or_size, size)):
         if i < lead:
             sizes.append(want)
             strides.append(0)
@@ -193,6 +196,14 @@ def expand(self: Abstract, size: Sequence[Size], **_: Any) -> Abstract:
             sizes.append(have)
             strides.append(step)
     return self.view(tuple(sizes), tuple(strides) if moved else self._strides)
+
+
+def _kept_or_size(want: Size) -> Size:
+    """A number of the program may be the -1 of "as it is": then only if its example is."""
+    if type(want) is int or expected(ge(want, 0)):
+        return want
+    require_equal(want, -1, "expand: {0} is not a size", want)
+    return -1
 
 
 def _is_single(have: Size, want: Size) -> bool:
@@ -283,66 +294,6 @@ def slice_(self: Abstract, dim: int, start: Size | None, end: Size | None, step:
         else (*strides[:dim], strides[dim] * step, *strides[dim + 1 :]),
         self.offset + first * strides[dim],
     )  # fmt: skip
-
-
-def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) -> tuple[Size, Size]:
-    """Where a slice starts and how many elements it takes, as Python's slicing clamps them."""
-    if start is None:
-        start = 0
-    if end is None or (type(end) is int and end >= _NO_END):
-        end = size
-    if all(type(x) is int for x in (size, start, end)):
-        first, stop, _ = slice(start, end, step).indices(size)
-        return first, max(0, -((first - stop) // step))
-    first = _clamped(start, size)
-    stop = size if end is size else _clamped(end, size)
-    length = stop - first
-    if type(length) is int:
-        length = max(length, 0)
-    elif not known(ge(length, 0)):
-        if length.scope.hint(length) is None:
-            return first, length.scope.fresh(lower=0)
-        if not holds(ge(length, 0)):
-            length = 0
-    if step != 1:
-        length = (length + (step - 1)) // step
-    return first, length
-
-
-def _clamped(bound: Size, size: Size) -> Size:
-    """A slice bound in [0, size]; what is not known of a dynamic size is assumed and checked."""
-    if type(bound) is int:
-        if bound == 0:
-            return 0
-        if _depends_on_data(size) and not known(ge(size, abs(bound))):
-            return min_(bound, size) if bound > 0 else max_(size + bound, 0)
-        if bound < 0:
-            return size + bound if _at_least(size, -bound) else 0
-        return bound if _at_least(size, bound) else size
-    if same(bound, size):
-        return size
-    scope = scope_of(bound)
-    if scope.decide(ge(bound, 0)) is False:
-        bound = bound + size
-    if known(le(bound, size)):
-        return bound
-    if scope.hint(bound) is None or (isinstance(size, Expr) and scope.hint(size) is None):
-        return scope.fresh(lower=0)
-    return bound if holds(le(bound, size)) else size
-
-
-def _depends_on_data(size: Size) -> bool:
-    return isinstance(size, Expr) and size.scope.hint(size) is None
-
-
-def _at_least(size: Size, least: int) -> bool:
-    if type(size) is int:
-        return size >= least
-    cond = ge(size, least)
-    if least <= 2 and not known(cond):
-        # Inputs of 0 or 1 are refused when run, rather than asked about at export.
-        return expected(cond)
-    return holds(cond)
 
 
 @shape_rule(aten.split.Tensor)
@@ -487,7 +438,9 @@ def view_as_complex(self: Abstract) -> Abstract:
 @shape_rule(aten.cat.default)
 def cat(tensors: Sequence[Abstract], dim: int) -> Abstract:
     # torch lets 1-d tensors of size 0 stand beside anything.
-    own = [t for t in tensors if not (t.rank == 1 and t.sizes[0] == 0)] or list(tensors)
+    rank = max(t.rank for t in tensors)
+    own = [t for t in tensors if not (t.rank == 1 and _is_empty(t.sizes[0], rank))]
+    own = own or list(tensors)
     first = own[0]
     dim = wrap_dim(dim, first.rank)
     total: Size = 0
@@ -506,6 +459,13 @@ def cat(tensors: Sequence[Abstract], dim: int) -> Abstract:
     dtype = promote.result_type(tensors)
     layout = channels_last(sizes) if all(t.is_channels_last for t in own) else None
     return Abstract(sizes, dtype, first.device, layout)
+
+
+def _is_empty(size: Size, rank: int) -> bool:
+    """Whether a 1-d tensor of this size has no elements; beside others of `rank` it must not."""
+    if type(size) is int:
+        return size == 0
+    return rank > 1 and expected(eq(size, 0))
 
 
 @shape_rule(aten.stack.default)
@@ -554,7 +514,13 @@ def triangle(self: Abstract, diagonal: int) -> Abstract:
 def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract:
     sizes = list(self.sizes)
     for i in range(len(pad) // 2):
-        sizes[-1 - i] = sizes[-1 - i] + pad[2 * i] + pad[2 * i + 1]
+        ends = pad[2 * i : 2 * i + 2]
+        cut = sum(p for p in ends if type(p) is int and p < 0)
+        require(ge(sizes[-1 - i] + cut, 0), "padding {0} of {1} cuts off more than there is",
+                list(pad), self)  # fmt: skip
+        sizes[-1 - i] = sizes[-1 - i] + ends[0] + ends[1]
+        require(ge(sizes[-1 - i], 0), "padding {0} of {1} leaves a negative size",
+                list(pad), self)  # fmt: skip
     out = tuple(sizes)
     if all(type(p) is int and p <= 0 for p in pad):  # then it is a copy of a slice
         cut = Abstract(out, self.dtype, self.device, self._strides)

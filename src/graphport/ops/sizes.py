@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes
-from graphport.symbolic import Expr, eq, ge, lt
+from graphport.symbolic import Expr, eq, ge, ite, lt, not_
 
 
 def scope_of(*values: object):
@@ -59,6 +59,30 @@ def expected(cond: bool | Expr) -> bool:
     return cond if isinstance(cond, bool) else _as_stated(cond.scope.expect, cond)
 
 
+def taken(cond: bool | Expr) -> bool | None:
+    """Which way a rule goes, as the example has it and written down; None if it must go both.
+
+    Where all sizes but 0 and 1 agree with the example, those are refused when the program runs, and
+    nobody is asked about them at export. None is the answer where the example is such a size, or
+    where data decides.
+    """
+    if isinstance(cond, bool):
+        return cond
+    scope = cond.scope
+    hint = scope.hint(cond)
+    if hint is None:
+        return scope.decide(cond)
+    count = len(scope.facts)
+    answer = scope.guard(cond)
+    if len(scope.facts) > count or scope.decide(cond) is not None:
+        return answer
+    # Answered for sizes in general, and nothing written down.
+    if answer is not hint:
+        return None
+    expected(cond if answer else not_(cond))
+    return answer
+
+
 def _as_stated(ask: Callable[[Expr], bool], cond: Expr) -> bool:
     """Ask about a condition as the user would: sizes of 0 and 1 are sizes like others."""
     scope = cond.scope
@@ -82,9 +106,9 @@ def _required(cond: bool | Expr) -> bool:
 
 
 def require(cond: bool | Expr, message: str, *values: object) -> None:
-    """What holds of sizes in general is left to the operator to check when it runs."""
-    backed = not isinstance(cond, Expr) or cond.scope.hint(cond) is not None
-    if not (backed and holds(cond)) and not _required(cond):
+    """What an operator needs of its sizes; see `taken`."""
+    answer = taken(cond)
+    if not (_required(cond) if answer is None else answer):
         raise ShapeError(message.format(*values))
 
 
@@ -194,9 +218,15 @@ def require_index(index: Size, size: Size, what: str) -> Size:
             "{0}: index {1} is out of bounds for a size of {2}", what, index, size,
         )  # fmt: skip
         return index + size if index < 0 else index
-    if known(ge(index, 0)):
-        return index
-    return index + size if known(lt(index, 0)) else index
+    if scope_of(index).hint(lt(index, size)) is None:  # the operator checks it when it runs
+        return index + size if known(lt(index, 0)) else index
+    from_front = taken(ge(index, 0))
+    if from_front is None:
+        return ite(ge(index, 0), index, index + size)
+    position = index if from_front else index + size
+    require(lt(position, size) if from_front else ge(position, 0),
+            "{0}: index {1} is out of bounds for a size of {2}", what, index, size)  # fmt: skip
+    return position
 
 
 def tensors(args: Iterable[object]) -> list[Abstract]:

@@ -7,6 +7,8 @@ import keyword
 import operator
 import re
 import types
+from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +18,10 @@ from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_modu
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
+from graphport.program.check_steps import variable
+from graphport.program.checks import InputChecks
 from graphport.program.signature import GraphSignature, InputKind, OutputKind
+from graphport.program.structure import Unpacking, first_difference, leaf_expressions, literal
 
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
@@ -41,12 +46,21 @@ class UserSignature(_PyTreeCodeGen):
     def gen_var_bindings(self, fn_args: list[str], free_vars: list[str], expanded_def: bool) -> str:
         names = self.pytree_info.orig_args
         args_spec, kwargs_spec = self.pytree_info.in_spec.children()
-        count = args_spec.num_children
-        positional = "".join(f"{n}, " for n in names[:count])
-        keys = kwargs_spec.context
-        keywords = ", ".join(f"{k!r}: {n}" for k, n in zip(keys, names[count:], strict=True))
-        targets = ", ".join(v.split(":")[0].split("#")[0] for v in free_vars)
-        return f"\n    {targets}, = pytree.tree_leaves((({positional}), {{{keywords}}}))"
+        children = [*args_spec.children(), *kwargs_spec.children()]
+        pairs = zip(children, names, strict=True)
+        leaves = [leaf for spec, name in pairs for leaf in leaf_expressions(spec, name)]
+        targets = [v.split(":")[0].split("#")[0] for v in free_vars]
+        if targets == leaves:
+            return ""
+        return f"\n    {', '.join(targets)}, = ({', '.join(leaves)},)"
+
+    def generate_output(self, output_args: Any, **options: Any) -> str:
+        show = options.get("repr_fn") or repr
+        text = literal(self.pytree_info.out_spec, map(show, output_args))
+        # A text of several lines with comments is for reading, and pytree shows what is returned.
+        if text is None or options.get("descs") is not None:
+            return super().generate_output(output_args, **options)
+        return f"return {text}"
 
 
 # Names that generated code gives a meaning of its own.
@@ -227,22 +241,45 @@ class _Entrance:
         self.renamed = {n: s for n, s in zip(self.names, safe, strict=True) if n != s}
         self.original = {s: n for n, s in self.renamed.items()}
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    @cached_property
+    def accepts(self) -> Callable[[Any, Any], bool | None]:
+        """Whether arguments pass; None where they are structured differently."""
+        leaves = [variable(i) for i in range(self.spec.num_leaves)]
+        unpacking = Unpacking(leaves, check_leaves=self.checks is None)
+        for spec, source in zip(self.spec.children(), ("args", "kwargs"), strict=True):
+            unpacking.take(spec, source)
+        checks = self.checks or InputChecks((), {}, ())
+        accepts: Callable[[Any, Any], bool | None] = checks.compiled(
+            "args, kwargs", unpacking.lines, **unpacking.names
+        )
+        return accepts
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if self.renamed:
             # A lazy GraphModule starts its first call over, with what this has returned.
             kwargs = {self.original.get(k, k): v for k, v in kwargs.items()}
+        elif self.accepts(args, kwargs):
+            return None
         args, kwargs = self.arranged(args, kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        if spec != self.spec:
-            raise ValueError(
-                "Trying to flatten user inputs with exported input tree spec:\n"
-                f"{self.spec}\nbut actually got inputs with tree spec of:\n{spec}"
-            )
-        if self.checks is not None:
-            self.checks(leaves)
+        if not self.accepts(args, kwargs):
+            self.explain(args, kwargs)
         if self.renamed:
             kwargs = {self.renamed.get(k, k): v for k, v in kwargs.items()}
         return args, kwargs
+
+    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise what is wrong with arguments that were not accepted."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if spec != self.spec:
+            pairs = zip(("*args", "kwargs"), self.spec.children(), spec.children(), strict=True)
+            path, want, got = next(pair for pair in pairs if pair[1] != pair[2])
+            raise ValueError(
+                "Trying to flatten user inputs with exported input tree spec:\n"
+                f"{self.spec}\nbut actually got inputs with tree spec of:\n{spec}\n"
+                f"{first_difference(want, got, path)}"
+            )
+        if self.checks is not None:
+            self.checks.explain(leaves)
 
     def arranged(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments as positional or keyword ones the way the program was captured."""

@@ -292,6 +292,20 @@ def _binary_method(operation: Callable[[Any, Any], Value]) -> Callable[..., SymN
     return method
 
 
+def _dividing_method(operation: Callable[[Any, Any], Value]) -> Callable[..., SymNode]:
+    """Python raises where the divisor is 0: the user's code has a fact of it, operators do not."""
+    divided = _binary_method(operation)
+
+    def method(self: SymNode, other: SymNode) -> SymNode:
+        if other.constant is None and other.pytype is int:
+            scope = self.shape_env.scope
+            if not scope.internal and not scope.expect(expr.ne(other._expr, 0)):
+                raise ZeroDivisionError("integer division or modulo by zero")
+        return divided(self, other)
+
+    return method
+
+
 def _unary_method(operation: Callable[[Any], Value]) -> Callable[..., SymNode]:
     def method(self: SymNode) -> SymNode:
         return self.shape_env.node(operation(self._expr))
@@ -300,7 +314,9 @@ def _unary_method(operation: Callable[[Any], Value]) -> Callable[..., SymNode]:
 
 
 for _name, _binary in _BINARY.items():
-    setattr(SymNode, _name, _binary_method(_binary))
+    _divides = _binary in (expr.floordiv, expr.mod, expr.truediv)
+    _make = _dividing_method if _divides else _binary_method
+    setattr(SymNode, _name, _make(_binary))
 for _name, _unary in _UNARY.items():
     setattr(SymNode, _name, _unary_method(_unary))
 

@@ -243,7 +243,7 @@ class Facts:
             if occurs(target, part):
                 new = self.simplify(part)
                 if new is not part:
-                    yield from _within(new, r)
+                    yield from within(new, r)
         for key, replaced in list(self.rewrites.items()):
             # x // 2 == y, and x turns out to be z: then also z // 2 == y.
             if key is not target and occurs(target, key):
@@ -252,7 +252,7 @@ class Facts:
                     yield logic.eq0(integers.sub(new, replaced))
 
 
-def _within(e: Size, r: Range) -> Iterator[Truth]:
+def within(e: Size, r: Range) -> Iterator[Truth]:
     """The conditions that e lies in r."""
     if r.lower != -inf:
         yield logic.ge0(integers.sub(e, math.ceil(r.lower)))
@@ -265,13 +265,13 @@ def _consequences(part: Expr, r: Range) -> Iterator[Truth]:
     low, high = r.lower, r.upper
     if part.kind == "floordiv" and type(part.args[1]) is int:
         a, c = part.args
-        yield from _within(a, Range(low * c, high * c + c - 1))
+        yield from within(a, Range(low * c, high * c + c - 1))
     elif part.kind == "min":
         for a in part.args:
-            yield from _within(a, Range(low, inf))
+            yield from within(a, Range(low, inf))
     elif part.kind == "max":
         for a in part.args:
-            yield from _within(a, Range(-inf, high))
+            yield from within(a, Range(-inf, high))
     elif part.kind == "mul" and low >= 1 and all(is_nonneg(a) for a, _ in part.args):
         for a, _ in part.args:
             yield logic.ge0(integers.sub(a, 1))

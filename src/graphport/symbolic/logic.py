@@ -9,6 +9,7 @@ floats `not (a < b)` is not `a >= b`: there is NaN).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from graphport.symbolic import floats, integers
@@ -52,7 +53,19 @@ def eq0(e: Size) -> Truth:
         g = -g
     if g != 1:
         return eq0(_divide(e, g))
+    for mono, coef in terms:
+        if mono.kind in _EXTREMES and abs(coef) == 1:
+            # a == max(a, b) says a >= b.
+            other = integers.sub(mono, integers.scale(e, coef))
+            if any(other is part or (type(part) is int and other == part) for part in mono.args):
+                return _connect("and", tuple(_EXTREMES[mono.kind](other, x) for x in mono.args))
     return atom("eq0", bool, e)
+
+
+_EXTREMES: dict[str, Callable[[Size, Size], Truth]] = {
+    "max": lambda a, b: ge0(integers.sub(a, b)),
+    "min": lambda a, b: ge0(integers.sub(b, a)),
+}
 
 
 def feq(a: Real, b: Real) -> Truth:

@@ -2,16 +2,18 @@
 
 `to_str` writes Python that can be pasted, in the user's names: `2*batch + 1`, `seq//2`,
 `batch >= 4`. Comparisons put the leading term on the left and move negative terms across.
+`to_code` writes the same for code that is captured, which must not branch.
 `symbolic_repr` writes the notation of runtime assertion messages: `Eq(s0, s1)`,
-`Ne(Mod(s0, 20), 0)`. One renderer with two tables of templates serves both.
+`Ne(Mod(s0, 20), 0)`. One renderer with a table of templates for each serves them all.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from graphport.symbolic.nodes import Expr, Value
+from graphport.symbolic.nodes import Expr, Value, symbols
 
 # Binding strength, as in Python's grammar.
 _OR, _AND, _NOT, _COMPARE, _BITOR, _BITXOR, _BITAND, _SHIFT, _SUM, _PRODUCT, _POWER, _ATOM = range(
@@ -42,6 +44,9 @@ _INFIX: dict[str, tuple[str, int, int, int]] = {
     # Python would do without parentheses around `and`; readers do not.
     "or": (" or ", _OR, _NOT, _NOT),
 }
+
+# How a comparison reads that begins with a number.
+_MIRRORED = {"flt": ">", "fle": ">="}
 
 _PYTHON_CALLS = {
     "min": "min",
@@ -84,6 +89,8 @@ class _Style:
     infix: Mapping[str, tuple[str, int, int, int]]
     eq: str
     ne: str
+    not_: str
+    ite: str
     function_prefix: str
     # Kinds that always stand in parentheses, and calls that bind no better than a product: both
     # are habits of the notation that is imitated.
@@ -91,7 +98,20 @@ class _Style:
     loose: frozenset[str] = frozenset()
 
 
-_PYTHON = _Style(_PYTHON_CALLS, _INFIX, "{0} == {1}", "{0} != {1}", "math.")
+_PYTHON = _Style(
+    _PYTHON_CALLS, _INFIX, "{0} == {1}", "{0} != {1}", "not {0}", "({1} if {0} else {2})", "math."
+)
+# Nothing here asks a symbolic value for its truth or its number.
+_CODE = _Style(
+    {**_PYTHON_CALLS, "to_float": "torch.sym_float", "trunc": "torch.sym_int",
+     "sqrt": "torch.sym_sqrt"},
+    {**_INFIX, "and": (" & ", _BITAND, _ATOM, _ATOM), "or": (" | ", _BITOR, _ATOM, _ATOM)},
+    "{0} == {1}",
+    "{0} != {1}",
+    "torch.sym_not({0})",
+    "torch.sym_ite({0}, {1}, {2})",
+    "math.",
+)  # fmt: skip
 _SYMBOLIC = _Style(
     _SYMBOLIC_CALLS,
     {
@@ -101,20 +121,32 @@ _SYMBOLIC = _Style(
     },
     "Eq({0}, {1})",
     "Ne({0}, {1})",
+    "not {0}",
+    "Piecewise(({1}, {0}), ({2}, True))",
     "OpaqueUnaryFn_",
     enclosed=frozenset({"floordiv"}),
     loose=frozenset({"mod"}),
 )
 
 
-def to_str(e: Value) -> str:
-    """Python source for `e`, in the user's names."""
-    return _Renderer(_PYTHON, {}).text(e)
+def to_str(e: Value, names: Mapping[Expr, str] | None = None) -> str:
+    """Python source for `e`, in the user's names unless `names` has others for its symbols."""
+    return _Renderer(_PYTHON, names or {}).text(e)
+
+
+def to_code(e: Value, names: Mapping[Expr, str] | None = None) -> str:
+    """As `to_str`, for code that is captured: it makes a symbolic value and takes no branch."""
+    return _Renderer(_CODE, names or {}).text(e)
 
 
 def symbolic_repr(e: Value, names: Mapping[Expr, str] | None = None) -> str:
     """`e` as runtime assertion messages write it; `names` overrides what symbols are called."""
     return _Renderer(_SYMBOLIC, names or {}).text(e)
+
+
+def _first(terms: list[tuple[Expr, int]]) -> float:
+    """The place of the oldest symbol: equations of this notation begin with it."""
+    return min((s.index for mono, _ in terms for s in symbols(mono)), default=math.inf)
 
 
 class _Renderer:
@@ -131,12 +163,16 @@ class _Renderer:
         if type(e) is not Expr:
             return str(e), _ATOM if e >= 0 else _PRODUCT
         style, kind = self.style, e.kind
-        if kind == "symbol":
-            return self.names.get(e, e.name), _ATOM
+        name = self.names.get(e)
+        if name is not None or kind == "symbol":
+            return name or e.name, _ATOM
         if kind == "add":
             return self._sum(e.args, e.const)
         if kind == "mul":
             return self._monomial(e), _PRODUCT if len(e.args) > 1 else _POWER
+        if kind in _MIRRORED and type(e.args[0]) is not Expr:
+            limit, x = e.args
+            return f"{self.text(x, _BITOR)} {_MIRRORED[kind]} {self.text(limit, _BITOR)}", _COMPARE
         if kind in style.infix:
             operator, strength, left, right = style.infix[kind]
             first, *rest = e.args
@@ -150,7 +186,7 @@ class _Renderer:
         return f"{name}({', '.join(map(self.text, e.args))})", strength
 
     def _monomial(self, e: Expr) -> str:
-        if e.kind != "mul":
+        if e.kind != "mul" or e in self.names:
             return self.text(e, _PRODUCT)
         # A bare // or % among factors would regroup, or at least be hard to read.
         parts = []
@@ -211,6 +247,8 @@ class _Renderer:
 
     def _equation(self, template: str, e: Expr) -> tuple[str, int]:
         left, right, const, _ = self._sides(e)
+        if self.style is _SYMBOLIC and _first(right) < _first(left):
+            left, right, const = right, left, -const
         text = template.format(*self._balanced(left, right, const))
         return text, _ATOM if "(" in template else _COMPARE
 
@@ -219,18 +257,18 @@ class _Renderer:
 
     def _not(self, node: Expr) -> tuple[str, int]:
         (inner,) = node.args
-        if inner.kind == "eq0":
+        named = inner in self.names
+        if inner.kind == "eq0" and not named:
             return self._equation(self.style.ne, inner.args[0])
-        if inner.kind == "feq":
+        if inner.kind == "feq" and not named:
             a, b = (self.text(part, _BITOR) for part in inner.args)
             return self.style.ne.format(a, b), _COMPARE
-        return f"not {self.text(inner, _NOT)}", _NOT
+        is_call = "(" in self.style.not_
+        text = self.style.not_.format(self.text(inner, _OR if is_call else _NOT))
+        return text, _ATOM if is_call else _NOT
 
     def _ite(self, node: Expr) -> tuple[str, int]:
-        cond, a, b = node.args
-        if self.style is _SYMBOLIC:
-            return f"Piecewise(({self.text(a)}, {self.text(cond)}), ({self.text(b)}, True))", _ATOM
-        return f"({self.text(a)} if {self.text(cond)} else {self.text(b)})", _ATOM
+        return self.style.ite.format(*map(self.text, node.args)), _ATOM
 
     def _fneg(self, node: Expr) -> tuple[str, int]:
         return f"-{self.text(node.args[0], _POWER)}", _PRODUCT

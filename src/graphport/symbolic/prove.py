@@ -180,7 +180,9 @@ class Prover:
             return TRUTH
         if kind == "symbol":
             r = self.facts.bound(e)
-            return r & Range(self._least, inf) if 0 <= r.lower < self._least <= r.upper else r
+            # Without the upper end: a size in [1, 2] that is at least 2 is no longer a size in
+            # general, but one number.
+            return Range(self._least, inf) if 0 <= r.lower < self._least <= r.upper else r
         if kind == "add":
             r = ranges.linear(((self.range(mono), coef) for mono, coef in e.args), e.const)
             return r & self._range_as_product(e)

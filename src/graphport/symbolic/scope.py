@@ -21,7 +21,8 @@ from typing import Any
 from graphport import source
 from graphport.errors import DataDependentError, ShapeError
 from graphport.source import Location
-from graphport.symbolic import expr
+from graphport.symbolic import explain, expr
+from graphport.symbolic.explain import Vocabulary
 from graphport.symbolic.expr import Expr, Number, Truth, Value
 from graphport.symbolic.facts import Contradiction, Facts
 from graphport.symbolic.generic import GenericSizes
@@ -74,7 +75,14 @@ class Scope:
         # Whether they are, and whether such an answer was not that of the example.
         self.generic = True
         self.departed = False
+        # Where symbols come from; of a truth that stands for a symbol, the symbol.
         self.origins: dict[Expr, Any] = {}
+        # What the code that is running calls its values; for errors.
+        self.vocabulary: Callable[[], Vocabulary] = Vocabulary
+        # Of a draft: the example's value of a data-dependent symbol, and each error that was passed
+        # over by taking it.
+        self.reveal: Callable[[Expr], Number] | None = None
+        self.passed_over: list[DataDependentError] = []
         # Room for the bridge: what stands for this scope on the side of torch.
         self.peer: Any = None
         self._declared: dict[Expr, Range] = {}
@@ -141,6 +149,10 @@ class Scope:
         """Whether `e` has a value at the example sizes."""
         return self.hint(e) is not None
 
+    def is_fresh(self, symbol: Expr) -> bool:
+        """Whether a symbol was made without an example value, whatever is known of it since."""
+        return symbol in self._facts.unbacked
+
     # Knowledge
 
     def same(self, a: Value, b: Value) -> bool:
@@ -189,7 +201,7 @@ class Scope:
         if hint is None:
             if source.in_assert():  # `assert x.item() > 0` says what torch._check does
                 return self.expect(cond, where=where)
-            raise _data_dependent(self.simplify(cond), where)
+            hint = self.pass_over(explain.undecided(self, self.simplify(cond), where), cond)
         self._record(cond if hint else expr.not_(cond), "guard", where)
         return bool(hint)
 
@@ -231,11 +243,20 @@ class Scope:
             return self.guard(e, where=where)
         hint = self.hint(e)
         if hint is None:
-            raise _data_dependent(e, where or source.here())
+            hint = self.pass_over(explain.undecided(self, e, where or source.here()), e)
         cond = expr.eq(e, hint)
         if self.decide(cond) is None:
             self._record(cond, "guard", where or source.here())
         return hint
+
+    def pass_over(self, error: DataDependentError, e: Value) -> Number:
+        """The value of `e` in the example, if this is a draft; else the error."""
+        if self.reveal is None:
+            raise error
+        self.passed_over.append(error)
+        values = {s: self._hints[s] if s in self._hints else self.reveal(s)
+                  for s in expr.symbols(e)}  # fmt: skip
+        return expr.evaluate(e, values)
 
     @contextmanager
     def operator(self) -> Iterator[None]:
@@ -259,18 +280,3 @@ class Scope:
             self._facts.learn(cond)
         except Contradiction:
             raise ShapeError(f"{cond} contradicts what is already known", where=where) from None
-
-
-def _data_dependent(e: Value, where: Location | None) -> DataDependentError:
-    if type(e) is Expr and e.type is bool:
-        return DataDependentError(
-            f"Could not guard on data-dependent expression {e}: the program branches on it, and it "
-            "depends on the data of a tensor",
-            where=where,
-            fix=[f"torch._check({e})", f"torch._check({expr.not_(e)})"],
-        )
-    return DataDependentError(
-        f"Could not guard on data-dependent expression {e}: Python needs its value, and it depends "
-        "on the data of a tensor",
-        where=where,
-    )

@@ -34,10 +34,12 @@ class Witnesses:
         self._points: list[dict[Expr, Any]] = []
         self._symbols: list[Expr] = []
         self._checked = 0
+        self._made = 0
 
     def add_symbol(self, s: Expr) -> None:
         self._symbols.append(s)
         self._points.clear()
+        self._made = 0
 
     def refute(self, e: Expr) -> bool:
         """Whether e < 0 at some point."""
@@ -54,11 +56,14 @@ class Witnesses:
         facts = self._facts
         fresh = facts.learnt[self._checked :]
         kept = [p for p in self._points if all(_value(cond, p) is True for cond in fresh)]
-        if len(kept) < len(self._points) or not kept:
-            if len(facts.learnt) <= _MAX_CHECKED:
+        count = len(facts.learnt)
+        # New points cost as much as there are facts: ever rarer, or a chain of facts is quadratic.
+        if not kept or (len(kept) < len(_CHOICES) and count > self._made + self._made // 4):
+            if count <= _MAX_CHECKED:
                 kept = [p for p in map(self._point, _CHOICES) if p is not None]
+            self._made = count
         self._points = kept
-        self._checked = len(facts.learnt)
+        self._checked = count
 
     def _point(self, choice: Any) -> dict[Expr, Any] | None:
         """The point that `choice` makes of the ranges, if it satisfies all facts."""
@@ -94,7 +99,8 @@ def _at_example(s: Expr, r: Range, hint: Number | None) -> Number:
 def _low(s: Expr, r: Range, step: int) -> Number:
     if s.type is not int:
         return s.type(step)
-    return int(min(r.lower + step, r.upper) if r.lower != -inf else min(-2 - s.index, r.upper))
+    value = r.lower + step if r.lower != -inf else -2 - s.index
+    return int(value if value < r.upper else r.upper)
 
 
 def _at_lower_end(s: Expr, r: Range, hint: Number | None) -> Number:
@@ -102,7 +108,7 @@ def _at_lower_end(s: Expr, r: Range, hint: Number | None) -> Number:
 
 
 def _further_up(s: Expr, r: Range, hint: Number | None) -> Number:
-    return _low(s, Range(max(r.lower, 0), r.upper), 7 + 12 * s.index)
+    return _low(s, Range(r.lower if r.lower > 0 else 0, r.upper), 7 + 12 * s.index)
 
 
 _CHOICES = (_at_example, _at_lower_end, _further_up)

@@ -1,0 +1,108 @@
+"""Copies that eager does not make at every size: `x.mT.reshape(-1)` is a view where x is one row.
+
+Capture records a copy where a view is not possible for sizes in general. Whether the two tensors
+share memory at other sizes is seen only by a program that writes to one and reads the other later,
+or that writes to a copy of its input. Only then does it matter, and only then is it settled: as the
+example has it, and checked when the program runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from graphport import source
+from graphport.capture.values import Storage, Value
+from graphport.errors import MutationError
+from graphport.ops import Abstract
+from graphport.ops.abstract import Sizes
+from graphport.ops.sizes import expected
+from graphport.symbolic import Expr, eq, lt, not_
+
+Asks = Callable[[], bool]
+
+
+@dataclass(eq=False)
+class Doubt:
+    """Two storages that are one where `shared` says so."""
+
+    storages: tuple[Storage, Storage]
+    shared: Asks
+    settled: bool = False
+
+    def settle(self) -> None:
+        if self.settled:
+            return
+        self.settled = True
+        if self.shared():
+            raise MutationError(
+                "the program writes to a tensor and reads another that is a view of it at the "
+                "sizes of the example, but a copy at others",
+                where=source.here(),
+                fix="say which is meant: .clone() for a copy, .view(...) for a view",
+            )
+
+
+def doubt(base: Value, copy: Value, shared: Asks) -> None:
+    """Remember that a copy may be a view at other sizes."""
+    found = Doubt((base.storage, copy.storage), shared)
+    for storage in found.storages:
+        storage.doubts = (*storage.doubts, found)
+
+
+def written(storage: Storage) -> None:
+    """After a write: what may share the memory is out of date until it is settled."""
+    for found in storage.doubts:
+        other = found.storages[found.storages[0] is storage]
+        if other.origin is not None:
+            found.settle()
+        else:
+            other.version += 1
+
+
+def settle(storage: Storage) -> None:
+    for found in storage.doubts:
+        found.settle()
+
+
+# Whether eager shares memory, step by step as torch decides it
+
+
+def laid_out_as(a: Abstract, strides: Sizes) -> bool:
+    """Whether a tensor has these strides already; those of a single element do not matter."""
+    return all(
+        _is(eq(size, 1)) or _is(eq(have, want))
+        for size, have, want in zip(a.sizes, a.strides, strides, strict=True)
+    )
+
+
+def viewable_as(a: Abstract, sizes: Sizes) -> bool:
+    """Whether the memory of a tensor can be seen with these sizes."""
+    at = len(sizes) - 1
+    if not a.rank:
+        return True
+    base, old, new = a.strides[-1], 1, 1
+    for d in range(a.rank - 1, -1, -1):
+        old = old * a.sizes[d]
+        if d and (_is(eq(a.sizes[d - 1], 1)) or _is(eq(a.strides[d - 1], old * base))):
+            continue
+        while at >= 0 and (_is(lt(new, old)) or _is(eq(sizes[at], 1))):
+            new = new * sizes[at]
+            at -= 1
+        if not _is(eq(new, old)):
+            return False
+        if d:
+            base, old, new = a.strides[d - 1], 1, 1
+    return at == -1
+
+
+def _is(cond: bool | Expr) -> bool:
+    """As the example has it, to be checked when run; data is taken to make no difference."""
+    if isinstance(cond, bool):
+        return cond
+    scope = cond.scope
+    answer = scope.decide(cond)
+    if answer is None:
+        answer = bool(scope.hint(cond))
+        expected(cond if answer else not_(cond))
+    return answer

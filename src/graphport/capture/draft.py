@@ -1,0 +1,87 @@
+"""`gp.draft_export`: a program even where export would stop, and what had to be assumed for it.
+
+What the spec does not allow is taken over into the spec; a value that depends on data is taken from
+the example. Each is asserted in the program, so that it never gives a wrong answer silently, and
+listed in the report with the line and the fix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from graphport.capture.export import capture
+from graphport.capture.refine import refine_dynamic_shapes
+from graphport.errors import ConstraintViolationError, UserError
+from graphport.program import ExportedProgram
+
+# Each round makes the spec narrower, so it comes to an end; the bound is a seat belt.
+_ROUNDS = 16
+
+
+@dataclass(frozen=True)
+class Report:
+    """The assumptions of a draft, each an error with `what`, `where` and `fix`."""
+
+    assumptions: list[UserError]
+
+    def __len__(self) -> int:
+        return len(self.assumptions)
+
+    def __iter__(self) -> Iterator[UserError]:
+        return iter(self.assumptions)
+
+    def __str__(self) -> str:
+        if not self.assumptions:
+            return "Nothing was assumed: gp.export gives the same program."
+        count = len(self.assumptions)
+        head = f"{count} assumption{'s' if count > 1 else ''} that gp.export would not make:"
+        return "\n\n".join([head, *(f"{i}. {a}" for i, a in enumerate(self.assumptions, 1))])
+
+
+@dataclass(repr=False)
+class DraftProgram(ExportedProgram):
+    """A program with a report; unpacks as `program, report`."""
+
+    report: Report = field(default_factory=lambda: Report([]))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self, self.report))
+
+
+def draft_export(
+    mod: nn.Module | Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+) -> DraftProgram:
+    """Capture what `gp.export` would refuse, at the price of assumptions that the report lists.
+
+    >>> import torch, graphport as gp
+    >>> def clip(x):
+    ...     return x - x.max() if x.max() > 1 else x
+    >>> program, report = gp.draft_export(clip, (torch.tensor([0.5, 2.0]),))
+    >>> program.module()(torch.tensor([1.0, 3.0]))
+    tensor([-2.,  0.])
+    >>> len(report)
+    1
+    """
+    builder = getattr(dynamic_shapes, "dynamic_shapes", None)
+    spec = builder(mod, args, kwargs) if callable(builder) else dynamic_shapes
+    violations: list[UserError] = []
+    for _ in range(_ROUNDS):
+        try:
+            program, passed_over = capture(mod, args, kwargs, spec, "runtime_assert", draft=True)
+        except ConstraintViolationError as error:
+            violations.append(error)
+            narrower = refine_dynamic_shapes(error, spec)
+            if narrower == spec:
+                raise
+            spec = narrower
+        else:
+            return DraftProgram(**vars(program), report=Report([*violations, *passed_over]))
+    raise violations[-1]

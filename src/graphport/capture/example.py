@@ -1,0 +1,34 @@
+"""The program recorded so far, run on the example inputs as far as a value is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+class Example:
+    """Values of the nodes of a graph that is still growing. The graph never mutates anything."""
+
+    def __init__(self, graph: Graph, given: Callable[[], dict[Node, Any]]) -> None:
+        self._graph = graph
+        self._given = given
+        self._values: dict[Node, Any] = {}
+
+    def value(self, node: Node) -> Any:
+        self._values.update(self._given())
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            for n in self._graph.nodes:
+                if n not in self._values:
+                    self._values[n] = self._run(n)
+                if n is node:
+                    break
+        return self._values[node]
+
+    def _run(self, node: Node) -> Any:
+        args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
+        return node.target(*args, **kwargs)  # type: ignore[operator]

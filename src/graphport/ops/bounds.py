@@ -1,0 +1,57 @@
+"""Where a slice starts and how long it is, as Python clamps them, for sizes that may be symbolic.
+
+Whether a bound lies within the size is taken from the example and written down. Where the example
+is a size of 0 or 1 that others would depart from, or data decides, nothing is assumed: the result
+is a minimum or maximum.
+"""
+
+from __future__ import annotations
+
+from graphport.ops.abstract import Size
+from graphport.ops.sizes import known, same, taken
+from graphport.symbolic import ge, ite, le, lt, max_, min_
+
+_NO_END = (1 << 63) - 1  # what Python's `x[a:]` passes as the end
+
+
+def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) -> tuple[Size, Size]:
+    """The first element and the number of elements."""
+    if start is None:
+        start = 0
+    if end is None or (type(end) is int and end >= _NO_END):
+        end = size
+    if all(type(x) is int for x in (size, start, end)):
+        first, stop, _ = slice(start, end, step).indices(size)
+        return first, max(0, -((first - stop) // step))
+    first = _clamped(start, size)
+    stop = size if end is size else _clamped(end, size)
+    length = _at_least_zero(stop - first)
+    return first, length if step == 1 else (length + (step - 1)) // step
+
+
+def _clamped(bound: Size, size: Size) -> Size:
+    """A bound as a position in [0, size]."""
+    if (type(bound) is int and bound == 0) or same(bound, size):
+        return bound if type(bound) is int else size
+    from_front = _sign(bound)
+    if from_front is None:
+        return ite(ge(bound, 0), min_(bound, size), max_(bound + size, 0))
+    if not from_front:
+        return _at_least_zero(bound + size)
+    inside = taken(le(bound, size))
+    return min_(bound, size) if inside is None else bound if inside else size
+
+
+def _sign(bound: Size) -> bool | None:
+    """Whether a bound counts from the front."""
+    if type(bound) is int or known(ge(bound, 0)):
+        return type(bound) is not int or bound >= 0
+    return False if known(lt(bound, 0)) else taken(ge(bound, 0))
+
+
+def _at_least_zero(x: Size) -> Size:
+    """max(x, 0), or x where the example has it so; an empty slice ties nothing down."""
+    if type(x) is int:
+        return max(x, 0)
+    positive = x.scope.hint(ge(x, 0)) and taken(ge(x, 0))
+    return x if positive or known(ge(x, 0)) else max_(x, 0)

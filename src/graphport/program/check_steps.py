@@ -1,0 +1,414 @@
+"""The single checks that inputs are put through, each in words and in Python.
+
+A step says the same thing twice. `failure` looks at the inputs and returns what is wrong with them
+in the user's terms, or None; `lines` is Python that returns False exactly where `failure` finds
+something. The Python of all steps is compiled into one function, which costs a tenth of the walk;
+the words are needed only after it has said no.
+
+Steps share the values of symbols: `env` when they walk, variables of the generated code otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from graphport.symbolic import Expr, Range, Truth, Value, evaluate, symbolic_repr, symbols
+from graphport.symbolic.nodes import operands
+from graphport.symbolic.printing import to_str
+
+Environment = dict[Expr, Any]
+
+# What an expression can raise at some values: no root of a negative number, nothing divided by 0.
+UNDEFINED = (ArithmeticError, ValueError, TypeError)
+
+# An expression with more operations is evaluated where it stands: shared parts would be written
+# out each time, and Python's parser nests only so deep.
+_MOST_OPERATIONS = 60
+
+
+class Code:
+    """What the lines of all steps have in common: variables of symbols, objects by name."""
+
+    def __init__(self) -> None:
+        self.variables: dict[Expr, str] = {}
+        self.names: dict[str, Any] = {
+            "Tensor": torch.Tensor, "math": math, "inf": math.inf, "nan": math.nan,
+            "evaluate": evaluate, "is_int": is_int, "is_float": is_float, "same": same,
+        }  # fmt: skip
+
+    def object(self, value: Any) -> str:
+        """A name for an object that has no literal."""
+        name = f"object_{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def text(self, e: Value) -> str:
+        """An expression as Python; it stands in parentheses unless it is a name or a number."""
+        if type(e) is not Expr:
+            return repr(e)
+        if e.kind == "symbol":
+            return self.variables[e]
+        if _operations(e, {}) <= _MOST_OPERATIONS:
+            return f"({to_str(e, self.variables)})"
+        values = ", ".join(f"{self.object(s)}: {self.variables[s]}" for s in symbols(e))
+        return f"evaluate({self.object(e)}, {{{values}}})"
+
+
+def _operations(e: Value, known: dict[Expr, int]) -> int:
+    """How many nodes the text of `e` has, shared ones as often as they are written."""
+    if type(e) is not Expr or e.kind == "symbol":
+        return 1
+    if e not in known:
+        known[e] = 1 + sum(_operations(part, known) for part in operands(e))
+    return known[e]
+
+
+class Step(Protocol):
+    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+        """What is wrong with the inputs, in the user's terms. May add to `env`."""
+
+    def lines(self, code: Code) -> list[str]:
+        """The same as statements of Python that `return False`."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a number is found: a size of a tensor among the flat inputs, or an input itself."""
+
+    path: str
+    index: int
+    dim: int | None = None
+
+    def value(self, leaves: Sequence[Any]) -> Any:
+        leaf = leaves[self.index]
+        return leaf if self.dim is None else leaf.shape[self.dim]
+
+    @property
+    def variable(self) -> str:
+        return variable(self.index) + ("" if self.dim is None else f"_{self.dim}")
+
+
+def variable(index: int) -> str:
+    """The variable that holds a flat input in generated code."""
+    return f"x{index}"
+
+
+# What an input is
+
+
+# The attribute is five times faster than the type of the device.
+_DEVICES = {"cpu": "is_cpu", "cuda": "is_cuda", "meta": "is_meta"}
+
+
+@dataclass(frozen=True)
+class IsTensor:
+    """A tensor of the captured rank, dtype and kind of device, static sizes included."""
+
+    path: str
+    index: int
+    sizes: tuple[int | Expr, ...]
+    dtype: torch.dtype | None
+    device: torch.device | None
+
+    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+        leaf = leaves[self.index]
+        at = f"Expected input at {self.path}"
+        if not isinstance(leaf, torch.Tensor):
+            return f"{at} to be a tensor, but got {_kind(leaf)}"
+        if leaf.ndim != len(self.sizes):
+            return f"{at} to have {len(self.sizes)} dimensions, but got {leaf.ndim}"
+        if self.dtype is not None and leaf.dtype is not self.dtype:
+            return f"{at} to have dtype {self.dtype}, but got {leaf.dtype}"
+        if self.device is not None and leaf.device.type != self.device.type:
+            return (
+                f"{at} to be on {self.device.type}, where the program was captured, but got a "
+                f"tensor on {leaf.device.type}"
+            )
+        for d, (size, want) in enumerate(zip(leaf.shape, self.sizes, strict=True)):
+            if type(want) is int and size != want:
+                return f"{at}.shape[{d}] to be equal to {want}, but got {size}"
+        return None
+
+    def lines(self, code: Code) -> list[str]:
+        x = variable(self.index)
+        wrong = [f"not isinstance({x}, Tensor)"]
+        if self.dtype is not None:
+            wrong.append(f"{x}.dtype is not {code.object(self.dtype)}")
+        if self.device is not None:
+            kind = self.device.type
+            known = _DEVICES.get(kind)
+            wrong.append(f"not {x}.{known}" if known else f"{x}.device.type != {kind!r}")
+        if all(type(size) is int for size in self.sizes):
+            wrong.append(f"{x}.shape != {self.sizes!r}")
+            return [f"if {' or '.join(wrong)}: return False"]
+        sizes = [f"{x}_{d}" for d in range(len(self.sizes))]
+        fixed = [f"{size} != {want}" for size, want in zip(sizes, self.sizes, strict=True)
+                 if type(want) is int]  # fmt: skip
+        lines = [
+            f"if {' or '.join(wrong)}: return False",
+            f"shape = {x}.shape",
+            f"if len(shape) != {len(sizes)}: return False",
+            f"{', '.join(sizes)}, = shape",
+        ]
+        return [*lines, f"if {' or '.join(fixed)}: return False"] if fixed else lines
+
+
+@dataclass(frozen=True)
+class IsConstant:
+    """The value that was part of the program when it was captured."""
+
+    path: str
+    index: int
+    value: Any
+
+    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+        leaf = leaves[self.index]
+        if same(leaf, self.value):
+            return None
+        want, got = str(self.value), _kind(leaf) if isinstance(leaf, torch.Tensor) else str(leaf)
+        if want == got:
+            want, got = f"{want} ({_kind(self.value)})", f"{got} ({_kind(leaf)})"
+        return f"Expected input at {self.path} to be equal to {want}, but got {got}"
+
+    def lines(self, code: Code) -> list[str]:
+        x, value = variable(self.index), self.value
+        if value is None or type(value) is bool:
+            return [f"if {x} is not {value}: return False"]
+        if type(value) is str or (type(value) is int and value.bit_length() < 64):
+            return [f"if type({x}) is not {_kind(value)} or {x} != {value!r}: return False"]
+        name = code.object(value)
+        # Others are mostly unique objects, such as dtypes: asking for the same one is quick.
+        return [f"if {x} is not {name} and not same({x}, {name}): return False"]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether no program can tell two constants apart: 1 is not True, 0.0 not -0.0, nan is nan."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        both_nan = a != a and b != b
+        return both_nan or (a == b and math.copysign(1.0, a) == math.copysign(1.0, b))
+    if isinstance(a, complex):
+        return same(a.real, b.real) and same(a.imag, b.imag)
+    return bool(a == b)
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+@dataclass(frozen=True)
+class IsNumber:
+    """A number that is an input of the program."""
+
+    path: str
+    index: int
+    type: type
+
+    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+        leaf = leaves[self.index]
+        accepts, name, _ = _NUMBERS[self.type]
+        if accepts(leaf):
+            return None
+        return f"Expected input at {self.path} to be {name}, but got {_kind(leaf)}"
+
+    def lines(self, code: Code) -> list[str]:
+        x = variable(self.index)
+        _, _, function = _NUMBERS[self.type]
+        quick = self.type.__name__
+        return [f"if type({x}) is not {quick} and not {function}({x}): return False"]
+
+
+def is_int(x: Any) -> bool:
+    return isinstance(x, (int, torch.SymInt)) and not isinstance(x, bool)
+
+
+def is_float(x: Any) -> bool:
+    """An int will not do: eager would compute in another dtype."""
+    return isinstance(x, (float, torch.SymFloat))
+
+
+_NUMBERS: dict[type, tuple[Callable[[Any], bool], str, str]] = {
+    int: (is_int, "an int", "is_int"),
+    float: (is_float, "a float", "is_float"),
+}
+
+
+# What a number at a place tells
+
+
+@dataclass(frozen=True)
+class Within:
+    """The number at a place lies in a range."""
+
+    place: Place
+    limits: Range
+
+    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+        return _outside(self.place, self.place.value(leaves), self.limits)
+
+    def lines(self, code: Code) -> list[str]:
+        return _limits(self.place.variable, self.limits, is_size=self.place.dim is not None)
+
+
+def _outside(place: Place, value: Any, limits: Range) -> str | None:
+    # Not `value < lower`: nan is in no range that has an end.
+    if limits.lower != -math.inf and not value >= limits.lower:
+        return f"Expected input at {place.path} to be >= {limits.lower}, but got {value}"
+    if limits.upper != math.inf and not value <= limits.upper:
+        return f"Expected input at {place.path} to be <= {limits.upper}, but got {value}"
+    return None
+
+
+def _limits(x: str, limits: Range, *, is_size: bool = False) -> list[str]:
+    # No size is negative.
+    low = f"{limits.lower} <= " if limits.lower > (0 if is_size else -math.inf) else ""
+    high = f" <= {limits.upper}" if limits.upper != math.inf else ""
+    return [f"if not {low}{x}{high}: return False"] if low or high else []
+
+
+@dataclass(frozen=True)
+class Binds:
+    """The number at a place is the value of a symbol that was not known before."""
+
+    place: Place
+    symbol: Expr
+
+    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+        env[self.symbol] = self.place.value(leaves)
+        return None
+
+    def lines(self, code: Code) -> list[str]:
+        code.variables[self.symbol] = self.place.variable
+        return []
+
+
+@dataclass(frozen=True)
+class Solves:
+    """The number at a place is factor*symbol + rest, which tells the symbol.
+
+    Where the factor is 0 any value will do; it gets the least.
+    """
+
+    place: Place
+    expr: Expr
+    symbol: Expr
+    factor: int | Expr
+    rest: int | Expr
+    limits: Range
+    """The range of the symbol."""
+
+    @property
+    def least(self) -> Any:
+        lower, upper = self.limits.lower, self.limits.upper
+        return min(0, upper) if lower == -math.inf else lower
+
+    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+        value = self.place.value(leaves)
+        try:
+            factor, rest = evaluate(self.factor, env), evaluate(self.rest, env)
+        except UNDEFINED as error:
+            return _incomputable(self.place, self.expr, env, error)
+        part = value - rest
+        if part % factor if factor else part:
+            return (
+                f"Expected input at {self.place.path} = {value} to be of the form {self.expr}, "
+                f"where {self.symbol} is an integer{_given(self.expr, env, ' and ')}"
+            )
+        env[self.symbol] = solved = part // factor if factor else self.least
+        if solved in self.limits:
+            return None
+        ends = [factor * end + rest for end in (self.limits.lower, self.limits.upper)]
+        return _outside(self.place, value, Range(min(ends), max(ends)))
+
+    def lines(self, code: Code) -> list[str]:
+        symbol = f"s{len(code.variables)}"
+        lines = [f"{symbol} = {self.place.variable} - {code.text(self.rest)}"]
+        if isinstance(self.factor, Expr):
+            lines += [
+                f"factor = {code.text(self.factor)}",
+                f"if {symbol} % factor if factor else {symbol}: return False",
+                f"{symbol} = {symbol} // factor if factor else {self.least}",
+            ]
+        elif abs(self.factor) != 1:
+            lines.append(f"if {symbol} % {self.factor}: return False")
+            lines.append(f"{symbol} //= {self.factor}")
+        elif self.factor == -1:
+            lines.append(f"{symbol} = -{symbol}")
+        code.variables[self.symbol] = symbol
+        return lines + _limits(symbol, self.limits)
+
+
+@dataclass(frozen=True)
+class Equals:
+    """The number at a place is that of an expression in symbols that are known."""
+
+    place: Place
+    expr: Expr
+
+    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+        value = self.place.value(leaves)
+        try:
+            want = evaluate(self.expr, env)
+        except UNDEFINED as error:
+            return _incomputable(self.place, self.expr, env, error)
+        if _equal(value, want):
+            return None
+        return f"Expected input at {self.place.path} to be equal to {want}, but got {value}"
+
+    def lines(self, code: Code) -> list[str]:
+        x, want = self.place.variable, code.text(self.expr)
+        if self.expr.type is float:
+            equal = code.object(_equal)
+            return [f"if not {equal}({x}, {want}): return False"]
+        return [f"if {x} != {want}: return False"]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return bool(a == b) or (a != a and b != b)
+
+
+def _incomputable(place: Place, expr: Expr, env: Environment, error: Exception) -> str:
+    return (
+        f"Expected input at {place.path} to be equal to {expr}, which has no value"
+        f"{_given(expr, env, ' for ')}: {error}"
+    )
+
+
+def _given(e: Value, env: Environment, word: str) -> str:
+    """The values of those symbols in `e` that are known, after a word."""
+    values = ", ".join(f"{s} = {env[s]}" for s in symbols(e) if s in env)
+    return word + values if values else ""
+
+
+# What holds between inputs
+
+
+@dataclass(frozen=True)
+class Holds:
+    """A condition on symbols that are known."""
+
+    cond: Truth
+    origins: Mapping[Expr, str]
+    """Where each symbol has its value from, as the user passes it."""
+
+    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+        try:
+            if evaluate(self.cond, env):
+                return None
+            problem = "does not hold"
+        except UNDEFINED as error:
+            problem = f"has no value ({error})"
+        values = ", ".join(f"{s} = {env[s]} ({self.origins[s]})" for s in symbols(self.cond))
+        return (
+            f"Runtime assertion failed for expression {symbolic_repr(self.cond)}: {self.cond} "
+            f"{problem} for {values}"
+        )
+
+    def lines(self, code: Code) -> list[str]:
+        return [f"if not {code.text(self.cond)}: return False"]
