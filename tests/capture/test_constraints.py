@@ -17,9 +17,9 @@ import graphport as gp
 from graphport import Dim
 from graphport.errors import ConstraintViolationError, InputError
 from tests.capture.errors import golden, text_of
-from tests.capture.programs import compiled
+from tests.capture.programs import compiled, generate, tensors
 from tests.capture.violations import CASES, Case, Point, k, m, n, t
-from tests.helpers import compare
+from tests.helpers import clone, compare
 
 
 def program(case: Case) -> Any:
@@ -76,6 +76,42 @@ def test_a_draft_makes_the_same_assumptions(name: str) -> None:
 
 
 AT_RUN_TIME = '# or check it when the program runs: gp.export(..., guards="runtime_assert")'
+
+# Random programs
+
+
+def mended(seed: int) -> int:
+    """How many errors came before an export; the fixes of each must do away with it."""
+    drawn = generate(seed)
+    f, spec = drawn.function(), drawn.dynamic_shapes()
+    args = tensors(drawn.shapes(drawn.example))
+    for count in range(4):
+        try:
+            ep = gp.export(f, clone(args), dynamic_shapes=spec, guards=drawn.guards)
+        except ConstraintViolationError as error:
+            refined = gp.refine_dynamic_shapes(str(error), spec)
+            progress = refined != spec
+            assert progress, drawn.text
+            spec = refined
+        except gp.errors.ExportError:
+            return count
+        else:
+            compare(ep, f, (args, {}))
+            return count
+    pytest.fail(drawn.text)
+
+
+def test_random_programs() -> None:
+    """Nearly all are mended at once: what an operator asks may depend on the range of a size."""
+    counts = [mended(seed) for seed in range(60)]
+    assert max(counts) == 1 and sum(counts) >= 5
+
+
+@pytest.mark.slow
+def test_many_random_programs() -> None:
+    counts = [mended(seed) for seed in range(2000)]
+    assert sum(n > 1 for n in counts) <= 0.01 * sum(n > 0 for n in counts)
+
 
 # What is allowed, and checked when the program runs
 
@@ -155,6 +191,14 @@ def test_refine(name: str) -> None:
     found = gp.refine_dynamic_shapes(text, spec)
     assert repr(found) == repr(expected)
     assert pytree.tree_structure(found) == pytree.tree_structure(expected)
+
+
+def test_dims_of_torch() -> None:
+    theirs = torch.export.Dim("n")
+    spec = {"x": {0: theirs}, "y": {0: 2 * theirs}}
+    assert repr(gp.refine_dynamic_shapes("Suggested fixes:\nn = 4", spec)) == repr(
+        {"x": {0: 4}, "y": {0: 8}}
+    )
 
 
 def test_lines_are_read_and_never_run() -> None:

@@ -1388,6 +1388,66 @@ CASES: dict[str, Case] = {
         """,
         other=(t(3, 4), t(12), t(5), t(5)),
     ),
+    "a bound by a size that is fixed": Case(
+        """
+            def f(x, y):
+                z = x + 1 if x.shape[0] > y.shape[0] else x
+                return z, y + torch.ones(3)
+        """,
+        (t(5), t(3)),
+        {"x": {0: n}, "y": {0: m}},
+        """
+            GP111 Constraints violated (n, m)! The program needs more of its sizes than dynamic_shapes says:
+              - Not all values of n = *args[0].shape[0] in the specified range [0, oo] satisfy the generated guard n > m
+                  at program.py:N in f: z = x + 1 if x.shape[0] > y.shape[0] else x
+              - You marked *args[1].shape[0] as dynamic (m) but your code specialized it to be a constant (3)
+                  at program.py:N in f: return z, y + torch.ones(3)
+            Suggested fixes:
+              n = Dim('n', min=4)
+              m = 3
+        """,
+        other=(t(4), t(3)),
+    ),
+    "a bound by a size that must be fixed": Case(
+        """
+            def f(x, y):
+                z = x + 1 if x.shape[0] > y.shape[0] else x
+                return z, y if y.shape[0] * y.shape[0] == 9 else -y
+        """,
+        (t(5), t(3)),
+        {"x": {0: n}, "y": {0: m}},
+        """
+            GP111 Specializations unexpectedly required (m)! Constraints violated (n)! The program needs more of its sizes than dynamic_shapes says:
+              - Not all values of n = *args[0].shape[0] in the specified range [0, oo] satisfy the generated guard n > m
+                  at program.py:N in f: z = x + 1 if x.shape[0] > y.shape[0] else x
+              - m = *args[1].shape[0] must be specialized to 3 because the guards generated for it are too complex: m**2 == 9
+                  at program.py:N in f: return z, y if y.shape[0] * y.shape[0] == 9 else -y
+            Suggested fixes:
+              n = Dim('n', min=4)
+              m = 3
+              # or check it when the program runs: gp.export(..., guards="runtime_assert")
+        """,
+        other=(t(4), t(3)),
+    ),
+    "an assertion about a dim with a bound": Case(
+        """
+            def f(x):
+                torch._check(x.shape[0] < 9)
+                return x + 1 if x.shape[0] > 4 else x
+        """,
+        (t(5),),
+        {"x": {0: n}},
+        """
+            GP111 Constraints violated (n)! The program needs more of its sizes than dynamic_shapes says:
+              - Not all values of n = *args[0].shape[0] in the specified range [0, oo] satisfy the generated guard n >= 5
+                  at program.py:N in f: return x + 1 if x.shape[0] > 4 else x
+              - Not all values of n = *args[0].shape[0] in the specified range [0, oo] satisfy the generated guard n <= 8
+                  at program.py:N in f: torch._check(x.shape[0] < 9)
+            Suggested fixes:
+              n = Dim('n', min=5, max=8)
+        """,
+        other=(t(8),),
+    ),
     "only what a dim can express": Case(
         """
             def f(x, y, z):

@@ -10,7 +10,7 @@ Facts about data-dependent values are assertions in the graph and not judged her
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from graphport.capture.spec import Spec
@@ -50,14 +50,16 @@ class _Judge:
 
     def outcome(self) -> Outcome:
         facts = [f for f in _flat(self.scope.facts) if self._is_about_inputs(f)]
-        guarded = [f for f in facts if f.kind == "guard" or self._is_unnamed(f.cond)]
+        guarded, others = [], []
+        for f in facts:
+            binding = f.kind == "guard" or self._is_unnamed(f.cond)
+            (guarded if binding else others).append(f)
         left = self.solver.solve(f.cond for f in guarded)
         self.solver.settle()
         complex_ = [c for c in left if self.strict and self._is_equality_of_named(c)]
         if complex_ or self._changed():
-            unmet = [f for f in guarded if f.cond not in left or f.cond in complex_]
-            raise self._error(unmet, complex_)
-        checks = [f.cond for f in facts if f not in guarded] + left + self.solver.unplaced_ranges()
+            raise self._error(facts, guarded, left, complex_)
+        checks = [f.cond for f in others] + left + self.solver.unplaced_ranges()
         told = dict.fromkeys(self.solver.told(c) for c in checks)
         forms = {s: form for s, form in self.solver.forms.items() if form is not s}
         return Outcome([c for c in told if isinstance(c, Expr)], forms, self._ranges(forms))
@@ -84,6 +86,9 @@ class _Judge:
     def _is_changed(self, s: Expr) -> bool:
         form = self.solver.forms[s]
         return form is not s or self.solver.bounds[s] != self.spec.ranges[s]
+
+    def _is_narrower(self, root: Expr) -> bool:
+        return root not in self.spec.ranges or self.solver.bounds[root] != self.spec.ranges[root]
 
     def _value(self, s: Expr) -> bool:
         """Whether a symbol has turned out to be a constant."""
@@ -112,10 +117,17 @@ class _Judge:
 
     # The error
 
-    def _error(self, facts: list[Fact], complex_: list[Expr]) -> ConstraintViolationError:
-        forced = self._force(complex_)
+    def _error(
+        self, facts: list[Fact], guarded: list[Fact], left: list[Expr], complex_: list[Expr]
+    ) -> ConstraintViolationError:
+        known = [s for s in self.named if self._value(s)]
+        if complex_:
+            left = self._force(left)
+        forced = [s for s in self.named if self._value(s) and s not in known]
+        unmet = [f for f in guarded if f.cond not in left or f.cond in complex_]
+        unmet += self._narrowing(f for f in facts if f not in guarded)
         changed = self._changed()
-        lines = [line for fact in facts for line in self._lines(fact, complex_)]
+        lines = [line for fact in unmet for line in self._lines(fact, complex_)]
         special = [s for s in changed if s in forced or (self._value(s) and self._places(s))]
         titles = []
         if special:
@@ -130,15 +142,25 @@ class _Judge:
             fix=fixes,
         )
 
-    def _force(self, complex_: list[Expr]) -> list[Expr]:
-        """Fix sizes until nothing is left that no dim can express; which those are."""
-        before = {s for s in self.named if self._value(s)}
-        left = complex_
-        while left:
-            self.solver.loosen(left[0])
-            left = [c for c in self.solver.solve(left) if self._is_equality_of_named(c)]
+    def _force(self, left: list[Expr]) -> list[Expr]:
+        """Fix sizes until nothing is left that no dim can express; what is left then."""
+        while complex_ := [c for c in left if self._is_equality_of_named(c)]:
+            self.solver.loosen(complex_[0])
+            left = self.solver.solve(left)
         self.solver.settle()
-        return [s for s in self.named if self._value(s) and s not in before]
+        return left
+
+    def _narrowing(self, facts: Iterable[Fact]) -> Iterator[Fact]:
+        """Assertions that limit a dim which has to be defined anew anyhow.
+
+        With the new definition capture may ask for them where it asked for more before.
+        """
+        for fact in facts:
+            roots = symbols(self.solver.told(fact.cond))
+            if fact.cond.kind == "ge0" and all(map(self._is_narrower, roots)):
+                before = dict(self.solver.bounds)
+                if not self.solver.solve([fact.cond]) and self.solver.bounds != before:
+                    yield fact
 
     def _lines(self, fact: Fact, complex_: list[Expr]) -> Iterator[str]:
         """A fact in words, once or for each dim that it concerns."""
@@ -164,8 +186,9 @@ class _Judge:
         elif cond.kind == "eq0" and linear and len(terms) == 2:
             yield self._related(*terms[0], *terms[1], const) + at
         else:
-            for s in involved[:1]:
-                yield f"{self._not_all(s)} satisfy the generated guard {cond}{at}"
+            # Of two dims in an inequality one may have been fixed; the other is limited by it.
+            s = next((s for s in involved if not self._value(s)), involved[0])
+            yield f"{self._not_all(s)} satisfy the generated guard {cond}{at}"
 
     def _can_be_told(self, s: Expr) -> bool:
         """Whether the form of an unnamed dim is in the user's names, and not what is wrong."""
