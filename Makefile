@@ -60,7 +60,9 @@ check: $(DEV)
 	@$(PY) -m mypy
 	@$(PY) -m pytest -q -m smoke
 
+# Compiled first: where Python may not keep what it compiles, an import would be slow.
 bench: $(TESTED)
+	@$(PY) -m compileall -q src/graphport
 	@$(PY) benchmarks/bench.py --readme
 
 size:

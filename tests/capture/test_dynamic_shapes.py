@@ -195,3 +195,14 @@ def test_len_of_a_dynamic_dim_names_the_line() -> None:
 
     with pytest.raises(ConstraintViolationError, match=r"return x \* len\(x\)"):
         gp.export(f, (torch.ones(3),), dynamic_shapes=({0: gp.Dim("d")},))
+
+
+def test_auto_says_what_the_program_fixes() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.ones(4, 1)
+
+    ep = gp.export(f, (torch.ones(4, 3),), dynamic_shapes={"x": {0: gp.Dim.AUTO, 1: gp.Dim.AUTO}})
+    (note,) = ep.notes
+    assert note.startswith("*args[0].shape[0] = 4, fixed by the program at test_dynamic_shapes.py:")
+    assert note.endswith("return x + torch.ones(4, 1)")
+    assert note in str(ep)

@@ -23,7 +23,7 @@ from graphport.capture.functions import Functions
 from graphport.capture.inputs import CONSTANTS, Inputs, bind
 from graphport.capture.modules import Modules
 from graphport.capture.names import Names
-from graphport.capture.outcome import judge
+from graphport.capture.outcome import Outcome, judge
 from graphport.capture.process import ProcessWide
 from graphport.capture.recorder import Recorder
 from graphport.capture.retell import retell
@@ -188,7 +188,7 @@ class _Capture:
         if outcome.forms:
             retell(self.recorder.graph, outcome.forms)
         self.spec.settle(outcome.forms, outcome.ranges)
-        return self._program(results, out_spec, outcome.checks)
+        return self._program(results, out_spec, outcome)
 
     # Inputs
 
@@ -350,7 +350,7 @@ class _Capture:
                 and scope.is_fresh(s)}  # fmt: skip
         return {**self.spec.ranges, **data}
 
-    def _program(self, results: list[Any], out_spec: Any, facts: list[Expr]) -> ExportedProgram:
+    def _program(self, results: list[Any], out_spec: Any, outcome: Outcome) -> ExportedProgram:
         mutations = self._mutations()
         apart = gradients.cut(self.recorder, [*(n for n, _ in mutations), *results])
         results = [apart.get(r, r) if isinstance(r, Node) else r for r in results]
@@ -371,7 +371,9 @@ class _Capture:
         order = {n.name: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
         signature.input_specs.sort(key=lambda s: order[s.arg.name])
         checks = InputChecks(
-            [_shape(leaf, self.spec) for leaf in self.inputs.leaves], self.spec.ranges, facts
+            [_shape(leaf, self.spec) for leaf in self.inputs.leaves],
+            self.spec.ranges,
+            outcome.checks,
         )
         return ExportedProgram(
             graph_module=graph_module(nn.Module(), graph),
@@ -384,6 +386,7 @@ class _Capture:
             checks=checks,
             argument_names=self.inputs.argument_names,
             module_call_graph=[ModuleCall(path) for path in self.modules.calls],
+            notes=outcome.notes,
         )
 
 

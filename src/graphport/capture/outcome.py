@@ -30,6 +30,8 @@ class Outcome:
     forms: dict[Expr, Size]
     """Only symbols that are something else than themselves."""
     ranges: dict[Expr, Range]
+    notes: list[str]
+    """In words: the sizes that were free to vary, and that the program fixes."""
 
 
 def judge(spec: Spec, guards: str) -> Outcome:
@@ -62,7 +64,8 @@ class _Judge:
         checks = [f.cond for f in others] + left + self.solver.unplaced_ranges()
         told = dict.fromkeys(self.solver.told(c) for c in checks)
         forms = {s: form for s, form in self.solver.forms.items() if form is not s}
-        return Outcome([c for c in told if isinstance(c, Expr)], forms, self._ranges(forms))
+        notes = [self._note(s, guarded) for s in self.unnamed if self._value(s)]
+        return Outcome([c for c in told if isinstance(c, Expr)], forms, self._ranges(forms), notes)
 
     def _is_about_inputs(self, fact: Fact) -> bool:
         return fact.kind != "assumed" and all(s in self.solver.forms for s in symbols(fact.cond))
@@ -93,6 +96,11 @@ class _Judge:
     def _value(self, s: Expr) -> bool:
         """Whether a symbol has turned out to be a constant."""
         return not isinstance(self.solver.forms[s], Expr)
+
+    def _note(self, s: Expr, facts: list[Fact]) -> str:
+        where = next((f.where for f in facts if s in symbols(f.cond) and f.where is not None), None)
+        at = f" at {where}" if where is not None else ""
+        return f"{self._place(s)} = {self.solver.forms[s]}, fixed by the program{at}"
 
     def _ranges(self, forms: dict[Expr, Size]) -> dict[Expr, Range]:
         """By root, and by every form of a root that an input has."""

@@ -53,6 +53,8 @@ class ExportedProgram:
     argument_names: list[str]
     module_call_graph: list[ModuleCall] = field(default_factory=list)
     dialect: str = "ATEN"
+    notes: list[str] = field(default_factory=list)
+    """What capture has to say to the user: sizes under Dim.AUTO that the program fixes."""
 
     @property
     def graph(self) -> Graph:

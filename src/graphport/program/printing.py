@@ -40,6 +40,7 @@ def render(program: ExportedProgram) -> str:
     if not program.range_constraints:
         lines.append("      none: every size is fixed")
     lines.extend(f"      {s}: {r}" for s, r in program.range_constraints.items())
+    lines.extend(f"      {note}" for note in program.notes)
     return "\n".join(lines)
 
 
