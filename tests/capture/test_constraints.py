@@ -96,7 +96,9 @@ def mended(seed: int) -> int:
         except gp.errors.ExportError:
             return count
         else:
-            compare(ep, f, (args, {}))
+            # Sizes from data are taken to agree: where one is 1 it is refused, and not broadcast.
+            if not drawn.depends_on_data:
+                compare(ep, f, (args, {}))
             return count
     pytest.fail(drawn.text)
 
@@ -108,6 +110,7 @@ def test_random_programs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:var")  # of a single element, as eager warns too
 def test_many_random_programs() -> None:
     counts = [mended(seed) for seed in range(2000)]
     assert sum(n > 1 for n in counts) <= 0.01 * sum(n > 0 for n in counts)
