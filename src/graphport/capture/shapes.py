@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from graphport.capture.dims import Dim, Hint, adopt
 from graphport.capture.inputs import Inputs, Variadic, bind
-from graphport.errors import ConstraintViolationError, InputError, SpecError
+from graphport.errors import ConstraintViolationError, InputError, InternalError, SpecError
 from graphport.program import ExportedProgram
 
 
@@ -144,7 +144,9 @@ class AdditionalInputs:
                     f"additional input {i} has another structure than the program takes: {error}",
                     where=f"AdditionalInputs, example {i}",
                 ) from error
-            except Exception as error:
+            except InternalError:
+                raise
+            except Exception as error:  # whatever the user's operators raise at these sizes
                 raise ConstraintViolationError(
                     f"the program does not run on additional input {i}: {error}",
                     where=f"AdditionalInputs, example {i}",
