@@ -22,6 +22,7 @@ from typing import Any
 from graphport.symbolic import division, integers, logic
 from graphport.symbolic.evaluation import rebuild
 from graphport.symbolic.integers import powers_of, split
+from graphport.symbolic.mentions import Mentions
 from graphport.symbolic.nodes import Expr, Size, Truth, Value, is_nonneg, operands, symbols
 from graphport.symbolic.ranges import Range, inf
 
@@ -47,6 +48,8 @@ class Facts:
         self.zero: dict[Expr, None] = {}
         self.nonzero: dict[Expr, None] = {}
         self.truths: dict[Expr, bool] = {}
+        # Keys of the five dicts above, by the symbols in them and in what they stand for.
+        self._mentions = Mentions()
         # Everything learnt, in order; `witness` checks its points against it.
         self.learnt: list[Expr] = []
         # Symbols without an example value.
@@ -138,7 +141,7 @@ class Facts:
     def _learn_nonneg(self, e: Expr) -> None:
         terms, const = split(e)
         if len(terms) > 1:
-            self.nonneg[e] = None
+            self._keep(self.nonneg, e)
             return
         mono, coef = terms[0]  # the coefficient is 1 or -1: ge0 divided by it
         self.tighten(mono, Range(-const, inf) if coef > 0 else Range(-inf, const))
@@ -152,6 +155,7 @@ class Facts:
         if both.empty:
             raise Contradiction
         self.bounds[part] = both
+        self._mentions.add(part, part)
         if both.is_single and part.type is int and part.kind != "mul":
             self._rewrite(part, int(both.lower))
         for cond in _consequences(part, both):
@@ -166,7 +170,7 @@ class Facts:
         return r
 
     def _learn_nonzero(self, e: Expr) -> None:
-        self.nonzero[e] = None  # its first coefficient is positive: eq0 saw to it
+        self._keep(self.nonzero, e)  # its first coefficient is positive: eq0 saw to it
         terms, _ = split(e)
         if len(terms) == 1:
             self.tighten(terms[0][0], self.bound(terms[0][0]))
@@ -176,7 +180,7 @@ class Facts:
     def _learn_zero(self, e: Expr) -> None:
         solution = self._solve(e)
         if solution is None:
-            self.zero[e] = None
+            self._keep(self.zero, e)
         else:
             self._rewrite(*solution)
 
@@ -218,38 +222,50 @@ class Facts:
                 self._exact.add(quotient)
                 self._finish = self._join_quotients
         self.rewrites[target] = value
+        self._mentions.add(target, target)
+        self._mentions.add(target, value)
         self.changed()
-        for key, replaced in list(self.rewrites.items()):
-            if key is not target:
-                self.rewrites[key] = self.simplify(replaced)
+        for key in self._mentions.of(target):
+            if key is not target and key in self.rewrites:
+                replaced = self.rewrites[key] = self.simplify(self.rewrites[key])
+                self._mentions.add(key, replaced)
         self.changed()
         for cond in list(self._restatements(target)):
             self.learn(cond)
 
     def _restatements(self, target: Expr) -> Iterator[Truth]:
         """What was known in terms of `target`, told without it; the old form is dropped."""
+        affected = self._mentions.of(target)
         stores: tuple[tuple[dict[Expr, None], Callable[[Size], Truth]], ...] = (
             (self.nonneg, logic.ge0),
             (self.zero, logic.eq0),
             (self.nonzero, lambda e: logic.not_(logic.eq0(e))),
         )
         for store, make in stores:
-            for e in list(store):
-                new = self.simplify(e)
-                if new is not e:
+            for e in affected:
+                if e in store and (new := self.simplify(e)) is not e:
                     del store[e]
                     yield make(new)
-        for part, r in list(self.bounds.items()):
-            if occurs(target, part):
+        for part in affected:
+            if part in self.bounds and occurs(target, part):
                 new = self.simplify(part)
                 if new is not part:
-                    yield from within(new, r)
-        for key, replaced in list(self.rewrites.items()):
+                    yield from within(new, self.bounds[part])
+        for key in affected:
             # x // 2 == y, and x turns out to be z: then also z // 2 == y.
-            if key is not target and occurs(target, key):
+            if key is not target and key in self.rewrites and occurs(target, key):
                 with contextlib.suppress(ArithmeticError):  # x // z, and z turns out to be 0
                     new = rebuild(key, {target: self.rewrites[target]})
-                    yield logic.eq0(integers.sub(new, replaced))
+                    yield logic.eq0(integers.sub(new, self.rewrites[key]))
+
+    def _keep(self, store: dict[Expr, None], e: Expr) -> None:
+        store[e] = None
+        self._mentions.add(e, e)
+
+    def declare(self, s: Expr, declared: Range) -> None:
+        """A new symbol and its range."""
+        self.bounds[s] = declared
+        self._mentions.add(s, s)
 
 
 def within(e: Size, r: Range) -> Iterator[Truth]:

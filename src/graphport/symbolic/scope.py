@@ -119,7 +119,7 @@ class Scope:
             self._facts.unbacked.add(s)
         else:
             self._hints[s] = hint
-        self._facts.bounds[s] = declared
+        self._facts.declare(s, declared)
         self._witnesses.add_symbol(s)
         self._sizes.add_symbol(s)
         self._facts.changed()

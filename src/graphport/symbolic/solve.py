@@ -25,6 +25,7 @@ from graphport.symbolic.evaluation import substitute
 from graphport.symbolic.expr import eq, ge, le, mod
 from graphport.symbolic.facts import occurs, within
 from graphport.symbolic.integers import split
+from graphport.symbolic.mentions import Mentions
 from graphport.symbolic.nodes import Expr, Truth, Value, operands, symbols
 from graphport.symbolic.ranges import Range, inf
 from graphport.symbolic.scope import Scope
@@ -39,6 +40,9 @@ class Solver:
     def __init__(self, scope: Scope, roots: Sequence[Expr], free: Collection[Expr] = ()) -> None:
         self.forms: dict[Expr, Value] = {s: s for s in roots}
         self.bounds: dict[Expr, Range] = {s: scope.declared(s) for s in roots}
+        self._mentions = Mentions()
+        for s in roots:
+            self._mentions.add(s, s)
         self._scope = scope
         self._rank = {s: i for i, s in enumerate(roots)}
         self._free = frozenset(free)
@@ -240,9 +244,9 @@ class Solver:
     def _replace(self, root: Expr, value: Value) -> None:
         """From now on `root` is `value`, in every form; its range is handed on."""
         limits = self.bounds.pop(root)
-        for s, form in self.forms.items():
-            if type(form) is Expr and root in symbols(form):
-                self.forms[s] = substitute(form, {root: value})
+        for s in self._mentions.of(root):
+            form = self.forms[s] = substitute(self.forms[s], {root: value})
+            self._mentions.add(s, form)
         if type(value) is not Expr:
             return
         terms, offset = split(value)
