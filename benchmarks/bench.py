@@ -141,22 +141,30 @@ def nodes_of(program: Any) -> int:
     return sum(node.op == "call_function" for node in program.graph.nodes)
 
 
-def run_once(runner: Runner, case: Case, dynamic: bool, cells: dict[str, Cell], keep: bool) -> None:
+def run_once(
+    runner: Runner,
+    case: Case,
+    dynamic: bool,
+    cells: dict[str, Cell],
+    *,
+    keep: bool,
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
     """One run of one runner; an error goes to the step that raised it and the steps after it."""
     names = YIELDS[runner]
     gc.collect()  # nobody pays for the garbage of the contender before
     reached = 0
-    start = time.perf_counter()
+    start = clock()
     try:
         for name, program in runner(case, dynamic):
-            seconds = time.perf_counter() - start
+            seconds = clock() - start
             if keep:
                 cells[name].runs.append(seconds)
             if program is not None:
                 # Counting is outside the clock: shift the start by what it took.
-                counting = time.perf_counter()
+                counting = clock()
                 cells[name].nodes = nodes_of(program)
-                start += time.perf_counter() - counting
+                start += clock() - counting
             reached += 1
     except Exception as error:
         lines = str(error).strip().splitlines()
@@ -191,21 +199,29 @@ def compare(keys: list[str], runners: list[Runner], repeats: int, quick: bool) -
     return rows
 
 
-def depth(layers: list[int], runners: list[Runner], repeats: int) -> list[Row]:
-    """LLaMA with dynamic sizes at growing depth; narrow, since width does not change the graph.
+def grow(cases: list[Case], rows: list[Row], runners: list[Runner], rounds: dict[str, int]) -> None:
+    """How each contender grows over the cases: by itself, in CPU time, the least of many rounds.
 
-    The question is how each contender grows, so each goes through the depths by itself.
+    A round goes through all cases, so that a bad moment of the machine hits one run of each and not
+    all runs of one; the least is what the work takes, anything above it is the machine.
     """
-    rows = [
-        Row(f"LLaMA-{count}", "batch, length", {name: Cell() for name in (GRAPHPORT, EXPORT)})
-        for count in layers
-    ]
     for runner in runners:
         (name,) = YIELDS[runner]
-        for count, row in zip(layers, rows, strict=True):
-            say(f"{row.model} in depth, {name}")
-            case = huggingface.llama(count, hidden=128, heads=4, batch=2, length=32)
-            row.cells[name] = measure(case, True, [runner], repeats)[name]
+        cells = [{name: Cell()} for _ in cases]
+        for round_ in range(rounds[name] + 1):
+            say(f"{rows[0].model} to {rows[-1].model}, {name}, {round_} of {rounds[name]}")
+            for case, cell in zip(cases, cells, strict=True):
+                run_once(runner, case, True, cell, keep=round_ > 0, clock=time.process_time)
+        for row, cell in zip(rows, cells, strict=True):
+            seen = cell[name]
+            row.cells[name] = Cell([min(seen.runs)] if seen.runs else [], seen.nodes, seen.error)
+
+
+def depth(layers: list[int], runners: list[Runner], rounds: dict[str, int]) -> list[Row]:
+    """LLaMA with dynamic sizes at growing depth; narrow, since width does not change the graph."""
+    rows = [Row(f"LLaMA-{count}", "batch, length", no_cells()) for count in layers]
+    narrow = {"hidden": 128, "heads": 4, "batch": 2, "length": 32}
+    grow([huggingface.llama(count, **narrow) for count in layers], rows, runners, rounds)
     return rows
 
 
@@ -219,16 +235,20 @@ class Chain(torch.nn.Module):
         return total.sum()
 
 
-def related(counts: list[int], runners: list[Runner], repeats: int) -> list[Row]:
+def related(counts: list[int], runners: list[Runner], rounds: dict[str, int]) -> list[Row]:
     """Growing numbers of dynamic dims, which the program relates to each other."""
-    rows = []
-    for count in counts:
-        say(f"{count} related dims")
-        inputs = tuple(torch.zeros(2 * count + 8 - i) for i in range(count))
-        case = Case(Chain(), inputs, {}, lambda Dim, n=count: (({0: Dim.AUTO},) * n,))
-        cells = {name: Cell() for name in (GRAPHPORT, EXPORT)}
-        rows.append(Row("chain", str(count), cells | measure(case, True, runners, repeats)))
+    rows = [Row(f"chain of {count}", str(count), no_cells()) for count in counts]
+    grow([chain(count) for count in counts], rows, runners, rounds)
     return rows
+
+
+def chain(count: int) -> Case:
+    inputs = tuple(torch.zeros(2 * count + 8 - i) for i in range(count))
+    return Case(Chain(), inputs, {}, lambda Dim: (({0: Dim.AUTO},) * count,))
+
+
+def no_cells() -> dict[str, Cell]:
+    return {name: Cell() for name in (GRAPHPORT, EXPORT)}
 
 
 def peak_memory() -> int:
@@ -430,6 +450,7 @@ def failures(rows: list[Row]) -> list[str]:
     ]
 
 
+LEAST = "CPU time, the least of several rounds"
 LIKE_FOR_LIKE = (
     "graphport and `torch.export` both keep composite operators: the first ratio compares like "
     "with like. With decompositions, torch does more work and ends in a lower-level graph. The "
@@ -444,10 +465,10 @@ def report(result: dict[str, Any]) -> str:
     if failed:
         parts.append("Left out of the means:\n\n" + "\n".join(failed))
     if result["depth"]:
-        parts.append("Growth with depth, all with dynamic sizes:")
+        parts.append(f"Growth with depth, all with dynamic sizes; {LEAST}:")
         parts.append(depth_table(result["depth"]))
     if result["related"]:
-        parts.append("Dynamic dims that the program relates to each other (`Dim.AUTO`):")
+        parts.append(f"Dynamic dims that the program relates to each other (`Dim.AUTO`); {LEAST}:")
         parts.append(related_table(result["related"]))
     if result["memory"]:
         size = f"{result['megabytes'] / 1024:g} GB"
@@ -527,10 +548,11 @@ def main() -> None:
     }
     if whole or "llama" in options.only:
         layers = [2, 4, 8] if quick else [4, 8, 16, 32, 64]
-        result["depth"] = depth(layers, [*ahead, run_export_only], max(repeats, 5))
+        rounds = {GRAPHPORT: 2 if quick else 9, EXPORT: 1 if quick else 3}
+        result["depth"] = depth(layers, [*ahead, run_export_only], rounds)
     if whole:
         counts = [1, 4, 16] if quick else [1, 4, 16, 64]
-        result["related"] = related(counts, [*ahead, run_export_only], max(repeats, 3))
+        result["related"] = related(counts, [*ahead, run_export_only], rounds)
         result["memory"] = memory(contenders, megabytes)
         if ours:
             say("checks")
