@@ -144,3 +144,18 @@ def test_an_assertion_decides_a_branch() -> None:
         return y * 2 if n >= 3 else y + 3
 
     check(f, (torch.tensor(4), torch.ones(2)))
+
+
+def test_a_symbolic_number_in_formatted_text_is_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        print(f"{x.shape[0]:>4d} rows, largest {x.max().item():.2f}")
+        return x + 1
+
+    ep = gp.export(f, (torch.ones(3),), dynamic_shapes={"x": {0: gp.Dim("rows")}})
+    assert capsys.readouterr().out == "rows rows, largest f0\n"
+    again = ep.module()
+    assert again(torch.ones(5)).shape == (5,)
+    with pytest.raises(TypeError):  # outside of capture nothing has changed
+        f"{next(iter(ep.graph.nodes)).meta['val'].shape[0]:>4d}"

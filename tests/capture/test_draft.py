@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -91,6 +92,18 @@ def asserted(x: torch.Tensor) -> torch.Tensor:
     return x if kept and x.shape[0] > 2 else -x
 
 
+def numpy(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.from_numpy(x.numpy().cumsum())
+
+
+def array(x: torch.Tensor) -> torch.Tensor:
+    return x + float(np.asarray(x).max())
+
+
+def complex_number(x: torch.Tensor) -> torch.Tensor:
+    return x * abs(torch.complex(x, x).sum().item())
+
+
 # A program, and data that leads to another result than the example does.
 EXAMPLE = torch.tensor([1.0, 2.0, 3.0])
 ASSUMING: dict[Callable[..., Any], list[float]] = {
@@ -109,6 +122,9 @@ ASSUMING: dict[Callable[..., Any], list[float]] = {
     length: [1.0, 1.0, 3.0],
     listed: [2.0, 1.0, 3.0],
     asserted: [1.0, 2.0, -3.0],
+    numpy: [1.0, 2.0, 4.0],
+    array: [1.0, 2.0, 4.0],
+    complex_number: [1.0, 2.0, 4.0],
 }
 
 
@@ -142,6 +158,20 @@ def assert_different(want: Any, draft: Any, fn: Any, other: torch.Tensor) -> Non
     assert_same(draft.module()(other), want, fn.__name__)
     with pytest.raises(RuntimeError):
         draft.module()(EXAMPLE)
+
+
+def test_memory() -> None:
+    """Where it lies, nothing can assert; who shares it, the program knows."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        shared = x.view(-1).data_ptr() == x.data_ptr() != (x + 1).data_ptr()
+        return x + 1 if shared and x.untyped_storage().nbytes() == 12 else x
+
+    with pytest.raises(DataDependentError, match=r"data_ptr\(\) asks for the memory"):
+        gp.export(f, (EXAMPLE,))
+    ep, report = gp.draft_export(f, (EXAMPLE,))
+    compare(ep, f, ((EXAMPLE,), {}))
+    assert len(report) == 4
 
 
 # Sizes

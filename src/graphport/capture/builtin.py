@@ -1,6 +1,6 @@
 """Python's own `max`, `min`, `divmod` and `math.pow` would branch on a size, or not take one.
 
-Here they make a value.
+Here they make a value. Formatted text (`f"{x.item():.2f}"`) shows a symbolic number by its name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ Pair = Callable[[Any, Any], Any]
 @contextmanager
 def symbolic_builtins() -> Iterator[None]:
     """While this lasts, they take sizes and 0-d tensors without comparing them."""
-    places = ((builtins, "max"), (builtins, "min"), (builtins, "divmod"), (math, "pow"))
+    places = (
+        (builtins, "max"), (builtins, "min"), (builtins, "divmod"), (math, "pow"),
+        (torch.SymInt, "__format__"), (torch.SymFloat, "__format__"),
+    )  # fmt: skip
     before = [getattr(module, name) for module, name in places]
-    largest, smallest, division, power = before
+    largest, smallest, division, power, *_ = before
     instead = (
         _choosing(largest, torch.sym_max, torch.maximum),
         _choosing(smallest, torch.sym_min, torch.minimum),
         _dividing(division),
         _raising(power),
+        _named,
+        _named,
     )
     try:
         for (module, name), fn in zip(places, instead, strict=True):
@@ -61,6 +66,11 @@ def _choosing(original: Any, of_sizes: Pair, of_tensors: Pair) -> Any:
         return original(items) if len(args) == 1 else original(*args)
 
     return call
+
+
+def _named(number: Any, spec: str) -> str:
+    """The name stands for whatever the number will be: there are no digits to lay out."""
+    return str(number)
 
 
 def _dividing(original: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from graphport import source
+from graphport.capture.example import outside
 from graphport.capture.tracer import Tracer, pure, special
 from graphport.errors import DataDependentError
 from graphport.ops import Abstract, OpInfo, info_of
@@ -31,10 +33,12 @@ def item(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
         return to_torch(value.number)
     dtype = value.abstract.dtype
     if dtype.is_complex:
-        raise DataDependentError(
+        error = DataDependentError(
             "the value of a complex tensor cannot be used as a Python number in capture",
             where=source.here(),
+            fix="x.real.item() and x.imag.item() give symbolic numbers",
         )
+        return by_data(tracer, error, args[0], torch.Tensor.item)
     if dtype.is_floating_point:
         symbol = tracer.scope.fresh(float, origin=source.spot())
     elif dtype is torch.bool:
@@ -78,6 +82,24 @@ def by_example(tracer: Tracer, error: DataDependentError, t: torch.Tensor, kind:
     value = scope.pass_over(error, asked)
     expected(asked if value is True else not_(asked) if value is False else eq(asked, value))
     return kind(value)
+
+
+def by_data(
+    tracer: Tracer, error: DataDependentError, t: torch.Tensor, read: Callable[..., Any]
+) -> Any:
+    """What `read` makes of the data in the example, which a draft asserts; else the error."""
+    if tracer.example is None:
+        raise error
+    tracer.scope.passed_over.append(error)
+    node = tracer.read(tracer.value(t))
+    data, seen = tracer.example.look(node, torch.clone), tracer.example.look(node, read)
+    exactly = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
+    message = f"the data is not that of the example, which {error.where or 'the program'} relies on"
+    with outside():
+        literal = tracer.wrap(tracer.state.literal(data))
+        same = tracer.call(aten.isclose.default, t, literal, **exactly)
+        tracer.call(aten._assert_async.msg, tracer.call(aten.all.default, same), message)
+    return seen
 
 
 _BRANCH = (

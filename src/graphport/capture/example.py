@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ class Example:
 
     def value(self, node: Node) -> Any:
         self._values.update(self._given())
-        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with outside():
             for n in self._graph.nodes:
                 if n not in self._values:
                     self._values[n] = self._run(n)
@@ -29,6 +30,19 @@ class Example:
                     break
         return self._values[node]
 
+    def look(self, node: Node, read: Callable[[torch.Tensor], Any]) -> Any:
+        """What `read` makes of the data of a tensor."""
+        data = self.value(node)
+        with outside():
+            return read(data.detach())
+
     def _run(self, node: Node) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """Real computation in the midst of a capture."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        yield

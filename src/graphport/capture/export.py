@@ -162,7 +162,7 @@ class _Capture:
         self.input_nodes: list[Node] = []
         self.input_values: list[Value | None] = []
         if draft:
-            example = Example(self.recorder.graph, self._given)
+            self.tracer.example = example = Example(self.recorder.graph, self._given)
             self.scope.reveal = lambda s: example.value(self.recorder.number(s))
 
     def _given(self) -> dict[Node, Any]:

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from graphport import source
-from graphport.capture.data_dependent import by_example, truth
+from graphport.capture.data_dependent import by_data, by_example, truth
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import AbstractTensor
 from graphport.errors import DataDependentError, MutationError, UnsupportedError
@@ -79,19 +79,25 @@ def numpy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     value = tracer.value(args[0])
     if value.literal is not None:
         return func(value.literal, *args[1:], **kwargs)
-    raise DataDependentError(
+    error = DataDependentError(
         ".numpy() needs the data of a tensor, which capture does not know",
         where=source.here(),
         fix="compute with torch functions, or move the numpy code into a torch.library.custom_op",
     )
+    return by_data(tracer, error, args[0], lambda t: func(t, *args[1:], **kwargs).copy())
 
 
 @overrides(torch.Tensor.data_ptr, torch.Tensor.storage, torch.Tensor.untyped_storage)
 def memory(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    raise DataDependentError(
+    error = DataDependentError(
         f".{func.__name__}() asks for the memory of a tensor, which has none while it is captured",
         where=source.here(),
     )
+    if tracer.example is None or func is not torch.Tensor.data_ptr:
+        return by_data(tracer, error, args[0], func)
+    # Where memory is, no assertion can tell; who shares it, the graph knows.
+    tracer.scope.passed_over.append(error)
+    return id(tracer.value(args[0]).storage)
 
 
 @overrides(torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__)

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from graphport import source
 from graphport.capture import aliasing
 from graphport.capture.assertions import Assertions
+from graphport.capture.example import Example
 from graphport.capture.numbers import number
 from graphport.capture.recorder import Recorder, describe
 from graphport.capture.state import State
@@ -69,6 +70,8 @@ class Tracer(TorchDispatchMode):
         self.assertions = Assertions(recorder)
         self.decomposing = 0
         """How deep in torch's own kernels for composite operators."""
+        self.example: Example | None = None
+        """Where a draft takes the data from that the program asks for."""
         self.counts: dict[Node, Expr] = {}
         """How many elements of a mask are set, where that has been asked."""
         self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
