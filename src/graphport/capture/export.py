@@ -16,8 +16,9 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from graphport import source
-from graphport.capture import custom, data_dependent, gradients, indexing, special, wording  # noqa: F401  register their operators
+from graphport.capture import control, custom, data_dependent, gradients, indexing, special, wording  # noqa: F401  register their operators
 from graphport.capture.builtin import symbolic_builtins
+from graphport.capture.cleanup import remove_unused
 from graphport.capture.example import Example
 from graphport.capture.functions import Functions
 from graphport.capture.inputs import CONSTANTS, Inputs, bind
@@ -31,6 +32,7 @@ from graphport.capture.shapes import AdditionalInputs
 from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
 from graphport.capture.state import Entry, State, describe_tensor, state_of
+from graphport.capture.subgraphs import graphs_of, module_of
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import AbstractTensor, Value, abstract_tensor
 from graphport.errors import (
@@ -58,7 +60,6 @@ from graphport.program import (
     OutputSpec,
     SymbolicArgument,
     TensorArgument,
-    graph_module,
 )  # fmt: skip
 from graphport.symbolic import Expr, Range, Scope, evaluate, symbols
 from graphport.symbolic.bridge import from_torch, to_torch
@@ -186,7 +187,8 @@ class _Capture:
         self.tracer.assertions.finish()
         outcome = judge(self.spec, self.guards)
         if outcome.forms:
-            retell(self.recorder.graph, outcome.forms)
+            for graph in graphs_of(self.recorder.frame):
+                retell(graph, outcome.forms)
         self.spec.settle(outcome.forms, outcome.ranges)
         return self._program(results, out_spec, outcome)
 
@@ -207,7 +209,7 @@ class _Capture:
                 leaves.append(value)
         self._define_numbers()
         self.state.first_input = self.input_nodes[0] if self.input_nodes else None
-        self.recorder.entry = self.input_nodes[-1] if self.input_nodes else None
+        self.recorder.frame.entry = self.input_nodes[-1] if self.input_nodes else None
         return leaves
 
     def _open_tensor(self, node: Node, t: torch.Tensor, path: str) -> AbstractTensor:
@@ -361,7 +363,7 @@ class _Capture:
         graph = self.recorder.graph
         output = graph.output((*(n for n, _ in mutations), *results))
         output.meta = {}
-        _remove_unused(graph)
+        remove_unused(graph)
         state, constants = state_of(self.root, self.state.entries)
         signature = GraphSignature(
             [*map(_state_spec, self.state.entries), *map(_input_spec, self.input_nodes)],
@@ -376,7 +378,7 @@ class _Capture:
             outcome.checks,
         )
         return ExportedProgram(
-            graph_module=graph_module(nn.Module(), graph),
+            graph_module=module_of(self.recorder.frame),
             graph_signature=signature,
             state_dict=state,
             constants=constants,
@@ -439,21 +441,6 @@ def _output_spec(result: Any) -> OutputSpec:
     return OutputSpec(OutputKind.USER_OUTPUT, argument(result.name))
 
 
-def _remove_unused(graph: Any) -> None:
-    """Drop calls that nobody reads; random numbers and assertions stay."""
-    for node in reversed(graph.nodes):
-        if node.op == "call_function" and not node.users and not _must_stay(node.target):
-            graph.erase_node(node)
-
-
-def _must_stay(target: Any) -> bool:
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    if torch.Tag.nondeterministic_seeded in target.tags:
-        return True
-    return not target._schema.returns or target._schema.is_mutable
-
-
 @contextmanager
 def _compiling_flags() -> Iterator[None]:
     """torch.compiler.is_compiling() is true while a program is captured."""
@@ -481,7 +468,11 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 _NO_COLLECTION = ProcessWide(_no_garbage_collection)
-_SETTINGS = (ProcessWide(_compiling_flags), ProcessWide(symbolic_builtins))
+_SETTINGS = (
+    ProcessWide(_compiling_flags),
+    ProcessWide(symbolic_builtins),
+    ProcessWide(control.direct_control_flow),
+)
 
 
 @contextmanager

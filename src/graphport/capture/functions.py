@@ -44,6 +44,7 @@ class Functions(TorchFunctionMode):
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self.tracer = tracer
+        tracer.above = self
         self.recorder = tracer.recorder
         self._calls: dict[str, int] = {}
 

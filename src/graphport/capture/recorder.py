@@ -7,17 +7,22 @@ kernel, and appends a node.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from graphport import source
+from graphport.capture.frames import Frame
 from graphport.capture.values import AbstractTensor, abstract_tensor
+from graphport.errors import UnsupportedError
 from graphport.ops import Abstract, OpInfo, info_of, meta_rule
 from graphport.symbolic import Expr, Scope
 from graphport.symbolic.bridge import to_torch
@@ -46,7 +51,9 @@ class Recorder:
     """A graph in the making."""
 
     def __init__(self, scope: Scope) -> None:
-        self.graph = Graph()
+        self.frame = Frame()
+        self.graph: Graph = self.frame.graph
+        """The graph that is being written: that of the frame."""
         self.scope = scope
         self.grad_mode = torch.is_grad_enabled()
         self.without_grad: dict[Node, None] = {}
@@ -57,10 +64,8 @@ class Recorder:
         self.stop: FrameType | None = None
         """The frame below which nothing is the user's."""
         self.pinned_trace: str | None = None
-        self.entry: Node | None = None
-        """The last input: sizes of inputs are read after it, where every node may use them."""
-        self._sizes: dict[Any, Node] = {}
-        self._sources: dict[Expr, Callable[[], Node]] = {}
+        self.reserved: set[str] = set()
+        """Names that graphs within the graph must not have: those of the module's children."""
         self._traces: dict[tuple[int, ...], tuple[str, source.Frames]] = {}
 
     def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node:
@@ -119,18 +124,76 @@ class Recorder:
         got.meta.update(node.meta, val=node.meta["val"][index])
         return got
 
+    # Graphs within graphs
+
+    @contextmanager
+    def within(self, frame: Frame) -> Iterator[None]:
+        """Write to the graph of another frame meanwhile."""
+        before = self.frame
+        self.frame, self.graph = frame, frame.graph
+        try:
+            yield
+        finally:
+            self.frame, self.graph = before, before.graph
+
+    def brought(self, node: Node) -> Node:
+        """A node of a graph around this one, as an input of this one."""
+        if node.graph is self.graph:
+            return node
+        frame = self.frame
+        if frame.parent is None:
+            raise UnsupportedError(
+                f"{node.name} was computed inside of a branch or loop, and is used outside of it",
+                where=source.here(),
+                fix="return it from the branch",
+            )
+        with self.within(frame.parent):
+            outer = self.brought(node)
+        known = frame.inputs.get(outer)
+        return known if known is not None else self.open(outer)
+
+    def open(self, outer: Node) -> Node:
+        """An input of this graph for a node of the one around it; its sizes can be read from it."""
+        frame = self.frame
+        inner = frame.inputs[outer] = frame.open(outer.name, _twin(outer.meta["val"]))
+        self.define_sizes(inner)
+        return inner
+
+    def define_sizes(self, node: Node, *, on_entry: bool = True) -> None:
+        """Let sizes that nothing else in this graph gives be read from a node."""
+        val = node.meta["val"]
+        if isinstance(val, AbstractTensor):
+            for d, s in enumerate(val._abstract.sizes):
+                if type(s) is Expr and s.kind == "symbol" and s not in self.frame.sources:
+                    read = functools.partial(self.size_of, node, d, s, on_entry=on_entry)
+                    self.define(s, read)
+
+    def attach(self, name: str, module: GraphModule) -> Node:
+        """A graph within this one, and the node that refers to it."""
+        submodules = self.frame.submodules
+        taken = submodules.keys() | self.reserved
+        target = next(n for i in itertools.count() if (n := f"{name}_{i}") not in taken)
+        submodules[target] = module
+        return self.graph.create_node("get_attr", target, (), {}, target)
+
+    def _number_from_outside(self, symbol: Expr) -> Node:
+        assert self.frame.parent is not None, f"nothing in the graph gives {symbol}"
+        with self.within(self.frame.parent):
+            outer = self.number(symbol)
+        return self.brought(outer)
+
     # Sizes
 
     def define(self, symbol: Expr, make: Callable[[], Node]) -> None:
         """Say how a graph obtains a symbol."""
-        self._sources[symbol] = make
+        self.frame.sources[symbol] = make
 
     def remember(self, e: Expr, node: Node) -> None:
         """Say which node an expression is."""
-        self._sizes[e] = node
+        self.frame.sizes[e] = node
 
     def is_defined(self, symbol: Expr) -> bool:
-        return symbol in self._sources
+        return symbol in self.frame.sources
 
     def define_by_solving(
         self, root: Expr, read: Callable[[], Node], factor: int, offset: int
@@ -144,7 +207,7 @@ class Recorder:
             ):  # fmt: skip
                 if number != neutral:
                     # Never between the inputs: a number is itself one of them.
-                    after = self.entry if result.op == "placeholder" else result
+                    after = self.frame.entry if result.op == "placeholder" else result
                     assert after is not None
                     with self.graph.inserting_after(after):
                         result = self.apply(function, (result, number), root)
@@ -155,8 +218,8 @@ class Recorder:
     def size_of(self, node: Node, dim: int, value: Any, *, on_entry: bool = False) -> Node:
         """The node that reads one size of a tensor."""
         if on_entry:
-            assert self.entry is not None
-            with self.graph.inserting_after(self.entry):
+            assert self.frame.entry is not None
+            with self.graph.inserting_after(self.frame.entry):
                 return self._sym_size(node, dim, value)
         return self._sym_size(node, dim, value)
 
@@ -175,15 +238,17 @@ class Recorder:
         """The node that computes an expression as it stands."""
         if type(e) is not Expr:
             return e
-        known = self._sizes.get(e)
+        sizes = self.frame.sizes
+        known = sizes.get(e)
         if known is None:
-            known = self._sizes[e] = self._compute(e)
+            known = sizes[e] = self._compute(e)
         return known
 
     def _compute(self, e: Expr) -> Node:
         kind = e.kind
         if kind == "symbol":
-            return self._sources[e]()
+            make = self.frame.sources.get(e)
+            return make() if make is not None else self._number_from_outside(e)
         if kind == "add":
             return self._sum(e)
         if kind == "mul":
@@ -230,6 +295,13 @@ class Recorder:
         val = to_torch(e) if function is torch.sym_ite else function(*values)
         node.meta.update(self.metadata(val))
         return node
+
+
+def _twin(val: Any) -> Any:
+    """Metadata for another node: a tensor in it belongs to the node that it describes."""
+    if isinstance(val, AbstractTensor):
+        return abstract_tensor(val._abstract, val.requires_grad)
+    return val
 
 
 def describe(x: Any) -> Any:

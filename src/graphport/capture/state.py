@@ -54,7 +54,7 @@ class State:
 
     def __init__(self, root: nn.Module | None, recorder: Recorder, names: Names) -> None:
         self.root = root
-        self.recorder = recorder
+        self.graph = recorder.graph
         self.names = names
         self.entries: list[Entry] = []
         self.first_input: Node | None = None
@@ -92,10 +92,9 @@ class State:
         if entry is not None:
             entry.names.append(name)
             return entry
-        recorder = self.recorder
         label = self.names.unique(f"{_PREFIX[kind]}_{name}")
-        with recorder.graph.inserting_before(self.first_input):
-            node = self.names.placeholder(recorder.graph, label)
+        with self.graph.inserting_before(self.first_input):
+            node = self.names.placeholder(self.graph, label)
         abstract = describe_tensor(t)
         node.meta = {"val": abstract_tensor(abstract, t.requires_grad)}
         value = Value(abstract, node, origin=node)

@@ -11,6 +11,7 @@ Mutation becomes a new value as it happens; see `values`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -68,6 +69,8 @@ class Tracer(TorchDispatchMode):
         self.scope = recorder.scope
         self.state = state
         self.assertions = Assertions(recorder)
+        self.above: Any = nullcontext()
+        """The function mode that the user's code runs under."""
         self.decomposing = 0
         """How deep in torch's own kernels for composite operators."""
         self.example: Example | None = None
@@ -110,9 +113,16 @@ class Tracer(TorchDispatchMode):
         return self.state.value(t)
 
     def read(self, v: Value) -> Node:
-        """The node that holds the value now."""
-        if v.version == v.storage.version:
-            return v.node
+        """The node that holds the value now, in the graph that is being written."""
+        node = v.node if v.version == v.storage.version else self._renewed(v)
+        return node if node.graph is self.recorder.graph else self.recorder.brought(node)
+
+    def _renewed(self, v: Value) -> Node:
+        """A value that is behind, made again in its own graph."""
+        own = self.recorder.frame.encloses(v.node.graph)
+        if own is not None and own is not self.recorder.frame:
+            with self.recorder.within(own):
+                return self._renewed(v)
         if v.storage.doubts:
             aliasing.settle(v.storage)
         if v.parent is None:
@@ -133,6 +143,12 @@ class Tracer(TorchDispatchMode):
             v = v.parent
             news.append((v, node))
         storage = v.storage
+        if v.node.graph is not self.recorder.graph:
+            raise MutationError(
+                "a branch or loop body writes to a tensor from outside of it",
+                where=source.here(),
+                fix="compute a new tensor and return it from the branch",
+            )
         storage.version += 1
         storage.mutated = True
         for value, new in news:
@@ -174,7 +190,10 @@ class Tracer(TorchDispatchMode):
         """An argument as the recorder takes it: tensors are nodes, symbolic numbers expressions."""
         if isinstance(x, torch.Tensor):
             v = self.value(x)
-            return v.node if v.version == v.storage.version else self.read(v)
+            node = v.node
+            if v.version == v.storage.version and node.graph is self.recorder.graph:
+                return node
+            return self.read(v)
         if type(x) in (list, tuple):
             return [self.lower(y) for y in x]
         if isinstance(x, _SYMBOLIC):

@@ -108,6 +108,8 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
 
     root = nn.Module()
     _attach_state(root, program)
+    for name, inner in program.graph_module.named_children():
+        root.add_module(name, inner)
     module = graph_module(root, graph)
     _attach_state(module, program)
     # `forward` is generated when it is first needed: until then it does not show its parameters.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from graphport.program.signature import InputKind
 
@@ -20,20 +21,13 @@ _SHORT = {
 
 
 def render(program: ExportedProgram) -> str:
-    lines = ["ExportedProgram:", "    graph("]
-    kinds = {s.arg.name: s for s in program.graph_signature.input_specs}
-    body: list[str] = []
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            spec = kinds.get(node.name)
-            note = ""
-            if spec is not None and spec.kind is not InputKind.USER_INPUT:
-                note = f"    # {spec.kind.name.lower()} {spec.target}"
-            lines.append(f"        {node.name}: {type_of(node.meta.get('val'))},{note}")
-        else:
-            body.append(_line(node))
-    lines.append("    ):")
-    lines.extend(f"        {text}" for text in body)
+    notes = {
+        s.arg.name: f"    # {s.kind.name.lower()} {s.target}"
+        for s in program.graph_signature.input_specs
+        if s.kind is not InputKind.USER_INPUT
+    }
+    lines = ["ExportedProgram:"]
+    lines.extend(f"    {text}" for text in _graph("graph", program.graph_module, notes))
     lines.append("")
     lines.extend(f"    {text}" for text in str(program.graph_signature).splitlines())
     lines.append("    range constraints:")
@@ -42,6 +36,21 @@ def render(program: ExportedProgram) -> str:
     lines.extend(f"      {s}: {r}" for s, r in program.range_constraints.items())
     lines.extend(f"      {note}" for note in program.notes)
     return "\n".join(lines)
+
+
+def _graph(name: str, module: GraphModule, notes: Mapping[str, str]) -> list[str]:
+    """The inputs, then a line per node; a graph within the graph where it is referred to."""
+    head, body = [f"{name}("], []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            note = notes.get(node.name, "")
+            head.append(f"    {node.name}: {type_of(node.meta.get('val'))},{note}")
+        elif node.op == "get_attr" and isinstance(node.target, str):
+            inner = getattr(module, node.target)
+            body.extend(f"    {text}" for text in _graph(f"{node.name} = graph", inner, {}))
+        else:
+            body.append(f"    {_line(node)}")
+    return [*head, "):", *body]
 
 
 def type_of(val: Any) -> str:

@@ -1,0 +1,28 @@
+"""Calls that nobody reads, dropped from a graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Graph
+
+
+def remove_unused(graph: Graph) -> None:
+    """Drop calls that nobody reads; random numbers, assertions and mutation stay."""
+    for node in reversed(graph.nodes):
+        if node.users:
+            continue
+        if node.op == "get_attr" or (node.op == "call_function" and not _must_stay(node.target)):
+            graph.erase_node(node)
+
+
+def _must_stay(target: Any) -> bool:
+    if isinstance(target, HigherOrderOperator):
+        return True  # there may be assertions in its graphs
+    if not isinstance(target, OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return True
+    return not target._schema.returns or target._schema.is_mutable
