@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "source": GROUND,
     "symbolic": GROUND,
     "ops": GROUND | {"symbolic"},
-    "program": GROUND | {"symbolic"},
+    "program": GROUND | {"ops", "symbolic"},
     "capture": GROUND | {"ops", "symbolic", "program"},
     "passes": GROUND | {"program", "ops", "symbolic"},
     "fx": GROUND | {"program", "ops", "symbolic"},

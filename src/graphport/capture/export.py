@@ -34,7 +34,7 @@ from graphport.capture.spec import Spec
 from graphport.capture.state import Entry, State, describe_tensor, state_of
 from graphport.capture.subgraphs import graphs_of, module_of
 from graphport.capture.tracer import Tracer
-from graphport.capture.values import AbstractTensor, Value, abstract_tensor
+from graphport.capture.values import Value
 from graphport.errors import (
     DataDependentError,
     ExportError,
@@ -46,6 +46,7 @@ from graphport.errors import (
 from graphport.ops import Abstract
 from graphport.ops.abstract import permuted
 from graphport.ops.strides import is_dense
+from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.program import (
     CallSpec,
     ConstantArgument,
@@ -389,6 +390,7 @@ class _Capture:
             argument_names=self.inputs.argument_names,
             module_call_graph=[ModuleCall(path) for path in self.modules.calls],
             notes=outcome.notes,
+            scope=self.scope,
         )
 
 

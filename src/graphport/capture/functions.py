@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from graphport import source
 from graphport.capture.data_dependent import by_data, by_example, truth
 from graphport.capture.tracer import Tracer
-from graphport.capture.values import AbstractTensor
 from graphport.errors import DataDependentError, MutationError, UnsupportedError
+from graphport.ops.tensor import AbstractTensor
 from graphport.symbolic import symbols
 from graphport.symbolic.bridge import from_torch, sym_ite
 

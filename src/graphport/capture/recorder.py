@@ -21,9 +21,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphport import source
 from graphport.capture.frames import Frame
-from graphport.capture.values import AbstractTensor, abstract_tensor
 from graphport.errors import UnsupportedError
 from graphport.ops import Abstract, OpInfo, info_of, meta_rule
+from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.symbolic import Expr, Scope
 from graphport.symbolic.bridge import to_torch
 

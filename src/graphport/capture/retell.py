@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
-from graphport.capture.values import AbstractTensor, abstract_tensor
 from graphport.ops import Abstract
+from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.symbolic import Expr, Size, substitute
 from graphport.symbolic.bridge import from_torch, to_torch
 

@@ -19,13 +19,14 @@ from graphport.capture.tracer import (
     view,
     wants_grad,
 )
-from graphport.capture.values import AbstractTensor, Value
+from graphport.capture.values import Value
 from graphport.errors import DataDependentError, MutationError
 from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.abstract import channels_last, row_major
 from graphport.ops.shape import resolved_sizes, slice_at
 from graphport.ops.sizes import broadcast, expected, require, wrap_dim
 from graphport.ops.strides import at_example, is_dense
+from graphport.ops.tensor import AbstractTensor
 from graphport.symbolic import ge, le, min_
 from graphport.symbolic.bridge import from_torch, to_torch
 

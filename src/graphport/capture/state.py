@@ -18,9 +18,10 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from graphport.capture.names import Names
 from graphport.capture.recorder import Recorder
-from graphport.capture.values import Value, abstract_tensor
+from graphport.capture.values import Value
 from graphport.ops import Abstract
 from graphport.ops.abstract import row_major
+from graphport.ops.tensor import abstract_tensor
 from graphport.program import InputKind
 
 aten = torch.ops.aten

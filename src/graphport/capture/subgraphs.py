@@ -16,9 +16,10 @@ from graphport.capture.frames import Frame
 from graphport.capture.inputs import CONSTANTS
 from graphport.capture.recorder import describe
 from graphport.capture.tracer import Tracer
-from graphport.capture.values import AbstractTensor, Value, abstract_tensor
+from graphport.capture.values import Value
 from graphport.errors import UserError
 from graphport.ops import Abstract
+from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.program import graph_module
 from graphport.symbolic.bridge import from_torch
 

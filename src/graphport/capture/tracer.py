@@ -27,13 +27,14 @@ from graphport.capture.example import Example
 from graphport.capture.numbers import number
 from graphport.capture.recorder import Recorder, describe
 from graphport.capture.state import State
-from graphport.capture.values import AbstractTensor, Value, abstract_tensor
+from graphport.capture.values import Value
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import Abstract, info_of, meta_rule, promote
 from graphport.ops.meta import SymbolicSizesError, example_of, fake_of, parts_of
 from graphport.ops.registry import OpInfo
 from graphport.ops.shape import Fresh
 from graphport.ops.strides import is_dense
+from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.ops.views import inverted
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, to_torch

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from graphport import source
-from graphport.capture.values import AbstractTensor
+from graphport.ops.tensor import AbstractTensor
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch
 from graphport.symbolic.explain import Vocabulary

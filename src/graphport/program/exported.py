@@ -15,7 +15,7 @@ from graphport.program.module import build_module
 from graphport.program.printing import render
 from graphport.program.signature import GraphSignature, InputKind
 from graphport.program.verifier import verify
-from graphport.symbolic import Expr, Range
+from graphport.symbolic import Expr, Range, Scope
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class ExportedProgram:
     dialect: str = "ATEN"
     notes: list[str] = field(default_factory=list)
     """What capture has to say to the user: sizes under Dim.AUTO that the program fixes."""
+    scope: Scope = field(default_factory=Scope)
+    """What is known of the sizes: for whoever goes on working with the graph."""
 
     @property
     def graph(self) -> Graph:

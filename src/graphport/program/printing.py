@@ -40,7 +40,8 @@ def render(program: ExportedProgram) -> str:
 
 def _graph(name: str, module: GraphModule, notes: Mapping[str, str]) -> list[str]:
     """The inputs, then a line per node; a graph within the graph where it is referred to."""
-    head, body = [f"{name}("], []
+    head: list[str] = [f"{name}("]
+    body: list[str] = []
     for node in module.graph.nodes:
         if node.op == "placeholder":
             note = notes.get(node.name, "")

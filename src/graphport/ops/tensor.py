@@ -1,0 +1,69 @@
+"""`AbstractTensor`: a real torch.Tensor with sizes, strides, dtype and device but without data.
+
+It is what the user's code holds during capture, and what describes the result of a node (`val`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphport.ops.abstract import Abstract
+from graphport.symbolic.bridge import to_torch
+
+
+class AbstractTensor(torch.Tensor):
+    """A tensor without data. See the module."""
+
+    _abstract: Abstract
+    _value: Any = None
+    """What capture knows of the tensor, while it lasts."""
+    _node: Any = None
+    """The node whose metadata this very tensor is."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"{op} was called on an abstract tensor outside of capture")
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"AbstractTensor({self._abstract!r})"
+
+    def __format__(self, spec: str) -> str:
+        """Text of the user's own: there is no number to format, and no reason to fail for it."""
+        return repr(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AbstractTensor:
+        return abstract_tensor(self._abstract, self.requires_grad)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("an abstract tensor has no data to pickle")
+
+
+_wrapper = torch.Tensor._make_wrapper_subclass
+
+
+def abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> AbstractTensor:
+    """A tensor for the user to hold, or for a node's metadata."""
+    sizes = abstract.sizes
+    offset = abstract.offset
+    plain = type(offset) is int and offset == 0
+    strides = abstract._strides if plain else abstract.strides
+    for s in sizes:
+        if type(s) is not int:
+            sizes = [to_torch(s) for s in sizes]
+            strides = [to_torch(s) for s in abstract.strides]
+            break
+    else:
+        if strides is not None:
+            strides = [to_torch(s) for s in strides]
+    t = _wrapper(
+        AbstractTensor, sizes, strides=strides, dtype=abstract.dtype, device=abstract.device,
+        requires_grad=requires_grad, storage_size=0,
+        storage_offset=None if plain else to_torch(offset),
+    )  # fmt: skip
+    # storage_size: or C++ works out the number of bytes, through a dozen calls on symbolic sizes.
+    t._abstract = abstract
+    return t
