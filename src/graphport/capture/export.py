@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,8 +15,17 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from graphport import source
-from graphport.capture import control, custom, data_dependent, gradients, indexing, special, wording  # noqa: F401  register their operators
-from graphport.capture.builtin import symbolic_builtins
+from graphport.capture import (  # noqa: F401  register their operators
+    control,
+    custom,
+    data_dependent,
+    decompose,
+    gradients,
+    indexing,
+    special,
+    wording,
+)
+from graphport.capture.assemble import mutations_of, signature_of
 from graphport.capture.cleanup import remove_unused
 from graphport.capture.example import Example
 from graphport.capture.functions import Functions
@@ -25,13 +33,13 @@ from graphport.capture.inputs import CONSTANTS, Inputs, bind
 from graphport.capture.modules import Modules
 from graphport.capture.names import Names
 from graphport.capture.outcome import Outcome, judge
-from graphport.capture.process import ProcessWide
 from graphport.capture.recorder import Recorder
 from graphport.capture.retell import retell
+from graphport.capture.settings import NO_COLLECTION, capturing
 from graphport.capture.shapes import AdditionalInputs
 from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
-from graphport.capture.state import Entry, State, describe_tensor, state_of
+from graphport.capture.state import State, describe_tensor, state_of
 from graphport.capture.subgraphs import graphs_of, module_of
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import Value
@@ -49,20 +57,13 @@ from graphport.ops.strides import is_dense
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.program import (
     CallSpec,
-    ConstantArgument,
     ExportedProgram,
-    GraphSignature,
     InputChecks,
-    InputKind,
     InputShape,
-    InputSpec,
     ModuleCall,
-    OutputKind,
-    OutputSpec,
-    SymbolicArgument,
     TensorArgument,
 )  # fmt: skip
-from graphport.symbolic import Expr, Range, Scope, evaluate, symbols
+from graphport.symbolic import Expr, Range, Scope
 from graphport.symbolic.bridge import from_torch, to_torch
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -99,7 +100,7 @@ def capture(
     """The program, and the errors that a draft passed over."""
     root = _root(mod)
     inputs = bind(mod, args, kwargs)
-    with _NO_COLLECTION:
+    with NO_COLLECTION:
         first = _Capture(mod, root, inputs, dynamic_shapes, guards, draft)
         try:
             return first.run(), first.scope.passed_over
@@ -228,7 +229,8 @@ class _Capture:
         value = Value(abstract, node, origin=node)
         for d, s in enumerate(sizes):
             if type(s) is Expr:
-                self._define(s, functools.partial(self.recorder.size_of, node, d, s, on_entry=True))
+                read = functools.partial(self.recorder.size_of, node, d, s, on_entry=True)
+                self.recorder.define_size(s, read)
         node.meta = {"val": abstract_tensor(abstract, t.requires_grad)}
         self.input_values.append(value)
         return self.tracer.wrap(value)
@@ -238,20 +240,7 @@ class _Capture:
         for node, leaf in zip(self.input_nodes, self.inputs.leaves, strict=True):
             number = self.spec.numbers.get(leaf.path)
             if number is not None:
-                self.recorder.remember(number, node)
-                self._define(number, functools.partial(_itself, node))
-
-    def _define(self, size: Expr, read: Callable[[], Node]) -> None:
-        """How the graph obtains the root symbol of a size: solve factor*root + offset."""
-        recorder = self.recorder
-        if size.kind == "symbol":
-            recorder.define(size, read)
-            return
-        (root,) = symbols(size)
-        offset = int(evaluate(size, {root: 0}))
-        factor = int(evaluate(size, {root: 1})) - offset
-        if not recorder.is_defined(root):
-            recorder.define_by_solving(root, read, factor, offset)
+                self.recorder.define_number(number, node)
 
     # The run
 
@@ -277,12 +266,8 @@ class _Capture:
     @contextmanager
     def _capturing(self) -> Iterator[None]:
         with ExitStack() as stack:
-            for setting in _SETTINGS:
-                stack.enter_context(setting)
-            stack.enter_context(_no_autocast_cache())
+            stack.enter_context(capturing())
             stack.enter_context(self.modules.watching())
-            # Below autograd, composite operators arrive whole and views are ours to track.
-            stack.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
             stack.enter_context(self.tracer)
             stack.enter_context(Functions(self.tracer))
             yield
@@ -324,28 +309,6 @@ class _Capture:
             fix="return tensors, or register the type with torch.utils._pytree",
         )
 
-    def _mutations(self) -> list[tuple[Node, OutputSpec]]:
-        """Outputs for what the program writes: state first, then inputs."""
-        found = []
-        for entry in self.state.entries:
-            written = entry.replaced or entry.value
-            if entry.replaced is None and not written.storage.mutated:
-                continue
-            node = self.tracer.read(written)
-            if node is entry.node:
-                continue
-            kind = (OutputKind.PARAMETER_MUTATION if entry.kind is InputKind.PARAMETER
-                    else OutputKind.BUFFER_MUTATION)  # fmt: skip
-            if entry.kind is InputKind.CONSTANT_TENSOR:
-                entry.kind, entry.persistent = InputKind.BUFFER, False
-            found.append((node, OutputSpec(kind, TensorArgument(node.name), entry.names[0])))
-        for node, value in zip(self.input_nodes, self.input_values, strict=True):
-            if value is not None and value.storage.mutated and value.node is not node:
-                new = self.tracer.read(value)
-                kind = OutputKind.USER_INPUT_MUTATION
-                found.append((new, OutputSpec(kind, TensorArgument(new.name), node.name)))
-        return found
-
     def _ranges(self) -> dict[Expr, Range]:
         """What is known of the dims as declared, and of data-dependent values."""
         scope = self.scope
@@ -354,7 +317,8 @@ class _Capture:
         return {**self.spec.ranges, **data}
 
     def _program(self, results: list[Any], out_spec: Any, outcome: Outcome) -> ExportedProgram:
-        mutations = self._mutations()
+        inputs = zip(self.input_nodes, self.input_values, strict=True)
+        mutations = mutations_of(self.tracer, self.state.entries, inputs)
         apart = gradients.cut(self.recorder, [*(n for n, _ in mutations), *results])
         results = [apart.get(r, r) if isinstance(r, Node) else r for r in results]
         mutations = [
@@ -366,13 +330,7 @@ class _Capture:
         output.meta = {}
         remove_unused(graph)
         state, constants = state_of(self.root, self.state.entries)
-        signature = GraphSignature(
-            [*map(_state_spec, self.state.entries), *map(_input_spec, self.input_nodes)],
-            [*(spec for _, spec in mutations), *map(_output_spec, results)],
-        )
-        # Entries found late stand before the inputs, in the order in which they were found.
-        order = {n.name: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
-        signature.input_specs.sort(key=lambda s: order[s.arg.name])
+        signature = signature_of(graph, self.state.entries, self.input_nodes, mutations, results)
         checks = InputChecks(
             [_shape(leaf, self.spec) for leaf in self.inputs.leaves],
             self.spec.ranges,
@@ -405,10 +363,6 @@ def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...
     return permuted(sizes, order)
 
 
-def _itself(node: Node) -> Node:
-    return node
-
-
 def _shape(leaf: Any, spec: Spec) -> InputShape:
     if isinstance(leaf.value, torch.Tensor):
         sizes = spec.sizes.get(leaf.path, tuple(leaf.value.shape))
@@ -417,76 +371,6 @@ def _shape(leaf: Any, spec: Spec) -> InputShape:
     if isinstance(number, Expr):
         return InputShape(leaf.path, number=number)
     return InputShape(leaf.path, value=leaf.value)
-
-
-def _state_spec(entry: Entry) -> InputSpec:
-    return InputSpec(
-        entry.kind, TensorArgument(entry.node.name), entry.names[0],
-        entry.persistent if entry.kind is InputKind.BUFFER else None,
-    )  # fmt: skip
-
-
-def _input_spec(node: Node) -> InputSpec:
-    val = node.meta["val"]
-    if isinstance(val, torch.Tensor):
-        return InputSpec(InputKind.USER_INPUT, TensorArgument(node.name))
-    if isinstance(val, _SYMBOLIC):
-        return InputSpec(InputKind.USER_INPUT, SymbolicArgument(node.name))
-    return InputSpec(InputKind.USER_INPUT, ConstantArgument(node.name, val))
-
-
-def _output_spec(result: Any) -> OutputSpec:
-    if not isinstance(result, Node):
-        return OutputSpec(OutputKind.USER_OUTPUT, ConstantArgument("", result))
-    val = result.meta.get("val")
-    argument = TensorArgument if isinstance(val, torch.Tensor) else SymbolicArgument
-    return OutputSpec(OutputKind.USER_OUTPUT, argument(result.name))
-
-
-@contextmanager
-def _compiling_flags() -> Iterator[None]:
-    """torch.compiler.is_compiling() is true while a program is captured."""
-    flags = ("_is_compiling_flag", "_is_exporting_flag")
-    before = {f: getattr(torch.compiler, f) for f in flags}
-    for f in flags:
-        setattr(torch.compiler, f, True)
-    try:
-        yield
-    finally:
-        for f, value in before.items():
-            setattr(torch.compiler, f, value)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Capture allocates much and drops little: a full collection in its midst only costs time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-_NO_COLLECTION = ProcessWide(_no_garbage_collection)
-_SETTINGS = (
-    ProcessWide(_compiling_flags),
-    ProcessWide(symbolic_builtins),
-    ProcessWide(control.direct_control_flow),
-)
-
-
-@contextmanager
-def _no_autocast_cache() -> Iterator[None]:
-    """Autocast remembers weights that it has cast; an abstract one must not outlive capture."""
-    enabled = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(enabled)
 
 
 _NO_DEVICE = "Torch not compiled with"  # CUDA, XPU, ... enabled

@@ -24,7 +24,7 @@ from graphport.capture.frames import Frame
 from graphport.errors import UnsupportedError
 from graphport.ops import Abstract, OpInfo, info_of, meta_rule
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
-from graphport.symbolic import Expr, Scope
+from graphport.symbolic import Expr, Scope, evaluate, symbols
 from graphport.symbolic.bridge import to_torch
 
 aten = torch.ops.aten
@@ -64,6 +64,8 @@ class Recorder:
         self.stop: FrameType | None = None
         """The frame below which nothing is the user's."""
         self.pinned_trace: str | None = None
+        self.from_node: tuple[tuple[str, str], ...] = ()
+        """The nodes of an earlier graph that what is written now comes from, oldest first."""
         self.reserved: set[str] = set()
         """Names that graphs within the graph must not have: those of the module's children."""
         self._traces: dict[tuple[int, ...], tuple[str, source.Frames]] = {}
@@ -97,6 +99,8 @@ class Recorder:
         meta = {"val": val, "nn_module_stack": self.stack, "stack_trace": self.stack_trace()}
         if self.torch_fn is not None:
             meta["torch_fn"] = self.torch_fn
+        if self.from_node:
+            meta["from_node"] = self.from_node
         return meta
 
     def stack_trace(self) -> str:
@@ -195,7 +199,23 @@ class Recorder:
     def is_defined(self, symbol: Expr) -> bool:
         return symbol in self.frame.sources
 
-    def define_by_solving(
+    def define_size(self, size: Expr, read: Callable[[], Node]) -> None:
+        """How the graph obtains the root symbol of a size: solve factor*root + offset."""
+        if size.kind == "symbol":
+            self.define(size, read)
+            return
+        (root,) = symbols(size)
+        offset = int(evaluate(size, {root: 0}))
+        factor = int(evaluate(size, {root: 1})) - offset
+        if not self.is_defined(root):
+            self._define_by_solving(root, read, factor, offset)
+
+    def define_number(self, number: Expr, node: Node) -> None:
+        """A number that is an input of the graph."""
+        self.remember(number, node)
+        self.define_size(number, lambda: node)
+
+    def _define_by_solving(
         self, root: Expr, read: Callable[[], Node], factor: int, offset: int
     ) -> None:
         """The root of a derived dim, from an input that is factor*root + offset."""

@@ -86,6 +86,17 @@ class State:
     def entry(self, t: torch.Tensor) -> Entry:
         return self._by_id[id(t)]
 
+    def adopt(
+        self, t: torch.Tensor, kind: InputKind, name: str, node: Node, value: Value,
+        persistent: bool | None,
+    ) -> None:  # fmt: skip
+        """A tensor that a program has already, with its input."""
+        entry = Entry(t, kind, [name], node, value, persistent)
+        self.entries.append(entry)
+        self._by_id.setdefault(id(t), entry)
+        if name == f"lifted_tensor_{self._literals}":
+            self._literals += 1
+
     def _add(
         self, t: torch.Tensor, kind: InputKind, name: str, persistent: bool | None = None
     ) -> Entry:

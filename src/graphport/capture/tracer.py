@@ -171,6 +171,12 @@ class Tracer(TorchDispatchMode):
             t.requires_grad_()
         return t
 
+    def hold(self, value: Value, grad: bool = False) -> AbstractTensor:
+        """A tensor for whoever goes on computing with a value that the graph has already."""
+        t = abstract_tensor(value.abstract, grad)
+        t._value = value
+        return t
+
     def fresh(self, out: Any, node: Node, grad: bool = False) -> Any:
         """Tensors for the user from the result of a recorded operator."""
         if isinstance(out, Abstract):

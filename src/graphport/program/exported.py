@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule
 from torch.utils._pytree import TreeSpec
 
+from graphport.program import services
 from graphport.program.checks import InputChecks
 from graphport.program.module import build_module
 from graphport.program.printing import render
@@ -86,6 +88,17 @@ class ExportedProgram:
     def module(self, check_guards: bool = True) -> GraphModule:
         """A callable module that checks its inputs, runs, and writes mutations back."""
         return build_module(self, check_guards=check_guards)
+
+    def run_decompositions(
+        self,
+        table: Mapping[OpOverload, Callable[..., Any]] | None = None,
+        preserve_ops: Iterable[OpOverload] = (),
+    ) -> ExportedProgram:
+        """A new program over core ATen, or over what `table` gives; shares this one's state.
+
+        With `table={}` only composite operators are taken apart; those in `preserve_ops` are not.
+        """
+        return services.decompose(self, table, tuple(preserve_ops))
 
     def validate(self) -> None:
         """Raise `VerificationError` unless the program obeys its own rules."""

@@ -53,11 +53,12 @@ from graphport.symbolic.expr import (
     type_of,
 )
 from graphport.symbolic.ranges import Range
-from graphport.symbolic.scope import Fact, Scope
+from graphport.symbolic.scope import Fact, NotKnown, Scope
 
 __all__ = [
     "Expr",
     "Fact",
+    "NotKnown",
     "Number",
     "Range",
     "Scope",

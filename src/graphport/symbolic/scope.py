@@ -50,6 +50,10 @@ class Fact:
         return str(self.cond)
 
 
+class NotKnown(Exception):
+    """A question about the sizes of a finished program that what is known does not answer."""
+
+
 class Scope:
     """Symbols and facts of one capture.
 
@@ -83,6 +87,8 @@ class Scope:
         # over by taking it.
         self.reveal: Callable[[Expr], Number] | None = None
         self.passed_over: list[DataDependentError] = []
+        # Whether no more may be assumed: of a finished program, whose checks are settled.
+        self.closed = False
         # Room for the bridge: what stands for this scope on the side of torch.
         self.peer: Any = None
         self._declared: dict[Expr, Range] = {}
@@ -275,6 +281,8 @@ class Scope:
 
     def _record(self, cond: Truth, kind: str, where: Location | None, message: str = "") -> None:
         assert isinstance(cond, Expr)
+        if self.closed:
+            raise NotKnown(cond)
         self.facts.append(Fact(cond, kind, where, self.internal, message))
         try:
             self._facts.learn(cond)

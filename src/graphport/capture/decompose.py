@@ -1,0 +1,209 @@
+"""`ep.run_decompositions()`: a program over core ATen, or over what a table gives.
+
+The decompositions are PyTorch's own, run on abstract tensors. An operator that no table takes apart
+and that is not composite is copied, metadata and all.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from graphport.capture.layout import Layouts
+from graphport.capture.recorder import Recorder
+from graphport.capture.rewrite import Rewriter
+from graphport.capture.state import State
+from graphport.capture.tracer import SPECIAL, Handler, Tracer, decompose, pure, view
+from graphport.capture.values import Value
+from graphport.errors import InputError
+from graphport.ops import OpInfo, info_of
+from graphport.ops.shape import Fresh
+from graphport.program import ExportedProgram, services
+
+aten = torch.ops.aten
+Table = Mapping[OpOverload, Callable[..., Any]]
+
+# Gradients stop where the program says so, also after its operators have been taken apart.
+_KEPT = (aten.detach.default,)
+
+
+@functools.cache
+def core_table() -> Table:
+    """What leads to core ATen."""
+    from torch._decomp import _core_aten_decompositions_post_autograd
+
+    table = _core_aten_decompositions_post_autograd()
+    return {op: fn for op, fn in table.items() if op not in _KEPT}
+
+
+def run(program: ExportedProgram, table: Table | None, preserve: tuple[Any, ...]) -> Any:
+    for op in preserve:
+        _check_preserved(op)
+    chosen = core_table() if table is None else table
+    return Decomposition(program, chosen, frozenset(preserve)).run()
+
+
+class Decomposition(Rewriter):
+    """Takes composite operators and those of a table apart."""
+
+    def __init__(self, program: ExportedProgram, table: Table, preserve: frozenset[Any]) -> None:
+        def tracer(recorder: Recorder, state: State) -> Tracer:
+            return Decomposer(recorder, state, table, preserve)
+
+        super().__init__(program, tracer)
+
+    def keeps(self, node: Node) -> bool:
+        return not isinstance(node.target, OpOverload) or self.tracer.keeps(node.target)
+
+
+class Decomposer(Tracer):
+    """A tracer that takes apart what it can, as long as it is not to be preserved."""
+
+    def __init__(
+        self, recorder: Recorder, state: State, table: Table, preserve: frozenset[Any]
+    ) -> None:
+        super().__init__(recorder, state)
+        self.table = table
+        self.preserve = preserve
+        self.layouts = Layouts(state)
+
+    def keeps(self, op: OpOverload) -> bool:
+        """Whether an operator stays as it is."""
+        return self._part(info_of(op)) is None
+
+    def _part(self, info: OpInfo) -> Handler | None:
+        """How an operator is taken apart."""
+        op = info.op
+        if op in self.preserve or op in _KEPT:
+            return None
+        if op in self.table:
+            return by_table
+        if op in _OWN:
+            return _OWN[op]
+        return decompose if info.composite and op not in _NUMBERS else None
+
+    def _choose(self, op: Any) -> tuple[Handler, OpInfo]:
+        info = info_of(op)
+        if op in self.preserve:
+            return pure, info
+        if op in _INNER:
+            return _INNER[op], info
+        if not info.mutated and op not in _STRUCTURAL:
+            part = self._part(info)
+            if part is not None:
+                return part, info
+        return super()._choose(op)
+
+
+def by_table(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    tracer.decomposing += 1
+    try:
+        with tracer:
+            result = tracer.table[info.op](*args, **kwargs)
+    finally:
+        tracer.decomposing -= 1
+    return pure(tracer, info, args, kwargs) if result is NotImplemented else result
+
+
+def reshape(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Core ATen has `view`, which fails on a layout that it cannot see; there a copy goes first."""
+    base = tracer.value(args[0])
+    sizes = tracer.lower(args[1])
+    node = tracer.read(base)
+    out = info.rule(base.abstract, sizes)
+    if type(out) is Fresh or not tracer.layouts.is_certain(node):
+        node = tracer.recorder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
+    made = tracer.recorder.emit(aten.view.default, node, sizes)
+    return tracer.hold(Value(made.meta["val"]._abstract, made))
+
+
+def attention(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """As arithmetic: which kernel torch would choose is a question of the machine."""
+    names = [a.name for a in info.op._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    q, k, v = (given.pop(n) for n in ("query", "key", "value"))
+    mask = given.get("attn_mask")
+    if mask is not None and mask.dtype is torch.bool:
+        kept, left_out = (tracer.call(aten.full.default, [], x, dtype=q.dtype, device=q.device)
+                          for x in (0.0, -math.inf))  # fmt: skip
+        given["attn_mask"] = tracer.call(aten.where.self, mask, kept, left_out)
+    return tracer.call(aten._scaled_dot_product_attention_math.default, q, k, v, **given)[0]
+
+
+def batch_norm(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Core ATen tells by the operator whether statistics are read or written."""
+    x, weight, bias, mean, var, training, momentum, eps = args
+    if training or mean is None:
+        return SPECIAL[info.op](tracer, info, args, kwargs)
+    op = aten._native_batch_norm_legit_no_training.default
+    return tracer.call(op, x, weight, bias, mean, var, momentum, eps)
+
+
+def expand(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Kernels expand to what is there already, to be on the safe side."""
+    have, wanted = tracer.value(args[0]).abstract.sizes, tracer.lower(args[1])
+    if len(have) == len(wanted) and all(map(tracer.scope.same, have, wanted)):
+        return args[0]
+    return view(tracer, info, args, kwargs)
+
+
+def inner_view(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A view that a decomposition makes of what it believes to be in order."""
+    return reshape(tracer, info_of(aten.reshape.default), args, kwargs)
+
+
+_OWN: dict[OpOverload, Handler] = {
+    aten.reshape.default: reshape,
+    aten.scaled_dot_product_attention.default: attention,
+    aten.native_batch_norm.default: batch_norm,
+}
+# Of what decompositions call, not of the program.
+_INNER: dict[OpOverload, Handler] = {
+    aten.view.default: inner_view,
+    aten.expand.default: expand,
+}
+# Composite in name: they give numbers.
+_NUMBERS = (aten.item.default, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default)
+# Composite, and without a trace in the graph where there is nothing to do.
+_STRUCTURAL = (
+    aten.to.dtype, aten.to.device, aten.to.other, aten.to.dtype_layout, aten.contiguous.default,
+    aten.item.default, aten.broadcast_tensors.default, aten.lift_fresh.default,
+    aten._reshape_alias.default, aten.alias.default,
+)  # fmt: skip
+
+_QUERIES = ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "size", "stride", "numel")
+_UNCLEAR = (
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
+    aten._batch_norm_with_update.default,
+)  # fmt: skip
+
+
+def _check_preserved(op: Any) -> None:
+    """Only a composite operator without effects can be kept whole on request."""
+    if not isinstance(op, OpOverload):
+        raise InputError(
+            f"preserve_ops names operators such as torch.ops.aten.linear.default, got {op!r}"
+        )
+    info = info_of(op)
+    if info.name in _QUERIES:
+        raise RuntimeError(f"{op} is a metadata query function: it is not part of a program")
+    if op in _UNCLEAR:
+        raise RuntimeError(
+            f"We can't detect {op} as a functional op statically: it may write running statistics"
+        )
+    if info.mutated or any(a.alias_info is not None for a in op._schema.arguments):
+        raise RuntimeError(f"{op} is a mutating/aliasing op: it cannot be preserved")
+    if not info.composite:
+        raise RuntimeError(
+            f"{op} is not CompositeImplicitAutograd op, so we will preserve it as it is anyway; "
+            "leave it out of preserve_ops"
+        )
+
+
+services.decompose = run

@@ -1,0 +1,260 @@
+"""A program written anew: node by node, some kept as they are, others as a tracer sees them.
+
+Nothing is learnt on the way: the sizes, their names and what is known of them stay those of the
+program, and an operator that asks for more than is known stays whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from graphport.capture.assemble import mutations_of, signature_of
+from graphport.capture.cleanup import remove_unused
+from graphport.capture.names import Names
+from graphport.capture.recorder import Recorder
+from graphport.capture.settings import NO_COLLECTION, capturing
+from graphport.capture.state import State, state_of
+from graphport.capture.subgraphs import Subgraph, module_of
+from graphport.capture.tracer import Tracer
+from graphport.capture.values import Value
+from graphport.errors import DataDependentError
+from graphport.ops.tensor import AbstractTensor
+from graphport.program import ExportedProgram, InputKind, OutputKind
+from graphport.symbolic import Expr, NotKnown, symbols
+from graphport.symbolic.bridge import from_torch
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+MakeTracer = Callable[[Recorder, State], Tracer]
+
+
+class Rewriter:
+    """One pass over a program."""
+
+    def __init__(self, program: ExportedProgram, make_tracer: MakeTracer) -> None:
+        self.program = program
+        self.recorder = Recorder(program.scope)
+        self.recorder.reserved = {n.split(".")[0] for n in program.state_dict}
+        self.names = Names()
+        self.state = State(None, self.recorder, self.names)
+        self.tracer = make_tracer(self.recorder, self.state)
+        self.inputs: list[tuple[Node, Value | None]] = []
+        self.notes: list[str] = []
+        self.new: dict[Node, Any] = {}
+        """What stands for each node of the old graph: a node, a constant, a tuple of them."""
+
+    def run(self) -> ExportedProgram:
+        scope = self.program.scope
+        before, scope.closed = scope.closed, True
+        try:
+            with NO_COLLECTION, capturing(), torch._C._DisableAutocast():
+                self._open()
+                for node in self.program.graph.nodes:
+                    if node.op not in ("placeholder", "output"):
+                        self.new[node] = self.visit(node)
+                return self._finish()
+        finally:
+            scope.closed = before
+
+    # Inputs and results
+
+    def _open(self) -> None:
+        """The same inputs under the same names."""
+        recorder = self.recorder
+        specs = {s.arg.name: s for s in self.program.graph_signature.input_specs}
+        for old in self.program.graph.nodes:
+            if old.op != "placeholder":
+                break
+            node = self.names.placeholder(recorder.graph, self.names.unique(old.name))
+            node.meta = dict(old.meta)
+            self.new[old] = recorder.frame.entry = node
+            spec, val = specs[old.name], old.meta["val"]
+            value = None
+            if isinstance(val, AbstractTensor):
+                value = Value(val._abstract, node, origin=node)
+            if spec.kind is InputKind.USER_INPUT:
+                self.inputs.append((node, value))
+            elif value is not None and spec.target is not None:
+                tensor = self.program.tensor(spec.target)
+                self.state.adopt(tensor, spec.kind, spec.target, node, value, spec.persistent)
+        self.state.first_input = self.inputs[0][0] if self.inputs else None
+        for node, value in self.inputs:
+            for d, s in enumerate(value.abstract.sizes if value is not None else ()):
+                if type(s) is Expr and len(symbols(s)) == 1:
+                    read = functools.partial(recorder.size_of, node, d, s, on_entry=True)
+                    recorder.define_size(s, read)
+            if isinstance(node.meta["val"], _SYMBOLIC):
+                number = from_torch(node.meta["val"])
+                if isinstance(number, Expr):
+                    recorder.define_number(number, node)
+
+    def _finish(self) -> ExportedProgram:
+        program, graph = self.program, self.recorder.graph
+        old = next(n for n in reversed(program.graph.nodes) if n.op == "output")
+        kinds = [s.kind for s in program.graph_signature.output_specs]
+        values = [self.result(x) for x in old.args[0]]
+        results = [v for v, k in zip(values, kinds, strict=True) if k is OutputKind.USER_OUTPUT]
+        mutated = [
+            (v, replace(s, arg=replace(s.arg, name=v.name)))
+            for v, s in zip(values, program.graph_signature.output_specs, strict=True)
+            if s.kind is not OutputKind.USER_OUTPUT
+        ] or mutations_of(self.tracer, self.state.entries, self.inputs)
+        graph.output((*(n for n, _ in mutated), *results)).meta = {}
+        remove_unused(graph)
+        inputs = [node for node, _ in self.inputs]
+        _, constants = state_of(None, self.state.entries)
+        return replace(
+            program,
+            graph_module=module_of(self.recorder.frame),
+            graph_signature=signature_of(graph, self.state.entries, inputs, mutated, results),
+            constants={
+                **program.constants,
+                **{n: t for n, t in constants.items() if n not in program.state_dict},
+            },
+            notes=[*program.notes, *self.notes],
+            dialect="ATEN",
+        )
+
+    def result(self, x: Any) -> Any:
+        return self.new[x] if isinstance(x, Node) else x
+
+    # Nodes
+
+    def visit(self, node: Node) -> Any:
+        """What stands for a node in the new graph."""
+        if node.op == "get_attr":
+            return node  # wanted by name where the graph is called
+        if isinstance(node.target, HigherOrderOperator):
+            return self.higher_order(node)
+        if node.target is operator.getitem and isinstance(self.new[node.args[0]], (tuple, list)):
+            return self.new[node.args[0]][node.args[1]]
+        if self.keeps(node):
+            return self.copy(node)
+        with self.as_of(node):
+            return self.traced(node)
+
+    def keeps(self, node: Node) -> bool:
+        """Whether a call stays as it is."""
+        raise NotImplementedError
+
+    def copy(self, node: Node) -> Node:
+        recorder = self.recorder
+        args, kwargs = map_arg((node.args, node.kwargs), self.new.__getitem__)
+        new = recorder.graph.create_node(node.op, node.target, args, kwargs, node.name)
+        new.meta = dict(node.meta)
+        val = node.meta.get("val")
+        if isinstance(val, _SYMBOLIC):
+            number = from_torch(val)
+            if isinstance(number, Expr) and number not in recorder.frame.sizes:
+                recorder.remember(number, new)
+                if number.kind == "symbol" and not recorder.is_defined(number):
+                    recorder.define(number, lambda: new)
+        else:
+            recorder.define_sizes(new, on_entry=False)
+        return new
+
+    @contextmanager
+    def as_of(self, node: Node) -> Iterator[None]:
+        """New nodes say of themselves what the old one did, and which it was."""
+        recorder, meta = self.recorder, node.meta
+        recorder.stack = meta.get("nn_module_stack", {})
+        recorder.torch_fn = meta.get("torch_fn")
+        recorder.pinned_trace = meta.get("stack_trace", "")
+        recorder.from_node = (*meta.get("from_node", ()), (node.name, str(node.target)))
+        try:
+            yield
+        finally:
+            recorder.from_node = ()
+
+    def traced(self, node: Node) -> Any:
+        """The call as the tracer sees it; whole, if more would have to be known of the sizes."""
+        args, kwargs = self.arguments(node)
+        try:
+            result = self.tracer.call(node.target, *args, **kwargs)
+        except (NotKnown, DataDependentError) as error:
+            self.notes.append(f"{node.name}: {node.target} is kept whole, which needs {error}")
+            return self.copy(node)
+        return pytree.tree_map(self.written, result)
+
+    def arguments(self, node: Node) -> tuple[Any, dict[str, Any]]:
+        """Of a call, as the tracer takes them: in plain containers."""
+        args = tuple(self._argument(a) for a in node.args)
+        return args, {k: self._argument(v) for k, v in node.kwargs.items()}
+
+    def _argument(self, x: Any) -> Any:
+        if isinstance(x, (list, tuple)):
+            return [self._argument(y) for y in x]
+        return self.held(x) if isinstance(x, Node) else x
+
+    def held(self, node: Node) -> Any:
+        """A value of the new graph as the tracer takes it."""
+        new = self.new[node]
+        return tuple(map(self._held, new)) if isinstance(new, (tuple, list)) else self._held(new)
+
+    def _held(self, new: Any) -> Any:
+        val = new.meta["val"] if isinstance(new, Node) else new
+        if isinstance(val, AbstractTensor):
+            return self.tracer.hold(Value(val._abstract, new), val.requires_grad)
+        return val
+
+    def written(self, x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return self.tracer.read(self.tracer.value(x))
+        return self.recorder.size(from_torch(x)) if isinstance(x, _SYMBOLIC) else x
+
+    # Graphs within the graph
+
+    def higher_order(self, node: Node) -> Any:
+        """A call of graphs, each written anew; constants that it takes come in as operands."""
+        owner = self._owner(node)
+        inner = [n for n in node.all_input_nodes if n.op == "get_attr"]
+        if not inner:
+            return self.copy(node)
+        subs = [self._subgraph(n, getattr(owner, n.target)) for n in inner]
+        outside = list(dict.fromkeys(n for sub in subs for n in sub.outside))
+        for n, sub in zip(inner, subs, strict=True):
+            self.new[n] = sub.finish(outside, single=_returns_one(getattr(owner, n.target)))
+        new = self.copy(node)
+        if outside:
+            *first, operands = new.args
+            new.args = (*first, [*operands, *outside])
+        return new
+
+    def _owner(self, node: Node) -> GraphModule:
+        return next(
+            m for m in self.program.graph_module.modules()
+            if isinstance(m, GraphModule) and m.graph is node.graph
+        )  # fmt: skip
+
+    def _subgraph(self, reference: Node, module: GraphModule) -> Subgraph:
+        recorder = self.recorder
+        sub = Subgraph(self.tracer, str(reference.target).rpartition("_")[0])
+        with recorder.within(sub.frame):
+            for old in module.graph.nodes:
+                if old.op == "placeholder":
+                    self.new[old] = new = sub.frame.open(old.name, old.meta["val"])
+                    sub.given.append(new)
+                    recorder.define_sizes(new)
+                elif old.op == "output":
+                    found = old.args[0]
+                    leaves = found if isinstance(found, (tuple, list)) else [found]
+                    sub.results = [self.result(x) for x in leaves]
+                else:
+                    self.new[old] = self.visit(old)
+        return sub
+
+
+def _returns_one(module: GraphModule) -> bool:
+    """Whether a graph returns a value by itself: the condition of a loop."""
+    output = next(n for n in reversed(module.graph.nodes) if n.op == "output")
+    return not isinstance(output.args[0], (tuple, list))
