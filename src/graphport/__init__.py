@@ -18,8 +18,11 @@ try:
         dims,
         draft_export,
         export,
+        fake_mode,
+        map,
         refine_dynamic_shapes,
         register_dataclass,
+        scan,
     )
     from graphport.program import (
         ExportedProgram,
@@ -28,6 +31,8 @@ try:
         InputSpec,
         OutputKind,
         OutputSpec,
+        from_torch,
+        unflatten,
     )
 finally:
     if _collecting:
@@ -48,17 +53,27 @@ __all__ = [
     "draft_export",
     "errors",
     "export",
+    "fake_mode",
+    "from_torch",
     "fx",
+    "load",
+    "map",
     "refine_dynamic_shapes",
     "register_dataclass",
+    "save",
+    "scan",
+    "unflatten",
 ]
 
 if TYPE_CHECKING:
     from graphport import fx
+    from graphport.program.files import load, save
 
 
 def __getattr__(name: str) -> Any:
-    """`gp.fx` is loaded when it is first used."""
+    """`gp.fx`, `gp.save` and `gp.load` are loaded when they are first used."""
     if name == "fx":
         return import_module("graphport.fx")
+    if name in ("load", "save"):
+        return getattr(import_module("graphport.program.files"), name)
     raise AttributeError(f"module 'graphport' has no attribute {name!r}")

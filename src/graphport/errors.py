@@ -108,6 +108,12 @@ class ExpressionError(UserError, ValueError):
     code = "GP160"
 
 
+class NoDataError(UserError, RuntimeError):
+    """The numbers of a tensor that has none were asked for."""
+
+    code = "GP170"
+
+
 class UnsupportedError(ExportError):
     """Something that graphport cannot capture yet, or never will."""
 

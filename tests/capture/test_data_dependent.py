@@ -91,13 +91,26 @@ SIZED: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda x: torch.unique(x, return_inverse=True, return_counts=True),
         lambda n: torch.randint(0, 3, (n, 3)),
     ),
+    "unique rows": (lambda x: torch.unique(x, dim=0), lambda n: torch.randint(0, 2, (n, 2))),
+    "unique columns, all": (
+        lambda x: torch.unique(x, dim=-2, return_inverse=True, return_counts=True),
+        lambda n: torch.randint(0, 2, (n, 4, 1)),
+    ),
     "consecutive": (lambda x: torch.unique_consecutive(x), lambda n: torch.randint(0, 2, (n,))),
+    "consecutive rows, all": (
+        lambda x: torch.unique_consecutive(x, return_inverse=True, return_counts=True, dim=0),
+        lambda n: torch.randint(0, 2, (n, 1)),
+    ),
     "where": (lambda x: torch.where(x > 0), lambda n: torch.randn(n, 3)),
     "repeats": (
         lambda x: torch.arange(x.shape[0]).repeat_interleave(x),
         lambda n: torch.randint(0, 4, (n,)),
     ),
     "bincount": (lambda x: torch.bincount(x), lambda n: torch.randint(0, 4, (n,))),
+    "bincount of weights": (
+        lambda x: (torch.bincount(x, x.float()), torch.bincount(x, weights=x.half())),
+        lambda n: torch.randint(0, 4, (n,)),
+    ),
     "mask and its count": (
         lambda x: x[x > 0] / (x > 0).nonzero().shape[0],
         lambda n: torch.randn(n) + 1,
@@ -159,3 +172,149 @@ def test_a_symbolic_number_in_formatted_text_is_its_name(
     assert again(torch.ones(5)).shape == (5,)
     with pytest.raises(TypeError):  # outside of capture nothing has changed
         f"{next(iter(ep.graph.nodes)).meta['val'].shape[0]:>4d}"
+
+
+@torch.library.custom_op("graphport_tests::positive", mutates_args=())
+def positive(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0]
+
+
+@positive.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
+@torch.library.custom_op("graphport_tests::halves", mutates_args=())
+def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x[:2].clone(), -x[:2]
+
+
+@halves.register_fake
+def _(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    n = torch.library.get_ctx().new_dynamic_size(min=1, max=9)
+    return x.new_empty(n), x.new_empty(n)
+
+
+@torch.library.custom_op("graphport_tests::amount", mutates_args=())
+def amount(x: torch.Tensor) -> int:
+    return int((x > 0).sum())
+
+
+@amount.register_fake
+def _(x: torch.Tensor) -> int:
+    return torch.library.get_ctx().new_dynamic_size()
+
+
+@torch.library.custom_op("graphport_tests::below_zero", mutates_args=())
+def below_zero(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@below_zero.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size(min=-1))
+
+
+CUSTOM: dict[str, Callable[..., Any]] = {
+    "a size of the result": lambda x: positive(x) * 2,
+    "a size that is read": lambda x: positive(x) + torch.ones(positive(x).shape[0]).sum(),
+    "a size that two results share": lambda x: (lambda a, b: a + b)(*halves(x)),
+    "a number": lambda x: torch.zeros(amount(x)),
+}
+
+
+@pytest.mark.parametrize("name", CUSTOM)
+def test_custom_operators_that_return_sizes(name: str) -> None:
+    some, more = torch.tensor([1.0, -1, 2, 3]), torch.tensor([1.0, -1, 2, 3, 4, -5, 6])
+    check(CUSTOM[name], (some,), dynamic_shapes=({0: gp.Dim("n")},), others=[(more,)])
+
+
+def test_limits_of_a_size_from_a_custom_operator() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y, _ = halves(x)
+        return y * 2 if y.shape[0] >= 1 else y  # decided by `min`
+
+    ep = check(f, (torch.ones(4),))
+    assert {str(s): str(r) for s, r in ep.range_constraints.items()} == {"u0": "[1, 9]"}
+    with pytest.raises(gp.errors.ForwardError, match=r"new_dynamic_size\(min=-1, max=None\)"):
+        gp.export(below_zero, (torch.ones(2),))
+
+
+def test_a_branch_on_a_size_from_a_custom_operator_names_its_call() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = positive(x)
+        return y if y.shape[0] > 3 else -y
+
+    with pytest.raises(DataDependentError) as raised:
+        gp.export(f, (torch.ones(2),))
+    text = str(raised.value)
+    assert "expression y.shape[0] >= 4" in text
+    assert "y.shape[0] comes from" in text and "y = positive(x)" in text
+
+
+def test_what_is_asserted_has_to_be_possible() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        n = x.item()
+        torch._check(n >= 3)
+        torch.sym_constrain_range_for_size(n, max=2)
+        return torch.zeros(n)
+
+    with pytest.raises(DataDependentError, match="<= 2 is asserted, but cannot hold"):
+        gp.export(f, (torch.tensor(3),))
+    with pytest.raises(gp.errors.ForwardError, match="too few rows"):
+        gp.export(lambda x: aten._assert_scalar(False, "too few rows"), (torch.ones(2),))
+
+
+LITERALS: dict[str, Callable[..., Any]] = {
+    "bool": lambda x: x + 1 if torch.tensor(True) else x - 1,
+    "not": lambda x: x + 1 if not torch.tensor([0]) else x - 1,
+    "numpy": lambda x: x + float(torch.tensor([1.5, 2.5]).numpy()[1]),
+    "tolist": lambda x: x * torch.tensor([1, 2, 3]).tolist()[2],
+    "item": lambda x: x * torch.tensor(2.5).item(),
+    "equal": lambda x: x + 1 if torch.equal(torch.tensor([1]), torch.tensor([1])) else x,
+    "allclose": lambda x: (
+        x + 1 if torch.allclose(torch.tensor([1.0]), torch.tensor([1.5]), atol=1.0) else x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LITERALS)
+def test_the_data_of_a_tensor_that_the_program_writes_out_is_known(name: str) -> None:
+    check(LITERALS[name], (torch.ones(2),))
+
+
+def test_the_data_of_a_literal_is_not_known_once_it_is_written_to() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        t = torch.tensor([1.0])
+        t += x
+        return x + 1 if t else x
+
+    with pytest.raises(DataDependentError, match="the truth of a tensor is not known"):
+        gp.export(f, (torch.ones(1),))
+
+
+NUMBERS: dict[str, Callable[..., Any]] = {
+    "floor": lambda n: torch.div(n, 2, rounding_mode="floor"),
+    "trunc": lambda n: torch.div(n, 2, rounding_mode="trunc"),
+    "floor_divide": lambda n: (n + 1) // 2 - 1,
+    "maximum": lambda n: torch.maximum(-n, n - 3),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_tensor_made_from_a_size_gives_the_size_back(name: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x[: NUMBERS[name](torch.tensor(x.shape[0])).item()]
+
+    ep = check(f, (torch.ones(6),), dynamic_shapes=({0: gp.Dim("n", min=4)},),
+               others=[(torch.ones(9),)])  # fmt: skip
+    assert not any(n.target is aten.item.default for n in ep.graph.nodes)
+
+
+def test_what_is_written_to_a_tensor_made_from_a_size_counts() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        n = torch.tensor(x.shape[0])
+        n += 1
+        return torch.zeros(n.item()), torch.zeros(torch.add(n, 1, alpha=2).item())
+
+    check(f, (torch.ones(3),), dynamic_shapes=({0: gp.Dim("n")},), others=[(torch.ones(5),)])

@@ -28,6 +28,8 @@ class Doubt:
 
     storages: tuple[Storage, Storage]
     shared: Asks
+    said: tuple[str, str]
+    """What is wrong when they are one, and what to write instead."""
     settled: bool = False
 
     def settle(self) -> None:
@@ -35,17 +37,20 @@ class Doubt:
             return
         self.settled = True
         if self.shared():
-            raise MutationError(
-                "the program writes to a tensor and reads another that is a view of it at the "
-                "sizes of the example, but a copy at others",
-                where=source.here(),
-                fix="say which is meant: .clone() for a copy, .view(...) for a view",
-            )
+            what, fix = self.said
+            raise MutationError(what, where=source.here(), fix=fix)
 
 
-def doubt(base: Value, copy: Value, shared: Asks) -> None:
+_AT_SOME_SIZES = (
+    "the program writes to a tensor and reads another that is a view of it at the sizes of the "
+    "example, but a copy at others",
+    "say which is meant: .clone() for a copy, .view(...) for a view",
+)
+
+
+def doubt(base: Value, copy: Value, shared: Asks, said: tuple[str, str] = _AT_SOME_SIZES) -> None:
     """Remember that a copy may be a view at other sizes."""
-    found = Doubt((base.storage, copy.storage), shared)
+    found = Doubt((base.storage, copy.storage), shared, said)
     for storage in found.storages:
         storage.doubts = (*storage.doubts, found)
 

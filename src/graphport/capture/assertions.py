@@ -33,14 +33,17 @@ class Assertions:
         """Assert the facts that came up since the last time."""
         new = self.scope.facts[self.seen :]
         self.seen = len(self.scope.facts)
+        within = self.recorder.frame.parent is not None
         for fact in new:
-            if self._is_about_data(fact) and not _is_range(fact.cond):
+            # In a branch only what the branch relies on is checked, and only where it runs.
+            about = not self.scope.outlasts(fact) if within else self._is_about_data(fact)
+            if about and not (_is_range(fact.cond) and self._made_here(fact)):
                 self._state(fact)
 
     def finish(self) -> None:
         """Assert what is left, and the ranges."""
         self.flush()
-        for symbol in self.scope.symbols:
+        for symbol in self.scope.symbols[self.recorder.frame.since :]:
             fresh = self.scope.is_fresh(symbol) and symbol not in self.settled
             if fresh and symbol.type is int:
                 self._constrain(symbol)
@@ -48,9 +51,14 @@ class Assertions:
     def _is_about_data(self, fact: Fact) -> bool:
         return any(self.scope.is_fresh(s) for s in symbols(fact.cond))
 
+    def _made_here(self, fact: Fact) -> bool:
+        """Whether a fact is about values of the graph that is being written alone."""
+        since = self.recorder.frame.since
+        return all(s.index >= since for s in symbols(fact.cond))
+
     def _state(self, fact: Fact) -> None:
         cond = fact.cond
-        if cond.kind == "eq0" and len(symbols(cond)) == 1:
+        if cond.kind == "eq0" and len(symbols(cond)) == 1 and self._made_here(fact):
             self.settled.add(symbols(cond)[0])
         self._assert(self.recorder.number(cond), cond, fact.message)
 
@@ -73,7 +81,7 @@ class Assertions:
         recorder = self.recorder
         value = recorder.number(symbol)
         # Told of the value itself: what other assertions compute comes only later in the graph.
-        with recorder.graph.inserting_before(value.next):
+        with recorder.graph.inserting_before(value.next), recorder.beside(value):
             recorder.node(
                 aten.sym_constrain_range.default, (value,), limits, None, "sym_constrain_range"
             )

@@ -57,8 +57,6 @@ def _choosing(original: Any, of_sizes: Pair, of_tensors: Pair) -> Any:
             return original(*args, **kwargs)
         items = args
         if len(args) == 1:
-            if isinstance(args[0], torch.Tensor):
-                return original(*args)
             items = tuple(args[0])
         for x in items:
             if isinstance(x, (*_NUMBERS, torch.Tensor)):

@@ -1,15 +1,17 @@
-"""Control flow that stays in the program: `torch.cond`, `torch.while_loop`, `map`, `scan`.
+"""`torch.cond`: both branches stay in the program, each as a graph of its own.
 
-Branches and bodies become graphs of their own. torch's Python functions for them would compile
-with Dynamo first; while a program is captured they are told that this has been done, and hand
-their operators straight to the function mode, which has them here.
+torch's Python functions for control flow would compile with Dynamo first; while a program is
+captured they are told that this has been done, and hand their operators straight to the function
+mode, which has them here and in `loops`.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,15 +22,13 @@ from graphport import source
 from graphport.capture.functions import overrides
 from graphport.capture.recorder import describe
 from graphport.capture.subgraphs import Subgraph
-from graphport.capture.tracer import Tracer, wants_grad
+from graphport.capture.tracer import Tracer
 from graphport.errors import UserError
 from graphport.ops import Abstract
-from graphport.symbolic import Expr
-from graphport.symbolic.bridge import from_torch
+from graphport.symbolic import Expr, Truth, eq, not_
+from graphport.symbolic.bridge import from_torch, to_torch
 
-aten = torch.ops.aten
 higher_order = torch.ops.higher_order
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @contextmanager
@@ -40,75 +40,167 @@ def direct_control_flow() -> Iterator[None]:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         return caller.startswith("torch._higher_order_ops") or before()
 
+    # What operands may be is said here and in `loops`, in the words of the program.
+    checks = [
+        module for name in ("cond", "while_loop", "scan")
+        if hasattr(module := sys.modules[f"torch._higher_order_ops.{name}"], _CHECK)
+    ]  # fmt: skip
+    check = [getattr(module, _CHECK) for module in checks]
+    regions: Any = sys.modules["torch._higher_order_ops.invoke_subgraph"]
+    placeholder = regions.invoke_subgraph_placeholder
     torch.compiler.is_dynamo_compiling = is_dynamo_compiling  # type: ignore[assignment]
+    regions.invoke_subgraph_placeholder = _region
+    for module in checks:
+        setattr(module, _CHECK, _accept)
     try:
         yield
     finally:
         torch.compiler.is_dynamo_compiling = before
+        regions.invoke_subgraph_placeholder = placeholder
+        for module, own in zip(checks, check, strict=True):
+            setattr(module, _CHECK, own)
 
 
-def _call(
-    tracer: Tracer, op: Any, args: Sequence[Any], results: Sequence[Any], read: Sequence[Any]
+_CHECK = "validate_subgraph_args_types"
+
+
+def _accept(operands: Any) -> None:
+    pass
+
+
+def _region(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call of what torch.compiler.nested_compile_region marks: a graph of its own."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+
+    @functools.wraps(fn)
+    def flat(*tensors: torch.Tensor) -> Any:
+        given = list(leaves)
+        for i, t in zip(places, tensors, strict=True):
+            given[i] = t
+        inner, keywords = pytree.tree_unflatten(given, spec)
+        return fn(*inner, **keywords)
+
+    return higher_order.invoke_subgraph(flat, None, *(leaves[i] for i in places))
+
+
+def record(
+    tracer: Tracer,
+    op: Any,
+    args: Sequence[Any],
+    results: Sequence[Any],
+    reads: Sequence[Any],
+    options: Mapping[str, Any] | None = None,
 ) -> list[Any]:
-    """Record the operator; its results, for the user."""
+    """Record the operator on graphs and operands; its results, for the user."""
     recorder = tracer.recorder
-    node = recorder.node(op, args, {}, tuple(results), op.name())
-    made = list(tracer.fresh(tuple(results), node, wants_grad(read)))
+    described = [r.number if isinstance(r, Either) else r for r in results]
+    node = recorder.node(op, args, dict(options or {}), tuple(described), op.name())
+    grad = torch.is_grad_enabled() and any(map(_has_grad, reads))
+    made = list(tracer.fresh(tuple(described), node, grad))
     for x in made:
         if isinstance(x, torch.Tensor):
             recorder.define_sizes(tracer.value(x).node, on_entry=False)
-    return made
+    return [to_torch(r.told) if isinstance(r, Either) else x
+            for r, x in zip(results, made, strict=True)]  # fmt: skip
 
 
-# Branches
+@dataclass(frozen=True)
+class Either:
+    """A number that is known only when the program runs; of a truth, 1 or 0."""
+
+    number: Expr
+    kind: type
+
+    @property
+    def told(self) -> Truth | Expr:
+        return eq(self.number, 1) if self.kind is bool else self.number
+
+    @classmethod
+    def fresh(cls, tracer: Tracer, kind: type, lower: float, upper: float) -> Either:
+        number = tracer.scope.fresh(
+            float if kind is float else int, lower=lower, upper=upper, origin=source.spot()
+        )
+        made = cls(number, kind)
+        if kind is bool:
+            tracer.scope.origins[made.told] = number  # type: ignore[index]
+        return made
+
+
+def _has_grad(x: Any) -> bool:
+    val = x.meta["val"] if isinstance(x, Node) else x
+    return isinstance(val, torch.Tensor) and val.requires_grad
 
 
 @overrides(higher_order.cond)
 def cond(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     pred, true_fn, false_fn, operands = args
-    if isinstance(pred, torch.SymBool):
-        known = tracer.scope.decide(from_torch(pred))
-        pred = pred if known is None else known
-    elif isinstance(pred, torch.Tensor):
-        literal = tracer.value(pred).literal
-        pred = _predicate(tracer, pred) if literal is None else bool(literal)
+    pred = _predicate(tracer, pred)
     if isinstance(pred, (bool, int, float)):
         with tracer.above:
             return (true_fn if pred else false_fn)(*operands)
+    holds: Truth = from_torch(pred) if isinstance(pred, torch.SymBool) else True
+    opposite = not_(holds) if isinstance(holds, Expr) else True
     branches = []
-    for name, fn in (("true_graph", true_fn), ("false_graph", false_fn)):
+    for name, fn, where in (("true_graph", true_fn, holds), ("false_graph", false_fn, opposite)):
         branch = Subgraph(tracer, name)
-        leaves, spec = pytree.tree_flatten(tuple(operands))
-        inner = pytree.tree_unflatten([branch.take(x) for x in leaves], spec)
-        branch.run(fn, *inner)
+        branch.take(*pytree.tree_leaves(tuple(operands)))
+        branch.run(fn, *operands, where=where)
         branches.append(branch)
-    results = _joined(tracer, *branches)
-    outside = list(dict.fromkeys(n for b in branches for n in b.outside))
-    graphs = [b.finish(outside) for b in branches]
-    tensors = [x for x in pytree.tree_leaves(operands) if isinstance(x, torch.Tensor)]
-    given = [tracer.lower(x) for x in tensors]
-    call = (tracer.lower(pred), *graphs, [*given, *outside])
-    made = _call(tracer, func, call, results, tensors)
-    return pytree.tree_unflatten(made, branches[0].spec)
+    return _both(tracer, func, pred, branches)
 
 
-def _predicate(tracer: Tracer, pred: torch.Tensor) -> torch.Tensor:
+def _both(tracer: Tracer, func: Any, pred: Any, branches: list[Subgraph]) -> Any:
+    """The call that takes one branch or the other, and what the program knows after it."""
+    a, b = branches
+    if a.spec != b.spec:
+        _differ(a, b, f"{_structure(a)} against {_structure(b)}")
+    count = len(a.results)
+    written = list(dict.fromkeys(w.base for branch in branches for w in branch.written))
+    for branch in branches:
+        branch.add_written(written)
+    results = _joined(tracer, a, b)
+    outside = list(dict.fromkeys(n for branch in branches for n in branch.outside))
+    graphs = [branch.finish(outside) for branch in branches]
+    made = record(tracer, func, (tracer.lower(pred), *graphs, outside), results, outside)
+    for base, new in zip(written, made[count:], strict=True):
+        tracer.write(base, tracer.read(tracer.value(new)))
+    for branch in branches:
+        branch.doubt(made)
+    return pytree.tree_unflatten(made[:count], a.spec)
+
+
+def _predicate(tracer: Tracer, pred: Any) -> Any:
+    """A tensor or a symbolic truth; a Python number where the answer is known."""
+    if isinstance(pred, (torch.SymInt, torch.SymFloat)):
+        pred = pred != 0
+    if isinstance(pred, torch.SymBool):
+        known = tracer.scope.decide(from_torch(pred))
+        return pred if known is None else known
+    if not isinstance(pred, torch.Tensor):
+        if isinstance(pred, (bool, int, float)):
+            return pred
+        raise UserError(
+            f"the predicate of torch.cond is a {type(pred).__name__}, not a truth",
+            where=source.here(),
+            fix="pass a tensor of one bool, or a comparison of sizes: x.shape[0] > 4",
+        )
     if pred.dtype is not torch.bool or pred.numel() != 1:
         raise UserError(
             f"the predicate of torch.cond is one truth, got {tracer.value(pred).abstract}",
             where=source.here(),
             fix="reduce it: pred.any(), pred.all() or x.sum() > 0",
         )
-    return pred
+    literal = tracer.value(pred).literal
+    return pred if literal is None else bool(literal)
 
 
 def _joined(tracer: Tracer, a: Subgraph, b: Subgraph) -> list[Any]:
     """What the results are, whichever branch is taken."""
-    if a.spec != b.spec:
-        _differ(a, b, f"{_structure(a)} against {_structure(b)}")
     joined = []
     for i, (x, y) in enumerate(zip(a.results, b.results, strict=True)):
         u, v = describe(x), describe(y)
+        kind = kind_of(u)
         if isinstance(u, Abstract) and isinstance(v, Abstract):
             if (u.dtype, u.device, u.rank) != (v.dtype, v.device, v.rank):
                 _differ(a, b, f"result {i} is {u} against {v}")
@@ -116,42 +208,54 @@ def _joined(tracer: Tracer, a: Subgraph, b: Subgraph) -> list[Any]:
                 a.contiguous(i)
                 b.contiguous(i)
             joined.append(_either(tracer, u, v))
-        elif isinstance(u, Abstract) or isinstance(v, Abstract):
-            _differ(a, b, f"result {i} is {_said(u)} against {_said(v)}")
-        elif isinstance(x, Node) or isinstance(y, Node) or x != y:
-            joined.append(_either_number(tracer, from_torch(u), from_torch(v)))
-        else:
+        elif kind is not kind_of(v):
+            _differ(a, b, f"result {i} is {said(u)} against {said(v)}")
+        elif not isinstance(x, Node) and not isinstance(y, Node) and x == y:
             joined.append(x)
+        elif kind in NUMBERS:
+            joined.append(
+                Either.fresh(tracer, kind, *_limits(tracer, from_torch(u), from_torch(v)))
+            )
+        else:
+            _differ(a, b, f"result {i} is {said(u)} against {said(v)}")
     return joined
 
 
 def _either(tracer: Tracer, u: Abstract, v: Abstract) -> Abstract:
     sizes = tuple(
-        p if tracer.scope.same(p, q) else _either_number(tracer, p, q, 0)
+        p if tracer.scope.same(p, q) else _either_size(tracer, p, q)
         for p, q in zip(u.sizes, v.sizes, strict=True)
     )
     kept = u._strides if u.sizes == v.sizes and u.strides == v.strides else None
     return Abstract(sizes, u.dtype, u.device, kept)
 
 
-def _either_number(tracer: Tracer, p: Any, q: Any, least: float = -float("inf")) -> Expr:
-    """A number that depends on the branch."""
-    scope = tracer.scope
-    one, other = scope.range(p), scope.range(q)
-    return scope.fresh(
-        float if any(isinstance(x, float) for x in (p, q)) else int,
-        lower=max(least, min(one.lower, other.lower)), upper=max(one.upper, other.upper),
-        origin=source.spot(),
-    )  # fmt: skip
+def _either_size(tracer: Tracer, p: Any, q: Any) -> Expr:
+    lower, upper = _limits(tracer, p, q)
+    return Either.fresh(tracer, int, max(0, lower), upper).number
+
+
+def _limits(tracer: Tracer, p: Any, q: Any) -> tuple[float, float]:
+    one, other = tracer.scope.range(p), tracer.scope.range(q)
+    return min(one.lower, other.lower), max(one.upper, other.upper)
+
+
+NUMBERS = (int, float, bool)
+_KINDS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+def kind_of(x: Any) -> type:
+    """The Python type that a described value has when the program runs."""
+    return _KINDS.get(type(x), type(x))
 
 
 def _structure(branch: Subgraph) -> str:
     assert branch.spec is not None
-    return str(pytree.tree_unflatten([_said(describe(r)) for r in branch.results], branch.spec))
+    return str(pytree.tree_unflatten([said(describe(r)) for r in branch.results], branch.spec))
 
 
-def _said(x: Any) -> str:
-    return str(x) if isinstance(x, Abstract) else repr(x)
+def said(x: Any) -> str:
+    return str(x) if isinstance(x, (Abstract, torch.SymInt)) else repr(x)
 
 
 def _differ(a: Subgraph, b: Subgraph, how: str) -> None:
@@ -161,140 +265,3 @@ def _differ(a: Subgraph, b: Subgraph, how: str) -> None:
         where=source.here(),
         fix="return the same structure of tensors with the same dtype and rank from both",
     )
-
-
-# Loops
-
-
-@overrides(higher_order.while_loop)
-def while_loop(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    cond_fn, body_fn, carried, additional = args
-    leaves, spec = pytree.tree_flatten(tuple(carried))
-    leaves = [_start(tracer, x) for x in leaves]
-    test, body = Subgraph(tracer, "while_cond_graph"), Subgraph(tracer, "while_body_graph")
-    for graph, fn in ((test, cond_fn), (body, body_fn)):
-        inner = [_carried(tracer, graph, x) for x in leaves]
-        more = [graph.take(x) for x in additional]
-        graph.run(fn, *pytree.tree_unflatten(inner, spec), *more)
-    (answer,) = test.results if len(test.results) == 1 else (None,)
-    if not _is_truth(answer):
-        raise UserError(
-            "the condition of torch.while_loop returns one truth, got "
-            f"{[_said(describe(r)) for r in test.results]}",
-            where=test.where,
-        )
-    _check_carried(tracer, body, leaves, "torch.while_loop")
-    outside = list(dict.fromkeys((*test.outside, *body.outside)))
-    graphs = [test.finish(outside, single=True), body.finish(outside)]
-    given, more = [tracer.lower(x) for x in leaves], [tracer.lower(x) for x in additional]
-    results = [_abstract_of(tracer, x) for x in leaves]
-    call = (*graphs, given, [*more, *outside])
-    return pytree.tree_unflatten(_call(tracer, func, call, results, leaves), spec)
-
-
-def _is_truth(answer: Any) -> bool:
-    about = describe(answer)
-    if isinstance(about, Abstract):
-        return about.dtype is torch.bool and not about.rank
-    return isinstance(about, (bool, torch.SymBool))
-
-
-def _start(tracer: Tracer, x: Any) -> torch.Tensor:
-    """A first value as the tensor that is carried."""
-    if not isinstance(x, torch.Tensor):
-        raise UserError(
-            f"a loop carries tensors, got {x!r}",
-            where=source.here(),
-            fix="carry a counter as a tensor: torch.tensor(0)",
-        )
-    if tracer.value(x).abstract.is_contiguous:
-        return x
-    return tracer.call(aten.clone.default, x, memory_format=torch.contiguous_format)
-
-
-def _carried(tracer: Tracer, graph: Subgraph, x: torch.Tensor) -> torch.Tensor:
-    name = tracer.read(tracer.value(x)).name
-    return graph.make(name, _abstract_of(tracer, x), x.requires_grad)
-
-
-def _abstract_of(tracer: Tracer, x: torch.Tensor) -> Abstract:
-    """A carried value, laid out in the order of its dims whatever the first one was."""
-    have = tracer.value(x).abstract
-    return Abstract(have.sizes, have.dtype, have.device)
-
-
-def _check_carried(tracer: Tracer, body: Subgraph, leaves: list[Any], what: str) -> None:
-    """The body must return what it was given, in kind."""
-    if len(body.results) < len(leaves):
-        raise UserError(
-            f"the body of {what} returns {len(body.results)} values, but carries {len(leaves)}",
-            where=body.where,
-        )
-    for i, x in enumerate(leaves):
-        body.contiguous(i)
-        have, want = describe(body.results[i]), _abstract_of(tracer, x)
-        same = isinstance(have, Abstract) and (
-            (have.dtype, have.device, have.rank) == (want.dtype, want.device, want.rank)
-            and all(map(tracer.scope.same, have.sizes, want.sizes))
-        )
-        if not same:
-            raise UserError(
-                f"the body of {what} turns the carried value {i} from {want} into {_said(have)}",
-                where=body.where,
-                fix="carry values of one size and dtype; convert the first one before the loop",
-            )
-
-
-@overrides(higher_order.map_impl)
-def map_impl(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    fn, xs, more = args
-    body = Subgraph(tracer, "body_graph")
-    inner = [_element(tracer, body, x) for x in xs]
-    rest = [body.take(x) for x in more]
-    body.run(fn, *inner, *rest)
-    results = _stacked(tracer, body, 0, xs)
-    outside = body.outside
-    graph = body.finish(outside)
-    given, after = [tracer.lower(x) for x in xs], [tracer.lower(x) for x in more]
-    made = _call(tracer, func, (graph, given, [*after, *outside]), results, [*xs, *more])
-    return pytree.tree_unflatten(made, body.spec)
-
-
-def _element(tracer: Tracer, body: Subgraph, x: torch.Tensor) -> torch.Tensor:
-    have = tracer.value(x).abstract
-    name = tracer.read(tracer.value(x)).name
-    element = Abstract(have.sizes[1:], have.dtype, have.device, have.strides[1:])
-    return body.make(name, element, x.requires_grad)
-
-
-def _stacked(tracer: Tracer, body: Subgraph, first: int, xs: Sequence[Any]) -> list[Any]:
-    """The results of all steps, one after another."""
-    count = tracer.value(xs[0]).abstract.sizes[0]
-    stacked = []
-    for i in range(first, len(body.results)):
-        about = describe(body.results[i])
-        if not isinstance(about, Abstract):
-            raise UserError(
-                f"result {i} of a step is {_said(about)}: steps return tensors", where=body.where
-            )
-        stacked.append(Abstract((count, *about.sizes), about.dtype, about.device))
-    return stacked
-
-
-@overrides(higher_order.scan)
-def scan(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    fn, init, xs = args[:3]
-    additional = args[3] if len(args) > 3 else kwargs.get("additional_inputs", ())
-    init = [_start(tracer, x) for x in init]
-    body = Subgraph(tracer, "scan_combine_graph")
-    inner = [_carried(tracer, body, x) for x in init]
-    inner += [_element(tracer, body, x) for x in xs]
-    body.run(fn, *inner, *(body.take(x) for x in additional))
-    _check_carried(tracer, body, init, "scan")
-    results = [*(_abstract_of(tracer, x) for x in init), *_stacked(tracer, body, len(init), xs)]
-    outside = body.outside
-    graph = body.finish(outside)
-    first, given, more = ([tracer.lower(x) for x in part] for part in (init, xs, additional))
-    call = (graph, first, given, [*more, *outside])
-    made = _call(tracer, func, call, results, [*init, *xs])
-    return pytree.tree_unflatten(made, body.spec)

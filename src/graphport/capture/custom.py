@@ -1,4 +1,5 @@
-"""Custom operators: their fake implementations may ask for sizes that only running can tell.
+"""Custom operators: their fake implementations may ask for sizes that only running can tell, and
+they may write to their arguments.
 
 `torch.library.get_ctx().new_dynamic_size()` inside of a fake implementation gives a fresh symbol.
 The graph obtains it from the operator's result: as a size of a tensor, or as a returned number.
@@ -11,11 +12,25 @@ from typing import Any
 
 import torch
 from torch._library.fake_impl import set_ctx_getter
+from torch.utils import _pytree as pytree
 
 from graphport import source
 from graphport.capture.data_dependent import reader, size_of
-from graphport.capture.tracer import FAKED, Tracer, pure, special
-from graphport.ops import OpInfo
+from graphport.capture.frames import Frame
+from graphport.capture.functions import overrides
+from graphport.capture.recorder import describe
+from graphport.capture.tracer import (
+    COMPOSITE,
+    FAKED,
+    MUTATING,
+    Tracer,
+    decompose,
+    pure,
+    special,
+    wants_grad,
+)
+from graphport.errors import MutationError
+from graphport.ops import OpInfo, info_of, meta_rule
 from graphport.symbolic import Expr, Scope
 from graphport.symbolic.bridge import to_torch
 
@@ -59,3 +74,86 @@ def custom(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
                 tracer.scope.origins[symbol] = size_of(where, dim)
                 tracer.recorder.define(symbol, reader(tracer, found.node, dim, symbol))
     return result
+
+
+@special(COMPOSITE)
+def whole(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Kept as the user's own; what it returns is seen by taking it apart beside the program."""
+    recorder = tracer.recorder
+    with recorder.within(Frame(recorder.frame)):
+        inner = decompose(tracer, info, args, kwargs)
+        out = pytree.tree_map_only(torch.Tensor, lambda t: tracer.value(t).abstract, inner)
+    lowered = [tracer.lower(a) for a in args]
+    keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
+    node = recorder.node(info.op, lowered, keywords, out, info.name)
+    result = tracer.fresh(out, node, wants_grad(args))
+    for t in pytree.tree_leaves(result):
+        if isinstance(t, torch.Tensor):
+            recorder.define_sizes(tracer.value(t).node, on_entry=False)
+    return result
+
+
+auto_functionalized = torch.ops.higher_order.auto_functionalized
+
+
+@special(MUTATING)
+def mutating(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Torch's higher-order call that returns what the operator writes after what it returns."""
+    schema = info.op._schema
+    given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
+    given |= dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+    _refuse_sharing(tracer, info, given)
+    result, news = _functional(tracer, info, given)
+    for name, new in news.items():
+        _write(tracer, given[name], new)
+    return result
+
+
+def _refuse_sharing(tracer: Tracer, info: OpInfo, given: dict[str, Any]) -> None:
+    """Memory that is written through one argument and seen through another: no value says that."""
+    holders: dict[Any, str] = {}
+    written = {a.name for a in info.op._schema.arguments if a.alias_info and a.alias_info.is_write}
+    for name, x in given.items():
+        for t in pytree.tree_leaves(x):
+            if not isinstance(t, torch.Tensor):
+                continue
+            other = holders.setdefault(tracer.value(t).storage, name)
+            if other is not name and not written.isdisjoint((name, other)):
+                raise MutationError(
+                    f"{info.op} is given one memory as {other!r} and as {name!r}, and writes to it",
+                    where=source.here(),
+                    fix=f"pass a copy: {name}=x.clone()",
+                )
+
+
+def _functional(tracer: Tracer, info: OpInfo, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The result of the operator and the new values of the arguments that it writes."""
+    schema = info.op._schema
+    lowered = {name: tracer.lower(x) for name, x in given.items()}
+    about = {name: describe(x) for name, x in lowered.items()}
+    names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    names = [n for n in names if given[n] is not None]
+    out = meta_rule(info.op, (), about) if schema.returns else None
+    results = [out] if len(schema.returns) < 2 else list(out)
+    news = [about[n] for n in names]
+    node = tracer.recorder.node(
+        auto_functionalized, (info.op,), lowered, (*results, *news), "auto_functionalized"
+    )
+    made = tracer.fresh((*results, *news), node)
+    first = made[: len(results)]
+    found = dict(zip(names, made[len(results) :], strict=True))
+    return (first[0] if len(schema.returns) < 2 else tuple(first)), found
+
+
+def _write(tracer: Tracer, target: Any, new: Any) -> None:
+    pairs = zip(target, new, strict=True) if isinstance(target, (list, tuple)) else [(target, new)]
+    for t, x in pairs:
+        tracer.write(tracer.value(t), tracer.read(tracer.value(x)))
+
+
+@overrides(auto_functionalized)
+def again(tracer: Tracer, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The same call in a program that is captured once more."""
+    result, news = _functional(tracer, info_of(args[0]), kwargs)
+    first = result if isinstance(result, tuple) else (result,)
+    return (*first, *news.values())

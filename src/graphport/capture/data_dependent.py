@@ -15,7 +15,7 @@ from graphport.capture.tracer import Tracer, pure, special
 from graphport.errors import DataDependentError
 from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.index import index
-from graphport.ops.shape import transpose
+from graphport.ops.shape import permute, transpose
 from graphport.ops.sizes import expected, numel, wrap_dim
 from graphport.symbolic import Expr, eq, ne, not_, type_of
 from graphport.symbolic.bridge import from_torch, to_torch
@@ -59,7 +59,8 @@ def truth(tracer: Tracer, t: torch.Tensor) -> bool:
     """bool(t): known for literals, an error otherwise."""
     value = tracer.value(t)
     if value.literal is not None:
-        return bool(value.literal)
+        with outside():
+            return bool(value.literal)
     elements = numel(value.abstract.sizes)
     if type(elements) is int and elements > 1:
         raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
@@ -242,7 +243,10 @@ def _unique_along(
     else:
         dim = wrap_dim(dim, x.rank)
         n = sized.size(0, dim, x.sizes[dim])
-        values = x.like((*x.sizes[:dim], n, *x.sizes[dim + 1 :]))
+        # torch puts the slices one after the other, and moves the dim back to where it was.
+        rest = list(range(1, x.rank))
+        order = [*rest[:dim], 0, *rest[dim:]]
+        values = permute(x.like((n, *x.sizes[:dim], *x.sizes[dim + 1 :])), order)
         positions = (x.sizes[dim],)
     out = (
         values,

@@ -13,11 +13,12 @@ from typing import Any
 
 from torch import nn
 
-from graphport.capture.export import capture
+from graphport.capture.export import Options, capture
 from graphport.capture.refine import refine_dynamic_shapes
 from graphport.errors import ConstraintViolationError, UserError
 from graphport.program import ExportedProgram
 
+_OPTIONS = Options(guards="runtime_assert", draft=True)
 # Each round makes the spec narrower, so it comes to an end; the bound is a seat belt.
 _ROUNDS = 16
 
@@ -75,7 +76,7 @@ def draft_export(
     violations: list[UserError] = []
     for _ in range(_ROUNDS):
         try:
-            program, passed_over = capture(mod, args, kwargs, spec, "runtime_assert", draft=True)
+            program, passed_over = capture(mod, args, kwargs, spec, _OPTIONS)
         except ConstraintViolationError as error:
             violations.append(error)
             narrower = refine_dynamic_shapes(error, spec)

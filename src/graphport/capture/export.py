@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
 from graphport.capture import (  # noqa: F401  register their operators
     control,
     custom,
     data_dependent,
-    decompose,
+    decomposition,
     gradients,
+    higher_order,
     indexing,
+    loops,
+    regions,
     special,
     wording,
 )
 from graphport.capture.assemble import mutations_of, signature_of
 from graphport.capture.cleanup import remove_unused
 from graphport.capture.example import Example
+from graphport.capture.fake_tensors import sizes_of
 from graphport.capture.functions import Functions
 from graphport.capture.inputs import CONSTANTS, Inputs, bind
 from graphport.capture.modules import Modules
@@ -42,6 +48,7 @@ from graphport.capture.spec import Spec
 from graphport.capture.state import State, describe_tensor, state_of
 from graphport.capture.subgraphs import graphs_of, module_of
 from graphport.capture.tracer import Tracer
+from graphport.capture.training import TrainingTracer
 from graphport.capture.values import Value
 from graphport.errors import (
     DataDependentError,
@@ -61,6 +68,7 @@ from graphport.program import (
     InputChecks,
     InputShape,
     ModuleCall,
+    OutputSpec,
     TensorArgument,
 )  # fmt: skip
 from graphport.symbolic import Expr, Range, Scope
@@ -75,9 +83,14 @@ def export(
     kwargs: dict[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
+    training: bool = False,
+    decompose: str | Mapping[OpOverload, Callable[..., Any]] | None = None,
     guards: str = "error",
 ) -> ExportedProgram:
     """Capture a module or function as a program with symbolic sizes.
+
+    `training` keeps mutation, dropout and batch norm as they are written. `decompose` gives the
+    program over fewer operators: "core" for core ATen, or what a table leads to.
 
     >>> import torch, graphport as gp
     >>> model = torch.nn.Linear(4, 2)
@@ -88,27 +101,42 @@ def export(
     """
     if guards not in ("error", "runtime_assert"):
         raise InputError(f'guards is "error" or "runtime_assert", got {guards!r}')
-    program, _ = capture(mod, args, kwargs, dynamic_shapes, guards)
+    if isinstance(decompose, str) and decompose != "core":
+        raise InputError(f'decompose is "core", a table or None, got {decompose!r}')
+    options = Options(guards, training=training)
+    program, _ = capture(mod, args, kwargs, dynamic_shapes, options)
     if isinstance(dynamic_shapes, AdditionalInputs):
         dynamic_shapes.verify(program)
-    return program
+    if decompose is None:
+        return program
+    return program.run_decompositions(None if isinstance(decompose, str) else decompose)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to capture."""
+
+    guards: str = "error"
+    draft: bool = False
+    training: bool = False
 
 
 def capture(
-    mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, guards: str, *, draft: bool = False
+    mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, options: Options
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
     """The program, and the errors that a draft passed over."""
     root = _root(mod)
     inputs = bind(mod, args, kwargs)
-    with NO_COLLECTION:
-        first = _Capture(mod, root, inputs, dynamic_shapes, guards, draft)
+    # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
+    with NO_COLLECTION, _disable_current_modes():
+        first = _Capture(mod, root, inputs, dynamic_shapes, options)
         try:
             return first.run(), first.scope.passed_over
         except (ForwardError, ShapeError):
             if not first.scope.departed:
                 raise
         # An operator refused sizes of 0 or 1 in the example because it was told they are neither.
-        second = _Capture(mod, root, inputs, dynamic_shapes, guards, draft)
+        second = _Capture(mod, root, inputs, dynamic_shapes, options)
         second.scope.generic = False
         return second.run(), second.scope.passed_over
 
@@ -147,24 +175,28 @@ class _Capture:
     """One capture, step by step."""
 
     def __init__(
-        self, mod: Any, root: nn.Module | None, inputs: Inputs, dynamic_shapes: Any, guards: str,
-        draft: bool,
+        self, mod: Any, root: nn.Module | None, inputs: Inputs, dynamic_shapes: Any,
+        options: Options,
     ) -> None:  # fmt: skip
         self.mod = mod
         self.root = root
         self.inputs = inputs
-        self.guards = guards
+        self.options = options
         self.scope = Scope()
         self.scope.vocabulary = wording.vocabulary
         self.spec = Spec(inputs, dynamic_shapes, self.scope)
         self.recorder = Recorder(self.scope)
+        if root is not None:
+            kinds = (vars(root), root._parameters, root._buffers, root._modules)
+            self.recorder.reserved = {name for names in kinds for name in names}
         self.names = Names()
         self.state = State(root, self.recorder, self.names)
-        self.tracer = Tracer(self.recorder, self.state)
+        make = TrainingTracer if options.training else Tracer
+        self.tracer = make(self.recorder, self.state)
         self.modules = Modules(root, self.recorder)
         self.input_nodes: list[Node] = []
         self.input_values: list[Value | None] = []
-        if draft:
+        if options.draft:
             self.tracer.example = example = Example(self.recorder.graph, self._given)
             self.scope.reveal = lambda s: example.value(self.recorder.number(s))
 
@@ -187,7 +219,7 @@ class _Capture:
             snapshot.restore()
         results = [self._output(x, i) for i, x in enumerate(outputs)]
         self.tracer.assertions.finish()
-        outcome = judge(self.spec, self.guards)
+        outcome = judge(self.spec, self.options.guards)
         if outcome.forms:
             for graph in graphs_of(self.recorder.frame):
                 retell(graph, outcome.forms)
@@ -284,7 +316,7 @@ class _Capture:
                     continue
                 entry = self.state.entry(old)
                 fqn = f"{path}.{name}" if path else name
-                if tuple(new.shape) != tuple(old.shape) or new.dtype != old.dtype:
+                if tuple(new.shape) != sizes_of(old) or new.dtype != old.dtype:
                     raise UserError(
                         f"buffer {fqn!r} was replaced by a tensor of another size or dtype: "
                         f"{self.tracer.value(new).abstract} instead of {entry.value.abstract}",
@@ -316,7 +348,8 @@ class _Capture:
                 and scope.is_fresh(s)}  # fmt: skip
         return {**self.spec.ranges, **data}
 
-    def _program(self, results: list[Any], out_spec: Any, outcome: Outcome) -> ExportedProgram:
+    def _close(self, results: list[Any]) -> tuple[list[tuple[Node, OutputSpec]], list[Any]]:
+        """End a functional graph: what it writes are results, too."""
         inputs = zip(self.input_nodes, self.input_values, strict=True)
         mutations = mutations_of(self.tracer, self.state.entries, inputs)
         apart = gradients.cut(self.recorder, [*(n for n, _ in mutations), *results])
@@ -326,9 +359,27 @@ class _Capture:
             for n, spec in mutations
         ]
         graph = self.recorder.graph
-        output = graph.output((*(n for n, _ in mutations), *results))
-        output.meta = {}
+        graph.output((*(n for n, _ in mutations), *results)).meta = {}
         remove_unused(graph)
+        return mutations, results
+
+    def _close_as_written(self, results: list[Any]) -> list[Any]:
+        """End a graph in training form: what it writes is written, an assigned buffer included."""
+        for entry in self.state.entries:
+            if entry.replaced is not None:
+                self.tracer.write(entry.value, self.tracer.read(entry.replaced))
+        output = self.recorder.graph.output(tuple(results))
+        output.meta = {}
+        remove_unused(self.recorder.graph)
+        regions.wrap(self.recorder)
+        return list(output.args[0])
+
+    def _program(self, results: list[Any], out_spec: Any, outcome: Outcome) -> ExportedProgram:
+        graph = self.recorder.graph
+        if self.options.training:
+            mutations, results = [], self._close_as_written(results)
+        else:
+            mutations, results = self._close(results)
         state, constants = state_of(self.root, self.state.entries)
         signature = signature_of(graph, self.state.entries, self.input_nodes, mutations, results)
         checks = InputChecks(
@@ -348,6 +399,7 @@ class _Capture:
             argument_names=self.inputs.argument_names,
             module_call_graph=[ModuleCall(path) for path in self.modules.calls],
             notes=outcome.notes,
+            dialect="TRAINING" if self.options.training else "ATEN",
             scope=self.scope,
         )
 
@@ -365,8 +417,10 @@ def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...
 
 def _shape(leaf: Any, spec: Spec) -> InputShape:
     if isinstance(leaf.value, torch.Tensor):
-        sizes = spec.sizes.get(leaf.path, tuple(leaf.value.shape))
-        return InputShape(leaf.path, sizes, leaf.value.dtype, device=leaf.value.device)
+        sizes = spec.sizes.get(leaf.path) or sizes_of(leaf.value)
+        # The meta device stands for any: programs are captured there to be run elsewhere.
+        device = None if leaf.value.is_meta else leaf.value.device
+        return InputShape(leaf.path, sizes, leaf.value.dtype, device=device)
     number = spec.numbers.get(leaf.path)
     if isinstance(number, Expr):
         return InputShape(leaf.path, number=number)

@@ -12,10 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 from graphport import source
 from graphport.capture.data_dependent import by_data, by_example, truth
+from graphport.capture.example import outside
 from graphport.capture.tracer import Tracer
 from graphport.errors import DataDependentError, MutationError, UnsupportedError
 from graphport.ops.tensor import AbstractTensor
@@ -25,6 +27,7 @@ from graphport.symbolic.bridge import from_torch, sym_ite
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Override = Callable[..., Any]
 
+HIGHER_ORDER = "higher-order operators that nothing else is known of"
 OVERRIDES: dict[Any, Override] = {}
 """By function; one that returns NotImplemented leaves the call as it is."""
 
@@ -50,6 +53,8 @@ class Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         override = OVERRIDES.get(func)
+        if override is None and isinstance(func, HigherOrderOperator):
+            override = OVERRIDES[HIGHER_ORDER]
         if override is not None:
             result = override(self.tracer, func, args, kwargs or {})
             if result is not NotImplemented:
@@ -79,7 +84,8 @@ def tensor_bool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> bool:
 def numpy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     value = tracer.value(args[0])
     if value.literal is not None:
-        return func(value.literal, *args[1:], **kwargs)
+        with outside():
+            return func(value.literal, *args[1:], **kwargs)
     error = DataDependentError(
         ".numpy() needs the data of a tensor, which capture does not know",
         where=source.here(),
@@ -222,7 +228,8 @@ def set_data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 @overrides(torch.Tensor.__deepcopy__)
 def deepcopy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    return args[0].clone()
+    """A copy has no part in the gradient of what it is copied from."""
+    return args[0].detach().clone()
 
 
 @overrides(torch.Tensor.backward, torch.autograd.grad, torch.autograd.backward)

@@ -21,10 +21,10 @@ aten = torch.ops.aten
 
 def cut(recorder: Recorder, results: Iterable[Any]) -> dict[Node, Node]:
     """Detach what leaves a region without gradients. Returns replacements for results."""
-    inside = recorder.without_grad
-    if not inside:
+    inside = {n: None for n in recorder.grad_modes if n.graph is recorder.graph}
+    if not inside or not recorder.grad_mode:
         return {}
-    tracked = _tracked(recorder)
+    tracked = _tracked(recorder, inside)
     returned = {r for r in results if isinstance(r, Node)}
     apart: dict[Node, Node] = {}
     for node in list(inside):
@@ -44,7 +44,7 @@ def cut(recorder: Recorder, results: Iterable[Any]) -> dict[Node, Node]:
     return apart
 
 
-def _tracked(recorder: Recorder) -> set[Node]:
+def _tracked(recorder: Recorder, inside: dict[Node, None]) -> set[Node]:
     """Nodes that a run of the graph would differentiate through."""
     tracked: set[Node] = set()
     for node in recorder.graph.nodes:
@@ -55,8 +55,8 @@ def _tracked(recorder: Recorder) -> set[Node]:
         elif any(n in tracked for n in node.all_input_nodes):
             if node.target is not aten.detach.default and _is_differentiable(val):
                 tracked.add(node)
-                if node.target is operator.getitem and node.args[0] in recorder.without_grad:
-                    recorder.without_grad[node] = None
+                if node.target is operator.getitem and node.args[0] in inside:
+                    inside[node] = None
     return tracked
 
 

@@ -12,10 +12,12 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from graphport import source
+from graphport.capture.fake_tensors import number_of
 from graphport.errors import InputError
 
 CONSTANTS = (int, float, bool, str, complex, type(None), torch.dtype, torch.device,
              torch.memory_format, torch.layout)  # fmt: skip
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass
@@ -66,6 +68,10 @@ def bind(target: nn.Module | Callable[..., Any], args: Any, kwargs: Any) -> Inpu
         kwargs = {}
     if not isinstance(kwargs, dict):
         raise InputError(f"kwargs must be a dict by parameter name, got {type(kwargs).__name__}")
+    if any(isinstance(leaf, _SYMBOLIC) for leaf in pytree.tree_leaves((args, kwargs))):
+        args, kwargs = pytree.tree_map_only(
+            _SYMBOLIC, lambda s: number_of(s, "the value"), (args, kwargs)
+        )
     signature = signature_of(target)
     try:
         bound = signature.bind(*args, **kwargs)
@@ -158,7 +164,7 @@ def _part(key: Any) -> str:
 
 
 def _check_leaf(leaf: Any, path: str) -> None:
-    if isinstance(leaf, (torch.Tensor, *CONSTANTS, torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(leaf, (torch.Tensor, *CONSTANTS)):
         return
     kind = type(leaf)
     name = f"{kind.__module__}.{kind.__qualname__}"

@@ -13,6 +13,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils import _pytree as pytree
 
 from graphport import source
+from graphport.capture import retrace
 from graphport.capture.process import ProcessWide
 from graphport.capture.recorder import Recorder
 from graphport.ops.strides import at_example
@@ -81,6 +82,10 @@ class Modules:
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
             _initialise(module, args, kwargs)
             self.on_initialised(module)
+        if retrace.remembers(module):
+            path = self._paths.get(id(module), "")
+            with retrace.node_by_node(module, self.recorder, path):
+                return original(module, *args, **kwargs)
         if id(module) not in self._paths:
             return original(module, *args, **kwargs)
         with self.inside(module):

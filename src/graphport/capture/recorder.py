@@ -56,16 +56,15 @@ class Recorder:
         """The graph that is being written: that of the frame."""
         self.scope = scope
         self.grad_mode = torch.is_grad_enabled()
-        self.without_grad: dict[Node, None] = {}
-        """Nodes of regions in which the program switched gradients off, in order."""
+        self.grad_modes: dict[Node, bool] = {}
+        """Nodes of regions in which the program switched gradients off or on, in order."""
         self.stack: dict[str, tuple[str, str]] = {}
         """nn_module_stack of the module that is running."""
         self.torch_fn: tuple[str, str] | None = None
         self.stop: FrameType | None = None
         """The frame below which nothing is the user's."""
-        self.pinned_trace: str | None = None
-        self.from_node: tuple[tuple[str, str], ...] = ()
-        """The nodes of an earlier graph that what is written now comes from, oldest first."""
+        self.inherited: dict[str, Any] | None = None
+        """Metadata of a node of an earlier graph, which what is recorded now comes from."""
         self.reserved: set[str] = set()
         """Names that graphs within the graph must not have: those of the module's children."""
         self._traces: dict[tuple[int, ...], tuple[str, source.Frames]] = {}
@@ -91,21 +90,49 @@ class Recorder:
             {k: self.argument(v) for k, v in kwargs.items()}, name,
         )  # fmt: skip
         node.meta.update(self.metadata(as_val(out)))
-        if self.grad_mode and not torch.is_grad_enabled():
-            self.without_grad[node] = None
+        mode = torch.is_grad_enabled()
+        if mode is not self.grad_mode:
+            self.grad_modes[node] = mode
         return node
 
     def metadata(self, val: Any) -> dict[str, Any]:
+        if self.inherited is not None:
+            return {"val": val, **self.inherited}
         meta = {"val": val, "nn_module_stack": self.stack, "stack_trace": self.stack_trace()}
         if self.torch_fn is not None:
             meta["torch_fn"] = self.torch_fn
-        if self.from_node:
-            meta["from_node"] = self.from_node
         return meta
 
+    @contextmanager
+    def inheriting(self, old: Node, prefix: str = "") -> Iterator[None]:
+        """What is recorded meanwhile says of itself what a node of an earlier graph did.
+
+        `prefix` is the path of the module that has become of the earlier graph.
+        """
+        meta = old.meta
+        stack = meta.get("nn_module_stack", {})
+        if prefix:
+            stack = {**self.stack, **{_joined(prefix, k): (_joined(prefix, p), c)
+                                      for k, (p, c) in stack.items()}}  # fmt: skip
+        origin = (*meta.get("from_node", ()), (old.name, str(old.target)))
+        with self.saying({**_said(old), "nn_module_stack": stack, "from_node": origin}):
+            yield
+
+    @contextmanager
+    def beside(self, node: Node) -> Iterator[None]:
+        """What is recorded meanwhile belongs to a node of this graph."""
+        with self.saying(_said(node)):
+            yield
+
+    @contextmanager
+    def saying(self, meta: dict[str, Any]) -> Iterator[None]:
+        before, self.inherited = self.inherited, meta
+        try:
+            yield
+        finally:
+            self.inherited = before
+
     def stack_trace(self) -> str:
-        if self.pinned_trace is not None:
-            return self.pinned_trace
         frames = source.Frames(self.stop)
         known = self._traces.get(frames.key)
         if known is None:
@@ -159,7 +186,7 @@ class Recorder:
     def open(self, outer: Node) -> Node:
         """An input of this graph for a node of the one around it; its sizes can be read from it."""
         frame = self.frame
-        inner = frame.inputs[outer] = frame.open(outer.name, _twin(outer.meta["val"]))
+        inner = frame.inputs[outer] = frame.open(outer.name, twin(outer.meta["val"]))
         self.define_sizes(inner)
         return inner
 
@@ -172,11 +199,11 @@ class Recorder:
                     read = functools.partial(self.size_of, node, d, s, on_entry=on_entry)
                     self.define(s, read)
 
-    def attach(self, name: str, module: GraphModule) -> Node:
+    def attach(self, name: str, module: GraphModule, first: int = 0) -> Node:
         """A graph within this one, and the node that refers to it."""
         submodules = self.frame.submodules
         taken = submodules.keys() | self.reserved
-        target = next(n for i in itertools.count() if (n := f"{name}_{i}") not in taken)
+        target = next(n for i in itertools.count(first) if (n := f"{name}_{i}") not in taken)
         submodules[target] = module
         return self.graph.create_node("get_attr", target, (), {}, target)
 
@@ -184,7 +211,18 @@ class Recorder:
         assert self.frame.parent is not None, f"nothing in the graph gives {symbol}"
         with self.within(self.frame.parent):
             outer = self.number(symbol)
-        return self.brought(outer)
+            if symbol.type is float:  # operators for control flow take tensors and integers
+                described = Abstract((), torch.float64, torch.device("cpu"))
+                outer = self.node(
+                    aten.scalar_tensor.default, (outer,), {"dtype": torch.float64}, described,
+                    "scalar_tensor",
+                )  # fmt: skip
+        inner = self.brought(outer)
+        if symbol.type is not float:
+            return inner
+        assert self.frame.entry is not None
+        with self.graph.inserting_after(self.frame.entry):
+            return self.node(aten.item.default, (inner,), {}, symbol, "item")
 
     # Sizes
 
@@ -317,7 +355,18 @@ class Recorder:
         return node
 
 
-def _twin(val: Any) -> Any:
+def _said(node: Node) -> dict[str, Any]:
+    """What a node says of where it comes from."""
+    kept = ("nn_module_stack", "stack_trace", "torch_fn", "from_node")
+    found = {k: node.meta[k] for k in kept if k in node.meta}
+    return {"nn_module_stack": {}, "stack_trace": "", **found}
+
+
+def _joined(prefix: str, path: str) -> str:
+    return f"{prefix}.{path}" if path and not path.startswith("@") else f"{prefix}{path}"
+
+
+def twin(val: Any) -> Any:
     """Metadata for another node: a tensor in it belongs to the node that it describes."""
     if isinstance(val, AbstractTensor):
         return abstract_tensor(val._abstract, val.requires_grad)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
+from graphport.capture import gradients
 from graphport.capture.assemble import mutations_of, signature_of
 from graphport.capture.cleanup import remove_unused
 from graphport.capture.names import Names
@@ -30,10 +30,11 @@ from graphport.capture.tracer import Tracer
 from graphport.capture.values import Value
 from graphport.errors import DataDependentError
 from graphport.ops.tensor import AbstractTensor
-from graphport.program import ExportedProgram, InputKind, OutputKind
+from graphport.program import ExportedProgram, InputKind, OutputKind, OutputSpec
 from graphport.symbolic import Expr, NotKnown, symbols
 from graphport.symbolic.bridge import from_torch
 
+aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 MakeTracer = Callable[[Recorder, State], Tracer]
 
@@ -52,6 +53,8 @@ class Rewriter:
         self.notes: list[str] = []
         self.new: dict[Node, Any] = {}
         """What stands for each node of the old graph: a node, a constant, a tuple of them."""
+        self.references: dict[Node, Node] = {}
+        """Of nodes that refer to a graph within the graph, the new ones."""
 
     def run(self) -> ExportedProgram:
         scope = self.program.scope
@@ -77,17 +80,19 @@ class Rewriter:
                 break
             node = self.names.placeholder(recorder.graph, self.names.unique(old.name))
             node.meta = dict(old.meta)
-            self.new[old] = recorder.frame.entry = node
+            recorder.frame.entry = node
             spec, val = specs[old.name], old.meta["val"]
             value = None
             if isinstance(val, AbstractTensor):
                 value = Value(val._abstract, node, origin=node)
+            self.new[old] = self.opened(node, value)
             if spec.kind is InputKind.USER_INPUT:
                 self.inputs.append((node, value))
             elif value is not None and spec.target is not None:
                 tensor = self.program.tensor(spec.target)
                 self.state.adopt(tensor, spec.kind, spec.target, node, value, spec.persistent)
         self.state.first_input = self.inputs[0][0] if self.inputs else None
+        self.state.join_aliases()
         for node, value in self.inputs:
             for d, s in enumerate(value.abstract.sizes if value is not None else ()):
                 if type(s) is Expr and len(symbols(s)) == 1:
@@ -103,12 +108,8 @@ class Rewriter:
         old = next(n for n in reversed(program.graph.nodes) if n.op == "output")
         kinds = [s.kind for s in program.graph_signature.output_specs]
         values = [self.result(x) for x in old.args[0]]
+        mutated = self.mutated(values)
         results = [v for v, k in zip(values, kinds, strict=True) if k is OutputKind.USER_OUTPUT]
-        mutated = [
-            (v, replace(s, arg=replace(s.arg, name=v.name)))
-            for v, s in zip(values, program.graph_signature.output_specs, strict=True)
-            if s.kind is not OutputKind.USER_OUTPUT
-        ] or mutations_of(self.tracer, self.state.entries, self.inputs)
         graph.output((*(n for n, _ in mutated), *results)).meta = {}
         remove_unused(graph)
         inputs = [node for node, _ in self.inputs]
@@ -125,22 +126,38 @@ class Rewriter:
             dialect="ATEN",
         )
 
+    def mutated(self, values: list[Any]) -> list[tuple[Node, OutputSpec]]:
+        """Results that the program writes somewhere; `values` are all results."""
+        return [
+            (v, replace(s, arg=replace(s.arg, name=v.name)))
+            for v, s in zip(values, self.program.graph_signature.output_specs, strict=True)
+            if s.kind is not OutputKind.USER_OUTPUT
+        ]
+
+    def opened(self, node: Node, value: Value | None) -> Any:
+        """What stands for an input."""
+        return node
+
+    def node_of(self, old: Node) -> Any:
+        """A node of the new graph, a constant, or a tuple of them."""
+        return self.references.get(old) or self.new[old]
+
     def result(self, x: Any) -> Any:
-        return self.new[x] if isinstance(x, Node) else x
+        return self.node_of(x) if isinstance(x, Node) else x
 
     # Nodes
 
     def visit(self, node: Node) -> Any:
         """What stands for a node in the new graph."""
         if node.op == "get_attr":
-            return node  # wanted by name where the graph is called
+            return None  # written where the graph is called
         if isinstance(node.target, HigherOrderOperator):
             return self.higher_order(node)
         if node.target is operator.getitem and isinstance(self.new[node.args[0]], (tuple, list)):
             return self.new[node.args[0]][node.args[1]]
         if self.keeps(node):
-            return self.copy(node)
-        with self.as_of(node):
+            return self.stored(self.copy(node))
+        with self.recorder.inheriting(node):
             return self.traced(node)
 
     def keeps(self, node: Node) -> bool:
@@ -149,7 +166,7 @@ class Rewriter:
 
     def copy(self, node: Node) -> Node:
         recorder = self.recorder
-        args, kwargs = map_arg((node.args, node.kwargs), self.new.__getitem__)
+        args, kwargs = map_arg((node.args, node.kwargs), self.node_of)
         new = recorder.graph.create_node(node.op, node.target, args, kwargs, node.name)
         new.meta = dict(node.meta)
         val = node.meta.get("val")
@@ -163,19 +180,6 @@ class Rewriter:
             recorder.define_sizes(new, on_entry=False)
         return new
 
-    @contextmanager
-    def as_of(self, node: Node) -> Iterator[None]:
-        """New nodes say of themselves what the old one did, and which it was."""
-        recorder, meta = self.recorder, node.meta
-        recorder.stack = meta.get("nn_module_stack", {})
-        recorder.torch_fn = meta.get("torch_fn")
-        recorder.pinned_trace = meta.get("stack_trace", "")
-        recorder.from_node = (*meta.get("from_node", ()), (node.name, str(node.target)))
-        try:
-            yield
-        finally:
-            recorder.from_node = ()
-
     def traced(self, node: Node) -> Any:
         """The call as the tracer sees it; whole, if more would have to be known of the sizes."""
         args, kwargs = self.arguments(node)
@@ -183,8 +187,12 @@ class Rewriter:
             result = self.tracer.call(node.target, *args, **kwargs)
         except (NotKnown, DataDependentError) as error:
             self.notes.append(f"{node.name}: {node.target} is kept whole, which needs {error}")
-            return self.copy(node)
+            return self.stored(self.copy(node))
         return pytree.tree_map(self.written, result)
+
+    def stored(self, node: Node) -> Any:
+        """What stands for a call that was copied."""
+        return node
 
     def arguments(self, node: Node) -> tuple[Any, dict[str, Any]]:
         """Of a call, as the tracer takes them: in plain containers."""
@@ -218,17 +226,15 @@ class Rewriter:
         """A call of graphs, each written anew; constants that it takes come in as operands."""
         owner = self._owner(node)
         inner = [n for n in node.all_input_nodes if n.op == "get_attr"]
-        if not inner:
-            return self.copy(node)
         subs = [self._subgraph(n, getattr(owner, n.target)) for n in inner]
         outside = list(dict.fromkeys(n for sub in subs for n in sub.outside))
         for n, sub in zip(inner, subs, strict=True):
-            self.new[n] = sub.finish(outside, single=_returns_one(getattr(owner, n.target)))
+            self.references[n] = sub.finish(outside, single=_returns_one(getattr(owner, n.target)))
         new = self.copy(node)
         if outside:
             *first, operands = new.args
             new.args = (*first, [*operands, *outside])
-        return new
+        return self.stored(new)
 
     def _owner(self, node: Node) -> GraphModule:
         return next(
@@ -242,9 +248,12 @@ class Rewriter:
         with recorder.within(sub.frame):
             for old in module.graph.nodes:
                 if old.op == "placeholder":
-                    self.new[old] = new = sub.frame.open(old.name, old.meta["val"])
+                    new, val = sub.frame.open(old.name, old.meta["val"]), old.meta["val"]
                     sub.given.append(new)
                     recorder.define_sizes(new)
+                    tensor = isinstance(val, AbstractTensor)
+                    value = Value(val._abstract, new, origin=new) if tensor else None
+                    self.new[old] = self.opened(new, value)
                 elif old.op == "output":
                     found = old.args[0]
                     leaves = found if isinstance(found, (tuple, list)) else [found]
@@ -258,3 +267,84 @@ def _returns_one(module: GraphModule) -> bool:
     """Whether a graph returns a value by itself: the condition of a loop."""
     output = next(n for n in reversed(module.graph.nodes) if n.op == "output")
     return not isinstance(output.args[0], (tuple, list))
+
+
+# What the program asserts, kept as it is.
+_STATED = (
+    aten._assert_scalar.default, aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+)  # fmt: skip
+
+
+def _parts(node: Node, recorder: Recorder, hold: Callable[[Node], Any]) -> Any:
+    """The result of a call, or of each of its several results."""
+    val = node.meta.get("val")
+    if isinstance(val, (tuple, list)):
+        return tuple(hold(recorder.item(node, i)) for i in range(len(val)))
+    return hold(node)
+
+
+class Functionalisation(Rewriter):
+    """A program in training form, run once more under a tracer that turns mutation into values.
+
+    Here `new` holds tensors and symbolic numbers, as the user's code did: two nodes may stand for
+    one tensor, before and after it is written to.
+    """
+
+    def opened(self, node: Node, value: Value | None) -> Any:
+        val = node.meta["val"]
+        return val if value is None else self.tracer.hold(value, val.requires_grad)
+
+    def mutated(self, values: list[Any]) -> list[tuple[Node, OutputSpec]]:
+        found = mutations_of(self.tracer, self.state.entries, self.inputs)
+        apart = gradients.cut(self.recorder, [*(n for n, _ in found), *values])
+        values[:] = [apart.get(v, v) if isinstance(v, Node) else v for v in values]
+        return [
+            (apart.get(n, n), replace(s, arg=replace(s.arg, name=apart.get(n, n).name)))
+            for n, s in found
+        ]
+
+    def keeps(self, node: Node) -> bool:
+        return self._makes_symbols(node) or node.target in _STATED
+
+    def _makes_symbols(self, node: Node) -> bool:
+        """Whether a call gives numbers or sizes that only running can tell."""
+        found = pytree.tree_leaves(node.meta.get("val"))
+        numbers = [n for v in found for n in (v.shape if isinstance(v, torch.Tensor) else (v,))]
+        return any(
+            not self.recorder.is_defined(s)
+            for n in numbers if isinstance(n, _SYMBOLIC) for s in symbols(from_torch(n))
+        )  # fmt: skip
+
+    def stored(self, node: Node) -> Any:
+        return _parts(node, self.recorder, self._held)
+
+    def node_of(self, old: Node) -> Any:
+        if old in self.references:
+            return self.references[old]
+        return pytree.tree_map(self.written, self.new[old])
+
+    def held(self, node: Node) -> Any:
+        return self.new[node]
+
+    def traced(self, node: Node) -> Any:
+        args, kwargs = self.arguments(node)
+        if not isinstance(node.target, OpOverload):
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        return self.tracer.call(node.target, *args, **kwargs)
+
+    def higher_order(self, node: Node) -> Any:
+        if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:
+            return super().higher_order(node)
+        mode, reference, *operands = node.args
+        graph = getattr(self._owner(node), reference.target).graph
+        inputs = iter(operands)
+        with torch.set_grad_enabled(mode):
+            for inner in graph.nodes:
+                if inner.op == "placeholder":
+                    self.new[inner] = self.new[next(inputs)]
+                elif inner.op == "output":
+                    return tuple(self.new[n] for n in inner.args[0])
+                else:
+                    self.new[inner] = self.visit(inner)
+        return ()

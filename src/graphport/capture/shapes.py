@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from graphport.capture.dims import Dim, Hint, adopt
+from graphport.capture.fake_tensors import sizes_of
 from graphport.capture.inputs import Inputs, Variadic, bind
 from graphport.errors import ConstraintViolationError, InputError, InternalError, SpecError
 from graphport.program import ExportedProgram
@@ -195,7 +196,7 @@ def _essence(t: torch.Tensor, spec: dict[int, Any]) -> dict[int, Any]:
 
 
 def _shape(t: torch.Tensor) -> str:
-    return str(tuple(t.shape))
+    return str(sizes_of(t))
 
 
 # Structures
@@ -264,7 +265,7 @@ def _difference(path: str, a: Any, b: Any, example: int) -> Any:
                     where=place,
                     fix=fix,
                 )
-        pairs = enumerate(zip(a.shape, b.shape, strict=True))
+        pairs = enumerate(zip(sizes_of(a), sizes_of(b), strict=True))
         return {d: Dim.DYNAMIC for d, (m, n) in pairs if m != n} or None
     if type(a) is not type(b):
         raise SpecError(

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from graphport.capture.dims import Dim, Hint, adopt
+from graphport.capture.fake_tensors import sizes_of
 from graphport.capture.inputs import Inputs, Variadic
 from graphport.errors import SpecError
 
@@ -253,7 +254,7 @@ def _tensor_sites(place: str, spec: Any, path: str, tensor: torch.Tensor) -> tup
             )
         wishes[d % rank] = d, _size_wish(at, f"{path}.shape[{d % rank}]", wish)
     sites = []
-    for d, size in enumerate(tensor.shape):
+    for d, size in enumerate(sizes_of(tensor)):
         written, wish = wishes.get(d, (d, None))
         sites.append(Site(f"{place}[{written}]", f"{path}.shape[{d}]", size, wish))
     return tuple(sites)

@@ -34,6 +34,12 @@ aten = torch.ops.aten
 Keywords = dict[str, Any]
 
 
+@special(aten.lift_fresh_copy.default)
+def lift_fresh_copy(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """A literal that is new in every run."""
+    return tracer.call(aten.clone.default, args[0])
+
+
 @special(aten.lift_fresh.default)
 def lift_fresh(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """torch.tensor(...) in the program: the data becomes a constant of the program."""

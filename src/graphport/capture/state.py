@@ -7,6 +7,7 @@ operator first receives it: under its attribute's name if a module holds it, els
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 from torch.fx import Node
 from torch.nn.parameter import UninitializedTensorMixin
 
+from graphport.capture.fake_tensors import memory_of, offset_of, sizes_of, strides_of
 from graphport.capture.names import Names
 from graphport.capture.recorder import Recorder
 from graphport.capture.values import Value
@@ -45,8 +47,7 @@ class Entry:
 
 def describe_tensor(t: torch.Tensor) -> Abstract:
     """What there is to know of a tensor from outside the program."""
-    sizes = tuple(t.shape)
-    strides = t.stride()
+    sizes, strides = sizes_of(t), strides_of(t)
     return Abstract(sizes, t.dtype, t.device, None if strides == row_major(sizes) else strides)
 
 
@@ -75,7 +76,7 @@ class State:
         for name, b in self.root.named_buffers(remove_duplicate=False):
             if not is_lazy(b):
                 self._add(b, InputKind.BUFFER, name, name in persistent)
-        self._join_aliases()
+        self.join_aliases()
 
     def value(self, t: torch.Tensor) -> Value:
         entry = self._by_id.get(id(t))
@@ -147,16 +148,16 @@ class State:
                     self._attributes.setdefault(id(t), []).append(name)
         return self._attributes
 
-    def _join_aliases(self) -> None:
+    def join_aliases(self) -> None:
         """Tensors over one memory become views of the one that spans it."""
-        groups: dict[int, list[Entry]] = {}
+        groups: dict[tuple[str, int], list[Entry]] = {}
         for entry in self.entries:
-            t = entry.tensor
-            if t.device.type != "meta" and t.numel() and _has_memory(t):
-                groups.setdefault(t.untyped_storage().data_ptr(), []).append(entry)
+            memory = memory_of(entry.tensor) if 0 not in entry.value.abstract.sizes else None
+            if memory is not None:
+                groups.setdefault(memory, []).append(entry)
         for group in groups.values():
             if len(group) > 1:
-                base = max(group, key=lambda e: e.tensor.numel())
+                base = max(group, key=lambda e: math.prod(e.value.abstract.sizes))
                 for entry in group:
                     if entry is not base:
                         _view_of(entry, base)
@@ -167,19 +168,12 @@ def is_lazy(t: torch.Tensor) -> bool:
     return isinstance(t, UninitializedTensorMixin)
 
 
-def _has_memory(t: torch.Tensor) -> bool:
-    try:
-        return t.untyped_storage().data_ptr() != 0
-    except RuntimeError:
-        return False
-
-
 def _view_of(entry: Entry, base: Entry) -> None:
-    small, large = entry.tensor, base.tensor
-    offset = small.storage_offset() - large.storage_offset()
-    if not large.is_contiguous() or small.dtype != large.dtype or offset < 0:
+    small, large = entry.value.abstract, base.value.abstract
+    offset = offset_of(entry.tensor) - offset_of(base.tensor)
+    if not large.is_contiguous or small.dtype != large.dtype or offset < 0:
         return
-    args = (list(small.shape), list(small.stride()), offset)
+    args = (list(small.sizes), list(small.strides), offset)
     entry.value = Value.view(
         base.value, entry.value.abstract, entry.node, aten.as_strided.default, args
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,17 +12,18 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from graphport import source
+from graphport.capture import aliasing
 from graphport.capture.cleanup import remove_unused
-from graphport.capture.frames import Frame
+from graphport.capture.frames import Frame, Written
 from graphport.capture.inputs import CONSTANTS
-from graphport.capture.recorder import describe
 from graphport.capture.tracer import Tracer
-from graphport.capture.values import Value
+from graphport.capture.values import Storage, Value
 from graphport.errors import UserError
 from graphport.ops import Abstract
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.program import graph_module
-from graphport.symbolic.bridge import from_torch
+from graphport.symbolic import Expr, Truth
+from graphport.symbolic.bridge import from_torch, to_torch
 
 aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -33,46 +35,77 @@ class Subgraph:
     def __init__(self, tracer: Tracer, name: str) -> None:
         self.tracer = tracer
         self.name = name
-        self.frame = Frame(tracer.recorder.frame)
+        self.frame = Frame(tracer.recorder.frame, len(tracer.scope.symbols))
         self.given: list[Node] = []
+        """Inputs that are a new value each time: elements, carried values."""
         self.results: list[Any] = []
         self.spec: pytree.TreeSpec | None = None
         self.where: source.Location | None = None
+        self.written: list[Written] = []
+        self._memory: dict[int, Storage] = {}
+        """Of each result that is a tensor."""
+        self._carried: dict[Value, Node] = {}
+        self._first: dict[Node, Value] = {}
+        """Of a carried input, the value that it begins with."""
 
-    def take(self, outer: Any) -> Any:
-        """An argument that is a value of the graph around: for the function to be called with."""
-        recorder = self.tracer.recorder
-        if isinstance(outer, torch.Tensor):
-            node = self.tracer.read(self.tracer.value(outer))
-            with recorder.within(self.frame):
-                return self._tensor(recorder.open(node), outer.requires_grad)
-        return outer
+    def take(self, *operands: Any) -> None:
+        """Let operands be the first inputs, in this order, whatever the function uses first."""
+        tracer, recorder = self.tracer, self.tracer.recorder
+        for x in operands:
+            if isinstance(x, torch.Tensor):
+                node = tracer.read(tracer.value(x))
+                with recorder.within(self.frame):
+                    recorder.brought(node)
 
-    def make(self, name: str, abstract: Abstract, grad: bool = False) -> torch.Tensor:
-        """An argument that is a new value each time: an element, a carried value."""
-        node = self.frame.open(name, abstract_tensor(abstract))
+    def make(self, outer: torch.Tensor, abstract: Abstract, what: str) -> torch.Tensor:
+        """An argument that is a new tensor each time, named after the one that it comes from."""
+        value = self.tracer.value(outer)
+        node = self._make(self.tracer.read(value).name, abstract_tensor(abstract), what)
+        self._first[node] = value
+        return self.tracer.wrap(Value(abstract, node, origin=node), outer.requires_grad)
+
+    def make_number(self, name: str, symbol: Expr, what: str) -> None:
+        """An argument that is a new number each time."""
+        node = self._make(name, to_torch(symbol), what)
+        self.frame.sources[symbol] = lambda: node
+
+    def carry(self, base: Value, abstract: Abstract) -> None:
+        """An input for memory from outside that the function writes to."""
+        outer = self.tracer.read(base)
+        node = self._make(outer.name, abstract_tensor(abstract), "")
+        del self.frame.fixed[node]
+        self.frame.inputs[outer] = node
+        self._carried[base] = node
+
+    def _make(self, name: str, val: Any, what: str) -> Node:
+        node = self.frame.open(name, val)
+        self.given.append(node)
+        self.frame.fixed[node] = what
         with self.tracer.recorder.within(self.frame):
             self.tracer.recorder.define_sizes(node)
-        return self._tensor(node, grad)
+        return node
 
-    def _tensor(self, node: Node, grad: bool) -> torch.Tensor:
-        self.given.append(node)
-        return self.tracer.wrap(Value(describe(node), node, origin=node), grad)
-
-    def run(self, fn: Callable[..., Any], *args: Any) -> None:
-        """Capture the function. Its flat results are nodes of the graph, or constants."""
+    def run(self, fn: Callable[..., Any], *args: Any, where: Truth = True) -> None:
+        """Capture the function, which runs where a condition holds. Its flat results are nodes."""
         tracer, recorder = self.tracer, self.tracer.recorder
-        self.where = source.of_function(fn)
-        with recorder.within(self.frame):
+        self.where = source.of_function(_users_own(fn))
+        tracer.assertions.flush()
+        with recorder.within(self.frame), tracer.scope.branch(where):
+            for base, node in self._carried.items():
+                tracer.write(base, node)
             with tracer.above:
                 out = fn(*args)
             leaves, self.spec = pytree.tree_flatten(out)
             self.results = [self._result(x, i) for i, x in enumerate(leaves)]
             tracer.assertions.finish()
+            self.written = self.frame.leave()
+        tracer.assertions.seen = len(tracer.scope.facts)
 
     def _result(self, x: Any, i: int) -> Any:
         if isinstance(x, torch.Tensor):
-            return self.tracer.read(self.tracer.value(x))
+            value = self.tracer.value(x)
+            self._memory[i] = value.storage
+            return self.tracer.read(value)
         if isinstance(x, _SYMBOLIC):
             return self.tracer.recorder.size(from_torch(x))
         if isinstance(x, CONSTANTS):
@@ -93,9 +126,37 @@ class Subgraph:
                         aten.clone.default, node, memory_format=torch.contiguous_format
                     )
 
+    def add_written(self, bases: Sequence[Value], at: int | None = None) -> None:
+        """Return also what tensors from around hold in the end, before the result `at`."""
+        last = {w.base: w.node for w in self.written}
+        recorder = self.tracer.recorder
+        found = []
+        for base in bases:
+            outer = self.tracer.read(base)
+            with recorder.within(self.frame):
+                found.append(last.get(base) or recorder.brought(outer))
+        at = len(self.results) if at is None else at
+        self.results[at:at] = found
+        for i in range(at, at + len(found)):
+            self.contiguous(i)
+
+    def doubt(self, made: Sequence[Any]) -> None:
+        """Remember which results eager may not have copied, for when one of them is written to."""
+        first: dict[Storage, Value] = {}
+        for i, storage in self._memory.items():
+            if not isinstance(made[i], torch.Tensor):
+                continue
+            value = self.tracer.value(made[i])
+            base = self._first.get(storage.origin, storage.base)
+            other = first.setdefault(storage, value)
+            if base.node.graph is not self.frame.graph:
+                aliasing.doubt(base, value, _always, _MAY_BE_ONE)
+            if other is not value:
+                aliasing.doubt(other, value, _always, _MAY_BE_ONE)
+
     @property
     def outside(self) -> list[Node]:
-        """Nodes of the graph around that the function uses besides its arguments."""
+        """Nodes of the graph around that the function uses, the given ones aside."""
         given = set(self.given)
         return [outer for outer, inner in self.frame.inputs.items() if inner not in given]
 
@@ -109,12 +170,51 @@ class Subgraph:
         for node in (*self.given, *extra):
             (last.append if last is not None else graph._root.append)(node)
             last = node
+        _rename(graph, dict(zip(extra, (outer.name for outer in outside), strict=True)))
         graph.output(self.results[0] if single else tuple(self.results)).meta = {}
         remove_unused(graph)
         return recorder.attach(self.name, self.module())
 
     def module(self) -> GraphModule:
         return module_of(self.frame)
+
+
+def _users_own(fn: Any) -> Any:
+    """The function that torch's Python code for an operator has wrapped."""
+    if isinstance(fn, functools.partial):
+        inner = [*fn.keywords.values(), fn.func]
+    elif getattr(fn, "__module__", "").startswith("torch._higher_order_ops"):
+        inner = [cell.cell_contents for cell in fn.__closure__ or ()]
+    else:
+        return fn
+    return next((_users_own(f) for f in inner if callable(f)), fn)
+
+
+_MAY_BE_ONE = (
+    "the program writes to a tensor that a branch or loop has returned, or to what it was given: "
+    "in eager the two may be one tensor",
+    "return x.clone() from the branch or loop",
+)
+
+
+def _always() -> bool:
+    return True
+
+
+def _rename(graph: Graph, wanted: dict[Node, str]) -> None:
+    """Inputs bear the names of what they stand for; calls that took one of them give way."""
+    namespace = graph._graph_namespace
+    held = {n.name: n for n in graph.nodes}
+    for node, name in wanted.items():
+        other = held.get(name)
+        if node.name == name or (other is not None and other.op == "placeholder"):
+            continue
+        if other is not None:
+            other.name = namespace.create_name(name, None)
+            held[other.name] = other
+        node.name = node.target = name
+        namespace._used_names.add(name)
+        held[name] = node
 
 
 def module_of(frame: Frame) -> GraphModule:

@@ -43,6 +43,10 @@ aten = torch.ops.aten
 Handler = Callable[["Tracer", OpInfo, Any, dict[str, Any]], Any]
 
 FAKED = "custom operators with a fake implementation"
+MUTATING = "operators that write to their arguments, and come in no other form"
+COMPOSITE = "custom operators that are made of others"
+# Composite operators of torch's own are taken apart unless a rule describes them whole.
+_OWN_NAMESPACES = ("aten", "prims", "prim")
 SPECIAL: dict[OpOverload | str, Handler] = {}
 """Operators that need more than a shape rule; filled by the modules that know them."""
 
@@ -119,8 +123,8 @@ class Tracer(TorchDispatchMode):
         return node if node.graph is self.recorder.graph else self.recorder.brought(node)
 
     def _renewed(self, v: Value) -> Node:
-        """A value that is behind, made again in its own graph."""
-        own = self.recorder.frame.encloses(v.node.graph)
+        """A value that is behind, made again in the graph that wrote to it."""
+        own = self.recorder.frame.encloses(v.storage.base.node.graph)
         if own is not None and own is not self.recorder.frame:
             with self.recorder.within(own):
                 return self._renewed(v)
@@ -130,6 +134,7 @@ class Tracer(TorchDispatchMode):
             v.version = v.storage.version
             return v.node
         assert v.op is not None
+        self.recorder.frame.changing(v)
         v.node = self.view_node(v.op, self.read(v.parent), v.args)
         v.version = v.storage.version
         v.constant = v.number = None
@@ -144,12 +149,8 @@ class Tracer(TorchDispatchMode):
             v = v.parent
             news.append((v, node))
         storage = v.storage
-        if v.node.graph is not self.recorder.graph:
-            raise MutationError(
-                "a branch or loop body writes to a tensor from outside of it",
-                where=source.here(),
-                fix="compute a new tensor and return it from the branch",
-            )
+        for value, _ in news:
+            self.recorder.frame.changing(value)
         storage.version += 1
         storage.mutated = True
         for value, new in news:
@@ -201,7 +202,7 @@ class Tracer(TorchDispatchMode):
             if v.version == v.storage.version and node.graph is self.recorder.graph:
                 return node
             return self.read(v)
-        if type(x) in (list, tuple):
+        if isinstance(x, (list, tuple)):
             return [self.lower(y) for y in x]
         if isinstance(x, _SYMBOLIC):
             return from_torch(x)
@@ -234,12 +235,12 @@ def is_contiguous(node: Node) -> bool:
 def _handler(info: OpInfo) -> Handler:
     if info.outs:
         return out_variant
-    if info.mutated and info.functional is None and info.composite:
-        return decompose
+    if info.mutated and info.functional is None:
+        return decompose if info.composite else SPECIAL[MUTATING]
     if info.mutated:
         return inplace_view if torch.Tag.inplace_view in info.op.tags else inplace
     if info.rule is None and info.composite:
-        return decompose
+        return decompose if info.op.namespace in _OWN_NAMESPACES else SPECIAL[COMPOSITE]
     return view if info.view else pure
 
 
@@ -375,11 +376,8 @@ def _pieces(op: OpOverload, base: Value, out: list[Abstract], rest: Any) -> list
 
 def inplace(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """An operator that writes to its first argument: the new value, then the write."""
-    if info.functional is None or info.mutated != (0,):
-        raise UnsupportedError(
-            f"{info.op} writes to its arguments and has no form that returns new values",
-            where=source.here(),
-        )
+    if info.mutated != (0,):
+        return SPECIAL[MUTATING](tracer, info, args, kwargs)
     target = args[0]
     results = tracer.call(info.functional, *info.arranged(args), **kwargs)
     many = isinstance(target, (list, tuple))
@@ -455,6 +453,13 @@ def _takes_any_size(tracer: Tracer, value: Value, have: Abstract) -> bool:
 
 def rebind(t: AbstractTensor, value: Value) -> None:
     """Make a tensor that the user holds mean another value, sizes included."""
+    held = t._value
+    if isinstance(held, Value) and held.node.graph is not value.node.graph:
+        raise MutationError(
+            "a branch or loop body gives another size or shape to a tensor from outside of it",
+            where=source.here(),
+            fix="compute a new tensor and return it",
+        )
     if t._node is not None:
         t._node.meta["val"] = abstract_tensor(t._abstract)
         t._node = None

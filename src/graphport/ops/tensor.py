@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from graphport.ops.abstract import Abstract
 from graphport.symbolic.bridge import to_torch
@@ -35,7 +36,9 @@ class AbstractTensor(torch.Tensor):
         """Text of the user's own: there is no number to format, and no reason to fail for it."""
         return repr(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> AbstractTensor:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._value is not None and has_torch_function_unary(self):  # in the user's program
+            return handle_torch_function(torch.Tensor.__deepcopy__, (self,), self, memo)
         return abstract_tensor(self._abstract, self.requires_grad)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

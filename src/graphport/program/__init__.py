@@ -9,14 +9,18 @@ from graphport.program.signature import (
     GraphSignature,
     InputKind,
     InputSpec,
+    ModuleCallSignature,
     OutputKind,
     OutputSpec,
     SymbolicArgument,
     TensorArgument,
 )
+from graphport.program.torch_interop import from_torch
+from graphport.program.unflattening import unflatten
 
 __all__ = [
     "RESERVED", "Argument", "CallSpec", "ConstantArgument", "ExportedProgram", "GraphSignature",
-    "InputChecks", "InputKind", "InputShape", "InputSpec", "ModuleCall", "OutputKind",
-    "OutputSpec", "SymbolicArgument", "TensorArgument", "graph_module",
+    "InputChecks", "InputKind", "InputShape", "InputSpec", "ModuleCall", "ModuleCallSignature",
+    "OutputKind", "OutputSpec", "SymbolicArgument", "TensorArgument", "from_torch",
+    "graph_module", "unflatten",
 ]  # fmt: skip

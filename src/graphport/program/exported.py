@@ -15,7 +15,7 @@ from graphport.program import services
 from graphport.program.checks import InputChecks
 from graphport.program.module import build_module
 from graphport.program.printing import render
-from graphport.program.signature import GraphSignature, InputKind
+from graphport.program.signature import GraphSignature, InputKind, ModuleCallSignature
 from graphport.program.verifier import verify
 from graphport.symbolic import Expr, Range, Scope
 
@@ -30,10 +30,13 @@ class CallSpec:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """A module of the original program: its path, and the structure of its call if it was kept."""
+    """A module of the original program: its path, and the signature of its call if it was kept.
+
+    Further calls of a module whose signature is kept are `encoder@1`, ...
+    """
 
     fqn: str
-    signature: CallSpec | None = None
+    signature: ModuleCallSignature | None = None
 
 
 @dataclass
@@ -99,6 +102,15 @@ class ExportedProgram:
         With `table={}` only composite operators are taken apart; those in `preserve_ops` are not.
         """
         return services.decompose(self, table, tuple(preserve_ops))
+
+    def to_torch(self) -> Any:
+        """The program as a `torch.export.ExportedProgram`, for whatever takes one.
+
+        It shares the tensors of this program, except for buffers that the program writes to.
+        """
+        from graphport.program.torch_interop import to_torch
+
+        return to_torch(self)
 
     def validate(self) -> None:
         """Raise `VerificationError` unless the program obeys its own rules."""

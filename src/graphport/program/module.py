@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 import keyword
-import operator
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,10 @@ from torch.utils import _pytree as pytree
 
 from graphport.program.check_steps import variable
 from graphport.program.checks import InputChecks
+from graphport.program.mutation import owner, written
 from graphport.program.signature import GraphSignature, InputKind, OutputKind
 from graphport.program.structure import Unpacking, first_difference, leaf_expressions, literal
+from graphport.program.weights import require_weights
 
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
@@ -83,7 +84,7 @@ def parameter_names(names: list[str]) -> list[str]:
     return safe
 
 
-def _shown(names: list[str]) -> inspect.Signature:
+def shown_signature(names: list[str]) -> inspect.Signature:
     """The signature as the user knows it; names that no parameter can have are keywords."""
     kinds = inspect.Parameter
     plain = [n for n in names if n.isidentifier() and not keyword.iskeyword(n)]
@@ -113,15 +114,16 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     module = graph_module(root, graph)
     _attach_state(module, program)
     # `forward` is generated when it is first needed: until then it does not show its parameters.
-    module._graphport_signature = _shown(program.argument_names)
+    module._graphport_signature = shown_signature(program.argument_names)
     module._in_spec = program.call_spec.in_spec
     module._out_spec = program.call_spec.out_spec
     module.meta.update(program.graph_module.meta)
     module.register_forward_pre_hook(
-        _Entrance(program, check_guards), with_kwargs=True, prepend=True
+        Entrance(program, check_guards), with_kwargs=True, prepend=True
     )
-    module.train = types.MethodType(_refuse("train"), module)
-    module.eval = types.MethodType(_refuse("eval"), module)
+    require_weights(module)
+    module.train = types.MethodType(refuse("train"), module)
+    module.eval = types.MethodType(refuse("eval"), module)
     return module
 
 
@@ -182,39 +184,36 @@ def _kept_apart(graph: Graph, values: list[Any], targets: list[Node | None]) -> 
     overwritten = {t for t in targets if t is not None}
     apart: dict[Any, Node] = {}
     for value in values:
-        if isinstance(value, Node) and value not in apart and _owner(value) in overwritten:
+        if isinstance(value, Node) and value not in apart and owner(value) in overwritten:
             apart[value] = graph.call_function(aten.clone.default, (value,))
             apart[value].meta = dict(value.meta)
     return [apart.get(v, v) if isinstance(v, Node) else v for v in values]
 
 
-def _owner(node: Node) -> Node:
-    """The node whose memory a view shows, found by what operators say of their results."""
-    while node.op == "call_function":
-        schema = getattr(node.target, "_schema", None)
-        is_view = schema is not None and any(r.alias_info is not None for r in schema.returns)
-        if not is_view and node.target is not operator.getitem:
-            break
-        node = node.args[0]
-    return node
-
-
 def _attach_state(module: nn.Module, program: ExportedProgram) -> None:
-    """Parameters are shared; buffers that the program mutates are copies of their own."""
+    for name, t, persistent in own_state(program):
+        if isinstance(t, torch.Tensor):
+            _assign(module, name, t, persistent)
+
+
+def own_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
+    """State for a module to have, by name, and whether it is saved.
+
+    Parameters are shared; buffers that the program mutates are copies of the module's own.
+    """
     signature = program.graph_signature
     mutated = set(signature.buffers_to_mutate.values())
+    if program.dialect == "TRAINING":
+        by_input = {s.arg.name: s.target for s in signature.input_specs if s.target is not None}
+        mutated = {by_input[n] for n in written(program.graph_module) if n in by_input}
     persistent = {s.target: s.persistent for s in signature.input_specs}
     copies: dict[int, torch.Tensor] = {}
     for name, t in (*program.state_dict.items(), *program.constants.items()):
-        if not isinstance(t, torch.Tensor):
-            continue
-        if isinstance(t, nn.Parameter):
-            _assign(module, name, t, True)
-            continue
-        if name in mutated or id(t) in copies:
-            t = copies.setdefault(id(t), t.detach().clone())
+        if isinstance(t, torch.Tensor) and not isinstance(t, nn.Parameter):
+            if name in mutated or id(t) in copies:
+                t = copies.setdefault(id(t), t.detach().clone())
         in_state = name in program.state_dict
-        _assign(module, name, t, in_state and persistent.get(name, True) is not False)
+        yield name, t, in_state and persistent.get(name, True) is not False
 
 
 def _assign(module: nn.Module, name: str, t: torch.Tensor, persistent: bool) -> None:
@@ -232,7 +231,7 @@ def _assign(module: nn.Module, name: str, t: torch.Tensor, persistent: bool) -> 
         module.register_buffer(last, t, persistent=persistent)
 
 
-class _Entrance:
+class Entrance:
     """Checks the structure and sizes of the arguments before `forward` sees them."""
 
     def __init__(self, program: ExportedProgram, check_guards: bool) -> None:
@@ -303,7 +302,7 @@ class _Entrance:
         return tuple(args), kwargs
 
 
-def _refuse(what: str) -> Any:
+def refuse(what: str) -> Any:
     def refuse(self: nn.Module, mode: bool = True) -> nn.Module:
         raise NotImplementedError(
             f"Calling {what}() is not supported yet. The program was captured in the mode that the "

@@ -8,6 +8,8 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any
 
+from torch.utils._pytree import TreeSpec
+
 
 class InputKind(Enum):
     USER_INPUT = auto()
@@ -71,6 +73,18 @@ class OutputSpec:
     kind: OutputKind
     arg: Argument
     target: str | None = None
+
+
+@dataclass(frozen=True)
+class ModuleCallSignature:
+    """How a module was called, and what it returned: flat, and the structure."""
+
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+    in_spec: TreeSpec
+    out_spec: TreeSpec
+    argument_names: tuple[str, ...] = ()
+    """Names of the positional arguments, then of the keyword arguments."""
 
 
 def _of_kind(specs: list[Any], kind: Enum) -> list[Any]:

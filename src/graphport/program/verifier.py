@@ -35,18 +35,18 @@ def _graph(program: ExportedProgram) -> list[str]:
         if node.op in ("call_method", "call_module"):
             problems.append(f"{node.name}: {node.op} is not allowed")
         if node.op == "call_function":
-            problems.extend(_call(node))
+            problems.extend(_call(node, may_mutate=program.dialect == "TRAINING"))
         if node.op in ("placeholder", "call_function") and "val" not in node.meta:
             problems.append(f"{node.name}: no `val` in its metadata")
     return problems
 
 
-def _call(node: Node) -> list[str]:
+def _call(node: Node, *, may_mutate: bool) -> list[str]:
     target: Any = node.target
     if isinstance(target, HigherOrderOperator):
         return []
     if isinstance(target, OpOverload):
-        if target._schema.is_mutable:
+        if target._schema.is_mutable and not may_mutate:
             return [f"{node.name}: {target} mutates its arguments"]
         return []
     if target is operator.getitem or getattr(target, "__module__", "") in _SIZE_MODULES:

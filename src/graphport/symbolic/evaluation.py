@@ -6,21 +6,38 @@ expression again from new operands. Evaluation has Python's semantics exactly, e
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graphport.symbolic import division, floats, integers, logic
 from graphport.symbolic.nodes import Expr, Number, Value, remember_factors
+
+# No number of a program has more bits: computing one would take all time and memory there is.
+_MOST_BITS = 1 << 16
+
+
+def _power(a: int, b: int) -> int:
+    if a.bit_length() * b > _MOST_BITS and abs(a) > 1:
+        raise OverflowError(f"{a} ** {b} is too large")
+    return a**b
+
+
+def _shift(a: int, b: int) -> int:
+    if b > _MOST_BITS:
+        raise OverflowError(f"{a} << {b} is too large")
+    return a << b
+
 
 MEANING: dict[str, Callable[..., Any]] = {
     "floordiv": lambda a, b: a // b,
     "mod": lambda a, b: a % b,
     "min": lambda *args: min(args),
     "max": lambda *args: max(args),
-    "pow": lambda a, b: a**b,
+    "pow": _power,
     "abs": abs,
-    "lshift": lambda a, b: a << b,
+    "lshift": _shift,
     "rshift": lambda a, b: a >> b,
     "bitand": lambda a, b: a & b,
     "bitor": lambda a, b: a | b,
@@ -131,6 +148,15 @@ def evaluate_with(e: Value, done: dict[Expr, Any]) -> Any:
     return result
 
 
+def build(kind: str, args: Sequence[Value]) -> Any:
+    """The canonical expression of an operation by its kind; not for `add` and `mul`."""
+    if kind in _FOLD:
+        return functools.reduce(_FOLD[kind], args)
+    if kind in floats.FUNCTIONS:
+        return floats.func(kind, args[0])
+    return _REBUILD[kind](*args)
+
+
 def substitute(e: Value, mapping: Mapping[Expr, Value]) -> Any:
     """`e` with expressions replaced, all at once; the result is canonical.
 
@@ -162,14 +188,8 @@ def rebuild(e: Value, done: dict[Expr, Any], finish: Callable[[Expr], Value] | N
         args = [rebuild(part, done, finish) for part in e.args]
         if all(new is old for new, old in zip(args, e.args, strict=True)):
             result = e
-        elif kind in _FOLD:
-            result = args[0]
-            for arg in args[1:]:
-                result = _FOLD[kind](result, arg)
-        elif kind in floats.FUNCTIONS:
-            result = floats.func(kind, args[0])
         else:
-            result = _REBUILD[kind](*args)
+            result = build(kind, args)
     if finish is not None and type(result) is Expr and result.type is int:
         result = finish(result)
     done[e] = result

@@ -1,6 +1,7 @@
 """What is known: ranges, equalities, inequalities.
 
-Knowledge only grows. Learning a condition turns it into the strongest form that the rest can use:
+Knowledge only grows, except that a branch forgets what it learnt (`remembered`). Learning a
+condition turns it into the strongest form that the rest can use:
 
 * an equality that can be solved for a symbol (or for an opaque atom) becomes a rewrite, applied to
   everything from then on;
@@ -135,6 +136,27 @@ class Facts:
         self.generation += 1
         self.simplified.clear()
         self.simplified.update(self.rewrites)
+
+    def remembered(self) -> Callable[[], None]:
+        """What goes back to what is known now; symbols made since keep their ranges."""
+        stores: tuple[Any, ...] = (
+            self.bounds, self.rewrites, self.nonneg, self.zero, self.nonzero, self.truths,
+            self._exact,
+        )  # fmt: skip
+        kept = [store.copy() for store in stores]
+        learnt, finish = len(self.learnt), self._finish
+
+        def go_back() -> None:
+            made = {s: r for s, r in self.bounds.items() if s.kind == "symbol" and s not in kept[0]}
+            for store, before in zip(stores, kept, strict=True):
+                store.clear()
+                store.update(before)
+            self.bounds.update(made)
+            del self.learnt[learnt:]
+            self._finish = finish
+            self.changed()
+
+        return go_back
 
     # Inequalities
 

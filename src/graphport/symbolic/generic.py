@@ -14,7 +14,7 @@ questions, and left to the example.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from graphport.symbolic import division, integers, logic
 from graphport.symbolic.facts import Facts
@@ -34,6 +34,9 @@ class GenericSizes:
 
     def add_symbol(self, s: Expr) -> None:
         self._witnesses.add_symbol(s)
+
+    def remembered(self) -> Callable[[], None]:
+        return self._large.remembered()
 
     def answer(self, cond: Truth) -> Truth:
         """True or False; what is no question about 0 and 1 is left over."""

@@ -26,6 +26,8 @@ from graphport.symbolic.nodes import (
 # A power of a sum beyond this stays opaque: expansion would cost more than it can prove.
 _MAX_POWER = 6
 _MAX_TERMS = 256
+# Products of sums are written out, and the sums may come from a file.
+_MAX_PRODUCTS = 4096
 
 
 def split(e: Size) -> tuple[tuple[tuple[Expr, int], ...], int]:
@@ -105,6 +107,8 @@ def mul(a: Size, b: Size) -> Size:
         return scale(a, b)
     arena = arena_of(a, b)
     (left, c), (right, d) = split(a), split(b)
+    if len(left) * len(right) > _MAX_PRODUCTS:
+        raise OverflowError("a product of sums has too many terms to be written out")
     terms: dict[Expr, int] = {}
     for m, x in left:
         for n, y in right:

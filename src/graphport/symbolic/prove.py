@@ -9,7 +9,7 @@ answer comes quickly; None is always allowed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from graphport.symbolic import division, integers, logic, ranges
@@ -53,6 +53,17 @@ class Prover:
             self._witnesses.refresh()
             if self._least:
                 self._proven.clear()  # a size may have turned out to be small
+
+    def remembered(self) -> Callable[[], None]:
+        """What goes back to the answers that are proven now."""
+        proven = self._proven.copy()
+
+        def go_back() -> None:
+            self._proven.clear()
+            self._proven.update(proven)
+            self._witnesses.forget()
+
+        return go_back
 
     def decide(self, cond: Truth) -> bool | None:
         """True or False if proven, else None."""

@@ -14,7 +14,7 @@ one exception: see `internal`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -264,6 +264,34 @@ class Scope:
                   for s in expr.symbols(e)}  # fmt: skip
         return expr.evaluate(e, values)
 
+    # Parts of the program that may not run
+
+    @contextmanager
+    def branch(self, cond: Truth = True) -> Iterator[None]:
+        """Where only some runs of the program come, those with `cond`: what is learnt holds there.
+
+        Guards on input sizes outlast it: they chose what was captured.
+        """
+        start = len(self.facts)
+        parts = (self._facts, self._prover, self._sizes)
+        go_back = [part.remembered() for part in parts]
+        with suppress(Contradiction):  # nobody comes here: then everything holds
+            self._facts.learn(cond)
+        try:
+            yield
+        finally:
+            found = self.facts[start:]
+            del self.facts[start:]
+            for step in go_back:
+                step()
+            for fact in filter(self.outlasts, found):
+                self.facts.append(fact)
+                self._facts.learn(fact.cond)
+
+    def outlasts(self, fact: Fact) -> bool:
+        """Whether what a branch takes for granted is demanded of every run."""
+        return fact.kind == "guard" and not any(map(self.is_fresh, expr.symbols(fact.cond)))
+
     @contextmanager
     def operator(self) -> Iterator[None]:
         """While an operator's own rule runs: sets `internal`."""
@@ -278,6 +306,11 @@ class Scope:
             self.departed |= self.hint(cond) is (not answer)
         except ArithmeticError:  # a size of 0 in the example, and the question divides by it
             self.departed = True
+
+    def recall(self, fact: Fact) -> None:
+        """Take over a fact that was recorded before, in another life of the same program."""
+        self.facts.append(fact)
+        self._facts.learn(fact.cond)
 
     def _record(self, cond: Truth, kind: str, where: Location | None, message: str = "") -> None:
         assert isinstance(cond, Expr)

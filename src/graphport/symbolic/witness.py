@@ -41,6 +41,11 @@ class Witnesses:
         self._points.clear()
         self._made = 0
 
+    def forget(self) -> None:
+        """Start over: facts have been taken back."""
+        self._points.clear()
+        self._checked = self._made = 0
+
     def refute(self, e: Expr) -> bool:
         """Whether e < 0 at some point."""
         for point in self._points:

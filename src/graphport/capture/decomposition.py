@@ -17,9 +17,9 @@ from torch.fx import Node
 
 from graphport.capture.layout import Layouts
 from graphport.capture.recorder import Recorder
-from graphport.capture.rewrite import Rewriter
+from graphport.capture.rewrite import Functionalisation, Rewriter
 from graphport.capture.state import State
-from graphport.capture.tracer import SPECIAL, Handler, Tracer, decompose, pure, view
+from graphport.capture.tracer import COMPOSITE, SPECIAL, Handler, Tracer, decompose, pure, view
 from graphport.capture.values import Value
 from graphport.errors import InputError
 from graphport.ops import OpInfo, info_of
@@ -46,17 +46,16 @@ def run(program: ExportedProgram, table: Table | None, preserve: tuple[Any, ...]
     for op in preserve:
         _check_preserved(op)
     chosen = core_table() if table is None else table
-    return Decomposition(program, chosen, frozenset(preserve)).run()
+
+    def tracer(recorder: Recorder, state: State) -> Tracer:
+        return Decomposer(recorder, state, chosen, frozenset(preserve))
+
+    kind = Functionalisation if program.dialect == "TRAINING" else Decomposition
+    return kind(program, tracer).run()
 
 
 class Decomposition(Rewriter):
     """Takes composite operators and those of a table apart."""
-
-    def __init__(self, program: ExportedProgram, table: Table, preserve: frozenset[Any]) -> None:
-        def tracer(recorder: Recorder, state: State) -> Tracer:
-            return Decomposer(recorder, state, table, preserve)
-
-        super().__init__(program, tracer)
 
     def keeps(self, node: Node) -> bool:
         return not isinstance(node.target, OpOverload) or self.tracer.keeps(node.target)
@@ -91,7 +90,7 @@ class Decomposer(Tracer):
     def _choose(self, op: Any) -> tuple[Handler, OpInfo]:
         info = info_of(op)
         if op in self.preserve:
-            return pure, info
+            return (pure if info.rule is not None else SPECIAL[COMPOSITE]), info
         if op in _INNER:
             return _INNER[op], info
         if not info.mutated and op not in _STRUCTURAL:

@@ -1,0 +1,214 @@
+"""Checkpoint files as references: what `torch.load` and safetensors give under `gp.fake_mode()`.
+
+Of a file written by `torch.save`, torch's own unpickler reads all but the bytes of the tensors, and
+says where in the file those are; so everything around them (nested dicts, whole modules, the safety
+of `weights_only`) is as ever. Files in the format from before torch 1.6, and files in memory, are
+loaded as they always are. Of a safetensors file the header is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphport.errors import SerializationError
+from graphport.ops.abstract import row_major
+from graphport.ops.sources import FileRegion, Geometry
+from graphport.ops.weightless import Memory, WeightlessTensor, made, saved
+
+_PYTORCH = ("pt", "torch", "pytorch")
+_LARGEST_HEADER = 100 << 20  # bytes; the limit of the format's own readers
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U64": torch.uint64,
+    "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+    "C64": torch.complex64, "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
+
+
+class Shard:
+    """A safetensors file, opened as `safe_open` does; its tensors refer to it."""
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self._path = path
+        self._device = device
+        self._stamp = FileRegion.stamp_of(path)
+        self._entries, self._metadata, self._start = _header(path, self._stamp[0])
+
+    def __enter__(self) -> Shard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is open: the file is opened again for each tensor that is read."""
+
+    def keys(self) -> list[str]:
+        return sorted(self._entries)
+
+    def offset_keys(self) -> list[str]:
+        return sorted(self._entries, key=lambda name: self._entries[name]["data_offsets"])
+
+    def metadata(self) -> dict[str, str] | None:
+        return self._metadata
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise KeyError(f"{self._path} does not contain tensor {name}")
+        first, last = entry["data_offsets"]
+        dtype, sizes = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+        if self._device.type == "meta":
+            return torch.empty(sizes, dtype=dtype, device="meta")
+        region = FileRegion(self._path, name, self._start + first, last - first, self._stamp)
+        return saved(region, Geometry(dtype, sizes, row_major(sizes), 0), self._device)
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        return {name: self.get_tensor(name) for name in self.keys()}
+
+    def get_slice(self, name: str) -> Slice:
+        return Slice(self.get_tensor(name), self._entries[name]["dtype"])
+
+
+class Slice:
+    """A tensor of which a part is to be taken."""
+
+    def __init__(self, tensor: torch.Tensor, dtype: str) -> None:
+        self._tensor, self._dtype = tensor, dtype
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._tensor[index]
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def get_dtype(self) -> str:
+        return self._dtype
+
+
+def _header(path: Path, size: int) -> tuple[dict[str, Any], dict[str, str] | None, int]:
+    """What a safetensors file says of its tensors, and where their bytes begin."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        start = 8 + length
+        if size < 8 or length > min(_LARGEST_HEADER, size - 8):
+            raise _broken(path, f"its header of {length} bytes does not fit into {size} bytes")
+        text = file.read(length)
+    try:
+        header = json.loads(text)
+        metadata = header.pop("__metadata__", None)
+        for name, entry in header.items():
+            first, last = entry["data_offsets"]
+            nbytes = math.prod(entry["shape"]) * _DTYPES[entry["dtype"]].itemsize
+            if not 0 <= first <= last <= size - start or last - first != nbytes:
+                raise _broken(path, f"the bytes of {name!r} are not where the header says")
+    except KeyError as error:
+        raise _broken(path, f"its header has an unknown or missing {error}") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _broken(path, f"its header cannot be read: {error}") from None
+    return header, metadata, start
+
+
+def _broken(path: Path, why: str) -> SerializationError:
+    return SerializationError(f"{path} is not a valid safetensors file: {why}")
+
+
+# torch.load
+
+_loading = threading.local()
+
+
+def _open_file_like(original: Any, file: Any, mode: Any) -> Any:
+    _loading.path = None if hasattr(file, "read") else Path(file)
+    return original(file, mode)
+
+
+def _load(original: Any, zip_file: Any, map_location: Any, *args: Any, **kwargs: Any) -> Any:
+    path, _loading.path = getattr(_loading, "path", None), None
+    if path is None or torch.serialization._is_meta_location(map_location):
+        return original(zip_file, map_location, *args, **kwargs)
+    if zip_file.has_record("byteorder") and zip_file.get_record("byteorder") != b"little":
+        return original(zip_file, map_location, *args, **kwargs)
+    _loading.found = _Found(path, _device_of(map_location))
+    try:
+        return original(zip_file, "meta", *args, **{**kwargs, "overall_storage": None})
+    finally:
+        _loading.found = None
+
+
+class _Found:
+    """The tensors of one file of `torch.save`; several may share memory."""
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self.path, self.device = path, device
+        self.stamp = FileRegion.stamp_of(path)
+        self.memories: dict[int, tuple[torch.UntypedStorage, Memory]] = {}
+
+    def tensor(self, storage: Any, offset: int, sizes: Any, strides: Any) -> WeightlessTensor:
+        untyped = storage._untyped_storage
+        known = self.memories.get(untyped._cdata)
+        if known is None:
+            at = untyped._checkpoint_offset
+            name = f"bytes {at} to {at + untyped.nbytes()}"
+            region = FileRegion(self.path, name, at, untyped.nbytes(), self.stamp)
+            known = self.memories[untyped._cdata] = (untyped, Memory(region))
+        geometry = Geometry(storage.dtype, tuple(sizes), tuple(strides), offset)
+        return made(geometry.over(untyped), self.device, known[1])
+
+
+def _rebuild_tensor(original: Any, storage: Any, offset: Any, size: Any, stride: Any) -> Any:
+    found = getattr(_loading, "found", None)
+    if found is None or not hasattr(storage._untyped_storage, "_checkpoint_offset"):
+        return original(storage, offset, size, stride)
+    return found.tensor(storage, offset, size, stride)
+
+
+def _device_of(map_location: Any) -> torch.device:
+    return torch.device(map_location if isinstance(map_location, (str, torch.device)) else "cpu")
+
+
+@contextmanager
+def replaced(owner: Any, name: str, new: Any, active: Any) -> Iterator[None]:
+    """A function of another package, replaced where the calling thread is in the mode."""
+    original = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not active():
+            return original(*args, **kwargs)
+        return new(original, *args, **kwargs)
+
+    call.__name__, call.__doc__ = name, original.__doc__
+    setattr(owner, name, staticmethod(call) if name == "__new__" else call)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def readers() -> list[tuple[Any, str, Any]]:
+    """What to replace: deep enough that names which users have imported already go there too."""
+    found: list[tuple[Any, str, Any]] = [
+        (torch.serialization, "_open_file_like", _open_file_like),
+        (torch.serialization, "_load", _load),
+        (torch._utils, "_rebuild_tensor", _rebuild_tensor),
+    ]
+    try:
+        from safetensors import safe_open
+    except ImportError:
+        return found
+    return [*found, (safe_open, "__new__", _safe_open)]
+
+
+def _safe_open(
+    original: Any, kind: Any, filename: Any, framework: str = "", device: Any = "cpu", **more: Any
+) -> Any:
+    if framework not in _PYTORCH:
+        return original(kind, filename, framework, device, **more)
+    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return Shard(Path(filename), place)

@@ -1,0 +1,323 @@
+"""`torch.while_loop`, `map`, `scan`, `associative_scan`: the body is a graph of its own.
+
+A body is captured once, on values of which only the kind is known: a carried value is any of the
+values that it takes, an element any of the elements. Tensors from outside that a body writes to are
+carried too, so the body is captured again when it turns out that there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from graphport import source
+from graphport.capture.control import NUMBERS, Either, kind_of, record, said
+from graphport.capture.functions import overrides
+from graphport.capture.recorder import describe
+from graphport.capture.subgraphs import Subgraph
+from graphport.capture.tracer import Tracer
+from graphport.capture.values import Value
+from graphport.errors import MutationError, UserError
+from graphport.ops import Abstract
+from graphport.symbolic import Range
+from graphport.symbolic.bridge import to_torch
+
+aten = torch.ops.aten
+higher_order = torch.ops.higher_order
+
+_INT64 = torch.iinfo(torch.int64)
+_RANGES = {
+    int: Range(_INT64.min, _INT64.max), float: Range(-float("inf"), float("inf")), bool: Range(0, 1)
+}  # fmt: skip
+
+
+class Carried:
+    """What goes from step to step: the given values, then memory that the body writes to."""
+
+    def __init__(self, tracer: Tracer, given: Sequence[Any], what: str) -> None:
+        self.tracer = tracer
+        self.what = what
+        self.given = [self._start(x) for x in given]
+        self.bases: list[Value] = []
+
+    def _start(self, x: Any) -> Any:
+        """A first value: a tensor laid out in the order of its dims, or a number."""
+        if not isinstance(x, torch.Tensor):
+            if kind_of(x) in NUMBERS:
+                return x
+            raise UserError(
+                f"{self.what} carries tensors and numbers, got {x!r}", where=source.here()
+            )
+        if self.tracer.value(x).abstract.is_contiguous:
+            return x
+        return self.tracer.call(aten.clone.default, x, memory_format=torch.contiguous_format)
+
+    def first(self) -> list[Any]:
+        """The first values as arguments of the operator."""
+        tracer = self.tracer
+        return [tracer.lower(x) for x in self.given] + [tracer.read(b) for b in self.bases]
+
+    def enter(self, graph: Subgraph) -> list[Any]:
+        """The given values in a step."""
+        entered = [self._enter(graph, x, i) for i, x in enumerate(self.given)]
+        for base in self.bases:
+            graph.carry(base, plain(base.abstract))
+        return entered
+
+    def _enter(self, graph: Subgraph, x: Any, i: int) -> Any:
+        what = f"what {self.what} carries (value {i})"
+        if isinstance(x, torch.Tensor):
+            return graph.make(x, plain(self.tracer.value(x).abstract), what)
+        number = self._any(x)
+        first = self.tracer.recorder.argument(self.tracer.lower(x))
+        name = first.name if isinstance(first, Node) else "number"
+        graph.make_number(name, number.number, what)
+        return to_torch(number.told)
+
+    def _any(self, x: Any) -> Either:
+        limits = _RANGES[kind_of(x)]
+        return Either.fresh(self.tracer, kind_of(x), limits.lower, limits.upper)
+
+    def after(self) -> list[Any]:
+        """What is known of the values after the last step."""
+        tensors = [b.abstract for b in self.bases]
+        return [
+            plain(self.tracer.value(x).abstract) if isinstance(x, torch.Tensor) else self._any(x)
+            for x in self.given
+        ] + [plain(a) for a in tensors]
+
+    def check(self, body: Subgraph) -> None:
+        """The body must return what it was given, in kind."""
+        if len(body.results) < len(self.given):
+            raise UserError(
+                f"the body of {self.what} returns {len(body.results)} values, but carries "
+                f"{len(self.given)}",
+                where=body.where,
+            )
+        for i, x in enumerate(self.given):
+            body.contiguous(i)
+            have = describe(body.results[i])
+            want = plain(self.tracer.value(x).abstract) if isinstance(x, torch.Tensor) else x
+            if not self._same(have, want):
+                raise UserError(
+                    f"the body of {self.what} turns the carried value {i} from {said(want)} into "
+                    f"{said(have)}",
+                    where=body.where,
+                    fix="carry values of one size and dtype; convert the first one before the loop",
+                )
+
+    def _same(self, have: Any, want: Any) -> bool:
+        if not isinstance(want, Abstract):
+            return kind_of(have) is kind_of(want)
+        return isinstance(have, Abstract) and (
+            (have.dtype, have.device, have.rank) == (want.dtype, want.device, want.rank)
+            and all(map(self.tracer.scope.same, have.sizes, want.sizes))
+        )
+
+    def finish(self, made: Sequence[Any]) -> None:
+        """After the loop the memory holds what the last step wrote."""
+        for base, new in zip(self.bases, made, strict=True):
+            self.tracer.write(base, self.tracer.read(self.tracer.value(new)))
+
+
+def plain(a: Abstract) -> Abstract:
+    """A carried value, laid out in the order of its dims whatever the first one was."""
+    return Abstract(a.sizes, a.dtype, a.device)
+
+
+def _settled(carried: Carried, capture: Callable[[], list[Subgraph]]) -> list[Subgraph]:
+    """The graphs of a loop, captured until all that they write to is carried."""
+    while True:
+        graphs = capture()
+        known = set(carried.bases)
+        found = dict.fromkeys(w.base for g in graphs for w in g.written if w.base not in known)
+        if not found:
+            return graphs
+        carried.bases.extend(found)
+
+
+def _outside(*graphs: Subgraph) -> list[Any]:
+    return list(dict.fromkeys(n for g in graphs for n in g.outside))
+
+
+@overrides(higher_order.while_loop)
+def while_loop(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    cond_fn, body_fn, given, additional = args
+    carried = Carried(tracer, given, "torch.while_loop")
+
+    def capture() -> list[Subgraph]:
+        graphs = []
+        for name, fn in (("while_loop_cond_graph", cond_fn), ("while_loop_body_graph", body_fn)):
+            graph = Subgraph(tracer, name)
+            inner = carried.enter(graph)
+            graph.take(*additional)
+            graph.run(fn, *inner, *additional)
+            graphs.append(graph)
+        return graphs
+
+    test, body = _settled(carried, capture)
+    _check_test(test)
+    _refuse_writes(test, "the condition of torch.while_loop")
+    count = len(carried.given)
+    if len(body.results) != count:
+        raise UserError(
+            f"the body of torch.while_loop returns {len(body.results)} values, but carries {count}",
+            where=body.where,
+            fix="return a tuple of as many values as are carried",
+        )
+    carried.check(body)
+    body.add_written(carried.bases)
+    outside = _outside(test, body)
+    graphs = [test.finish(outside, single=True), body.finish(outside)]
+    first = carried.first()
+    made = record(tracer, func, (*graphs, first, outside), carried.after(), [*first, *outside])
+    carried.finish(made[count:])
+    body.doubt(made[:count])
+    return tuple(made[:count])
+
+
+def _check_test(test: Subgraph) -> None:
+    about = describe(test.results[0]) if len(test.results) == 1 else None
+    if isinstance(about, Abstract):
+        is_truth = about.dtype is torch.bool and not about.rank
+    else:
+        is_truth = kind_of(about) is bool
+    if not is_truth:
+        raise UserError(
+            "the condition of torch.while_loop returns one truth, got "
+            f"{', '.join(said(describe(r)) for r in test.results) or 'nothing'}",
+            where=test.where,
+            fix="return a tensor of one bool without dims, or a comparison: i < 3, x.any()",
+        )
+
+
+@overrides(higher_order.map_impl)
+def map_impl(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    fn, xs, more = args
+    body = Subgraph(tracer, "body_graph")
+    inner = _elements(tracer, body, xs, "map")
+    body.take(*more)
+    body.run(fn, *inner, *more)
+    _refuse_writes(body, "a step of map")
+    results = _stacked(tracer, body, 0, xs)
+    outside = body.outside
+    graph = body.finish(outside)
+    given = [tracer.lower(x) for x in xs]
+    made = record(tracer, func, (graph, given, outside), results, [*given, *outside])
+    return pytree.tree_unflatten(made, body.spec)
+
+
+@overrides(higher_order.scan)
+def scan(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    fn, init, xs = args[:3]
+    additional = args[3] if len(args) > 3 else kwargs.get("additional_inputs", ())
+    carried = Carried(tracer, init, "scan")
+
+    def capture() -> list[Subgraph]:
+        body = Subgraph(tracer, "scan_combine_graph")
+        inner = [*carried.enter(body), *_elements(tracer, body, xs, "scan")]
+        body.take(*additional)
+        body.run(fn, *inner, *additional)
+        return [body]
+
+    (body,) = _settled(carried, capture)
+    carried.check(body)
+    count, spec = len(init), body.spec
+    body.add_written(carried.bases, at=count)
+    first = carried.first()
+    results = [*carried.after(), *_stacked(tracer, body, len(first), xs)]
+    outside = body.outside
+    graph = body.finish(outside)
+    given = [tracer.lower(x) for x in xs]
+    reads = [*first, *given, *outside]
+    made = record(tracer, func, (graph, first, given, outside), results, reads)
+    carried.finish(made[count : len(first)])
+    body.doubt(made[:count])
+    return pytree.tree_unflatten([*made[:count], *made[len(first) :]], spec)
+
+
+@overrides(higher_order.associative_scan)
+def associative_scan(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Its function combines two runs of elements, of any length, each with a leading dim."""
+    fn, xs = args[:2]
+    additional = args[2] if len(args) > 2 else kwargs.get("additional_inputs", ())
+    body = Subgraph(tracer, "associative_scan_combine_graph")
+    length = tracer.scope.fresh(lower=1, origin=source.spot())
+    inner = []
+    for _ in range(2):
+        for x in xs:
+            have = tracer.value(x).abstract
+            some = Abstract((length, *have.sizes[1:]), have.dtype, have.device)
+            inner.append(body.make(x, some, "what associative_scan combines"))
+    body.take(*additional)
+    body.run(fn, *inner, *additional)
+    _refuse_writes(body, "the function of associative_scan")
+    for i in range(len(xs)):
+        have, want = describe(body.results[i]), describe(body.given[i])
+        body.contiguous(i)
+        if not isinstance(have, Abstract) or not _alike(tracer, have, want):
+            raise UserError(
+                f"the function of associative_scan turns {want} into {said(have)}",
+                where=body.where,
+                fix="return what was given, in size and dtype",
+            )
+    outside = body.outside
+    graph = body.finish(outside)
+    given = [tracer.lower(x) for x in xs]
+    results = [plain(tracer.value(x).abstract) for x in xs]
+    return record(tracer, func, (graph, given, outside), results, [*given, *outside])
+
+
+def _alike(tracer: Tracer, a: Abstract, b: Abstract) -> bool:
+    kinds = (a.dtype, a.device, a.rank) == (b.dtype, b.device, b.rank)
+    return kinds and all(map(tracer.scope.same, a.sizes, b.sizes))
+
+
+def _elements(tracer: Tracer, body: Subgraph, xs: Sequence[Any], what: str) -> list[Any]:
+    return [_element(tracer, body, x, f"an element of {what} (input {i})")
+            for i, x in enumerate(xs)]  # fmt: skip
+
+
+def _element(tracer: Tracer, body: Subgraph, x: Any, what: str) -> torch.Tensor:
+    if not isinstance(x, torch.Tensor) or not x.dim():
+        raise UserError(
+            f"{what} is taken from a tensor with at least one dim, got "
+            f"{tracer.value(x).abstract if isinstance(x, torch.Tensor) else repr(x)}",
+            where=source.here(),
+            fix="pass numbers and single values after the mapped tensors",
+        )
+    have = tracer.value(x).abstract
+    return body.make(x, Abstract(have.sizes[1:], have.dtype, have.device, have.strides[1:]), what)
+
+
+def _refuse_writes(graph: Subgraph, what: str) -> None:
+    for written in graph.written:
+        if written.node not in graph.given:  # else it is only carried
+            raise MutationError(
+                f"{what} writes to a tensor from outside of it",
+                where=written.where,
+                fix="carry the tensor with gp.scan or torch.while_loop, or return what to write",
+            )
+
+
+def _stacked(tracer: Tracer, body: Subgraph, first: int, xs: Sequence[Any]) -> list[Any]:
+    """The results of all steps, one after another."""
+    count = tracer.value(xs[0]).abstract.sizes[0]
+    stacked = []
+    for i in range(first, len(body.results)):
+        about = describe(body.results[i])
+        if about is None:
+            stacked.append(None)
+            continue
+        if not isinstance(about, Abstract):
+            raise UserError(
+                f"result {i} of a step is {said(about)}: steps return tensors",
+                where=body.where,
+                fix="return torch.tensor(...) of the number, or compute it outside",
+            )
+        stacked.append(Abstract((count, *about.sizes), about.dtype, about.device))
+    return stacked

@@ -1,0 +1,160 @@
+"""The training form (`training=True`): operators as they were written, mutation included.
+
+Views and writes are those of the user's code and happen in memory when the program runs, so a value
+never has to be made again. A write that no operator of the program stands for by itself (a running
+statistic, an assigned buffer) is computed and copied into its place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from graphport.capture.recorder import describe
+from graphport.capture.tracer import (
+    MUTATING,
+    SPECIAL,
+    Handler,
+    Tracer,
+    fitted,
+    inplace,
+    is_contiguous,
+    pure,
+    view,
+    wants_grad,
+)
+from graphport.capture.values import Value
+from graphport.ops import Abstract, OpInfo, info_of, meta_rule
+
+aten = torch.ops.aten
+Keywords = dict[str, Any]
+
+
+class TrainingTracer(Tracer):
+    """Records what a training or quantisation tool wants to see."""
+
+    def _choose(self, op: Any) -> tuple[Handler, OpInfo]:
+        handler, info = super()._choose(op)
+        if handler is SPECIAL[MUTATING]:
+            handler = mutating
+        return _AS_WRITTEN.get(op) or (written if handler is inplace else handler), info
+
+    def read(self, v: Value) -> Node:
+        """A view sees what is written to its memory by itself."""
+        return v.node if v.node.graph is self.recorder.graph else self.recorder.brought(v.node)
+
+    def write(self, v: Value, node: Node) -> None:
+        self.overwritten(v, self.recorder.emit(aten.copy_.default, self.read(v), node))
+
+    def overwritten(self, v: Value, node: Node) -> None:
+        """The node that has just written to a tensor stands for it from now on."""
+        v.node = node
+        v.storage.version += 1
+        v.storage.mutated = True
+        v.version = v.storage.version
+        v.constant = v.number = None
+
+
+def written(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """An in-place operator, recorded as such once its functional form has agreed to the sizes."""
+    target = args[0]
+    if info.functional is None or info.mutated != (0,) or not isinstance(target, torch.Tensor):
+        return inplace(tracer, info, args, kwargs)
+    twin = info_of(info.functional)
+    lowered = [tracer.lower(a) for a in args]
+    keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
+    described = [describe(a) for a in info.arranged(lowered)]
+    about = {k: describe(v) for k, v in keywords.items()}
+    rule = twin.rule or (lambda *a, **k: meta_rule(twin.op, a, k))
+    out = rule(*described, **about)
+    value = tracer.value(target)
+    if isinstance(out, Abstract):
+        fitted(tracer, value.abstract, out, value.node, info.op)
+    node = tracer.recorder.node(info.op, lowered, keywords, value.abstract, info.name)
+    tracer.overwritten(value, node)
+    return target
+
+
+def mutating(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """An operator that writes to several arguments, or returns something else than those."""
+    lowered = [tracer.lower(a) for a in args]
+    keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
+    about = {k: describe(v) for k, v in keywords.items()}
+    out = None
+    if info.op._schema.returns:
+        out = meta_rule(info.op, [describe(a) for a in lowered], about)
+    node = tracer.recorder.node(info.op, lowered, keywords, out, info.name)
+    for place in info.mutated:
+        for t in pytree.tree_leaves(kwargs.get(place) if isinstance(place, str) else args[place]):
+            if isinstance(t, torch.Tensor):
+                value = tracer.value(t)
+                tracer.overwritten(value, value.node)
+    return tracer.fresh(out, node, wants_grad(args))
+
+
+def copy_(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    value = tracer.value(args[0])
+    node = tracer.recorder.node(
+        info.op, [tracer.lower(a) for a in args], kwargs, value.abstract, info.name
+    )
+    tracer.overwritten(value, node)
+    return args[0]
+
+
+def literal(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """A literal is new in every run: what is written to it must not last."""
+    if hasattr(args[0], "_abstract"):
+        return args[0]
+    constant = tracer.state.literal(args[0])
+    node = tracer.recorder.emit(aten.lift_fresh_copy.default, constant.node)
+    value = Value(constant.abstract, node)
+    value.constant = args[0]
+    return tracer.wrap(value)
+
+
+def batch_norm(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """In training it writes running statistics, which the schema does not say."""
+    result = pure(tracer, info, args, kwargs)
+    for statistic in args[3:5]:
+        if statistic is not None and args[5]:
+            tracer.value(statistic).storage.mutated = True
+    return result
+
+
+def contiguous(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """As written: an input may come in another layout."""
+    base = tracer.value(args[0])
+    if kwargs or not is_contiguous(tracer.read(base)):
+        return SPECIAL[info.op](tracer, info, args, kwargs)
+    node = tracer.recorder.node(info.op, (tracer.read(base),), {}, base.abstract, info.name)
+    return tracer.wrap(Value.view(base, base.abstract, node, info.op, ()), wants_grad(args))
+
+
+def as_view(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """`view` stays one: whoever writes to it means the memory of what it shows."""
+    if tracer.decomposing:
+        return view(tracer, info, args, kwargs)
+    base = tracer.value(args[0])
+    rest = tuple(tracer.lower(a) for a in args[1:])
+    out = info.rule(base.abstract, *rest)
+    node = tracer.recorder.node(info.op, (tracer.read(base), *rest), {}, out, info.name)
+    return tracer.wrap(Value.view(base, out, node, info.op, rest), wants_grad(args))
+
+
+_AS_WRITTEN: dict[Any, Handler] = {
+    aten.dropout.default: pure,
+    aten.alpha_dropout.default: pure,
+    aten.feature_dropout.default: pure,
+    aten.feature_alpha_dropout.default: pure,
+    aten.batch_norm.default: batch_norm,
+    aten.instance_norm.default: batch_norm,
+    aten.contiguous.default: contiguous,
+    aten.view.default: as_view,
+    aten.detach.default: view,
+    aten.copy_.default: copy_,
+    aten.lift_fresh.default: literal,
+    aten.lift_fresh_copy.default: pure,
+}

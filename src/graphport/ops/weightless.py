@@ -1,0 +1,401 @@
+"""`WeightlessTensor`: a tensor with sizes, strides, dtype and a device of its own, but no memory.
+
+What modules built under `gp.fake_mode()` have for parameters, and what a checkpoint loaded there
+consists of. Operators work on it through torch's meta kernels, views and writes included, inside
+and outside of the mode, and take no memory either. Where its data is known (in a file, or as the
+result of operators on such data), `read()` gives it, and so does whatever asks for numbers; where
+it is not, asking for numbers is a `NoDataError`.
+
+For whoever writes weights to disk: `reference` is the region of a file that holds exactly the
+tensor, to be copied piece by piece (`reference.chunks()`); without one, `has_data` says whether
+`read()` can give the tensor, at the cost of its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from graphport.errors import NoDataError
+from graphport.ops.sources import (
+    Computed,
+    FileRegion,
+    Geometry,
+    Kept,
+    Source,
+    Window,
+    Written,
+    converted,
+    filled,
+)
+from graphport.ops.tensor import AbstractTensor
+
+aten = torch.ops.aten
+_META = torch.device("meta")
+_FILLS = {aten.fill_.Scalar, aten.zero_.default}
+_LOOKING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Memory:
+    """What several tensors share, and where its data can be had."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: Source | None = None) -> None:
+        self.source = source
+
+
+class WeightlessTensor(torch.Tensor):
+    """A tensor without memory. See the module."""
+
+    _inner: torch.Tensor
+    """On the meta device: how the tensor lies in its memory, and which memory that is."""
+    _memory: Memory
+
+    # Nothing is decided above the dispatcher; also, results must not be made this class by torch.
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(op, args, kwargs or {})
+
+    @property
+    def has_data(self) -> bool:
+        """Whether `read()` can give the data."""
+        return self._memory.source is not None
+
+    @property
+    def reference(self) -> FileRegion | None:
+        """The bytes of a file that are exactly this tensor, row by row."""
+        source, lies = self._memory.source, Geometry.of(self._inner)
+        if not isinstance(source, FileRegion) or not lies.is_row_major:
+            return None
+        size = lies.dtype.itemsize
+        return replace(
+            source, offset=source.offset + lies.offset * size, nbytes=self._inner.numel() * size
+        )
+
+    def read(self) -> torch.Tensor:
+        """The data, as a tensor on the CPU."""
+        with _disable_current_modes(), torch.no_grad():
+            return _window(self).read()
+
+    # What torch would answer from memory that is not there.
+
+    @property
+    def data(self) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+        with torch.no_grad():
+            return self.detach()
+
+    @data.setter
+    def data(self, new: torch.Tensor) -> None:
+        if torch.compiler.is_compiling():
+            torch.Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
+            return
+        if type(new) is not WeightlessTensor:
+            new = referring_to(new)
+        self._inner, self._memory = new._inner, new._memory
+        _refresh(self, new.device)
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Memory on the meta device: tensors that share memory have the same one."""
+        if torch.compiler.is_compiling():
+            return super().untyped_storage()
+        return self._inner.untyped_storage()
+
+    def data_ptr(self) -> int:
+        if torch.compiler.is_compiling():
+            return super().data_ptr()
+        raise _no_data(self, "has no address")
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        source = self._memory.source
+        where = "no data" if source is None else "data by computation"
+        if isinstance(source, FileRegion):
+            where = f"data in {source.path.name}: {source.name}"
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return (
+            f"WeightlessTensor({where}, size={list(self.shape)}, dtype={self.dtype}, "
+            f"device={self.device}{grad})"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return super().__deepcopy__(memo)
+        known = memo.get(id(self))
+        if known is not None:
+            return known
+        shared = memo.get(id(self._memory))
+        if shared is None:
+            shared = memo[id(self._memory)] = (
+                Memory(self._memory.source),
+                torch.UntypedStorage(self._inner.untyped_storage().nbytes(), device=_META),
+            )
+        memory, storage = shared
+        new = made(Geometry.of(self._inner).over(storage), self.device, memory)
+        new.requires_grad_(self.requires_grad)
+        vars(new).update(
+            {k: v for k, v in vars(self).items() if k not in ("_inner", "_memory")}
+        )
+        memo[id(self)] = new
+        return new
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise _no_data(self, "cannot be pickled")
+
+
+def _reader(name: str) -> Any:
+    """A method of torch's that looks at the data."""
+    original = getattr(torch.Tensor, name)
+
+    def read(self: WeightlessTensor, *args: Any, **kwargs: Any) -> Any:
+        capturing = torch.compiler.is_compiling()
+        return original(self if capturing else self.read(), *args, **kwargs)
+
+    read.__name__ = name
+    return read
+
+
+for _name in ("numpy", "tolist", "__array__", "__dlpack__"):
+    setattr(WeightlessTensor, _name, _reader(_name))
+
+
+def lacks_data(t: torch.Tensor) -> bool:
+    """Whether a tensor of any kind has no numbers in memory: also on the meta device, or fake."""
+    if isinstance(t, AbstractTensor):
+        return True
+    try:
+        return t.untyped_storage().device.type == "meta"
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
+# Making them
+
+
+def made(inner: torch.Tensor, device: torch.device, memory: Memory) -> WeightlessTensor:
+    """A tensor that lies in memory as a tensor on the meta device does."""
+    t = torch.Tensor._make_wrapper_subclass(
+        WeightlessTensor, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=device,
+        storage_offset=inner.storage_offset(), storage_size=0,
+    )  # fmt: skip
+    t._inner, t._memory = inner, memory
+    return t
+
+
+def saved(region: FileRegion, geometry: Geometry, device: torch.device) -> WeightlessTensor:
+    """A tensor whose data is in a file."""
+    storage = torch.UntypedStorage(region.nbytes, device=_META)
+    return made(geometry.over(storage), device, Memory(region))
+
+
+def without_data(t: torch.Tensor) -> WeightlessTensor:
+    """A tensor like another one, whose data is given up."""
+    return made(_inner_of(t), t.device, _memory_for(t))
+
+
+def referring_to(t: torch.Tensor) -> WeightlessTensor:
+    """A tensor like another one, whose data is that of the other."""
+    inner = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=_META)
+    return made(inner, t.device, Memory(Kept(t, Geometry.of(inner))))
+
+
+def deferred(op: Any, args: Any, kwargs: dict[str, Any], least: int) -> WeightlessTensor | None:
+    """What a factory was asked for, unless it is smaller than so many bytes."""
+    device = torch.device(kwargs.get("device") or "cpu")
+    if device.type == "meta":
+        return None
+    inner = op(*args, **_on_meta(op, kwargs, always=True))
+    if inner.layout is not torch.strided or inner.numel() * inner.element_size() < least:
+        return None
+    return made(inner, device, Memory(Computed(op, args, kwargs, Geometry.of(inner), None)))
+
+
+def _inner_of(t: torch.Tensor) -> torch.Tensor:
+    """On the meta device what a tensor with memory is; tensors that share memory go on to."""
+    storage = t.untyped_storage()
+    twin = getattr(storage, "_weightless", None)
+    if twin is None:
+        twin = storage._weightless = (
+            torch.UntypedStorage(storage.nbytes(), device=_META), Memory()
+        )  # fmt: skip
+    return Geometry.of(t).over(twin[0])
+
+
+def _memory_for(t: torch.Tensor) -> Memory:
+    return t.untyped_storage()._weightless[1]
+
+
+# Operators
+
+
+def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    if op in (aten.copy_.default, aten.set_.source_Tensor):
+        return (_copy if op is aten.copy_.default else _set)(*args[:2])
+    written = list(_written_by(op, args, kwargs))
+    if any(type(t) is not WeightlessTensor for t in written):
+        return _with_data(op, args, kwargs)  # numbers that go into memory are needed
+    if not written and not _LOOKING.isdisjoint(op.tags):
+        return _with_data(op, args, kwargs)
+    call = _recorded(args, kwargs)
+    inner_args, inner_kwargs = pytree.tree_map(_lowered, (args, _on_meta(op, kwargs)))
+    try:
+        out = op(*inner_args, **inner_kwargs)
+    except NotImplementedError:  # there is no meta kernel, or it would look at the data
+        if not written:
+            return _with_data(op, args, kwargs)
+        out = written[0]._inner
+    for t in written:
+        _overwrite(t, op, args, call)
+    return _results(out, op, args, kwargs, call)
+
+
+def _results(out: Any, op: Any, args: Any, kwargs: dict[str, Any], call: Any) -> Any:
+    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    ours = [t for t in tensors if type(t) is WeightlessTensor]
+    by_inner = {id(t._inner): t for t in ours}
+    by_storage = {t._inner.untyped_storage()._cdata: t._memory for t in ours}
+    device = kwargs.get("device") or next((t for t in tensors if t.ndim), tensors[0]).device
+
+    def result(x: Any, index: int | None) -> Any:
+        if not isinstance(x, torch.Tensor) or torch.device(device).type == "meta":
+            return x
+        if id(x) in by_inner:
+            return by_inner[id(x)]
+        memory = by_storage.get(x.untyped_storage()._cdata)
+        if memory is None:
+            source = None if call is None else Computed(op, *call, Geometry.of(x), index)
+            memory = Memory(source)
+        return made(x, torch.device(device), memory)
+
+    if isinstance(out, (list, tuple)):
+        return type(out)(result(x, i) for i, x in enumerate(out))
+    return result(out, None)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """A tensor that is copied into whole has the data of the other from then on."""
+    if type(target) is not WeightlessTensor:
+        return target.copy_(source.read())  # type: ignore[attr-defined]
+    aten.copy_.default(target._inner, _lowered(source))  # whether the sizes fit
+    lies, memory = Geometry.of(target._inner), target._memory
+    if not _is_whole(target):
+        args = (target, source)
+        _overwrite(target, aten.copy_.default, args, _recorded(args, {}))
+    elif type(source) is not WeightlessTensor:
+        memory.source = None if source.device.type == "meta" else _kept(source, lies)
+    elif source._memory.source is None:
+        memory.source = None
+    elif Geometry.of(source._inner) == lies and _is_whole(source):
+        memory.source = source._memory.source
+    else:
+        args = (_window(source), lies.sizes, lies.dtype)
+        memory.source = Computed(converted, args, {}, lies, None)
+    return target
+
+
+def _kept(t: torch.Tensor, lies: Geometry) -> Source:
+    if tuple(t.shape) == lies.sizes and t.dtype is lies.dtype:
+        return Kept(t, lies)
+    return Computed(converted, (Kept(t), lies.sizes, lies.dtype), {}, lies, None)
+
+
+def _set(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    if type(target) is not WeightlessTensor:
+        return target.set_(source.read())  # type: ignore[attr-defined]
+    target.data = source
+    return target
+
+
+def _overwrite(t: WeightlessTensor, op: Any, args: Any, call: Any) -> None:
+    """Memory after a write: what is not known before it, or of its operands, is not known after."""
+    before = t._memory.source
+    if op in _FILLS and _is_whole(t):
+        lies = Geometry.of(t._inner)
+        t._memory.source = Computed(filled, (lies, *args[1:]), {}, lies, None)
+    elif before is not None:
+        t._memory.source = None if call is None else Written(op, *call, before)
+    if torch.Tag.inplace_view in op.tags or op in (aten.resize_.default, aten.set_.source_Tensor):
+        t._memory = Memory() if op is aten.resize_.default else t._memory
+        _refresh(t, t.device)
+
+
+def _refresh(t: WeightlessTensor, device: torch.device) -> None:
+    """Let torch know how the tensor lies in memory now."""
+    with torch._C._DisableTorchDispatch():
+        torch.Tensor.data.__set__(t, made(t._inner, device, t._memory))  # type: ignore[attr-defined]
+
+
+def _with_data(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    args, kwargs = pytree.tree_map_only(WeightlessTensor, lambda t: t.read(), (args, kwargs))
+    return op(*args, **kwargs)
+
+
+def _is_whole(t: WeightlessTensor) -> bool:
+    """Whether the tensor is all of its memory, each element once."""
+    inner = t._inner
+    dense = inner.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(inner)
+    return dense and inner.numel() * inner.element_size() == inner.untyped_storage().nbytes()
+
+
+def _written_by(op: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    if not op._schema.is_mutable:
+        return
+    for i, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[i] if i < len(args) else kwargs.get(argument.name)
+            yield from (t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor))
+
+
+def _on_meta(op: Any, kwargs: dict[str, Any], *, always: bool = False) -> dict[str, Any]:
+    """Keywords for a meta kernel: no other device, no generator of another device."""
+    changed = {k: v for k, v in kwargs.items() if k not in ("generator", "pin_memory")}
+    if always or "device" in changed:
+        changed["device"] = _META
+    return changed
+
+
+def _lowered(x: Any) -> Any:
+    if type(x) is WeightlessTensor:
+        return x._inner
+    if isinstance(x, torch.Tensor):
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=_META)
+    return None if isinstance(x, torch.Generator) else x
+
+
+def _recorded(args: Any, kwargs: dict[str, Any]) -> Any:
+    """Arguments as they are worth now; None where the data of one is not known."""
+
+    def one(x: Any) -> Any:
+        if type(x) is WeightlessTensor:
+            return _window(x)
+        return Kept(x) if isinstance(x, torch.Tensor) else x
+
+    for x in pytree.tree_leaves((args, kwargs)):
+        if isinstance(x, torch.Tensor):
+            known = x.has_data if type(x) is WeightlessTensor else x.device.type != "meta"
+            if not known:
+                return None
+    return pytree.tree_map(one, (args, kwargs))
+
+
+def _window(t: WeightlessTensor) -> Window:
+    source = t._memory.source
+    if source is None:
+        raise _no_data(t, "has no data to read")
+    return Window(source, Geometry.of(t._inner))
+
+
+def _no_data(t: WeightlessTensor, why: str) -> NoDataError:
+    kind = "parameter" if isinstance(t, torch.nn.Parameter) else "tensor"
+    return NoDataError(
+        f"a {kind} of size {list(t.shape)} that takes no memory (gp.fake_mode) {why}",
+        fix="load a checkpoint into the model within gp.fake_mode(), or build it outside of it",
+    )

@@ -1,0 +1,344 @@
+"""Symbols, expressions of them, and what is known of them.
+
+A file has one table of expressions, the symbols first. Each refers to earlier ones by number, as
+the nodes of an arena do to each other, so that what is shared is written once. Reading goes through
+the algebra: an expression of a file is as canonical as any other, whatever the file says. What is
+known is told to the new scope fact by fact, in the order in which it was found out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from graphport.errors import SerializationError
+from graphport.program.files import limits
+from graphport.program.files.items import Item, shown
+from graphport.program.files.names import is_identifier
+from graphport.program.files.values import number, real_number
+from graphport.symbolic import Expr, Fact, Range, Scope, type_of
+from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.symbolic.division import divide_exactly
+from graphport.symbolic.evaluation import build
+from graphport.symbolic.facts import Contradiction
+from graphport.symbolic.floats import FUNCTIONS
+from graphport.symbolic.integers import mul, pow_, scale, split, sum_
+from graphport.symbolic.nodes import remember_factors
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_TYPES = {"int": int, "float": float, "bool": bool}
+_FACT_KINDS = {"assumed": "assumed", "guard": "guard", "expect": "expect"}
+
+# What each operation takes. `...` is any number of the type before it, and two at least.
+_OPERANDS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("floordiv", "mod", "pow", "lshift", "rshift", "truediv"), (int, int)),
+    **dict.fromkeys(("bitand", "bitor", "bitxor"), (int, int)),
+    **dict.fromkeys(("abs", "to_float", "ge0", "eq0"), (int,)),
+    **dict.fromkeys(("floor", "ceil", "trunc", "round", "fneg", "fabs", *FUNCTIONS), (float,)),
+    **dict.fromkeys(("fadd", "fmul", "fdiv", "ffloordiv", "fmod", "fpow"), (float, float)),
+    **dict.fromkeys(("fmin", "fmax", "feq", "flt", "fle"), (float, float)),
+    **dict.fromkeys(("min", "max"), (int, ...)),
+    **dict.fromkeys(("and", "or"), (bool, ...)),
+    "round_to": (float, int),
+    "not": (bool,),
+    "ite": (bool, None, None),
+}
+_GROWING = ("pow", "lshift", "fpow")
+
+
+# Writing
+
+
+class ExpressionTable:
+    """The expressions of a program, numbered as they are met."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.rows: list[Any] = []
+        self._scope = scope
+        self._numbers: dict[Expr, int] = {s: i for i, s in enumerate(scope.symbols)}
+
+    def symbols(self) -> list[dict[str, Any]]:
+        rows = []
+        for s in self._scope.symbols:
+            limits_, origin = self._scope.declared(s), self._scope.origins.get(s)
+            row = {"name": s.name, "type": s.type.__name__, "lower": number(limits_.lower),
+                   "upper": number(limits_.upper)}  # fmt: skip
+            if not self._scope.is_fresh(s):
+                row["hint"] = number(self._scope.hint(s))
+            if origin is not None and type(origin) is not Expr:
+                row["origin"] = str(origin)
+            rows.append(row)
+        return rows
+
+    def facts(self) -> list[dict[str, Any]]:
+        return [
+            {"condition": self(fact.cond), "kind": fact.kind, "internal": fact.internal,
+             "message": fact.message, "where": None if fact.where is None else str(fact.where)}
+            for fact in self._scope.facts
+        ]  # fmt: skip
+
+    def __call__(self, e: Expr) -> int:
+        """The number of an expression."""
+        known = self._numbers.get(e)
+        if known is None:
+            if e.arena is not self._scope.arena:
+                raise SerializationError(f"the size {e} belongs to another program")
+            row = self._row(e)  # its parts come first
+            known = self._numbers[e] = len(self._numbers)
+            self.rows.append(row)
+        return known
+
+    def _row(self, e: Expr) -> list[Any]:
+        if e.kind == "add":
+            terms = [[self(mono), coef] for mono, coef in e.args]
+            factors = [self(factor) for factor in e.factors or ()]
+            return ["add", terms, e.const, *([factors] if factors else [])]
+        if e.kind == "mul":
+            return ["mul", [[self(part), power] for part, power in e.args]]
+        return [e.kind, *map(self.operand, e.args)]
+
+    def operand(self, x: Any) -> Any:
+        """A number that may be an expression."""
+        return {"symbolic": self(x)} if type(x) is Expr else number(x)
+
+    def symbolic(self, x: Any) -> Any:
+        """One of torch's symbolic numbers; None for anything else."""
+        return {"symbolic": self(from_torch(x))} if isinstance(x, SYMBOLIC) else None
+
+    def ranges(self, ranges: Mapping[Expr, Range]) -> list[list[Any]]:
+        return [[self.operand(e), number(r.lower), number(r.upper)] for e, r in ranges.items()]
+
+
+# Reading
+
+
+class Expressions:
+    """The expressions of a file, by their numbers, in a scope of their own."""
+
+    def __init__(self, symbols: Item, rows: Item, facts: Item) -> None:
+        self.scope = Scope()
+        self._values: list[Expr] = []
+        self._depth: list[int] = []
+        self._nodes: list[int] = []
+        self._degree: list[int] = []
+        for item in symbols.list():
+            self._add(self._symbol(item), 0, 1, 1)
+        for item in rows.list():
+            self._read(item)
+        self._learn(facts)
+
+    def _add(self, e: Expr, depth: int, nodes: int, degree: int) -> None:
+        self._values.append(e)
+        self._depth.append(depth)
+        self._nodes.append(nodes)
+        self._degree.append(degree)
+
+    # Symbols and facts
+
+    def _symbol(self, item: Item) -> Expr:
+        fields = item.fields("name", "type", "lower", "upper", optional=("hint", "origin"))
+        name = fields["name"].text()
+        if not is_identifier(name):
+            fields["name"].fail(f"{shown(name)} cannot be the name of a symbol")
+        if name in self.scope.arena.symbols:
+            fields["name"].fail(f"there are two symbols named {name!r}")
+        type_ = fields["type"].choice(_TYPES, "type")
+        lower, upper = (_bound(fields[end]) for end in ("lower", "upper"))
+        if lower > upper:
+            item.fail(f"{name} has no value from {lower} to {upper}")
+        return self.scope.symbol(
+            name, lower=lower, upper=upper, type=type_,
+            hint=_hint(fields["hint"], type_) if "hint" in fields else None,
+            origin=fields["origin"].text() if "origin" in fields else None,
+        )  # fmt: skip
+
+    def _learn(self, facts: Item) -> None:
+        for item in facts.list(most=limits.FACTS):
+            fields = item.fields("condition", "kind", "internal", "message", "where")
+            fact: Any = Fact(
+                self._of_type(fields["condition"], bool),
+                fields["kind"].choice(_FACT_KINDS, "kind of fact"),
+                None if fields["where"].value is None else fields["where"].text(),  # type: ignore[arg-type]
+                fields["internal"].truth(),
+                fields["message"].text(),
+            )
+            try:
+                self.scope.recall(fact)
+            except (Contradiction, ArithmeticError, ValueError):
+                item.fail(f"{shown(str(fact.cond))} contradicts the facts before it")
+
+    # Rows
+
+    def _read(self, item: Item) -> None:
+        kind, *rest = item.list()
+        name = kind.text()
+        self._parts: list[int] = []
+        self._power = 0
+        try:
+            if name == "add":
+                made = self._sum(item, rest)
+            elif name == "mul":
+                made = self._product(item, rest)
+            else:
+                made = self._operation(item, kind, rest)
+        except (ArithmeticError, ValueError, TypeError) as error:
+            item.fail(f"not an expression: {error}")
+        if type(made) is not Expr:
+            item.fail("not an expression: its value is always the same")
+        depth = 1 + max((self._depth[i] for i in self._parts), default=0)
+        nodes = 1 + sum(self._nodes[i] for i in self._parts)
+        if depth > limits.EXPRESSION_DEPTH or nodes > limits.EXPRESSION_NODES:
+            item.fail("an expression of too many operations")
+        if self._power > limits.DEGREE:
+            item.fail("an expression with too high a power")
+        self._add(made, depth, nodes, self._power)
+
+    def _part(self, item: Item, power: int = 1) -> Expr:
+        """An earlier expression, as part of the one that is read."""
+        number_ = item.index(len(self._values), "expression")
+        self._parts.append(number_)
+        self._power = max(self._power, power * self._degree[number_])
+        return self._values[number_]
+
+    def _sum(self, item: Item, rest: list[Item]) -> Any:
+        if len(rest) not in (2, 3):
+            item.fail("a sum has terms, a constant, and maybe factors")
+        terms: dict[Expr, int] = {}
+        for pair in rest[0].list():
+            term, factor = pair.list(2)
+            mono = self._part(term)
+            if mono.type is not int or mono.kind == "add" or mono in terms:
+                term.fail(f"{shown(str(mono))} cannot be a term here")
+            terms[mono] = factor.integer()
+        made = sum_([rest[1].integer(), *(scale(mono, coef) for mono, coef in terms.items())])
+        if len(rest) == 3:
+            self._remember_factors(made, rest[2])
+        return made
+
+    def _remember_factors(self, made: Any, item: Item) -> None:
+        """A sum is also a product of sums: checked, because proofs rely on it."""
+        factors = [self._values[x.index(len(self._values), "expression")] for x in item.list()]
+        if any(f.type is not int for f in factors):
+            item.fail("a factor of a sum is an integer")
+        product: Any = 1
+        for factor in factors:
+            if len(split(product)[0] or "1") * len(split(factor)[0]) > limits.FACTOR_TERMS:
+                item.fail("a product of too many terms")
+            product = mul(product, factor)
+        ratio = divide_exactly(made, product)
+        if type(ratio) is not int or ratio <= 0:
+            item.fail("the sum is not a multiple of these factors")
+        remember_factors(made, tuple(factors))
+
+    def _product(self, item: Item, rest: list[Item]) -> Any:
+        if len(rest) != 1:
+            item.fail("a product has a list of factors")
+        made: Any = 1
+        degree = 0
+        for pair in rest[0].list(most=limits.DEGREE):
+            part, power = pair.list(2)
+            times = power.integer(1, limits.DEGREE)
+            atom = self._part(part)
+            if atom.type is not int or atom.kind in ("add", "mul"):
+                part.fail(f"{shown(str(atom))} cannot be a factor here")
+            degree += times * self._degree[self._parts[-1]]
+            made = mul(made, pow_(atom, times))
+        self._power = degree
+        return made
+
+    def _operation(self, item: Item, kind: Item, rest: list[Item]) -> Any:
+        name = kind.value
+        if name not in _OPERANDS:
+            kind.fail(f"unknown operation {shown(name)}")
+        types = _OPERANDS[name]
+        if types[-1] is ...:
+            types = types[:1] * max(2, len(rest))
+        if len(rest) != len(types):
+            item.fail(f"{name} takes {len(types)} operands, found {len(rest)}")
+        operands = [self._operand(x) for x in rest]
+        if not self._parts:
+            item.fail("not an expression: it has no symbol in it")
+        for x, value, wanted in zip(rest, operands, types, strict=True):
+            if wanted is not None and type_of(value) is not wanted:
+                x.fail(f"{name} takes {wanted.__name__}, found {type_of(value).__name__}")
+        if name in _GROWING:
+            self._check_growth(rest[1], operands[1])
+        if name == "round_to" and type(operands[1]) is not int:
+            rest[1].fail("rounding takes a fixed number of digits")
+        return build(name, operands)
+
+    def _check_growth(self, item: Item, exponent: Any) -> None:
+        """Powers of powers with symbols in the exponent take time without end."""
+        if type(exponent) is Expr:
+            self._power *= limits.UNBOUNDED_DEGREE
+        elif not -limits.DEGREE <= exponent <= limits.DEGREE:
+            item.fail(f"the exponent {shown(exponent)} is too large")
+        else:
+            self._power *= max(1, math.ceil(abs(exponent)))
+
+    def _operand(self, item: Item) -> Any:
+        if type(item.value) is bool:
+            return item.value
+        if type(item.value) is dict and "symbolic" in item.value:
+            return self._part(item.fields("symbolic")["symbolic"])
+        return real_number(item)
+
+    # What others ask for
+
+    def expression(self, item: Item) -> Expr:
+        return self._values[item.index(len(self._values), "expression")]
+
+    def _of_type(self, item: Item, type_: type) -> Expr:
+        found = self.expression(item)
+        if found.type is not type_:
+            item.fail(f"{shown(str(found))} is not of type {type_.__name__}")
+        return found
+
+    def condition(self, item: Item) -> Expr:
+        return self._of_type(item, bool)
+
+    def number(self, item: Item) -> Any:
+        """An operand: a number, or an expression of any type."""
+        if type(item.value) is dict and "symbolic" in item.value:
+            return self.expression(item.fields("symbolic")["symbolic"])
+        return real_number(item)
+
+    def integer(self, item: Item, low: int = -limits.SIZE) -> Any:
+        """An integer, as it is or as an expression."""
+        if type(item.value) is dict:
+            return self._of_type(item.fields("symbolic")["symbolic"], int)
+        return item.integer(low, limits.SIZE - 1)
+
+    def symbolic(self, item: Item) -> Any:
+        """An expression as torch's symbolic number."""
+        return to_torch(self.expression(item))
+
+    def ranges(self, item: Item) -> dict[Expr, Range]:
+        found: dict[Expr, Range] = {}
+        for row in item.list():
+            key, lower, upper = row.list(3)
+            e = self.number(key)
+            if type(e) is not Expr:
+                key.fail("the range of a number that is no expression")
+            if e in found:
+                key.fail(f"the range of {shown(str(e))} is given twice")
+            found[e] = Range(_bound(lower), _bound(upper))
+        return found
+
+
+def _bound(item: Item) -> float:
+    return real_number(item, nan=False)
+
+
+_HINTS: dict[type, Callable[[Item], Any]] = {
+    int: lambda item: item.integer(-limits.SIZE, limits.SIZE),
+    float: real_number,
+    bool: lambda item: item.truth(),
+}
+
+
+def _hint(item: Item, type_: type) -> Any:
+    return type_(_HINTS[type_](item))

@@ -1,0 +1,291 @@
+"""Graphs as lists of nodes, graphs within them included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from graphport.errors import SerializationError
+from graphport.ops import Abstract
+from graphport.ops.tensor import AbstractTensor, abstract_tensor
+from graphport.program.files import limits, names
+from graphport.program.files.expressions import Expressions, ExpressionTable
+from graphport.program.files.items import Item, shown
+from graphport.program.files.targets import Targets, require_name
+from graphport.program.files.values import DTYPES, Decoder, Values, device, dtype, encode
+from graphport.program.module import graph_module
+
+_DTYPE_NAMES = {v: k for k, v in DTYPES.items()}
+_OPS = ("placeholder", "get_attr", "call_function", "output")
+_OPTIONAL = ("target", "args", "kwargs", "val", "module_stack", "stack_trace", "meta")
+
+
+# Writing
+
+
+class GraphWriter:
+    """Graphs as JSON; texts and module stacks, which repeat, go into tables."""
+
+    def __init__(self, expressions: ExpressionTable) -> None:
+        self._expressions = expressions
+        self._texts: dict[str, int] = {}
+        self._stacks: dict[tuple[Any, ...], int] = {}
+
+    @property
+    def texts(self) -> list[str]:
+        return list(self._texts)
+
+    @property
+    def stacks(self) -> list[Any]:
+        return [[list(entry) for entry in stack] for stack in self._stacks]
+
+    def graph(self, module: GraphModule, where: str) -> dict[str, Any]:
+        nodes = [self._node(node, where) for node in module.graph.nodes]
+        row: dict[str, Any] = {"nodes": nodes}
+        inner = {
+            str(n.target): self._child(module, n, where)
+            for n in module.graph.nodes if n.op == "get_attr"
+        }  # fmt: skip
+        if inner:
+            row["graphs"] = [[name, graph] for name, graph in inner.items()]
+        if module.meta:
+            row["meta"] = encode(dict(module.meta), where)
+        return row
+
+    def _child(self, module: GraphModule, node: Node, where: str) -> dict[str, Any]:
+        child = getattr(module, str(node.target), None)
+        if not isinstance(child, GraphModule):
+            kind = type(child)
+            raise SerializationError(
+                f"{node.target} is a {kind.__module__}.{kind.__qualname__}, which cannot be saved",
+                where=f"{where}, node {node.name}",
+            )
+        return self.graph(child, f"{where}, {node.target}")
+
+    def _node(self, node: Node, where: str) -> dict[str, Any]:
+        where = f"{where}, node {node.name}"
+        row: dict[str, Any] = {"op": node.op, "name": node.name}
+        if node.op == "call_function":
+            row["target"] = require_name(node.target, where)
+        elif node.op == "get_attr" or (node.op == "placeholder" and node.target != node.name):
+            row["target"] = str(node.target)
+        elif node.op not in _OPS:
+            raise SerializationError(f"a node of the kind {node.op} cannot be saved", where=where)
+        if node.args:
+            row["args"] = [encode(a, where, _reference) for a in node.args]
+        if node.kwargs:
+            row["kwargs"] = [[k, encode(v, where, _reference)] for k, v in node.kwargs.items()]
+        self._metadata(node, row, where)
+        return row
+
+    def _metadata(self, node: Node, row: dict[str, Any], where: str) -> None:
+        meta = dict(node.meta)
+        if "val" in meta:
+            row["val"] = encode(meta.pop("val"), where, self.val)
+        if meta.get("stack_trace") is not None:
+            row["stack_trace"] = self._texts.setdefault(meta.pop("stack_trace"), len(self._texts))
+        if "nn_module_stack" in meta:
+            stack = meta.pop("nn_module_stack")
+            key = tuple((k, str(path), _class_name(c)) for k, (path, c) in stack.items())
+            row["module_stack"] = self._stacks.setdefault(key, len(self._stacks))
+        if meta:
+            row["meta"] = {k: encode(v, f"{where}, meta[{k!r}]") for k, v in meta.items()}
+
+    def val(self, x: Any) -> Any:
+        """What metadata says of a tensor or symbolic number; None for anything else."""
+        if isinstance(x, AbstractTensor):
+            return {"tensor": self._tensor(x)}
+        return self._expressions.symbolic(x)
+
+    def _tensor(self, t: AbstractTensor) -> dict[str, Any]:
+        about, size = t._abstract, self._expressions.operand
+        if about.dtype not in _DTYPE_NAMES:
+            raise SerializationError(f"a result of dtype {about.dtype} cannot be saved")
+        row: dict[str, Any] = {
+            "dtype": _DTYPE_NAMES[about.dtype],
+            "device": str(about.device),
+            "sizes": [size(s) for s in about.sizes],
+        }
+        if about._strides is not None:
+            row["strides"] = [size(s) for s in about._strides]
+        if type(about.offset) is not int or about.offset:
+            row["offset"] = size(about.offset)
+        if t.requires_grad:
+            row["requires_grad"] = True
+        return row
+
+
+def _class_name(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+
+
+def _reference(x: Any) -> Any:
+    return {"node": x.name} if isinstance(x, Node) else None
+
+
+# Reading
+
+
+class GraphReader:
+    """Builds graphs. Nodes refer to nodes before them, by name."""
+
+    def __init__(
+        self, expressions: Expressions, values: Values, targets: Targets, texts: Item, stacks: Item
+    ) -> None:
+        self._expressions = expressions
+        self._values = values
+        self._targets = targets
+        self._texts = [item.text() for item in texts.list()]
+        self._stacks = [_stack(item) for item in stacks.list()]
+        self._described: dict[str, Decoder] = {
+            "symbolic": expressions.symbolic, "tensor": self._tensor,
+        }  # fmt: skip
+
+    def module(self, item: Item, depth: int = 0) -> GraphModule:
+        if depth > limits.GRAPH_DEPTH:
+            item.fail("graphs are nested too deeply")
+        fields = item.fields("nodes", optional=("graphs", "meta"))
+        root = nn.Module()
+        children: set[str] = set()
+        for pair in fields["graphs"].list() if "graphs" in fields else ():
+            key, inner = pair.list(2)
+            name = names.child(key)
+            if name in children:
+                key.fail(f"there are two graphs named {name!r}")
+            children.add(name)
+            root.add_module(name, self.module(inner, depth + 1))
+        graph = self._graph(fields["nodes"], children)
+        made = graph_module(root, graph)
+        if "meta" in fields:
+            made.meta.update(self._values.decode(fields["meta"]))
+        return made
+
+    def _graph(self, item: Item, children: set[str]) -> Graph:
+        graph = Graph()
+        known: dict[str, Node] = {}
+        rows = item.list()
+        if not rows:
+            item.fail("a graph has at least an output")
+        for row in rows:
+            node = self._node(graph, row, known, children)
+            known[node.name] = node
+        self._check_order(item, rows, graph)
+        unused = children - {n.target for n in known.values() if n.op == "get_attr"}
+        if unused:
+            item.fail(f"no node refers to the graph {shown(min(unused))}")
+        return graph
+
+    def _check_order(self, item: Item, rows: list[Item], graph: Graph) -> None:
+        """Inputs first, one output at the end."""
+        ops = [n.op for n in graph.nodes]
+        if ops.count("output") != 1 or ops[-1] != "output":
+            item.fail("a graph has one output, which is its last node")
+        inputs = ops.count("placeholder")
+        for row, op in zip(rows[:inputs], ops, strict=False):
+            if op != "placeholder":
+                row.fail("the inputs of a graph come before all other nodes")
+
+    def _node(
+        self, graph: Graph, item: Item, known: dict[str, Node], children: set[str]
+    ) -> Node:
+        fields = item.fields("op", "name", optional=_OPTIONAL)
+        op = fields["op"].text()
+        if op not in _OPS:
+            fields["op"].fail(f"unknown kind of node {shown(op)}")
+        name = names.node(fields["name"])
+        if name in known:
+            fields["name"].fail(f"there are two nodes named {name!r}")
+        more: dict[str, Decoder] = {"node": lambda x: _refer(x, known)}
+        args, kwargs = self._arguments(fields, more)
+        target = self._target(item, fields, op, name, children)
+        if (op in ("placeholder", "get_attr") and args) or (op != "call_function" and kwargs):
+            item.fail(f"a node of the kind {op} has no such arguments")
+        if op == "output" and len(args) != 1:
+            item.fail("an output has one argument")
+        node = graph.create_node(op, target, args, kwargs, name)
+        if node.name != name:  # that of a builtin, which torch.fx would avoid
+            node.name = name
+            graph._graph_namespace._used_names.add(name)
+        node.meta = self._metadata(fields)
+        return node
+
+    def _arguments(
+        self, fields: dict[str, Item], more: dict[str, Decoder]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        decode: Callable[..., Any] = self._values.decode
+        args = tuple(decode(x, more) for x in fields["args"].list()) if "args" in fields else ()
+        kwargs: dict[str, Any] = {}
+        for pair in fields["kwargs"].list() if "kwargs" in fields else ():
+            key, x = pair.list(2)
+            name = names.identifier(key, "an argument")
+            if name in kwargs:
+                key.fail(f"the argument {name!r} is given twice")
+            kwargs[name] = decode(x, more)
+        return args, kwargs
+
+    def _target(
+        self, item: Item, fields: dict[str, Item], op: str, name: str, children: set[str]
+    ) -> Any:
+        if op == "output":
+            return "output"
+        if op == "placeholder":
+            return names.node(fields["target"]) if "target" in fields else name
+        if "target" not in fields:
+            item.fail("the field 'target' is missing")
+        if op == "call_function":
+            return self._targets(fields["target"])
+        if fields["target"].text() not in children:
+            fields["target"].fail(f"there is no graph {shown(fields['target'].value)} here")
+        return fields["target"].text()
+
+    def _metadata(self, fields: dict[str, Item]) -> dict[str, Any]:
+        meta: dict[str, Any] = {}
+        if "val" in fields:
+            meta["val"] = self._values.decode(fields["val"], self._described)
+        if "module_stack" in fields:
+            number = fields["module_stack"].index(len(self._stacks), "module stack")
+            meta["nn_module_stack"] = self._stacks[number]
+        if "stack_trace" in fields:
+            meta["stack_trace"] = self._texts[fields["stack_trace"].index(len(self._texts), "text")]
+        for key, item in fields["meta"].named().items() if "meta" in fields else ():
+            meta[key] = self._values.decode(item)
+        return meta
+
+    def _tensor(self, item: Item) -> AbstractTensor:
+        fields = item.fields(
+            "dtype", "device", "sizes", optional=("strides", "offset", "requires_grad")
+        )
+        number = self._expressions.integer
+        sizes = tuple(number(x, 0) for x in fields["sizes"].list(most=limits.RANK))
+        strides = None
+        if "strides" in fields:
+            strides = tuple(number(x) for x in fields["strides"].list(len(sizes)))
+        kind = dtype(fields["dtype"])
+        grad = "requires_grad" in fields and fields["requires_grad"].truth()
+        if grad and not (kind.is_floating_point or kind.is_complex):
+            item.fail(f"a tensor of dtype {fields['dtype'].value} cannot require gradients")
+        offset = number(fields["offset"], 0) if "offset" in fields else 0
+        about = Abstract(sizes, kind, device(fields["device"]), strides, offset)
+        try:
+            return abstract_tensor(about, grad)
+        except (RuntimeError, OverflowError, TypeError, torch.AcceleratorError) as error:
+            item.fail(f"no tensor can be described so: {str(error).splitlines()[0]}")
+
+
+def _refer(item: Item, known: dict[str, Node]) -> Node:
+    name = item.text()
+    if name not in known:
+        item.fail(f"there is no node {shown(name)} before this one")
+    return known[name]
+
+
+def _stack(item: Item) -> dict[str, tuple[str, str]]:
+    found = {}
+    for row in item.list():
+        key, path, name = (part.text() for part in row.list(3))
+        found[key] = (path, name)
+    return found

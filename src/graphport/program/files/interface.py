@@ -1,0 +1,209 @@
+"""How a program meets its callers: signature, structure of the call, checks of the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from graphport.errors import SerializationError
+from graphport.program.checks import InputChecks, InputShape
+from graphport.program.exported import CallSpec, ModuleCall
+from graphport.program.files import names
+from graphport.program.files.expressions import Expressions, ExpressionTable
+from graphport.program.files.items import Item, shown
+from graphport.program.files.trees import Trees, encode_tree
+from graphport.program.files.values import DTYPES, Values, device, dtype, encode
+from graphport.program.signature import (
+    Argument,
+    ConstantArgument,
+    GraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    SymbolicArgument,
+    TensorArgument,
+)
+from graphport.symbolic import Expr
+
+_DTYPE_NAMES = {v: k for k, v in DTYPES.items()}
+_ARGUMENTS: dict[str, Any] = {"tensor": TensorArgument, "symbolic": SymbolicArgument}
+_ARGUMENT_NAMES = {kind: name for name, kind in _ARGUMENTS.items()}
+_INPUT_KINDS = {kind.name: kind for kind in InputKind}
+_OUTPUT_KINDS = {kind.name: kind for kind in OutputKind}
+_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+
+
+# Signature
+
+
+def encode_signature(signature: GraphSignature) -> dict[str, Any]:
+    return {
+        "inputs": [_encode_spec(s, {"persistent": s.persistent}) for s in signature.input_specs],
+        "outputs": [_encode_spec(s, {}) for s in signature.output_specs],
+    }
+
+
+def _encode_spec(spec: InputSpec | OutputSpec, more: Mapping[str, Any]) -> dict[str, Any]:
+    arg, where = spec.arg, f"the signature, {spec.arg.name or 'output'}"
+    if spec.kind is InputKind.CUSTOM_OBJ or spec.kind is InputKind.TOKEN:
+        raise SerializationError(
+            f"{spec.target or arg.name!r} is an object of another library: only tensors, numbers "
+            "and texts can be saved",
+            where=where,
+        )
+    if isinstance(arg, ConstantArgument):
+        row: dict[str, Any] = {"constant": encode(arg.value, where), "name": arg.name}
+    else:
+        row = {_ARGUMENT_NAMES[type(arg)]: arg.name}
+    fields = {"kind": spec.kind.name, "arg": row, "target": spec.target, **more}
+    return {k: v for k, v in fields.items() if v is not None}
+
+
+def read_signature(item: Item, values: Values) -> GraphSignature:
+    fields = item.fields("inputs", "outputs")
+    inputs = []
+    for row in fields["inputs"].list():
+        parts = row.fields("kind", "arg", optional=("target", "persistent"))
+        kind = parts["kind"].choice(_INPUT_KINDS, "kind of input")
+        target = None
+        if kind in _STATE:
+            if "target" not in parts:
+                row.fail("the field 'target' is missing")
+            target = names.path(parts["target"])
+        elif kind is not InputKind.USER_INPUT or "target" in parts:
+            row.fail(f"an input of the kind {kind.name} cannot be read from a file")
+        persistent = parts["persistent"].truth() if "persistent" in parts else None
+        inputs.append(InputSpec(kind, _argument(parts["arg"], values), target, persistent))
+    outputs = []
+    for row in fields["outputs"].list():
+        parts = row.fields("kind", "arg", optional=("target",))
+        kind = parts["kind"].choice(_OUTPUT_KINDS, "kind of output")
+        target = _written(row, parts, kind, inputs)
+        outputs.append(OutputSpec(kind, _argument(parts["arg"], values), target))
+    return GraphSignature(inputs, outputs)
+
+
+def _written(
+    row: Item, parts: dict[str, Item], kind: OutputKind, inputs: list[InputSpec]
+) -> str | None:
+    """What an output is written to: one of the inputs."""
+    if "target" not in parts:
+        if kind in _STATE_MUTATIONS or kind is OutputKind.USER_INPUT_MUTATION:
+            row.fail("the field 'target' is missing")
+        return None
+    target = parts["target"].text()
+    users = {s.arg.name for s in inputs if s.kind is InputKind.USER_INPUT}
+    known = users if kind is OutputKind.USER_INPUT_MUTATION else {s.target for s in inputs}
+    if target not in known:
+        parts["target"].fail(f"there is no input {shown(target)} to write to")
+    return target
+
+
+def _argument(item: Item, values: Values) -> Argument:
+    if type(item.value) is dict and "constant" in item.value:
+        parts = item.fields("constant", "name")
+        name = parts["name"].text() and names.node(parts["name"])
+        return ConstantArgument(name, values.decode(parts["constant"]))
+    if type(item.value) is not dict or len(item.value) != 1:
+        item.fail("an argument is a tensor, symbolic or constant")
+    ((kind, inner),) = item.named().items()
+    if kind not in _ARGUMENTS:
+        item.fail(f"unknown kind of argument {shown(kind)}")
+    made: Argument = _ARGUMENTS[kind](names.node(inner))
+    return made
+
+
+# The call
+
+
+def encode_call(call: CallSpec, where: str) -> dict[str, Any]:
+    return {
+        "inputs": encode_tree(call.in_spec, where),
+        "outputs": encode_tree(call.out_spec, where),
+    }
+
+
+def read_call(item: Item, trees: Trees) -> CallSpec:
+    fields = item.fields("inputs", "outputs")
+    call = CallSpec(trees.read(fields["inputs"]), trees.read(fields["outputs"]))
+    inputs = call.in_spec
+    if inputs.type is not tuple or inputs.num_children != 2:
+        fields["inputs"].fail("the inputs are a tuple of the arguments and the keyword arguments")
+    args, kwargs = inputs.children()
+    if args.type is not tuple or kwargs.type is not dict:
+        fields["inputs"].fail("the inputs are a tuple of a tuple and a dict")
+    if any(type(key) is not str for key in kwargs.context):
+        fields["inputs"].fail("the names of keyword arguments are texts")
+    return call
+
+
+def encode_module_call(call: ModuleCall) -> dict[str, Any]:
+    row: dict[str, Any] = {"fqn": call.fqn}
+    if call.signature is not None:
+        row["signature"] = encode_call(call.signature, f"the call of {call.fqn}")
+    return row
+
+
+def read_module_call(item: Item, trees: Trees) -> ModuleCall:
+    fields = item.fields("fqn", optional=("signature",))
+    signature = read_call(fields["signature"], trees) if "signature" in fields else None
+    return ModuleCall(fields["fqn"].text(), signature)
+
+
+# Checks
+
+
+def encode_checks(checks: InputChecks, expressions: ExpressionTable) -> dict[str, Any]:
+    return {
+        "inputs": [_encode_shape(shape, expressions) for shape in checks.inputs],
+        "ranges": expressions.ranges(checks.ranges),
+        "facts": [expressions(fact) for fact in checks.facts],
+    }
+
+
+def _encode_shape(shape: InputShape, expressions: ExpressionTable) -> dict[str, Any]:
+    row: dict[str, Any] = {"path": shape.path}
+    if shape.sizes is not None:
+        row["sizes"] = [expressions.operand(s) for s in shape.sizes]
+        row["dtype"] = None if shape.dtype is None else _DTYPE_NAMES.get(shape.dtype)
+        row["device"] = None if shape.device is None else str(shape.device)
+    elif shape.number is not None:
+        row["number"] = expressions.operand(shape.number)
+    else:
+        row["value"] = encode(shape.value, f"the input at {shape.path}")
+    return row
+
+
+def read_checks(item: Item, expressions: Expressions, values: Values) -> InputChecks:
+    fields = item.fields("inputs", "ranges", "facts")
+    return InputChecks(
+        [_shape(row, expressions, values) for row in fields["inputs"].list()],
+        expressions.ranges(fields["ranges"]),
+        [expressions.condition(row) for row in fields["facts"].list()],
+    )
+
+
+def _shape(item: Item, expressions: Expressions, values: Values) -> InputShape:
+    fields = item.fields("path", optional=("sizes", "dtype", "device", "number", "value"))
+    path = fields["path"].text()
+    kinds = [kind for kind in ("sizes", "number", "value") if kind in fields]
+    if len(kinds) != 1 or (kinds != ["sizes"] and ("dtype" in fields or "device" in fields)):
+        item.fail("an input has sizes (with a dtype and a device), or a number, or a value")
+    if "number" in fields:
+        number = expressions.number(fields["number"])
+        if not isinstance(number, Expr) or number.type is bool:
+            fields["number"].fail("not a symbolic number")
+        return InputShape(path, number=number)
+    if "value" in fields:
+        return InputShape(path, value=values.decode(fields["value"]))
+    for name in ("dtype", "device"):
+        if name not in fields:
+            item.fail(f"the field {name!r} is missing")
+    return InputShape(
+        path,
+        tuple(expressions.integer(size, 0) for size in fields["sizes"].list()),
+        None if fields["dtype"].value is None else dtype(fields["dtype"]),
+        device=None if fields["device"].value is None else device(fields["device"]),
+    )

@@ -1,0 +1,237 @@
+"""A file to a program. What a file says is data: nothing of it is run or imported."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from graphport.errors import ExportError, SerializationError
+from graphport.program.exported import CallSpec, ExportedProgram
+from graphport.program.files import archive, limits, names, safetensors
+from graphport.program.files.archive import Archive
+from graphport.program.files.expressions import Expressions
+from graphport.program.files.graphs import GraphReader
+from graphport.program.files.interface import (
+    read_call,
+    read_checks,
+    read_module_call,
+    read_signature,
+)
+from graphport.program.files.items import Item, parse, shown
+from graphport.program.files.targets import Targets
+from graphport.program.files.tensors import Tensors
+from graphport.program.files.trees import Trees
+from graphport.program.files.values import Decoder, Values
+from graphport.program.files.writing import FORMAT, VERSION
+from graphport.program.signature import ConstantArgument, GraphSignature, InputKind, OutputKind
+
+_USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+
+
+def load(file: Any, *, verify: bool = True) -> ExportedProgram:
+    """Read a program from a path or from a binary file, from where it stands to its end.
+
+    Tensors of a file at a path are not read but mapped: memory is taken when they are used, and
+    writing to them does not change the file. `verify=False` leaves out the checksum over them,
+    which reads them once.
+    """
+    if isinstance(file, (str, os.PathLike)):
+        return _load_path(os.fspath(file), verify)
+    if isinstance(file, io.TextIOBase) or not hasattr(file, "read"):
+        raise SerializationError(
+            f"gp.load reads a path or a binary file, got {type(file).__name__}",
+            fix="gp.load('program.gpx'), or open(..., 'rb')",
+        )
+    content = file.read()
+    if not content:
+        raise SerializationError("the file is empty", where=_name_of(file))
+    # Not in the bytes as they are: tensors want memory that is aligned and can be written to.
+    data = mmap.mmap(-1, len(content))
+    data[:] = content
+    del content
+    view = memoryview(data)
+    return _load(data, view, lambda at, size: view[at : at + size], _name_of(file), verify)
+
+
+def _name_of(file: Any) -> str:
+    name = getattr(file, "name", None)
+    return os.path.basename(name) if isinstance(name, str) else "the file"
+
+
+def _load_path(path: str | bytes, verify: bool) -> ExportedProgram:
+    name = os.path.basename(os.fsdecode(path))
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise SerializationError("the file is empty", where=name)
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+        def read(at: int, size: int) -> bytes:
+            """Not through the mapping: its pages would stay in memory."""
+            return os.pread(file.fileno(), size, at)
+
+        return _load(data, memoryview(data), read, name, verify)
+
+
+def _load(data: Any, view: memoryview, read: Any, name: str, verify: bool) -> ExportedProgram:
+    try:
+        found = Archive(view, name)
+        found.check(archive.PROGRAM, read)
+        if verify:
+            found.check(archive.TENSORS, read)
+        return _Reader(found, data).program()
+    except RecursionError:
+        raise SerializationError("something in it is nested too deeply", where=name) from None
+
+
+_TABLES = ("symbols", "expressions", "facts", "texts", "module_stacks", "tensors")
+_PARTS = (
+    "graph", "signature", "state_dict", "constants", "range_constraints", "call", "argument_names",
+    "example_inputs", "checks", "module_calls", "dialect", "notes",
+)  # fmt: skip
+
+
+class _Reader:
+    """Reads the parts of a document, tables first."""
+
+    def __init__(self, file: Archive, data: Any) -> None:
+        place = f"{file.name}, {archive.PROGRAM}"
+        text = file.bytes_of(archive.PROGRAM)
+        if len(text) > limits.JSON_BYTES:
+            raise SerializationError(f"the text has {len(text)} bytes: too many", where=place)
+        self.document = parse(text, place)
+        _check_version(self.document)
+        parts = self.document.fields("format", "version", "producer", *_TABLES, *_PARTS)
+        self.parts = parts
+        producer = parts["producer"].fields("graphport", "torch")
+        versions = ", ".join(f"{k} {shown(v.text())}" for k, v in producer.items())
+        entries, start = safetensors.read(
+            file.bytes_of(archive.TENSORS), f"{file.name}, {archive.TENSORS}"
+        )
+        start += file.members[archive.TENSORS].start
+        self.tensors = Tensors(parts["tensors"], entries, data, start)
+        targets = Targets(versions)
+        self.values = Values(targets)
+        self.trees = Trees(self.values)
+        self.expressions = Expressions(parts["symbols"], parts["expressions"], parts["facts"])
+        self.graphs = GraphReader(
+            self.expressions, self.values, targets, parts["texts"], parts["module_stacks"]
+        )
+
+    def program(self) -> ExportedProgram:
+        parts = self.parts
+        call = read_call(parts["call"], self.trees)
+        program = ExportedProgram(
+            graph_module=self.graphs.module(parts["graph"]),
+            graph_signature=read_signature(parts["signature"], self.values),
+            state_dict=self._state(parts["state_dict"]),
+            constants=self._state(parts["constants"]),
+            range_constraints=self.expressions.ranges(parts["range_constraints"]),
+            call_spec=call,
+            example_inputs=self._examples(parts["example_inputs"], call),
+            checks=read_checks(parts["checks"], self.expressions, self.values),
+            argument_names=names.arguments(parts["argument_names"].list()),
+            module_call_graph=[
+                read_module_call(item, self.trees) for item in parts["module_calls"].list()
+            ],
+            dialect=parts["dialect"].text(),
+            notes=[note.text() for note in parts["notes"].list()],
+            scope=self.expressions.scope,
+        )
+        self._check(program)
+        return program
+
+    def _state(self, item: Item) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        more: dict[str, Decoder] = {"data": self.tensors}
+        for row in item.list():
+            key, inner = row.list(2)
+            value = self.values.decode(inner, more)
+            name = names.path(key) if isinstance(value, torch.Tensor) else key.text()
+            if name in found:
+                key.fail(f"{shown(name)} is given twice")
+            found[name] = value
+        return found
+
+    def _examples(self, item: Item, call: CallSpec) -> Any:
+        more: dict[str, Decoder] = {"data": self.tensors}
+        rows = item.list(call.in_spec.num_leaves)
+        leaves = [self.values.decode(row, more) for row in rows]
+        try:
+            return pytree.tree_unflatten(leaves, call.in_spec)
+        except Exception as error:
+            raise SerializationError(
+                f"the containers of the example inputs cannot be made: {error}", where=item.place
+            ) from error
+
+    def _check(self, program: ExportedProgram) -> None:
+        """Whether the parts fit together."""
+        parts = self.parts
+        _check_inputs(parts, program)
+        _check_outputs(parts["signature"], program.graph_signature, program)
+        _check_attributes(parts["state_dict"], program)
+        try:
+            program.validate()
+        except ExportError as error:
+            self.document.fail(error.what)
+
+
+def _check_version(document: Item) -> None:
+    if type(document.value) is not dict or document.value.get("format") != FORMAT:
+        document.fail("not a program of graphport: it does not say that it is one")
+    version = document.value.get("version")
+    if type(version) is not int or version < 1:
+        document.fail(f"unknown version {shown(version)} of the format")
+    if version > VERSION:
+        document.fail(
+            f"version {version} of the format is newer than {VERSION}, the latest that this "
+            "graphport reads",
+            "pip install -U graphport",
+        )
+
+
+def _check_inputs(parts: dict[str, Item], program: ExportedProgram) -> None:
+    spec, signature = program.call_spec.in_spec, program.graph_signature
+    users = [s for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
+    for what, count in (("checks", len(program.checks.inputs)), ("signature", len(users))):
+        if count != spec.num_leaves:
+            parts[what].fail(f"{count} inputs, but the structure of the call has {spec.num_leaves}")
+    arguments = sum(child.num_children for child in spec.children())
+    if len(program.argument_names) != arguments:
+        parts["argument_names"].fail(
+            f"{len(program.argument_names)} names, but the call has {arguments} arguments"
+        )
+    nodes = [n.name for n in program.graph.nodes if n.op == "placeholder"]
+    if nodes != [s.arg.name for s in signature.input_specs]:
+        parts["signature"].fail("the inputs are not those of the graph")
+
+
+def _check_outputs(item: Item, signature: GraphSignature, program: ExportedProgram) -> None:
+    results: Any = next(reversed(program.graph.nodes)).args[0]
+    if not isinstance(results, (list, tuple)) or len(results) != len(signature.output_specs):
+        item.fail("the outputs are not those of the graph")
+    users = [s for s in signature.output_specs if s.kind in _USER_OUTPUTS]
+    count = program.call_spec.out_spec.num_leaves
+    if len(users) != count:
+        item.fail(f"{len(users)} outputs, but the structure of the result has {count}")
+    for spec in signature.input_specs:
+        if isinstance(spec.arg, ConstantArgument) and spec.kind is not InputKind.USER_INPUT:
+            item.fail(f"{shown(spec.arg.name)} is a constant and cannot be a {spec.kind.name}")
+
+
+def _check_attributes(item: Item, program: ExportedProgram) -> None:
+    """A tensor and a graph, or a tensor and a module with tensors in it, cannot share a name."""
+    tensors = [k for state in (program.state_dict, program.constants)
+               for k, v in state.items() if isinstance(v, torch.Tensor)]  # fmt: skip
+    taken = {name for name, _ in program.graph_module.named_children()}
+    taken.update(tensors)
+    for name in tensors:
+        *path, _ = name.split(".")
+        prefixes = [".".join(path[: i + 1]) for i in range(len(path))]
+        clash = next((p for p in prefixes if p in taken), None)
+        if clash is not None or name in dict(program.graph_module.named_children()):
+            item.fail(f"{shown(name)} cannot be stored: {shown(clash or name)} is something else")

@@ -1,0 +1,158 @@
+"""A program to a file."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from graphport.errors import SerializationError
+from graphport.program.exported import ExportedProgram
+from graphport.program.files import archive, limits, names
+from graphport.program.files.expressions import ExpressionTable
+from graphport.program.files.graphs import GraphWriter
+from graphport.program.files.interface import (
+    encode_call,
+    encode_checks,
+    encode_module_call,
+    encode_signature,
+)
+from graphport.program.files.tensors import TensorTable
+from graphport.program.files.values import encode
+
+FORMAT = "graphport program"
+VERSION = 1
+
+
+def save(program: ExportedProgram, file: Any) -> None:
+    """Write a program to a path or to a binary file.
+
+    What is at a path is replaced when everything has been written, and not before.
+
+    >>> import io, torch, graphport as gp
+    >>> ep = gp.export(torch.nn.Linear(2, 3), (torch.ones(1, 2),))
+    >>> file = io.BytesIO()
+    >>> gp.save(ep, file)
+    >>> _ = file.seek(0)
+    >>> str(gp.load(file)) == str(ep)
+    True
+    """
+    if not isinstance(program, ExportedProgram):
+        raise SerializationError(
+            f"gp.save takes an ExportedProgram, got {type(program).__name__}",
+            fix="gp.save(gp.export(model, args), path)",
+        )
+    members = list(_members(program))
+    if isinstance(file, (str, os.PathLike)):
+        with _replacing(Path(file)) as target:
+            archive.write(target, members)
+    elif isinstance(file, io.TextIOBase) or not hasattr(file, "write"):
+        raise SerializationError(
+            f"gp.save writes to a path or a binary file, got {type(file).__name__}",
+            fix="gp.save(ep, 'program.gpx'), or open(..., 'wb')",
+        )
+    else:
+        archive.write(file, members)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Any]:
+    """A file beside `path` that takes its place in the end; on an error nothing is left of it."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(beside, "xb", buffering=0) as target:
+            yield target
+            os.fsync(target.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _members(program: ExportedProgram) -> Iterator[tuple[str, archive.Pieces]]:
+    tensors = TensorTable()
+    document = _document(program, tensors)
+    pieces = tensors.finish()
+    document["tensors"] = tensors.rows
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    if len(text) > limits.JSON_BYTES:
+        raise SerializationError(f"the graph takes {len(text)} bytes, which is too much to save")
+    yield archive.PROGRAM, [text]
+    yield archive.TENSORS, pieces
+
+
+def _document(program: ExportedProgram, tensors: TensorTable) -> dict[str, Any]:
+    expressions = ExpressionTable(program.scope)
+    graphs = GraphWriter(expressions)
+    document = {
+        "format": FORMAT,
+        "version": VERSION,
+        "producer": {"graphport": version("graphport"), "torch": torch.__version__},
+        "graph": graphs.graph(program.graph_module, "the graph"),
+        "signature": encode_signature(program.graph_signature),
+        "state_dict": _state(program.state_dict, tensors, "state_dict"),
+        "constants": _state(program.constants, tensors, "constants"),
+        "range_constraints": expressions.ranges(program.range_constraints),
+        "call": encode_call(program.call_spec, "the structure of the inputs and outputs"),
+        "argument_names": list(program.argument_names),
+        "example_inputs": _examples(program, tensors),
+        "checks": encode_checks(program.checks, expressions),
+        "module_calls": [encode_module_call(call) for call in program.module_call_graph],
+        "dialect": program.dialect,
+        "notes": list(program.notes),
+        "symbols": expressions.symbols(),
+        "facts": expressions.facts(),
+    }
+    return {
+        **document,
+        "expressions": expressions.rows,
+        "texts": graphs.texts,
+        "module_stacks": graphs.stacks,
+    }
+
+
+def _state(state: dict[str, Any], tensors: TensorTable, kind: str) -> list[list[Any]]:
+    rows = []
+    for name, value in state.items():
+        where = f"{kind}[{name!r}]"
+        if isinstance(value, torch.Tensor):
+            if value.device.type == "meta":
+                raise SerializationError(
+                    f"{name!r} is on the meta device: there is no data to save",
+                    where=where,
+                    fix="load the weights, and export the model with them",
+                )
+            if not names.is_path(name):
+                raise SerializationError(f"{name!r} is not a name that can be saved", where=where)
+            rows.append([name, {"data": tensors(value, name, where)}])
+        else:
+            rows.append([name, encode(value, where)])
+    return rows
+
+
+def _examples(program: ExportedProgram, tensors: TensorTable) -> list[Any]:
+    leaves, spec = pytree.tree_flatten(program.example_inputs)
+    if spec != program.call_spec.in_spec:
+        raise SerializationError("the example inputs do not have the structure of the call")
+    rows: list[Any] = []
+    for i, leaf in enumerate(leaves):
+        where = f"example input {i}"
+        if isinstance(leaf, torch.Tensor):
+            rows.append({"data": tensors(leaf, f"example_inputs.{i}", where)})
+        else:
+            rows.append(encode(leaf, where))
+    return rows

@@ -1,0 +1,187 @@
+"""A program of ours as a `torch.export.ExportedProgram`."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import export, nn
+from torch._export.verifier import SpecViolationError, TrainingIRVerifier, Verifier
+from torch.export import graph_signature as theirs
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.fx import Graph, GraphModule, Node
+
+from graphport.errors import UnsupportedError
+from graphport.program import signature as ours
+from graphport.program.exported import ExportedProgram
+from graphport.program.module import parameter_names
+from graphport.program.torch_interop.conventions import torch_stack
+from graphport.program.torch_interop.environment import Environment
+
+aten = torch.ops.aten
+
+_VERIFIERS = {"ATEN": Verifier, "TRAINING": TrainingIRVerifier}
+_METADATA = ("stack_trace", "torch_fn", "source_fn_stack", "custom")
+_WRITES = {
+    ours.OutputKind.BUFFER_MUTATION, ours.OutputKind.PARAMETER_MUTATION,
+    ours.OutputKind.USER_INPUT_MUTATION,
+}  # fmt: skip
+_SYMBOLIC_ARGUMENTS = {
+    torch.SymInt: theirs.SymIntArgument, torch.SymFloat: theirs.SymFloatArgument,
+    torch.SymBool: theirs.SymBoolArgument,
+}  # fmt: skip
+
+
+def convert(program: ExportedProgram) -> export.ExportedProgram:
+    environment = Environment(program)
+    graph_module = _Conversion(program, environment).module(program.graph_module, is_top=True)
+    _keep_writes_apart(graph_module.graph, program.graph_signature)
+    nodes = {node.name: node for node in graph_module.graph.nodes}
+    state, constants = _state(program)
+    try:
+        return export.ExportedProgram(
+            root=graph_module,
+            graph=graph_module.graph,
+            graph_signature=_signature(program, graph_module, nodes),
+            state_dict=state,
+            range_constraints=environment.range_constraints(),
+            module_call_graph=_calls(program),
+            example_inputs=program.example_inputs,
+            constants=constants,
+            verifiers=[_VERIFIERS[program.dialect]],
+        )
+    except SpecViolationError as error:
+        raise UnsupportedError(f"torch.export does not allow this program: {error}") from error
+
+
+class _Conversion:
+    """Copies graphs; what describes a node is told in torch's terms."""
+
+    def __init__(self, program: ExportedProgram, environment: Environment) -> None:
+        self.environment = environment
+        stacks = (n.meta.get("nn_module_stack") or {} for n in program.graph.nodes)
+        first = next((stack for stack in stacks if stack), None)
+        self.root = next(iter(first.values())) if first else ("", "torch.nn.modules.module.Module")
+
+    def module(self, module: GraphModule, *, is_top: bool = False) -> GraphModule:
+        root, graph = nn.Module(), Graph()
+        mapping: dict[Node, Node] = {}
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                inner = getattr(module, node.target)
+                if not isinstance(inner, GraphModule):
+                    raise UnsupportedError(f"{node.target} is a {type(inner).__name__}")
+                if not hasattr(root, node.target):
+                    root.add_module(node.target, self.module(inner))
+            expand = _EXPANDED.get(node.target) if node.op == "call_function" else None
+            if expand is not None:
+                new = expand(graph, *(mapping.get(a, a) for a in node.args))
+            else:
+                new = graph.node_copy(node, lambda n: mapping[n])
+            if node.op == "placeholder":
+                new.name = node.name
+            mapping[node] = new
+            new.meta = self._metadata(node, is_input=is_top and node.op == "placeholder")
+        return GraphModule(root, graph)
+
+    def _metadata(self, node: Node, *, is_input: bool) -> dict[str, Any]:
+        meta = {key: node.meta[key] for key in _METADATA if key in node.meta}
+        if node.op in ("call_function", "get_attr"):
+            meta["nn_module_stack"] = torch_stack(node.meta.get("nn_module_stack", {}), self.root)
+        if "val" in node.meta:
+            # The sizes of inputs are where symbols are defined.
+            meta["val"] = self.environment.value(node.meta["val"], as_told=is_input)
+            bindings = self.environment.bindings(meta["val"])
+            if bindings and node.op == "call_function":
+                meta["unbacked_bindings"] = bindings
+        return meta
+
+
+def _xor(graph: Graph, a: Any, b: Any) -> Node:
+    """torch's programs have no a ^ b: it is (a | b) - (a & b)."""
+    either, both = (graph.call_function(f, (a, b)) for f in (operator.or_, operator.and_))
+    return graph.call_function(operator.sub, (either, both))
+
+
+_EXPANDED = {operator.xor: _xor}
+
+
+def _keep_writes_apart(graph: Graph, signature: ours.GraphSignature) -> None:
+    """torch tells what a program writes by the name of a node: give each write its own."""
+    output = graph.output_node()
+    results = list(output.args[0])
+    seen: set[Node] = set()
+    for i, spec in enumerate(signature.output_specs):
+        value = results[i]
+        if spec.kind not in _WRITES or not isinstance(value, Node):
+            continue
+        if value in seen:
+            with graph.inserting_before(output):
+                results[i] = graph.call_function(aten.clone.default, (value,))
+                results[i].meta = {k: v for k, v in value.meta.items() if k != "unbacked_bindings"}
+        seen.add(value)
+    output.args = (tuple(results),)
+
+
+def _state(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters, buffers and constants. What the program writes to is copied: torch's modules
+    write to the tensors of the program, which are the user's own.
+    """
+    written = {program.tensor(s.target) for s in program.graph_signature.output_specs
+               if s.kind is ours.OutputKind.BUFFER_MUTATION and s.target}  # fmt: skip
+    copies = {t: t.detach().clone() for t in written}
+    return tuple(
+        {name: copies.get(t, t) if isinstance(t, torch.Tensor) else t for name, t in part.items()}
+        for part in (program.state_dict, program.constants)
+    )  # type: ignore[return-value]
+
+
+# The signature
+
+
+def _signature(
+    program: ExportedProgram, module: GraphModule, nodes: dict[str, Node]
+) -> theirs.ExportGraphSignature:
+    signature = program.graph_signature
+    results = module.graph.output_node().args[0]
+    return theirs.ExportGraphSignature(
+        [
+            theirs.InputSpec(
+                theirs.InputKind[spec.kind.name], _argument(spec.arg, nodes.get(spec.arg.name)),
+                spec.target, spec.persistent,
+            )
+            for spec in signature.input_specs
+        ],
+        [
+            theirs.OutputSpec(
+                theirs.OutputKind[spec.kind.name],
+                _argument(spec.arg, value if isinstance(value, Node) else None), spec.target,
+            )
+            for spec, value in zip(signature.output_specs, results, strict=True)
+        ],
+    )  # fmt: skip
+
+
+def _argument(argument: ours.Argument, node: Node | None) -> Any:
+    if isinstance(argument, ours.ConstantArgument):
+        if not isinstance(argument.value, (int, float, bool, str, type(None))):
+            kind = type(argument.value).__name__
+            raise UnsupportedError(
+                f"torch.export has no inputs and outputs that are a {kind}: {argument.value}"
+            )
+        return theirs.ConstantArgument(argument.name, argument.value)
+    assert node is not None
+    if isinstance(argument, ours.TensorArgument):
+        return theirs.TensorArgument(node.name)
+    val = node.meta["val"]
+    made = _SYMBOLIC_ARGUMENTS.get(type(val))
+    return theirs.ConstantArgument(node.name, val) if made is None else made(node.name)
+
+
+def _calls(program: ExportedProgram) -> list[ModuleCallEntry]:
+    spec = program.call_spec
+    names = parameter_names(program.argument_names)
+    top = ModuleCallSignature([], [], spec.in_spec, spec.out_spec, names)
+    inner = [ModuleCallEntry(call.fqn) for call in program.module_call_graph if call.fqn]
+    return [ModuleCallEntry("", top), *inner]

@@ -1,0 +1,249 @@
+"""Graphs and modules from pieces of a program."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+from torch.fx.graph import _PyTreeInfo
+from torch.fx.node import map_arg
+
+from graphport.program.module import UserSignature, parameter_names
+from graphport.program.unflattening.calls import Call
+from graphport.program.unflattening.flow import Computed, Elsewhere, Flow, Read, SizeOf, Way
+from graphport.program.unflattening.module import CapturedModule
+from graphport.program.unflattening.pieces import Piece, Pieces
+from graphport.program.unflattening.structure import packed, unpacked
+from graphport.program.unflattening.tree import Tree
+from graphport.program.unflattening.writes import shows
+
+if TYPE_CHECKING:
+    from graphport.program.exported import ExportedProgram
+
+aten = torch.ops.aten
+
+
+class Builder:
+    """The graph of one piece, written node by node."""
+
+    def __init__(
+        self, module: CapturedModule, piece: Piece, pieces: Pieces, flow: Flow, tree: Tree
+    ) -> None:
+        self.module = module
+        self.graph: Graph = module.graph
+        self.call = piece.call
+        self.piece = piece
+        self.pieces = pieces
+        self.flow = flow
+        self.tree = tree
+        self.new: dict[Node, Node] = {}
+        """What stands for a node of the program here."""
+        self._attributes: dict[str, Node] = {}
+
+    def write(self) -> None:
+        """The graph of a call."""
+        if self.call.signature is None:
+            for value in self.flow.inputs[self.call]:
+                self.take(value)
+        else:
+            self._take_as_kept()
+        self.body()
+        places = {place: node for node, place in self.pieces.places[self.call].items()}
+        values = [places.get(p) or self._number(p) for p in self.piece.results]
+        self.finish(values)
+
+    def body(self) -> None:
+        for item in self.call.items:
+            if isinstance(item, Call):
+                self._call(item)
+            else:
+                self.new[item] = self.graph.node_copy(item, self.value)
+
+    def take(self, value: Node, name: str | None = None) -> Node:
+        node = self.graph.create_node("placeholder", name or value.name, (), {})
+        node.meta = {"val": value.meta.get("val")}
+        self.new.setdefault(value, node)
+        return node
+
+    # Values
+
+    def value(self, value: Node) -> Node:
+        """A value that the call uses."""
+        known = self.new.get(value)
+        if known is not None:
+            return known
+        if value.op == "get_attr":
+            made = self._graph(value)
+        else:
+            made = self._reached(value, self.flow.ways[self.call][value])
+        self.new[value] = made
+        return made
+
+    def _reached(self, value: Node, way: Way) -> Node:
+        if isinstance(way, Read):
+            return self._attribute(way.name, value)
+        if isinstance(way, Elsewhere):
+            owner, _, last = way.name.rpartition(".")
+            name = self.tree.reference(self.module, owner)
+            return self._attribute(f"{name}.{last}", value)
+        if isinstance(way, SizeOf):
+            tensor = self.value(way.tensor)
+            made = self.graph.call_function(aten.sym_size.int, (tensor, way.dim))
+            made.meta = dict(value.meta)
+            return made
+        assert isinstance(way, Computed), f"{value.name} is not known in {self.call.key!r}"
+        # Operands before the number: they are written on the way.
+        map_arg((value.args, value.kwargs), self.value)
+        return self.graph.node_copy(value, self.value)
+
+    def _attribute(self, target: str, value: Node) -> Node:
+        """State, read once."""
+        if target not in self._attributes:
+            made = self.graph.create_node("get_attr", target, (), {}, target.replace(".", "_"))
+            made.meta = {k: v for k, v in value.meta.items() if k == "val"}
+            self._attributes[target] = made
+        return self._attributes[target]
+
+    def _graph(self, value: Node) -> Node:
+        """A graph within the graph becomes a child of the module that calls it."""
+        inner = getattr(self.pieces.graphs, str(value.target))
+        target = self.tree.child(self.module, str(value.target), inner)
+        made = self.graph.create_node("get_attr", target, (), {}, target)
+        made.meta = dict(value.meta)
+        return made
+
+    def _number(self, place: Any) -> Node:
+        """A number among the results."""
+        return next(
+            v for v in self.flow.outputs[self.call] if self.pieces.place(v, self.call) == place
+        )
+
+    # Calls
+
+    def _call(self, inner: Call) -> None:
+        piece = self.pieces.of[inner]
+        target = self.tree.target(self.module, self.call, piece)
+        meta = {"nn_module_stack": _stack(inner.parent)}
+        given = [self.value(v) for v in self.flow.inputs[inner]]
+        if inner.signature is None:
+            made = self.graph.call_module(target, tuple(given))
+            parts = _parts(self.graph, made, len(piece.results))
+            results = dict(zip(piece.results, parts, strict=True))
+            found = {v: results[self.pieces.place(v, inner)] for v in self.flow.outputs[inner]}
+        else:
+            leaves = [self._leaf(a, v) for a, v in zip(
+                inner.signature.inputs, self.flow.leaves(inner.signature.inputs), strict=True)]  # fmt: skip
+            args, kwargs = packed(self.graph, self.module, inner.signature.in_spec, leaves)
+            made = self.graph.call_module(target, args, kwargs)
+            values = self.flow.leaves(inner.signature.outputs)
+            wanted = [v if v in self.flow.ways[self.call] and v not in self.new else None
+                      for v in values]  # fmt: skip
+            found = unpacked(self.graph, made, inner.signature.out_spec, wanted)
+        made.meta = meta
+        for value, node in found.items():
+            node.meta = {**meta, "val": value.meta.get("val")}
+            self.new[value] = node
+
+    def _leaf(self, argument: Any, value: Node | None) -> Any:
+        return getattr(argument, "value", None) if value is None else self.value(value)
+
+    def _take_as_kept(self) -> None:
+        """Arguments as the original module takes them."""
+        signature = self.call.signature
+        assert signature is not None
+        used: set[str] = set()
+        for i, value in enumerate(self.flow.leaves(signature.inputs)):
+            name = f"{value.name if value is not None else 'constant'}"
+            name = name if name not in used else f"{name}_{i}"
+            used.add(name)
+            if value is None:
+                self.graph.create_node("placeholder", name, (), {})
+            else:
+                self.take(value, name)
+        info = _PyTreeInfo(
+            parameter_names(list(signature.argument_names)), signature.in_spec, signature.out_spec
+        )
+        self.graph.set_codegen(UserSignature(info))
+
+    # The end
+
+    def finish(self, values: list[Node]) -> None:
+        """Write what the call writes, and return its results."""
+        signature = self.call.signature
+        if signature is not None:
+            pairs = zip(signature.outputs, self.flow.leaves(signature.outputs), strict=True)
+            leaves = [(getattr(a, "value", None) if v is None else v) for a, v in pairs]
+            self.graph.output(tuple(self.write_back([(v, None) for v in leaves])))
+            return
+        results = self.write_back([(v, None) for v in values])
+        if len(results) < 2:
+            self.graph.output(results[0] if results else None)
+        else:
+            self.graph.output(tuple(results))
+
+    def write_back(self, results: list[tuple[Any, Node | None]]) -> list[Any]:
+        """Copy values to what they are written to; what is left of the results.
+
+        Results that show memory which is about to be overwritten are copied first.
+        """
+        written = [(v, s) for s, v in self.flow.writes.at.get(self.call, ())]
+        pairs = [*written, *results]
+        memory = self.flow.writes.overwritten(self.call) | {t for _, t in pairs if t is not None}
+        values: dict[Node, Node] = {}
+        for value, _ in pairs:
+            if isinstance(value, Node) and value not in values:
+                values[value] = self.value(value)
+                if shows(value, memory):
+                    copy = self.graph.call_function(aten.clone.default, (values[value],))
+                    copy.meta = dict(value.meta)
+                    values[value] = copy
+        kept: list[Any] = []
+        copies: dict[Node, Node] = {}
+        for value, target in pairs:
+            if target is None:
+                kept.append(value)
+                continue
+            into = self.value(target)
+            if isinstance(target.meta["val"], nn.Parameter) or self._is_parameter(target):
+                # The program writes to it as the user did, without a gradient.
+                into = self.graph.call_function(aten.detach.default, (into,))
+                into.meta = dict(target.meta)
+            copy = self.graph.call_function(aten.copy_.default, (into, values[value]))
+            copy.meta = dict(value.meta)
+            if target not in self.flow.state.names:
+                copies[value] = copy  # a mutated input that is also returned is the caller's own
+        return [copies.get(v, values[v]) if isinstance(v, Node) else v for v in kept]
+
+    def _is_parameter(self, target: Node) -> bool:
+        names = self.flow.state.names.get(target, ())
+        return any(isinstance(self.flow.state.tensors.get(n), nn.Parameter) for n in names)
+
+
+def build_root(builder: Builder, program: ExportedProgram) -> None:
+    """The graph of the whole program, with the user's own arguments."""
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node not in builder.flow.state.names:
+            builder.take(node)
+    builder.body()
+    info = _PyTreeInfo(
+        parameter_names(program.argument_names), program.call_spec.in_spec,
+        program.call_spec.out_spec,
+    )  # fmt: skip
+    results = builder.write_back(builder.flow.results)
+    builder.graph.output(tuple(results))
+    builder.graph.set_codegen(UserSignature(info))
+
+
+def _parts(graph: Graph, made: Node, count: int) -> list[Node]:
+    if count == 1:
+        return [made]
+    return [graph.call_function(operator.getitem, (made, i)) for i in range(count)]
+
+
+def _stack(call: Call | None) -> dict[str, tuple[str, str]]:
+    return {c.key: (c.path, c.kind) for c in reversed(call.chain)} if call is not None else {}
+
+

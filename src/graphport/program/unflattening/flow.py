@@ -1,0 +1,248 @@
+"""What crosses the borders of calls: what each takes, what it gives, and how it finds each value.
+
+Tensors come first. A number is then found in the sizes of the tensors that a call takes, if it can
+be; else it is passed like a tensor.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from graphport import errors
+from graphport.program.signature import ConstantArgument, OutputKind
+from graphport.program.unflattening.calls import Call, is_number, is_size, operands
+from graphport.program.unflattening.state import State
+from graphport.program.unflattening.writes import Writes
+from graphport.symbolic import Expr, symbols
+from graphport.symbolic.bridge import from_torch
+
+if TYPE_CHECKING:
+    from graphport.program.exported import ExportedProgram
+
+
+@dataclass(frozen=True)
+class Taken:
+    """An argument of the call."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Computed by a node of the call, or returned by a call that it makes."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A number: made again here, by the same function."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """State of the module, by its name below it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """State of a module that is not below this one."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class SizeOf:
+    """A number: the size of an argument."""
+
+    tensor: Node
+    dim: int
+
+
+Way = Taken | Made | Computed | Read | Elsewhere | SizeOf
+
+
+class Flow:
+    """For every call: its arguments, its results, and the way to each value that it uses."""
+
+    def __init__(
+        self, program: ExportedProgram, root: Call, home: dict[Node, Call], state: State,
+        writes: Writes,
+    ) -> None:  # fmt: skip
+        self.program = program
+        self.root = root
+        self.state = state
+        self.writes = writes
+        self.inputs: dict[Call, dict[Node, None]] = defaultdict(dict)
+        self.outputs: dict[Call, dict[Node, None]] = defaultdict(dict)
+        self.ways: dict[Call, dict[Node, Way]] = defaultdict(dict)
+        self.results = _results(program, state, writes)
+        self._home = dict(home)
+        self._nodes = {n.name: n for n in program.graph.nodes}
+        for node in program.graph.nodes:
+            if node.op == "placeholder" and node not in state.names:
+                self._home[node] = root
+        self._kept = [c for c in root.calls() if c.signature is not None]
+        for numbers in (False, True):
+            for value, call in self._uses():
+                if is_number(value) is numbers:
+                    self.need(value, call)
+
+    def leaves(self, arguments: Any) -> list[Any]:
+        """The nodes of a kept signature; None where there is a constant, or nothing is left."""
+        return [None if isinstance(a, ConstantArgument) else self._nodes.get(a.name)
+                for a in arguments]  # fmt: skip
+
+    def _uses(self) -> Any:
+        """(value, call that uses it), in the order of the program."""
+        for call in self._kept:
+            assert call.signature is not None and call.parent is not None
+            taken = [n for n in self.leaves(call.signature.inputs) if n is not None]
+            for node in taken:
+                self.inputs[call][node] = None
+                self.ways[call][node] = Taken()
+                yield node, call.parent
+        for node, call in list(self._home.items()):
+            yield from ((n, call) for n in operands(node) if n.op != "get_attr")
+        for call, written in self.writes.at.items():
+            for state, value in written:
+                yield state, call
+                yield value, call
+        for value, target in self.results:
+            yield from ((n, self.root) for n in (value, target) if isinstance(n, Node))
+        for call in self._kept:
+            assert call.signature is not None
+            for node in self.leaves(call.signature.outputs):
+                if node is not None:
+                    yield node, call
+                    self.outputs[call][node] = None
+
+    def need(self, value: Node, call: Call) -> None:
+        """Find a way for a call to a value that it uses."""
+        if value in self.ways[call]:
+            return
+        state = value if value in self.state.names else self.writes.state_read(value, call)
+        if state is not None:
+            self._state(value, state, call)
+        elif is_number(value):
+            self._number(value, call)
+        else:
+            self._value(value, call)
+
+    def _state(self, value: Node, state: Node, call: Call) -> None:
+        names = self.state.names[state]
+        own = next((n for n in names if call.owns(n)), None)
+        if own is not None:
+            self.ways[call][value] = Read(own[len(call.path) + 1 :] if call.path else own)
+        elif call.signature is not None and value not in self.inputs[call]:
+            self.ways[call][value] = Elsewhere(names[0])
+        else:
+            self._take(value, call)
+
+    def _value(self, value: Node, call: Call) -> None:
+        around = self._home[value].chain
+        if call not in around:
+            self._take(value, call)
+            return
+        for inner in around[: around.index(call)]:
+            self._give(value, inner)
+        self.ways[call][value] = Made()
+
+    def _take(self, value: Node, call: Call) -> None:
+        assert call.parent is not None
+        if call.signature is not None and value not in self.inputs[call]:
+            raise _not_in_signature(call, value, "uses", "which is not among its arguments")
+        self.ways[call][value] = Taken()
+        self.inputs[call][value] = None
+        self.need(value, call.parent)
+
+    def _give(self, value: Node, call: Call) -> None:
+        if call.signature is not None and value not in self.leaves(call.signature.outputs):
+            how = "which the program goes on with and which is not among its results"
+            raise _not_in_signature(call, value, "makes", how)
+        self.outputs[call][value] = None
+        self.need(value, call)
+
+    # Numbers
+
+    def _number(self, value: Node, call: Call) -> None:
+        is_here = value in self._home and call in self._home[value].chain
+        if value in self.inputs[call] or is_here:
+            self._value(value, call)
+            return
+        found = self._size(value.meta["val"], call)
+        if found is not None:
+            self.ways[call][value] = found
+        elif not is_size(value):
+            self._value(value, call)
+        else:
+            self._compute(value, call)
+
+    def _compute(self, value: Node, call: Call) -> None:
+        for operand in operands(value):
+            if is_number(operand) or operand in self.state.names:
+                self.need(operand, call)
+            elif operand not in self.ways[call]:
+                # The tensor does not come here; its size does, from where the tensor is.
+                self._home[value] = owner = self._home[operand]
+                self.ways[owner][operand] = Made()
+                self.ways[owner][value] = Computed()
+                if owner is not call:
+                    self._value(value, call)
+                return
+        self.ways[call][value] = Computed()
+
+    def _size(self, val: Any, call: Call) -> SizeOf | None:
+        """An argument of the call with this size."""
+        scope = self.program.scope
+        number = from_torch(val)
+        if type(number) is not Expr:
+            return None
+        if any(map(scope.is_fresh, symbols(number))):
+            # Assertions on data would be about what they are to ensure: only if there is no choice.
+            if call.signature is None:
+                return None
+        else:
+            number = scope.simplify(number)
+        for value in self.inputs[call]:
+            about = value.meta.get("val")
+            if isinstance(about, torch.Tensor):
+                for dim, size in enumerate(about.shape):
+                    if number in (from_torch(size), scope.simplify(from_torch(size))):
+                        return SizeOf(value, dim)
+        return None
+
+
+def _results(
+    program: ExportedProgram, state: State, writes: Writes
+) -> list[tuple[Any, Node | None]]:
+    """What the program gives in the end: values, and the state or input that each is written to.
+
+    Without what is written where it is made.
+    """
+    done = {pair for written in writes.at.values() for pair in written}
+    output = next(n for n in reversed(program.graph.nodes) if n.op == "output")
+    inputs = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    found: list[tuple[Any, Node | None]] = []
+    for value, spec in zip(output.args[0], program.graph_signature.output_specs, strict=True):
+        target = None
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
+            target = inputs[spec.target]
+        elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+            target = state.inputs[spec.target]
+        if target is None or (target, value) not in done:
+            found.append((value, target))
+    return found
+
+
+def _not_in_signature(call: Call, value: Node, verb: str, how: str) -> errors.UnsupportedError:
+    trace = value.meta.get("stack_trace") or ""
+    return errors.UnsupportedError(
+        f"the module {call.path!r} cannot keep its call signature: it {verb} {value.name!r}, {how}",
+        where=trace.strip().splitlines()[0].strip() if trace.strip() else None,
+        fix=f"leave {call.path!r} out of preserve_module_call_signature, or pass what it uses as "
+        "arguments and return what it makes",
+    )

@@ -1,0 +1,119 @@
+"""The hierarchy of an unflattened program: modules and state at their places."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from graphport.program.module import own_state
+from graphport.program.unflattening.calls import Call
+from graphport.program.unflattening.module import CapturedModule
+from graphport.program.unflattening.pieces import Piece
+from graphport.program.unflattening.state import State
+
+if TYPE_CHECKING:
+    from graphport.program.exported import ExportedProgram
+
+
+class Tree:
+    """Modules by path, made as they are asked for."""
+
+    def __init__(self, root: CapturedModule, state: State) -> None:
+        self.root = root
+        self.state = state
+        self.modules: dict[str, nn.Module] = {"": root}
+        self.aliases: dict[str, str] = {}
+        """Paths at which a module stands a second time, and the first."""
+        self._references: dict[int, dict[str, str]] = {}
+
+    def add(self, path: str, module: nn.Module) -> None:
+        self.modules[path] = module
+
+    def at(self, path: str) -> nn.Module:
+        """The module at a path; what was never called is a plain container."""
+        known = self.modules.get(path)
+        if known is None:
+            known = self.modules[path] = nn.Module()
+        return known
+
+    def assemble(self, program: ExportedProgram) -> None:
+        """Give every module its state and its children."""
+        for name, t, persistent in own_state(program):
+            self._register(name, t, persistent)
+        for path in sorted(self.modules, key=_depth):
+            self._hang(path)
+        for module in self.root.modules():
+            _sort_numbered(module)
+
+    def _register(self, name: str, t: Any, persistent: bool) -> None:
+        owner, _, last = name.rpartition(".")
+        second = next((a for a in self.aliases if owner == a or owner.startswith(f"{a}.")), None)
+        if second is not None:
+            self._hang(second)
+            return
+        self._hang(owner)
+        module = self.modules[owner]
+        if isinstance(t, nn.Parameter):
+            module.register_parameter(last, t)
+        elif isinstance(t, torch.Tensor):
+            module.register_buffer(last, t, persistent=persistent)
+        else:
+            setattr(module, last, t)
+
+    def _hang(self, path: str) -> None:
+        """Make a module a child of the one that its path says, from the root down."""
+        if not path:
+            return
+        parent, _, last = path.rpartition(".")
+        self._hang(parent)
+        self.at(parent).add_module(last, self.at(path))
+
+    # How a module gets at another
+
+    def target(self, module: CapturedModule, caller: Call, piece: Piece) -> str:
+        """What a module calls another one."""
+        name = piece.name
+        if caller.owns(name):
+            return name[len(caller.path) + 1 :] if caller.path else name
+        if "@" not in name.rpartition(".")[2]:
+            alias = self.state.alias(name, caller.path)
+            if alias is not None and alias not in self.modules:
+                self.aliases[alias] = name
+                self.modules[alias] = self.at(name)
+            if alias is not None and self.aliases.get(alias) == name:
+                return alias[len(caller.path) + 1 :]
+        return self.reference(module, name)
+
+    def reference(self, module: CapturedModule, path: str) -> str:
+        """The name under which a module that is no child of it is known to a module."""
+        known = self._references.setdefault(id(module), {})
+        if path not in known:
+            wanted = path.rpartition(".")[2] or "program"
+            names = itertools.chain([wanted], (f"{wanted}_{i}" for i in itertools.count(1)))
+            taken = set(module.elsewhere) | set(dir(type(module)))
+            known[path] = next(n for n in names if n not in taken)
+            module.elsewhere[known[path]] = self.at(path)
+        return known[path]
+
+    def child(self, module: CapturedModule, name: str, inner: nn.Module) -> str:
+        """A graph within the graph of a module, as its child."""
+        names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
+        free = next(n for n in names if n not in module._modules)
+        module.add_module(free, inner)
+        return free
+
+
+def _depth(path: str) -> int:
+    return path.count(".")
+
+
+def _sort_numbered(module: nn.Module) -> None:
+    """Layers of a Sequential or ModuleList in their order, those without state among the others."""
+    children = module._modules
+    if all(name.partition("@")[0].isdigit() for name in children):
+        ordered = sorted(children.items(), key=lambda kv: (int(kv[0].partition("@")[0]), kv[0]))
+        children.clear()
+        children.update(ordered)
