@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Interpreter, Node
+from torch._ops import HigherOrderOperator
+from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 import graphport as gp
@@ -125,16 +126,32 @@ def compare_metadata(ep: gp.ExportedProgram, inputs: Inputs, *, layout: bool = T
 
 
 class _MetadataInterpreter(Interpreter):
-    def __init__(self, module: Any, env: dict[Expr, int], layout: bool) -> None:
+    def __init__(
+        self, module: Any, env: dict[Expr, int], layout: bool, inner: bool = False
+    ) -> None:
         super().__init__(module)
         self.sizes = dict(env)
         self.layout = layout
+        self.inner = inner
 
     def run_node(self, n: Node) -> Any:
         out = super().run_node(n)
-        if n.op == "call_function":
+        if n.op == "call_function" or (self.inner and n.op == "placeholder"):
             self._compare(n, n.meta["val"], out)
         return out
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, HigherOrderOperator):
+            args = [self._within(a) if isinstance(a, GraphModule) else a for a in args]
+        return super().call_function(target, tuple(args), kwargs)
+
+    def _within(self, module: GraphModule) -> Callable[..., Any]:
+        """A graph within the graph; what it learns of data holds for one run of it."""
+
+        def run(*args: Any) -> Any:
+            return _MetadataInterpreter(module, self.sizes, self.layout, inner=True).run(*args)
+
+        return run
 
     def _value(self, x: Any, actual: Any) -> Any:
         x = from_torch(x) if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x

@@ -114,6 +114,16 @@ class NoDataError(UserError, RuntimeError):
     code = "GP170"
 
 
+class StrictError(UserError):
+    """Something that a single trace cannot prove to be sound (`strict=True`)."""
+
+    code = "GP180"
+
+
+class CaptureWarning(UserWarning):
+    """Something that a single trace cannot prove to be sound."""
+
+
 class UnsupportedError(ExportError):
     """Something that graphport cannot capture yet, or never will."""
 

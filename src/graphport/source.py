@@ -55,7 +55,7 @@ class Location:
         return f"{place}{code}" + (f"      ({self.module})" if self.module else "")
 
 
-def _belongs_to_user(code: CodeType) -> bool:
+def is_the_users(code: CodeType) -> bool:
     # By file, not by code object: hashing a code object hashes its bytes.
     file = code.co_filename
     known = _is_user_file.get(file)
@@ -83,7 +83,7 @@ class Frames:
         while frame is not None and frame is not stop:
             code = frame.f_code
             mine = known.get(code.co_filename)
-            if mine or (mine is None and _belongs_to_user(code)):
+            if mine or (mine is None and is_the_users(code)):
                 codes.append(code)
                 key.append(id(code))
                 key.append(frame.f_lasti)
@@ -127,7 +127,7 @@ def here() -> Location | None:
     layer: Location | None = None
     while frame is not None and frame.f_code not in boundaries:
         code = frame.f_code
-        if _belongs_to_user(code):
+        if is_the_users(code):
             return Location(code.co_filename, frame.f_lineno, code.co_qualname, running.module)
         if layer is None and _is_layer(code):
             layer = Location(code.co_filename, frame.f_lineno, code.co_qualname, running.module)
@@ -147,7 +147,7 @@ def _is_layer(code: CodeType) -> bool:
 def user_frame() -> FrameType | None:
     """The user's innermost frame that is executing now."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _belongs_to_user(frame.f_code):
+    while frame is not None and not is_the_users(frame.f_code):
         frame = None if frame.f_code in boundaries else frame.f_back
     return frame
 
@@ -193,7 +193,7 @@ def of_traceback(error: BaseException, module: str = "") -> Location | None:
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if _belongs_to_user(code):
+        if is_the_users(code):
             found = Location(code.co_filename, trace.tb_lineno, code.co_qualname, module)
         elif _is_layer(code):
             layer = Location(code.co_filename, trace.tb_lineno, code.co_qualname, module)

@@ -237,3 +237,17 @@ def test_a_gradient_inside_of_the_program_is_refused():
         gp.export(f, (x(),))
     with pytest.raises(gp.errors.UnsupportedError, match=r"torch\.autograd\.grad"):
         gp.export(lambda v: torch.autograd.grad(v.sum(), v), (x(True),))
+
+
+def test_complex_numbers_without_gradients():
+    def f(v):
+        z = torch.complex(v, v)
+        with torch.no_grad():
+            w = z * 2
+        return (z * w).abs().sum()
+
+    ep = check(f, (x(True),))
+    ours, theirs = x(True), x(True)
+    ep.module()(ours).backward()
+    f(theirs).backward()
+    assert_same(ours.grad, theirs.grad, "gradients differ")

@@ -106,7 +106,9 @@ def test_a_buffer_decides():
     ids=["torch", "imported early", "higher order", "functorch", "operator"],
 )
 def test_all_spellings(spelling):
-    ep = gp.export(lambda x: spelling(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)), (UP,))
+    ep = gp.export(
+        lambda x: spelling(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)), (UP,)
+    )
     assert len(calls(ep, HIGHER.cond)) == 1
     for x in (UP, DOWN):
         torch.testing.assert_close(ep.module()(x), x.sin() if x.sum() > 0 else x.cos())
@@ -146,7 +148,10 @@ def test_closures_over_symbolic_sizes():
     def f(x, y):
         n = x.shape[0]
         return cond(
-            x.sum() > 0, lambda x: x.sin() * n + y[0] * (n + 1), lambda x: x[: n // 2].sum() + x, (x,)
+            x.sum() > 0,
+            lambda x: x.sin() * n + y[0] * (n + 1),
+            lambda x: x[: n // 2].sum() + x,
+            (x,),
         )
 
     sizes = [(torch.randn(k, 3), torch.randn(2 * k, 3)) for k in (2, 5, 8)]
@@ -158,14 +163,16 @@ def test_closures_over_symbolic_sizes():
 def test_closures_over_numbers_made_of_data():
     def f(x, i):
         n, s, t = i.item(), x.sum().item(), (x[0] > 0).item()
-        return cond(x[1] > 0, lambda x: x * n + s, lambda x: x - s * n - t, (x,))
+        return cond(x[1] > 0, lambda x: x * n + s, lambda x: x - s * n + t, (x,))
 
     check(f, (UP, torch.tensor(3)), others=[(DOWN, torch.tensor(-2))])
 
 
 def test_numbers_as_operands():
     def f(x, i):
-        return cond(x.sum() > 0, lambda x, a, b: x * a + b, lambda x, a, b: x - a * b, (x, 3, i.item()))
+        return cond(
+            x.sum() > 0, lambda x, a, b: x * a + b, lambda x, a, b: x - a * b, (x, 3, i.item())
+        )
 
     check(f, (UP, torch.tensor(3)), others=[(DOWN, torch.tensor(-2))])
 
@@ -243,7 +250,9 @@ class Bar(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x):
-        return cond(x.shape[0] > 4, lambda x: self.linear(x).cos(), lambda x: self.linear(x).sin(), [x])
+        return cond(
+            x.shape[0] > 4, lambda x: self.linear(x).cos(), lambda x: self.linear(x).sin(), [x]
+        )
 
 
 class Outer(nn.Module):
@@ -522,9 +531,7 @@ def test_the_predicate_is_known_in_its_branch():
 
 def test_a_size_that_the_predicate_fixes():
     def f(x):
-        return cond(
-            x.shape[0] == 4, lambda x: x.view(2, 2, -1).sum(), lambda x: x.sum() * 2, (x,)
-        )
+        return cond(x.shape[0] == 4, lambda x: x.view(2, 2, -1).sum(), lambda x: x.sum() * 2, (x,))
 
     check(f, (torch.randn(3, 2),), dynamic_shapes=({0: N},), others=[(torch.randn(4, 2),)])
 
@@ -713,7 +720,9 @@ def test_one_function_in_several_places():
 
 def test_the_text_shows_the_graphs_inside():
     text = str(both(lambda x: cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))))
-    assert text.splitlines()[1:15] == """\
+    assert (
+        text.splitlines()[1:15]
+        == """\
     graph(
         x: f32[4],
     ):
@@ -728,6 +737,7 @@ def test_the_text_shows_the_graphs_inside():
             x: f32[4],
         ):
             cos: f32[4] = aten.cos(x)""".splitlines()
+    )
 
 
 def test_control_flow_in_a_loop_of_python():

@@ -215,7 +215,18 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(torch.library.get_ctx().new_dynamic_size(min=-1))
 
 
+@torch.library.custom_op("graphport_tests::sum_and_rest", mutates_args=())
+def sum_and_rest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.sum(), x[x > 0]
+
+
+@sum_and_rest.register_fake
+def _(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(()), x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+
 CUSTOM: dict[str, Callable[..., Any]] = {
+    "a size of one result": lambda x: (lambda a, b: a + b.new_ones(b.shape[0]))(*sum_and_rest(x)),
     "a size of the result": lambda x: positive(x) * 2,
     "a size that is read": lambda x: positive(x) + torch.ones(positive(x).shape[0]).sum(),
     "a size that two results share": lambda x: (lambda a, b: a + b)(*halves(x)),

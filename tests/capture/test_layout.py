@@ -67,3 +67,48 @@ def test_channels_last_is_kept_through_a_network() -> None:
     ep = check(model, (x,), dynamic_shapes=({0: gp.Dim("b", min=1)},))
     output = next(n for n in reversed(ep.graph.nodes) if n.op == "output").args[0][0]
     assert output.meta["val"].is_contiguous(memory_format=torch.channels_last)
+
+
+FORMATS = {
+    "contiguous": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "by position": lambda x: torch.Tensor.contiguous(x, memory_format=torch.contiguous_format),
+    "twice": lambda x: x.contiguous(memory_format=torch.channels_last).contiguous(
+        memory_format=torch.channels_last
+    ),
+    "to": lambda x: x.to(memory_format=torch.channels_last),
+    "to, kept": lambda x: x.to(torch.float32, memory_format=torch.preserve_format),
+    "to, copied": lambda x: x.to(torch.float32, copy=True),
+    "to another": lambda x: x.to(torch.ones(2, dtype=torch.float64)),
+    "to another of its dtype": lambda x: x.to(torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("layout", [n for n in LAYOUTS if n != "expanded"])  # not to be written
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_copy_where_the_layout_differs_and_the_tensor_itself_where_not(
+    name: str, layout: str
+) -> None:
+    """A write tells which of them it was."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return FORMATS[name](x).add_(1), x
+
+    check(f, (LAYOUTS[layout](torch.randn(2, 3, 4, 5)),))
+
+
+def test_a_copy_that_is_none_at_some_sizes_is_refused_there() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.t().contiguous()
+        y.add_(1)
+        return x * 2
+
+    a = gp.Dim("a")
+    module = gp.export(f, (torch.ones(3, 4),), dynamic_shapes=({0: a},)).module()
+    torch.testing.assert_close(module(torch.ones(5, 4)), torch.full((5, 4), 2.0))
+    one = torch.ones(1, 4)
+    want = f(one.clone())
+    try:
+        have = module(one.clone())
+    except RuntimeError:
+        return
+    torch.testing.assert_close(have, want)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -474,3 +476,75 @@ def test_the_example_inputs_are_not_written():
     before = clone(given)
     gp.export(lambda v: v.add_(1), (given,))
     assert_same(given, before, "the input changed")
+
+
+def set_storage(v):
+    return (v * 1).set_(v.untyped_storage(), 0, (2,), (1,))
+
+
+class Turning(nn.Linear):
+    def forward(self, v):
+        return self.weight.t_() + v.sum()
+
+
+def out_beyond_a_view_of_an_input(v):
+    return torch.add(v, 1, out=v[:0])
+
+
+@pytest.mark.parametrize(
+    "f", [Turning(2, 3).requires_grad_(False), out_beyond_a_view_of_an_input]
+)
+def test_other_memory_of_what_the_caller_sees_is_refused(f):
+    with pytest.raises(gp.errors.MutationError, match=r"test_mutation\.py"):
+        gp.export(f, (x(),))
+
+
+def test_storage_of_a_tensor_is_refused():
+    with pytest.raises(gp.errors.UserError, match=r"test_mutation\.py"):
+        gp.export(set_storage, (x(),))
+
+
+DROPOUTS = ["dropout", "alpha_dropout", "dropout2d", "feature_alpha_dropout"]
+
+
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_dropout_in_place(name):
+    dropout = getattr(nn.functional, name)
+    image = torch.randn(2, 3, 4, 4)
+    for p, training in ((0.5, False), (0.0, True), (0.5, True)):
+        # What it returns is the tensor itself, also where nothing is dropped.
+        ep = check(lambda v, p=p, t=training: (dropout(v, p, t, inplace=True).add_(1), v), (image,))
+        assert ("USER_INPUT_MUTATION", "v") in kinds(ep)
+
+
+def test_a_deep_copy_is_a_tensor_of_its_own():
+    def f(v, w):
+        y, (z, again) = copy.deepcopy(v * 2), copy.deepcopy([w, w])
+        z.add_(1)
+        return y.add_(1), z, again is z, w
+
+    check(f, (x(), x()))
+    ep = gp.export(lambda v: copy.deepcopy(v) + v, (x().requires_grad_(),))
+    given = x().requires_grad_()
+    ep.module()(given).sum().backward()
+    assert_same(given.grad, torch.ones(3, 4), "the copy has a gradient")
+
+
+def test_data_of_itself():
+    """What Module.to(...) does where there is nothing to convert."""
+
+    def f(v):
+        y = v * 2
+        y.data = y
+        return y.add_(1)
+
+    check(f, (x(),))
+    check(lambda v: nn.Linear(4, 2).requires_grad_(False).zero_grad() or v + 1, (x(),))
+
+
+def test_tensors_made_from_tensors():
+    check(lambda v: (torch.as_tensor(v).add_(1), v), (x(),))
+    check(lambda v: (torch.as_tensor(v, dtype=torch.float64).add_(1), v), (x(),))
+    check(lambda v: torch.as_tensor([v.sum(), 2, v.mean()]), (x(),))
+    check(lambda v: torch.as_tensor([v.sum() > 3, True]), (x(),))
+    batch_dynamic(lambda v: torch.as_tensor([[v.shape[0], v[0, 0].long()], [1, 2]]))

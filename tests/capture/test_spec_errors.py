@@ -675,6 +675,10 @@ MAKING: list[tuple[Any, str]] = [
         "a derived dim needs a Dim with a name; got 2 * Dim.AUTO\n"
         '  fix  d = Dim("d"), then 2*d + 1',
     ),
+    (
+        lambda: Dim("d") - 1.5,
+        "a derived dim is a Dim with an integer, as in 2*d + 1; got Dim('d') - 1.5",
+    ),
     (lambda: Dim.AUTO(min=3, max=1), "Dim.AUTO(min=3, max=1): max=1 is smaller than min=3"),
     (lambda: Dim.DYNAMIC(max="8"), "Dim.DYNAMIC(max=8): a limit is a number, got '8'"),
     (

@@ -388,3 +388,15 @@ def test_random_numbers():
     check(nn.Dropout(0.5).train(), (x(),))
     ep = check(nn.Dropout(0.5).eval(), (x(),))
     assert not [n for n in ep.graph.nodes if n.op == "call_function"]
+
+
+def test_the_mode_of_gradients_is_as_before():
+    def f(v):
+        torch.set_grad_enabled(False)
+        return v + 1
+
+    gp.export(f, (x(),))
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        gp.export(lambda v: torch.set_grad_enabled(True) and None or v + 1, (x(),))
+        assert not torch.is_grad_enabled()

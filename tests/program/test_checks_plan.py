@@ -199,3 +199,19 @@ def test_words_have_to_be_found() -> None:
 def test_the_values_of_symbols() -> None:
     checks = InputChecks([*sizes(2 * a, b), InputShape("*args[2]", number=f)], {}, [])
     assert checks([torch.ones(6), torch.ones(4), 2.5]) == {a: 3, b: 4, f: 2.5}
+
+
+def test_a_product_with_nothing_in_it() -> None:
+    """0 times any number is 0: the unknown factor has no end to its range."""
+    checks = InputChecks(sizes(a, a * b), {a: Range(0, math.inf), b: Range(0, math.inf)}, [])
+    assert checks([torch.ones(0), torch.ones(0)]) == {a: 0, b: 0}
+    assert checks.accepts([torch.ones(0), torch.ones(0)])
+    assert failure(checks, [0, 3]) is not None
+
+
+def test_a_device_of_another_kind() -> None:
+    shape = InputShape("*args[0]", (2,), torch.float32, device=torch.device("xpu"))
+    checks = InputChecks([shape], {}, [])
+    assert not checks.accepts([torch.ones(2)])
+    with pytest.raises(RuntimeError, match="to be on xpu, where the program was captured"):
+        checks.explain([torch.ones(2)])

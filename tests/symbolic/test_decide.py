@@ -250,3 +250,20 @@ def test_work_is_bounded():
     start = time.process_time()
     scope.decide(cond)
     assert time.process_time() - start < 1  # it takes a few milliseconds
+
+
+def test_what_is_known_of_an_operation_holds_for_an_equal_operand():
+    x = Symbols()
+    x.scope.assume(le(x.n % 4, 2))
+    x.scope.assume(eq(x.n, 3 * x.m))
+    assert x.scope.decide(le((3 * x.m) % 4, 2)) is True
+
+
+def test_ranges_of_floats_that_touch():
+    scope = Scope()
+    root = sqrt(to_float(scope.symbol("n", hint=5, lower=4, upper=9)))
+    assert scope.decide(lt(root, 2.0)) is False
+    assert scope.decide(le(root, 2.0)) is None
+    assert scope.decide(le(root, 3.0)) is True
+    assert scope.decide(lt(root, 3.0)) is None
+    assert scope.decide(eq(root, 3.5)) is False

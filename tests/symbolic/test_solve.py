@@ -283,3 +283,13 @@ def test_every_symbol_of_a_condition_is_a_root() -> None:
     assert solver.solve([eq(mod(x, 3), 2)]) == []
     (root,) = symbols(solver.forms[x])
     assert scope.hint(root) == 4 and str(solver.forms[x]) == "3*_x - 1"
+
+
+def test_what_is_left_of_a_sum_limits_the_other() -> None:
+    """A free symbol that falls as a dim grows: its range says how far the dim may grow."""
+    scope = Scope()
+    x, u = scope.symbol("x", hint=4), scope.symbol("u", hint=6)
+    solver = Solver(scope, [x, u], free=[u])
+    assert solver.solve([eq(x + u, 10)]) == []
+    assert str(solver.forms[u]) == "10 - x"
+    assert str(solver.bounds[x]) == "[0, 10]" and not solver.unplaced

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 
-def remove_unused(graph: Graph) -> None:
+def remove_unused(graph: Graph, kept: Collection[Node] = ()) -> None:
     """Drop calls that nobody reads; random numbers, assertions and mutation stay."""
     for node in reversed(graph.nodes):
-        if node.users:
+        if node.users or node in kept:
             continue
         if node.op == "get_attr" or (node.op == "call_function" and not _must_stay(node.target)):
             graph.erase_node(node)

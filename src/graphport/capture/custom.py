@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import torch
+from torch._higher_order_ops.auto_functionalize import can_auto_functionalize
 from torch._library.fake_impl import set_ctx_getter
 from torch.utils import _pytree as pytree
 
@@ -29,7 +30,7 @@ from graphport.capture.tracer import (
     special,
     wants_grad,
 )
-from graphport.errors import MutationError
+from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import OpInfo, info_of, meta_rule
 from graphport.symbolic import Expr, Scope
 from graphport.symbolic.bridge import to_torch
@@ -99,6 +100,11 @@ auto_functionalized = torch.ops.higher_order.auto_functionalized
 @special(MUTATING)
 def mutating(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """Torch's higher-order call that returns what the operator writes after what it returns."""
+    if not can_auto_functionalize(info.op):
+        raise UnsupportedError(
+            f"{info.op} writes to its arguments and has no form that returns new values",
+            where=source.here(),
+        )
     schema = info.op._schema
     given = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
     given |= dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs

@@ -16,7 +16,7 @@ from graphport.errors import DataDependentError
 from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.index import index
 from graphport.ops.shape import permute, transpose
-from graphport.ops.sizes import expected, numel, wrap_dim
+from graphport.ops.sizes import expected, numel, require_equal, wrap_dim
 from graphport.symbolic import Expr, eq, ne, not_, type_of
 from graphport.symbolic.bridge import from_torch, to_torch
 
@@ -31,6 +31,8 @@ def item(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
         return value.literal.item()
     if value.number is not None and value.version == value.storage.version:
         return to_torch(value.number)
+    elements = numel(value.abstract.sizes)
+    require_equal(elements, 1, "a Tensor with {0} elements cannot be converted to Scalar", elements)
     dtype = value.abstract.dtype
     if dtype.is_complex:
         error = DataDependentError(

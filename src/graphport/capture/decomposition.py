@@ -21,10 +21,14 @@ from graphport.capture.rewrite import Functionalisation, Rewriter
 from graphport.capture.state import State
 from graphport.capture.tracer import COMPOSITE, SPECIAL, Handler, Tracer, decompose, pure, view
 from graphport.capture.values import Value
-from graphport.errors import InputError
+from graphport.errors import InputError, UnsupportedError
 from graphport.ops import OpInfo, info_of
 from graphport.ops.shape import Fresh
+from graphport.ops.sizes import broadcast, wrap_dim
+from graphport.ops.tensor import AbstractTensor
 from graphport.program import ExportedProgram, services
+from graphport.symbolic import Expr
+from graphport.symbolic.bridge import from_torch, to_torch
 
 aten = torch.ops.aten
 Table = Mapping[OpOverload, Callable[..., Any]]
@@ -50,7 +54,7 @@ def run(program: ExportedProgram, table: Table | None, preserve: tuple[Any, ...]
     def tracer(recorder: Recorder, state: State) -> Tracer:
         return Decomposer(recorder, state, chosen, frozenset(preserve))
 
-    kind = Functionalisation if program.dialect == "TRAINING" else Decomposition
+    kind: type[Rewriter] = Functionalisation if program.dialect == "TRAINING" else Decomposition
     return kind(program, tracer).run()
 
 
@@ -58,7 +62,14 @@ class Decomposition(Rewriter):
     """Takes composite operators and those of a table apart."""
 
     def keeps(self, node: Node) -> bool:
-        return not isinstance(node.target, OpOverload) or self.tracer.keeps(node.target)
+        if not isinstance(node.target, OpOverload) or self.tracer.keeps(node.target):
+            return True
+        return node.target in _NOT_EMPTY and any(map(_may_be_empty, node.all_input_nodes))
+
+    def reasons_to_keep(self, node: Node) -> tuple[type[Exception], ...]:
+        """Kernels of torch that ask for data, or for plain sizes; a user's table may not fail."""
+        own = core_table().get(node.target) is self.tracer.table.get(node.target)
+        return (*super().reasons_to_keep(node), *(_FAILURES if own else ()))
 
 
 class Decomposer(Tracer):
@@ -157,7 +168,39 @@ def inner_view(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> 
     return reshape(tracer, info_of(aten.reshape.default), args, kwargs)
 
 
+def max_pool1d(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """torch's kernel takes plain sizes only; as one row of two dims it is core ATen."""
+    x, *windows, ceil_mode = (*args, *_DEFAULT_WINDOWS[len(args) - 2 :])
+    size, stride, padding, dilation = windows
+    flat = [[least, *pair] for least, pair in
+            zip((1, 1, 0, 1), (size, stride or size, padding, dilation), strict=True)]  # fmt: skip
+    row = tracer.call(aten.unsqueeze.default, x, -2)
+    out = tracer.call(aten.max_pool2d_with_indices.default, row, *flat, ceil_mode)[0]
+    return tracer.call(aten.squeeze.dims, out, [-2])
+
+
+_DEFAULT_WINDOWS: tuple[Any, ...] = ([], [0], [1], False)
+
+
+def take_along_dim(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A gather, after both have been broadcast in the other dims."""
+    x, index, dim = (*args, *(kwargs.get("dim"),))[:3]
+    if dim is None:
+        flat = [tracer.call(aten.reshape.default, t, [-1]) for t in (x, index)]
+        return tracer.call(aten.gather.default, flat[0], 0, flat[1])
+    have, at = (tracer.value(t).abstract.sizes for t in (x, index))
+    dim = wrap_dim(dim, len(have))
+    rest = [broadcast((p,), (q,))[0] for p, q in zip(have, at, strict=True)]
+    wide = []
+    for t, own in ((x, have), (index, at)):
+        sizes = [*rest[:dim], own[dim], *rest[dim + 1 :]]
+        wide.append(tracer.call(aten.expand.default, t, list(map(to_torch, sizes))))
+    return tracer.call(aten.gather.default, wide[0], dim, wide[1])
+
+
 _OWN: dict[OpOverload, Handler] = {
+    aten.max_pool1d.default: max_pool1d,
+    aten.take_along_dim.default: take_along_dim,
     aten.reshape.default: reshape,
     aten.scaled_dot_product_attention.default: attention,
     aten.native_batch_norm.default: batch_norm,
@@ -167,6 +210,17 @@ _INNER: dict[OpOverload, Handler] = {
     aten.view.default: inner_view,
     aten.expand.default: expand,
 }
+_FAILURES = (RuntimeError, TypeError, AssertionError, ArithmeticError, UnsupportedError)
+# What torch makes of them fails on sizes of 0, where they do not.
+_NOT_EMPTY = (aten.roll.default, aten.logsumexp.default, aten.linspace.default)
+
+
+def _may_be_empty(node: Node) -> bool:
+    val = node.meta.get("val")
+    numbers = val._abstract.sizes if isinstance(val, AbstractTensor) else [from_torch(val)]
+    return any(type(n) is Expr and n.scope.range(n).lower <= 0 for n in numbers)
+
+
 # Composite in name: they give numbers.
 _NUMBERS = (aten.item.default, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default)
 # Composite, and without a trace in the graph where there is nothing to do.

@@ -11,6 +11,10 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
+from graphport import source
+from graphport.errors import NoDataError
+from graphport.ops.weightless import WeightlessTensor, lacks_data
+
 
 class Example:
     """Values of the nodes of a graph that is still growing. The graph never mutates anything."""
@@ -23,6 +27,7 @@ class Example:
     def value(self, node: Node) -> Any:
         self._values.update(self._given())
         with outside():
+            self._require_data(node)
             for n in self._graph.nodes:
                 if n not in self._values:
                     self._values[n] = self._run(n)
@@ -35,6 +40,26 @@ class Example:
         data = self.value(node)
         with outside():
             return read(data.detach())
+
+    def _require_data(self, node: Node) -> None:
+        """What a value is computed from must be there; what is in a file is read."""
+        waiting, seen = [node], {node}
+        while waiting:
+            n = waiting.pop()
+            t = self._values[n] if n.op == "placeholder" else None
+            if isinstance(t, WeightlessTensor) and t.has_data:
+                self._values[n] = t.read()
+            elif isinstance(t, torch.Tensor) and lacks_data(t):
+                raise NoDataError(
+                    f"draft_export takes the data that the program asks for from the example, "
+                    f"where {n.name} has none: it is on the meta device, fake, or made by "
+                    "gp.fake_mode()",
+                    where=source.here(),
+                    fix="pass real tensors, and a model with its weights",
+                )
+            found = [i for i in n.all_input_nodes if i not in seen]
+            seen.update(found)
+            waiting += found
 
     def _run(self, node: Node) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)

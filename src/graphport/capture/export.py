@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
 from graphport.capture import (  # noqa: F401  register their operators
+    changes,
     control,
     custom,
     data_dependent,
@@ -28,12 +29,14 @@ from graphport.capture import (  # noqa: F401  register their operators
     loops,
     regions,
     special,
+    strictness,
     wording,
 )
 from graphport.capture.assemble import mutations_of, signature_of
+from graphport.capture.call_signatures import CallSignatures
 from graphport.capture.cleanup import remove_unused
 from graphport.capture.example import Example
-from graphport.capture.fake_tensors import sizes_of
+from graphport.capture.fake_tensors import home_of, sizes_of
 from graphport.capture.functions import Functions
 from graphport.capture.inputs import CONSTANTS, Inputs, bind
 from graphport.capture.modules import Modules
@@ -67,7 +70,6 @@ from graphport.program import (
     ExportedProgram,
     InputChecks,
     InputShape,
-    ModuleCall,
     OutputSpec,
     TensorArgument,
 )  # fmt: skip
@@ -83,14 +85,20 @@ def export(
     kwargs: dict[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
+    strict: bool = False,
     training: bool = False,
     decompose: str | Mapping[OpOverload, Callable[..., Any]] | None = None,
+    preserve_module_call_signature: tuple[str, ...] = (),
     guards: str = "error",
 ) -> ExportedProgram:
     """Capture a module or function as a program with symbolic sizes.
 
-    `training` keeps mutation, dropout and batch norm as they are written. `decompose` gives the
-    program over fewer operators: "core" for core ATen, or what a table leads to.
+    `strict` also rejects what a single trace cannot prove to be sound: tensors kept beyond the
+    call, Python state that the program changes and depends on, decisions that differ from one
+    capture to the next. `training` keeps mutation, dropout and batch norm as they are written.
+    `decompose` gives the program over fewer operators: "core" for core ATen, or what a table leads
+    to. Modules that `preserve_module_call_signature` names by path are called as the original ones
+    by `gp.unflatten`.
 
     >>> import torch, graphport as gp
     >>> model = torch.nn.Linear(4, 2)
@@ -103,7 +111,8 @@ def export(
         raise InputError(f'guards is "error" or "runtime_assert", got {guards!r}')
     if isinstance(decompose, str) and decompose != "core":
         raise InputError(f'decompose is "core", a table or None, got {decompose!r}')
-    options = Options(guards, training=training)
+    kept = preserve_module_call_signature
+    options = Options(guards, strict=strict, training=training, preserve_module_call_signature=kept)
     program, _ = capture(mod, args, kwargs, dynamic_shapes, options)
     if isinstance(dynamic_shapes, AdditionalInputs):
         dynamic_shapes.verify(program)
@@ -118,13 +127,37 @@ class Options:
 
     guards: str = "error"
     draft: bool = False
+    strict: bool = False
     training: bool = False
+    once_more: bool = False
+    """To be compared with another capture: nobody is told of anything."""
+    preserve_module_call_signature: tuple[str, ...] = ()
 
 
 def capture(
     mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, options: Options
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
     """The program, and the errors that a draft passed over."""
+    program, passed_over = _captured(mod, args, kwargs, dynamic_shapes, options)
+    if options.strict:
+        _compare(program, mod, dynamic_shapes, options)
+    return program, passed_over
+
+
+def _compare(program: ExportedProgram, mod: Any, dynamic_shapes: Any, options: Options) -> None:
+    """Capture once more, at other sizes: the graph must be the same."""
+    builder = getattr(dynamic_shapes, "dynamic_shapes", None)
+    spec = builder(mod, *program.example_inputs) if callable(builder) else dynamic_shapes
+    again = replace(options, strict=False, once_more=True)
+    other, _ = _captured(mod, *strictness.other_inputs(program), spec, again)
+    found = changes.difference(program.graph, other.graph)
+    if found is not None:
+        raise strictness.differs(found[1], found[0])
+
+
+def _captured(
+    mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, options: Options
+) -> tuple[ExportedProgram, list[DataDependentError]]:
     root = _root(mod)
     inputs = bind(mod, args, kwargs)
     # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
@@ -182,6 +215,7 @@ class _Capture:
         self.root = root
         self.inputs = inputs
         self.options = options
+        self.dynamic_shapes = dynamic_shapes
         self.scope = Scope()
         self.scope.vocabulary = wording.vocabulary
         self.spec = Spec(inputs, dynamic_shapes, self.scope)
@@ -191,9 +225,13 @@ class _Capture:
             self.recorder.reserved = {name for names in kinds for name in names}
         self.names = Names()
         self.state = State(root, self.recorder, self.names)
+        own = () if root is None else (*root.parameters(), *root.buffers())
+        self.state.home = home_of((*(leaf.value for leaf in inputs.leaves), *own))
         make = TrainingTracer if options.training else Tracer
         self.tracer = make(self.recorder, self.state)
         self.modules = Modules(root, self.recorder)
+        self.kept = CallSignatures(root, options.preserve_module_call_signature, self.tracer)
+        self.modules.signatures = self.kept
         self.input_nodes: list[Node] = []
         self.input_values: list[Value | None] = []
         if options.draft:
@@ -211,10 +249,12 @@ class _Capture:
         leaves = self._open_inputs()
         self.state.lift_module()
         snapshot = Snapshot((self.root, *holders(self.mod)))
+        surroundings = changes.Surroundings(self.mod, self.root)
         self.modules.on_initialised = snapshot.renew
         try:
             outputs, out_spec = self._call(leaves)
             self._find_replaced_buffers(snapshot)
+            self._tell_changes(snapshot, surroundings)
         finally:
             snapshot.restore()
         results = [self._output(x, i) for i, x in enumerate(outputs)]
@@ -225,6 +265,27 @@ class _Capture:
                 retell(graph, outcome.forms)
         self.spec.settle(outcome.forms, outcome.ranges)
         return self._program(results, out_spec, outcome)
+
+    def _tell_changes(self, snapshot: Snapshot, around: changes.Surroundings) -> None:
+        """What the program did to Python beyond its results."""
+        if self.options.once_more:
+            return
+        found = [*changes.of_state(snapshot, self.root), *around.changes()]
+        if found:
+            depends = any(not c.leaks for c in found) and self._differs_next_time()
+            strictness.report(found, depends, self.options.strict)
+
+    def _differs_next_time(self) -> bool:
+        """Whether the program, run again after what it changed, computes something else."""
+        options = replace(self.options, once_more=True)
+        again = _Capture(self.mod, self.root, self.inputs, self.dynamic_shapes, options)
+        try:
+            leaves = again._open_inputs()
+            again.state.lift_module()
+            again._call(leaves)
+        except ExportError:
+            return True
+        return changes.difference(self.recorder.graph, again.recorder.graph) is not None
 
     # Inputs
 
@@ -252,12 +313,12 @@ class _Capture:
                 f"the input at {path} has layout {t.layout}; only strided tensors are supported",
                 fix=f"pass {path.lstrip('*')}.to_dense()",
             )
-        given = describe_tensor(t)
+        given = describe_tensor(t, self.state.home)
         sizes = self.spec.sizes.get(path, given.sizes)
         strides = given._strides
         if strides is not None and sizes != given.sizes:
             strides = _symbolic_strides(given, sizes)
-        abstract = Abstract(sizes, t.dtype, t.device, strides)
+        abstract = Abstract(sizes, t.dtype, given.device, strides)
         value = Value(abstract, node, origin=node)
         for d, s in enumerate(sizes):
             if type(s) is Expr:
@@ -299,6 +360,8 @@ class _Capture:
     def _capturing(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(capturing())
+            if self.options.strict:
+                stack.enter_context(strictness.no_text())
             stack.enter_context(self.modules.watching())
             stack.enter_context(self.tracer)
             stack.enter_context(Functions(self.tracer))
@@ -360,7 +423,8 @@ class _Capture:
         ]
         graph = self.recorder.graph
         graph.output((*(n for n, _ in mutations), *results)).meta = {}
-        remove_unused(graph)
+        self.kept.replace(apart)
+        remove_unused(graph, self.kept.nodes)
         return mutations, results
 
     def _close_as_written(self, results: list[Any]) -> list[Any]:
@@ -370,7 +434,7 @@ class _Capture:
                 self.tracer.write(entry.value, self.tracer.read(entry.replaced))
         output = self.recorder.graph.output(tuple(results))
         output.meta = {}
-        remove_unused(self.recorder.graph)
+        remove_unused(self.recorder.graph, self.kept.nodes)
         regions.wrap(self.recorder)
         return list(output.args[0])
 
@@ -397,7 +461,7 @@ class _Capture:
             example_inputs=(self.inputs.args, self.inputs.kwargs),
             checks=checks,
             argument_names=self.inputs.argument_names,
-            module_call_graph=[ModuleCall(path) for path in self.modules.calls],
+            module_call_graph=self.kept.module_calls(self.modules.calls),
             notes=outcome.notes,
             dialect="TRAINING" if self.options.training else "ATEN",
             scope=self.scope,

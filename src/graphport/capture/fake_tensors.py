@@ -7,6 +7,7 @@ behind them (the hint), without leaving a guard there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -49,6 +50,15 @@ def _are_plain(numbers: tuple[Any, ...]) -> bool:
 
 def _numbers(symbols: tuple[Any, ...], what: str) -> tuple[int, ...]:
     return tuple(int(number_of(s, what)) for s in symbols)
+
+
+def home_of(tensors: Iterable[Any]) -> torch.device | None:
+    """Where a program is at home: the first device that is not the meta device, if there is one.
+
+    A program that has tensors elsewhere too will get its weights, or its inputs, there.
+    """
+    devices = (t.device for t in tensors if isinstance(t, torch.Tensor))
+    return next((d for d in devices if d.type != "meta"), None)
 
 
 def memory_of(t: torch.Tensor) -> tuple[str, int] | None:

@@ -239,3 +239,20 @@ def backward(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         where=source.here(),
         fix="capture the forward computation, and differentiate ep.module()",
     )
+
+
+_WHERE: dict[Any, Callable[[torch.device], Any]] = {
+    torch.Tensor.device.__get__: lambda home: home,  # type: ignore[attr-defined]
+    torch.Tensor.is_meta.__get__: lambda home: False,  # type: ignore[attr-defined]
+    torch.Tensor.is_cpu.__get__: lambda home: home.type == "cpu",  # type: ignore[attr-defined]
+    torch.Tensor.is_cuda.__get__: lambda home: home.type == "cuda",  # type: ignore[attr-defined]
+}
+
+
+@overrides(*_WHERE)
+def where(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """A weight on the meta device, in a program that is at home elsewhere, will be there too."""
+    home = tracer.state.home
+    if home is None or type(args[0]) is AbstractTensor or not args[0].is_meta:
+        return NotImplemented
+    return _WHERE[func](home)

@@ -157,11 +157,11 @@ def while_loop(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
             graph.take(*additional)
             graph.run(fn, *inner, *additional)
             graphs.append(graph)
+        _refuse_writes(graphs[0], "the condition of torch.while_loop")
         return graphs
 
     test, body = _settled(carried, capture)
     _check_test(test)
-    _refuse_writes(test, "the condition of torch.while_loop")
     count = len(carried.given)
     if len(body.results) != count:
         raise UserError(
@@ -177,7 +177,7 @@ def while_loop(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     made = record(tracer, func, (*graphs, first, outside), carried.after(), [*first, *outside])
     carried.finish(made[count:])
     body.doubt(made[:count])
-    return tuple(made[:count])
+    return pytree.tree_unflatten(made[:count], body.spec)
 
 
 def _check_test(test: Subgraph) -> None:
@@ -248,11 +248,14 @@ def associative_scan(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     body = Subgraph(tracer, "associative_scan_combine_graph")
     length = tracer.scope.fresh(lower=1, origin=source.spot())
     inner = []
-    for _ in range(2):
-        for x in xs:
-            have = tracer.value(x).abstract
-            some = Abstract((length, *have.sizes[1:]), have.dtype, have.device)
-            inner.append(body.make(x, some, "what associative_scan combines"))
+    for x in (*xs, *xs):
+        have = tracer.value(x).abstract
+        # Every other element, or each: how far apart they are is not known.
+        apart = tracer.scope.fresh(lower=1, origin=source.spot())
+        some = Abstract(
+            (length, *have.sizes[1:]), have.dtype, have.device, (apart, *have.strides[1:])
+        )
+        inner.append(body.make(x, some, "what associative_scan combines"))
     body.take(*additional)
     body.run(fn, *inner, *additional)
     _refuse_writes(body, "the function of associative_scan")

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from graphport import source
 from graphport.capture import retrace
+from graphport.capture.call_signatures import CallSignatures
 from graphport.capture.process import ProcessWide
 from graphport.capture.recorder import Recorder
 from graphport.ops.strides import at_example
@@ -38,6 +39,8 @@ class Modules:
         self.failure: Exception | None = None
         self.failed_in = ""
         """The innermost module that an exception passed through."""
+        self.signatures: CallSignatures | None = None
+        """Where calls of modules that keep their signature are noted."""
         self._paths: dict[int, str] = {}
         self._counts: dict[str, int] = {}
         if root is not None:
@@ -45,11 +48,9 @@ class Modules:
                 self._paths[id(module)] = path
 
     @contextmanager
-    def inside(self, module: nn.Module) -> Iterator[None]:
-        path = self._paths.get(id(module))
-        if path is None:
-            yield
-            return
+    def inside(self, module: nn.Module) -> Iterator[str]:
+        """While this lasts, the module is running; the key of the call."""
+        path = self._paths[id(module)]
         count = self._counts[path] = self._counts.get(path, -1) + 1
         if count == 0:
             self.calls.append(path)
@@ -58,7 +59,7 @@ class Modules:
         self.recorder.stack = {**outer, key: (path, class_name(module))}
         source.running.module = path
         try:
-            yield
+            yield key
         except Exception as error:
             if error is not self.failure:
                 self.failure, self.failed_in = error, path
@@ -86,10 +87,15 @@ class Modules:
             path = self._paths.get(id(module), "")
             with retrace.node_by_node(module, self.recorder, path):
                 return original(module, *args, **kwargs)
-        if id(module) not in self._paths:
+        path = self._paths.get(id(module))
+        if path is None:
             return original(module, *args, **kwargs)
-        with self.inside(module):
-            return original(module, *args, **kwargs)
+        if self.signatures is None or path not in self.signatures.paths:
+            with self.inside(module):
+                return original(module, *args, **kwargs)
+        call = self.signatures.enter(path, module, args, kwargs)
+        with self.inside(module) as key:
+            return self.signatures.leave(key, call, original(module, *args, **kwargs))
 
 
 _watching = threading.local()

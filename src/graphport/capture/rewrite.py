@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from graphport.capture import gradients
 from graphport.capture.assemble import mutations_of, signature_of
+from graphport.capture.call_signatures import rewritten
 from graphport.capture.cleanup import remove_unused
 from graphport.capture.names import Names
 from graphport.capture.recorder import Recorder
@@ -111,7 +112,8 @@ class Rewriter:
         mutated = self.mutated(values)
         results = [v for v, k in zip(values, kinds, strict=True) if k is OutputKind.USER_OUTPUT]
         graph.output((*(n for n, _ in mutated), *results)).meta = {}
-        remove_unused(graph)
+        calls, kept = rewritten(program.module_call_graph, self._named)
+        remove_unused(graph, kept)
         inputs = [node for node, _ in self.inputs]
         _, constants = state_of(None, self.state.entries)
         return replace(
@@ -122,9 +124,15 @@ class Rewriter:
                 **program.constants,
                 **{n: t for n, t in constants.items() if n not in program.state_dict},
             },
+            module_call_graph=calls,
             notes=[*program.notes, *self.notes],
             dialect="ATEN",
         )
+
+    def _named(self, name: str) -> Any:
+        """What stands for a node of the old graph, by its name; None if nothing does."""
+        old = next((n for n in self.program.graph.nodes if n.name == name), None)
+        return None if old is None else self.result(old)
 
     def mutated(self, values: list[Any]) -> list[tuple[Node, OutputSpec]]:
         """Results that the program writes somewhere; `values` are all results."""
@@ -185,10 +193,15 @@ class Rewriter:
         args, kwargs = self.arguments(node)
         try:
             result = self.tracer.call(node.target, *args, **kwargs)
-        except (NotKnown, DataDependentError) as error:
-            self.notes.append(f"{node.name}: {node.target} is kept whole, which needs {error}")
+        except self.reasons_to_keep(node) as error:
+            why = str(error).partition("\n")[0] or type(error).__name__
+            self.notes.append(f"{node.name}: {node.target} stays whole: {why}")
             return self.stored(self.copy(node))
         return pytree.tree_map(self.written, result)
+
+    def reasons_to_keep(self, node: Node) -> tuple[type[Exception], ...]:
+        """Errors in tracing a call that leave it as it is."""
+        return (NotKnown, DataDependentError)
 
     def stored(self, node: Node) -> Any:
         """What stands for a call that was copied."""

@@ -66,6 +66,10 @@ class Snapshot:
         """The contents that a dict had."""
         return dict(self._saved[id(container)][1])
 
+    def changed(self) -> list[tuple[Any, Any]]:
+        """Containers that do not hold what they did, each with what it held."""
+        return [(now, then) for now, then in self._saved.values() if not _same(now, then)]
+
     def restore(self) -> None:
         for container, saved in self._saved.values():
             if not _same(container, saved):

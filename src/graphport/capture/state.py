@@ -45,10 +45,11 @@ class Entry:
     """What the program assigned to the buffer's name, if it did."""
 
 
-def describe_tensor(t: torch.Tensor) -> Abstract:
+def describe_tensor(t: torch.Tensor, home: torch.device | None) -> Abstract:
     """What there is to know of a tensor from outside the program."""
     sizes, strides = sizes_of(t), strides_of(t)
-    return Abstract(sizes, t.dtype, t.device, None if strides == row_major(sizes) else strides)
+    device = home if home is not None and t.is_meta else t.device
+    return Abstract(sizes, t.dtype, device, None if strides == row_major(sizes) else strides)
 
 
 class State:
@@ -59,6 +60,8 @@ class State:
         self.graph = recorder.graph
         self.names = names
         self.entries: list[Entry] = []
+        self.home: torch.device | None = None
+        """Where tensors on the meta device are taken to be, in a program that has others too."""
         self.first_input: Node | None = None
         """Inputs for state go before this node."""
         self._by_id: dict[int, Entry] = {}
@@ -108,7 +111,7 @@ class State:
         label = self.names.unique(f"{_PREFIX[kind]}_{name}")
         with self.graph.inserting_before(self.first_input):
             node = self.names.placeholder(self.graph, label)
-        abstract = describe_tensor(t)
+        abstract = describe_tensor(t, self.home)
         node.meta = {"val": abstract_tensor(abstract, t.requires_grad)}
         value = Value(abstract, node, origin=node)
         entry = Entry(t, kind, [name], node, value, persistent)

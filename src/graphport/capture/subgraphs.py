@@ -144,7 +144,7 @@ class Subgraph:
         """Remember which results eager may not have copied, for when one of them is written to."""
         first: dict[Storage, Value] = {}
         for i, storage in self._memory.items():
-            if not isinstance(made[i], torch.Tensor):
+            if i >= len(made) or not isinstance(made[i], torch.Tensor):
                 continue
             value = self.tracer.value(made[i])
             base = self._first.get(storage.origin, storage.base)

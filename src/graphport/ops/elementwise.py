@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.abstract import Abstract
 from graphport.ops.promote import Promotion
 from graphport.ops.registry import Rule, shape_rule, table
-from graphport.ops.sizes import broadcast
+from graphport.ops.sizes import broadcast, require_equal
 from graphport.ops.strides import elementwise_strides
 
 aten = torch.ops.aten
@@ -46,9 +47,19 @@ def mapped(own: list[Abstract] | tuple[Abstract, ...], dtype: torch.dtype) -> Ab
     return Abstract(sizes, dtype, device, elementwise_strides(sizes, own))
 
 
+def _negated(dtype: torch.dtype) -> torch.dtype:
+    if dtype is torch.bool:
+        raise ShapeError(
+            "Negation, the `-` operator, on a bool tensor is not supported. To invert a mask, use "
+            "the `~` or `logical_not()` operator instead."
+        )
+    return dtype
+
+
+table([aten.neg.default], elementwise(1, _negated))
 table(
     [
-        aten.neg.default, aten.sign.default, aten.sgn.default, aten.positive.default,
+        aten.sign.default, aten.sgn.default, aten.positive.default,
         aten.ceil.default, aten.floor.default, aten.trunc.default, aten.frac.default,
         aten.round.default, aten.round.decimals, aten.bitwise_not.default,
         aten.conj_physical.default, aten.relu.default, aten.relu6.default, aten.gelu.default,
@@ -195,6 +206,17 @@ def glu(self: Abstract, dim: int) -> Abstract:
     return mapped((Abstract(sizes, self.dtype, self.device, self.strides),), self.dtype)
 
 
-@shape_rule(aten._prelu_kernel.default, aten.prelu.default)
+@shape_rule(aten.prelu.default)
 def prelu(self: Abstract, weight: Abstract) -> Abstract:
+    if not self.rank or weight.rank > 1:
+        raise ShapeError(f"prelu: a weight of {weight} does not fit an input of {self}")
+    count = weight.sizes[0] if weight.rank else 1
+    if type(count) is not int or count != 1:
+        channels = self.sizes[1] if self.rank > 1 else 1
+        require_equal(count, channels, "prelu: {0} weights for {1} channels", count, channels)
+    return mapped((self,), self.dtype)
+
+
+@shape_rule(aten._prelu_kernel.default)
+def _prelu_kernel(self: Abstract, weight: Abstract) -> Abstract:
     return mapped((self,), self.dtype)

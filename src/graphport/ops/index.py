@@ -85,20 +85,38 @@ def index_select(self: Abstract, dim: int, index: Abstract) -> Abstract:
 
 @shape_rule(aten.gather.default)
 def gather(self: Abstract, dim: int, index: Abstract, **_: Any) -> Abstract:
-    wrap_dim(dim, self.rank)
-    if index.dtype not in (torch.int64, torch.int32) and 0 not in index.sizes:
-        raise ShapeError("gather(): Expected dtype int32/int64 for index")
-    if index.rank != self.rank and index.rank and self.rank and 0 not in index.sizes:
-        raise ShapeError(f"gather: index {index} must have as many dims as the input {self}")
+    dim = wrap_dim(dim, self.rank)
+    _require_positions(self, index, "gather")
+    for d, (have, most) in enumerate(zip(index.sizes, self.sizes, strict=False)):
+        if d != dim and type(have) is int and type(most) is int and have > most:
+            raise ShapeError(f"gather: index {index} is larger than the input {self} in dim {d}")
     return self.like(index.sizes)
+
+
+def _require_positions(self: Abstract, index: Abstract, what: str) -> None:
+    """An index into one dim, for each element of the others; an empty one may be anything."""
+    if 0 in index.sizes:
+        return
+    if index.dtype not in (torch.int64, torch.int32):
+        raise ShapeError(f"{what}(): Expected dtype int32/int64 for index")
+    if index.rank != self.rank and index.rank and self.rank:
+        raise ShapeError(f"{what}: index {index} must have as many dims as the input {self}")
 
 
 @shape_rule(
     aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce,
-    aten.scatter_add.default, aten.scatter_reduce.two, aten.index_add.default,
-    aten.index_copy.default, aten.index_reduce.default,
+    aten.scatter_add.default, aten.scatter_reduce.two,
 )  # fmt: skip
-def scatter(self: Abstract, dim: int, index: Abstract, *_: Any, **__: Any) -> Abstract:
+def scatter(self: Abstract, dim: int, index: Abstract, src: Any, *_: Any, **__: Any) -> Abstract:
+    wrap_dim(dim, self.rank)
+    _require_positions(self, index, "scatter")
+    if isinstance(src, Abstract) and src.dtype is not self.dtype:
+        raise ShapeError(f"scatter(): Expected self.dtype to be equal to src.dtype: {self}, {src}")
+    return self.like()
+
+
+@shape_rule(aten.index_add.default, aten.index_copy.default, aten.index_reduce.default)
+def index_add(self: Abstract, dim: int, index: Abstract, *_: Any, **__: Any) -> Abstract:
     wrap_dim(dim, self.rank)
     return self.like()
 
@@ -136,6 +154,8 @@ def take_along_dim(self: Abstract, indices: Abstract, dim: int | None) -> Abstra
 def embedding(weight: Abstract, indices: Abstract, *_: Any) -> Abstract:
     if indices.dtype not in (torch.int64, torch.int32):
         raise ShapeError(f"embedding: indices must be int64 or int32, got {indices}")
+    if weight.rank != 2:
+        raise ShapeError(f"embedding: 'weight' must be 2-D, got {weight}")
     return weight.like((*indices.sizes, *weight.sizes[1:]))
 
 

@@ -13,7 +13,7 @@ from graphport.ops.abstract import Abstract, Size
 from graphport.ops.elementwise import mapped
 from graphport.ops.meta import layout_by_meta
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import broadcast, require_equal
+from graphport.ops.sizes import broadcast, require_equal, wrap_dim
 
 aten = torch.ops.aten
 
@@ -88,6 +88,8 @@ def addbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: Any) -> Abst
 
 @shape_rule(aten.trace.default)
 def trace(self: Abstract) -> Abstract:
+    if self.rank != 2:
+        raise ShapeError(f"trace: expected a matrix, but got {self}")
     return self.like((), promote.to_sum(self.dtype))
 
 
@@ -186,9 +188,20 @@ def einsum(equation: str, tensors: Sequence[Abstract], *, path: Any) -> Abstract
     return Abstract(sizes, promote.result_type(tensors), tensors[0].device, layout)
 
 
-@shape_rule(aten.cross.default, aten.linalg_cross.default)
-def cross(self: Abstract, other: Abstract, *_: Any, **__: Any) -> Abstract:
+@shape_rule(aten.cross.default)
+def cross(self: Abstract, other: Abstract, dim: int | None) -> Abstract:
     return self.like(broadcast(self.sizes, other.sizes))
+
+
+@shape_rule(aten.linalg_cross.default)
+def linalg_cross(self: Abstract, other: Abstract, *, dim: int) -> Abstract:
+    if self.rank != other.rank:
+        raise ShapeError(f"linalg.cross: inputs must have as many dims: {self} and {other}")
+    for t in (self, other):
+        size = t.sizes[wrap_dim(dim, t.rank)]
+        require_equal(size, 3, "linalg.cross: inputs dimension {0} must have length 3, got {1}",
+                      dim, t)  # fmt: skip
+    return cross(self, other, dim)
 
 
 @shape_rule(aten.cdist.default, aten._cdist_forward.default)

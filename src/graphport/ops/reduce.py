@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size, Sizes
 from graphport.ops.promote import Promotion
@@ -48,9 +49,8 @@ table(
 )  # fmt: skip
 table(
     [
-        aten.mean.default, aten.mean.dim, aten.nanmean.default, aten.amax.default,
-        aten.amin.default, aten.max.default, aten.min.default, aten.median.default,
-        aten.nanmedian.default,
+        aten.nanmean.default, aten.amax.default, aten.amin.default, aten.max.default,
+        aten.min.default, aten.median.default, aten.nanmedian.default,
     ],
     reduces(promote.same),
 )  # fmt: skip
@@ -62,6 +62,18 @@ table(
     ],
     reduces(lambda dtype: torch.uint8 if dtype is torch.uint8 else torch.bool),
 )  # fmt: skip
+
+
+def _averaged(dtype: torch.dtype) -> torch.dtype:
+    if promote.kind(dtype) < 2:
+        raise ShapeError(
+            f"mean(): could not infer output dtype. Input dtype must be either a floating point or "
+            f"complex dtype. Got: {dtype}"
+        )
+    return dtype
+
+
+table([aten.mean.default, aten.mean.dim], reduces(_averaged))
 
 
 @shape_rule(aten.prod.default)

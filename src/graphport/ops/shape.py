@@ -502,11 +502,16 @@ def flip(self: Abstract, dims: Sequence[int]) -> Abstract:
 
 @shape_rule(aten.roll.default)
 def roll(self: Abstract, shifts: Sequence[Size], dims: Sequence[int]) -> Abstract:
+    if not shifts or (len(dims) or 1) != len(shifts):
+        raise ShapeError(f"roll: {len(shifts)} shifts for {len(dims)} dims")
+    wrap_dims(dims, self.rank)
     return self.like()
 
 
 @shape_rule(aten.tril.default, aten.triu.default)
 def triangle(self: Abstract, diagonal: int) -> Abstract:
+    if self.rank < 2:
+        raise ShapeError(f"tril, triu: the input must have at least 2 dimensions, got {self}")
     return self.like()
 
 

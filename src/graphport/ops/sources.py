@@ -58,6 +58,10 @@ class Source(Protocol):
     def is_saved(self) -> bool:
         """Whether some of it is in a file: data that a model was given, not made by its code."""
 
+    @property
+    def is_random(self) -> bool:
+        """Whether the bytes are others each time they are made: drawn, or never written."""
+
     def storage(self) -> torch.UntypedStorage:
         """The bytes, for the caller to keep."""
 
@@ -74,6 +78,7 @@ class FileRegion:
     """Size and time of change of the file."""
 
     is_saved = True
+    is_random = False
 
     @staticmethod
     def stamp_of(path: Path) -> tuple[int, int]:
@@ -120,13 +125,11 @@ class FileRegion:
 class Kept:
     """A tensor that the user has; small ones are copied, of others it is known if they change."""
 
-    is_saved = False
+    is_saved = is_random = False
 
     def __init__(self, t: torch.Tensor, geometry: Geometry | None = None) -> None:
         self.geometry = geometry or Geometry.of(t)
-        self.tensor = t.detach()
-        if t.numel() * t.element_size() <= _COPIED:
-            self.tensor = self.tensor.clone()
+        self.tensor = t if t.numel() * t.element_size() > _COPIED else t.detach().clone()
         self.version = self.tensor._version
 
     def storage(self) -> torch.UntypedStorage:
@@ -137,6 +140,13 @@ class Kept:
                 fix="copy from x.clone() instead of x",
             )
         return laid_out(self.tensor, self.geometry)
+
+
+@dataclass(frozen=True)
+class Like:
+    """A tensor of which an operator takes no more than sizes, layout and dtype."""
+
+    geometry: Geometry
 
 
 class Window:
@@ -163,7 +173,8 @@ class Computed:
     ) -> None:
         self.op, self.args, self.kwargs = op, args, kwargs
         self.geometry, self.index = geometry, index
-        self.is_saved = _is_saved((args, kwargs))
+        self.is_saved = _some("is_saved", (args, kwargs))
+        self.is_random = _draws(op) or _some("is_random", (args, kwargs))
 
     def storage(self) -> torch.UntypedStorage:
         args, kwargs = _given((self.args, self.kwargs), {})
@@ -176,7 +187,8 @@ class Written:
 
     def __init__(self, op: Callable[..., Any], args: Any, kwargs: Any, before: Source) -> None:
         self.op, self.args, self.kwargs, self.before = op, args, kwargs, before
-        self.is_saved = before.is_saved or _is_saved((args, kwargs))
+        self.is_saved = before.is_saved or _some("is_saved", (args, kwargs))
+        self.is_random = _draws(op) or _some("is_random", (args, kwargs))
 
     def storage(self) -> torch.UntypedStorage:
         memory: dict[int, torch.UntypedStorage] = {}
@@ -205,8 +217,14 @@ def filled(lies: Geometry, value: Any = 0) -> torch.Tensor:
     return torch.full((), value, dtype=lies.dtype, device="cpu").expand(lies.sizes)
 
 
-def _is_saved(arguments: Any) -> bool:
-    return any(isinstance(x, Window) and x.source.is_saved for x in pytree.tree_leaves(arguments))
+def _some(what: str, arguments: Any) -> bool:
+    windows = (x for x in pytree.tree_leaves(arguments) if isinstance(x, Window))
+    return any(getattr(w.source, what) for w in windows)
+
+
+def _draws(op: Any) -> bool:
+    tags = getattr(op, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags or "empty" in op.__name__
 
 
 def _given(arguments: Any, memory: dict[int, torch.UntypedStorage]) -> Any:
@@ -217,6 +235,9 @@ def _given(arguments: Any, memory: dict[int, torch.UntypedStorage]) -> Any:
             return x.read(memory)
         if isinstance(x, Kept):
             return x.geometry.over(x.storage())
+        if isinstance(x, Like):
+            lies = x.geometry
+            return torch.empty_strided(lies.sizes, lies.strides, dtype=lies.dtype, device="cpu")
         return torch.device("cpu") if isinstance(x, torch.device) else x
 
     return pytree.tree_map(one, arguments)

@@ -27,6 +27,7 @@ from graphport.ops.sources import (
     FileRegion,
     Geometry,
     Kept,
+    Like,
     Source,
     Window,
     Written,
@@ -66,8 +67,9 @@ class WeightlessTensor(torch.Tensor):
 
     @property
     def has_data(self) -> bool:
-        """Whether `read()` can give the data."""
-        return self._memory.source is not None
+        """Whether `read()` can give the data, and the same each time."""
+        source = self._memory.source
+        return source is not None and not source.is_random
 
     @property
     def reference(self) -> FileRegion | None:
@@ -82,7 +84,7 @@ class WeightlessTensor(torch.Tensor):
 
     def read(self) -> torch.Tensor:
         """The data, as a tensor on the CPU."""
-        with _disable_current_modes(), torch.no_grad():
+        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
             return _window(self).read()
 
     # What torch would answer from memory that is not there.
@@ -169,7 +171,7 @@ for _name in ("numpy", "tolist", "__array__", "__dlpack__"):
 
 def lacks_data(t: torch.Tensor) -> bool:
     """Whether a tensor of any kind has no numbers in memory: also on the meta device, or fake."""
-    if isinstance(t, AbstractTensor):
+    if isinstance(t, (AbstractTensor, WeightlessTensor)):
         return True
     try:
         return t.untyped_storage().device.type == "meta"
@@ -242,14 +244,14 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     written = list(_written_by(op, args, kwargs))
     if any(type(t) is not WeightlessTensor for t in written):
         return _with_data(op, args, kwargs)  # numbers that go into memory are needed
-    if not written and not _LOOKING.isdisjoint(op.tags):
-        return _with_data(op, args, kwargs)
-    call = _recorded(args, kwargs)
+    call = _recorded(args, kwargs, like=_is_like(op))
     inner_args, inner_kwargs = pytree.tree_map(_lowered, (args, _on_meta(op, kwargs)))
     try:
         out = op(*inner_args, **inner_kwargs)
-    except NotImplementedError:  # there is no meta kernel, or it would look at the data
-        if not written:
+    except RuntimeError as error:
+        if not isinstance(error, NotImplementedError) and _LOOKING.isdisjoint(op.tags):
+            raise
+        if not written:  # there is no meta kernel, or the result depends on the data
             return _with_data(op, args, kwargs)
         out = written[0]._inner
     for t in written:
@@ -291,8 +293,8 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         _overwrite(target, aten.copy_.default, args, _recorded(args, {}))
     elif type(source) is not WeightlessTensor:
         memory.source = None if source.device.type == "meta" else _kept(source, lies)
-    elif source._memory.source is None:
-        memory.source = None
+    elif source._memory.source is None or (memory.source is None and not source.has_data):
+        memory.source = None  # weights do not become known by being drawn
     elif Geometry.of(source._inner) == lies and _is_whole(source):
         memory.source = source._memory.source
     else:
@@ -370,17 +372,25 @@ def _lowered(x: Any) -> Any:
     return None if isinstance(x, torch.Generator) else x
 
 
-def _recorded(args: Any, kwargs: dict[str, Any]) -> Any:
+def _is_like(op: Any) -> bool:
+    """`zeros_like`, `new_full`, ...: operators that do not look at the data of their operand."""
+    name = op._schema.name.partition("::")[2]
+    return name.endswith("_like") or name.startswith("new_")
+
+
+def _recorded(args: Any, kwargs: dict[str, Any], *, like: bool = False) -> Any:
     """Arguments as they are worth now; None where the data of one is not known."""
 
     def one(x: Any) -> Any:
+        if like and isinstance(x, torch.Tensor):
+            return Like(Geometry.of(_lowered(x)))
         if type(x) is WeightlessTensor:
             return _window(x)
         return Kept(x) if isinstance(x, torch.Tensor) else x
 
     for x in pytree.tree_leaves((args, kwargs)):
-        if isinstance(x, torch.Tensor):
-            known = x.has_data if type(x) is WeightlessTensor else x.device.type != "meta"
+        if isinstance(x, torch.Tensor) and not like:
+            known = x._memory.source is not None if type(x) is WeightlessTensor else x.device.type != "meta"
             if not known:
                 return None
     return pytree.tree_map(one, (args, kwargs))

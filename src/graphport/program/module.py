@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from graphport.program.check_steps import variable
 from graphport.program.checks import InputChecks
+from graphport.program.control import plain_copy, run_plainly
 from graphport.program.mutation import owner, written
 from graphport.program.signature import GraphSignature, InputKind, OutputKind
 from graphport.program.structure import Unpacking, first_difference, leaf_expressions, literal
@@ -98,6 +99,7 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     signature = program.graph_signature
     graph, getters = _unlifted(program.graph, signature)
     _write_back(graph, signature, getters)
+    run_plainly(graph)
     for getter in getters.values():
         if getter.op == "get_attr" and not getter.users:
             graph.erase_node(getter)
@@ -110,7 +112,7 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     root = nn.Module()
     _attach_state(root, program)
     for name, inner in program.graph_module.named_children():
-        root.add_module(name, inner)
+        root.add_module(name, plain_copy(inner))
     module = graph_module(root, graph)
     _attach_state(module, program)
     # `forward` is generated when it is first needed: until then it does not show its parameters.

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from graphport.errors import VerificationError
+from graphport.program.nested import check_call
 from graphport.program.signature import ConstantArgument, InputKind, OutputKind
 
 if TYPE_CHECKING:
@@ -26,16 +27,28 @@ def verify(program: ExportedProgram) -> None:
 
 
 def _graph(program: ExportedProgram) -> list[str]:
+    may_mutate = program.dialect == "TRAINING"
+    problems = _nodes(program.graph_module, may_mutate)
+    for name, module in program.graph_module.named_modules():
+        if name and isinstance(module, GraphModule):
+            problems.extend(f"in {name}: {p}" for p in _nodes(module, may_mutate))
+    return problems
+
+
+def _nodes(module: GraphModule, may_mutate: bool) -> list[str]:
+    """Of one graph: the program's, or one within it."""
     problems = []
     try:
-        program.graph.lint()
+        module.graph.lint()
     except RuntimeError as error:
         problems.append(f"the graph is malformed: {error}")
-    for node in program.graph.nodes:
+    for node in module.graph.nodes:
         if node.op in ("call_method", "call_module"):
             problems.append(f"{node.name}: {node.op} is not allowed")
         if node.op == "call_function":
-            problems.extend(_call(node, may_mutate=program.dialect == "TRAINING"))
+            problems.extend(_call(node, may_mutate=may_mutate))
+            if isinstance(node.target, HigherOrderOperator):
+                problems.extend(check_call(node, module))
         if node.op in ("placeholder", "call_function") and "val" not in node.meta:
             problems.append(f"{node.name}: no `val` in its metadata")
     return problems

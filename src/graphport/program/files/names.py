@@ -33,7 +33,7 @@ def is_identifier(name: str) -> bool:
         name.isidentifier()
         and not keyword.iskeyword(name)
         and unicodedata.normalize("NFKC", name) == name
-        and not (name.startswith("__") and name.endswith("__"))
+        and name != "__debug__"
     )
 
 
@@ -67,7 +67,7 @@ def node(item: Item) -> str:
 def child(item: Item) -> str:
     """The name of a graph within a graph."""
     name = item.text()
-    if not is_identifier(name) or name in RESERVED or name in _attributes():
+    if not is_identifier(name) or name in RESERVED or not is_path(name):
         item.fail(f"{shown(name)} cannot be the name of a graph")
     return name
 

@@ -28,7 +28,7 @@ from graphport.program.files.tensors import Tensors
 from graphport.program.files.trees import Trees
 from graphport.program.files.values import Decoder, Values
 from graphport.program.files.writing import FORMAT, VERSION
-from graphport.program.signature import ConstantArgument, GraphSignature, InputKind, OutputKind
+from graphport.program.signature import GraphSignature, InputKind, OutputKind, TensorArgument
 
 _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
 
@@ -219,8 +219,11 @@ def _check_outputs(item: Item, signature: GraphSignature, program: ExportedProgr
     if len(users) != count:
         item.fail(f"{len(users)} outputs, but the structure of the result has {count}")
     for spec in signature.input_specs:
-        if isinstance(spec.arg, ConstantArgument) and spec.kind is not InputKind.USER_INPUT:
-            item.fail(f"{shown(spec.arg.name)} is a constant and cannot be a {spec.kind.name}")
+        if spec.kind is InputKind.USER_INPUT:
+            continue
+        value = program.state_dict.get(str(spec.target), program.constants.get(str(spec.target)))
+        if not isinstance(spec.arg, TensorArgument) or not isinstance(value, torch.Tensor):
+            item.fail(f"{shown(spec.target)} is not a tensor, but stands for a {spec.kind.name}")
 
 
 def _check_attributes(item: Item, program: ExportedProgram) -> None:

@@ -54,7 +54,8 @@ class _Storage:
         t, size = self.first, self.end - self.start
         name = safetensors.NAMES.get(t.dtype)
         whole = size == t.numel() * t.element_size() and t.is_contiguous()
-        if name is None or not whole or t.storage_offset() * t.element_size() != self.start:
+        shifted = size > 0 and t.storage_offset() * t.element_size() != self.start
+        if name is None or not whole or shifted:
             return self.name, "U8", [size], size
         return self.name, name, list(t.shape), size
 

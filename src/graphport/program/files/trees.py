@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
@@ -24,6 +25,9 @@ _FACTORIES: dict[str, Any] = {
     "str": str, "bool": bool,
 }  # fmt: skip
 _FACTORY_NAMES = {factory: name for name, factory in _FACTORIES.items()}
+_RETURN_TYPES: dict[str, Any] = {kind.__name__: kind for kind in torch.return_types.all_return_types}
+"""Results of operators such as torch.sort."""
+
 _NAMES = {type_: name for name, type_ in (*_PLAIN.items(), *_KEYED.items())}
 
 
@@ -52,6 +56,8 @@ def _container(spec: TreeSpec, where: str) -> dict[str, Any]:
         return {"type": "defaultdict", "context": [name, encode(list(keys), where)]}
     if kind is namedtuple:
         return {"type": "namedtuple", "context": _registered(context, where).serialized_type_name}
+    if _RETURN_TYPES.get(getattr(kind, "__name__", "")) is kind:
+        return {"type": "return type", "context": kind.__name__}
     node = _registered(kind, where)
     if node.to_dumpable_context is not None:
         context = node.to_dumpable_context(context)
@@ -115,6 +121,8 @@ class Trees:
             if not pytree.is_namedtuple_class(kind) or len(kind._fields) != count:
                 context.fail(f"{shown(context.value)} is not a named tuple of {count}")
             return namedtuple, kind
+        if name == "return type":
+            return context.choice(_RETURN_TYPES, "return type"), None
         word, _, registered = name.partition(" ")
         if word != "registered":
             type_.fail(f"unknown container {shown(name)}")

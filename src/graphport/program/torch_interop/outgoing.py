@@ -36,7 +36,7 @@ _SYMBOLIC_ARGUMENTS = {
 def convert(program: ExportedProgram) -> export.ExportedProgram:
     environment = Environment(program)
     graph_module = _Conversion(program, environment).module(program.graph_module, is_top=True)
-    _keep_writes_apart(graph_module.graph, program.graph_signature)
+    _settle_outputs(graph_module.graph, program.graph_signature)
     nodes = {node.name: node for node in graph_module.graph.nodes}
     state, constants = _state(program)
     try:
@@ -107,20 +107,27 @@ def _xor(graph: Graph, a: Any, b: Any) -> Node:
 _EXPANDED = {operator.xor: _xor}
 
 
-def _keep_writes_apart(graph: Graph, signature: ours.GraphSignature) -> None:
-    """torch tells what a program writes by the name of a node: give each write its own."""
+def _settle_outputs(graph: Graph, signature: ours.GraphSignature) -> None:
+    """torch tells what a program writes by the name of a node: each write needs one of its own.
+
+    A number that has turned out to be fixed is no node.
+    """
     output = graph.output_node()
     results = list(output.args[0])
     seen: set[Node] = set()
     for i, spec in enumerate(signature.output_specs):
         value = results[i]
-        if spec.kind not in _WRITES or not isinstance(value, Node):
+        if not isinstance(value, Node):
             continue
-        if value in seen:
+        if isinstance(spec.arg, ours.SymbolicArgument):
+            val = value.meta["val"]
+            results[i] = value if type(val) in _SYMBOLIC_ARGUMENTS else val
+        elif spec.kind in _WRITES and value in seen:
             with graph.inserting_before(output):
                 results[i] = graph.call_function(aten.clone.default, (value,))
                 results[i].meta = {k: v for k, v in value.meta.items() if k != "unbacked_bindings"}
-        seen.add(value)
+        elif spec.kind in _WRITES:
+            seen.add(value)
     output.args = (tuple(results),)
 
 
@@ -148,35 +155,35 @@ def _signature(
     return theirs.ExportGraphSignature(
         [
             theirs.InputSpec(
-                theirs.InputKind[spec.kind.name], _argument(spec.arg, nodes.get(spec.arg.name)),
+                theirs.InputKind[spec.kind.name],
+                _argument(
+                    spec.arg,
+                    spec.arg.value if isinstance(spec.arg, ours.ConstantArgument)
+                    else nodes[spec.arg.name],
+                ),
                 spec.target, spec.persistent,
             )
             for spec in signature.input_specs
         ],
         [
             theirs.OutputSpec(
-                theirs.OutputKind[spec.kind.name],
-                _argument(spec.arg, value if isinstance(value, Node) else None), spec.target,
+                theirs.OutputKind[spec.kind.name], _argument(spec.arg, value), spec.target
             )
             for spec, value in zip(signature.output_specs, results, strict=True)
         ],
     )  # fmt: skip
 
 
-def _argument(argument: ours.Argument, node: Node | None) -> Any:
-    if isinstance(argument, ours.ConstantArgument):
-        if not isinstance(argument.value, (int, float, bool, str, type(None))):
-            kind = type(argument.value).__name__
+def _argument(argument: ours.Argument, value: Any) -> Any:
+    """What stands in torch's signature for a node, or for a constant."""
+    if not isinstance(value, Node):
+        if not isinstance(value, (int, float, bool, str, type(None))):
             raise UnsupportedError(
-                f"torch.export has no inputs and outputs that are a {kind}: {argument.value}"
+                f"torch.export has no inputs and outputs that are a {type(value).__name__}: {value}"
             )
-        return theirs.ConstantArgument(argument.name, argument.value)
-    assert node is not None
-    if isinstance(argument, ours.TensorArgument):
-        return theirs.TensorArgument(node.name)
-    val = node.meta["val"]
-    made = _SYMBOLIC_ARGUMENTS.get(type(val))
-    return theirs.ConstantArgument(node.name, val) if made is None else made(node.name)
+        return theirs.ConstantArgument(argument.name, value)
+    kind = _SYMBOLIC_ARGUMENTS.get(type(value.meta["val"]), theirs.TensorArgument)
+    return kind(value.name)
 
 
 def _calls(program: ExportedProgram) -> list[ModuleCallEntry]:

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 from torch.fx.graph import _PyTreeInfo
 from torch.fx.node import map_arg
 
-from graphport.program.module import UserSignature, parameter_names
+from graphport.program.module import RESERVED, UserSignature, parameter_names
 from graphport.program.unflattening.calls import Call
 from graphport.program.unflattening.flow import Computed, Elsewhere, Flow, Read, SizeOf, Way
 from graphport.program.unflattening.module import CapturedModule
@@ -102,7 +102,7 @@ class Builder:
     def _attribute(self, target: str, value: Node) -> Node:
         """State, read once."""
         if target not in self._attributes:
-            made = self.graph.create_node("get_attr", target, (), {}, target.replace(".", "_"))
+            made = self.graph.create_node("get_attr", target, (), {}, _name(target))
             made.meta = {k: v for k, v in value.meta.items() if k == "val"}
             self._attributes[target] = made
         return self._attributes[target]
@@ -129,7 +129,7 @@ class Builder:
         meta = {"nn_module_stack": _stack(inner.parent)}
         given = [self.value(v) for v in self.flow.inputs[inner]]
         if inner.signature is None:
-            made = self.graph.call_module(target, tuple(given))
+            made = self._call_module(target, tuple(given), {})
             parts = _parts(self.graph, made, len(piece.results))
             results = dict(zip(piece.results, parts, strict=True))
             found = {v: results[self.pieces.place(v, inner)] for v in self.flow.outputs[inner]}
@@ -137,7 +137,7 @@ class Builder:
             leaves = [self._leaf(a, v) for a, v in zip(
                 inner.signature.inputs, self.flow.leaves(inner.signature.inputs), strict=True)]  # fmt: skip
             args, kwargs = packed(self.graph, self.module, inner.signature.in_spec, leaves)
-            made = self.graph.call_module(target, args, kwargs)
+            made = self._call_module(target, args, kwargs)
             values = self.flow.leaves(inner.signature.outputs)
             wanted = [v if v in self.flow.ways[self.call] and v not in self.new else None
                       for v in values]  # fmt: skip
@@ -146,6 +146,9 @@ class Builder:
         for value, node in found.items():
             node.meta = {**meta, "val": value.meta.get("val")}
             self.new[value] = node
+
+    def _call_module(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        return self.graph.create_node("call_module", target, args, kwargs, _name(target))
 
     def _leaf(self, argument: Any, value: Node | None) -> Any:
         return getattr(argument, "value", None) if value is None else self.value(value)
@@ -241,6 +244,12 @@ def _parts(graph: Graph, made: Node, count: int) -> list[Node]:
     if count == 1:
         return [made]
     return [graph.call_function(operator.getitem, (made, i)) for i in range(count)]
+
+
+def _name(target: str) -> str:
+    """A name for the node of an attribute; BERT has a module `self`."""
+    name = target.replace(".", "_")
+    return f"{name}_" if name in RESERVED else name
 
 
 def _stack(call: Call | None) -> dict[str, tuple[str, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ class Call:
     parent: Call | None = None
     items: list[Node | Call] = field(default_factory=list)
     signature: ModuleCallSignature | None = None
+    silent: list[Call] = field(default_factory=list)
+    """Calls that leave no trace in the graph, of modules that keep their signature."""
     last: int = -1
     """Where in the program's graph it ends."""
 
@@ -115,6 +118,9 @@ def calls_of(program: ExportedProgram) -> tuple[Call, dict[Node, Call]]:
         call.items.append(node)
         for around in call.chain:
             around.last = order[node]
+    for key in signatures.keys() - {key for stack in stacks for key, _, _ in stack}:
+        path = re.sub(r"@\d+$", "", key)
+        root.silent.append(Call(keys.new(key, path), path, "Module", root, [], signatures[key]))
     return root, home
 
 

@@ -85,7 +85,7 @@ class Flow:
         for node in program.graph.nodes:
             if node.op == "placeholder" and node not in state.names:
                 self._home[node] = root
-        self._kept = [c for c in root.calls() if c.signature is not None]
+        self._kept = [c for c in (*root.calls(), *root.silent) if c.signature is not None]
         for numbers in (False, True):
             for value, call in self._uses():
                 if is_number(value) is numbers:
@@ -104,7 +104,8 @@ class Flow:
             for node in taken:
                 self.inputs[call][node] = None
                 self.ways[call][node] = Taken()
-                yield node, call.parent
+                if call not in self.root.silent:
+                    yield node, call.parent
         for node, call in list(self._home.items()):
             yield from ((n, call) for n in operands(node) if n.op != "get_attr")
         for call, written in self.writes.at.items():

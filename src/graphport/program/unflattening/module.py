@@ -50,6 +50,15 @@ class CapturedModule(nn.Module):
         return self.graph.python_code("self").src
 
     @property
+    def _in_spec(self) -> Any:
+        """The structure of the arguments, which the code of a module with its own asks for."""
+        return self.graph._codegen.pytree_info.in_spec  # type: ignore[attr-defined]
+
+    @property
+    def _out_spec(self) -> Any:
+        return self.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
+
+    @property
     def _graphport_signature(self) -> inspect.Signature:
         signature = inspect.signature(self.__dict__.get("_compiled") or self.recompile())
         return signature.replace(parameters=list(signature.parameters.values())[1:])

@@ -34,7 +34,8 @@ class Pieces:
         self.of: dict[Call, Piece] = {}
         self.places: dict[Call, dict[Node, Any]] = {}
         self._known: dict[Any, Piece] = {}
-        self._find(root)
+        for call in (*root.silent, root):
+            self._find(call)
 
     def __iter__(self) -> Any:
         return iter(dict.fromkeys(self.of.values()))

@@ -1,0 +1,185 @@
+"""What a program did to Python while it was captured: a trace is only as sound as that.
+
+A tensor that is stored where the call ends, in an attribute, a global or a container, is not part
+of the captured program. Neither is other state that it changes, and where the program reads that
+state again, the next call would compute something else.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import re
+import types
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from graphport import source
+from graphport.capture.snapshot import Snapshot
+from graphport.ops.tensor import AbstractTensor
+from graphport.source import Location
+
+_CONTAINERS = (dict, list, set, deque)
+_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that holds another value than before."""
+
+    name: str
+    leaks: bool
+    """It is a tensor of the program, or holds one."""
+    where: Location | None
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.where}" if self.where else self.name
+
+
+class Surroundings:
+    """Globals and closures of the code of a program, as they were before it ran."""
+
+    def __init__(self, mod: Any, root: nn.Module | None) -> None:
+        self._spaces: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._contents: list[tuple[str, Any, Any]] = []
+        functions = list(_functions(mod, root))
+        for space in {id(f.__globals__): f.__globals__ for f in functions}.values():
+            self._spaces.append((space, dict(space)))
+            for name, value in space.items():
+                self._keep(name, value)
+        for f in functions:
+            for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+                try:
+                    self._keep(name, cell.cell_contents)
+                except ValueError:  # a variable of the enclosing function that has no value yet
+                    continue
+        self._functions = functions
+
+    def _keep(self, name: str, value: Any) -> None:
+        if isinstance(value, _CONTAINERS) and not name.startswith("__"):
+            self._contents.append((name, value, list(_items(value))))
+
+    def changes(self) -> Iterator[Change]:
+        for space, before in self._spaces:
+            for name, value in list(space.items()):
+                if value is not before.get(name):
+                    leaks = holds_tensor(value)
+                    yield Change(name, leaks, _stored(self._functions, name) or _made(value))
+        for name, container, before in self._contents:
+            after = list(_items(container))
+            new = [x for x in after if not any(x is y for y in before)]
+            if len(after) != len(before) or new:
+                where = next(filter(None, map(_made, new)), None)
+                yield Change(name, any(map(holds_tensor, new)), where)
+
+
+def _functions(mod: Any, root: nn.Module | None) -> Iterator[types.FunctionType]:
+    """The user's functions that a program is made of, as far as they can be named."""
+    while isinstance(mod, functools.partial):
+        mod = mod.func
+    found = getattr(mod, "__func__", mod)
+    if isinstance(found, types.FunctionType):
+        yield found
+    kinds = {type(m): None for m in root.modules()} if root is not None else {}
+    for kind in kinds:
+        forward = vars(kind).get("forward")
+        if isinstance(forward, types.FunctionType) and source.is_the_users(forward.__code__):
+            yield forward
+
+
+def of_state(snapshot: Snapshot, root: nn.Module | None) -> Iterator[Change]:
+    """Attributes and containers of modules that hold something else."""
+    paths = {} if root is None else {id(vars(m)): (p, m) for p, m in root.named_modules()}
+    for container, before in snapshot.changed():
+        path, owner = paths.get(id(container), ("", None))
+        if owner is not None:
+            yield from _attributes(path, owner, dict(before))
+        elif not _is_registry(container, root):
+            new = [x for x in _items(container) if not any(x is y for y in _items(before))]
+            where = next(filter(None, map(_made, new)), None)
+            name = _name_of(container, root)
+            yield Change(name, any(map(holds_tensor, new)), where)
+
+
+def _attributes(path: str, owner: nn.Module, before: dict[str, Any]) -> Iterator[Change]:
+    code = [f for kind in type(owner).__mro__ for f in vars(kind).values()
+            if isinstance(f, types.FunctionType)]  # fmt: skip
+    for name, value in vars(owner).items():
+        if name not in before or before[name] is not value:
+            told = f"{path}.{name}" if path else f"self.{name}"
+            yield Change(told, holds_tensor(value), _stored(code, name) or _made(value))
+
+
+def _is_registry(container: Any, root: nn.Module | None) -> bool:
+    """Buffers that are assigned to are part of the program, and seen to elsewhere."""
+    modules = root.modules() if root is not None else ()
+    return any(container is m._buffers or container is m._parameters for m in modules)
+
+
+def _name_of(container: Any, root: nn.Module | None) -> str:
+    for path, module in root.named_modules() if root is not None else ():
+        for name, value in vars(module).items():
+            if value is container:
+                return f"{path}.{name}" if path else f"self.{name}"
+    return f"a {type(container).__name__}"
+
+
+def _items(container: Any) -> Any:
+    return container.values() if isinstance(container, dict) else container
+
+
+def holds_tensor(value: Any, depth: int = 3) -> bool:
+    """Whether a value is a tensor of the program, or a container with one in it."""
+    if isinstance(value, AbstractTensor):
+        return value._value is not None
+    if depth and isinstance(value, (*_CONTAINERS, tuple)):
+        return any(holds_tensor(x, depth - 1) for x in _items(value))
+    return False
+
+
+def _stored(functions: list[types.FunctionType], name: str) -> Location | None:
+    """The line that assigns to a name."""
+    for f in sorted(functions, key=lambda f: f.__name__ == "__init__"):
+        for i in dis.get_instructions(f.__code__):
+            if i.opname in _STORES and i.argval == name and i.positions and i.positions.lineno:
+                code = f.__code__
+                return Location(code.co_filename, i.positions.lineno, code.co_qualname)
+    return None
+
+
+_FRAME = re.compile(r'File "(.*)", line (\d+), in (.*)')
+
+
+def _made(value: Any) -> Location | None:
+    """The line that computed a tensor."""
+    if not isinstance(value, AbstractTensor) or value._value is None:
+        return None
+    return place_of(value._value.node.meta.get("stack_trace", ""))
+
+
+def place_of(trace: str) -> Location | None:
+    """The innermost frame of a trace."""
+    found = _FRAME.findall(trace)
+    return Location(found[-1][0], int(found[-1][1]), found[-1][2]) if found else None
+
+
+def difference(a: torch.fx.Graph, b: torch.fx.Graph) -> tuple[str, Location | None] | None:
+    """Where two captures part: the first node of either that the other does not have."""
+    one, other = list(a.nodes), list(b.nodes)
+    for x, y in zip(one, other, strict=False):
+        if _line(x) != _line(y):
+            return f"{_line(x)} and {_line(y)}", place_of(x.meta.get("stack_trace", ""))
+    if len(one) != len(other):
+        more = max(one, other, key=len)[min(len(one), len(other))]
+        return f"{_line(more)} in one of them", place_of(more.meta.get("stack_trace", ""))
+    return None
+
+
+def _line(node: torch.fx.Node) -> str:
+    arguments = ", ".join((*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())))
+    return f"{node.name} = {node.target}({arguments})"

@@ -1,0 +1,95 @@
+"""Control flow as `.module()` runs it: in plain Python.
+
+torch's operators for it are differentiated by tracing their graphs again, or by compiling them.
+Plain Python needs neither, and whatever runs on tensors runs on it. Where a module is captured or
+compiled, it hands over the operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+
+higher_order = torch.ops.higher_order
+Function = Callable[..., Any]
+
+
+def cond(pred: Any, true_graph: Function, false_graph: Function, operands: Sequence[Any]) -> Any:
+    if torch.compiler.is_compiling():
+        return higher_order.cond(pred, true_graph, false_graph, operands)
+    return true_graph(*operands) if pred else false_graph(*operands)
+
+
+def while_loop(
+    cond_graph: Function, body_graph: Function, carried: Sequence[Any], additional: Sequence[Any]
+) -> Any:
+    if torch.compiler.is_compiling():
+        return higher_order.while_loop(cond_graph, body_graph, tuple(carried), tuple(additional))
+    if not cond_graph(*carried, *additional):
+        return tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in carried)
+    while True:
+        carried = body_graph(*carried, *additional)
+        if not cond_graph(*carried, *additional):
+            return carried
+
+
+def map_impl(graph: Function, xs: Sequence[torch.Tensor], additional: Sequence[Any]) -> Any:
+    if torch.compiler.is_compiling():
+        return higher_order.map_impl(graph, xs, additional)
+    rows = zip(*(x.unbind(0) for x in xs), strict=True)
+    return _stacked([graph(*row, *additional) for row in rows])
+
+
+def scan(
+    graph: Function, init: Sequence[Any], xs: Sequence[torch.Tensor], additional: Sequence[Any]
+) -> Any:
+    if torch.compiler.is_compiling():
+        return higher_order.scan(graph, init, xs, tuple(additional))
+    carried, steps = tuple(init), []
+    for row in zip(*(x.unbind(0) for x in xs), strict=True):
+        out = graph(*carried, *row, *additional)
+        carried = out[: len(init)]
+        steps.append(out[len(init) :])
+    return (*carried, *_stacked(steps))
+
+
+def _stacked(steps: list[Any]) -> tuple[Any, ...]:
+    if not steps:
+        raise RuntimeError("a loop over the elements of a tensor needs at least one element")
+    return tuple(
+        None if column[0] is None else torch.stack(column) for column in zip(*steps, strict=True)
+    )
+
+
+PLAIN: dict[Any, Function] = {
+    higher_order.cond: cond, higher_order.while_loop: while_loop,
+    higher_order.map_impl: map_impl, higher_order.scan: scan,
+}  # fmt: skip
+
+
+def run_plainly(graph: Graph) -> None:
+    """Let a graph run its control flow in plain Python."""
+    for node in graph.nodes:
+        node.target = PLAIN.get(node.target, node.target)
+
+
+def plain_copy(module: nn.Module) -> nn.Module:
+    """A graph within a graph, and those within it, likewise; the program's own stay as they are."""
+    if not isinstance(module, GraphModule):
+        return module
+    inner = dict(module.named_children())
+    if not any(n.target in PLAIN for n in module.graph.nodes if n.op == "call_function"):
+        return module
+    graph = Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    run_plainly(graph)
+    root = nn.Module()
+    for name, child in inner.items():
+        root.add_module(name, plain_copy(child))
+    with _use_lazy_graph_module(True):
+        return _make_graph_module(root, graph, "GraphModule")
