@@ -17,9 +17,11 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 import graphport as gp
+from graphport.errors import SerializationError
 from graphport.program.signature import InputKind
 from graphport.symbolic import Expr, evaluate, symbols
 from graphport.symbolic.bridge import from_torch
+from tests.program.saved import check_round_trip
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -44,7 +46,25 @@ def check(
     for inputs in ((args, kwargs), *((other, kwargs) for other in others)):
         compare(ep, target, inputs, rtol=rtol, atol=atol)
         compare_metadata(ep, inputs, layout=layout)
+    check_saved(ep, target, (args, kwargs), rtol=rtol, atol=atol)
     return ep
+
+
+# What a file cannot hold, and tests capture all the same.
+_NOT_SAVED = ("has no name to be saved under", "there is no data to save", "has no data that can")
+
+
+def check_saved(
+    ep: gp.ExportedProgram, target: Callable[..., Any], inputs: Inputs, **tolerances: Any
+) -> None:
+    """The program is the same after saving and loading, and gives the same results."""
+    try:
+        back = check_round_trip(ep)
+    except SerializationError as error:
+        if not any(reason in error.what for reason in _NOT_SAVED):
+            raise
+    else:
+        compare(back, target, inputs, **tolerances)
 
 
 def compare(

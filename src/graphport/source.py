@@ -14,6 +14,7 @@ import inspect
 import itertools
 import linecache
 import os
+import re
 import sys
 import sysconfig
 import threading
@@ -199,3 +200,12 @@ def of_traceback(error: BaseException, module: str = "") -> Location | None:
             layer = Location(code.co_filename, trace.tb_lineno, code.co_qualname, module)
         trace = trace.tb_next
     return found or layer
+
+
+_FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
+
+
+def of_trace(trace: str | None) -> Location | None:
+    """The innermost line of a `stack_trace` in a node's metadata."""
+    found = _FRAME.findall(trace or "")
+    return Location(found[-1][0], int(found[-1][1]), found[-1][2]) if found else None

@@ -251,3 +251,16 @@ def test_complex_numbers_without_gradients():
     ep.module()(ours).backward()
     f(theirs).backward()
     assert_same(ours.grad, theirs.grad, "gradients differ")
+
+
+def test_integers_made_from_what_has_gradients():
+    check(lambda v: (v.argmax(), v.sort().indices, v > 0), (x(True),))
+
+
+def test_a_detach_is_in_the_graph_only_where_it_cuts_something_off():
+    detached = [n for n in check(lambda v: v.detach() + 1, (x(),)).graph.nodes
+                if n.target is aten.detach.default]  # fmt: skip
+    assert not detached
+    detached = [n for n in check(lambda v: v.detach() + v, (x(True),)).graph.nodes
+                if n.target is aten.detach.default]  # fmt: skip
+    assert len(detached) == 1

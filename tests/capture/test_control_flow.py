@@ -536,6 +536,24 @@ def test_a_size_that_the_predicate_fixes():
     check(f, (torch.randn(3, 2),), dynamic_shapes=({0: N},), others=[(torch.randn(4, 2),)])
 
 
+def test_what_a_branch_knows_of_sizes_stays_in_it():
+    def f(x):
+        base = x * 2
+        view = base.view(-1)
+        base.add_(1)  # the view is made again where it is read first: in a branch
+
+        def outer(x):
+            return cond(x.shape[0] == 2, lambda: view + x.sum(), lambda: view * 2, ())
+
+        return cond(x.sum() > 0, outer, lambda x: view - 1, (x,)), view
+
+    ep = check(
+        f, (torch.ones(4),), dynamic_shapes=({0: N},),
+        others=[(torch.ones(2),), (-torch.ones(3),), (torch.ones(7),)],
+    )  # fmt: skip
+    assert str(ep).count("[2]") <= 4  # in the branch for that size alone
+
+
 def test_an_assertion_of_a_branch_holds_only_there():
     def f(i):
         n = i.item()

@@ -226,6 +226,21 @@ def test_writes_to_carried_values_and_elements():
     assert "writes to what scan carries (value 0)" in message(scanned, kind=MutationError)
 
 
+def test_bodies_that_write_to_what_they_are_given():
+    def f(x):
+        y = x * 2
+
+        def body(i, x):
+            y.add_(1)
+            return i + 1, x * 2
+
+        return torch.while_loop(lambda i, x: i < 3, body, (torch.tensor(0), y[:2]))
+
+    text = message(f, kind=MutationError)
+    assert "the body of torch.while_loop writes to a tensor that it is also given" in text
+    assert "y.add_(1)" in text
+
+
 def test_steps_of_map_that_write():
     def f(x):
         total = torch.zeros(())

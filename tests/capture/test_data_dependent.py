@@ -329,3 +329,11 @@ def test_what_is_written_to_a_tensor_made_from_a_size_counts() -> None:
         return torch.zeros(n.item()), torch.zeros(torch.add(n, 1, alpha=2).item())
 
     check(f, (torch.ones(3),), dynamic_shapes=({0: gp.Dim("n")},), others=[(torch.ones(5),)])
+
+
+def test_a_size_from_a_custom_operator_that_has_no_name() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x if positive(x).shape[0] > 3 else -x
+
+    with pytest.raises(DataDependentError, match=r"expression positive\(x\)\.shape\[0\] >= 4"):
+        gp.export(f, (torch.ones(2),))

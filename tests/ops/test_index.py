@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import graphport as gp
+from tests.helpers import check
 from tests.ops.rows import Row, bools, check_dynamic, check_static, ints, row
 
 PICK = ints(3)
@@ -63,3 +65,15 @@ def test_static(case: Row) -> None:
 @pytest.mark.parametrize("case", ROWS)
 def test_dynamic(case: Row) -> None:
     check_dynamic(case)
+
+
+def test_an_empty_index_may_be_anything() -> None:
+    check(lambda x, i: x.gather(0, i), (torch.ones(2, 3), torch.empty(0)))
+
+
+def test_large_sizes_that_are_equal() -> None:
+    """Python has them as two objects."""
+    b = gp.Dim("b")
+    sizes = ({0: b}, None)
+    args = torch.ones(2, 700, 800), torch.ones(1, int("700"), int("800"))
+    check(lambda x, y: x + y, args, dynamic_shapes=sizes)

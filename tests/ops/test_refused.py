@@ -27,6 +27,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "select of a number": (lambda a: a.select(0, 0), (f(()),)),
     "select beyond": (lambda a: a[5], (f(2, 3),)),
     "dim beyond": (lambda a: a.sum(2), (f(2, 3),)),
+    "flip of another dim": (lambda a: a.flip(2), (f(2, 3),)),
+    "scatter along another dim": (lambda a, b: a.scatter(2, b, a), (f(2, 3), i(2, 3))),
     "diagonal of one dim": (lambda a: a.diagonal(0, 1, 1), (f(2, 3),)),
     "cat of other sizes": (lambda a, b: torch.cat([a, b]), (f(2, 3), f(2, 4))),
     "cat of other ranks": (lambda a, b: torch.cat([a, b]), (f(2, 3), f(2, 3, 1))),
@@ -77,6 +79,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "conv of other dtypes": (F.conv1d, (f(1, 2, 5), f(3, 2, 3).double())),
     "conv of a vector": (F.conv1d, (f(5), f(3, 2, 3))),
     "conv with a kernel too large": (F.conv1d, (f(1, 2, 2), f(3, 2, 3))),
+    "cat with a number": (lambda a, b: torch.cat([a, b]), (f(2), f(()))),
     "item of many": (lambda a: a.item(), (f(3),)),
     "truth of many": (lambda a: a if a else -a, (f(3),)),
 }

@@ -123,6 +123,16 @@ def mutate_text(document: Any, rng: random.Random) -> str:
     text = json.dumps(document)
     at = rng.randrange(len(text))
     inserted = rng.choice(
-        ("NaN", "Infinity", "1e999", "9" * 5000, "[" * 100_000, '{"a":1,"a":2}', "}", "\\u0000", '"')
+        (
+            "NaN",
+            "Infinity",
+            "1e999",
+            "9" * 5000,
+            "[" * 100_000,
+            '{"a":1,"a":2}',
+            "}",
+            "\\u0000",
+            '"',
+        )
     )
     return text[:at] + inserted + text[at + rng.choice((0, 0, 1, 10)) :]

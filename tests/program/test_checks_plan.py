@@ -215,3 +215,8 @@ def test_a_device_of_another_kind() -> None:
     assert not checks.accepts([torch.ones(2)])
     with pytest.raises(RuntimeError, match="to be on xpu, where the program was captured"):
         checks.explain([torch.ones(2)])
+
+
+def test_a_product_that_a_symbol_is_in_twice_tells_nothing() -> None:
+    checks = InputChecks(sizes(b * (b // 2)), {}, [])
+    assert checks([torch.ones(8)]) == {} and checks.accepts([torch.ones(8)])

@@ -116,8 +116,7 @@ def use(data: bytes) -> bool:
     with nothing_happens():
         try:
             program = gp.load(io.BytesIO(data))
-        except SerializationError as error:
-            assert str(error).startswith("GP400")
+        except SerializationError:
             return False
         str(program)
         program.validate()
@@ -127,8 +126,8 @@ def use(data: bytes) -> bool:
         program.checks.accepts
         try:
             gp.save(program, io.BytesIO())
-        except ExportError:
-            raise AssertionError("what was loaded cannot be saved") from None
+        except ExportError as error:
+            raise AssertionError(f"what was loaded cannot be saved: {error}") from None
     return True
 
 

@@ -468,6 +468,24 @@ def test_branches():
     torch.testing.assert_close(un.part(-x()), model.part(-x()))
 
 
+def test_gradients_through_branches():
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+
+        def forward(self, v):
+            return torch.cond(v.sum() > 0, lambda u: self.lin(u), lambda u: u * 2, (v,))
+
+    model = nn.Sequential(Part(), nn.Tanh())
+    un = gp.unflatten(gp.export(model, (x(),)))
+    un(x()).sum().backward()
+    have = model[0].lin.weight.grad
+    model.zero_grad()
+    model[1](model[0].lin(x())).sum().backward()
+    torch.testing.assert_close(have, model[0].lin.weight.grad)
+
+
 def test_loops():
     class Part(nn.Module):
         def __init__(self):
@@ -572,6 +590,10 @@ def test_it_is_moved_copied_and_pickled():
     inputs = ((x(),), {"scale": torch.tensor(2.0)})
     ep = gp.export(model, *inputs)
     plain = ep.module()(*inputs[0], **inputs[1])
+    used = gp.unflatten(gp.export(Model().eval(), *inputs))
+    want = used(*inputs[0], **inputs[1])
+    for copied in (copy.deepcopy(used), pickle.loads(pickle.dumps(used))):
+        torch.testing.assert_close(copied(*inputs[0], **inputs[1]), want)
     for made in (
         copy.deepcopy(gp.unflatten(ep)), pickle.loads(pickle.dumps(gp.unflatten(ep))),
     ):  # fmt: skip
@@ -631,3 +653,240 @@ def test_a_child_can_be_replaced():
     un = gp.unflatten(gp.export(model, (x(),), dynamic_shapes=({0: B},)))
     setattr(un, "1", nn.Identity())
     torch.testing.assert_close(un(x(5)), model[0](x(5)))
+
+
+class Everything(nn.Module):
+    """Shared parts, written buffers, a branch, tied weights, calls that differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.one, self.two = Block(), Block()
+        self.two.lin = self.one.lin
+        self.drop = nn.Dropout(0.5)
+        self.scale = nn.Parameter(torch.ones(4) * 0.5)
+
+    def forward(self, v, w):
+        v = self.norm(self.one(v)) * self.scale
+        with torch.no_grad():
+            shift = self.two(w).mean(0)
+        return {"a": self.drop(self.two(self.norm(v))) + shift, "n": v.shape[0]}
+
+
+def everything(training: bool) -> tuple[nn.Module, list[object]]:
+    model = Everything().train(training)
+    inputs = [((x(n), x(n + 1)), {}) for n in (3, 2, 9)]
+    return model, inputs
+
+
+SPEC = ({0: gp.Dim("b", min=2, max=64)}, {0: gp.Dim("c", min=2, max=64)})
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_loaded_programs(training, tmp_path):
+    model, inputs = everything(training)
+    ep = gp.export(
+        model, *inputs[0], dynamic_shapes=SPEC, preserve_module_call_signature=("one", "norm")
+    )
+    gp.save(ep, tmp_path / "program.gpx")
+    loaded = gp.load(tmp_path / "program.gpx")
+    un, again = gp.unflatten(ep), gp.unflatten(loaded)
+    assert paths(un) == paths(again) and str(un) == str(again)
+    assert again.one.lin is again.two.lin
+    for args, _ in inputs:
+        torch.manual_seed(0)
+        want = un(*args)
+        torch.manual_seed(0)
+        torch.testing.assert_close(again(*args), want)
+    torch.testing.assert_close(dict(again.state_dict()), dict(un.state_dict()))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_decomposed_programs(training):
+    model, inputs = everything(training)
+    model.drop.p = 0.0  # taken apart, it draws other numbers
+    ep = gp.export(model, *inputs[0], dynamic_shapes=SPEC).run_decompositions()
+    agree(gp.unflatten(ep), model, inputs)
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_the_training_form(mode):
+    model, inputs = everything(mode)
+    ep = gp.export(model, *inputs[0], dynamic_shapes=SPEC, training=True)
+    un = gp.unflatten(ep)
+    agree(un, model, inputs)
+    model.drop.p = 0.0  # taken apart, it draws other numbers
+    ep = gp.export(model, *inputs[0], dynamic_shapes=SPEC, training=True)
+    agree(gp.unflatten(ep.run_decompositions()), model, inputs)
+
+
+def test_the_training_form_writes_in_place():
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, v):
+            self.count.add_(1)
+            v.mul_(2)
+            return v + self.count
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, v):
+            return self.part(self.part(v)) + self.part.count
+
+    unflattened(Model(), (x(),), dynamic_shapes=({0: B},), others=[(x(1),)], training=True)
+
+
+def test_capture_again_with_branches_and_variants():
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+
+        def forward(self, v, flag):
+            v = torch.cond(v.sum() > 0, lambda u: self.lin(u), lambda u: u * 2, (v,))
+            return v + 1 if flag else v
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, v):
+            return self.part(self.part(v, True), False)
+
+    model = Model()
+    ep = gp.export(model, (x(),), dynamic_shapes=({0: B},))
+    un = gp.unflatten(ep)
+    again = gp.export(un, (x(),), dynamic_shapes=({0: B},))
+    for given in (x(), -x(5), x(1)):
+        want = ep.module()(given)
+        torch.testing.assert_close(un(given), want)
+        torch.testing.assert_close(gp.unflatten(again)(given), want)
+
+
+def test_nodes_without_a_place():
+    """Passes of others may leave nodes without metadata: they go where their neighbours are."""
+    ep = gp.export(nn.Sequential(Block(), Block()), (x(),))
+    model = ep.module()
+    for node in list(ep.graph.nodes):
+        if node.target is torch.ops.aten.linear.default:
+            with ep.graph.inserting_after(node):
+                twice = ep.graph.call_function(torch.ops.aten.mul.Tensor, (node, 1.0))
+            node.replace_all_uses_with(twice, delete_user_cb=lambda u, t=twice: u is not t)
+            twice.meta = {"val": node.meta["val"]}
+    un = gp.unflatten(ep)
+    assert called(un) == ["0", "1"]
+    torch.testing.assert_close(un(x()), model(x()))
+
+
+def test_a_call_in_pieces():
+    """A pass moved a node out of its module's call: still the same result."""
+    ep = gp.export(nn.Sequential(Block(), Block()), (x(),))
+    want = ep.module()(x())
+    adds = [n for n in ep.graph.nodes if n.target is torch.ops.aten.add.Tensor]
+    adds[1].meta["nn_module_stack"] = dict(adds[0].meta["nn_module_stack"])
+    un = gp.unflatten(ep)
+    torch.testing.assert_close(un(x()), want)
+    assert called(un) == ["0", "1", "0@1"]
+
+
+def test_a_constant_with_two_names():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.foo = torch.ones(4)
+
+        def forward(self, v):
+            return v + self.foo
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+            self.foo = self.inner.foo
+
+        def forward(self, v):
+            return v + self.foo + self.inner(v)
+
+    un = unflattened(Model(), (x(),))
+    assert torch.equal(un.foo, un.inner.foo)
+
+
+def test_buffers_read_by_whoever_has_them_not():
+    class Leaf(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, v):
+            return self.linear(v)
+
+    class Bar(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.leaf = Leaf()
+            self.register_buffer("buffer", torch.randn(4))
+
+        def forward(self, v):
+            return self.buffer.sum() + self.leaf(v).sum()
+
+    class Foo(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bar = Bar()
+
+        def forward(self, v):
+            y = self.bar.buffer + v
+            return (self.bar(v) + y.sum(),)
+
+    un = unflattened(Foo(), (x(),))
+    assert called(un) == ["bar"] and called(un.bar) == ["leaf"]
+    targets = [n.target for n in un.bar.leaf.linear.graph.nodes if n.op == "get_attr"]
+    assert targets == ["weight", "bias"]
+    assert [n.target for n in un.graph.nodes if n.op == "get_attr"] == ["bar.buffer"]
+
+
+def test_modules_made_in_forward_are_part_of_their_maker():
+    class Model(nn.Module):
+        def forward(self, v):
+            return nn.LayerNorm(4)(v) * torch.tensor(5)
+
+    assert paths(unflattened(Model(), (x(),))) == [""]
+
+
+def test_assertions_stay_in_their_modules():
+    class Cut(nn.Module):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, n, v):
+            b = n.item()
+            torch._check(b >= 0)
+            torch._check(b < v.shape[0] * self.factor)
+            return v[:b]
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = Cut(1), Cut(2)
+
+        def forward(self, n, v):
+            return self.one(n, v).sum() + self.two(n, v).sum()
+
+    v = torch.randn(10)
+    un = unflattened(
+        Model(), (torch.tensor(3), v), dynamic_shapes=(None, {0: gp.Dim("moo", min=2)}),
+        others=[(torch.tensor(0), v[:2])],
+    )  # fmt: skip
+    for part in (un.one, un.two):
+        assert any("assert" in str(n.target) for n in part.graph.nodes)
+    assert not any("assert" in str(n.target) for n in un.graph.nodes)
+    with pytest.raises(RuntimeError):
+        un(torch.tensor(12), v)

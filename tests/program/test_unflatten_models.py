@@ -27,9 +27,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def compared(
-    ep: gp.ExportedProgram, model: nn.Module, inputs: list[dict[str, Any]]
-) -> nn.Module:
+def compared(ep: gp.ExportedProgram, model: nn.Module, inputs: list[dict[str, Any]]) -> nn.Module:
     un = gp.unflatten(ep)
     with torch.no_grad():
         agree(un, model, [((), kwargs) for kwargs in inputs], **CLOSE)

@@ -14,8 +14,8 @@ from tests.helpers import assert_same, clone
 from tests.program.unflattened import agree, lint
 
 STEPS = (
-    "call", "call", "call", "call", "call", "call", "call", "call", "act", "add", "scale", "size", "count", "write", "keep", "read",
-    "overwrite", "peek", "bias", "constant",
+    *("call",) * 8, "act", "add", "scale", "size", "count", "write", "keep", "read", "overwrite",
+    "peek", "bias", "constant",
 )  # fmt: skip
 
 
@@ -142,13 +142,11 @@ def check_kept(seed: int) -> None:
     for name in rng.sample(names, min(2, len(names))):
         try:
             ep = gp.export(model, (x(3), x(3) * 2), preserve_module_call_signature=(name,))
-        except gp.errors.InputError as error:
-            assert "never calls" in str(error)
+        except gp.errors.InputError:  # never called
             continue
         try:
             un = gp.unflatten(ep)
-        except gp.errors.UnsupportedError as error:
-            assert "cannot keep its call signature" in str(error)
+        except gp.errors.UnsupportedError:  # uses or makes more than its arguments and results
             continue
         with torch.no_grad():
             agree(un, model, [((x(3), x(3) * 2), {})], 1e-4, 1e-5)
@@ -173,7 +171,9 @@ def _same_as_part(un: nn.Module, model: nn.Module, name: str) -> None:
     for n, b in un.named_buffers():
         if n in states:
             b.copy_(states[n])
-    assert_same(un.get_submodule(name)(*ours[0], **ours[1]), part(*args, **kwargs), name, 1e-4, 1e-5)
+    assert_same(
+        un.get_submodule(name)(*ours[0], **ours[1]), part(*args, **kwargs), name, 1e-4, 1e-5
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -252,6 +252,7 @@ def test_after_decompositions():
     torch.testing.assert_close(un(x()), model[1:](x().tanh()))
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_values_from_around_are_refused():
     class Part(nn.Module):
         def forward(self, v):
@@ -333,3 +334,64 @@ def test_modules_in_branches_are_refused():
 
     with pytest.raises(gp.errors.UnsupportedError, match="in a branch or loop"):
         gp.export(Outer(), (x(),), preserve_module_call_signature=("part",))
+
+
+def test_modules_that_compute_nothing_after_decompositions():
+    model = nn.Sequential(nn.Identity(), nn.Linear(4, 4), nn.Dropout().eval())
+    ep = gp.export(model, (x(),), preserve_module_call_signature=("0", "2")).run_decompositions()
+    un = gp.unflatten(ep)
+    torch.testing.assert_close(un(x()), model(x()))
+    setattr(un, "0", nn.Tanh())
+    setattr(un, "2", nn.Sigmoid())
+    torch.testing.assert_close(un(x()), model[1](x().tanh()).sigmoid())
+
+
+def test_gradients_switched_off_inside():
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+
+        def forward(self, v):
+            with torch.no_grad():
+                return self.lin(v)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part, self.lin = Part(), nn.Linear(4, 4)
+
+        def forward(self, v):
+            return self.lin(self.part(v)) + self.part(v)
+
+    model = Outer()
+    un = unflattened(model, (x(),), preserve_module_call_signature=("part",))
+    un(x()).sum().backward()
+    assert model.part.lin.weight.grad is None and model.lin.weight.grad is not None
+    un.part = nn.Tanh()
+    model.part = nn.Tanh()
+    torch.testing.assert_close(un(x()), model(x()))
+
+
+def test_sizes_are_found_in_the_arguments():
+    """The size comes from an input of the program that the module never sees."""
+
+    class Part(nn.Module):
+        def forward(self, v):
+            return v.reshape(v.shape[0] // 2, 2, -1).sum(1) * v.shape[0]
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, v):
+            return self.part(torch.cat([v.sin(), v.cos()])) + self.part(v.repeat(2, 1))
+
+    model = Outer()
+    un = unflattened(
+        model, (x(),), dynamic_shapes=({0: B},), others=[(x(1),), (x(8),)],
+        preserve_module_call_signature=("part",),
+    )  # fmt: skip
+    assert called(un) == ["part", "part"]
+    torch.testing.assert_close(un.part(x(6)), model.part(x(6)))

@@ -267,3 +267,22 @@ def test_ranges_of_floats_that_touch():
     assert scope.decide(le(root, 3.0)) is True
     assert scope.decide(lt(root, 3.0)) is None
     assert scope.decide(eq(root, 3.5)) is False
+
+
+def test_numbers_from_data_are_told_in_terms_of_each_other():
+    scope = Scope()
+    n, u, v = scope.symbol("n", hint=5), scope.fresh(), scope.fresh()
+    scope.assume(eq(v, u + 1))
+    assert scope.simplify(v) is u + 1
+    scope.assume(eq(n, u * 2))  # but a size of the example not in terms of data
+    assert scope.simplify(n) is n
+    assert scope.decide(eq(2 * v, n + 2)) is True
+
+
+def test_a_factor_that_may_be_negative():
+    scope = Scope()
+    a, b = scope.symbol("a", hint=2), scope.symbol("b", hint=3)
+    sign = scope.symbol("sign", hint=1, lower=-4, upper=4)
+    assert scope.decide(ge(sign * a + sign * b, 0)) is None
+    scope.assume(ge(sign, 0))
+    assert scope.decide(ge(sign * a + sign * b, 0)) is True

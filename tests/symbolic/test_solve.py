@@ -265,6 +265,9 @@ SOLUTIONS: dict[str, tuple[tuple[str, ...], dict[str, int], dict[str, str], list
         ("eq(x*y, z)", "eq(x, 3)"), {"x": 3, "y": 4, "z": 12}, {"x": "3", "z": "3*y"}, [],
     ),
     "a sum": (("eq(x + y, 7)",), {"x": 3, "y": 4}, {}, ["x + y == 7"]),
+    "a sum of two dims": (
+        ("eq(x, y + z)",), {"x": 7, "y": 3, "z": 4}, {}, ["x == y + z"],
+    ),
     "an inequality of two": (("ge(x, y + 1)",), {"x": 5, "y": 4}, {}, ["x > y"]),
 }  # fmt: skip
 

@@ -156,7 +156,9 @@ _FRAME = re.compile(r'File "(.*)", line (\d+), in (.*)')
 
 
 def _made(value: Any) -> Location | None:
-    """The line that computed a tensor."""
+    """The line that computed a tensor, or one in a container."""
+    if isinstance(value, (*_CONTAINERS, tuple)):
+        return next(filter(None, map(_made, _items(value))), None)
     if not isinstance(value, AbstractTensor) or value._value is None:
         return None
     return place_of(value._value.node.meta.get("stack_trace", ""))

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -148,18 +150,18 @@ class _Found:
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path, self.device = path, device
         self.stamp = FileRegion.stamp_of(path)
-        self.memories: dict[int, tuple[torch.UntypedStorage, Memory]] = {}
+        self.memories: dict[tuple[int, int], tuple[torch.UntypedStorage, Memory]] = {}
+        """By place and length: torch makes a storage anew each time a tensor refers to it."""
 
     def tensor(self, storage: Any, offset: int, sizes: Any, strides: Any) -> WeightlessTensor:
         untyped = storage._untyped_storage
-        known = self.memories.get(untyped._cdata)
+        at, nbytes = place = untyped._checkpoint_offset, untyped.nbytes()
+        known = self.memories.get(place)
         if known is None:
-            at = untyped._checkpoint_offset
-            name = f"bytes {at} to {at + untyped.nbytes()}"
-            region = FileRegion(self.path, name, at, untyped.nbytes(), self.stamp)
-            known = self.memories[untyped._cdata] = (untyped, Memory(region))
+            region = FileRegion(self.path, f"bytes {at} to {at + nbytes}", at, nbytes, self.stamp)
+            known = self.memories[place] = (untyped, Memory(region))
         geometry = Geometry(storage.dtype, tuple(sizes), tuple(strides), offset)
-        return made(geometry.over(untyped), self.device, known[1])
+        return made(geometry.over(known[0]), self.device, known[1])
 
 
 def _rebuild_tensor(original: Any, storage: Any, offset: Any, size: Any, stride: Any) -> Any:
@@ -176,7 +178,7 @@ def _device_of(map_location: Any) -> torch.device:
 @contextmanager
 def replaced(owner: Any, name: str, new: Any, active: Any) -> Iterator[None]:
     """A function of another package, replaced where the calling thread is in the mode."""
-    original = getattr(owner, name)
+    original, before = getattr(owner, name), vars(owner)[name]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not active():
@@ -188,7 +190,7 @@ def replaced(owner: Any, name: str, new: Any, active: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        setattr(owner, name, before)
 
 
 def readers() -> list[tuple[Any, str, Any]]:
@@ -202,13 +204,16 @@ def readers() -> list[tuple[Any, str, Any]]:
         from safetensors import safe_open
     except ImportError:
         return found
-    return [*found, (safe_open, "__new__", _safe_open)]
+    # A class of another language, whose constructor cannot be replaced: so are its names.
+    modules = [m for m in sys.modules.values() if isinstance(m, ModuleType)]
+    known = [m for m in modules if vars(m).get("safe_open") is safe_open]
+    return [*found, *((module, "safe_open", _safe_open) for module in known)]
 
 
 def _safe_open(
-    original: Any, kind: Any, filename: Any, framework: str = "", device: Any = "cpu", **more: Any
+    original: Any, filename: Any, framework: str = "", device: Any = "cpu", **more: Any
 ) -> Any:
     if framework not in _PYTORCH:
-        return original(kind, filename, framework, device, **more)
+        return original(filename, framework, device, **more)
     place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     return Shard(Path(filename), place)

@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
-from graphport.errors import NoDataError
+from graphport.errors import DataDependentError, NoDataError
 from graphport.ops.weightless import WeightlessTensor, lacks_data
 
 
@@ -25,6 +25,12 @@ class Example:
         self._values: dict[Node, Any] = {}
 
     def value(self, node: Node) -> Any:
+        if node.graph is not self._graph:
+            raise DataDependentError(
+                "a branch or loop body asks for data, and the example is not known inside of it",
+                where=source.here(),
+                fix="ask for it outside, or compute with the tensor: torch.where, torch.cond",
+            )
         self._values.update(self._given())
         with outside():
             self._require_data(node)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -221,8 +221,7 @@ class _Capture:
         self.spec = Spec(inputs, dynamic_shapes, self.scope)
         self.recorder = Recorder(self.scope)
         if root is not None:
-            kinds = (vars(root), root._parameters, root._buffers, root._modules)
-            self.recorder.reserved = {name for names in kinds for name in names}
+            self.recorder.reserved = _taken(root)
         self.names = Names()
         self.state = State(root, self.recorder, self.names)
         own = () if root is None else (*root.parameters(), *root.buffers())
@@ -243,6 +242,8 @@ class _Capture:
         given = {entry.node: entry.tensor for entry in self.state.entries}
         for node, leaf in zip(self.input_nodes, self.inputs.leaves, strict=True):
             given[node] = leaf.value
+        for node in self.recorder.graph.find_nodes(op="get_attr"):
+            given[node] = self.recorder.frame.submodules[node.target]
         return given
 
     def run(self) -> ExportedProgram:
@@ -469,6 +470,13 @@ class _Capture:
 
 
 source.boundaries.add(_Capture._call.__code__)
+
+
+def _taken(root: nn.Module) -> set[str]:
+    """Names under which a program may have state; graphs of a captured module have none."""
+    parts = {n for n, m in root._modules.items()
+             if not isinstance(m, GraphModule) or any(True for _ in m.parameters())}  # fmt: skip
+    return {*vars(root), *root._parameters, *root._buffers, *parts}
 
 
 def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...] | None:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from graphport.capture.checkpoints import readers, replaced
 from graphport.capture.process import ProcessWide
-from graphport.ops.weightless import WeightlessTensor, deferred, without_data
+from graphport.ops.weightless import WeightlessTensor, deferred, notes_of, without_data
 
 _LARGE = 1 << 20  # bytes; what is smaller costs less to make than to think about
 _here = threading.local()
@@ -136,7 +136,9 @@ def _computed(value: Any) -> Any:
     source = value._memory.source
     if source is None or source.is_saved or _is_loading():
         return value
-    return value.read().to(value.device).requires_grad_(value.requires_grad)
+    real = value.read().to(value.device).requires_grad_(value.requires_grad)
+    vars(real).update(notes_of(value))
+    return real
 
 
 def _is_loading() -> bool:

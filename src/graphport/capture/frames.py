@@ -62,17 +62,16 @@ class Frame:
         self.entry = node
         return node
 
-    def encloses(self, graph: Graph) -> Frame | None:
-        """This frame or one around it, by its graph."""
-        frame: Frame | None = self
-        while frame is not None and frame.graph is not graph:
-            frame = frame.parent
-        return frame
+    # What values mean here
 
-    # What is written to
-
-    def changing(self, value: Value) -> None:
+    def keep(self, value: Value) -> None:
         """Called before a value gets another node, which is one of this graph."""
+        if self.parent is not None and value.node.graph is not self.graph:
+            now = (value.node, value.version, value.constant, value.number)
+            self._before.setdefault(value, now)
+
+    def writing(self, value: Value) -> None:
+        """Called before a value is written to."""
         storage = value.storage
         if storage.origin in self.fixed:
             raise MutationError(
@@ -80,11 +79,10 @@ class Frame:
                 where=source.here(),
                 fix="write to a copy, x = x.clone(), and return it",
             )
-        if self.parent is None or value.node.graph is self.graph or value in self._before:
-            return
-        self._before[value] = (value.node, value.version, value.constant, value.number)
-        if storage not in self._written:
-            self._written[storage] = (storage.version, storage.mutated, source.here())
+        self.keep(value)
+        if self.parent is not None and storage.base.node.graph is not self.graph:
+            now = (storage.version, storage.mutated, source.here())
+            self._written.setdefault(storage, now)
 
     def leave(self) -> list[Written]:
         """Let values of the graphs around mean what they did; what this one has written to them."""

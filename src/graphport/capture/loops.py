@@ -38,11 +38,15 @@ _RANGES = {
 class Carried:
     """What goes from step to step: the given values, then memory that the body writes to."""
 
-    def __init__(self, tracer: Tracer, given: Sequence[Any], what: str) -> None:
+    def __init__(
+        self, tracer: Tracer, given: Sequence[Any], what: str, xs: Sequence[Any] = ()
+    ) -> None:
         self.tracer = tracer
         self.what = what
         self.given = [self._start(x) for x in given]
         self.bases: list[Value] = []
+        tensors = [x for x in (*self.given, *xs) if isinstance(x, torch.Tensor)]
+        self._memory = {tracer.value(x).storage for x in tensors}
 
     def _start(self, x: Any) -> Any:
         """A first value: a tensor laid out in the order of its dims, or a number."""
@@ -55,6 +59,16 @@ class Carried:
         if self.tracer.value(x).abstract.is_contiguous:
             return x
         return self.tracer.call(aten.clone.default, x, memory_format=torch.contiguous_format)
+
+    def add(self, base: Value, where: source.Location | None) -> None:
+        """Carry memory, unless a step would see it in two ways."""
+        if base.storage in self._memory:
+            raise MutationError(
+                f"the body of {self.what} writes to a tensor that it is also given",
+                where=where,
+                fix="give it a copy: x.clone()",
+            )
+        self.bases.append(base)
 
     def first(self) -> list[Any]:
         """The first values as arguments of the operator."""
@@ -134,10 +148,11 @@ def _settled(carried: Carried, capture: Callable[[], list[Subgraph]]) -> list[Su
     while True:
         graphs = capture()
         known = set(carried.bases)
-        found = dict.fromkeys(w.base for g in graphs for w in g.written if w.base not in known)
+        found = {w.base: w.where for g in graphs for w in g.written if w.base not in known}
         if not found:
             return graphs
-        carried.bases.extend(found)
+        for base, where in found.items():
+            carried.add(base, where)
 
 
 def _outside(*graphs: Subgraph) -> list[Any]:
@@ -215,7 +230,7 @@ def map_impl(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 def scan(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     fn, init, xs = args[:3]
     additional = args[3] if len(args) > 3 else kwargs.get("additional_inputs", ())
-    carried = Carried(tracer, init, "scan")
+    carried = Carried(tracer, init, "scan", xs)
 
     def capture() -> list[Subgraph]:
         body = Subgraph(tracer, "scan_combine_graph")

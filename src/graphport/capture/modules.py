@@ -41,6 +41,8 @@ class Modules:
         """The innermost module that an exception passed through."""
         self.signatures: CallSignatures | None = None
         """Where calls of modules that keep their signature are noted."""
+        self._graph: str | None = None
+        """The path of the captured program that is being captured again."""
         self._paths: dict[int, str] = {}
         self._counts: dict[str, int] = {}
         if root is not None:
@@ -84,9 +86,7 @@ class Modules:
             _initialise(module, args, kwargs)
             self.on_initialised(module)
         if retrace.remembers(module):
-            path = self._paths.get(id(module), "")
-            with retrace.node_by_node(module, self.recorder, path):
-                return original(module, *args, **kwargs)
+            return self._retrace(original, module, args, kwargs)
         path = self._paths.get(id(module))
         if path is None:
             return original(module, *args, **kwargs)
@@ -96,6 +96,18 @@ class Modules:
         call = self.signatures.enter(path, module, args, kwargs)
         with self.inside(module) as key:
             return self.signatures.leave(key, call, original(module, *args, **kwargs))
+
+
+    def _retrace(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """Graphs within a graph belong to whatever the outermost one has become."""
+        outer = self._graph
+        if outer is None:
+            self._graph = self._paths.get(id(module), "")
+        try:
+            with retrace.node_by_node(module, self.recorder, self._graph or ""):
+                return original(module, *args, **kwargs)
+        finally:
+            self._graph = outer
 
 
 _watching = threading.local()

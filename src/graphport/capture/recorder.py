@@ -65,6 +65,8 @@ class Recorder:
         """The frame below which nothing is the user's."""
         self.inherited: dict[str, Any] | None = None
         """Metadata of a node of an earlier graph, which what is recorded now comes from."""
+        self.opened: list[Node] = []
+        """Inputs that graphs got while they were being written, in order."""
         self.reserved: set[str] = set()
         """Names that graphs within the graph must not have: those of the module's children."""
         self._traces: dict[tuple[int, ...], tuple[str, source.Frames]] = {}
@@ -187,6 +189,7 @@ class Recorder:
         """An input of this graph for a node of the one around it; its sizes can be read from it."""
         frame = self.frame
         inner = frame.inputs[outer] = frame.open(outer.name, twin(outer.meta["val"]))
+        self.opened.append(inner)
         self.define_sizes(inner)
         return inner
 

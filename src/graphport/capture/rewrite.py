@@ -50,6 +50,8 @@ class Rewriter:
         self.names = Names()
         self.state = State(None, self.recorder, self.names)
         self.tracer = make_tracer(self.recorder, self.state)
+        # What is known already is asserted by the program where it says so.
+        self.tracer.assertions.seen = len(program.scope.facts)
         self.inputs: list[tuple[Node, Value | None]] = []
         self.notes: list[str] = []
         self.new: dict[Node, Any] = {}
@@ -179,11 +181,7 @@ class Rewriter:
         new.meta = dict(node.meta)
         val = node.meta.get("val")
         if isinstance(val, _SYMBOLIC):
-            number = from_torch(val)
-            if isinstance(number, Expr) and number not in recorder.frame.sizes:
-                recorder.remember(number, new)
-                if number.kind == "symbol" and not recorder.is_defined(number):
-                    recorder.define(number, lambda: new)
+            self._know_number(val, new)
         else:
             recorder.define_sizes(new, on_entry=False)
         return new
@@ -255,6 +253,14 @@ class Rewriter:
             if isinstance(m, GraphModule) and m.graph is node.graph
         )  # fmt: skip
 
+    def _know_number(self, val: Any, node: Node) -> None:
+        """A number that a graph is given, or computes."""
+        number = from_torch(val)
+        if isinstance(number, Expr) and number not in self.recorder.frame.sizes:
+            self.recorder.remember(number, node)
+            if number.kind == "symbol" and not self.recorder.is_defined(number):
+                self.recorder.define(number, lambda: node)
+
     def _subgraph(self, reference: Node, module: GraphModule) -> Subgraph:
         recorder = self.recorder
         sub = Subgraph(self.tracer, str(reference.target).rpartition("_")[0])
@@ -264,6 +270,8 @@ class Rewriter:
                     new, val = sub.frame.open(old.name, old.meta["val"]), old.meta["val"]
                     sub.given.append(new)
                     recorder.define_sizes(new)
+                    if isinstance(old.meta["val"], _SYMBOLIC):
+                        self._know_number(old.meta["val"], new)
                     tensor = isinstance(val, AbstractTensor)
                     value = Value(val._abstract, new, origin=new) if tensor else None
                     self.new[old] = self.opened(new, value)

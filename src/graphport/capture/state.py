@@ -24,7 +24,7 @@ from graphport.capture.values import Value
 from graphport.ops import Abstract
 from graphport.ops.abstract import row_major
 from graphport.ops.tensor import abstract_tensor
-from graphport.program import InputKind
+from graphport.program import CONSTANTS, InputKind
 
 aten = torch.ops.aten
 
@@ -76,8 +76,11 @@ class State:
             if not is_lazy(p):
                 self._add(p, InputKind.PARAMETER, name)
         persistent = set(self.root.state_dict(keep_vars=True)) if self.root else set()
+        constants = _constants_of_programs(self.root)
         for name, b in self.root.named_buffers(remove_duplicate=False):
-            if not is_lazy(b):
+            if name in constants:
+                self._add(b, InputKind.CONSTANT_TENSOR, name)
+            elif not is_lazy(b):
                 self._add(b, InputKind.BUFFER, name, name in persistent)
         self.join_aliases()
 
@@ -164,6 +167,15 @@ class State:
                 for entry in group:
                     if entry is not base:
                         _view_of(entry, base)
+
+
+def _constants_of_programs(root: nn.Module) -> set[str]:
+    """Of captured programs within the module: tensors that their code wrote out."""
+    found = set()
+    for path, module in root.named_modules():
+        own = getattr(module, CONSTANTS, ())
+        found.update(f"{path}.{name}" if path else name for name in own)
+    return found
 
 
 def is_lazy(t: torch.Tensor) -> bool:

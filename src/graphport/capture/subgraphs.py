@@ -12,10 +12,11 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from graphport import source
-from graphport.capture import aliasing
+from graphport.capture import aliasing, gradients
 from graphport.capture.cleanup import remove_unused
 from graphport.capture.frames import Frame, Written
 from graphport.capture.inputs import CONSTANTS
+from graphport.capture.recorder import twin
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import Storage, Value
 from graphport.errors import UserError
@@ -90,6 +91,7 @@ class Subgraph:
         tracer, recorder = self.tracer, self.tracer.recorder
         self.where = source.of_function(_users_own(fn))
         tracer.assertions.flush()
+        opened = len(recorder.opened)
         with recorder.within(self.frame), tracer.scope.branch(where):
             for base, node in self._carried.items():
                 tracer.write(base, node)
@@ -100,6 +102,10 @@ class Subgraph:
             tracer.assertions.finish()
             self.written = self.frame.leave()
         tracer.assertions.seen = len(tracer.scope.facts)
+        for node in recorder.opened[opened:]:
+            if node.graph is not self.frame.graph:
+                # An input of a graph around this one, described with what only this one knows.
+                node.meta["val"] = twin(node.meta["val"])
 
     def _result(self, x: Any, i: int) -> Any:
         if isinstance(x, torch.Tensor):
@@ -171,6 +177,9 @@ class Subgraph:
             (last.append if last is not None else graph._root.append)(node)
             last = node
         _rename(graph, dict(zip(extra, (outer.name for outer in outside), strict=True)))
+        with recorder.within(self.frame):
+            apart = gradients.cut(recorder, self.results)
+        self.results = [apart.get(r, r) if isinstance(r, Node) else r for r in self.results]
         graph.output(self.results[0] if single else tuple(self.results)).meta = {}
         remove_unused(graph)
         return recorder.attach(self.name, self.module())

@@ -123,18 +123,14 @@ class Tracer(TorchDispatchMode):
         return node if node.graph is self.recorder.graph else self.recorder.brought(node)
 
     def _renewed(self, v: Value) -> Node:
-        """A value that is behind, made again in the graph that wrote to it."""
-        own = self.recorder.frame.encloses(v.storage.base.node.graph)
-        if own is not None and own is not self.recorder.frame:
-            with self.recorder.within(own):
-                return self._renewed(v)
+        """A value that is behind, made again in the graph that is being written."""
         if v.storage.doubts:
             aliasing.settle(v.storage)
         if v.parent is None:
             v.version = v.storage.version
             return v.node
         assert v.op is not None
-        self.recorder.frame.changing(v)
+        self.recorder.frame.keep(v)
         v.node = self.view_node(v.op, self.read(v.parent), v.args)
         v.version = v.storage.version
         v.constant = v.number = None
@@ -150,7 +146,7 @@ class Tracer(TorchDispatchMode):
             news.append((v, node))
         storage = v.storage
         for value, _ in news:
-            self.recorder.frame.changing(value)
+            self.recorder.frame.writing(value)
         storage.version += 1
         storage.mutated = True
         for value, new in news:

@@ -38,15 +38,20 @@ class TrainingTracer(Tracer):
 
     def _choose(self, op: Any) -> tuple[Handler, OpInfo]:
         handler, info = super()._choose(op)
-        if handler is SPECIAL[MUTATING]:
-            handler = mutating
-        return _AS_WRITTEN.get(op) or (written if handler is inplace else handler), info
+        own = {inplace: written, SPECIAL[MUTATING]: mutating}
+        chosen = _AS_WRITTEN.get(op) or own.get(handler, handler)
+        return (handler if chosen is handler else _outermost(chosen, handler)), info
 
     def read(self, v: Value) -> Node:
         """A view sees what is written to its memory by itself."""
+        if self.recorder.frame.parent is not None:
+            return super().read(v)
         return v.node if v.node.graph is self.recorder.graph else self.recorder.brought(v.node)
 
     def write(self, v: Value, node: Node) -> None:
+        if self.recorder.frame.parent is not None:
+            super().write(v, node)
+            return
         self.overwritten(v, self.recorder.emit(aten.copy_.default, self.read(v), node))
 
     def overwritten(self, v: Value, node: Node) -> None:
@@ -56,6 +61,16 @@ class TrainingTracer(Tracer):
         v.storage.mutated = True
         v.version = v.storage.version
         v.constant = v.number = None
+
+
+def _outermost(as_written: Handler, functional: Handler) -> Handler:
+    """Branches and loop bodies are functional: what they write is returned, and copied then."""
+
+    def handler(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+        within = tracer.recorder.frame.parent is not None
+        return (functional if within else as_written)(tracer, info, args, kwargs)
+
+    return handler
 
 
 def written(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
@@ -87,8 +102,9 @@ def mutating(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     if info.op._schema.returns:
         out = meta_rule(info.op, [describe(a) for a in lowered], about)
     node = tracer.recorder.node(info.op, lowered, keywords, out, info.name)
+    given = dict(enumerate(args)) | kwargs
     for place in info.mutated:
-        for t in pytree.tree_leaves(kwargs.get(place) if isinstance(place, str) else args[place]):
+        for t in pytree.tree_leaves(given.get(place)):
             if isinstance(t, torch.Tensor):
                 value = tracer.value(t)
                 tracer.overwritten(value, value.node)

@@ -35,6 +35,7 @@ from graphport.ops.sources import (
     filled,
 )
 from graphport.ops.tensor import AbstractTensor
+from graphport.source import here
 
 aten = torch.ops.aten
 _META = torch.device("meta")
@@ -143,9 +144,7 @@ class WeightlessTensor(torch.Tensor):
         memory, storage = shared
         new = made(Geometry.of(self._inner).over(storage), self.device, memory)
         new.requires_grad_(self.requires_grad)
-        vars(new).update(
-            {k: v for k, v in vars(self).items() if k not in ("_inner", "_memory")}
-        )
+        vars(new).update(notes_of(self))
         memo[id(self)] = new
         return new
 
@@ -167,6 +166,11 @@ def _reader(name: str) -> Any:
 
 for _name in ("numpy", "tolist", "__array__", "__dlpack__"):
     setattr(WeightlessTensor, _name, _reader(_name))
+
+
+def notes_of(t: WeightlessTensor) -> dict[str, Any]:
+    """What others have written on the tensor: that it is a parameter, that it is initialised."""
+    return {k: v for k, v in vars(t).items() if k not in ("_inner", "_memory")}
 
 
 def lacks_data(t: torch.Tensor) -> bool:
@@ -292,7 +296,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         args = (target, source)
         _overwrite(target, aten.copy_.default, args, _recorded(args, {}))
     elif type(source) is not WeightlessTensor:
-        memory.source = None if source.device.type == "meta" else _kept(source, lies)
+        memory.source = None if lacks_data(source) else _kept(source, lies)
     elif source._memory.source is None or (memory.source is None and not source.has_data):
         memory.source = None  # weights do not become known by being drawn
     elif Geometry.of(source._inner) == lies and _is_whole(source):
@@ -390,8 +394,8 @@ def _recorded(args: Any, kwargs: dict[str, Any], *, like: bool = False) -> Any:
 
     for x in pytree.tree_leaves((args, kwargs)):
         if isinstance(x, torch.Tensor) and not like:
-            known = x._memory.source is not None if type(x) is WeightlessTensor else x.device.type != "meta"
-            if not known:
+            unknown = x._memory.source is None if type(x) is WeightlessTensor else lacks_data(x)
+            if unknown:
                 return None
     return pytree.tree_map(one, (args, kwargs))
 
@@ -407,5 +411,6 @@ def _no_data(t: WeightlessTensor, why: str) -> NoDataError:
     kind = "parameter" if isinstance(t, torch.nn.Parameter) else "tensor"
     return NoDataError(
         f"a {kind} of size {list(t.shape)} that takes no memory (gp.fake_mode) {why}",
+        where=here(),
         fix="load a checkpoint into the model within gp.fake_mode(), or build it outside of it",
     )

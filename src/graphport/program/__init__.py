@@ -2,7 +2,7 @@
 
 from graphport.program.checks import InputChecks, InputShape
 from graphport.program.exported import CallSpec, ExportedProgram, ModuleCall
-from graphport.program.module import RESERVED, graph_module
+from graphport.program.module import CONSTANTS, RESERVED, graph_module
 from graphport.program.signature import (
     Argument,
     ConstantArgument,
@@ -19,7 +19,7 @@ from graphport.program.torch_interop import from_torch
 from graphport.program.unflattening import unflatten
 
 __all__ = [
-    "RESERVED", "Argument", "CallSpec", "ConstantArgument", "ExportedProgram", "GraphSignature",
+    "CONSTANTS", "RESERVED", "Argument", "CallSpec", "ConstantArgument", "ExportedProgram", "GraphSignature",
     "InputChecks", "InputKind", "InputShape", "InputSpec", "ModuleCall", "ModuleCallSignature",
     "OutputKind", "OutputSpec", "SymbolicArgument", "TensorArgument", "from_torch",
     "graph_module", "unflatten",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import keyword
 import re
@@ -36,6 +37,10 @@ _WRITES = {
 }  # fmt: skip
 
 
+CONSTANTS = "_graphport_constants"
+"""Where a module says which of its buffers are constants of the program that it was made from."""
+
+
 def graph_module(root: nn.Module, graph: Graph) -> GraphModule:
     """A GraphModule whose Python code is generated when it is first needed."""
     with _use_lazy_graph_module(True):
@@ -44,6 +49,9 @@ def graph_module(root: nn.Module, graph: Graph) -> GraphModule:
 
 class UserSignature(_PyTreeCodeGen):
     """Generates `forward` with the user's own arguments, flattened inside."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> UserSignature:
+        return copy.copy(self)  # structures never change
 
     def gen_var_bindings(self, fn_args: list[str], free_vars: list[str], expanded_def: bool) -> str:
         names = self.pytree_info.orig_args
@@ -117,6 +125,8 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     _attach_state(module, program)
     # `forward` is generated when it is first needed: until then it does not show its parameters.
     module._graphport_signature = shown_signature(program.argument_names)
+    kinds = program.graph_signature.inputs_to_lifted_tensor_constants
+    setattr(module, CONSTANTS, frozenset(kinds.values()))
     module._in_spec = program.call_spec.in_spec
     module._out_spec = program.call_spec.out_spec
     module.meta.update(program.graph_module.meta)
@@ -173,10 +183,10 @@ def _write_back(graph: Graph, signature: GraphSignature, getters: dict[str, Node
                 meta = dict(target.meta)
                 target = graph.call_function(aten.detach.default, (target,))
                 target.meta = meta
-            copy = graph.call_function(aten.copy_.default, (target, value))
-            copy.meta = dict(value.meta)
+            made = graph.call_function(aten.copy_.default, (target, value))
+            made.meta = dict(value.meta)
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
-                copies[value] = copy
+                copies[value] = made
     # A mutated input that is also returned is the caller's own tensor.
     output.args = (tuple(copies.get(r, r) if isinstance(r, Node) else r for r in results),)
 
@@ -243,6 +253,13 @@ class Entrance:
         safe = parameter_names(self.names)
         self.renamed = {n: s for n, s in zip(self.names, safe, strict=True) if n != s}
         self.original = {s: n for n, s in self.renamed.items()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Entrance:
+        return self  # nothing in it changes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is compiled when it is first needed."""
+        return {k: v for k, v in vars(self).items() if k != "accepts"}
 
     @cached_property
     def accepts(self) -> Callable[[Any, Any], bool | None]:

@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 from graphport.errors import NoDataError
 from graphport.ops.weightless import WeightlessTensor, lacks_data
 
-
 _GIVEN = {
     True: '{k: v.read() for k, v in module.state_dict().items() if hasattr(v, "read")}, '
     "strict=False",

@@ -37,7 +37,7 @@ _CHUNK = 1 << 20
 
 
 class _Stream:
-    """A file that is only written to, from the start: the same bytes wherever it leads."""
+    """A file that is only written to: there is no way back, and the bytes are the same anywhere."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -65,7 +65,7 @@ Pieces = Iterable[bytes | memoryview]
 def write(file: Any, members: Iterable[tuple[str, Pieces]]) -> None:
     """Write members, each given as pieces of its data."""
     stream: Any = _Stream(file)
-    with zipfile.ZipFile(_Unseekable(stream), "w", zipfile.ZIP_STORED) as archive:
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         for name, pieces in members:
             info = zipfile.ZipInfo(name, _EPOCH)
             info.external_attr = 0o644 << 16
@@ -74,18 +74,6 @@ def write(file: Any, members: Iterable[tuple[str, Pieces]]) -> None:
             with archive.open(info, "w", force_zip64=True) as member:
                 for piece in pieces:
                     member.write(piece)
-
-
-class _Unseekable:
-    """What zipfile needs to see of a stream: that there is no way back in it."""
-
-    def __init__(self, stream: _Stream) -> None:
-        self.write = stream.write
-        self.tell = stream.tell
-        self.flush = stream.flush
-
-    def seekable(self) -> bool:
-        return False
 
 
 def _padding(start: int) -> bytes:
@@ -135,7 +123,7 @@ class Archive:
             self._fail("not a program of graphport, or truncated: it does not end as a zip archive")
         count, size, start = end[4], end[5], end[6]
         before = at - _LOCATOR.size
-        if before >= 0 and self.data[before : before + 4] == b"PK\6\7":
+        if before >= 0 and bytes(self.data[before : before + 4]) == b"PK\6\7":
             _, _, place, _ = self._unpack(_LOCATOR, before, "the directory of the archive")
             large = self._unpack(_END_64, place, "the directory of the archive")
             if large[0] != b"PK\6\6" or place + _END_64.size != before:

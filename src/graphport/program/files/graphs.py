@@ -13,6 +13,7 @@ from graphport.errors import SerializationError
 from graphport.ops import Abstract
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.program.files import limits, names
+from graphport.program.files.calls import check_call
 from graphport.program.files.expressions import Expressions, ExpressionTable
 from graphport.program.files.items import Item, shown
 from graphport.program.files.targets import Targets, require_name
@@ -189,9 +190,7 @@ class GraphReader:
             if op != "placeholder":
                 row.fail("the inputs of a graph come before all other nodes")
 
-    def _node(
-        self, graph: Graph, item: Item, known: dict[str, Node], children: set[str]
-    ) -> Node:
+    def _node(self, graph: Graph, item: Item, known: dict[str, Node], children: set[str]) -> Node:
         fields = item.fields("op", "name", optional=_OPTIONAL)
         op = fields["op"].text()
         if op not in _OPS:
@@ -206,6 +205,8 @@ class GraphReader:
             item.fail(f"a node of the kind {op} has no such arguments")
         if op == "output" and len(args) != 1:
             item.fail("an output has one argument")
+        if op == "call_function":
+            check_call(item, target, args, kwargs)
         node = graph.create_node(op, target, args, kwargs, name)
         if node.name != name:  # that of a builtin, which torch.fx would avoid
             node.name = name

@@ -19,6 +19,7 @@ from graphport.program.signature import (
     GraphSignature,
     InputKind,
     InputSpec,
+    ModuleCallSignature,
     OutputKind,
     OutputSpec,
     SymbolicArgument,
@@ -53,12 +54,15 @@ def _encode_spec(spec: InputSpec | OutputSpec, more: Mapping[str, Any]) -> dict[
             "and texts can be saved",
             where=where,
         )
-    if isinstance(arg, ConstantArgument):
-        row: dict[str, Any] = {"constant": encode(arg.value, where), "name": arg.name}
-    else:
-        row = {_ARGUMENT_NAMES[type(arg)]: arg.name}
+    row = _encode_argument(arg, where)
     fields = {"kind": spec.kind.name, "arg": row, "target": spec.target, **more}
     return {k: v for k, v in fields.items() if v is not None}
+
+
+def _encode_argument(arg: Argument, where: str) -> dict[str, Any]:
+    if isinstance(arg, ConstantArgument):
+        return {"constant": encode(arg.value, where), "name": arg.name}
+    return {_ARGUMENT_NAMES[type(arg)]: arg.name}
 
 
 def read_signature(item: Item, values: Values) -> GraphSignature:
@@ -141,15 +145,34 @@ def read_call(item: Item, trees: Trees) -> CallSpec:
 
 def encode_module_call(call: ModuleCall) -> dict[str, Any]:
     row: dict[str, Any] = {"fqn": call.fqn}
-    if call.signature is not None:
-        row["signature"] = encode_call(call.signature, f"the call of {call.fqn}")
+    kept = call.signature
+    if kept is not None:
+        where = f"the call of {call.fqn!r}"
+        row["signature"] = {
+            "inputs": [_encode_argument(arg, where) for arg in kept.inputs],
+            "outputs": [_encode_argument(arg, where) for arg in kept.outputs],
+            "in_spec": encode_tree(kept.in_spec, where),
+            "out_spec": encode_tree(kept.out_spec, where),
+            "argument_names": list(kept.argument_names),
+        }
     return row
 
 
-def read_module_call(item: Item, trees: Trees) -> ModuleCall:
+def read_module_call(item: Item, trees: Trees, values: Values) -> ModuleCall:
     fields = item.fields("fqn", optional=("signature",))
-    signature = read_call(fields["signature"], trees) if "signature" in fields else None
-    return ModuleCall(fields["fqn"].text(), signature)
+    if "signature" not in fields:
+        return ModuleCall(fields["fqn"].text())
+    parts = fields["signature"].fields("inputs", "outputs", "in_spec", "out_spec", "argument_names")
+    specs = [trees.read(parts["in_spec"]), trees.read(parts["out_spec"])]
+    arguments = [
+        tuple(_argument(row, values) for row in parts[side].list(spec.num_leaves))
+        for side, spec in zip(("inputs", "outputs"), specs, strict=True)
+    ]
+    kept = ModuleCallSignature(
+        arguments[0], arguments[1], specs[0], specs[1],
+        tuple(names.arguments(parts["argument_names"].list())),
+    )  # fmt: skip
+    return ModuleCall(fields["fqn"].text(), kept)
 
 
 # Checks

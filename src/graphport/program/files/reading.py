@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from graphport.errors import ExportError, SerializationError
+from graphport.errors import SerializationError, VerificationError
 from graphport.program.exported import CallSpec, ExportedProgram
 from graphport.program.files import archive, limits, names, safetensors
 from graphport.program.files.archive import Archive
@@ -136,7 +136,8 @@ class _Reader:
             checks=read_checks(parts["checks"], self.expressions, self.values),
             argument_names=names.arguments(parts["argument_names"].list()),
             module_call_graph=[
-                read_module_call(item, self.trees) for item in parts["module_calls"].list()
+                read_module_call(item, self.trees, self.values)
+                for item in parts["module_calls"].list()
             ],
             dialect=parts["dialect"].text(),
             notes=[note.text() for note in parts["notes"].list()],
@@ -162,11 +163,15 @@ class _Reader:
         rows = item.list(call.in_spec.num_leaves)
         leaves = [self.values.decode(row, more) for row in rows]
         try:
-            return pytree.tree_unflatten(leaves, call.in_spec)
+            examples = pytree.tree_unflatten(leaves, call.in_spec)
+            same = pytree.tree_structure(examples) == call.in_spec
         except Exception as error:
             raise SerializationError(
                 f"the containers of the example inputs cannot be made: {error}", where=item.place
             ) from error
+        if not same:
+            item.fail("the example inputs do not have the structure of the call")
+        return examples
 
     def _check(self, program: ExportedProgram) -> None:
         """Whether the parts fit together."""
@@ -176,8 +181,12 @@ class _Reader:
         _check_attributes(parts["state_dict"], program)
         try:
             program.validate()
-        except ExportError as error:
+        except VerificationError as error:
             self.document.fail(error.what)
+        except Exception as error:  # a graph so odd that the rules cannot be applied to it
+            raise SerializationError(
+                f"the program is not valid: {error}", where=self.document.place
+            ) from error
 
 
 def _check_version(document: Item) -> None:

@@ -77,7 +77,6 @@ class Targets:
 
     def __init__(self, producer: str) -> None:
         self._producer = producer
-        self._registered = frozenset(torch._C._dispatch_get_all_op_names())
         self._known: dict[str, Any] = dict(FUNCTIONS)
 
     def __call__(self, item: Item) -> Any:
@@ -104,12 +103,16 @@ class Targets:
             return found
         if "::" not in name:
             item.fail(f"{shown(name)} is neither an operator nor a function on sizes")
-        if name not in self._registered:
+        packet, _, overload = name.partition(".")
+        try:
+            schemas = torch._C._jit_get_schemas_for_operator(packet)
+        except ValueError:  # no UTF-8
+            schemas = []
+        if overload not in [schema.overload_name for schema in schemas]:
             self._unknown(item, name)
-        if name.partition(".")[0] in _REFUSED:
+        if packet in _REFUSED:
             item.fail(f"the operator {name} opens files: no program of graphport calls it")
-        namespace, _, qualified = name.partition("::")
-        packet, _, overload = qualified.partition(".")
+        namespace, _, packet = packet.partition("::")
         found = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default", None)
         if not isinstance(found, OpOverload) or found.name() != name:
             item.fail(f"the operator {shown(name)} cannot be called from Python")
@@ -117,7 +120,8 @@ class Targets:
 
     def _unknown(self, item: Item, name: str) -> None:
         namespace = name.partition("::")[0]
-        if any(other.startswith(f"{namespace}::") for other in self._registered):
+        registered = torch._C._dispatch_get_all_op_names()
+        if any(other.startswith(f"{namespace}::") for other in registered):
             fix = f"run with the version that the file was written with: {self._producer}"
             if namespace not in ("aten", "prims", "prim"):
                 fix = f"import the version of the library that registers {name} before loading"

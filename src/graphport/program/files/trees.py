@@ -25,7 +25,9 @@ _FACTORIES: dict[str, Any] = {
     "str": str, "bool": bool,
 }  # fmt: skip
 _FACTORY_NAMES = {factory: name for name, factory in _FACTORIES.items()}
-_RETURN_TYPES: dict[str, Any] = {kind.__name__: kind for kind in torch.return_types.all_return_types}
+_RETURN_TYPES: dict[str, Any] = {
+    kind.__name__: kind for kind in torch.return_types.all_return_types
+}
 """Results of operators such as torch.sort."""
 
 _NAMES = {type_: name for name, type_ in (*_PLAIN.items(), *_KEYED.items())}
@@ -41,7 +43,8 @@ def encode_tree(spec: TreeSpec, where: str) -> Any:
 
 
 def _container(spec: TreeSpec, where: str) -> dict[str, Any]:
-    kind, context = spec.type, spec.context
+    kind: Any = spec.type
+    context: Any = spec.context
     if kind in _PLAIN.values():
         return {"type": _NAMES[kind]}
     if kind in _KEYED.values():
@@ -56,7 +59,7 @@ def _container(spec: TreeSpec, where: str) -> dict[str, Any]:
         return {"type": "defaultdict", "context": [name, encode(list(keys), where)]}
     if kind is namedtuple:
         return {"type": "namedtuple", "context": _registered(context, where).serialized_type_name}
-    if _RETURN_TYPES.get(getattr(kind, "__name__", "")) is kind:
+    if kind in _RETURN_TYPES.values():
         return {"type": "return type", "context": kind.__name__}
     node = _registered(kind, where)
     if node.to_dumpable_context is not None:

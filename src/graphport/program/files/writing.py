@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -95,13 +96,18 @@ def _members(program: ExportedProgram) -> Iterator[tuple[str, archive.Pieces]]:
     yield archive.TENSORS, pieces
 
 
+@functools.cache
+def _producer() -> dict[str, str]:
+    return {"graphport": version("graphport"), "torch": str(torch.__version__)}
+
+
 def _document(program: ExportedProgram, tensors: TensorTable) -> dict[str, Any]:
     expressions = ExpressionTable(program.scope)
     graphs = GraphWriter(expressions)
     document = {
         "format": FORMAT,
         "version": VERSION,
-        "producer": {"graphport": version("graphport"), "torch": torch.__version__},
+        "producer": _producer(),
         "graph": graphs.graph(program.graph_module, "the graph"),
         "signature": encode_signature(program.graph_signature),
         "state_dict": _state(program.state_dict, tensors, "state_dict"),

@@ -24,7 +24,7 @@ def torch_stack(stack: Stack, root: tuple[str, str]) -> Stack:
 
 
 def our_stack(stack: Stack | None) -> Stack:
-    """nn_module_stack as capture records it: by path, and the number of the call from the second on."""
+    """nn_module_stack as capture records it: by path, with the number of a further call."""
     ours: Stack = {}
     for key, (path, kind) in (stack or {}).items():
         if path.startswith("_empty_nn_module_stack"):

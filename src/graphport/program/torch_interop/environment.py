@@ -1,7 +1,8 @@
 """A shape environment of torch's that knows what a program of ours knows of its sizes.
 
 Symbols with an example value become backed ones, whose source is the input that tells them; torch's
-default is that such a size is neither 0 nor 1, and where the example is, another hint is taken. Data-dependent ones become unbacked ones when they are first met.
+default is that such a size is neither 0 nor 1, and where the example is, another hint is taken.
+Data-dependent ones become unbacked ones when they are first met.
 
 What `.module()` is to check of its inputs becomes guards, as torch makes them: it prints them in
 terms of the sources. Sizes of the form 2*n + 1, which torch would not compare, have a symbol of
@@ -239,9 +240,10 @@ class Environment:
 
     def _tensor(self, val: AbstractTensor, as_told: bool) -> FakeTensor:
         about = val._abstract
-        simplify = (lambda e: e) if as_told else self.scope.simplify
-        sizes = [self.number(simplify(s)) for s in about.sizes]
-        strides = [self.number(simplify(s)) for s in about.strides]
+        sizes, strides = (
+            [self.number(s if as_told else self.scope.simplify(s)) for s in numbers]
+            for numbers in (about.sizes, about.strides)
+        )
         for size in sizes:
             if isinstance(size, torch.SymInt):
                 self.shape_env.size_like.update(
@@ -260,9 +262,7 @@ class Environment:
             return {}
         pending = set(self._met)
         self._met.clear()
-        return _free_unbacked_symbols_with_path(
-            val, (), shape_env=self.shape_env, pending=pending
-        )
+        return _free_unbacked_symbols_with_path(val, (), shape_env=self.shape_env, pending=pending)
 
     def range_constraints(self) -> dict[Any, Any]:
         """By symbol, and by every form of one that an input has."""

@@ -87,7 +87,7 @@ class _Conversion:
             example_inputs=self._example(shapes),
             checks=InputChecks(shapes, ranges, facts),
             argument_names=self._argument_names(),
-            module_call_graph=[ModuleCall(entry.fqn) for entry in given.module_call_graph],
+            module_call_graph=list(map(_call, given.module_call_graph)),
             dialect=given.dialect,
             scope=self.scope,
         )
@@ -231,9 +231,7 @@ class _Conversion:
         )
 
     def _output_spec(self, spec: theirs.OutputSpec) -> ours.OutputSpec:
-        return ours.OutputSpec(
-            ours.OutputKind[spec.kind.name], _argument(spec.arg), spec.target
-        )
+        return ours.OutputSpec(ours.OutputKind[spec.kind.name], _argument(spec.arg), spec.target)
 
     def _shapes(self, signature: ours.GraphSignature, nodes: dict[str, Node]) -> list[InputShape]:
         """What each flat input must be."""
@@ -317,6 +315,15 @@ def _argument(argument: Any) -> ours.Argument:
         f"{argument.name} is a {type(argument).__name__}: operators with side effects that are "
         "ordered by tokens cannot be carried over"
     )
+
+
+def _call(entry: Any) -> ModuleCall:
+    """A module of the program; that of the program itself is told by its call spec."""
+    kept = entry.signature if entry.fqn else None
+    return ModuleCall(entry.fqn, kept and ours.ModuleCallSignature(
+        tuple(map(_argument, kept.inputs)), tuple(map(_argument, kept.outputs)),
+        kept.in_spec, kept.out_spec, tuple(kept.forward_arg_names or ()),
+    ))  # fmt: skip
 
 
 def _is_unbacked(symbol: Any) -> bool:

@@ -15,9 +15,11 @@ from torch.fx import Graph, GraphModule, Node
 from graphport.errors import UnsupportedError
 from graphport.program import signature as ours
 from graphport.program.exported import ExportedProgram
-from graphport.program.module import parameter_names
+from graphport.program.module import own_state, parameter_names
 from graphport.program.torch_interop.conventions import torch_stack
 from graphport.program.torch_interop.environment import Environment
+from graphport.symbolic import bitand, bitor
+from graphport.symbolic.bridge import from_torch
 
 aten = torch.ops.aten
 
@@ -46,7 +48,7 @@ def convert(program: ExportedProgram) -> export.ExportedProgram:
             graph_signature=_signature(program, graph_module, nodes),
             state_dict=state,
             range_constraints=environment.range_constraints(),
-            module_call_graph=_calls(program),
+            module_call_graph=_calls(program, nodes),
             example_inputs=program.example_inputs,
             constants=constants,
             verifiers=[_VERIFIERS[program.dialect]],
@@ -74,9 +76,8 @@ class _Conversion:
                     raise UnsupportedError(f"{node.target} is a {type(inner).__name__}")
                 if not hasattr(root, node.target):
                     root.add_module(node.target, self.module(inner))
-            expand = _EXPANDED.get(node.target) if node.op == "call_function" else None
-            if expand is not None:
-                new = expand(graph, *(mapping.get(a, a) for a in node.args))
+            if node.target is operator.xor:
+                new = self._xor(graph, node, tuple(mapping.get(a, a) for a in node.args))
             else:
                 new = graph.node_copy(node, lambda n: mapping[n])
             if node.op == "placeholder":
@@ -85,7 +86,19 @@ class _Conversion:
             new.meta = self._metadata(node, is_input=is_top and node.op == "placeholder")
         return GraphModule(root, graph)
 
-    def _metadata(self, node: Node, *, is_input: bool) -> dict[str, Any]:
+    def _xor(self, graph: Graph, node: Node, args: tuple[Any, ...]) -> Node:
+        """torch's programs have no a ^ b: it is (a | b) - (a & b)."""
+        values = [from_torch(a.meta["val"]) if isinstance(a, Node) else a for a in node.args]
+        parts = []
+        for function, meaning in ((operator.or_, bitor), (operator.and_, bitand)):
+            part = graph.call_function(function, args)
+            part.meta = {
+                **self._metadata(node), "val": self.environment.number(meaning(*values))
+            }  # fmt: skip
+            parts.append(part)
+        return graph.call_function(operator.sub, tuple(parts))
+
+    def _metadata(self, node: Node, *, is_input: bool = False) -> dict[str, Any]:
         meta = {key: node.meta[key] for key in _METADATA if key in node.meta}
         if node.op in ("call_function", "get_attr"):
             meta["nn_module_stack"] = torch_stack(node.meta.get("nn_module_stack", {}), self.root)
@@ -96,15 +109,6 @@ class _Conversion:
             if bindings and node.op == "call_function":
                 meta["unbacked_bindings"] = bindings
         return meta
-
-
-def _xor(graph: Graph, a: Any, b: Any) -> Node:
-    """torch's programs have no a ^ b: it is (a | b) - (a & b)."""
-    either, both = (graph.call_function(f, (a, b)) for f in (operator.or_, operator.and_))
-    return graph.call_function(operator.sub, (either, both))
-
-
-_EXPANDED = {operator.xor: _xor}
 
 
 def _settle_outputs(graph: Graph, signature: ours.GraphSignature) -> None:
@@ -132,16 +136,14 @@ def _settle_outputs(graph: Graph, signature: ours.GraphSignature) -> None:
 
 
 def _state(program: ExportedProgram) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Parameters, buffers and constants. What the program writes to is copied: torch's modules
-    write to the tensors of the program, which are the user's own.
+    """The state dict and the constants. What the program writes to is copied: torch's modules write
+    to the tensors of the program, and ours are the user's own.
     """
-    written = {program.tensor(s.target) for s in program.graph_signature.output_specs
-               if s.kind is ours.OutputKind.BUFFER_MUTATION and s.target}  # fmt: skip
-    copies = {t: t.detach().clone() for t in written}
-    return tuple(
-        {name: copies.get(t, t) if isinstance(t, torch.Tensor) else t for name, t in part.items()}
-        for part in (program.state_dict, program.constants)
-    )  # type: ignore[return-value]
+    state: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
+    for name, t, _ in own_state(program):
+        (state if name in program.state_dict else constants)[name] = t
+    return state, constants
 
 
 # The signature
@@ -152,26 +154,25 @@ def _signature(
 ) -> theirs.ExportGraphSignature:
     signature = program.graph_signature
     results = module.graph.output_node().args[0]
-    return theirs.ExportGraphSignature(
-        [
-            theirs.InputSpec(
-                theirs.InputKind[spec.kind.name],
-                _argument(
-                    spec.arg,
-                    spec.arg.value if isinstance(spec.arg, ours.ConstantArgument)
-                    else nodes[spec.arg.name],
-                ),
-                spec.target, spec.persistent,
-            )
-            for spec in signature.input_specs
-        ],
-        [
-            theirs.OutputSpec(
-                theirs.OutputKind[spec.kind.name], _argument(spec.arg, value), spec.target
-            )
-            for spec, value in zip(signature.output_specs, results, strict=True)
-        ],
-    )  # fmt: skip
+    inputs = [
+        theirs.InputSpec(
+            theirs.InputKind[spec.kind.name], _named(spec.arg, nodes), spec.target, spec.persistent
+        )
+        for spec in signature.input_specs
+    ]
+    outputs = [
+        theirs.OutputSpec(
+            theirs.OutputKind[spec.kind.name], _argument(spec.arg, value), spec.target
+        )
+        for spec, value in zip(signature.output_specs, results, strict=True)
+    ]
+    return theirs.ExportGraphSignature(inputs, outputs)
+
+
+def _named(argument: ours.Argument, nodes: dict[str, Node]) -> Any:
+    if isinstance(argument, ours.ConstantArgument):
+        return _argument(argument, argument.value)
+    return _argument(argument, nodes[argument.name])
 
 
 def _argument(argument: ours.Argument, value: Any) -> Any:
@@ -186,9 +187,17 @@ def _argument(argument: ours.Argument, value: Any) -> Any:
     return kind(value.name)
 
 
-def _calls(program: ExportedProgram) -> list[ModuleCallEntry]:
+def _calls(program: ExportedProgram, nodes: dict[str, Node]) -> list[ModuleCallEntry]:
+    """The program itself first, then its modules; of some the signature was kept."""
     spec = program.call_spec
     names = parameter_names(program.argument_names)
     top = ModuleCallSignature([], [], spec.in_spec, spec.out_spec, names)
-    inner = [ModuleCallEntry(call.fqn) for call in program.module_call_graph if call.fqn]
-    return [ModuleCallEntry("", top), *inner]
+    found = [ModuleCallEntry("", top)]
+    for call in program.module_call_graph:
+        kept = call.signature
+        if call.fqn:
+            found.append(ModuleCallEntry(call.fqn, kept and ModuleCallSignature(
+                [_named(a, nodes) for a in kept.inputs], [_named(a, nodes) for a in kept.outputs],
+                kept.in_spec, kept.out_spec, list(kept.argument_names) or None,
+            )))  # fmt: skip
+    return found

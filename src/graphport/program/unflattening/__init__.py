@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch.fx import Graph
 
+from graphport.program.control import run_plainly
 from graphport.program.module import Entrance
 from graphport.program.unflattening.build import Builder, build_root
 from graphport.program.unflattening.calls import calls_of
@@ -64,6 +65,7 @@ def unflatten(program: ExportedProgram) -> UnflattenedModule:
             build_root(builder, program)
         else:
             builder.write()
+        run_plainly(module.graph)
         if piece.name != piece.call.path:
             module.original["of"] = tree.at(piece.call.path)
     tree.assemble(program)

@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 from torch.fx.graph import _PyTreeInfo
 from torch.fx.node import map_arg
 
+from graphport.program.control import plain_copy
 from graphport.program.module import RESERVED, UserSignature, parameter_names
 from graphport.program.unflattening.calls import Call
 from graphport.program.unflattening.flow import Computed, Elsewhere, Flow, Read, SizeOf, Way
@@ -90,8 +91,15 @@ class Builder:
             name = self.tree.reference(self.module, owner)
             return self._attribute(f"{name}.{last}", value)
         if isinstance(way, SizeOf):
-            tensor = self.value(way.tensor)
-            made = self.graph.call_function(aten.sym_size.int, (tensor, way.dim))
+            steps = (
+                (aten.sym_size.int, way.dim, None), (operator.sub, way.offset, 0),
+                (operator.floordiv, way.factor, 1),
+            )  # fmt: skip
+            made = self.value(way.tensor)
+            for function, number, neutral in steps:
+                if number != neutral:
+                    made = self.graph.call_function(function, (made, number))
+                    made.meta = {k: v for k, v in value.meta.items() if k != "val"}
             made.meta = dict(value.meta)
             return made
         assert isinstance(way, Computed), f"{value.name} is not known in {self.call.key!r}"
@@ -109,7 +117,7 @@ class Builder:
 
     def _graph(self, value: Node) -> Node:
         """A graph within the graph becomes a child of the module that calls it."""
-        inner = getattr(self.pieces.graphs, str(value.target))
+        inner = plain_copy(getattr(self.pieces.graphs, str(value.target)))
         target = self.tree.child(self.module, str(value.target), inner)
         made = self.graph.create_node("get_attr", target, (), {}, target)
         made.meta = dict(value.meta)
@@ -134,8 +142,10 @@ class Builder:
             results = dict(zip(piece.results, parts, strict=True))
             found = {v: results[self.pieces.place(v, inner)] for v in self.flow.outputs[inner]}
         else:
-            leaves = [self._leaf(a, v) for a, v in zip(
-                inner.signature.inputs, self.flow.leaves(inner.signature.inputs), strict=True)]  # fmt: skip
+            pairs = zip(
+                inner.signature.inputs, self.flow.leaves(inner.signature.inputs), strict=True
+            )
+            leaves = [self._leaf(argument, value) for argument, value in pairs]
             args, kwargs = packed(self.graph, self.module, inner.signature.in_spec, leaves)
             made = self._call_module(target, args, kwargs)
             values = self.flow.leaves(inner.signature.outputs)
@@ -210,7 +220,7 @@ class Builder:
                 kept.append(value)
                 continue
             into = self.value(target)
-            if isinstance(target.meta["val"], nn.Parameter) or self._is_parameter(target):
+            if self._is_parameter(target):
                 # The program writes to it as the user did, without a gradient.
                 into = self.graph.call_function(aten.detach.default, (into,))
                 into.meta = dict(target.meta)
@@ -254,5 +264,3 @@ def _name(target: str) -> str:
 
 def _stack(call: Call | None) -> dict[str, tuple[str, str]]:
     return {c.key: (c.path, c.kind) for c in reversed(call.chain)} if call is not None else {}
-
-

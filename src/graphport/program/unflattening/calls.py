@@ -134,13 +134,12 @@ def _stacks(nodes: list[Node]) -> list[Stack]:
     a value is made when all is known of it, and put where the value is.
     """
     stacks = [_stack(n) for n in nodes]
-    known = [i for i, stack in enumerate(stacks) if stack is not None]
-    for before, after in zip(known, known[1:], strict=False):
-        one, other = stacks[before], stacks[after]
-        assert one is not None and other is not None
-        shared = [a for a, b in zip(one, other, strict=False) if a == b]
+    known = [(i, stack) for i, stack in enumerate(stacks) if stack is not None]
+    for (before, one), (after, other) in itertools.pairwise(known):
+        pairs = zip(one, other, strict=False)
+        around = [a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
         for i in range(before + 1, after):
-            stacks[i] = shared
+            stacks[i] = around
     return [stack or [] for stack in stacks]
 
 

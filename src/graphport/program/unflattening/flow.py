@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from graphport import errors
+from graphport import errors, source
 from graphport.program.signature import ConstantArgument, OutputKind
 from graphport.program.unflattening.calls import Call, is_number, is_size, operands
 from graphport.program.unflattening.state import State
 from graphport.program.unflattening.writes import Writes
-from graphport.symbolic import Expr, symbols
+from graphport.symbolic import Expr, evaluate, symbols
 from graphport.symbolic.bridge import from_torch
 
 if TYPE_CHECKING:
@@ -56,10 +56,12 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class SizeOf:
-    """A number: the size of an argument."""
+    """A number: told by the size of an argument, which is `factor*number + offset`."""
 
     tensor: Node
     dim: int
+    factor: int = 1
+    offset: int = 0
 
 
 Way = Taken | Made | Computed | Read | Elsewhere | SizeOf
@@ -99,12 +101,12 @@ class Flow:
     def _uses(self) -> Any:
         """(value, call that uses it), in the order of the program."""
         for call in self._kept:
-            assert call.signature is not None and call.parent is not None
+            assert call.signature is not None
             taken = [n for n in self.leaves(call.signature.inputs) if n is not None]
             for node in taken:
                 self.inputs[call][node] = None
                 self.ways[call][node] = Taken()
-                if call not in self.root.silent:
+                if call.parent is not None and call not in self.root.silent:
                     yield node, call.parent
         for node, call in list(self._home.items()):
             yield from ((n, call) for n in operands(node) if n.op != "get_attr")
@@ -208,13 +210,26 @@ class Flow:
                 return None
         else:
             number = scope.simplify(number)
-        for value in self.inputs[call]:
-            about = value.meta.get("val")
-            if isinstance(about, torch.Tensor):
-                for dim, size in enumerate(about.shape):
-                    if number in (from_torch(size), scope.simplify(from_torch(size))):
-                        return SizeOf(value, dim)
+        tensors = [(v, v.meta.get("val")) for v in self.inputs[call]]
+        sizes = [(v, d, from_torch(s)) for v, val in tensors if isinstance(val, torch.Tensor)
+                 for d, s in enumerate(val.shape)]  # fmt: skip
+        for value, dim, size in sizes:
+            if number in (size, scope.simplify(size)):
+                return SizeOf(value, dim)
+        for value, dim, size in sizes if number.kind == "symbol" else ():
+            solution = _solution(scope.simplify(size), number)
+            if solution is not None:
+                return SizeOf(value, dim, *solution)
         return None
+
+
+def _solution(size: Any, symbol: Expr) -> tuple[int, int] | None:
+    """Factor and offset of a size that is `factor*symbol + offset`."""
+    if type(size) is not Expr or symbols(size) != symbols(symbol):
+        return None
+    offset = int(evaluate(size, {symbol: 0}))
+    factor = int(evaluate(size, {symbol: 1})) - offset
+    return (factor, offset) if factor and factor * symbol + offset is size else None
 
 
 def _results(
@@ -231,19 +246,18 @@ def _results(
     for value, spec in zip(output.args[0], program.graph_signature.output_specs, strict=True):
         target = None
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
-            target = inputs[spec.target]
+            target = inputs[str(spec.target)]
         elif spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
-            target = state.inputs[spec.target]
+            target = state.inputs[str(spec.target)]
         if target is None or (target, value) not in done:
             found.append((value, target))
     return found
 
 
 def _not_in_signature(call: Call, value: Node, verb: str, how: str) -> errors.UnsupportedError:
-    trace = value.meta.get("stack_trace") or ""
     return errors.UnsupportedError(
         f"the module {call.path!r} cannot keep its call signature: it {verb} {value.name!r}, {how}",
-        where=trace.strip().splitlines()[0].strip() if trace.strip() else None,
+        where=source.of_trace(value.meta.get("stack_trace")),
         fix=f"leave {call.path!r} out of preserve_module_call_signature, or pass what it uses as "
         "arguments and return what it makes",
     )

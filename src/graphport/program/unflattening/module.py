@@ -52,11 +52,11 @@ class CapturedModule(nn.Module):
     @property
     def _in_spec(self) -> Any:
         """The structure of the arguments, which the code of a module with its own asks for."""
-        return self.graph._codegen.pytree_info.in_spec  # type: ignore[attr-defined]
+        return self.graph._codegen.pytree_info.in_spec
 
     @property
     def _out_spec(self) -> Any:
-        return self.graph._codegen.pytree_info.out_spec  # type: ignore[attr-defined]
+        return self.graph._codegen.pytree_info.out_spec
 
     @property
     def _graphport_signature(self) -> inspect.Signature:
@@ -65,12 +65,11 @@ class CapturedModule(nn.Module):
 
     def print_readable(self, print_output: bool = True, **options: Any) -> str:
         """The code of this module and of those below it, with the sizes of values."""
-        parts = [(name, m) for name, m in self.named_modules() if hasattr(m, "graph")]
-        texts = [
-            f"# {name or 'the program'}\n{_print_readable(m, m._get_name(), False, **options).rstrip()}"
-            for name, m in parts
-        ]
-        text = "\n\n".join(texts) + "\n"
+        text = ""
+        for name, part in self.named_modules():
+            if hasattr(part, "graph"):
+                code = _print_readable(part, part._get_name(), False, **options)
+                text += f"# {name or 'the program'}\n{code.rstrip()}\n\n"
         if print_output:
             print(text)
         return text
@@ -136,7 +135,8 @@ class _Operator(NamedTuple):
     @classmethod
     def of(cls, target: Any) -> Any:
         if isinstance(target, OpOverload):
-            return cls(*target._schema.name.split("::"), target._overloadname)
+            namespace, _, name = target._schema.name.partition("::")
+            return cls(namespace, name, target._overloadname)
         if isinstance(target, HigherOrderOperator):
             return cls("higher_order", target.name(), "")
         return target

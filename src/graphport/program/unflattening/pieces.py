@@ -97,7 +97,7 @@ class Pieces:
         if isinstance(way, Made):
             return ("made", self.places[call].get(value) or self._given(value, call))
         if isinstance(way, SizeOf):
-            return ("size", self._value(way.tensor, call), way.dim)
+            return ("size", self._value(way.tensor, call), way.dim, way.factor, way.offset)
         if isinstance(way, Computed):
             return ("number", str(value.target), self._arg(value.args, call))
         return way

@@ -80,12 +80,20 @@ class Tree:
             return name[len(caller.path) + 1 :] if caller.path else name
         if "@" not in name.rpartition(".")[2]:
             alias = self.state.alias(name, caller.path)
-            if alias is not None and alias not in self.modules:
-                self.aliases[alias] = name
-                self.modules[alias] = self.at(name)
-            if alias is not None and self.aliases.get(alias) == name:
-                return alias[len(caller.path) + 1 :]
+            if alias is not None and self._stands_at(alias, name):
+                return alias[len(caller.path) + 1 :] if caller.path else alias
         return self.reference(module, name)
+
+    def _stands_at(self, alias: str, name: str) -> bool:
+        """Whether a module can stand at a second path too; nothing else is there or below."""
+        if self.aliases.get(alias) == name:
+            return True
+        below = any(p == alias or p.startswith(f"{alias}.") for p in self.modules)
+        if below or any(alias.startswith(f"{a}.") for a in self.aliases):
+            return False
+        self.aliases[alias] = name
+        self.modules[alias] = self.at(name)
+        return True
 
     def reference(self, module: CapturedModule, path: str) -> str:
         """The name under which a module that is no child of it is known to a module."""

@@ -1,0 +1,238 @@
+"""The training form: mutation, dropout, batch norm and gradient modes as they were written."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import graphport as gp
+from graphport import Dim
+from tests.helpers import assert_same, clone, compare, snapshot_state
+
+aten = torch.ops.aten
+
+
+def names(ep: gp.ExportedProgram) -> list[str]:
+    return [str(n.target) for n in ep.graph.nodes if n.op == "call_function"]
+
+
+def train_alike(ep: gp.ExportedProgram, model: nn.Module, batches: list[tuple[Any, ...]]) -> None:
+    """Results, gradients, buffers and inputs agree step by step."""
+    ours, theirs = ep.module(), copy.deepcopy(model)
+    before = snapshot_state(model)
+    for batch in batches:
+        mine, its = clone((batch, {}))[0], clone((batch, {}))[0]
+        torch.manual_seed(0)
+        have = ours(*mine)
+        torch.manual_seed(0)
+        want = theirs(*its)
+        assert_same(have, want, "results differ")
+        assert_same(mine, its, "inputs are left differently")
+        for results in (have, want):
+            total = sum(
+                t.sum() for t in torch.utils._pytree.tree_leaves(results) if t.requires_grad
+            )
+            if isinstance(total, torch.Tensor):
+                total.backward()
+    grads = {n: p.grad for n, p in theirs.named_parameters()}
+    assert_same({n: p.grad for n, p in ours.named_parameters()}, grads, "gradients differ")
+    buffers = dict(theirs.named_buffers())
+    assert_same({n: b for n, b in ours.named_buffers() if n in buffers}, buffers, "buffers differ")
+    assert_same(snapshot_state(model), before, "the model has changed")
+    for p in model.parameters():
+        p.grad = None
+
+
+class Convolutional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.drop(self.norm(self.conv(x)).relu_()).mean((2, 3)))
+
+
+def test_layers_stay_as_written_and_train() -> None:
+    model = Convolutional().train()
+    ep = gp.export(
+        model, (torch.randn(2, 3, 6, 6),), dynamic_shapes={"x": {0: Dim("n", min=2)}}, training=True
+    )
+    ep.validate()
+    assert ep.dialect == "TRAINING"
+    assert names(ep) == [
+        "aten.conv2d.default", "aten.add_.Tensor", "aten.batch_norm.default", "aten.relu_.default",
+        "aten.dropout.default", "aten.mean.dim", "aten.linear.default",
+    ]  # fmt: skip
+    train_alike(ep, model, [(torch.randn(n, 3, 6, 6),) for n in (2, 3, 5)])
+
+
+def test_dropout_stays_in_evaluation_too() -> None:
+    ep = gp.export(Convolutional().eval(), (torch.randn(2, 3, 6, 6),), training=True)
+    assert "aten.dropout.default" in names(ep)
+    assert "aten.dropout.default" not in names(
+        gp.export(Convolutional().eval(), (torch.randn(2, 3, 6, 6),))
+    )
+
+
+class Writes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.count.add_(1)
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        y[1:].mul_(2)
+        y[y > 3] = 0
+        once = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        once.add_(self.count)
+        return self.layer(x) + y.sum() + once + torch.add(x, 1, out=torch.empty(0))
+
+
+def test_writes_happen_in_memory() -> None:
+    model = Writes()
+    args = (torch.randn(3, 4), torch.randn(3, 4))
+    d = Dim("n", min=1)
+    ep = gp.export(model, args, dynamic_shapes={"x": {0: d}, "y": {0: d}}, training=True)
+    ep.validate()
+    assert not ep.graph_signature.buffers_to_mutate
+    assert "aten.add_.Tensor" in names(ep)
+    train_alike(ep, model, [(torch.randn(n, 4), 4 * torch.randn(n, 4)) for n in (3, 1, 6)])
+
+
+def test_every_module_has_buffers_of_its_own() -> None:
+    model = Writes()
+    args = (torch.randn(3, 4), torch.randn(3, 4))
+    ep = gp.export(model, args, training=True)
+    one, other = ep.module(), ep.module()
+    one(*args)
+    assert one.count == 1
+    assert other.count == model.count == ep.state_dict["count"] == 0
+    assert one.layer.weight is model.layer.weight
+
+
+def test_gradient_modes_are_calls_of_graphs() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            x = x - y
+        with torch.no_grad():
+            return x + y
+
+    args = (torch.tensor(10.0), torch.tensor(12.0))
+    for enabled, inner in ((False, "sub"), (True, "add")):
+        with torch.set_grad_enabled(enabled):
+            ep = gp.export(f, args, training=True)
+        (attribute,) = [n for n in ep.graph.nodes if n.op == "get_attr"]
+        assert attribute.target == "submod_1"
+        graph = ep.graph_module.submod_1.graph
+        assert [n.name for n in graph.nodes if n.op == "call_function"] == [inner]
+        call = next(n for n in ep.graph.nodes if n.name.startswith("wrap_with_set_grad"))
+        assert call.args[0] is not enabled
+        assert ep.module()(*args) == 10
+
+
+def test_gradients_through_regions() -> None:
+    class Regions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.a(x)
+            with torch.no_grad():
+                scale = F.silu(self.b(h)) + x.shape[0]
+                bias = scale * 2
+            return self.b(h) * scale + bias
+
+    model = Regions()
+    ep = gp.export(model, (torch.randn(3, 4),), dynamic_shapes={"x": {0: Dim("n")}}, training=True)
+    train_alike(ep, model, [(torch.randn(n, 4),) for n in (3, 5)])
+    functional = ep.run_decompositions()
+    functional.validate()
+    train_alike(functional, model, [(torch.randn(n, 4),) for n in (3, 5)])
+
+
+# To the inference form and back
+
+
+def layered() -> tuple[nn.Module, tuple[Any, ...], Any]:
+    return Convolutional().eval(), (torch.randn(2, 3, 6, 6),), {"x": {0: Dim("n", min=1)}}
+
+
+def writing() -> tuple[nn.Module, tuple[Any, ...], Any]:
+    n = Dim("n", min=1)
+    return Writes(), (torch.randn(3, 4), torch.randn(3, 4)), {"x": {0: n}, "y": {0: n}}
+
+
+def normalising() -> tuple[nn.Module, tuple[Any, ...], Any]:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(inplace=True)).train()
+    return model, (torch.randn(5, 4),), {"input": {0: Dim("n", min=2)}}
+
+
+CASES = [layered, writing, normalising]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__)
+def test_decompositions_make_it_functional(case: Callable[..., Any]) -> None:
+    model, args, shapes = case()
+    ep = gp.export(model, args, dynamic_shapes=shapes, training=True)
+    functional = ep.run_decompositions()
+    functional.validate()
+    assert functional.dialect == "ATEN"
+    assert functional.state_dict is ep.state_dict
+    direct = gp.export(model, args, dynamic_shapes=shapes).run_decompositions()
+    mutated = functional.graph_signature.buffers_to_mutate.values()
+    assert set(mutated) == set(direct.graph_signature.buffers_to_mutate.values())
+    for n in (args[0].shape[0], 7):
+        batch = tuple(torch.randn(n, *a.shape[1:]) for a in args)
+        compare(functional, model, (batch, {}), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda f: f.__name__)
+def test_the_module_can_be_captured_again(case: Callable[..., Any]) -> None:
+    model, args, shapes = case()
+    ep = gp.export(model, args, dynamic_shapes=shapes, training=True)
+    again = gp.export(ep.module(), args, dynamic_shapes=shapes, training=True)
+    assert [str(n.target) for n in again.graph.nodes] == [str(n.target) for n in ep.graph.nodes]
+    inference = gp.export(ep.module(), args, dynamic_shapes=shapes)
+    inference.validate()
+    for n in (args[0].shape[0], 7):
+        batch = tuple(torch.randn(n, *a.shape[1:]) for a in args)
+        compare(inference, model, (batch, {}), rtol=1e-4, atol=1e-5)
+
+
+def test_container_inputs() -> None:
+    class Container(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("b", torch.ones(4))
+
+        def forward(self, pair: list[torch.Tensor]) -> torch.Tensor:
+            pair[0].add_(5)
+            pair[1].add_(5)
+            return pair[0] + pair[1] + self.b.sum()
+
+    model = Container()
+    args = ([torch.ones(4), torch.ones(4)],)
+    train_alike(gp.export(model, args, training=True), model, [args])
+
+
+def test_branches_may_not_write_outside() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos().mul_(2), (x,))
+
+    ep = gp.export(f, (torch.ones(3),), training=True)
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(ep.module()(x), f(x))
+        torch.testing.assert_close(ep.run_decompositions().module()(x), f(x))
