@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 import graphport as gp
-from graphport.errors import SerializationError
+from graphport.errors import SerializationError, SpecError
 from graphport.program.signature import InputKind
 from graphport.symbolic import Expr, evaluate, symbols
 from graphport.symbolic.bridge import from_torch
@@ -47,6 +47,7 @@ def check(
         compare(ep, target, inputs, rtol=rtol, atol=atol)
         compare_metadata(ep, inputs, layout=layout)
     check_saved(ep, target, (args, kwargs), rtol=rtol, atol=atol)
+    check_captured_again(ep, target, (args, kwargs), dynamic_shapes, rtol=rtol, atol=atol)
     return ep
 
 
@@ -65,6 +66,26 @@ def check_saved(
             raise
     else:
         compare(back, target, inputs, **tolerances)
+
+
+def check_captured_again(
+    ep: gp.ExportedProgram,
+    target: Callable[..., Any],
+    inputs: Inputs,
+    dynamic_shapes: Any,
+    **tolerances: Any,
+) -> None:
+    """Capturing the program itself gives a program with the same inputs and the same results."""
+    args, kwargs = inputs
+    try:
+        again = gp.export(ep.module(), args, kwargs, dynamic_shapes=dynamic_shapes)
+    except SpecError:  # written against `*args` or `**kwargs`, which are arguments of their own now
+        return
+    again.validate()
+    for one, other in ((again, ep), (ep, again)):
+        targets = {s.target for s in one.graph_signature.input_specs}
+        assert targets <= {s.target for s in other.graph_signature.input_specs}
+    compare(again, target, inputs, **tolerances)
 
 
 def compare(

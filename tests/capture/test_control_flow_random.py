@@ -92,7 +92,9 @@ def _write(step: Step, values: list[torch.Tensor]) -> None:
 def _cond(step: Step, values: list[torch.Tensor]) -> torch.Tensor:
     a, b = (values[i] for i in step.reads)
     yes, no = step.blocks
-    return cond(a.sum() > b.sum() - 0.1, lambda a: run(yes, values), lambda a: run(no, values), (a,))
+    return cond(
+        a.sum() > b.sum() - 0.1, lambda a: run(yes, values), lambda a: run(no, values), (a,)
+    )
 
 
 def _size_cond(step: Step, values: list[torch.Tensor]) -> torch.Tensor:

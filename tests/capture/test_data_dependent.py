@@ -337,3 +337,12 @@ def test_a_size_from_a_custom_operator_that_has_no_name() -> None:
 
     with pytest.raises(DataDependentError, match=r"expression positive\(x\)\.shape\[0\] >= 4"):
         gp.export(f, (torch.ones(2),))
+
+
+def test_the_size_of_a_mask_is_read_where_it_is() -> None:
+    def f(x: torch.Tensor, mask: torch.Tensor) -> Any:
+        y = x[:, mask]
+        return y, torch.zeros(y.shape[1]), torch.ones(y.shape[1], y.shape[0])
+
+    mask = torch.tensor([True, False, True, True])
+    check(f, (torch.ones(2, 4), mask), others=[(torch.ones(2, 4), ~mask)])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+import graphport as gp
 from tests.ops.rows import Row, check_dynamic, check_static, positive, row
 
 TO_LAST = lambda t: t.to(memory_format=torch.channels_last) if t.dim() == 4 else t
@@ -42,3 +44,13 @@ def test_static(case: Row) -> None:
 @pytest.mark.parametrize("case", ROWS)
 def test_dynamic(case: Row) -> None:
     check_dynamic(case)
+
+
+def test_instance_norm_is_one_node_unless_it_keeps_statistics() -> None:
+    x = torch.randn(2, 3, 4)
+    names = [
+        [n.target for n in gp.export(model, (x,)).graph.nodes if n.op == "call_function"]
+        for model in (nn.InstanceNorm1d(3), nn.InstanceNorm1d(3, track_running_stats=True))
+    ]
+    assert names[0] == [torch.ops.aten.instance_norm.default]
+    assert len(names[1]) > 1

@@ -100,3 +100,9 @@ def test_one_element_is_asked_of_a_dynamic_size() -> None:
     with pytest.raises(gp.errors.ConstraintViolationError) as raised:
         gp.export(lambda x: x.item(), (f(1),), dynamic_shapes={"x": {0: gp.Dim("n")}})
     assert "n = 1" in str(raised.value)
+
+
+def test_what_is_cut_off_has_to_be_there() -> None:
+    ep = gp.export(lambda x: F.pad(x, (-2, -2)), (f(6),), dynamic_shapes={"x": {0: gp.Dim.AUTO}})
+    (limits,) = ep.range_constraints.values()
+    assert limits.lower == 4

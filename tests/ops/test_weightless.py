@@ -201,12 +201,34 @@ def test_initialisers_run(number: int) -> None:
     assert weight.shape == (6, 4) and weight.requires_grad
 
 
-def test_in_place_views_change_the_tensor_itself() -> None:
-    t = without_data(torch.ones(2, 3))
+def test_in_place_views_change_the_tensor_itself(tmp_path: Path) -> None:
+    real = torch.randn(2, 3)
+    t = in_file(tmp_path / "w", real)
     t.t_()
     assert t.shape == (3, 2) and t.stride() == (1, 3)
     t.unsqueeze_(0)
-    assert t.shape == (1, 3, 2)
+    assert_alike(t, real.t()[None])
+    t.squeeze_(0).t_()
+    assert t.reference is not None
+    t.resize_(7)
+    assert t.shape == (7,) and not t.has_data
+
+
+def test_an_operator_that_writes_to_several_parts_of_one_memory(tmp_path: Path) -> None:
+    real = torch.randn(4, 6)
+    t = in_file(tmp_path / "w", real)
+    for x in (t, real):
+        torch._foreach_add_([x[0], x[2:]], 1.0)
+    assert_alike(t, real)
+
+
+def test_layouts_that_are_dense_but_not_row_by_row(tmp_path: Path) -> None:
+    real = torch.randn(1, 3, 4, 4).to(memory_format=torch.channels_last)
+    t = without_data(torch.empty(1, 3, 4, 4).to(memory_format=torch.channels_last))
+    t.copy_(real.contiguous())
+    assert_alike(t, real)
+    t.copy_(in_file(tmp_path / "w", real.contiguous()))
+    assert_alike(t, real)
 
 
 def test_data_and_set_exchange_the_memory(tmp_path: Path) -> None:

@@ -343,7 +343,18 @@ def test_a_million_nodes_in_one_place() -> None:
     refused(changed(lambda d: d["graph"].update(nodes=nodes)), "there are two nodes named 'x'")
 
 
+@pytest.mark.parametrize(
+    "name", ["::", "a::", "::b", "a::b::c", "\ud800::x", "aten::add.", "aten::"]
+)
+def test_names_that_are_no_operators(name: str) -> None:
+    refused(changed(lambda d: node(d, "linear").update(target=name)), f"the operator {name!r} ")
+
+
 # Symbols and expressions
+
+
+def test_an_empty_expression() -> None:
+    refused(changed(lambda d: d["expressions"].append([])), "starts with its operation")
 
 
 def test_an_expression_that_comes_later() -> None:

@@ -217,6 +217,30 @@ def test_a_function_of_no_module() -> None:
     assert_same(torch.export.unflatten(there)(randn(5)), randn(5).sin() + 1, "results differ")
 
 
+def test_a_size_of_zero_counts_even_if_torch_takes_sizes_to_be_positive() -> None:
+    def program(x):
+        n = 1 % (x.shape[0] + 1)
+        return torch.zeros(n), n
+
+    ep = gp.export(program, (randn(3),), dynamic_shapes={"x": {0: gp.Dim("n")}})
+    for there in (ep.to_torch(), gp.from_torch(ep.to_torch())):
+        for n in (0, 2):
+            assert_same(there.module()(randn(n)), program(randn(n)), "results differ")
+
+
+def test_a_size_that_must_be_zero() -> None:
+    def program(x, y):
+        return x if x.numel() == 0 else y
+
+    auto = {0: gp.Dim.AUTO}
+    ep = gp.export(
+        program, (randn(0, 3), randn(4)), dynamic_shapes=(auto, auto), guards="runtime_assert"
+    )
+    there = ep.to_torch()
+    assert there.module()(randn(0, 3), randn(7)).shape == (0, 3)
+    assert there.run_decompositions().module()(randn(0, 3), randn(7)).shape == (0, 3)
+
+
 def test_two_buffers_of_one_value() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -186,3 +186,13 @@ def test_every_question_about_0_and_1_is_answered_as_for_large_sizes(operator, s
     answer = scope._sizes.answer(trees.build((operator, size, number), env))
     for point in ({"n": 101, "m": 211}, {"n": 1009, "m": 8}):
         assert answer is trees.compute((operator, size, number), point)
+
+
+def test_a_size_that_turns_out_to_be_one_is_no_longer_generic():
+    scope = Scope()
+    n = scope.symbol("n", hint=1)
+    with scope.operator():
+        assert scope.guard(ge(n, 2))
+    scope.assume(eq(n, 1))
+    with scope.operator():
+        assert not scope.guard(ge(n, 2))

@@ -36,6 +36,8 @@ class Change:
     leaks: bool
     """It is a tensor of the program, or holds one."""
     where: Location | None
+    renews: bool = False
+    """A tensor in the place of another: what hooks do that compute a weight before each call."""
 
     def __str__(self) -> str:
         return f"{self.name} at {self.where}" if self.where else self.name
@@ -112,7 +114,9 @@ def _attributes(path: str, owner: nn.Module, before: dict[str, Any]) -> Iterator
     for name, value in vars(owner).items():
         if name not in before or before[name] is not value:
             told = f"{path}.{name}" if path else f"self.{name}"
-            yield Change(told, holds_tensor(value), _stored(code, name) or _made(value))
+            renews = isinstance(before.get(name), torch.Tensor)
+            where = _stored(code, name) or _made(value)
+            yield Change(told, holds_tensor(value), where, renews)
 
 
 def _is_registry(container: Any, root: nn.Module | None) -> bool:

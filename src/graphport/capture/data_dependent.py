@@ -61,8 +61,7 @@ def truth(tracer: Tracer, t: torch.Tensor) -> bool:
     """bool(t): known for literals, an error otherwise."""
     value = tracer.value(t)
     if value.literal is not None:
-        with outside():
-            return bool(value.literal)
+        return bool(value.literal)
     elements = numel(value.abstract.sizes)
     if type(elements) is int and elements > 1:
         raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")

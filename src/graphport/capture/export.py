@@ -271,10 +271,11 @@ class _Capture:
         """What the program did to Python beyond its results."""
         if self.options.once_more:
             return
-        found = [*changes.of_state(snapshot, self.root), *around.changes()]
-        if found:
-            depends = any(not c.leaks for c in found) and self._differs_next_time()
-            strictness.report(found, depends, self.options.strict)
+        own, outside = list(changes.of_state(snapshot, self.root)), list(around.changes())
+        # Running the user's code again is seen outside: only strict mode goes that far.
+        asked = [*own, *outside] if self.options.strict else own
+        depends = any(not c.leaks or c.renews for c in asked) and self._differs_next_time()
+        strictness.report([*own, *outside], depends, self.options.strict)
 
     def _differs_next_time(self) -> bool:
         """Whether the program, run again after what it changed, computes something else."""

@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 from graphport import source
-from graphport.capture.data_dependent import by_data, by_example, truth
+from graphport.capture.data_dependent import by_data, by_example
 from graphport.capture.example import outside
 from graphport.capture.tracer import Tracer
 from graphport.errors import DataDependentError, MutationError, UnsupportedError
@@ -73,11 +73,6 @@ class Functions(TorchFunctionMode):
         name = getattr(func, "__name__", "call")
         count = self._calls[name] = self._calls.get(name, 0) + 1
         return f"{name}_{count}", f"{type(func).__name__}.{name}"
-
-
-@overrides(torch.Tensor.__bool__)
-def tensor_bool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> bool:
-    return truth(tracer, args[0])
 
 
 @overrides(torch.Tensor.numpy, torch.Tensor.__array__)

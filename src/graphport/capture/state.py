@@ -79,7 +79,7 @@ class State:
         constants = _constants_of_programs(self.root)
         for name, b in self.root.named_buffers(remove_duplicate=False):
             if name in constants:
-                self._add(b, InputKind.CONSTANT_TENSOR, name)
+                self._add(b, InputKind.CONSTANT_TENSOR, name).value.constant = b
             elif not is_lazy(b):
                 self._add(b, InputKind.BUFFER, name, name in persistent)
         self.join_aliases()

@@ -32,9 +32,9 @@ _FIX = {
 def report(changes: list[Change], depends: bool, strict: bool) -> None:
     """Say what the program did to Python: as an error, or as a warning."""
     for change in changes:
-        what = _LEAK if change.leaks else _STATE
-        if not change.leaks and not depends:
+        if not depends and (not change.leaks or change.renews):
             continue
+        what = _LEAK if change.leaks else _STATE
         error = StrictError(what.format(change.name), where=change.where, fix=_FIX[what])
         if strict:
             raise error

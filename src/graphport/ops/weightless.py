@@ -258,8 +258,12 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not written:  # there is no meta kernel, or the result depends on the data
             return _with_data(op, args, kwargs)
         out = written[0]._inner
-    for t in written:
-        _overwrite(t, op, args, call)
+    if torch.Tag.inplace_view in op.tags or op is aten.resize_.default:
+        _reshape(written[0], op)
+    else:
+        # A memory once, also where an operator writes to several parts of it.
+        for t in {id(t._memory): t for t in written}.values():
+            _overwrite(t, op, args, call)
     return _results(out, op, args, kwargs, call)
 
 
@@ -328,9 +332,13 @@ def _overwrite(t: WeightlessTensor, op: Any, args: Any, call: Any) -> None:
         t._memory.source = Computed(filled, (lies, *args[1:]), {}, lies, None)
     elif before is not None:
         t._memory.source = None if call is None else Written(op, *call, before)
-    if torch.Tag.inplace_view in op.tags or op in (aten.resize_.default, aten.set_.source_Tensor):
-        t._memory = Memory() if op is aten.resize_.default else t._memory
-        _refresh(t, t.device)
+
+
+def _reshape(t: WeightlessTensor, op: Any) -> None:
+    """A tensor that has become a view of itself, or has got other memory."""
+    if op is aten.resize_.default:
+        t._memory = Memory()
+    _refresh(t, t.device)
 
 
 def _refresh(t: WeightlessTensor, device: torch.device) -> None:

@@ -173,7 +173,10 @@ class Expressions:
     # Rows
 
     def _read(self, item: Item) -> None:
-        kind, *rest = item.list()
+        row = item.list()
+        if not row:
+            item.fail("an expression starts with its operation")
+        kind, *rest = row
         name = kind.text()
         self._parts: list[int] = []
         self._power = 0

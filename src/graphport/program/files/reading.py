@@ -86,7 +86,12 @@ def _load(data: Any, view: memoryview, read: Any, name: str, verify: bool) -> Ex
         return _Reader(found, data).program()
     except RecursionError:
         raise SerializationError("something in it is nested too deeply", where=name) from None
+    except _UNFORESEEN as error:
+        raise SerializationError(f"the file cannot be read: {error}", where=name) from error
 
+
+# What a file could bring about that no check above has thought of.
+_UNFORESEEN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 _TABLES = ("symbols", "expressions", "facts", "texts", "module_stacks", "tensors")
 _PARTS = (

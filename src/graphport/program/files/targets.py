@@ -106,7 +106,7 @@ class Targets:
         packet, _, overload = name.partition(".")
         try:
             schemas = torch._C._jit_get_schemas_for_operator(packet)
-        except ValueError:  # no UTF-8
+        except (RuntimeError, TypeError, ValueError):  # no name of an operator, or no UTF-8
             schemas = []
         if overload not in [schema.overload_name for schema in schemas]:
             self._unknown(item, name)

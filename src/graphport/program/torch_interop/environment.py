@@ -144,7 +144,7 @@ class Environment:
         constraint = StrictMinMaxConstraint(vr=value_range(limits), warn_only=False)
         return self.shape_env.create_symbol(
             hint, source, DimDynamic.DYNAMIC, constraint if type(hint) is int else None,
-            positive=True if is_size and type(hint) is int else None,
+            positive=True if is_size and type(hint) is int and hint > 0 else None,
             do_not_specialize_zero_one=not generic,
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ from graphport.program.exported import ExportedProgram
 from graphport.program.module import own_state, parameter_names
 from graphport.program.torch_interop.conventions import torch_stack
 from graphport.program.torch_interop.environment import Environment
-from graphport.symbolic import bitand, bitor
+from graphport.symbolic import Expr, bitand, bitor
 from graphport.symbolic.bridge import from_torch
 
 aten = torch.ops.aten
@@ -31,14 +31,15 @@ _WRITES = {
 }  # fmt: skip
 _SYMBOLIC_ARGUMENTS = {
     torch.SymInt: theirs.SymIntArgument, torch.SymFloat: theirs.SymFloatArgument,
-    torch.SymBool: theirs.SymBoolArgument,
+    torch.SymBool: theirs.SymBoolArgument, int: theirs.SymIntArgument,
+    float: theirs.SymFloatArgument, bool: theirs.SymBoolArgument,
 }  # fmt: skip
 
 
 def convert(program: ExportedProgram) -> export.ExportedProgram:
     environment = Environment(program)
     graph_module = _Conversion(program, environment).module(program.graph_module, is_top=True)
-    _settle_outputs(graph_module.graph, program.graph_signature)
+    _settle_outputs(graph_module.graph, program)
     nodes = {node.name: node for node in graph_module.graph.nodes}
     state, constants = _state(program)
     try:
@@ -111,21 +112,23 @@ class _Conversion:
         return meta
 
 
-def _settle_outputs(graph: Graph, signature: ours.GraphSignature) -> None:
+def _settle_outputs(graph: Graph, program: ExportedProgram) -> None:
     """torch tells what a program writes by the name of a node: each write needs one of its own.
 
-    A number that has turned out to be fixed is no node.
+    A number that has turned out to be fixed is no node. That is for our scope to say: torch takes
+    sizes to be positive, and fixes more.
     """
+    told = program.graph.output_node().args[0]
     output = graph.output_node()
     results = list(output.args[0])
     seen: set[Node] = set()
-    for i, spec in enumerate(signature.output_specs):
+    for i, spec in enumerate(program.graph_signature.output_specs):
         value = results[i]
         if not isinstance(value, Node):
             continue
         if isinstance(spec.arg, ours.SymbolicArgument):
-            val = value.meta["val"]
-            results[i] = value if type(val) in _SYMBOLIC_ARGUMENTS else val
+            number = program.scope.simplify(from_torch(told[i].meta["val"]))
+            results[i] = value if isinstance(number, Expr) else number
         elif spec.kind in _WRITES and value in seen:
             with graph.inserting_before(output):
                 results[i] = graph.call_function(aten.clone.default, (value,))
