@@ -236,3 +236,60 @@ def test_branches_may_not_write_outside() -> None:
     for x in (torch.ones(3), -torch.ones(3)):
         torch.testing.assert_close(ep.module()(x), f(x))
         torch.testing.assert_close(ep.run_decompositions().module()(x), f(x))
+
+
+class Clip(torch.autograd.Function):
+    """A backward that is not the derivative, and context of every kind."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, k: float) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        ctx.k = k
+        ctx.w = w.sigmoid()
+        return x.clamp(-k, k) * w
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return g * ctx.k * x.cos(), (g * ctx.w).sum(0), None
+
+
+class Pair(torch.autograd.Function):
+    @staticmethod
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.sin(), x.argmax(-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor, _: Any) -> torch.Tensor:
+        return 2 * g * ctx.saved_tensors[0]
+
+
+class WithFunctions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.w = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = Clip.apply(self.layer(x), self.w, 0.5)
+        z, best = Pair.apply(y)
+        return z * 2 + y, best
+
+
+def test_functions_bring_their_backward() -> None:
+    model = WithFunctions()
+    shapes = {"x": {0: Dim("n")}}
+    ep = gp.export(model, (torch.randn(3, 4),), dynamic_shapes=shapes, training=True)
+    ep.validate()
+    again = gp.export(ep.module(), (torch.randn(3, 4),), dynamic_shapes=shapes, training=True)
+    for program in (ep, again):
+        train_alike(program, model, [(torch.randn(n, 4),) for n in (3, 5)])
+    functional = ep.run_decompositions()
+    functional.validate()
+    compare(functional, model, ((torch.randn(6, 4),), {}))
+    assert "aten.detach.default" not in names(functional)

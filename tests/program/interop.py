@@ -77,6 +77,11 @@ class Derived(nn.Module):
         return x[1:] + y, x.shape[0] // 2
 
 
+class Shorter(nn.Module):
+    def forward(self, x, y):
+        return x[1:] + y
+
+
 class OnlyDerived(nn.Module):
     def forward(self, x):
         return x.reshape(-1, 2).sum(1)
@@ -194,6 +199,10 @@ CASES: dict[str, Case] = {
         others=((randn(5), randn(4)),),
         wrong=((randn(8), randn(7)), (randn(5), randn(6)), (randn(43), randn(42))),
     ),
+    "root after derived": Case(
+        Shorter, (randn(7), randn(6)), lambda Dim: _shifted(Dim), others=((randn(5), randn(4)),),
+        wrong=((randn(7), randn(5)), (randn(22), randn(21))),
+    ),
     "only derived": Case(
         OnlyDerived, (randn(6),), lambda Dim: {"x": {0: 2 * Dim("half", min=2, max=50)}},
         others=((randn(8),),), wrong=((randn(7),), (randn(2),), (randn(102),)),
@@ -241,6 +250,11 @@ OURS_ONLY: dict[str, Case] = {
         others=((randn(3, 4),), (randn(0, 4),)),
     ),
 }  # fmt: skip
+
+
+def _shifted(Dim: Any) -> Any:
+    d = Dim("d", min=2, max=20)
+    return {"x": {0: d + 1}, "y": {0: d}}
 
 
 def _derived(Dim: Any) -> Any:

@@ -14,6 +14,7 @@ from torch import nn
 import graphport as gp
 from graphport.errors import InputError, UnsupportedError
 from graphport.program import InputKind, OutputKind
+from tests.capture.programs import generate, grid, tensors
 from tests.helpers import assert_same, clone
 from tests.program.interop import CASES, OURS_ONLY, Case, Containers, Sizes, randn
 
@@ -142,6 +143,34 @@ def test_torch_compile_takes_its_module(name: str) -> None:
     compiled = torch.compile(ep.to_torch().module(), backend="eager", dynamic=True)
     for args in (case.args, *case.others):
         assert_same(compiled(*args), model(*args), "results differ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs_to_torch_and_back(seed: int) -> None:
+    """The same inputs are accepted, with the same results."""
+    program = generate(seed)
+    try:
+        ep = gp.export(
+            program.function(), tensors(program.shapes(program.example)),
+            dynamic_shapes=program.dynamic_shapes(), guards=program.guards,
+        )  # fmt: skip
+    except gp.errors.ExportError:
+        return  # refused, which is tested elsewhere
+    there = ep.to_torch()
+    modules = [p.module() for p in (ep, there, gp.from_torch(there))]
+    for shapes in grid(program, 6):
+        results = [outcome(module, tensors(shapes)) for module in modules]
+        for other in results[1:]:
+            assert_same(other, results[0], program.text)
+
+
+def outcome(module: nn.Module, args: Any) -> Any:
+    """The result and what is left in the inputs; None where they are refused."""
+    try:
+        return module(*args), args
+    except (RuntimeError, AssertionError, IndexError, ArithmeticError):
+        return None
 
 
 def test_names_of_dims_come_back() -> None:

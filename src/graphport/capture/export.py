@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
 from graphport.capture import (  # noqa: F401  register their operators
+    autograd_functions,
     changes,
     control,
     custom,
@@ -362,6 +363,8 @@ class _Capture:
     def _capturing(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(capturing())
+            if self.options.training:
+                stack.enter_context(autograd_functions.recorded(self.tracer))
             if self.options.strict:
                 stack.enter_context(strictness.no_text())
             stack.enter_context(self.modules.watching())

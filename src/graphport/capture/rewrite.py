@@ -290,6 +290,8 @@ def _returns_one(module: GraphModule) -> bool:
     return not isinstance(output.args[0], (tuple, list))
 
 
+_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
+_FUNCTION = torch.ops.higher_order.autograd_function_apply
 # What the program asserts, kept as it is.
 _STATED = (
     aten._assert_scalar.default, aten.sym_constrain_range.default,
@@ -355,17 +357,23 @@ class Functionalisation(Rewriter):
         return self.tracer.call(node.target, *args, **kwargs)
 
     def higher_order(self, node: Node) -> Any:
-        if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:
+        if node.target is _FUNCTION:
+            forward, _, *operands = node.args
+            return self._inlined(node, forward, operands)[0]
+        if node.target is not _REGION:
             return super().higher_order(node)
         mode, reference, *operands = node.args
-        graph = getattr(self._owner(node), reference.target).graph
-        inputs = iter(operands)
         with torch.set_grad_enabled(mode):
-            for inner in graph.nodes:
-                if inner.op == "placeholder":
-                    self.new[inner] = self.new[next(inputs)]
-                elif inner.op == "output":
-                    return tuple(self.new[n] for n in inner.args[0])
-                else:
-                    self.new[inner] = self.visit(inner)
+            return self._inlined(node, reference, operands)
+
+    def _inlined(self, node: Node, reference: Any, operands: list[Any]) -> Any:
+        """A graph within the graph, run in its place."""
+        inputs = iter(operands)
+        for inner in getattr(self._owner(node), reference.target).graph.nodes:
+            if inner.op == "placeholder":
+                self.new[inner] = self.new[next(inputs)]
+            elif inner.op == "output":
+                return pytree.tree_map_only(Node, self.new.__getitem__, tuple(inner.args[0]))
+            else:
+                self.new[inner] = self.visit(inner)
         return ()

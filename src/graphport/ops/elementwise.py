@@ -208,9 +208,9 @@ def glu(self: Abstract, dim: int) -> Abstract:
 
 @shape_rule(aten.prelu.default)
 def prelu(self: Abstract, weight: Abstract) -> Abstract:
-    if not self.rank or weight.rank > 1:
-        raise ShapeError(f"prelu: a weight of {weight} does not fit an input of {self}")
     count = weight.sizes[0] if weight.rank else 1
+    if weight.rank > 1 or (count != 1 and not self.rank):
+        raise ShapeError(f"prelu: a weight of {weight} does not fit an input of {self}")
     if type(count) is not int or count != 1:
         channels = self.sizes[1] if self.rank > 1 else 1
         require_equal(count, channels, "prelu: {0} weights for {1} channels", count, channels)

@@ -194,7 +194,9 @@ class Environment:
                 yield self._is_equal(step)
             yield from _limits(self.symbols[step.symbol], step.limits)
         elif isinstance(step, Equals):
-            if step.expr.kind != "symbol" or self.symbols[step.expr] in replaced:
+            # torch compares sizes that are the same symbol, if one of them tells it.
+            told = isinstance(self.sources.get(step.expr), TensorPropertySource)
+            if not told or self.symbols[step.expr] in replaced:
                 yield self._is_equal(step)
 
     def _is_equal(self, step: Equals | Solves) -> Any:
