@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from typing import Any
 
 import pytest
@@ -206,3 +207,18 @@ def test_auto_says_what_the_program_fixes() -> None:
     assert note.startswith("*args[0].shape[0] = 4, fixed by the program at test_dynamic_shapes.py:")
     assert note.endswith("return x + torch.ones(4, 1)")
     assert note in str(ep)
+
+
+BUILTINS = {
+    "math.pow": lambda x: x * math.pow(x.shape[0], 2),
+    "math.pow of numbers": lambda x: x * math.pow(2, 3),
+    "max of tensors": lambda x: max(x.sum(), x.mean()),
+    "max of a tensor and a size": lambda x: x + max(x.shape[0], torch.tensor(5)),
+    "max of one tensor": lambda x: max(x[0]) + min(torch.tensor([3.0, 2.0])),
+}
+
+
+@pytest.mark.parametrize("name", BUILTINS)
+def test_builtin_functions_of_sizes_and_tensors(name):
+    x, y = torch.arange(12.0).reshape(4, 3), torch.arange(21.0).reshape(7, 3)
+    check(BUILTINS[name], (x,), dynamic_shapes=({0: gp.Dim("b", min=1)},), others=[(y,)])

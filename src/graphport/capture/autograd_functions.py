@@ -17,7 +17,6 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from graphport import source
-from graphport.capture.functions import overrides
 from graphport.capture.process import ProcessWide
 from graphport.capture.subgraphs import Subgraph
 from graphport.capture.tracer import Tracer, wants_grad
@@ -78,11 +77,20 @@ def _replaced_apply() -> Iterator[None]:
             return original.__get__(None, cls)(*args, **kwargs)
         return record(tracer, cls, args)
 
+    kind = type(applied)
+    call = kind.__call__
+
+    def call_again(op: Any, *args: Any, **kwargs: Any) -> Any:
+        tracer = getattr(_active, "tracer", None)
+        return call(op, *args, **kwargs) if tracer is None else _again(tracer, *args)
+
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    kind.__call__ = call_again
     try:
         yield
     finally:
         torch.autograd.Function.apply = original
+        kind.__call__ = call
 
 
 _replaced = ProcessWide(_replaced_apply)
@@ -183,13 +191,8 @@ def _input(graph: Subgraph, name: str, like: Node) -> torch.Tensor:
     return graph.tracer.wrap(Value(abstract, node, origin=node))
 
 
-@overrides(applied)
-def again(tracer: Tracer, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _again(tracer: Tracer, forward: Any, backward: Any, *operands: Any) -> Any:
     """The same call in a program that is captured once more."""
-    forward, backward, *operands = args
-    if getattr(_active, "tracer", None) is not tracer:
-        with tracer.above:
-            return forward(*operands)[0]
 
     class Again:
         setup_context = torch.autograd.Function.setup_context
@@ -204,4 +207,4 @@ def again(tracer: Tracer, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         def backward(ctx: Any, *grads: Any) -> Any:
             return backward(*grads, *ctx.saved_tensors)
 
-    return record(tracer, Again, tuple(operands))
+    return record(tracer, Again, operands)
