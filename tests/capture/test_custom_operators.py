@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 import graphport as gp
 from graphport import Dim
-from graphport.errors import MutationError
+from graphport.errors import MutationError, SerializationError, UnsupportedError
 from tests.helpers import check, compare
 
 NAMESPACE = "graphport_custom_test"
@@ -43,6 +45,12 @@ library.impl("pair", lambda x, y=None: (x.add_(1) * 2, x.sum()), "CPU")
 torch.library.register_fake(f"{NAMESPACE}::pair", lambda x, y=None: (torch.empty_like(x), x.sum()))
 library.define("scaled_relu(Tensor x, int k) -> Tensor")
 library.impl("scaled_relu", lambda x, k: (x * k).relu() + 1, "CompositeImplicitAutograd")
+PACKED = "__torch__.torch.classes.quantized.LinearPackedParamsBase"
+library.define(f"packed_linear(Tensor x, {PACKED} w) -> Tensor")
+library.impl("packed_linear", lambda x, w: torch.ops.quantized.linear_dynamic(x, w), "CPU")
+torch.library.register_fake(
+    f"{NAMESPACE}::packed_linear", lambda x, w: x.new_empty(*x.shape[:-1], 3)
+)
 library.define("halves(Tensor x) -> Tensor[]")
 library.impl(
     "halves",
@@ -106,3 +114,36 @@ def test_composite_operators_are_kept_and_taken_apart_on_request() -> None:
     assert ops.scaled_relu.default not in targets
     assert ops.halves.default in targets
     compare(core, f, ((torch.randn(6),), {}))
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_custom_objects_are_constants(tmp_path: Path) -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            weight = torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 0, torch.qint8)
+            self.packed = torch.ops.quantized.linear_prepack(weight, torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return ops.packed_linear(x, self.packed) + ops.packed_linear(x * 2, self.packed)
+
+    model = Holds()
+    ep = gp.export(model, (torch.randn(2, 4),), dynamic_shapes={"x": {0: Dim("n")}})
+    ep.validate()
+    assert ep.graph_signature.lifted_custom_objs == ("packed",)
+    assert [n.name for n in ep.graph.nodes][:2] == ["obj_packed", "x"]
+    assert ep.constants["packed"] is model.packed
+    again = gp.export(ep.module(), (torch.randn(2, 4),), dynamic_shapes={"x": {0: Dim("n")}})
+    for program in (ep, ep.run_decompositions(), again):
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(program.module()(x), model(x))
+    with pytest.raises(SerializationError, match=r"a torch\.ScriptObject cannot be saved"):
+        gp.save(ep, tmp_path / "program.gpx")
+
+
+def test_an_operator_without_a_fake_implementation_is_refused() -> None:
+    library.define("unknown(Tensor x) -> Tensor")
+    library.impl("unknown", lambda x: x * 2, "CPU")
+    with pytest.raises(UnsupportedError, match="no shape rule and no meta kernel") as caught:
+        gp.export(lambda x: ops.unknown(x), (torch.randn(3),))
+    assert "torch.library.register_fake" in caught.value.fix[0]

@@ -16,6 +16,7 @@ from graphport.program import (
     GraphSignature,
     InputKind,
     InputSpec,
+    ObjectArgument,
     OutputKind,
     OutputSpec,
     SymbolicArgument,
@@ -45,6 +46,8 @@ def mutations_of(
     found = []
     for entry in entries:
         written = entry.replaced or entry.value
+        if written is None:
+            continue
         if entry.replaced is None and not written.storage.mutated:
             continue
         node = tracer.read(written)
@@ -64,6 +67,9 @@ def mutations_of(
 
 
 def _state_spec(entry: Entry) -> InputSpec:
+    if entry.value is None:
+        kind = entry.tensor._type().qualified_name()
+        return InputSpec(entry.kind, ObjectArgument(entry.node.name, kind), entry.names[0])
     return InputSpec(
         entry.kind, TensorArgument(entry.node.name), entry.names[0],
         entry.persistent if entry.kind is InputKind.BUFFER else None,

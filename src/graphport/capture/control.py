@@ -101,8 +101,12 @@ def record(
     for x in made:
         if isinstance(x, torch.Tensor):
             recorder.define_sizes(tracer.value(x).node, on_entry=False)
-    return [to_torch(r.told) if isinstance(r, Either) else x
-            for r, x in zip(results, made, strict=True)]  # fmt: skip
+    for i, r in enumerate(results):
+        if isinstance(r, Either):
+            made[i] = to_torch(r.told)
+            if r.kind is bool:  # what the call returns is the truth itself
+                recorder.remember(r.told, recorder.number(r.number))
+    return made
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,7 @@ def _joined(tracer: Tracer, a: Subgraph, b: Subgraph) -> list[Any]:
     joined = []
     for i, (x, y) in enumerate(zip(a.results, b.results, strict=True)):
         u, v = describe(x), describe(y)
-        kind = kind_of(u)
+        kind = a.kind(i)
         if isinstance(u, Abstract) and isinstance(v, Abstract):
             if (u.dtype, u.rank) != (v.dtype, v.rank):
                 _differ(a, b, f"result {i} is {u} against {v}")
@@ -213,14 +217,13 @@ def _joined(tracer: Tracer, a: Subgraph, b: Subgraph) -> list[Any]:
                 a.contiguous(i)
                 b.contiguous(i)
             joined.append(_either(tracer, u, v))
-        elif kind is not kind_of(v):
+        elif kind is not b.kind(i):
             _differ(a, b, f"result {i} is {said(u)} against {said(v)}")
         elif not isinstance(x, Node) and not isinstance(y, Node) and x == y:
             joined.append(x)
         elif kind in NUMBERS:
-            joined.append(
-                Either.fresh(tracer, kind, *_limits(tracer, from_torch(u), from_torch(v)))
-            )
+            limits = (0, 1) if kind is bool else _limits(tracer, from_torch(u), from_torch(v))
+            joined.append(Either.fresh(tracer, kind, *limits))
         else:
             _differ(a, b, f"result {i} is {said(u)} against {said(v)}")
     return joined
@@ -246,12 +249,6 @@ def _limits(tracer: Tracer, p: Any, q: Any) -> tuple[float, float]:
 
 
 NUMBERS = (int, float, bool)
-_KINDS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-
-
-def kind_of(x: Any) -> type:
-    """The Python type that a described value has when the program runs."""
-    return _KINDS.get(type(x), type(x))
 
 
 def _structure(branch: Subgraph) -> str:

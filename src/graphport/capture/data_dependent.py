@@ -54,6 +54,7 @@ def item(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
         return to_torch(symbol)
     truth = eq(symbol, 1)
     tracer.scope.origins[truth] = symbol
+    tracer.recorder.remember(truth, node)
     return to_torch(truth)
 
 

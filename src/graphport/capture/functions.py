@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from graphport import source
 from graphport.capture.data_dependent import by_data, by_example
@@ -24,6 +25,7 @@ from graphport.ops.tensor import AbstractTensor
 from graphport.symbolic import symbols
 from graphport.symbolic.bridge import from_torch, sym_ite
 
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Override = Callable[..., Any]
 
@@ -62,6 +64,9 @@ class Functions(TorchFunctionMode):
         scope, recorder = self.tracer.scope, self.recorder
         outer, before = recorder.torch_fn, scope.internal
         recorder.torch_fn = self._name(func)
+        if type(func) in _OPERATORS:
+            given = pytree.tree_leaves((args, kwargs))
+            self.tracer.objects = [x for x in given if type(x) is torch.ScriptObject]
         scope.internal = True
         try:
             return func(*args, **kwargs) if kwargs else func(*args)

@@ -15,10 +15,10 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from graphport import source
-from graphport.capture.control import NUMBERS, Either, kind_of, record, said
+from graphport.capture.control import NUMBERS, Either, record, said
 from graphport.capture.functions import overrides
 from graphport.capture.recorder import describe
-from graphport.capture.subgraphs import Subgraph
+from graphport.capture.subgraphs import Subgraph, kind_of
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import Value
 from graphport.errors import MutationError, UserError
@@ -116,7 +116,7 @@ class Carried:
             body.contiguous(i)
             have = describe(body.results[i])
             want = plain(self.tracer.value(x).abstract) if isinstance(x, torch.Tensor) else x
-            if not self._same(have, want):
+            if not self._same(have, want, body.kind(i)):
                 raise UserError(
                     f"the body of {self.what} turns the carried value {i} from {said(want)} into "
                     f"{said(have)}",
@@ -124,9 +124,9 @@ class Carried:
                     fix="carry values of one size and dtype; convert the first one before the loop",
                 )
 
-    def _same(self, have: Any, want: Any) -> bool:
+    def _same(self, have: Any, want: Any, kind: type) -> bool:
         if not isinstance(want, Abstract):
-            return kind_of(have) is kind_of(want)
+            return kind is kind_of(want)
         return isinstance(have, Abstract) and (
             (have.dtype, have.device, have.rank) == (want.dtype, want.device, want.rank)
             and all(map(self.tracer.scope.same, have.sizes, want.sizes))
@@ -200,7 +200,7 @@ def _check_test(test: Subgraph) -> None:
     if isinstance(about, Abstract):
         is_truth = about.dtype is torch.bool and not about.rank
     else:
-        is_truth = kind_of(about) is bool
+        is_truth = len(test.results) == 1 and test.kind(0) is bool
     if not is_truth:
         raise UserError(
             "the condition of torch.while_loop returns one truth, got "

@@ -77,7 +77,7 @@ class Recorder:
 
     def record(self, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Node]:
         """Record an operator. Returns what its rule says of the result, and the node."""
-        described = [a.meta["val"]._abstract if type(a) is Node else describe(a) for a in args]
+        described = [describe(a) for a in args]
         keywords = {k: describe(v) for k, v in kwargs.items()} if kwargs else kwargs
         out = (
             info.rule(*described, **keywords) if info.rule is not None
@@ -302,8 +302,15 @@ class Recorder:
         sizes = self.frame.sizes
         known = sizes.get(e)
         if known is None:
-            known = sizes[e] = self._compute(e)
+            known = sizes[e] = self._truth_from_outside(e) or self._compute(e)
         return known
+
+    def _truth_from_outside(self, e: Expr) -> Node | None:
+        """A truth that a graph around this one has."""
+        frame = self.frame.parent if e.type is bool else None
+        while frame is not None and e not in frame.sizes:
+            frame = frame.parent
+        return self.brought(frame.sizes[e]) if frame is not None else None
 
     def _compute(self, e: Expr) -> Node:
         kind = e.kind

@@ -91,7 +91,7 @@ class Rewriter:
             self.new[old] = self.opened(node, value)
             if spec.kind is InputKind.USER_INPUT:
                 self.inputs.append((node, value))
-            elif value is not None and spec.target is not None:
+            elif spec.target is not None:
                 tensor = self.program.tensor(spec.target)
                 self.state.adopt(tensor, spec.kind, spec.target, node, value, spec.persistent)
         self.state.first_input = self.inputs[0][0] if self.inputs else None

@@ -35,11 +35,13 @@ _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_T
 class Entry:
     """A tensor of the program's state, and the graph input that stands for it."""
 
-    tensor: torch.Tensor
+    tensor: Any
+    """A tensor, or a custom object."""
     kind: InputKind
     names: list[str]
     node: Node
-    value: Value
+    value: Any
+    """What the graph knows of a tensor; None for an object."""
     persistent: bool | None = None
     replaced: Value | None = None
     """What the program assigned to the buffer's name, if it did."""
@@ -94,7 +96,7 @@ class State:
         return self._by_id[id(t)]
 
     def adopt(
-        self, t: torch.Tensor, kind: InputKind, name: str, node: Node, value: Value,
+        self, t: Any, kind: InputKind, name: str, node: Node, value: Value | None,
         persistent: bool | None,
     ) -> None:  # fmt: skip
         """A tensor that a program has already, with its input."""
@@ -139,6 +141,19 @@ class State:
         entry.names = names
         return entry
 
+    def object(self, x: torch.ScriptObject) -> Node:
+        """The input that stands for a custom object."""
+        entry = self._by_id.get(id(x))
+        if entry is None:
+            names = self._attribute_names().get(id(x)) or [f"lifted_object_{len(self.entries)}"]
+            with self.graph.inserting_before(self.first_input):
+                node = self.names.placeholder(self.graph, self.names.unique(f"obj_{names[0]}"))
+            node.meta = {"val": x}
+            entry = Entry(x, InputKind.CUSTOM_OBJ, names, node, None)
+            self.entries.append(entry)
+            self._by_id[id(x)] = entry
+        return entry.node
+
     def literal(self, t: torch.Tensor) -> Value:
         """A tensor written out in the program: a value of its own each time it is made."""
         entry = self._lift(t)
@@ -158,6 +173,8 @@ class State:
         """Tensors over one memory become views of the one that spans it."""
         groups: dict[tuple[str, int], list[Entry]] = {}
         for entry in self.entries:
+            if entry.value is None:
+                continue
             memory = memory_of(entry.tensor) if 0 not in entry.value.abstract.sizes else None
             if memory is not None:
                 groups.setdefault(memory, []).append(entry)
@@ -212,7 +229,7 @@ def _tensors_in(container: Any, prefix: str, seen: set[int]) -> Iterator[tuple[s
     for key, value in items:
         if isinstance(key, (str, int)):
             name = f"{prefix}.{key}" if prefix else str(key)
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, (torch.Tensor, torch.ScriptObject)):
                 yield name, value
             elif type(value) in (dict, list, tuple):
                 yield from _tensors_in(value, name, seen)

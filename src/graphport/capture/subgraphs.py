@@ -16,7 +16,7 @@ from graphport.capture import aliasing, gradients
 from graphport.capture.cleanup import remove_unused
 from graphport.capture.frames import Frame, Written
 from graphport.capture.inputs import CONSTANTS
-from graphport.capture.recorder import twin
+from graphport.capture.recorder import describe, twin
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import Storage, Value
 from graphport.errors import UserError
@@ -43,6 +43,8 @@ class Subgraph:
         self.spec: pytree.TreeSpec | None = None
         self.where: source.Location | None = None
         self.written: list[Written] = []
+        self._kinds: dict[int, type] = {}
+        """Of each result that is a symbolic number."""
         self._memory: dict[int, Storage] = {}
         """Of each result that is a tensor."""
         self._carried: dict[Value, Node] = {}
@@ -102,10 +104,9 @@ class Subgraph:
             tracer.assertions.finish()
             self.written = self.frame.leave()
         tracer.assertions.seen = len(tracer.scope.facts)
-        for node in recorder.opened[opened:]:
-            if node.graph is not self.frame.graph:
-                # An input of a graph around this one, described with what only this one knows.
-                node.meta["val"] = twin(node.meta["val"])
+        # Described with what only this graph knows: inputs of others, and its own nodes.
+        for node in (*recorder.opened[opened:], *self.frame.graph.nodes):
+            node.meta["val"] = _told_anew(node.meta.get("val"))
 
     def _result(self, x: Any, i: int) -> Any:
         if isinstance(x, torch.Tensor):
@@ -113,6 +114,7 @@ class Subgraph:
             self._memory[i] = value.storage
             return self.tracer.read(value)
         if isinstance(x, _SYMBOLIC):
+            self._kinds[i] = kind_of(x)
             return self.tracer.recorder.size(from_torch(x))
         if isinstance(x, CONSTANTS):
             return x
@@ -120,6 +122,10 @@ class Subgraph:
             f"result {i} of {self.name} is a {type(x).__qualname__}, not a tensor or number",
             where=self.where,
         )
+
+    def kind(self, i: int) -> type:
+        """The Python type of a result when the program runs; a truth may be told as a number."""
+        return self._kinds.get(i) or kind_of(describe(self.results[i]))
 
     def contiguous(self, i: int) -> None:
         """Let a result be laid out in the order of its dims, as whoever calls this expects it."""
@@ -188,6 +194,14 @@ class Subgraph:
         return module_of(self.frame)
 
 
+_KINDS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+def kind_of(x: Any) -> type:
+    """The Python type that a described value has when the program runs."""
+    return _KINDS.get(type(x), type(x))
+
+
 def _users_own(fn: Any) -> Any:
     """The function that torch's Python code for an operator has wrapped."""
     if isinstance(fn, functools.partial):
@@ -197,6 +211,16 @@ def _users_own(fn: Any) -> Any:
     else:
         return fn
     return next((_users_own(f) for f in inner if callable(f)), fn)
+
+
+def _told_anew(val: Any) -> Any:
+    """Metadata of a tensor whose sizes were numbers to torch when it was made."""
+    if isinstance(val, tuple):
+        return tuple(map(_told_anew, val))
+    if isinstance(val, AbstractTensor):
+        pairs = zip(val._abstract.sizes, val.shape, strict=True)
+        return twin(val) if any(type(s) is Expr and type(n) is int for s, n in pairs) else val
+    return val
 
 
 _MAY_BE_ONE = (

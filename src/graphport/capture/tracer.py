@@ -63,6 +63,7 @@ def special(*ops: OpOverload | str) -> Callable[[Handler], Handler]:
 
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_OBJECT = torch.ScriptObject
 
 
 class Tracer(TorchDispatchMode):
@@ -76,6 +77,8 @@ class Tracer(TorchDispatchMode):
         self.assertions = Assertions(recorder)
         self.above: Any = nullcontext()
         """The function mode that the user's code runs under."""
+        self.objects: list[Any] = []
+        """Custom objects among the arguments of the call under way, as the user holds them."""
         self.decomposing = 0
         """How deep in torch's own kernels for composite operators."""
         self.example: Example | None = None
@@ -202,7 +205,12 @@ class Tracer(TorchDispatchMode):
             return [self.lower(y) for y in x]
         if isinstance(x, _SYMBOLIC):
             return from_torch(x)
-        return x
+        return self._object(x) if type(x) is _OBJECT else x
+
+    def _object(self, x: Any) -> Node:
+        """torch hands an object over in a new wrapper: the user's own is known by its place."""
+        own = self.objects.pop(0) if self.objects else x
+        return self.recorder.brought(self.state.object(own))
 
     def call(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
         """Call an operator as the user would."""

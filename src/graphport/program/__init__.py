@@ -10,6 +10,7 @@ from graphport.program.signature import (
     InputKind,
     InputSpec,
     ModuleCallSignature,
+    ObjectArgument,
     OutputKind,
     OutputSpec,
     SymbolicArgument,
@@ -21,6 +22,6 @@ from graphport.program.unflattening import unflatten
 __all__ = [
     "CONSTANTS", "RESERVED", "Argument", "CallSpec", "ConstantArgument", "ExportedProgram", "GraphSignature",
     "InputChecks", "InputKind", "InputShape", "InputSpec", "ModuleCall", "ModuleCallSignature",
-    "OutputKind", "OutputSpec", "SymbolicArgument", "TensorArgument", "from_torch",
+    "ObjectArgument", "OutputKind", "OutputSpec", "SymbolicArgument", "TensorArgument", "from_torch",
     "graph_module", "unflatten",
 ]  # fmt: skip

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_STATE = (
+    InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.CUSTOM_OBJ,
+)  # fmt: skip
 _WRITES = {
     OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION,
 }  # fmt: skip
@@ -204,8 +206,7 @@ def _kept_apart(graph: Graph, values: list[Any], targets: list[Node | None]) -> 
 
 def _attach_state(module: nn.Module, program: ExportedProgram) -> None:
     for name, t, persistent in own_state(program):
-        if isinstance(t, torch.Tensor):
-            _assign(module, name, t, persistent)
+        _assign(module, name, t, persistent)
 
 
 def own_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
@@ -228,7 +229,7 @@ def own_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
         yield name, t, in_state and persistent.get(name, True) is not False
 
 
-def _assign(module: nn.Module, name: str, t: torch.Tensor, persistent: bool) -> None:
+def _assign(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
     *path, last = name.split(".")
     for part in path:
         if not hasattr(module, part):
@@ -239,8 +240,10 @@ def _assign(module: nn.Module, name: str, t: torch.Tensor, persistent: bool) -> 
         attributes.pop(last, None)
     if isinstance(t, nn.Parameter):
         module.register_parameter(last, t)
-    else:
+    elif isinstance(t, torch.Tensor):
         module.register_buffer(last, t, persistent=persistent)
+    else:
+        setattr(module, last, t)
 
 
 class Entrance:

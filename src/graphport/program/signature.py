@@ -53,7 +53,16 @@ class ConstantArgument:
     value: Any
 
 
-Argument = TensorArgument | SymbolicArgument | ConstantArgument
+@dataclass(frozen=True)
+class ObjectArgument:
+    """A custom object (`torch.ScriptObject`), by the name of its node."""
+
+    name: str
+    kind: str
+    """The name of its class."""
+
+
+Argument = TensorArgument | SymbolicArgument | ConstantArgument | ObjectArgument
 
 
 @dataclass(frozen=True)

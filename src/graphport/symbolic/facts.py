@@ -138,7 +138,7 @@ class Facts:
         self.simplified.update(self.rewrites)
 
     def remembered(self) -> Callable[[], None]:
-        """What goes back to what is known now; symbols made since keep their ranges."""
+        """What goes back to what is known now; of symbols made since, to what they began with."""
         stores: tuple[Any, ...] = (
             self.bounds, self.rewrites, self.nonneg, self.zero, self.nonzero, self.truths,
             self._exact,
@@ -147,7 +147,7 @@ class Facts:
         learnt, finish = len(self.learnt), self._finish
 
         def go_back() -> None:
-            made = {s: r for s, r in self.bounds.items() if s.kind == "symbol" and s not in kept[0]}
+            made = {s: s.span for s in self.bounds if s.kind == "symbol" and s not in kept[0]}
             for store, before in zip(stores, kept, strict=True):
                 store.clear()
                 store.update(before)

@@ -270,9 +270,10 @@ class Scope:
     def branch(self, cond: Truth = True) -> Iterator[None]:
         """Where only some runs of the program come, those with `cond`: what is learnt holds there.
 
-        Guards on input sizes outlast it: they chose what was captured.
+        Guards on input sizes outlast it: they chose what was captured. So does what is known of
+        symbols that were made here, and mean nothing elsewhere.
         """
-        start = len(self.facts)
+        start, made = len(self.facts), len(self.arena.symbols)
         parts = (self._facts, self._prover, self._sizes)
         go_back = [part.remembered() for part in parts]
         with suppress(Contradiction):  # nobody comes here: then everything holds
@@ -284,9 +285,11 @@ class Scope:
             del self.facts[start:]
             for step in go_back:
                 step()
-            for fact in filter(self.outlasts, found):
-                self.facts.append(fact)
-                self._facts.learn(fact.cond)
+            for fact in found:
+                if self.outlasts(fact) or all(s.index >= made for s in expr.symbols(fact.cond)):
+                    self.facts.append(fact)
+                    with suppress(Contradiction):  # learnt where nobody comes
+                        self._facts.learn(fact.cond)
 
     def outlasts(self, fact: Fact) -> bool:
         """Whether what a branch takes for granted is demanded of every run."""
