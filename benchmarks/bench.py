@@ -34,11 +34,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import files  # noqa: E402
+from benchmarks.files import Times  # noqa: E402
 from examples import huggingface, resnet  # noqa: E402  the repository is importable only from here
 from examples.huggingface import Case  # noqa: E402
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 GRAPHPORT, EXPORT, DECOMPOSED, FLOOR = "graphport", "torch.export", "decomposed", "floor"
+CORE = "graphport, decomposed"
 TEXT = {"hidden": 512, "heads": 8, "batch": 2, "length": 32}
 
 
@@ -103,10 +106,21 @@ def run_floor(case: Case, dynamic: bool) -> Iterator[tuple[str, Any]]:
 
 
 def run_graphport(case: Case, dynamic: bool) -> Iterator[tuple[str, Any]]:
+    """As `run_torch`."""
+    program = run_capture(case, dynamic)
+    yield GRAPHPORT, program
+    yield CORE, program.run_decompositions()
+
+
+def run_graphport_only(case: Case, dynamic: bool) -> Iterator[tuple[str, Any]]:
+    yield GRAPHPORT, run_capture(case, dynamic)
+
+
+def run_capture(case: Case, dynamic: bool) -> Any:
     import graphport as gp
 
     shapes = case.spec(gp.Dim) if dynamic else None
-    yield GRAPHPORT, gp.export(case.model, case.args, case.kwargs, dynamic_shapes=shapes)
+    return gp.export(case.model, case.args, case.kwargs, dynamic_shapes=shapes)
 
 
 def run_torch(case: Case, dynamic: bool) -> Iterator[tuple[str, Any]]:
@@ -130,7 +144,8 @@ def run_export_only(case: Case, dynamic: bool) -> Iterator[tuple[str, Any]]:
 Runner = Callable[[Case, bool], Iterator[tuple[str, Any]]]
 YIELDS: dict[Runner, tuple[str, ...]] = {
     run_floor: (FLOOR,),
-    run_graphport: (GRAPHPORT,),
+    run_graphport: (GRAPHPORT, CORE),
+    run_graphport_only: (GRAPHPORT,),
     run_torch: (EXPORT, DECOMPOSED),
     run_export_only: (EXPORT,),
 }
@@ -263,9 +278,17 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def stored(repeats: int, quick: bool) -> list[Times]:
+    """Files of a large graph, and of large weights."""
+    layers, size = (4, 128) if quick else (16, 1024)
+    say("files")
+    found = files.times(f"LLaMA-{layers}", WORKLOADS["llama"].build(layers), repeats)
+    return found + files.times(f"{size} MB of weights", files.linear_layers(size), repeats)
+
+
 def memory_child(contender: str, megabytes: int) -> None:
     """Capture linear layers of 64 MB each and print the growth of the peak, in bytes."""
-    runner = run_graphport if contender == GRAPHPORT else run_torch
+    runner = run_graphport_only if contender == GRAPHPORT else run_torch
 
     def case(width: int, count: int) -> Case:
         layers = [torch.nn.Linear(width, width, bias=False) for _ in range(count)]
@@ -441,6 +464,35 @@ def related_table(rows: list[Row]) -> str:
     return table(["dims", "graphport ms", "per dim", "torch.export ms", "ratio"], lines)
 
 
+def decompositions_table(rows: list[Row]) -> str:
+    """`run_decompositions()` alone: the time with it less the time without."""
+    lines, ratios = [], []
+    for row in rows:
+        spans = []
+        for whole, first in ((CORE, GRAPHPORT), (DECOMPOSED, EXPORT)):
+            all_, part = row.cells[whole].seconds, row.cells[first].seconds
+            spans.append(None if all_ is None or part is None else all_ - part)
+        ours, theirs = spans
+        ratio = theirs / ours if ours and theirs else None
+        ratios += [] if ratio is None else [ratio]
+        shown = ["fails" if x is None else f"{x * 1e3:,.0f}" for x in spans]
+        nodes = [calls(row.cells[name]) for name in (CORE, DECOMPOSED)]
+        lines.append([row.model, row.shapes, shown[0], nodes[0], shown[1], nodes[1], times(ratio)])
+    count = f" ({len(ratios)} of {len(rows)})" if len(ratios) < len(rows) else ""
+    mean = f"{times(geometric_mean(ratios))}{count}"
+    lines.append(["geometric mean", "", "", "", "", "", mean])
+    return table(["model", "sizes", "graphport ms", "nodes", "torch ms", "nodes", "ratio"], lines)
+
+
+def files_table(rows: list[Times]) -> str:
+    lines = []
+    for row in rows:
+        seconds = [row.least(name) for name in (files.GRAPHPORT, files.TORCH)]
+        shown = ["fails" if x is None else f"{x * 1e3:,.0f}" for x in seconds]
+        lines.append([row.program, row.what, *shown, times(row.ratio)])
+    return table(["program", "", "graphport ms", "torch ms", "ratio"], lines)
+
+
 def failures(rows: list[Row]) -> list[str]:
     return [
         f"- {name} fails on {row.model} ({row.shapes}): {cell.error}"
@@ -470,6 +522,12 @@ def report(result: dict[str, Any]) -> str:
     if result["related"]:
         parts.append(f"Dynamic dims that the program relates to each other (`Dim.AUTO`); {LEAST}:")
         parts.append(related_table(result["related"]))
+    if any(row.cells[CORE].seconds for row in result["models"]):
+        parts.append("`run_decompositions()` alone:")
+        parts.append(decompositions_table(result["models"]))
+    if result["files"]:
+        parts.append("`gp.save`, `gp.load` and torch's own, the least of the runs:")
+        parts.append(files_table(result["files"]))
     if result["memory"]:
         size = f"{result['megabytes'] / 1024:g} GB"
         each = [
@@ -530,6 +588,7 @@ def main() -> None:
     quick, ours = options.quick, not options.without_graphport
     repeats = options.repeats or (1 if quick else 3)
     ahead: list[Runner] = [run_graphport] if ours else []
+    alone: list[Runner] = [run_graphport_only] if ours else []
     contenders = [*([GRAPHPORT] if ours else []), EXPORT, DECOMPOSED]
     megabytes = 256 if quick else 1024
     whole = not options.only
@@ -541,6 +600,7 @@ def main() -> None:
         ),
         "depth": [],
         "related": [],
+        "files": [],
         "memory": {},
         "checks": {},
         "import": {},
@@ -549,10 +609,12 @@ def main() -> None:
     if whole or "llama" in options.only:
         layers = [2, 4, 8] if quick else [4, 8, 16, 32, 64]
         rounds = {GRAPHPORT: 2 if quick else 9, EXPORT: 1 if quick else 3}
-        result["depth"] = depth(layers, [*ahead, run_export_only], rounds)
+        result["depth"] = depth(layers, [*alone, run_export_only], rounds)
     if whole:
         counts = [1, 4, 16] if quick else [1, 4, 16, 64]
-        result["related"] = related(counts, [*ahead, run_export_only], rounds)
+        result["related"] = related(counts, [*alone, run_export_only], rounds)
+        if ours:
+            result["files"] = stored(repeats, quick)
         result["memory"] = memory(contenders, megabytes)
         if ours:
             say("checks")

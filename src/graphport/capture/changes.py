@@ -11,7 +11,7 @@ import dis
 import functools
 import re
 import types
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +24,8 @@ from graphport.capture.snapshot import Snapshot
 from graphport.ops.tensor import AbstractTensor
 from graphport.source import Location
 
-_CONTAINERS = (dict, list, set, deque)
+# Exactly these: a subclass may do anything when it is looked into.
+_CONTAINERS = (dict, list, set, deque, OrderedDict, defaultdict)
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME")
 
 
@@ -63,7 +64,7 @@ class Surroundings:
         self._functions = functions
 
     def _keep(self, name: str, value: Any) -> None:
-        if isinstance(value, _CONTAINERS) and not name.startswith("__"):
+        if type(value) in _CONTAINERS and not name.startswith("__"):
             self._contents.append((name, value, list(_items(value))))
 
     def changes(self) -> Iterator[Change]:
@@ -141,7 +142,7 @@ def holds_tensor(value: Any, depth: int = 3) -> bool:
     """Whether a value is a tensor of the program, or a container with one in it."""
     if isinstance(value, AbstractTensor):
         return value._value is not None
-    if depth and isinstance(value, (*_CONTAINERS, tuple)):
+    if depth and (type(value) in _CONTAINERS or isinstance(value, tuple)):
         return any(holds_tensor(x, depth - 1) for x in _items(value))
     return False
 
@@ -161,7 +162,7 @@ _FRAME = re.compile(r'File "(.*)", line (\d+), in (.*)')
 
 def _made(value: Any) -> Location | None:
     """The line that computed a tensor, or one in a container."""
-    if isinstance(value, (*_CONTAINERS, tuple)):
+    if type(value) in _CONTAINERS or isinstance(value, tuple):
         return next(filter(None, map(_made, _items(value))), None)
     if not isinstance(value, AbstractTensor) or value._value is None:
         return None

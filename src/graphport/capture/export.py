@@ -259,8 +259,10 @@ class _Capture:
             self._tell_changes(snapshot, surroundings)
         finally:
             snapshot.restore()
-        results = [self._output(x, i) for i, x in enumerate(outputs)]
-        self.tracer.assertions.finish()
+        # The program has returned: what is recorded now has no line of the user's.
+        with self.recorder.saying({"nn_module_stack": {}, "stack_trace": ""}):
+            results = [self._output(x, i) for i, x in enumerate(outputs)]
+            self.tracer.assertions.finish()
         outcome = judge(self.spec, self.options.guards)
         if outcome.forms:
             for graph in graphs_of(self.recorder.frame):
@@ -446,7 +448,8 @@ class _Capture:
     def _program(self, results: list[Any], out_spec: Any, outcome: Outcome) -> ExportedProgram:
         graph = self.recorder.graph
         if self.options.training:
-            mutations, results = [], self._close_as_written(results)
+            mutations: list[tuple[Node, OutputSpec]] = []
+            results = self._close_as_written(results)
         else:
             mutations, results = self._close(results)
         state, constants = state_of(self.root, self.state.entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,9 +105,11 @@ class Subgraph:
             tracer.assertions.finish()
             self.written = self.frame.leave()
         tracer.assertions.seen = len(tracer.scope.facts)
-        # Described with what only this graph knows: inputs of others, and its own nodes.
-        for node in (*recorder.opened[opened:], *self.frame.graph.nodes):
-            node.meta["val"] = _told_anew(node.meta.get("val"))
+        # Described with what only this graph knows: inputs of others, its own nodes, those within.
+        described = [recorder.opened[opened:], *(g.nodes for g in graphs_of(self.frame))]
+        for node in itertools.chain.from_iterable(described):
+            if "val" in node.meta:
+                node.meta["val"] = _told_anew(node.meta["val"])
 
     def _result(self, x: Any, i: int) -> Any:
         if isinstance(x, torch.Tensor):

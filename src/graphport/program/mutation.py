@@ -38,10 +38,10 @@ def _targets(module: GraphModule, node: Node) -> list[Node]:
     if op is not torch.ops.higher_order.wrap_with_set_grad_enabled or not inner:
         return []
     graph: Any = getattr(module, str(inner[0].target))
-    names = written(graph)
+    inside = written(graph)
     inputs = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
     return [n for n, name in zip(node.args[2:], inputs, strict=True)
-            if name in names and isinstance(n, Node)]  # fmt: skip
+            if name in inside and isinstance(n, Node)]  # fmt: skip
 
 
 def _nodes(x: Any) -> list[Node]:
@@ -57,5 +57,5 @@ def owner(node: Node) -> Node:
         shares = schema is not None and any(r.alias_info is not None for r in schema.returns)
         if not shares and node.target is not operator.getitem:
             break
-        node = node.args[0]  # type: ignore[assignment]
+        node = node.args[0]
     return node
