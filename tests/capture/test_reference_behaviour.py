@@ -329,7 +329,8 @@ def test_literals_are_lifted() -> None:
     compare(core, Model(), ((i(5),), {}))
 
 
-def test_a_tensor_attribute_of_a_module_without_inputs() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_tensor_attribute_of_a_module_without_inputs(strict: bool) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -338,7 +339,9 @@ def test_a_tensor_attribute_of_a_module_without_inputs() -> None:
         def forward(self) -> Tensor:
             return self.x.clone()
 
-    assert check(Model(), ()).graph_signature.lifted_tensor_constants == ("x",)
+    ep = gp.export(Model(), (), strict=strict)
+    assert ep.graph_signature.lifted_tensor_constants == ("x",)
+    compare(ep, Model(), ((), {}))
 
 
 def test_a_constant_may_be_the_result() -> None:

@@ -555,6 +555,53 @@ def test_training_form_becomes_functional() -> None:
     compare(ep, model, ((r(2, 2),), {}), rtol=1e-4, atol=1e-5)
 
 
+def through_a_view(x: Tensor) -> Tensor:
+    x.view(3, 4)[1:].add_(1)
+    return x * 2
+
+
+def through_a_reshape(x: Tensor) -> Tensor:
+    x[2:].reshape(5, 2).mul_(3)
+    return x + 1
+
+
+@pytest.mark.parametrize("f", [through_a_view, through_a_reshape])
+@pytest.mark.parametrize("table", [None, {}])
+def test_what_is_written_through_a_view_outlasts_decompositions(f: Any, table: Any) -> None:
+    ep = gp.export(f, (r(12),), training=True)
+    compare(ep.run_decompositions(table), f, ((r(12),), {}))
+
+
+def sum_of_two(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    a, b, c = x.item(), y.item(), z.item()
+    torch._check(a == b + c)
+    return x * 2 if b + c == a else x + 3
+
+
+def same_size(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    a, b = torch.arange(4)[: x.item()], torch.arange(4) + z
+    with torch.no_grad():
+        kept = b[b > 0]
+        torch._check(kept.shape[0] == a.shape[0])
+        return a + kept + y
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("f", "good", "bad"), [(sum_of_two, (6, 3, 3), (7, 3, 3)), (same_size, (3, 1, 0), (2, 1, 0))]
+)
+def test_equalities_between_values_from_data_outlast_decompositions(
+    f: Any, good: Any, bad: Any, training: bool
+) -> None:
+    args = tuple(i(n) for n in good)
+    ep = gp.export(f, args, training=training)
+    for program in (ep, ep.run_decompositions(), ep.run_decompositions({})):
+        program.validate()
+        compare(program, f, (args, {}))
+        with pytest.raises(RuntimeError, match="Runtime assertion failed for expression Eq"):
+            program.module()(*(i(n) for n in bad))
+
+
 def test_training_form_of_a_convolution_with_a_dynamic_batch() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -703,12 +750,18 @@ def test_fake_weights_fake_inputs_and_capture_under_a_fake_mode() -> None:
 # As a part of something else
 
 
-def test_as_a_backend_of_torch_compile() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_as_a_backend_of_torch_compile(strict: bool) -> None:
+    found = []
+
     def backend(graph: Any, examples: Any) -> Any:
-        return gp.export(graph, tuple(examples)).run_decompositions().module()
+        ep = gp.export(graph, tuple(examples), strict=strict)
+        found.append(inputs(ep))
+        return ep.run_decompositions().module()
 
     def f(x: Tensor, y: Tensor) -> Tensor:
         return x + y
 
     args = (r(3, 3), r(3, 3))
     torch.testing.assert_close(torch.compile(f, backend=backend)(*args), f(*args))
+    assert found == [["L_x_", "L_y_"]]

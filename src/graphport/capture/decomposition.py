@@ -54,8 +54,10 @@ def run(program: ExportedProgram, table: Table | None, preserve: tuple[Any, ...]
     def tracer(recorder: Recorder, state: State) -> Tracer:
         return Decomposer(recorder, state, chosen, frozenset(preserve))
 
-    kind: type[Rewriter] = Functionalisation if program.dialect == "TRAINING" else Decomposition
-    return kind(program, tracer).run()
+    if program.dialect == "TRAINING":
+        # A pass of its own: operators that are taken apart do not tell what shares memory.
+        program = Functionalisation(program, Tracer).run()
+    return Decomposition(program, tracer).run()
 
 
 class Decomposition(Rewriter):

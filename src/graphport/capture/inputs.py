@@ -104,7 +104,11 @@ def bind(target: nn.Module | Callable[..., Any], args: Any, kwargs: Any) -> Inpu
 def signature_of(target: Any) -> inspect.Signature:
     if isinstance(target, nn.Module):
         own = getattr(target, "_graphport_signature", None)
-        return own if own is not None else inspect.signature(target.forward)
+        if own is not None:
+            return own
+        if isinstance(target, torch.fx.GraphModule) and hasattr(target, "real_recompile"):
+            target.real_recompile()  # Dynamo's graphs get their code when they are first called
+        return inspect.signature(target.forward)
     try:
         return inspect.signature(target)
     except ValueError:  # a function written in C, e.g. torch.sin

@@ -75,5 +75,5 @@ def _wrap_one(recorder: Recorder, mode: bool, nodes: list[Node]) -> None:
             item = outer.create_node("call_function", operator.getitem, (call, i), {}, "getitem")
             item.meta = dict(n.meta)
             n.replace_all_uses_with(item, delete_user_cb=lambda user: user not in inside)
-    for n in reversed(nodes):
+    for n in (*reversed(nodes), *(n for n in reads if n.op == "get_attr")):
         outer.erase_node(n)

@@ -46,7 +46,8 @@ class Rewriter:
     def __init__(self, program: ExportedProgram, make_tracer: MakeTracer) -> None:
         self.program = program
         self.recorder = Recorder(program.scope)
-        self.recorder.reserved = {n.split(".")[0] for n in program.state_dict}
+        taken = (*program.state_dict, *program.constants)
+        self.recorder.reserved = {n.split(".")[0] for n in taken}
         self.names = Names()
         self.state = State(None, self.recorder, self.names)
         self.tracer = make_tracer(self.recorder, self.state)
@@ -57,7 +58,8 @@ class Rewriter:
         self.new: dict[Node, Any] = {}
         """What stands for each node of the old graph: a node, a constant, a tuple of them."""
         self.references: dict[Node, Node] = {}
-        """Of nodes that refer to a graph within the graph, the new ones."""
+        """New nodes that stand for old ones whatever is known of their values: those that refer to
+        a graph within the graph, and numbers."""
 
     def run(self) -> ExportedProgram:
         scope = self.program.scope
@@ -254,12 +256,16 @@ class Rewriter:
         )  # fmt: skip
 
     def _know_number(self, val: Any, node: Node) -> None:
-        """A number that a graph is given, or computes."""
+        """A number that a graph is given, or computes: as it is, and as what it is known to be.
+
+        That may be a symbol that the program makes only later.
+        """
         number = from_torch(val)
-        if isinstance(number, Expr) and number not in self.recorder.frame.sizes:
-            self.recorder.remember(number, node)
-            if number.kind == "symbol" and not self.recorder.is_defined(number):
-                self.recorder.define(number, lambda: node)
+        for form in (number, self.program.scope.simplify(number)):
+            if isinstance(form, Expr) and form not in self.recorder.frame.sizes:
+                self.recorder.remember(form, node)
+                if form.kind == "symbol" and not self.recorder.is_defined(form):
+                    self.recorder.define(form, lambda: node)
 
     def _subgraph(self, reference: Node, module: GraphModule) -> Subgraph:
         recorder = self.recorder
@@ -270,8 +276,9 @@ class Rewriter:
                     new, val = sub.frame.open(old.name, old.meta["val"]), old.meta["val"]
                     sub.given.append(new)
                     recorder.define_sizes(new)
-                    if isinstance(old.meta["val"], _SYMBOLIC):
-                        self._know_number(old.meta["val"], new)
+                    if isinstance(val, _SYMBOLIC):
+                        self._know_number(val, new)
+                        self.references[old] = new
                     tensor = isinstance(val, AbstractTensor)
                     value = Value(val._abstract, new, origin=new) if tensor else None
                     self.new[old] = self.opened(new, value)
@@ -297,6 +304,10 @@ _STATED = (
     aten._assert_scalar.default, aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default,
 )  # fmt: skip
+
+
+def _is_number(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), (*_SYMBOLIC, int, float))
 
 
 def _parts(node: Node, recorder: Recorder, hold: Callable[[Node], Any]) -> Any:
@@ -328,10 +339,21 @@ class Functionalisation(Rewriter):
         ]
 
     def keeps(self, node: Node) -> bool:
-        return self._makes_symbols(node) or node.target in _STATED
+        if self.recorder.frame.parent is not None:
+            return True  # branches and loop bodies are functional as they are
+        return _is_number(node) or self._makes_symbols(node) or node.target in _STATED
+
+    def copy(self, node: Node) -> Node:
+        new = super().copy(node)
+        if _is_number(node):
+            # By its value it may be another number, which is what the program asserts of it.
+            self.references[node] = new
+        return new
 
     def _makes_symbols(self, node: Node) -> bool:
-        """Whether a call gives numbers or sizes that only running can tell."""
+        """Whether a call gives sizes that only running can tell."""
+        if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
+            return True
         found = pytree.tree_leaves(node.meta.get("val"))
         numbers = [n for v in found for n in (v.shape if isinstance(v, torch.Tensor) else (v,))]
         return any(
@@ -341,6 +363,11 @@ class Functionalisation(Rewriter):
 
     def stored(self, node: Node) -> Any:
         return _parts(node, self.recorder, self._held)
+
+    def _held(self, new: Any) -> Any:
+        if isinstance(new, Node) and isinstance(new.meta["val"], _SYMBOLIC):
+            self._know_number(new.meta["val"], new)
+        return super()._held(new)
 
     def node_of(self, old: Node) -> Any:
         if old in self.references:
@@ -371,7 +398,10 @@ class Functionalisation(Rewriter):
         inputs = iter(operands)
         for inner in getattr(self._owner(node), reference.target).graph.nodes:
             if inner.op == "placeholder":
-                self.new[inner] = self.new[next(inputs)]
+                outer = next(inputs)
+                self.new[inner] = self.new[outer]
+                if outer in self.references:
+                    self.references[inner] = self.references[outer]
             elif inner.op == "output":
                 return pytree.tree_map_only(Node, self.new.__getitem__, tuple(inner.args[0]))
             else:

@@ -57,7 +57,8 @@ def other_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, A
 def _leaves(program: ExportedProgram, env: dict[Expr, int]) -> list[Any] | None:
     """Flat inputs at the sizes that `env` gives, if they pass the program's own checks."""
     given = pytree.tree_leaves(program.example_inputs)
-    inputs = [n for n in program.graph.nodes if n.op == "placeholder"][-len(given) :]
+    placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
+    inputs = placeholders[len(placeholders) - len(given) :]
     leaves = []
     for node, x in zip(inputs, given, strict=True):
         val = node.meta["val"]

@@ -3,6 +3,7 @@
 from graphport.program.checks import InputChecks, InputShape
 from graphport.program.exported import CallSpec, ExportedProgram, ModuleCall
 from graphport.program.module import CONSTANTS, RESERVED, graph_module
+from graphport.program.mutation import owner
 from graphport.program.signature import (
     Argument,
     ConstantArgument,

@@ -179,8 +179,11 @@ class IsConstant:
         x, value = variable(self.index), self.value
         if value is None or type(value) is bool:
             return [f"if {x} is not {value}: return False"]
-        if type(value) is str or (type(value) is int and value.bit_length() < 64):
-            return [f"if type({x}) is not {_kind(value)} or {x} != {value!r}: return False"]
+        if type(value) is str:
+            return [f"if type({x}) is not str or {x} != {value!r}: return False"]
+        if type(value) is int and value.bit_length() < 64:
+            quick = f"type({x}) is int and {x} == {value!r}"
+            return [f"if not ({quick}) and not same({x}, {value!r}): return False"]
         name = code.object(value)
         # Others are mostly unique objects, such as dtypes: asking for the same one is quick.
         return [f"if {x} is not {name} and not same({x}, {name}): return False"]
@@ -188,6 +191,8 @@ class IsConstant:
 
 def same(a: Any, b: Any) -> bool:
     """Whether no program can tell two constants apart: 1 is not True, 0.0 not -0.0, nan is nan."""
+    if isinstance(a, torch.SymInt) and type(b) is int:
+        return bool(a == b)  # a program that is captured again: fixed from now on
     if type(a) is not type(b):
         return False
     if isinstance(a, float):

@@ -221,12 +221,22 @@ def own_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
         mutated = {by_input[n] for n in written(program.graph_module) if n in by_input}
     persistent = {s.target: s.persistent for s in signature.input_specs}
     copies: dict[int, torch.Tensor] = {}
+    in_place = program.dialect == "TRAINING"
+    memory = {_memory(program.tensor(n)) for n in mutated} if in_place else set()
+    memo: dict[int, Any] = {}
     for name, t in (*program.state_dict.items(), *program.constants.items()):
         if isinstance(t, torch.Tensor) and not isinstance(t, nn.Parameter):
-            if name in mutated or id(t) in copies:
+            if in_place and _memory(t) in memory:
+                # Copied together: what is written to one is seen by all that share its memory.
+                t = copies.setdefault(id(t), copy.deepcopy(t.detach(), memo))
+            elif name in mutated or id(t) in copies:
                 t = copies.setdefault(id(t), t.detach().clone())
         in_state = name in program.state_dict
         yield name, t, in_state and persistent.get(name, True) is not False
+
+
+def _memory(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
 
 
 def _assign(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
