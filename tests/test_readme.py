@@ -13,7 +13,8 @@ README = Path(__file__).resolve().parents[1] / "README.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_python_blocks_run() -> None:
+def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a reader may save programs
     text = README.read_text()
     blocks = list(BLOCK.finditer(text))
     assert blocks

@@ -13,6 +13,7 @@ from torch import nn
 
 import graphport as gp
 from graphport import Dim
+from tests.capture.control import cond
 from tests.helpers import assert_same, clone, compare, snapshot_state
 
 aten = torch.ops.aten
@@ -293,3 +294,71 @@ def test_functions_bring_their_backward() -> None:
     functional.validate()
     compare(functional, model, ((torch.randn(6, 4),), {}))
     assert "aten.detach.default" not in names(functional)
+
+
+# Memory and control flow, as written and made functional
+
+
+class Swaps(nn.Module):
+    """What an assigned buffer held before is returned, and becomes another buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("a", torch.arange(4.0))
+        self.register_buffer("b", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        old = self.a
+        self.a, self.b = self.b, self.a + x
+        return old, self.a + 1, self.b
+
+
+class Overlaps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("whole", torch.arange(6.0))
+        self.register_buffer("part", self.whole[2:4])
+        self.register_buffer("turned", self.whole.view(2, 3).t())
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.part.add_(x[:2])
+        self.turned[0] = 7
+        return self.whole * 1, self.part * 1, self.turned * 1
+
+
+class Decides(nn.Module):
+    """Numbers come out of branches, and a graph has the name of a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.true_graph_0 = torch.ones(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positive = x.sum() > 0
+        with torch.no_grad():
+            y = cond(positive, lambda: x.sin(), lambda: x.cos(), ())
+        n = cond(positive, lambda: 2, lambda: 3, ())
+        return y * n + self.true_graph_0
+
+
+@pytest.mark.parametrize("kind", [Swaps, Overlaps, Decides])
+def test_memory_and_branches(kind: type[nn.Module]) -> None:
+    model = kind()
+    ep = gp.export(model, (torch.ones(4),), training=True)
+    for program in (ep, ep.run_decompositions({}), ep.run_decompositions()):
+        program.validate()
+        ours, theirs = program.module(), copy.deepcopy(model)
+        for x in (torch.ones(4), -torch.ones(4)):
+            assert_same(ours(x), theirs(x), "results differ")
+
+
+def test_decompositions_know_what_decides_a_branch() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        def small(x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if x.shape[0] < 5 else x * 3
+
+        return cond(x.shape[0] <= 3, small, lambda x: x + 1, (x,))
+
+    ep = gp.export(f, (torch.ones(4),), dynamic_shapes={"x": {0: Dim("n")}}, training=True)
+    for n in (2, 4, 6):
+        compare(ep.run_decompositions(), f, ((torch.randn(n),), {}))

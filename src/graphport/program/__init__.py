@@ -21,8 +21,8 @@ from graphport.program.torch_interop import from_torch
 from graphport.program.unflattening import unflatten
 
 __all__ = [
-    "CONSTANTS", "RESERVED", "Argument", "CallSpec", "ConstantArgument", "ExportedProgram", "GraphSignature",
-    "InputChecks", "InputKind", "InputShape", "InputSpec", "ModuleCall", "ModuleCallSignature",
-    "ObjectArgument", "OutputKind", "OutputSpec", "SymbolicArgument", "TensorArgument", "from_torch",
-    "graph_module", "unflatten",
+    "CONSTANTS", "RESERVED", "Argument", "CallSpec", "ConstantArgument", "ExportedProgram",
+    "GraphSignature", "InputChecks", "InputKind", "InputShape", "InputSpec", "ModuleCall",
+    "ModuleCallSignature", "ObjectArgument", "OutputKind", "OutputSpec", "SymbolicArgument",
+    "TensorArgument", "from_torch", "graph_module", "owner", "unflatten",
 ]  # fmt: skip
