@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -167,6 +168,13 @@ def test_gradients_through_regions() -> None:
 # To the inference form and back
 
 
+def saved_and_loaded(ep: gp.ExportedProgram) -> gp.ExportedProgram:
+    file = io.BytesIO()
+    gp.save(ep, file)
+    file.seek(0)
+    return gp.load(file)
+
+
 def layered() -> tuple[nn.Module, tuple[Any, ...], Any]:
     return Convolutional().eval(), (torch.randn(2, 3, 6, 6),), {"x": {0: Dim("n", min=1)}}
 
@@ -204,6 +212,7 @@ def test_decompositions_make_it_functional(case: Callable[..., Any]) -> None:
 def test_the_module_can_be_captured_again(case: Callable[..., Any]) -> None:
     model, args, shapes = case()
     ep = gp.export(model, args, dynamic_shapes=shapes, training=True)
+    assert str(saved_and_loaded(ep)) == str(ep)
     again = gp.export(ep.module(), args, dynamic_shapes=shapes, training=True)
     assert [str(n.target) for n in again.graph.nodes] == [str(n.target) for n in ep.graph.nodes]
     inference = gp.export(ep.module(), args, dynamic_shapes=shapes)
@@ -288,7 +297,7 @@ def test_functions_bring_their_backward() -> None:
     ep = gp.export(model, (torch.randn(3, 4),), dynamic_shapes=shapes, training=True)
     ep.validate()
     again = gp.export(ep.module(), (torch.randn(3, 4),), dynamic_shapes=shapes, training=True)
-    for program in (ep, again):
+    for program in (ep, again, saved_and_loaded(ep)):
         train_alike(program, model, [(torch.randn(n, 4),) for n in (3, 5)])
     functional = ep.run_decompositions()
     functional.validate()

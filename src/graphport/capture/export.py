@@ -438,14 +438,14 @@ class _Capture:
 
     def _close_as_written(self, results: list[Any]) -> list[Any]:
         """End a graph in training form: what it writes is written, an assigned buffer included."""
-        replaced = [entry for entry in self.state.entries if entry.replaced is not None]
-        values = [self.tracer.read(entry.replaced) for entry in replaced]
-        memory = {entry.node for entry in replaced}
+        replaced = [(e, e.replaced) for e in self.state.entries if e.replaced is not None]
+        values = [self.tracer.read(new) for _, new in replaced]
+        memory = {entry.node for entry, _ in replaced}
         # What shows the old contents of an assigned buffer outlives them.
         old = dict.fromkeys(n for n in (*values, *results)
                             if isinstance(n, Node) and owner(n) in memory)  # fmt: skip
         apart = {n: self.recorder.emit(aten.clone.default, n) for n in old}
-        for entry, value in zip(replaced, values, strict=True):
+        for (entry, _), value in zip(replaced, values, strict=True):
             self.tracer.write(entry.value, apart.get(value, value))
         results = [apart.get(r, r) if isinstance(r, Node) else r for r in results]
         output = self.recorder.graph.output(tuple(results))

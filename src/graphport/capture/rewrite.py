@@ -80,9 +80,8 @@ class Rewriter:
         """The same inputs under the same names."""
         recorder = self.recorder
         specs = {s.arg.name: s for s in self.program.graph_signature.input_specs}
-        for old in self.program.graph.nodes:
-            if old.op != "placeholder":
-                break
+        values: dict[Node, Value | None] = {}
+        for old in self.program.graph.find_nodes(op="placeholder"):
             node = self.names.placeholder(recorder.graph, self.names.unique(old.name))
             node.meta = dict(old.meta)
             recorder.frame.entry = node
@@ -90,7 +89,7 @@ class Rewriter:
             value = None
             if isinstance(val, AbstractTensor):
                 value = Value(val._abstract, node, origin=node)
-            self.new[old] = self.opened(node, value)
+            self.new[old], values[node] = node, value
             if spec.kind is InputKind.USER_INPUT:
                 self.inputs.append((node, value))
             elif spec.target is not None:
@@ -98,6 +97,9 @@ class Rewriter:
                 self.state.adopt(tensor, spec.kind, spec.target, node, value, spec.persistent)
         self.state.first_input = self.inputs[0][0] if self.inputs else None
         self.state.join_aliases()
+        values.update((entry.node, entry.value) for entry in self.state.entries)
+        for old, node in list(self.new.items()):
+            self.new[old] = self.opened(node, values[node])
         for node, value in self.inputs:
             for d, s in enumerate(value.abstract.sizes if value is not None else ()):
                 if type(s) is Expr and len(symbols(s)) == 1:

@@ -222,7 +222,7 @@ def own_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
     persistent = {s.target: s.persistent for s in signature.input_specs}
     copies: dict[int, torch.Tensor] = {}
     in_place = program.dialect == "TRAINING"
-    memory = {_memory(program.tensor(n)) for n in mutated} if in_place else set()
+    memory = {_memory(program.tensor(n)) for n in mutated} - {None} if in_place else set()
     memo: dict[int, Any] = {}
     for name, t in (*program.state_dict.items(), *program.constants.items()):
         if isinstance(t, torch.Tensor) and not isinstance(t, nn.Parameter):
@@ -235,8 +235,12 @@ def own_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
         yield name, t, in_state and persistent.get(name, True) is not False
 
 
-def _memory(t: torch.Tensor) -> int:
-    return t.untyped_storage()._cdata
+def _memory(t: torch.Tensor) -> int | None:
+    """What tensors over the same memory have in common; None where nothing can be shared."""
+    try:
+        return t.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def _assign(module: nn.Module, name: str, t: Any, persistent: bool) -> None:

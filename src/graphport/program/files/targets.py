@@ -51,7 +51,8 @@ for _name, _function in FUNCTIONS.items():
 # Those that call graphs of the program or operators, and nothing else of Python's.
 HIGHER_ORDER = (
     "cond", "while_loop", "map_impl", "scan", "associative_scan", "auto_functionalized",
-    "auto_functionalized_v2", "wrap_with_set_grad_enabled", "wrap_with_autocast",
+    "auto_functionalized_v2", "autograd_function_apply", "wrap_with_set_grad_enabled",
+    "wrap_with_autocast",
     "tag_activation_checkpoint", "wrap_activation_checkpoint", "invoke_subgraph", "strict_mode",
     "out_dtype", "run_with_rng_state", "flex_attention", "hints_wrapper", "with_effects",
 )  # fmt: skip
