@@ -371,3 +371,14 @@ def test_decompositions_know_what_decides_a_branch() -> None:
     ep = gp.export(f, (torch.ones(4),), dynamic_shapes={"x": {0: Dim("n")}}, training=True)
     for n in (2, 4, 6):
         compare(ep.run_decompositions(), f, ((torch.randn(n),), {}))
+
+
+def test_a_copy_that_is_none_at_another_size() -> None:
+    class Transposed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.t().contiguous().add_(1)
+            return x * 2
+
+    model = Transposed()
+    ep = gp.export(model, (torch.randn(3, 2),), dynamic_shapes=({0: Dim("n")},), training=True)
+    train_alike(ep, model, [(torch.randn(n, 2),) for n in (3, 1, 4)])

@@ -97,7 +97,6 @@ class Modules:
         with self.inside(module) as key:
             return self.signatures.leave(key, call, original(module, *args, **kwargs))
 
-
     def _retrace(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
         """Graphs within a graph belong to whatever the outermost one has become."""
         outer = self._graph

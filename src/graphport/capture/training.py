@@ -141,12 +141,15 @@ def batch_norm(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 def contiguous(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
-    """As written: an input may come in another layout."""
+    """As written: an input may come in another layout, and a copy be none at another size."""
     base = tracer.value(args[0])
-    if kwargs or not is_contiguous(tracer.read(base)):
-        return SPECIAL[info.op](tracer, info, args, kwargs)
-    node = tracer.recorder.node(info.op, (tracer.read(base),), {}, base.abstract, info.name)
-    return tracer.wrap(Value.view(base, base.abstract, node, info.op, ()), wants_grad(args))
+    node, wanted = tracer.read(base), kwargs.get("memory_format", torch.contiguous_format)
+    if wanted is torch.contiguous_format and is_contiguous(node):
+        made = tracer.recorder.node(info.op, (node,), kwargs, base.abstract, info.name)
+        return tracer.wrap(Value.view(base, base.abstract, made, info.op, ()), wants_grad(args))
+    out = info_of(aten.clone.default).rule(base.abstract, memory_format=wanted)
+    made = tracer.recorder.node(info.op, (node,), kwargs, out, info.name)
+    return tracer.wrap(Value(out, made), wants_grad(args))
 
 
 def as_view(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
