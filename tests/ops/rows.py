@@ -50,12 +50,16 @@ class Row:
         return {w for w in words if not w.isdigit()} - set(self.fixed)
 
     def dynamic_shapes(self) -> tuple[Any, ...]:
+        if self.view is not None:  # it has its own idea of the dims
+            return tuple(dict.fromkeys(range(t.dim()), gp.Dim.AUTO) for t in self.inputs(EXAMPLE))
         dims = {w: gp.Dim(w, min=self.least.get(w)) for w in self.letters()}
         return tuple(
             {d: dims[w] for d, w in enumerate(spec.split()) if w in dims} for spec in self.specs
         )
 
     def others(self) -> Iterator[dict[str, int]]:
+        if self.view is not None:
+            return
         letters = self.letters()
         yield {**EXAMPLE, **{w: LARGER[w] for w in letters}}
         for small in (1, 0):
@@ -69,14 +73,14 @@ def row(fn: Callable[..., Any], *specs: str, name: str = "", **options: Any) -> 
     return pytest.param(made, id=made.name)
 
 
-def _program(fn: Callable[..., Any]) -> Callable[..., Any]:
+def program(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Operators of torch have no signature that Python can see."""
     return lambda *tensors: fn(*tensors)
 
 
 def check_static(row: Row) -> None:
     check(
-        _program(row.fn), row.inputs(EXAMPLE), layout=row.layout, rtol=row.tolerance,
+        program(row.fn), row.inputs(EXAMPLE), layout=row.layout, rtol=row.tolerance,
         atol=row.tolerance,
     )  # fmt: skip
 
@@ -84,13 +88,9 @@ def check_static(row: Row) -> None:
 def check_dynamic(row: Row) -> None:
     if not row.letters():
         return
-    if row.view is None:
-        spec = row.dynamic_shapes()
-    else:  # the view has its own idea of the dims
-        spec = tuple(dict.fromkeys(range(t.dim()), gp.Dim.AUTO) for t in row.inputs(EXAMPLE))
     check(
-        _program(row.fn), row.inputs(EXAMPLE), dynamic_shapes=(spec,),
-        others=[] if row.view else [row.inputs(sizes) for sizes in row.others()],
+        program(row.fn), row.inputs(EXAMPLE), dynamic_shapes=(row.dynamic_shapes(),),
+        others=[row.inputs(sizes) for sizes in row.others()],
         layout=row.layout, rtol=row.tolerance, atol=row.tolerance,
     )  # fmt: skip
 

@@ -131,6 +131,15 @@ def literal(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     return tracer.wrap(value)
 
 
+def dropout(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """A tensor like its input, whatever is left out."""
+    base = tracer.value(args[0])
+    out = info_of(aten.clone.default).rule(base.abstract)
+    lowered = (tracer.read(base), *args[1:])
+    node = tracer.recorder.node(info.op, lowered, kwargs, out, info.name)
+    return tracer.wrap(Value(out, node), wants_grad(args))
+
+
 def batch_norm(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """In training it writes running statistics, which the schema does not say."""
     result = pure(tracer, info, args, kwargs)
@@ -164,10 +173,10 @@ def as_view(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 _AS_WRITTEN: dict[Any, Handler] = {
-    aten.dropout.default: pure,
-    aten.alpha_dropout.default: pure,
-    aten.feature_dropout.default: pure,
-    aten.feature_alpha_dropout.default: pure,
+    aten.dropout.default: dropout,
+    aten.alpha_dropout.default: dropout,
+    aten.feature_dropout.default: dropout,
+    aten.feature_alpha_dropout.default: dropout,
     aten.batch_norm.default: batch_norm,
     aten.instance_norm.default: batch_norm,
     aten.contiguous.default: contiguous,
