@@ -11,9 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import graphport as gp
 from graphport import Dim
+from graphport.errors import UnsupportedError
 from tests.capture.control import cond
 from tests.helpers import assert_same, clone, compare, snapshot_state
 
@@ -289,6 +291,35 @@ class WithFunctions(nn.Module):
         y = Clip.apply(self.layer(x), self.w, 0.5)
         z, best = Pair.apply(y)
         return z * 2 + y, best
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.b, self.a(x).sin(), use_reentrant=reentrant) * 2
+
+    model = Checkpointed()
+    ep = gp.export(model, (torch.randn(3, 4),), dynamic_shapes={"x": {0: Dim("n")}}, training=True)
+    train_alike(ep, model, [(torch.randn(n, 4),) for n in (3, 5)])
+
+
+def test_a_backward_that_cannot_be_captured() -> None:
+    class Strange(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+            raise ValueError("not today")
+
+    with pytest.raises(UnsupportedError, match="the backward of Strange cannot be captured"):
+        gp.export(lambda x: Strange.apply(x), (torch.randn(3, requires_grad=True),), training=True)
 
 
 def test_functions_bring_their_backward() -> None:

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
 
 from graphport import source
 from graphport.capture.process import ProcessWide
 from graphport.capture.subgraphs import Subgraph
 from graphport.capture.tracer import Tracer, wants_grad
 from graphport.capture.values import Value
-from graphport.errors import UnsupportedError
+from graphport.errors import ExportError, UnsupportedError
 from graphport.ops.tensor import abstract_tensor
 
 applied = torch.ops.higher_order.autograd_function_apply
@@ -75,6 +76,10 @@ def _replaced_apply() -> Iterator[None]:
         tracer = getattr(_active, "tracer", None)
         if tracer is None or not wants_grad(args):
             return original.__get__(None, cls)(*args, **kwargs)
+        if cls is CheckpointFunction:
+            # Its backward computes the forward again: the derivative of what it runs is the same.
+            function, _, *operands = args
+            return function(*operands)
         return record(tracer, cls, args)
 
     kind = type(applied)
@@ -127,7 +132,16 @@ def record(tracer: Tracer, cls: Any, args: tuple[Any, ...]) -> Any:
             given = cls.backward(context, *grads)
         return given if isinstance(given, tuple) else (given,)
 
-    backward.run(run_back)
+    try:
+        backward.run(run_back)
+    except ExportError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"the backward of {cls.__name__} cannot be captured: {error}",
+            where=source.of_function(cls.backward),
+            fix="write it with torch functions on its arguments and saved tensors",
+        ) from error
     by_argument = dict(zip(map(id, args), backward.results, strict=False))
     for outer in backward.outside:  # what the backward uses from around comes through the forward
         backward.given.append(backward.frame.inputs[outer])
