@@ -77,9 +77,12 @@ def check_captured_again(
 ) -> None:
     """Capturing the program itself gives a program with the same inputs and the same results."""
     args, kwargs = inputs
+    spec = dynamic_shapes
+    if isinstance(spec, tuple) and len(spec) == 1 and isinstance(spec[0], tuple):
+        spec = spec[0]  # written against `*args`, which are arguments of their own now
     try:
-        again = gp.export(ep.module(), args, kwargs, dynamic_shapes=dynamic_shapes)
-    except SpecError:  # written against `*args` or `**kwargs`, which are arguments of their own now
+        again = gp.export(ep.module(), args, kwargs, dynamic_shapes=spec)
+    except SpecError:  # against `**kwargs`, or by the name of `*args`
         return
     again.validate()
     for one, other in ((again, ep), (ep, again)):

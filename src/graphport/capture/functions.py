@@ -159,7 +159,7 @@ def _elements(tracer: Tracer, t: torch.Tensor, index: str) -> Any:
     return number
 
 
-@overrides(torch.linspace)
+@overrides(torch.linspace, torch.ops.aten.linspace.default)
 def linspace(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """The schema says that `steps` is a plain integer; as a value of the graph it may be a size."""
     names = ("start", "end", "steps")
