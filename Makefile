@@ -52,7 +52,7 @@ test: $(TESTED)
 
 test-all: $(TESTED)
 	@$(PY) -m ruff check .
-	@$(PY) -m pytest -q -n 2
+	@$(PY) -m pytest -q -n 2 --every-export
 
 check: $(DEV)
 	@$(PY) -m ruff check .

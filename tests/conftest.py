@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+pytest_plugins = ["tests.every_export"]
+
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 # No deadline: the first example of a property pays for torch's lazy imports. Derandomised, so that

@@ -52,7 +52,7 @@ def check(
 
 
 # What a file cannot hold, and tests capture all the same.
-_NOT_SAVED = ("has no name to be saved under", "there is no data to save", "has no data that can")
+NOT_SAVED = ("has no name to be saved under", "there is no data to save", "has no data that can")
 
 
 def check_saved(
@@ -62,7 +62,7 @@ def check_saved(
     try:
         back = check_round_trip(ep)
     except SerializationError as error:
-        if not any(reason in error.what for reason in _NOT_SAVED):
+        if not any(reason in error.what for reason in NOT_SAVED):
             raise
     else:
         compare(back, target, inputs, **tolerances)

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "fx": GROUND | {"program", "ops", "symbolic"},
     "partition": GROUND | {"program", "fx"},
     "distributed": GROUND | {"program", "fx"},
-    "onnx": GROUND | {"program", "passes", "symbolic"},
+    "onnx": GROUND | {"capture", "ops", "program", "passes", "symbolic"},
     "ort": GROUND | {"onnx"},
     "cli": EVERYTHING,
     "report": EVERYTHING,

@@ -58,6 +58,7 @@ __all__ = [
     "fx",
     "load",
     "map",
+    "onnx",
     "refine_dynamic_shapes",
     "register_dataclass",
     "save",
@@ -66,14 +67,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from graphport import fx
+    from graphport import fx, onnx
     from graphport.program.files import load, save
 
 
 def __getattr__(name: str) -> Any:
-    """`gp.fx`, `gp.save` and `gp.load` are loaded when they are first used."""
-    if name == "fx":
-        return import_module("graphport.fx")
+    """What not every user needs is loaded when it is first used."""
+    if name in ("fx", "onnx"):
+        return import_module(f"graphport.{name}")
     if name in ("load", "save"):
         return getattr(import_module("graphport.program.files"), name)
     raise AttributeError(f"module 'graphport' has no attribute {name!r}")

@@ -130,6 +130,25 @@ class UnsupportedError(ExportError):
     code = "GP200"
 
 
+class MissingLoweringError(UnsupportedError):
+    """Operators that no ONNX lowering is known for; `operators` has their names."""
+
+    code = "GP201"
+
+    def __init__(self, operators: Iterable[str], lines: Iterable[str], opset: int) -> None:
+        self.operators = list(operators)
+        self.lines = list(lines)
+        first = self.operators[0]
+        super().__init__(
+            f"no ONNX lowering for {', '.join(self.operators)} at opset {opset}",
+            fix=f'register one: @gp.onnx.lowering("{first.replace(".", "::", 1)}")',
+        )
+
+    def render(self) -> str:
+        head, *rest = super().render().splitlines()
+        return "\n".join([head, *(f"  at   {line}" for line in self.lines), *rest])
+
+
 class MissingPackageError(ExportError, ImportError):
     """Something that needs an optional package which is not installed."""
 

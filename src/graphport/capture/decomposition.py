@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -60,6 +60,29 @@ def run(program: ExportedProgram, table: Table | None, preserve: tuple[Any, ...]
     return Decomposition(program, tracer).run()
 
 
+def take_apart(program: ExportedProgram, known: Callable[[Any], bool]) -> Any:
+    """A program over operators that are `known`, as far as torch can take the others apart."""
+    from torch._decomp import decomposition_table
+
+    table = {op: fn for op, fn in {**decomposition_table, **core_table()}.items() if not known(op)}
+
+    def tracer(recorder: Recorder, state: State) -> Tracer:
+        return Decomposer(recorder, state, table, _Known(known))
+
+    return Decomposition(program, tracer).run()
+
+
+class _Known:
+    """The composite operators without effects among those that are known."""
+
+    def __init__(self, known: Callable[[Any], bool]) -> None:
+        self.known = known
+
+    def __contains__(self, op: Any) -> bool:
+        info = info_of(op)
+        return info.composite and not info.mutated and op not in _NUMBERS and self.known(op)
+
+
 class Decomposition(Rewriter):
     """Takes composite operators and those of a table apart."""
 
@@ -78,7 +101,7 @@ class Decomposer(Tracer):
     """A tracer that takes apart what it can, as long as it is not to be preserved."""
 
     def __init__(
-        self, recorder: Recorder, state: State, table: Table, preserve: frozenset[Any]
+        self, recorder: Recorder, state: State, table: Table, preserve: Container[Any]
     ) -> None:
         super().__init__(recorder, state)
         self.table = table
@@ -262,3 +285,4 @@ def _check_preserved(op: Any) -> None:
 
 
 services.decompose = run
+services.take_apart = take_apart

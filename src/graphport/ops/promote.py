@@ -35,7 +35,7 @@ def kind(dtype: torch.dtype) -> int:
     return 0 if dtype is torch.bool else 1
 
 
-def _number_kind(x: Any) -> int:
+def number_kind(x: Any) -> int:
     t = x.type if isinstance(x, Expr) else type(x)
     return {bool: 0, int: 1, float: 2, complex: 3}[t]
 
@@ -57,7 +57,14 @@ def result_type(operands: Iterable[Any]) -> torch.dtype:
             else:
                 zero = dtype if zero is None or zero is dtype else promote_types(zero, dtype)
         elif isinstance(x, (bool, int, float, complex, Expr)):
-            number = max(number, _number_kind(x))
+            number = max(number, number_kind(x))
+    return combined(dims, zero, number)
+
+
+def combined(
+    dims: torch.dtype | None, zero: torch.dtype | None, number: int
+) -> torch.dtype:
+    """The dtype of tensors with dims, 0-d tensors and numbers together, by the kind of the last."""
     result = dims
     if zero is not None and (result is None or kind(zero) > kind(result)):
         result = zero if result is None else _raised(result, kind(zero), zero)

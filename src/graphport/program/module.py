@@ -252,12 +252,17 @@ def _assign(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
     # What the GraphModule copied from its root is replaced: it forgets what is persistent.
     for attributes in (module._parameters, module._buffers, module.__dict__):
         attributes.pop(last, None)
+    give_state(module, last, t, persistent)
+
+
+def give_state(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
+    """Make a tensor a parameter or buffer of the module, by what it is; or an object its own."""
     if isinstance(t, nn.Parameter):
-        module.register_parameter(last, t)
+        module.register_parameter(name, t)
     elif isinstance(t, torch.Tensor):
-        module.register_buffer(last, t, persistent=persistent)
+        module.register_buffer(name, t, persistent=persistent)
     else:
-        setattr(module, last, t)
+        setattr(module, name, t)
 
 
 class Entrance:
@@ -303,6 +308,14 @@ class Entrance:
         if self.renamed:
             kwargs = {self.renamed.get(k, k): v for k, v in kwargs.items()}
         return args, kwargs
+
+    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Arguments that have passed, as the leaves that the program takes."""
+        if not self.accepts(args, kwargs):
+            args, kwargs = self.arranged(args, kwargs)
+            if not self.accepts(args, kwargs):
+                self.explain(args, kwargs)
+        return pytree.tree_leaves((args, kwargs))
 
     def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise what is wrong with arguments that were not accepted."""

@@ -15,3 +15,8 @@ Decompose = Callable[["ExportedProgram", Any, tuple[Any, ...]], "ExportedProgram
 
 decompose: Decompose
 """(program, table, operators to keep) -> the program over fewer operators."""
+
+TakeApart = Callable[["ExportedProgram", Callable[[Any], bool]], "ExportedProgram"]
+
+take_apart: TakeApart
+"""(program, which operators are known) -> the program with the others taken apart."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
-from graphport.program.module import own_state
+from graphport.program.module import give_state, own_state
 from graphport.program.unflattening.calls import Call
 from graphport.program.unflattening.module import CapturedModule
 from graphport.program.unflattening.pieces import Piece
@@ -55,13 +54,7 @@ class Tree:
             self._hang(second)
             return
         self._hang(owner)
-        module = self.modules[owner]
-        if isinstance(t, nn.Parameter):
-            module.register_parameter(last, t)
-        elif isinstance(t, torch.Tensor):
-            module.register_buffer(last, t, persistent=persistent)
-        else:
-            setattr(module, last, t)
+        give_state(self.modules[owner], last, t, persistent)
 
     def _hang(self, path: str) -> None:
         """Make a module a child of the one that its path says, from the root down."""

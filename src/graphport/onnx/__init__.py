@@ -1,0 +1,30 @@
+"""`gp.onnx`: captured programs as ONNX models, verified on ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from graphport.onnx.exporting import export
+from graphport.onnx.options import ExportOptions
+from graphport.onnx.program import ONNXProgram
+from graphport.onnx.registry import LOWERINGS, lower, operator_named
+
+__all__ = ["ExportOptions", "ONNXProgram", "export", "lowering", "supported_ops"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def lowering(name: str) -> Callable[[F], F]:
+    """Teach one operator, by its name: `@gp.onnx.lowering("mylib::scale")`."""
+    return lower(operator_named(name))
+
+
+def supported_ops() -> dict[str, Callable[..., Any]]:
+    """The operators that have a lowering: `{"aten::add.Tensor": ...}`."""
+    return {_name(op): entry.fn for op, entry in LOWERINGS.items()}
+
+
+def _name(op: Any) -> str:
+    name, _, overload = op.name().partition(".")
+    return f"{name}.{overload or 'default'}"

@@ -1,0 +1,268 @@
+"""`Builder`: what a lowering writes ONNX with.
+
+It has a method per ONNX operator: `b.Add(x, y)`, `b.ReduceSum(x, [1], keepdims=0)`. Inputs are
+values, or what becomes a constant: a number takes the dtype of the operand that it is combined
+with, a list of integers is int64. The same operator on the same inputs is written once. Where ONNX
+Runtime has no kernel for a dtype, the operator is computed in a wider one and cast back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from graphport.errors import UnsupportedError
+from graphport.onnx import kernels
+from graphport.onnx.inference import infer
+from graphport.onnx.ir import Graph, Node, Shape, Value
+from graphport.onnx.schemas import Signature, fixed, runtime_signature, signature
+from graphport.onnx.sizes import Sizes
+from graphport.onnx.types import ONNX_OF, TORCH_OF
+from graphport.ops import promote
+from graphport.symbolic import Expr, Scope
+
+Number = bool | int | float | Expr
+Operand = Value | Number
+
+# The result is not determined by the inputs.
+_NOT_PURE = {"Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+             "Multinomial", "Dropout"}  # fmt: skip
+
+
+class Builder:
+    """Writes nodes to the graph that is being made."""
+
+    def __init__(self, scope: Scope, opset: int, target: str = "onnx") -> None:
+        self.scope = scope
+        self.opset = opset
+        self.target = target
+        self.graph = Graph("main_graph")
+        self.main = self.graph
+        self.origin: Any = None
+        """The node of the program that is being lowered."""
+        self.result: Any = None
+        """What it must give: `Abstract` tensors, numbers, or a tuple of them."""
+        self.sizes = Sizes(self)
+        self._constants: dict[Any, Value] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """The method of an ONNX operator."""
+        if not name[:1].isupper():
+            raise AttributeError(name)
+        found = signature(name, self.opset)
+        if found is None and self.target == "ort":
+            found = runtime_signature(name)
+        if found is None:
+            raise AttributeError(f"there is no ONNX operator {name} at opset {self.opset}")
+
+        def emit(*inputs: Any, outputs: int = 1, dtype: Any = None, **attributes: Any) -> Any:
+            return self._emit(found, inputs, outputs, dtype, attributes)
+
+        setattr(self, name, emit)
+        return emit
+
+    def has(self, op: str, dtype: torch.dtype | None = None) -> bool:
+        """Whether the opset has an operator, and ONNX Runtime a kernel for this dtype."""
+        found = signature(op, self.opset)
+        if found is None and self.target == "ort":
+            found = runtime_signature(op)
+        return found is not None and (dtype is None or kernels.has(found, dtype))
+
+    # Nodes
+
+    def _emit(
+        self, op: Signature, inputs: Sequence[Any], outputs: int, dtype: Any, attributes: Any
+    ) -> Any:
+        if op.attributes is not None and not op.attributes.issuperset(attributes):
+            unknown = sorted(set(attributes) - op.attributes)
+            raise TypeError(f"{op.op} of opset {op.since} has no attributes {unknown}")
+        types: dict[str, torch.dtype] = {}
+        for i, x in enumerate(inputs):
+            if type(x) is Value:
+                types.setdefault(op.input_type(i), x.dtype)
+        values = [self._input(op, i, x, types) for i, x in enumerate(inputs)]
+        while values and values[-1] is None:
+            values.pop()
+        wide = kernels.widened(op, types)
+        if wide is None:
+            kinds = ", ".join(str(t).removeprefix("torch.") for t in types.values())
+            raise UnsupportedError(f"ONNX Runtime has no kernel of {op.op} for {kinds}")
+        if wide:
+            values = [
+                self.cast(v, wide.get(op.input_type(i), v.dtype)) if v is not None else None
+                for i, v in enumerate(values)
+            ]
+        made = self._node(op, values, outputs, dtype, {**types, **wide}, attributes)
+        if wide:
+            back = [(wide[t], types[t]) if t in wide else None for t in op.outputs]
+            made = [
+                self.cast(v, b[1]) if b is not None and v is not None and v.dtype is b[0] else v
+                for v, b in zip(made, [*back, *[back[-1]] * len(made)], strict=False)
+            ]
+        return made[0] if outputs == 1 else tuple(made)
+
+    def _node(
+        self,
+        op: Signature,
+        inputs: list[Value | None],
+        outputs: int,
+        dtype: torch.dtype | None,
+        types: dict[str, torch.dtype],
+        attributes: dict[str, Any],
+    ) -> list[Any]:
+        kept = {k: v for k, v in attributes.items() if v is not None}
+        key = None
+        if op.op not in _NOT_PURE:
+            key = (op.op, op.domain, tuple(inputs), outputs, *map(_frozen, kept.items()))
+            for graph in self.graph.chain():
+                known = graph.known.get(key)
+                if known is not None:
+                    return known
+        node = Node(op.op, inputs, kept, op.domain, self.origin)
+        for i in range(outputs):
+            out = dtype or _output_type(op, i, types, kept)
+            shape = infer(op.op, inputs, kept) if i == 0 else None
+            node.outputs.append(Value("", out, shape, self.graph, node))
+        self.graph.nodes.append(node)
+        if key is not None:
+            self.graph.known[key] = node.outputs
+        return node.outputs
+
+    def _input(
+        self, op: Signature, i: int, x: Any, types: dict[str, torch.dtype]
+    ) -> Value | None:
+        if x is None or type(x) is Value:
+            return x
+        type_str = op.input_type(i)
+        dtype = fixed(type_str) or types.get(type_str)
+        if isinstance(x, (list, tuple)):
+            return self.sizes.vector(x)
+        if isinstance(x, torch.Tensor):
+            return self.constant(x)
+        if dtype is None:
+            # A variable of its own (the exponent of Pow): as the first operand.
+            dtype = next(iter(types.values()), None)
+            if dtype is None:
+                raise TypeError(f"{op.op}: the dtype of {x!r} is not known; use b.scalar")
+        return self.scalar(x, dtype)
+
+    # Constants
+
+    def constant(self, tensor: torch.Tensor, name: str = "") -> Value:
+        """A small tensor that is part of the model."""
+        tensor = tensor.detach().contiguous()
+        key = (tensor.dtype, tuple(tensor.shape), _octets(tensor))
+        known = self._constants.get(key)
+        if known is None:
+            known = self._constants[key] = self.initializer(name, tensor)
+        return known
+
+    def initializer(self, name: str, tensor: Any) -> Value:
+        """A tensor that is part of the model: a weight, or a constant that is not shared."""
+        return Value(name, tensor.dtype, tuple(tensor.shape), self.main, None, tensor)
+
+    def scalar(self, x: Number, dtype: torch.dtype | None = None, *, like: Any = None) -> Value:
+        """A number as a 0-d tensor of a dtype, or of the dtype of another value."""
+        dtype = dtype or like.dtype
+        if type(x) is Expr:
+            return self.cast(self.sizes.number(x), dtype)
+        return self.constant(torch.tensor(x, dtype=dtype))
+
+    # Types
+
+    def cast(self, x: Value, dtype: torch.dtype) -> Value:
+        """The same numbers in another dtype; nothing if they are of it."""
+        if x.dtype is dtype:
+            return x
+        if x.tensor is not None and x.tensor.numel() <= 16:
+            return self.constant(x.tensor.to(dtype))
+        if dtype is torch.bool and x.dtype.is_floating_point:
+            return self.Not(self.Equal(x, 0.0))  # nan is true, and Cast does not say so
+        return self.Cast(x, to=ONNX_OF[dtype], dtype=dtype)
+
+    def common(self, *operands: Operand, dtype: torch.dtype | None = None) -> list[Value]:
+        """Operands in one dtype: the given one, or that which torch promotes them to."""
+        dtype = dtype or self.promoted(*operands)
+        return [
+            self.cast(x, dtype) if type(x) is Value else self.scalar(x, dtype)  # type: ignore[arg-type]
+            for x in operands
+        ]
+
+    def promoted(self, *operands: Operand) -> torch.dtype:
+        """The dtype of operands together, as torch's `result_type`."""
+        dims: torch.dtype | None = None
+        zero: torch.dtype | None = None
+        number = -1
+        for x in operands:
+            if type(x) is not Value:
+                number = max(number, promote.number_kind(x))
+            elif x.shape == ():
+                zero = x.dtype if zero is None else promote.promote_types(zero, x.dtype)
+            else:
+                dims = x.dtype if dims is None else promote.promote_types(dims, x.dtype)
+        return promote.combined(dims, zero, number)
+
+    # Shapes
+
+    def reshape(self, x: Value, sizes: Sequence[Any]) -> Value:
+        """The same elements in another shape, which may be symbolic."""
+        return self.sizes.reshape(x, tuple(sizes))
+
+    def expand(self, x: Value, sizes: Sequence[Any]) -> Value:
+        """Broadcast to a shape; nothing if it has it."""
+        sizes = tuple(sizes)
+        if x.shape == sizes:
+            return x
+        out = self.Expand(x, self.sizes.vector(sizes))
+        return self.shaped(out, sizes)
+
+    def shaped(self, x: Value, sizes: Sequence[Any]) -> Value:
+        """Note the sizes of a value, where the builder cannot tell them."""
+        x.shape = tuple(sizes)
+        return x
+
+    def transpose(self, x: Value, perm: Sequence[int]) -> Value:
+        """Dims in another order; nothing if it is the same one."""
+        if list(perm) == sorted(perm):
+            return x
+        return self.Transpose(x, perm=list(perm))
+
+    def unsqueeze(self, x: Value, *axes: int) -> Value:
+        return self.Unsqueeze(x, list(axes)) if axes else x
+
+    def squeeze(self, x: Value, *axes: int) -> Value:
+        return self.Squeeze(x, list(axes)) if axes else x
+
+
+def _output_type(
+    op: Signature, i: int, types: dict[str, torch.dtype], attributes: dict[str, Any]
+) -> torch.dtype:
+    type_str = op.outputs[min(i, len(op.outputs) - 1)]
+    found = fixed(type_str) or types.get(type_str)
+    if found is None:
+        to = attributes.get("to") or attributes.get("dtype")
+        if to is None:
+            raise TypeError(f"{op.op}: the dtype of its result is not known; pass dtype=")
+        found = TORCH_OF[to]
+    return found
+
+
+def _frozen(item: tuple[str, Any]) -> Any:
+    name, value = item
+    if isinstance(value, list):
+        return (name, tuple(value))
+    if isinstance(value, torch.Tensor):
+        return (name, value.dtype, tuple(value.shape), _octets(value))
+    if isinstance(value, float):
+        return (name, float, value.hex())  # 0.0 and -0.0 are two attributes
+    return (name, type(value), value)
+
+
+def _octets(t: torch.Tensor) -> bytes:
+    """The bytes of a tensor, of any dtype."""
+    return bytes(t.reshape(-1).view(torch.uint8).numpy()) if t.numel() else b""
+
+
+__all__ = ["Builder", "Number", "Operand", "Shape"]

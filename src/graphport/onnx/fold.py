@@ -1,0 +1,68 @@
+"""Constants computed at export, with torch itself.
+
+An operator whose operands are all constants of the program is run, unless it draws random numbers
+or its result is large and would only make the file larger. Parameters are left as they are: a file
+has them under their own names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from graphport.onnx.ir import Value
+from graphport.ops.abstract import Abstract
+from graphport.symbolic import Expr
+
+if TYPE_CHECKING:
+    from graphport.onnx.lower import Lowerer
+
+_MOST = 1 << 16
+"""Elements of a result that is kept in the file instead of being computed."""
+
+
+def folded(lowerer: Lowerer, node: Node) -> Any:
+    """The constant that a node is, or None."""
+    result = lowerer.b.result
+    if not isinstance(result, Abstract) or result.dtype.is_complex or not _is_small(result):
+        return None
+    target: Any = node.target
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+        return None
+    try:
+        args = _concrete(lowerer.values(node.args), lowerer.weights)
+        kwargs = {k: _concrete(v, lowerer.weights) for k, v in lowerer.values(node.kwargs).items()}
+    except _NotConstant:
+        return None
+    if isinstance(kwargs.get("device"), torch.device):
+        kwargs["device"] = torch.device("cpu")
+    with torch.no_grad():
+        return lowerer.b.constant(target(*args, **kwargs))
+
+
+def _is_small(result: Abstract) -> bool:
+    count = 1
+    for s in result.sizes:
+        if type(s) is not int:
+            return False
+        count *= s
+    return count <= _MOST
+
+
+class _NotConstant(Exception):
+    pass
+
+
+def _concrete(x: Any, weights: set[Value]) -> Any:
+    if isinstance(x, Value):
+        if x.tensor is None or x in weights:
+            raise _NotConstant
+        return x.tensor
+    if isinstance(x, Expr):
+        raise _NotConstant
+    if isinstance(x, (list, tuple)):
+        return [_concrete(y, weights) for y in x]
+    return x

@@ -1,0 +1,114 @@
+"""The ONNX graph while it is made: light objects, turned into protobuf at the end.
+
+A `Value` knows its dtype, and its sizes where they are known, as numbers and expressions over the
+program's dims. A constant knows its tensor. Values of a graph may be used in the graphs within it
+(branches, loop bodies), as in ONNX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from graphport.symbolic import Expr
+
+Size = int | Expr
+Shape = tuple[Size | None, ...]
+
+
+class Value:
+    """What flows along an edge of the graph."""
+
+    __slots__ = ("dtype", "graph", "name", "producer", "shape", "tensor")
+
+    def __init__(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        shape: Shape | None,
+        graph: Graph,
+        producer: Node | None = None,
+        tensor: Any = None,
+    ) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.shape = shape
+        """None if not even the rank is known."""
+        self.graph = graph
+        self.producer = producer
+        self.tensor = tensor
+        """The torch.Tensor of an initialiser."""
+
+    @property
+    def rank(self) -> int:
+        assert self.shape is not None, f"the rank of {self.name} is not known"
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.dtype}{'' if self.shape is None else list(self.shape)}"
+
+
+class Node:
+    """One operator. `origin` is the node of the program that it comes from."""
+
+    __slots__ = ("attributes", "domain", "inputs", "op", "origin", "outputs")
+
+    def __init__(
+        self,
+        op: str,
+        inputs: list[Value | None],
+        attributes: dict[str, Any],
+        domain: str = "",
+        origin: Any = None,
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.attributes = attributes
+        self.domain = domain
+        self.origin = origin
+        self.outputs: list[Value | None] = []
+
+    def graphs(self) -> Iterator[Graph]:
+        """The graphs within the node."""
+        for a in self.attributes.values():
+            if isinstance(a, Graph):
+                yield a
+
+    def __repr__(self) -> str:
+        inputs = ", ".join("" if v is None else v.name for v in self.inputs)
+        outputs = ", ".join("" if v is None else v.name for v in self.outputs)
+        return f"{outputs} = {self.op}({inputs}, {self.attributes})"
+
+
+class Graph:
+    """Nodes in the order in which they run."""
+
+    def __init__(self, name: str, parent: Graph | None = None) -> None:
+        self.name = name
+        self.parent = parent
+        self.inputs: list[Value] = []
+        self.outputs: list[Value] = []
+        self.nodes: list[Node] = []
+        self.initializers: dict[str, Value] = {}
+        """Of the outermost graph only."""
+        self.known: dict[Any, list[Value | None]] = {}
+        """Outputs by operator, inputs and attributes: the same is computed once."""
+
+    def chain(self) -> Iterator[Graph]:
+        """This graph and those around it."""
+        graph: Graph | None = self
+        while graph is not None:
+            yield graph
+            graph = graph.parent
+
+    def walk(self) -> Iterator[Node]:
+        """All nodes, those of the graphs within after the node that has them."""
+        for node in self.nodes:
+            yield node
+            for inner in node.graphs():
+                yield from inner.walk()
+
+    def count(self) -> int:
+        return sum(1 for _ in self.walk())

@@ -1,0 +1,120 @@
+"""Which element types ONNX Runtime has CPU kernels for, and what to compute in otherwise.
+
+`kernels.json` is what a release of ONNX Runtime says of itself; `python -m graphport.onnx.kernels`
+writes it anew. An operator that it has no kernels for at all is one that it expands.
+
+float16 is left to ONNX Runtime, which computes in float32 where it has to: the file stays one for
+devices that have half precision.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from graphport.onnx.schemas import Signature
+from graphport.onnx.types import NAMES
+
+_FILE = Path(__file__).with_name("kernels.json")
+_OLDEST = 13
+"""Versions of operators that no opset we write has are left out of the file."""
+
+# What holds every number of a dtype exactly, nearest first.
+_WIDER: dict[torch.dtype, tuple[torch.dtype, ...]] = {
+    torch.bool: (torch.uint8, torch.int32, torch.int64, torch.float32),
+    torch.uint8: (torch.int16, torch.int32, torch.int64, torch.float32),
+    torch.int8: (torch.int16, torch.int32, torch.int64, torch.float32),
+    torch.uint16: (torch.int32, torch.int64, torch.float32),
+    torch.int16: (torch.int32, torch.int64, torch.float32),
+    torch.uint32: (torch.int64, torch.float64),
+    torch.int32: (torch.int64, torch.float64),
+    torch.bfloat16: (torch.float32,),
+    torch.float32: (torch.float64,),
+}
+
+Types = dict[str, torch.dtype]
+
+
+@cache
+def _rows(op: str, domain: str, since: int) -> list[dict[str, frozenset[torch.dtype]]] | None:
+    """The kernels of an operator, each as the dtypes that its type variables may be."""
+    rows = _table().get(f"{domain}::{op}" if domain else op)
+    if rows is None:
+        return None
+    return [
+        {var: frozenset(NAMES[n] for n in names) for var, names in types.items()}
+        for first, last, types in rows
+        if first <= since <= last
+    ]
+
+
+@cache
+def _table() -> dict[str, list[tuple[int, int, dict[str, list[str]]]]]:
+    return json.loads(_FILE.read_text())
+
+
+def has(op: Signature, dtype: torch.dtype) -> bool:
+    """Whether there is a kernel that takes this dtype for the first type variable."""
+    var = next((t for t in (*op.inputs, *op.outputs) if not t.startswith("tensor(")), None)
+    return var is None or _wide(op, ((var, dtype),)) == {}
+
+
+def widened(op: Signature, types: Types) -> Types | None:
+    """The type variables that have to be of another dtype, and which: none if all is well.
+
+    None if there is no kernel for any wider dtype either.
+    """
+    return _wide(op, tuple(sorted(types.items(), key=lambda item: item[0])))
+
+
+@cache
+def _wide(op: Signature, types: tuple[tuple[str, torch.dtype], ...]) -> Types | None:
+    rows = _rows(op.op, op.domain, op.since)
+    if not rows:
+        return {}
+    choices = [((var, d) for d in (dtype, *_WIDER.get(dtype, ()))) for var, dtype in types]
+    given = dict(types)
+    for choice in sorted(itertools.product(*map(enumerate, choices)), key=_distance):
+        chosen = dict(c for _, c in choice)
+        if any(_takes(row, chosen) for row in rows):
+            return {v: d for v, d in chosen.items() if d is not given[v]}
+    return None
+
+
+def _distance(choice: tuple[tuple[int, object], ...]) -> int:
+    return sum(i for i, _ in choice)
+
+
+def _takes(row: dict[str, frozenset[torch.dtype]], types: Types) -> bool:
+    return all(
+        var not in row or dtype in row[var] or dtype is torch.float16
+        for var, dtype in types.items()
+    )
+
+
+def write() -> None:
+    """Ask the installed ONNX Runtime."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    found: dict[str, list[tuple[int, int, dict[str, list[str]]]]] = {}
+    for kernel in state.get_all_opkernel_def():
+        first, last = kernel.version_range
+        wanted = kernel.provider == "CPUExecutionProvider" and kernel.domain in ("", "com.microsoft")
+        if not wanted or (last < _OLDEST and not kernel.domain):
+            continue
+        types = {
+            var: sorted(n[7:-1] for n in names if n.startswith("tensor(") and n[7:-1] in NAMES)
+            for var, names in sorted(kernel.type_constraints.items())
+        }
+        name = f"{kernel.domain}::{kernel.op_name}" if kernel.domain else kernel.op_name
+        found.setdefault(name, []).append((first, last, types))
+    rows = (f'"{op}": {json.dumps(sorted(found[op], key=str))}' for op in sorted(found))
+    _FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+if __name__ == "__main__":
+    write()

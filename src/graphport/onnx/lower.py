@@ -1,0 +1,182 @@
+"""From a captured program to an ONNX graph: one walk over its nodes.
+
+Numbers of the program stay expressions. What is constant is computed with torch on the way. A
+pattern that ONNX has an operator for is recognised at its last node, and what it made superfluous
+is removed in the end.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Node
+
+from graphport.errors import ExportError, MissingLoweringError
+from graphport.onnx import lowerings
+from graphport.onnx.builder import Builder
+from graphport.onnx.fold import folded
+from graphport.onnx.ir import Value
+from graphport.onnx.registry import FUSIONS, HIGHER_ORDER, LOWERINGS, Lowering
+from graphport.ops.abstract import Abstract
+from graphport.ops.tensor import AbstractTensor
+from graphport.source import of_trace
+from graphport.symbolic import Expr
+from graphport.symbolic.bridge import from_torch
+
+__all__ = ["Lowerer", "described", "lowerings", "missing", "report"]
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# Say something about the program, and compute nothing.
+_ASSERTIONS = {
+    torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default,
+    torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default,
+    torch.ops.aten.sym_constrain_range.default, torch.ops.aten._assert_tensor_metadata.default,
+}  # fmt: skip
+
+
+class Lowerer:
+    """The walk: which value each node of the program has become."""
+
+    def __init__(self, builder: Builder, custom: Mapping[OpOverload, Lowering]) -> None:
+        self.b = builder
+        self.custom = custom
+        self.env: dict[Node, Any] = {}
+        self.module: GraphModule | None = None
+        self.weights: set[Value] = set()
+        """Tensors that the file has under their own names; they are not computed with at export."""
+
+    def run(self, module: GraphModule) -> Any:
+        """Lower the nodes of a graph whose inputs are known; what its output stands for."""
+        outer, self.module = self.module, module
+        try:
+            for node in module.graph.nodes:
+                if node.op == "call_function":
+                    self.env[node] = self._call(node)
+                elif node.op == "get_attr":
+                    self.env[node] = getattr(module, str(node.target))
+                elif node.op == "output":
+                    return self.values(node.args[0])
+        finally:
+            self.module = outer
+        raise AssertionError("a graph ends in an output")
+
+    # One node
+
+    def _call(self, node: Node) -> Any:
+        target: Any = node.target
+        result = described(node.meta.get("val"))
+        if target in _ASSERTIONS:
+            return None
+        if target is operator.getitem and not isinstance(result, _NUMBERS):
+            return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
+        if isinstance(result, _NUMBERS) and not _reads_data(target):
+            return result
+        b = self.b
+        b.origin, b.result = node, result
+        try:
+            value = self._lowered(node, target)
+        except ExportError as error:
+            error.located(of_trace(node.meta.get("stack_trace")))
+            raise
+        if isinstance(result, _NUMBERS):
+            b.sizes.learn_number(result, value)
+            return result
+        return self._settled(node, value, result)
+
+    def _lowered(self, node: Node, target: Any) -> Any:
+        if isinstance(target, HigherOrderOperator):
+            return HIGHER_ORDER[target](self, node)
+        if target not in self.custom:
+            constant = folded(self, node)
+            if constant is not None:
+                return constant
+            for fuse in FUSIONS.get(target, ()):
+                fused = fuse(self, node)
+                if fused is not None:
+                    return fused
+        lowering = self.custom.get(target) or LOWERINGS[target]
+        arguments = lowering.bind(self.values(node.args), self.values(node.kwargs))
+        return lowering.fn(self.b, **arguments)
+
+    def _settled(self, node: Node, value: Any, result: Any) -> Any:
+        """The value with the dtype and sizes that capture knows."""
+        if isinstance(result, tuple):
+            items = value if isinstance(value, (tuple, list)) else (value,)
+            pairs = zip(items, result, strict=True)
+            return tuple(self._settled(node, v, r) for v, r in pairs)
+        if isinstance(value, Value) and isinstance(result, Abstract):
+            if value.dtype is not result.dtype:
+                value = self.b.cast(value, result.dtype)
+            value.shape = result.sizes
+            if not value.name and value.producer is not None and value.tensor is None:
+                value.name = node.name
+            self.b.sizes.learn(value)
+        return value
+
+    # Arguments
+
+    def values(self, x: Any) -> Any:
+        """Nodes replaced by what they have become, within lists and dicts."""
+        if isinstance(x, Node):
+            return self.env[x]
+        if isinstance(x, (list, tuple)):
+            return [self.values(y) for y in x]
+        if isinstance(x, dict):
+            return {k: self.values(v) for k, v in x.items()}
+        return x
+
+
+_NUMBERS = (Expr, int, float, bool)
+
+
+def described(val: Any) -> Any:
+    """The metadata of a node in our own terms: `Abstract` tensors, numbers, tuples of them."""
+    if isinstance(val, AbstractTensor):
+        return val._abstract
+    if isinstance(val, _SYMBOLIC):
+        return from_torch(val)
+    if isinstance(val, (tuple, list)):
+        return tuple(map(described, val))
+    return val
+
+
+def _reads_data(target: Any) -> bool:
+    return target in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+
+
+def missing(module: GraphModule, known: Callable[[Any], bool]) -> dict[Any, list[Node]]:
+    """Operators of a program, and of the graphs within it, that cannot be lowered."""
+    found: dict[Any, list[Node]] = {}
+    for part in module.modules():
+        if isinstance(part, GraphModule):
+            for node in part.graph.nodes:
+                if node.op == "call_function" and not _is_known(node, known):
+                    found.setdefault(node.target, []).append(node)
+    return found
+
+
+def _is_known(node: Node, known: Callable[[Any], bool]) -> bool:
+    target = node.target
+    if isinstance(target, HigherOrderOperator):
+        return target in HIGHER_ORDER
+    if not isinstance(target, OpOverload) or target in _ASSERTIONS:
+        return True  # arithmetic on numbers
+    return isinstance(described(node.meta.get("val")), _NUMBERS) or known(target)
+
+
+def report(found: Mapping[Any, list[Node]], opset: int) -> ExportError:
+    """All that is missing, with the lines that need it."""
+    lines = []
+    for target, nodes in found.items():
+        places = dict.fromkeys(str(of_trace(n.meta.get("stack_trace"))) for n in nodes)
+        first, *others = places
+        more = f" and {len(others)} more" if others else ""
+        lines.append(f"{target} at {first}{more}")
+    names = [str(t) for t in found]
+    return MissingLoweringError(names, lines, opset)
+
+

@@ -1,0 +1,1 @@
+"""Scaled dot-product attention, in the best form of the target."""

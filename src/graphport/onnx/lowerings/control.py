@@ -1,0 +1,1 @@
+"""Branches and loops: `cond`, `while_loop`, `map`, `scan`."""

@@ -1,0 +1,1 @@
+"""Tensors made from numbers: ranges, constants, identity matrices."""

@@ -1,0 +1,1 @@
+"""Patterns of several operators that ONNX has one operator for."""

@@ -1,0 +1,1 @@
+"""Reading by index: gather, index, masks, embedding."""

@@ -1,0 +1,1 @@
+"""Resampling: interpolation in all modes, grid sampling."""

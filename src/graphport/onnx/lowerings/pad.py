@@ -1,0 +1,1 @@
+"""Padding in all modes."""

@@ -1,0 +1,1 @@
+"""Reductions: sums, extremes, moments, norms."""

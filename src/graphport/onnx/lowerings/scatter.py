@@ -1,0 +1,1 @@
+"""Writing by index: scatter, index_put, masked fills."""

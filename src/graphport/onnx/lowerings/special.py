@@ -1,0 +1,1 @@
+"""Special functions that have an exact formula."""

@@ -1,0 +1,233 @@
+"""An ONNX graph as protobuf: names, dead nodes, metadata, shapes.
+
+The same graph gives the same bytes in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import torch
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+from graphport.onnx.ir import Graph, Node, Value
+from graphport.onnx.types import ONNX_OF
+from graphport.source import of_trace
+from graphport.symbolic import Expr
+
+# The format version that goes with an opset; ONNX Runtime refuses a newer one than it knows.
+_IR_VERSION = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13, 26: 13}
+
+
+def prune(graph: Graph) -> None:
+    """Remove what no output needs."""
+    needed: set[Value] = set(graph.outputs)
+    _prune(graph, needed)
+
+
+def _prune(graph: Graph, needed: set[Value]) -> None:
+    kept = []
+    for node in reversed(graph.nodes):
+        if not any(v in needed for v in node.outputs if v is not None):
+            continue
+        node.outputs = [v if v in needed or i == 0 else None for i, v in enumerate(node.outputs)]
+        while node.outputs[-1] is None:
+            node.outputs.pop()
+        needed.update(v for v in node.inputs if v is not None)
+        for inner in node.graphs():
+            needed.update(inner.outputs)
+            _prune(inner, needed)
+        kept.append(node)
+    graph.nodes = kept[::-1]
+
+
+class Names:
+    """Unique names for values, by what they were called when they were made."""
+
+    def __init__(self) -> None:
+        self.used: set[str] = set()
+        self._count: dict[str, int] = {}
+
+    def unique(self, wanted: str) -> str:
+        name = wanted
+        while name in self.used:
+            count = self._count[wanted] = self._count.get(wanted, 0) + 1
+            name = f"{wanted}_{count}"
+        self.used.add(name)
+        return name
+
+
+def assign_names(graph: Graph) -> None:
+    """Name every value and collect the initialisers that are used."""
+    names = Names()
+    for v in (*graph.inputs, *graph.outputs):
+        if v.name not in names.used:
+            names.used.add(v.name)
+    taken = {*graph.inputs, *graph.outputs}
+    initializers: dict[Value, None] = dict.fromkeys(v for v in graph.inputs if v.tensor is not None)
+    for node in graph.walk():
+        for v in node.inputs:
+            if v is not None and v.tensor is not None:
+                initializers.setdefault(v)
+    for v in initializers:
+        if v not in taken:
+            v.name = names.unique(v.name or _constant_name(v.tensor))
+    for node in graph.walk():
+        for inner in node.graphs():
+            for v in inner.inputs:
+                v.name = names.unique(v.name)
+        for v in node.outputs:
+            if v is not None and v not in taken:
+                v.name = names.unique(v.name or _step_name(node))
+    graph.initializers = {v.name: v for v in initializers}
+
+
+def _step_name(node: Node) -> str:
+    origin = node.origin.name if node.origin is not None else "value"
+    return f"{origin}_{node.op.lower()}"
+
+
+def _constant_name(t: torch.Tensor) -> str:
+    """Small constants are called what they are."""
+    kind = str(t.dtype).removeprefix("torch.")
+    if t.numel() == 1:
+        return f"{kind}_{t.item()}"
+    if t.ndim == 1 and 0 < t.numel() <= 6:
+        return f"{kind}_{'_'.join(map(str, t.tolist()))}"
+    return f"{kind}_{'x'.join(map(str, t.shape))}"
+
+
+# Protobuf
+
+
+def model_proto(graph: Graph, opset: int, *, doc: str = "") -> ModelProto:
+    """The model without the data of its weights: `weights` adds those."""
+    model = ModelProto()
+    model.ir_version = _IR_VERSION[opset]
+    model.producer_name = "graphport"
+    model.doc_string = doc
+    entry = model.opset_import.add()
+    entry.domain, entry.version = "", opset
+    for domain in sorted({n.domain for n in graph.walk() if n.domain}):
+        entry = model.opset_import.add()
+        entry.domain, entry.version = domain, 1
+    _write_graph(graph, model.graph)
+    return model
+
+
+def _write_graph(graph: Graph, proto: GraphProto) -> None:
+    proto.name = graph.name
+    for v in graph.inputs:
+        _write_value(v, proto.input.add())
+    for v in graph.outputs:
+        _write_value(v, proto.output.add())
+    own = {*graph.outputs}
+    for node in graph.nodes:
+        _write_node(node, proto.node.add())
+        for v in node.outputs:
+            if v is not None and v.shape is not None and v not in own and None not in v.shape:
+                _write_value(v, proto.value_info.add())
+
+
+def _write_value(v: Value, proto: ValueInfoProto) -> None:
+    proto.name = v.name
+    kind = proto.type.tensor_type
+    kind.elem_type = ONNX_OF[v.dtype]
+    if v.shape is None:
+        return
+    kind.shape.SetInParent()
+    for s in v.shape:
+        dim = kind.shape.dim.add()
+        if type(s) is int:
+            dim.dim_value = s
+        elif type(s) is Expr:
+            dim.dim_param = str(s)
+
+
+def _write_node(node: Node, proto: NodeProto) -> None:
+    proto.op_type = node.op
+    if node.domain:
+        proto.domain = node.domain
+    proto.input.extend("" if v is None else v.name for v in node.inputs)
+    proto.output.extend("" if v is None else v.name for v in node.outputs)
+    for name, value in node.attributes.items():
+        _write_attribute(name, value, proto.attribute.add())
+    first = node.outputs[0]
+    assert first is not None
+    module, properties = _origin(node)
+    proto.name = f"{module}/{first.name}" if module else first.name
+    for key, text in properties:
+        entry = proto.metadata_props.add()
+        entry.key, entry.value = key, text
+
+
+def _origin(node: Node) -> tuple[str, Iterable[tuple[str, str]]]:
+    """The module a node belongs to, and what is written with it."""
+    origin = node.origin
+    if origin is None:
+        return "", ()
+    properties = [("torch", str(origin.target))]
+    module = ""
+    stack = origin.meta.get("nn_module_stack")
+    if stack:
+        module, kind = list(stack.values())[-1]
+        properties += [("module", module), ("class", str(kind))]
+    where = _place(origin.meta.get("stack_trace"))
+    if where:
+        properties.append(("source", where))
+    return module, properties
+
+
+@cache
+def _place(trace: str | None) -> str:
+    found = of_trace(trace)
+    return "" if found is None else str(found)
+
+
+def _write_attribute(name: str, value: Any, proto: AttributeProto) -> None:
+    proto.name = name
+    if isinstance(value, bool | int):
+        proto.type, proto.i = AttributeProto.INT, int(value)
+    elif isinstance(value, float):
+        proto.type, proto.f = AttributeProto.FLOAT, value
+    elif isinstance(value, str):
+        proto.type, proto.s = AttributeProto.STRING, value.encode()
+    elif isinstance(value, torch.Tensor):
+        proto.type = AttributeProto.TENSOR
+        write_tensor("", value, proto.t)
+    elif isinstance(value, Graph):
+        proto.type = AttributeProto.GRAPH
+        _write_graph(value, proto.g)
+    elif all(isinstance(x, int) for x in value):
+        proto.type = AttributeProto.INTS
+        proto.ints.extend(value)
+    elif all(isinstance(x, float | int) for x in value):
+        proto.type = AttributeProto.FLOATS
+        proto.floats.extend(value)
+    else:
+        proto.type = AttributeProto.STRINGS
+        proto.strings.extend(x.encode() for x in value)
+
+
+def write_header(name: str, tensor: Any, proto: TensorProto) -> None:
+    """All of a tensor but its data."""
+    proto.name = name
+    proto.data_type = ONNX_OF[tensor.dtype]
+    proto.dims.extend(tensor.shape)
+
+
+def write_tensor(name: str, tensor: torch.Tensor, proto: TensorProto) -> None:
+    """A tensor with its data."""
+    write_header(name, tensor, proto)
+    proto.raw_data = bytes(octets(tensor))
+
+
+def octets(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in row-major order; without a copy where it lies so."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+__all__ = ["assign_names", "model_proto", "octets", "prune", "write_header", "write_tensor"]

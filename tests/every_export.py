@@ -1,0 +1,114 @@
+"""`pytest --every-export`: whatever a test captures is also saved, loaded and captured again.
+
+`check` does so for the programs that go through it; this does it for every successful call of
+`gp.export` in a test, whatever the test is about. What comes back must run as the program itself
+does on the example inputs, or fail with the same error. Faults are collected and fail the test at
+its end, so that a test which expects an error does not take one of these for it.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import graphport as gp
+from graphport.errors import SerializationError, SpecError
+from graphport.ops.weightless import lacks_data
+from tests.helpers import NOT_SAVED, assert_same, clone
+from tests.program.saved import loaded, saved
+
+OPTION = "--every-export"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(OPTION, action="store_true", help=(__doc__ or "").splitlines()[0])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption(OPTION):
+        config.pluginmanager.register(Again())
+
+
+class Again:
+    """Stands in front of `gp.export` for the whole session."""
+
+    def __init__(self) -> None:
+        self.original = gp.export
+        self.faults: list[str] = []
+        self.busy = False
+        gp.export = self.export
+
+    def pytest_unconfigure(self) -> None:
+        gp.export = self.original
+
+    @pytest.fixture(autouse=True)
+    def _no_faults(self) -> Iterator[None]:
+        self.faults.clear()
+        yield
+        assert not self.faults, "\n".join(self.faults)
+
+    def export(self, mod: Any, args: Any, kwargs: Any = None, **options: Any) -> Any:
+        if self.busy:
+            return self.original(mod, args, kwargs, **options)
+        before = _copied((args, kwargs or {}))
+        ep = self.original(mod, args, kwargs, **options)
+        if before is None:
+            return ep
+        self.busy = True
+        try:
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._compare(ep, before, args, kwargs, options)
+        except Exception as fault:
+            self.faults.append(f"{type(fault).__name__}: {fault}")
+        finally:
+            self.busy = False
+        return ep
+
+    def _compare(self, ep: Any, inputs: Any, args: Any, kwargs: Any, options: Any) -> None:
+        want = _outcome(ep, inputs)
+        try:
+            back = loaded(saved(ep))
+        except SerializationError as error:
+            if not any(reason in error.what for reason in NOT_SAVED):
+                raise
+        else:
+            assert str(back) == str(ep)
+            assert_same(_outcome(back, inputs), want, "loaded")
+        kept = {k: options[k] for k in ("dynamic_shapes", "training", "guards") if k in options}
+        try:
+            again = self.original(ep.module(), args, kwargs, **kept)
+        except SpecError:  # written against *args or **kwargs, which have names of their own now
+            return
+        again.validate()
+        assert_same(_outcome(again, inputs), want, "captured again")
+
+
+def _copied(inputs: Any) -> Any:
+    """The inputs before anything runs on them; None if there are no numbers to run on."""
+    leaves = pytree.tree_leaves(inputs)
+    if any(isinstance(x, torch.Tensor) and lacks_data(x) for x in leaves):
+        return None
+    return clone(inputs)
+
+
+def _outcome(ep: Any, inputs: Any) -> Any:
+    """Results, inputs afterwards and buffers; or the error."""
+    args, kwargs = clone(inputs)
+    torch.manual_seed(0)
+    module = copy.deepcopy(ep.module())
+    try:
+        out = module(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    buffers = {k: v for k, v in module.named_buffers()}
+    return pytree.tree_map(
+        lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x,
+        (out, args, kwargs, buffers),
+    )

@@ -1,0 +1,186 @@
+"""PyTorch's own operator database through ONNX Runtime: what passes, and why the rest does not.
+
+    python -m tests.onnx.sweep add nn.functional.conv2d --dtypes float32 float16 --dynamic
+
+An operator passes for a dtype if every sample is exported and gives what eager gives. A sample that
+eager refuses says nothing. Results of random operators are compared by dtype and size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+import graphport as gp
+from tests.onnx.helpers import assert_close
+from tests.ops.sweep import case, eager, samples
+from tests.ops.test_sweep import UNINITIALISED
+
+DTYPES = (torch.float32, torch.int64, torch.bool, torch.float16)
+SAMPLES = 5
+
+Exporter = Callable[[Callable[..., Any], tuple[Any, ...]], Callable[..., Any]]
+"""What makes a callable that runs on ONNX Runtime, flat results in a list."""
+
+
+@dataclass
+class Outcome:
+    """How the samples of one operator in one dtype came out."""
+
+    name: str
+    dtype: torch.dtype
+    counts: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def passes(self) -> bool:
+        return set(self.counts) == {"ok"}
+
+    def add(self, verdict: str, reason: str = "") -> None:
+        self.counts[verdict] += 1
+        if reason:
+            self.reasons.setdefault(verdict, reason)
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{n} {verdict}" for verdict, n in self.counts.items()) or "no samples"
+        reasons = "".join(f"\n      {v}: {r}" for v, r in self.reasons.items())
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"{'pass' if self.passes else 'FAIL'} {self.name} {kind}: {counts}{reasons}"
+
+
+def name_of(op: Any) -> str:
+    return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+
+
+def graphport(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
+    return gp.onnx.export(fn, inputs)
+
+
+def graphport_dynamic(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
+    spec = [{d: gp.Dim.AUTO for d, s in enumerate(t.shape) if s} for t in inputs[0]]
+    return gp.onnx.export(fn, inputs, dynamic_shapes=(spec,))
+
+
+def torch_onnx(fn: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
+    """The opponent."""
+
+    class Model(torch.nn.Module):
+        def forward(self, tensors: Any) -> Any:
+            return fn(tensors)
+
+    program = torch.onnx.export(Model(), inputs, dynamo=True, verbose=False)
+    return lambda *args: list(program(*args))
+
+
+def sweep(
+    op: Any, dtype: torch.dtype, exporter: Exporter = graphport, limit: int = SAMPLES
+) -> Outcome:
+    outcome = Outcome(name_of(op), dtype)
+    for sample in samples(op, dtype, limit):
+        fn, inputs = case(op.op, sample)
+        want = eager(fn, inputs)
+        if want is None or not _is_comparable(want):
+            continue
+        outcome.add(*_judged(op, fn, inputs, want, exporter))
+    return outcome
+
+
+def _is_comparable(want: Any) -> bool:
+    leaves = pytree.tree_leaves(want)
+    return all(not isinstance(x, torch.Tensor) or x.layout is torch.strided for x in leaves)
+
+
+def _judged(
+    op: Any, fn: Callable[..., Any], inputs: Any, want: Any, exporter: Exporter
+) -> tuple[str, str]:
+    try:
+        program = exporter(fn, inputs)
+    except Exception as error:
+        return "not exported", _first_lines(error)
+    try:
+        have = program(*inputs)
+    except Exception as error:
+        return "not run", _first_lines(error)
+    flat_have, flat_want = pytree.tree_leaves(have), pytree.tree_leaves(want)
+    if _is_random(op):
+        flat_have, flat_want = (
+            [torch.zeros_like(x) if isinstance(x, torch.Tensor) else x for x in flat]
+            for flat in (flat_have, flat_want)
+        )
+    try:
+        assert_close(flat_have, flat_want, "results differ")
+    except (AssertionError, ValueError) as error:
+        return "wrong", _first_lines(error)
+    return "ok", ""
+
+
+def _is_random(op: Any) -> bool:
+    if op.name in UNINITIALISED:
+        return True
+    packet = getattr(torch.ops.aten, op.name.rpartition(".")[2].removeprefix("nn.functional."), None)
+    random = packet is not None and any(
+        torch.Tag.nondeterministic_seeded in getattr(packet, o).tags for o in packet.overloads()
+    )
+    return random or "dropout" in op.name or op.name in _RANDOM
+
+
+_RANDOM = {"normal", "multinomial", "randint", "randn", "rand_like", "randn_like", "bernoulli",
+           "nn.functional.rrelu", "nn.functional.fractional_max_pool2d",
+           "nn.functional.fractional_max_pool3d", "cauchy", "exponential", "geometric",
+           "log_normal", "uniform", "randint_like", "svd_lowrank", "pca_lowrank"}  # fmt: skip
+
+
+def _first_lines(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' | '.join(lines[:4])}"[:400]
+
+
+def chosen(names: Iterable[str]) -> Iterator[Any]:
+    wanted = set(names)
+    for op in op_db:
+        if not wanted or {op.name, name_of(op)} & wanted:
+            yield op
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--dtypes", nargs="*", default=[str(d)[6:] for d in DTYPES])
+    parser.add_argument("--dynamic", action="store_true", help="every size automatic")
+    parser.add_argument("--opponent", action="store_true", help="torch.onnx.export instead")
+    parser.add_argument("--samples", type=int, default=SAMPLES)
+    parser.add_argument("--failures", action="store_true", help="print only what fails")
+    options = parser.parse_args()
+    exporter = graphport_dynamic if options.dynamic else graphport
+    if options.opponent:
+        exporter = torch_onnx
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    passed = total = 0
+    for op in chosen(options.names):
+        for kind in options.dtypes:
+            dtype = getattr(torch, kind)
+            if dtype not in op.supported_dtypes("cpu"):
+                continue
+            outcome = sweep(op, dtype, exporter, options.samples)
+            if not outcome.counts:
+                continue
+            total += 1
+            passed += outcome.passes
+            if not (options.failures and outcome.passes):
+                print(outcome, flush=True)
+    print(f"{passed} of {total}")
+    return 0 if passed == total else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
