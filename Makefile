@@ -15,7 +15,7 @@ DEV    := $(VENV)/.installed-dev
 .PHONY: help setup demo test test-all check bench size clean
 
 help:
-	@echo "make demo      run the bundled example"
+	@echo "make demo      a transformer to a verified ONNX file, with timings"
 	@echo "make test      lint and tests, without the slow ones"
 	@echo "make test-all  every test"
 	@echo "make check     lint, format, types, smoke tests: before each commit"
@@ -44,7 +44,7 @@ $(DEV): $(TESTED)
 setup: $(TESTED)
 
 demo: $(CORE)
-	@$(PY) examples/quickstart.py
+	@$(PY) examples/transformer.py
 
 test: $(TESTED)
 	@$(PY) -m ruff check .

@@ -642,7 +642,9 @@ def main() -> None:
         if ours:
             say("checks")
             result["checks"] = {dims: check_cost(dims, repeats) for dims in CHECKED_DIMS}
-        result["import"] = import_time("import graphport", 3 if quick else 7) if ours else {}
+        result["import"] = (
+            import_time("from graphport import export", 3 if quick else 7) if ours else {}
+        )
     if options.json:
         print(json.dumps(result, indent=2, default=asdict))
     else:

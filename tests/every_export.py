@@ -107,8 +107,11 @@ def _outcome(ep: Any, inputs: Any) -> Any:
         out = module(*args, **kwargs)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    buffers = {k: v for k, v in module.named_buffers()}
-    return pytree.tree_map(
-        lambda x: x.detach().clone() if isinstance(x, torch.Tensor) else x,
-        (out, args, kwargs, buffers),
-    )
+    return pytree.tree_map(_noted, (out, args, kwargs, dict(module.named_buffers())))
+
+
+def _noted(x: Any) -> Any:
+    """A copy; of a tensor without numbers, what it is."""
+    if not isinstance(x, torch.Tensor):
+        return x
+    return str((x.shape, x.dtype)) if lacks_data(x) else x.detach().clone()

@@ -1,29 +1,25 @@
-"""graphport: PyTorch programs captured as graphs with symbolic sizes."""
+"""graphport: PyTorch programs captured as graphs with symbolic sizes.
+
+Names are loaded when the first of them is used, not with the package: `graphport --help` and
+`python -m graphport` begin with it, and torch alone takes seconds.
+"""
 
 import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# What is imported stays: a full collection on the way goes through all of torch's objects for
-# nothing, and takes as long as the import itself (75 ms of 150).
-_collecting = gc.isenabled()
-gc.disable()
-try:
-    from graphport import errors
-    from graphport.capture import (
-        AdditionalInputs,
-        Dim,
-        DraftProgram,
-        ShapesCollection,
-        dims,
-        draft_export,
-        export,
-        fake_mode,
-        map,
-        refine_dynamic_shapes,
-        register_dataclass,
-        scan,
-    )
+from graphport import hooks
+
+if TYPE_CHECKING:
+    from graphport import errors, fx, onnx
+    from graphport.capture.containers import register_dataclass
+    from graphport.capture.dims import Dim, dims
+    from graphport.capture.draft import DraftProgram, draft_export
+    from graphport.capture.export import export
+    from graphport.capture.fake_mode import fake_mode
+    from graphport.capture.functional import map, scan
+    from graphport.capture.refine import refine_dynamic_shapes
+    from graphport.capture.shapes import AdditionalInputs, ShapesCollection
     from graphport.program import (
         ExportedProgram,
         GraphSignature,
@@ -34,9 +30,7 @@ try:
         from_torch,
         unflatten,
     )
-finally:
-    if _collecting:
-        gc.enable()
+    from graphport.program.files import load, save
 
 __all__ = [
     "AdditionalInputs",
@@ -66,15 +60,44 @@ __all__ = [
     "unflatten",
 ]
 
-if TYPE_CHECKING:
-    from graphport import fx, onnx
-    from graphport.program.files import load, save
+_MODULES = ("errors", "fx", "onnx")
+_FILES = ("load", "save")
 
 
 def __getattr__(name: str) -> Any:
-    """What not every user needs is loaded when it is first used."""
-    if name in ("fx", "onnx"):
+    if name not in __all__:
+        raise AttributeError(f"module 'graphport' has no attribute {name!r}")
+    if name in _MODULES:
         return import_module(f"graphport.{name}")
-    if name in ("load", "save"):
-        return getattr(import_module("graphport.program.files"), name)
-    raise AttributeError(f"module 'graphport' has no attribute {name!r}")
+    _load()
+    return (
+        getattr(import_module("graphport.program.files"), name)
+        if name in _FILES
+        else globals()[name]
+    )
+
+
+def _load() -> None:
+    """Capture and programs, always together: a program asks capture for decompositions."""
+    # What is imported stays: a full collection on the way goes through all of torch's objects for
+    # nothing, and takes as long as the import itself (75 ms of 150).
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for package in ("graphport.capture", "graphport.program"):
+            module = import_module(package)
+            globals().update({n: getattr(module, n) for n in module.__all__ if n in __all__})
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def _write_report(*details: Any) -> None:
+    import_module("graphport.report").write(*details)
+
+
+hooks.write_report = _write_report

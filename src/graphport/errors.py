@@ -8,7 +8,7 @@ rendered in one place. Text is built only when an error is raised.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graphport.source import Location
@@ -114,10 +114,22 @@ class NoDataError(UserError, RuntimeError):
     code = "GP170"
 
 
+class WeightsError(UserError, ValueError):
+    """Weights that do not fit the model that they are given for; all of them are named."""
+
+    code = "GP171"
+
+
 class StrictError(UserError):
     """Something that a single trace cannot prove to be sound (`strict=True`)."""
 
     code = "GP180"
+
+
+class UsageError(UserError):
+    """A command line that asks for something that is not there, or that cannot be read."""
+
+    code = "GP190"
 
 
 class CaptureWarning(UserWarning):
@@ -176,6 +188,16 @@ class ValidationError(VerificationError):
     ) -> None:
         self.counterexample = dict(counterexample or {})
         super().__init__(what, where=where, fix=fix)
+
+
+class MismatchError(VerificationError):
+    """An ONNX model that does not give what eager gives; `report` says where."""
+
+    code = "GP320"
+
+    def __init__(self, report: Any) -> None:
+        self.report = report
+        super().__init__(f"the ONNX model differs from eager\n{report}")
 
 
 class UndecidedError(VerificationError):

@@ -26,7 +26,7 @@ CLOSE: dict[torch.dtype, dict[str, float]] = {
 
 
 def check_onnx(
-    target: Any,
+    model: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None = None,
     *,
@@ -35,11 +35,11 @@ def check_onnx(
     scale: float = 1.0,
     **options: Any,
 ) -> ONNXProgram:
-    """Export `target`, and compare with eager at the example and at other positional inputs."""
-    program = gp.onnx.export(target, args, kwargs, dynamic_shapes=dynamic_shapes, **options)
+    """Export `model`, and compare with eager at the example and at other positional inputs."""
+    program = gp.onnx.export(model, args, kwargs, dynamic_shapes=dynamic_shapes, **options)
     onnx.checker.check_model(program.model_proto, full_check=True)
     for inputs in ((args, kwargs or {}), *((other, kwargs or {}) for other in others)):
-        compare(program, target, inputs, scale=scale)
+        compare(program, model, inputs, scale=scale)
     return program
 
 

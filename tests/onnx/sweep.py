@@ -86,12 +86,38 @@ def sweep(
 ) -> Outcome:
     outcome = Outcome(name_of(op), dtype)
     for sample in samples(op, dtype, limit):
-        fn, inputs = case(op.op, sample)
+        fn, inputs = case(pointed_at(op), sample)
         want = eager(fn, inputs)
         if want is None or not _is_comparable(want):
             continue
         outcome.add(*_judged(op, fn, inputs, want, exporter))
     return outcome
+
+
+# Which of equal elements a position is of, kernels choose: what it points at is compared. The
+# number is that of the argument `dim`.
+_POSITIONS = {"sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1,
+              "mode": 1}  # fmt: skip
+
+
+def pointed_at(op: Any) -> Callable[..., Any]:
+    """The call, with elements in place of positions that ties leave open."""
+    if op.name not in _POSITIONS:
+        return op.op
+
+    def call(input: Any, *args: Any, **kwargs: Any) -> Any:
+        result = op.op(input, *args, **kwargs)
+        dim = kwargs.get("dim", (*args, -1, -1)[_POSITIONS[op.name] - 1])
+        if op.name == "argsort":
+            return input.gather(dim, result)
+        if isinstance(result, torch.Tensor):
+            return result
+        values, places = result
+        if places.dim() < input.dim():
+            return values, input.gather(dim, places.unsqueeze(dim))
+        return values, input.gather(dim, places)
+
+    return call
 
 
 def _is_comparable(want: Any) -> bool:
@@ -126,7 +152,7 @@ def _judged(
 def _is_random(op: Any) -> bool:
     if op.name in UNINITIALISED:
         return True
-    packet = getattr(torch.ops.aten, op.name.rpartition(".")[2].removeprefix("nn.functional."), None)
+    packet = getattr(torch.ops.aten, op.name.rpartition(".")[2], None)
     random = packet is not None and any(
         torch.Tag.nondeterministic_seeded in getattr(packet, o).tags for o in packet.overloads()
     )

@@ -23,7 +23,6 @@ REFUSED = {
     "nn.functional.gaussian_nll_loss": "branches on data",
     "nn.functional.batch_norm": "eager takes an empty input without channels",
     "nn.functional.dropout3d": "reshapes its input in place when that has no batch",
-    "nn.functional.one_hot": "takes the number of classes from data",
     "resize_": "gives a tensor other memory",
     "resize_as_": "gives a tensor other memory",
     "to_sparse": "sparse layout",

@@ -319,12 +319,28 @@ def bincount(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     return sized.record(info, args, kwargs, x.like((sized.size(0, 0),), dtype))
 
 
+@special(aten.one_hot.default)
+def one_hot(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """As many classes as there are, unless the program says how many."""
+    classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    if type(classes) is not int or classes != -1:
+        return pure(tracer, info, args, kwargs)
+    x = tracer.value(args[0]).abstract
+    sized = Sized(tracer)
+    out = x.like((*x.sizes, sized.size(0, x.rank)), torch.int64)
+    return sized.record(info, args, kwargs, out)
+
+
 @special(aten.index.Tensor)
 def index_tensor(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """Boolean masks select as many elements as they have ones."""
     indices = [None if i is None else tracer.value(i).abstract for i in args[1]]
     if not any(_is_mask(i) for i in indices):
         return pure(tracer, info, args, kwargs)
+    for i, given in zip(indices, args[1], strict=True):
+        # The result may not show how many ones there are: positions besides have a size too.
+        if _is_mask(i) and not all(j is None or _is_mask(j) for j in indices):
+            tracer.call(aten.nonzero.default, given)
     x = tracer.value(args[0]).abstract
     sized = Sized(tracer)
     count: Expr | None = None

@@ -46,6 +46,17 @@ def core_table() -> Table:
     return {op: fn for op, fn in table.items() if op not in _KEPT}
 
 
+@functools.cache
+def _further() -> Table:
+    """What torch can take apart besides, into ATen: its references go on to operators below."""
+    from torch._decomp import decomposition_table
+
+    return {
+        op: fn for op, fn in decomposition_table.items()
+        if isinstance(op, OpOverload) and not fn.__module__.startswith("torch._refs")
+    }  # fmt: skip
+
+
 def run(program: ExportedProgram, table: Table | None, preserve: tuple[Any, ...]) -> Any:
     for op in preserve:
         _check_preserved(op)
@@ -62,9 +73,7 @@ def run(program: ExportedProgram, table: Table | None, preserve: tuple[Any, ...]
 
 def take_apart(program: ExportedProgram, known: Callable[[Any], bool]) -> Any:
     """A program over operators that are `known`, as far as torch can take the others apart."""
-    from torch._decomp import decomposition_table
-
-    table = {op: fn for op, fn in {**decomposition_table, **core_table()}.items() if not known(op)}
+    table = {op: fn for op, fn in {**_further(), **core_table()}.items() if not known(op)}
 
     def tracer(recorder: Recorder, state: State) -> Tracer:
         return Decomposer(recorder, state, table, _Known(known))
@@ -93,7 +102,9 @@ class Decomposition(Rewriter):
 
     def reasons_to_keep(self, node: Node) -> tuple[type[Exception], ...]:
         """Kernels of torch that ask for data, or for plain sizes; a user's table may not fail."""
-        own = core_table().get(node.target) is self.tracer.table.get(node.target)
+        own = self.tracer.table.get(node.target) in (
+            core_table().get(node.target), _further().get(node.target)
+        )  # fmt: skip
         return (*super().reasons_to_keep(node), *(_FAILURES if own else ()))
 
 

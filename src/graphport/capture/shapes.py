@@ -66,7 +66,7 @@ class ShapesCollection:
             left.pop(id(leaf), None)
             return self._specs.get(id(leaf), (None, None))[1] or None
 
-        found = _map(of, bind(mod, args, kwargs))
+        found = along(of, bind(mod, args, kwargs))
         if left:
             shapes = ", ".join(_shape(t) for t in left.values())
             raise SpecError(
@@ -127,7 +127,7 @@ class AdditionalInputs:
             for k, ((path, leaf), (_, other)) in enumerate(zip(leaves, others, strict=True)):
                 specs[k] = _merged(specs[k], _difference(path, leaf, other, i))
         parts = iter(specs)
-        return _map(lambda leaf: next(parts), first)
+        return along(lambda leaf: next(parts), first)
 
     def verify(self, ep: ExportedProgram) -> None:
         """Run the program on every example; raises for the first that it refuses.
@@ -202,7 +202,7 @@ def _shape(t: torch.Tensor) -> str:
 # Structures
 
 
-def _map(fn: Callable[[Any], Any], inputs: Inputs) -> dict[str, Any]:
+def along(fn: Callable[[Any], Any], inputs: Inputs) -> dict[str, Any]:
     """A spec for each leaf, in dicts and lists that follow the inputs."""
 
     def walk(value: Any) -> Any:
@@ -222,7 +222,7 @@ def _map(fn: Callable[[Any], Any], inputs: Inputs) -> dict[str, Any]:
 
 
 def _flat(inputs: Inputs) -> tuple[list[tuple[str, Any]], Any]:
-    """(path, leaf) in the order of `_map`, and the structure; arguments are known by name."""
+    """(path, leaf) in the order of `along`, and the structure; arguments are known by name."""
     leaves: list[tuple[str, Any]] = []
     structure: dict[str, Any] = {}
     for name, (path, value) in inputs.parameters.items():

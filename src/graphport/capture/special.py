@@ -24,7 +24,7 @@ from graphport.errors import DataDependentError, MutationError
 from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.abstract import channels_last, row_major
 from graphport.ops.shape import resolved_sizes, slice_at
-from graphport.ops.sizes import broadcast, expected, require, wrap_dim
+from graphport.ops.sizes import broadcast, expected, wrap_dim
 from graphport.ops.strides import at_example, is_dense
 from graphport.ops.tensor import AbstractTensor
 from graphport.symbolic import ge, le, min_
@@ -288,16 +288,6 @@ def updating(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 def instance_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     writes = args[3] is not None and args[5]
     return (decompose if writes else pure)(tracer, info, args, kwargs)
-
-
-@special(aten._pad_circular.default)
-def pad_circular(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
-    """Made of slices that would clamp where torch's kernel refuses to wrap around twice."""
-    sizes = tracer.value(args[0]).abstract.sizes
-    for i, pad in enumerate(args[1]):
-        require(le(tracer.lower(pad), sizes[-1 - i // 2]),
-                "Padding value causes wrapping around more than once.")  # fmt: skip
-    return decompose(tracer, info, args, kwargs)
 
 
 # Views under another name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from graphport.onnx import lowerings  # noqa: F401  registers them
 from graphport.onnx.exporting import export
 from graphport.onnx.options import ExportOptions
 from graphport.onnx.program import ONNXProgram

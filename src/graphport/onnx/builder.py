@@ -45,7 +45,10 @@ class Builder:
         self.result: Any = None
         """What it must give: `Abstract` tensors, numbers, or a tuple of them."""
         self.sizes = Sizes(self)
+        self.shared: set[Value] = set()
+        """Weights with several uses: stored as they are, once."""
         self._constants: dict[Any, Value] = {}
+        self._transposed: dict[Value, Value] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """The method of an ONNX operator."""
@@ -78,10 +81,17 @@ class Builder:
         if op.attributes is not None and not op.attributes.issuperset(attributes):
             unknown = sorted(set(attributes) - op.attributes)
             raise TypeError(f"{op.op} of opset {op.since} has no attributes {unknown}")
+        if dtype is not None and op.attributes and "dtype" in op.attributes:
+            attributes["dtype"] = ONNX_OF[dtype]
         types: dict[str, torch.dtype] = {}
         for i, x in enumerate(inputs):
             if type(x) is Value:
                 types.setdefault(op.input_type(i), x.dtype)
+        if op.op.startswith("Reduce") and len(inputs) > 1 and isinstance(inputs[1], (list, tuple)):
+            # Of an empty tensor ONNX Runtime gives the wrong shape with negative axes.
+            inputs = [inputs[0], [a % inputs[0].rank for a in inputs[1]], *inputs[2:]]
+        elif op.op in ("ArgMax", "ArgMin") and attributes.get("axis", 0) < 0:
+            attributes["axis"] += inputs[0].rank
         values = [self._input(op, i, x, types) for i, x in enumerate(inputs)]
         while values and values[-1] is None:
             values.pop()
@@ -115,7 +125,7 @@ class Builder:
         kept = {k: v for k, v in attributes.items() if v is not None}
         key = None
         if op.op not in _NOT_PURE:
-            key = (op.op, op.domain, tuple(inputs), outputs, *map(_frozen, kept.items()))
+            key = (op.op, op.domain, tuple(inputs), outputs, *map(frozen, kept.items()))
             for graph in self.graph.chain():
                 known = graph.known.get(key)
                 if known is not None:
@@ -160,8 +170,14 @@ class Builder:
         return known
 
     def initializer(self, name: str, tensor: Any) -> Value:
-        """A tensor that is part of the model: a weight, or a constant that is not shared."""
+        """A constant that is part of the model."""
         return Value(name, tensor.dtype, tuple(tensor.shape), self.main, None, tensor)
+
+    def weight(self, name: str, tensor: Any) -> Value:
+        """A parameter or buffer: what it holds is not known when the model is made."""
+        value = Value(name, tensor.dtype, tuple(tensor.shape), self.main)
+        value.weight = tensor
+        return value
 
     def scalar(self, x: Number, dtype: torch.dtype | None = None, *, like: Any = None) -> Value:
         """A number as a 0-d tensor of a dtype, or of the dtype of another value."""
@@ -169,6 +185,18 @@ class Builder:
         if type(x) is Expr:
             return self.cast(self.sizes.number(x), dtype)
         return self.constant(torch.tensor(x, dtype=dtype))
+
+    def transposed(self, weight: Value) -> Value:
+        """A matrix transposed; a weight that is used for nothing else is stored so."""
+        if weight.data is None or weight in self.shared:
+            return self.Transpose(weight, perm=[1, 0])
+        known = self._transposed.get(weight)
+        if known is None:
+            make = self.initializer if weight.weight is None else self.weight
+            known = make(f"{weight.name}.T", weight.data.t())
+            known.base = weight
+            self._transposed[weight] = known
+        return known
 
     # Types
 
@@ -212,11 +240,13 @@ class Builder:
 
     def expand(self, x: Value, sizes: Sequence[Any]) -> Value:
         """Broadcast to a shape; nothing if it has it."""
-        sizes = tuple(sizes)
+        sizes = tuple(map(self.scope.simplify, sizes))
         if x.shape == sizes:
             return x
-        out = self.Expand(x, self.sizes.vector(sizes))
-        return self.shaped(out, sizes)
+        # Expand leaves a size as it is where the other is 1.
+        own = (1,) * (len(sizes) - x.rank) + (x.shape or ())
+        told = [1 if s == have else s for s, have in zip(sizes, own, strict=True)]
+        return self.shaped(self.Expand(x, self.sizes.vector(told)), sizes)
 
     def shaped(self, x: Value, sizes: Sequence[Any]) -> Value:
         """Note the sizes of a value, where the builder cannot tell them."""
@@ -225,15 +255,29 @@ class Builder:
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         """Dims in another order; nothing if it is the same one."""
+        source = x.producer
+        if source is not None and source.op == "Transpose" and source.inputs[0] is not None:
+            x, first = source.inputs[0], source.attributes["perm"]
+            perm = [first[p] for p in perm]
         if list(perm) == sorted(perm):
             return x
         return self.Transpose(x, perm=list(perm))
 
     def unsqueeze(self, x: Value, *axes: int) -> Value:
-        return self.Unsqueeze(x, list(axes)) if axes else x
+        """Dims of size 1 added, at their places in the result."""
+        if not axes:
+            return x
+        new, rest = {a % (x.rank + len(axes)) for a in axes}, iter(x.shape or ())
+        sizes = [1 if i in new else next(rest) for i in range(x.rank + len(axes))]
+        return self.sizes.undone(x, sizes) or self.Unsqueeze(x, sorted(new))
 
     def squeeze(self, x: Value, *axes: int) -> Value:
-        return self.Squeeze(x, list(axes)) if axes else x
+        """Dims of size 1 taken away."""
+        if not axes:
+            return x
+        gone = {a % x.rank for a in axes}
+        sizes = [s for i, s in enumerate(x.shape or ()) if i not in gone]
+        return self.sizes.undone(x, sizes) or self.Squeeze(x, sorted(gone))
 
 
 def _output_type(
@@ -249,7 +293,7 @@ def _output_type(
     return found
 
 
-def _frozen(item: tuple[str, Any]) -> Any:
+def frozen(item: tuple[str, Any]) -> Any:
     name, value = item
     if isinstance(value, list):
         return (name, tuple(value))
@@ -262,7 +306,9 @@ def _frozen(item: tuple[str, Any]) -> Any:
 
 def _octets(t: torch.Tensor) -> bytes:
     """The bytes of a tensor, of any dtype."""
-    return bytes(t.reshape(-1).view(torch.uint8).numpy()) if t.numel() else b""
+    # One element is contiguous with any stride, but to view it the stride has to be 1.
+    flat = t.contiguous().as_strided((t.numel(),), (1,))
+    return bytes(flat.view(torch.uint8).numpy()) if t.numel() else b""
 
 
 __all__ = ["Builder", "Number", "Operand", "Shape"]

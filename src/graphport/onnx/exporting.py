@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
-import torch
-from torch._ops import OpOverload
-from torch.fx import Node
-from torch.utils import _pytree as pytree
+from torch._ops import OpOverload, OpOverloadPacket
 
+from graphport import hooks
 from graphport.capture import export as capture
-from graphport.errors import InputError
-from graphport.onnx import lower, opsets
+from graphport.errors import InputError, MismatchError
+from graphport.onnx import dynamic, lower, opsets
 from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Graph, Value
+from graphport.onnx.interface import InterfaceBuilder
 from graphport.onnx.model import assign_names, prune
 from graphport.onnx.options import ExportOptions
-from graphport.onnx.program import Interface, ONNXProgram
-from graphport.onnx.registry import LOWERINGS, Lowering, operator_named
-from graphport.ops.abstract import Abstract
+from graphport.onnx.program import ONNXProgram
+from graphport.onnx.registry import LOWERINGS, Lowering, is_known, operator_named
+from graphport.ops import info_of
 from graphport.program import ExportedProgram, from_torch, services
-from graphport.program.signature import InputKind, OutputKind
-from graphport.symbolic import Expr
-
-_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION,
-              OutputKind.USER_INPUT_MUTATION)  # fmt: skip
 
 
 def export(
@@ -35,7 +28,16 @@ def export(
     kwargs: dict[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
-    **options: Any,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    opset: int | None = None,
+    target: str = "onnx",
+    optimize: bool = True,
+    verify: bool = False,
+    custom_lowerings: Mapping[Any, Callable[..., Any]] | None = None,
+    report: str | None = None,
+    module_functions: Sequence[Any] = (),
+    dynamic_axes: Mapping[str, Any] | None = None,
 ) -> ONNXProgram:
     """Carry a model to ONNX.
 
@@ -44,41 +46,86 @@ def export(
     >>> x = torch.randn(3, 4)
     >>> program = gp.onnx.export(model, (x,), dynamic_shapes=({0: gp.Dim("batch")},))
     >>> torch.testing.assert_close(program(x), model(x))
+    >>> program.verify().ok
+    True
     """
-    chosen = ExportOptions.of(options)
-    program = captured(model, args, kwargs, dynamic_shapes)
-    return lowered(program, chosen)
+    options = ExportOptions(
+        input_names=input_names, output_names=output_names, opset=opset, target=target,
+        optimize=optimize, verify=verify, custom_lowerings=custom_lowerings, report=report,
+        module_functions=module_functions,
+    )  # fmt: skip
+    began = perf_counter()
+    captured = _captured(model, args, kwargs, dynamic_shapes, dynamic_axes, options)
+    lowering = perf_counter()
+    program = lowered(captured, options)
+    timings = {"capture": lowering - began, "lower": perf_counter() - lowering}
+    if captured is not model and callable(model) and not _is_torchs(model):
+        program.eager = model
+    elif args or kwargs:
+        program.example_inputs = (args, kwargs or {})
+    found = None
+    if verify:
+        verifying = perf_counter()
+        found = program.verify()
+        timings["verify"] = perf_counter() - verifying
+    if report is not None:
+        hooks.write_report(program, report, timings, found)
+    if found is not None and not found.ok:
+        raise MismatchError(found)
+    return program
 
 
-def captured(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> ExportedProgram:
+def _captured(
+    model: Any, args: Any, kwargs: Any, shapes: Any, axes: Any, options: ExportOptions
+) -> ExportedProgram:
     """The program to lower, whatever it is given as."""
-    if isinstance(model, ExportedProgram):
-        return model
-    if type(model).__name__ == "ExportedProgram":
-        return from_torch(model)
-    return capture(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+    if shapes is not None and axes is not None:
+        raise InputError(
+            "dynamic_axes is the older spelling of dynamic_shapes: both were given",
+            fix="dynamic_shapes alone",
+        )
+    if isinstance(model, ExportedProgram) or _is_torchs(model):
+        if shapes is not None or axes is not None:
+            raise InputError(
+                "the sizes of a program are decided when it is captured",
+                fix="gp.export(model, args, dynamic_shapes=...)",
+            )
+        return model if isinstance(model, ExportedProgram) else from_torch(model)
+    names, outputs = options.input_names, options.output_names
+    if axes is not None:
+        shapes = dynamic.of_axes(axes, model, args, kwargs, names, outputs)
+    else:
+        shapes = dynamic.by_parameter(shapes, model, args, kwargs, names)
+    return capture(model, args, kwargs, dynamic_shapes=shapes)
+
+
+def _is_torchs(model: Any) -> bool:
+    """A program of torch.export, told without importing that."""
+    kind = type(model)
+    return kind.__name__ == "ExportedProgram" and kind.__module__.startswith("torch.export")
 
 
 def lowered(program: ExportedProgram, options: ExportOptions) -> ONNXProgram:
     """A program in ONNX."""
     opset = options.opset or opsets.default()
     custom = _custom(options.custom_lowerings)
-    if program.dialect == "TRAINING":
-        program = program.run_decompositions()
     simpler = _known_operators(program, custom, opset)
+    opset = options.opset or lower.newest(simpler.graph_module, opset)
     builder = Builder(simpler.scope, opset, options.target)
     walk = lower.Lowerer(builder, custom)
-    interface = _Interface(simpler, walk, options)
-    outputs = walk.run(simpler.graph_module)
-    interface.close(outputs)
+    interface = InterfaceBuilder(simpler, walk, options)
+    interface.open()
+    interface.close(walk.run(simpler.graph_module))
     prune(builder.main)
     assign_names(builder.main)
-    return ONNXProgram(program, builder.main, interface.made(), opset, options)
+    return ONNXProgram(program, simpler, builder.main, interface.made(), opset, options)
 
 
 def _custom(given: Mapping[Any, Any] | None) -> dict[OpOverload, Lowering]:
     found = {}
     for op, fn in (given or {}).items():
+        if isinstance(op, OpOverloadPacket):
+            op = op.default
         overload = op if isinstance(op, OpOverload) else operator_named(str(op))
         found[overload] = Lowering(overload, fn)
     return found
@@ -90,8 +137,10 @@ def _known_operators(
     """The program in operators that have a lowering: others are taken apart as far as possible."""
 
     def known(op: Any) -> bool:
-        return op in custom or op in LOWERINGS
+        return op in custom or is_known(op)
 
+    if program.dialect == "TRAINING":
+        program = program.run_decompositions({}, list(filter(_is_whole, (*LOWERINGS, *custom))))
     if not lower.missing(program.graph_module, known):
         return program
     program = services.take_apart(program, known)
@@ -101,126 +150,8 @@ def _known_operators(
     return program
 
 
-class _Interface:
-    """Inputs and outputs of the ONNX graph, and how they relate to those of the program."""
-
-    def __init__(
-        self, program: ExportedProgram, walk: lower.Lowerer, options: ExportOptions
-    ) -> None:
-        self.program = program
-        self.walk = walk
-        self.graph: Graph = walk.b.main
-        self.options = options
-        self.mutated = {
-            s.target for s in program.graph_signature.output_specs
-            if s.kind in _MUTATIONS and s.target
-        }  # fmt: skip
-        self.inputs: list[int] = []
-        """Of the program's flat inputs, those that are inputs of the model."""
-        self.state: dict[str, str] = {}
-        """Names of inputs with state that the model changes, and of the outputs with the new."""
-        names = iter(options.input_names or ())
-        flat = -1
-        for node, spec in zip(_placeholders(program), program.graph_signature.input_specs,
-                              strict=True):  # fmt: skip
-            if spec.kind in _STATE:
-                walk.env[node] = self._state(spec)
-                continue
-            flat += spec.kind is InputKind.USER_INPUT
-            walk.env[node] = self._input(node, spec, flat, names)
-        if next(names, None) is not None:
-            raise InputError(
-                f"input_names has {len(options.input_names or ())} names, "
-                f"the program {len(self.inputs)} inputs"
-            )
-        walk.b.sizes.learn(*self.graph.inputs)
-
-    def _state(self, spec: Any) -> Value:
-        tensor = self.program.tensor(spec.target)
-        value = self.walk.b.initializer(spec.target, tensor)
-        if spec.kind is not InputKind.CONSTANT_TENSOR or spec.target in self.mutated:
-            self.walk.weights.add(value)
-        if spec.target in self.mutated:
-            self.graph.inputs.append(value)
-        return value
-
-    def _input(self, node: Node, spec: Any, flat: int, names: Any) -> Any:
-        result = lower.described(node.meta.get("val"))
-        if not isinstance(result, (Abstract, Expr)):
-            return getattr(spec.arg, "value", self.program.constants.get(spec.target or ""))
-        name = next(names, None) or node.name
-        self.inputs.append(flat)
-        if isinstance(result, Abstract):
-            value = Value(name, result.dtype, result.sizes, self.graph)
-            self.graph.inputs.append(value)
-            return value
-        value = Value(name, _NUMBER[result.type], (), self.graph)
-        self.graph.inputs.append(value)
-        self.walk.b.sizes.learn_number(result, value)
-        return result
-
-    def close(self, outputs: Sequence[Any]) -> None:
-        """Make the program's results outputs of the graph: the user's first, then new state."""
-        specs = self.program.graph_signature.output_specs
-        self.outputs: list[Any] = []
-        """For each result of the user: the number of an output, or a constant."""
-        users = [(v, s) for v, s in zip(outputs, specs, strict=True) if s.kind not in _MUTATIONS]
-        given = list(self.options.output_names or ())
-        names = given or _output_names(self.program)
-        self.walk.b.origin = None
-        used = {v.name for v in self.graph.inputs}
-        for i, (value, spec) in enumerate(users):
-            if not isinstance(value, (Value, Expr)):
-                self.outputs.append(("constant", getattr(spec.arg, "value", value)))
-                continue
-            wanted = names[i] if i < len(names) else None
-            self.outputs.append((_kind(value), len(self.graph.outputs)))
-            self._output(value, wanted or ("output" if len(users) == 1 else f"output_{i}"), used)
-        for value, spec in zip(outputs, specs, strict=True):
-            if spec.kind in _MUTATIONS:
-                name = f"{spec.target}_updated"
-                self._output(value, name, used)
-                self.state[spec.target] = self.graph.outputs[-1].name
-
-    def _output(self, value: Any, name: str, used: set[str]) -> None:
-        b = self.walk.b
-        if isinstance(value, Expr):
-            value = b.sizes.number(value)
-        # An output is a value of its own: not an input, a weight, or another output.
-        if value.producer is None or value in self.graph.outputs or value.graph is not self.graph:
-            shape = value.shape
-            value = b.shaped(b.Identity(value), shape)
-            if value in self.graph.outputs:
-                node = value.producer
-                b.graph.known.clear()
-                value = b.shaped(b.Identity(node.inputs[0]), shape)
-        value.name = name if name not in used else f"{name}_out"
-        used.add(value.name)
-        self.graph.outputs.append(value)
-
-    def made(self) -> Interface:
-        return Interface(self.inputs, self.outputs, self.state)
-
-
-_NUMBER = {int: torch.int64, float: torch.float64, bool: torch.bool}
-
-
-def _kind(value: Any) -> str:
-    return "tensor" if isinstance(value, Value) else value.type.__name__
-
-
-def _placeholders(program: ExportedProgram) -> list[Node]:
-    return [n for n in program.graph.nodes if n.op == "placeholder"]
-
-
-def _output_names(program: ExportedProgram) -> list[str | None]:
-    """Names of results by their place in a dict or dataclass; None for those in a tuple."""
-    spec = program.call_spec.out_spec
-    template = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
-    paths, _ = pytree.tree_flatten_with_path(template)
-    names: list[str | None] = []
-    for path, _leaf in paths:
-        named = any(hasattr(key, "key") or hasattr(key, "name") for key in path)
-        parts = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", "")))) for k in path]
-        names.append("_".join(parts) if named else None)
-    return names
+def _is_whole(op: OpOverload) -> bool:
+    """Whether an operator would be taken apart if it were not said that it is known."""
+    info = info_of(op)
+    aliases = any(a.alias_info is not None for a in op._schema.arguments)
+    return info.composite and not info.mutated and not aliases

@@ -21,7 +21,7 @@ Shape = tuple[Size | None, ...]
 class Value:
     """What flows along an edge of the graph."""
 
-    __slots__ = ("dtype", "graph", "name", "producer", "shape", "tensor")
+    __slots__ = ("base", "dtype", "graph", "name", "producer", "shape", "tensor", "weight")
 
     def __init__(
         self,
@@ -39,7 +39,16 @@ class Value:
         self.graph = graph
         self.producer = producer
         self.tensor = tensor
+        """What a constant is: known at export, and for good."""
+        self.weight: Any = None
+        """The torch.Tensor of a parameter or buffer: data, which may be other data when it runs."""
+        self.base: Value | None = None
+        """The weight that the tensor is the transpose of."""
+
+    @property
+    def data(self) -> Any:
         """The torch.Tensor of an initialiser."""
+        return self.tensor if self.weight is None else self.weight
 
     @property
     def rank(self) -> int:

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import torch
 
-from graphport.onnx.schemas import Signature
+from graphport.onnx.schemas import Signature, allowed, expands
 from graphport.onnx.types import NAMES
 
 _FILE = Path(__file__).with_name("kernels.json")
 _OLDEST = 13
 """Versions of operators that no opset we write has are left out of the file."""
+_NO_END = (1 << 31) - 1
 
 # What holds every number of a dtype exactly, nearest first.
 _WIDER: dict[torch.dtype, tuple[torch.dtype, ...]] = {
@@ -32,6 +34,7 @@ _WIDER: dict[torch.dtype, tuple[torch.dtype, ...]] = {
     torch.int16: (torch.int32, torch.int64, torch.float32),
     torch.uint32: (torch.int64, torch.float64),
     torch.int32: (torch.int64, torch.float64),
+    torch.float16: (torch.float32,),
     torch.bfloat16: (torch.float32,),
     torch.float32: (torch.float64,),
 }
@@ -48,7 +51,8 @@ def _rows(op: str, domain: str, since: int) -> list[dict[str, frozenset[torch.dt
     return [
         {var: frozenset(NAMES[n] for n in names) for var, names in types.items()}
         for first, last, types in rows
-        if first <= since <= last
+        # One without an end is for its own version only.
+        if first == since or first < since <= last != _NO_END
     ]
 
 
@@ -75,14 +79,23 @@ def widened(op: Signature, types: Types) -> Types | None:
 def _wide(op: Signature, types: tuple[tuple[str, torch.dtype], ...]) -> Types | None:
     rows = _rows(op.op, op.domain, op.since)
     if not rows:
-        return {}
-    choices = [((var, d) for d in (dtype, *_WIDER.get(dtype, ()))) for var, dtype in types]
+        return {} if rows is None or expands(op) else None
+    choices = [[(var, d) for d in (dtype, *_WIDER.get(dtype, ()))] for var, dtype in types]
     given = dict(types)
     for choice in sorted(itertools.product(*map(enumerate, choices)), key=_distance):
         chosen = dict(c for _, c in choice)
-        if any(_takes(row, chosen) for row in rows):
+        standard = all(d in types for types, d in _constrained(op, chosen))
+        if standard and any(_takes(row, chosen) for row in rows):
             return {v: d for v, d in chosen.items() if d is not given[v]}
     return None
+
+
+def _constrained(
+    op: Signature, types: Types
+) -> Iterator[tuple[frozenset[torch.dtype], torch.dtype]]:
+    """What the standard has for type variables, and what they are."""
+    known = allowed(op)
+    return ((known[var], dtype) for var, dtype in types.items() if var in known)
 
 
 def _distance(choice: tuple[tuple[int, object], ...]) -> int:
@@ -103,7 +116,10 @@ def write() -> None:
     found: dict[str, list[tuple[int, int, dict[str, list[str]]]]] = {}
     for kernel in state.get_all_opkernel_def():
         first, last = kernel.version_range
-        wanted = kernel.provider == "CPUExecutionProvider" and kernel.domain in ("", "com.microsoft")
+        wanted = kernel.provider == "CPUExecutionProvider" and kernel.domain in (
+            "",
+            "com.microsoft",
+        )
         if not wanted or (last < _OLDEST and not kernel.domain):
             continue
         types = {

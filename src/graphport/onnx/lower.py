@@ -16,18 +16,17 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
 from graphport.errors import ExportError, MissingLoweringError
-from graphport.onnx import lowerings
 from graphport.onnx.builder import Builder
 from graphport.onnx.fold import folded
 from graphport.onnx.ir import Value
-from graphport.onnx.registry import FUSIONS, HIGHER_ORDER, LOWERINGS, Lowering
+from graphport.onnx.registry import FUSIONS, HIGHER_ORDER, LOWERINGS, NEWEST, Lowering
 from graphport.ops.abstract import Abstract
 from graphport.ops.tensor import AbstractTensor
 from graphport.source import of_trace
-from graphport.symbolic import Expr
+from graphport.symbolic import Expr, ne
 from graphport.symbolic.bridge import from_torch
 
-__all__ = ["Lowerer", "described", "lowerings", "missing", "report"]
+__all__ = ["Lowerer", "described", "missing", "newest", "report"]
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # Say something about the program, and compute nothing.
@@ -84,7 +83,8 @@ class Lowerer:
             raise
         if isinstance(result, _NUMBERS):
             b.sizes.learn_number(result, value)
-            return result
+            truth = self.about(node.args[0]).dtype is torch.bool  # capture counts it as 0 or 1
+            return ne(result, 0) if truth else result
         return self._settled(node, value, result)
 
     def _lowered(self, node: Node, target: Any) -> Any:
@@ -111,13 +111,18 @@ class Lowerer:
         if isinstance(value, Value) and isinstance(result, Abstract):
             if value.dtype is not result.dtype:
                 value = self.b.cast(value, result.dtype)
-            value.shape = result.sizes
+            if value.graph is self.b.graph or value.shape is None:  # a branch may know more
+                value.shape = result.sizes
             if not value.name and value.producer is not None and value.tensor is None:
                 value.name = node.name
             self.b.sizes.learn(value)
         return value
 
     # Arguments
+
+    def about(self, node: Node) -> Any:
+        """What capture knows of a node."""
+        return described(node.meta.get("val"))
 
     def values(self, x: Any) -> Any:
         """Nodes replaced by what they have become, within lists and dicts."""
@@ -155,17 +160,31 @@ def missing(module: GraphModule, known: Callable[[Any], bool]) -> dict[Any, list
         if isinstance(part, GraphModule):
             for node in part.graph.nodes:
                 if node.op == "call_function" and not _is_known(node, known):
-                    found.setdefault(node.target, []).append(node)
+                    mutates = node.target is _MUTATING
+                    found.setdefault(node.args[0] if mutates else node.target, []).append(node)
     return found
+
+
+_MUTATING = torch.ops.higher_order.auto_functionalized
 
 
 def _is_known(node: Node, known: Callable[[Any], bool]) -> bool:
     target = node.target
+    if target is _MUTATING:
+        return known(node.args[0])
     if isinstance(target, HigherOrderOperator):
         return target in HIGHER_ORDER
     if not isinstance(target, OpOverload) or target in _ASSERTIONS:
         return True  # arithmetic on numbers
     return isinstance(described(node.meta.get("val")), _NUMBERS) or known(target)
+
+
+def newest(module: GraphModule, opset: int) -> int:
+    """The opset, or an older one that ONNX Runtime has all operators of the program in."""
+    for part in module.modules():
+        if isinstance(part, GraphModule):
+            opset = min([opset, *(NEWEST.get(n.target, opset) for n in part.graph.nodes)])  # type: ignore[call-overload]
+    return opset
 
 
 def report(found: Mapping[Any, list[Node]], opset: int) -> ExportError:

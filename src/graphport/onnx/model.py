@@ -5,7 +5,7 @@ The same graph gives the same bytes in every process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,9 @@ from graphport.symbolic import Expr
 # The format version that goes with an opset; ONNX Runtime refuses a newer one than it knows.
 _IR_VERSION = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13, 26: 13}
 
+# All their outputs have to be named, used or not.
+_WHOLE = {"TopK", "Split"}
+
 
 def prune(graph: Graph) -> None:
     """Remove what no output needs."""
@@ -32,15 +35,32 @@ def _prune(graph: Graph, needed: set[Value]) -> None:
     for node in reversed(graph.nodes):
         if not any(v in needed for v in node.outputs if v is not None):
             continue
-        node.outputs = [v if v in needed or i == 0 else None for i, v in enumerate(node.outputs)]
-        while node.outputs[-1] is None:
-            node.outputs.pop()
+        _drop_outputs(node, needed)
         needed.update(v for v in node.inputs if v is not None)
         for inner in node.graphs():
             needed.update(inner.outputs)
             _prune(inner, needed)
         kept.append(node)
     graph.nodes = kept[::-1]
+
+
+def _drop_outputs(node: Node, needed: set[Value]) -> None:
+    """Leave out results that nobody needs; those of graphs within go with the graphs' own."""
+    if node.op in _WHOLE:
+        return
+    if not any(node.graphs()):
+        node.outputs = [v if v in needed or i == 0 else None for i, v in enumerate(node.outputs)]
+        while node.outputs[-1] is None:
+            node.outputs.pop()
+        return
+    # What a loop carries it needs itself. The first output of its body is the condition.
+    carried = {"If": 0, "Loop": len(node.inputs) - 2}.get(node.op, len(node.outputs))
+    unused = [i for i, v in enumerate(node.outputs) if v not in needed and i >= carried]
+    first = 1 if node.op == "Loop" else 0
+    for i in reversed(unused):
+        del node.outputs[i]
+        for graph in node.graphs():
+            del graph.outputs[i + first]
 
 
 class Names:
@@ -66,10 +86,10 @@ def assign_names(graph: Graph) -> None:
         if v.name not in names.used:
             names.used.add(v.name)
     taken = {*graph.inputs, *graph.outputs}
-    initializers: dict[Value, None] = dict.fromkeys(v for v in graph.inputs if v.tensor is not None)
+    initializers: dict[Value, None] = dict.fromkeys(v for v in graph.inputs if v.data is not None)
     for node in graph.walk():
         for v in node.inputs:
-            if v is not None and v.tensor is not None:
+            if v is not None and v.data is not None:
                 initializers.setdefault(v)
     for v in initializers:
         if v not in taken:
@@ -102,7 +122,9 @@ def _constant_name(t: torch.Tensor) -> str:
 # Protobuf
 
 
-def model_proto(graph: Graph, opset: int, *, doc: str = "") -> ModelProto:
+def model_proto(
+    graph: Graph, opset: int, *, doc: str = "", metadata: Mapping[str, str] | None = None
+) -> ModelProto:
     """The model without the data of its weights: `weights` adds those."""
     model = ModelProto()
     model.ir_version = _IR_VERSION[opset]
@@ -113,6 +135,9 @@ def model_proto(graph: Graph, opset: int, *, doc: str = "") -> ModelProto:
     for domain in sorted({n.domain for n in graph.walk() if n.domain}):
         entry = model.opset_import.add()
         entry.domain, entry.version = domain, 1
+    for key, text in (metadata or {}).items():
+        said = model.metadata_props.add()
+        said.key, said.value = key, text
     _write_graph(graph, model.graph)
     return model
 
@@ -120,18 +145,19 @@ def model_proto(graph: Graph, opset: int, *, doc: str = "") -> ModelProto:
 def _write_graph(graph: Graph, proto: GraphProto) -> None:
     proto.name = graph.name
     for v in graph.inputs:
-        _write_value(v, proto.input.add())
+        write_value(v, proto.input.add())
     for v in graph.outputs:
-        _write_value(v, proto.output.add())
+        write_value(v, proto.output.add())
     own = {*graph.outputs}
     for node in graph.nodes:
         _write_node(node, proto.node.add())
         for v in node.outputs:
             if v is not None and v.shape is not None and v not in own and None not in v.shape:
-                _write_value(v, proto.value_info.add())
+                write_value(v, proto.value_info.add())
 
 
-def _write_value(v: Value, proto: ValueInfoProto) -> None:
+def write_value(v: Value, proto: ValueInfoProto) -> None:
+    """The name, element type and sizes of a value."""
     proto.name = v.name
     kind = proto.type.tensor_type
     kind.elem_type = ONNX_OF[v.dtype]
@@ -226,8 +252,17 @@ def write_tensor(name: str, tensor: torch.Tensor, proto: TensorProto) -> None:
 
 def octets(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor in row-major order; without a copy where it lies so."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    # One element is contiguous with any stride, but to view it the stride has to be 1.
+    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
     return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
 
 
-__all__ = ["assign_names", "model_proto", "octets", "prune", "write_header", "write_tensor"]
+__all__ = [
+    "assign_names",
+    "model_proto",
+    "octets",
+    "prune",
+    "write_header",
+    "write_tensor",
+    "write_value",
+]

@@ -33,9 +33,9 @@ class ExportOptions:
             raise InputError(
                 f"target={self.target!r} is not known", fix=f"one of {', '.join(TARGETS)}"
             )
-        if self.opset is not None and not OLDEST <= self.opset <= NEWEST:
+        if self.opset is not None and self.opset not in range(OLDEST, NEWEST + 1):
             raise InputError(
-                f"opset={self.opset} is not supported", fix=f"one from {OLDEST} to {NEWEST}"
+                f"opset={self.opset!r} is not supported", fix=f"one from {OLDEST} to {NEWEST}"
             )
 
     @classmethod

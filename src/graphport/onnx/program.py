@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,28 +11,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from graphport.onnx import weights
+from graphport.onnx import checkpoint, metadata, weights
+from graphport.onnx.interface import Interface
 from graphport.onnx.ir import Graph
 from graphport.onnx.model import model_proto
 from graphport.onnx.options import ExportOptions
-from graphport.onnx.runtime import Session
 from graphport.program import ExportedProgram
 from graphport.program.module import Entrance
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir
 
-
-@dataclass(frozen=True)
-class Interface:
-    """How inputs and outputs of the model relate to those of the program."""
-
-    inputs: list[int]
-    """Of the program's flat inputs, those that the model takes, in order."""
-    outputs: list[tuple[str, Any]]
-    """For each flat result of the program: its kind and the output that has it, or a constant."""
-    state: dict[str, str]
-    """Inputs that the model changes, and the outputs with their new values."""
+    from graphport.onnx.runtime import Session
+    from graphport.onnx.verification import VerificationReport
 
 
 class ONNXProgram:
@@ -40,100 +33,167 @@ class ONNXProgram:
     def __init__(
         self,
         program: ExportedProgram,
+        lowered: ExportedProgram,
         graph: Graph,
         interface: Interface,
         opset: int,
         options: ExportOptions,
     ) -> None:
         self.exported_program = program
+        self.lowered_program = lowered
+        """The same program in the operators that were lowered."""
         self.graph = graph
         self.interface = interface
         self.opset = opset
         self.options = options
-        self._entrance = Entrance(program, check_guards=True)
+        self.eager: Callable[..., Any] | None = None
+        """What the program was captured from, if that is known."""
+        self.example_inputs = program.example_inputs
+        self.entrance = Entrance(program, check_guards=True)
         self._state: dict[str, torch.Tensor] = {}
+        self._turn = threading.RLock()
 
     # The parts
 
     @cached_property
-    def _skeleton(self) -> onnx.ModelProto:
+    def skeleton(self) -> onnx.ModelProto:
         """The model without its weights."""
-        return model_proto(self.graph, self.opset)
+        said = metadata.of_sizes(self.exported_program)
+        return model_proto(self.graph, self.opset, metadata=said)
 
     @property
     def model_proto(self) -> onnx.ModelProto:
         """The model as protobuf, with its weights where they are in memory."""
-        return weights.inline(self._skeleton, self.graph)
+        return weights.inline(self.skeleton, self.graph.initializers)
 
     @property
-    def model(self) -> Any:
+    def model(self) -> onnx_ir.Model:
         """The model as `onnx_ir`."""
         import onnx_ir
 
         return onnx_ir.serde.deserialize_model(self.model_proto)
 
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """The initialisers by name."""
+        return {name: value.data for name, value in self.graph.initializers.items()}
+
+    @property
+    def initial_state(self) -> dict[str, Any]:
+        """What the program begins with of that which it changes, by its names in the program."""
+        initializers, names = self.graph.initializers, self.interface.weights
+        return {names[n]: initializers[n].data for n in self.interface.state}
+
     # Running
 
-    @cached_property
+    @property
     def session(self) -> Session:
-        """ONNX Runtime, with the weights of the program."""
-        return Session(self._skeleton, self.graph.initializers)
+        """ONNX Runtime, with the weights of the program; made on first use."""
+        with self._turn:
+            return self._session
+
+    @cached_property
+    def _session(self) -> Session:
+        from graphport.onnx.runtime import Session
+
+        return Session(self.skeleton, self.tensors)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run on ONNX Runtime, with tensors in the user's own structure."""
-        flat = self._flat(args, kwargs)
-        given = {v.name: _tensor(flat[i]) for v, i in zip(self._inputs, self.interface.inputs,
-                                                          strict=True)}  # fmt: skip
-        results = self.session.run({**self._state, **given})
-        names = [v.name for v in self.graph.outputs]
-        for name, updated in self.interface.state.items():
-            self._keep(name, results[updated], flat)
-        leaves = [
-            what if kind == "constant" else _result(kind, results[names[what]])
-            for kind, what in self.interface.outputs
-        ]
-        return pytree.tree_unflatten(leaves, self.exported_program.call_spec.out_spec)
+        """Run on ONNX Runtime, with tensors in the user's own structure.
 
-    @cached_property
-    def _inputs(self) -> list[Any]:
-        """The inputs that the user gives."""
-        return [v for v in self.graph.inputs if v.tensor is None]
-
-    def _flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Checked arguments, flat."""
-        return self._entrance.flat(args, kwargs)
-
-    def _keep(self, name: str, new: torch.Tensor, flat: list[Any]) -> None:
-        """New state is what the next call begins with; a changed input is the caller's own."""
-        written = {v.name: flat[i] for v, i in zip(self._inputs, self.interface.inputs, strict=True)}
-        if name in written:
-            written[name].copy_(new)
+        State that the program changes is carried on to the next call; so calls of a program that
+        has any take turns.
+        """
+        flat = self.entrance.flat(args, kwargs)
+        inputs = self.inputs_of(flat)
+        if self.interface.state:
+            with self._turn:
+                found = self.session.run({**self._state, **inputs})
+                self._state = {n: found[new] for n, new in self.interface.state.items()}
         else:
-            self._state[name] = new
+            found = self.session.run(inputs)
+        with torch.no_grad():
+            for i, name in self.interface.written.items():
+                flat[i].copy_(found[name])
+        return self.structured(found, flat)
+
+    def run_on(self, session: Any) -> None:
+        """Run on another session from here on: one that takes and gives the same by name."""
+        with self._turn:
+            self.__dict__["_session"] = session
+            self._state = {}
+
+    def reset(self) -> None:
+        """Begin again with the state that the program was captured with."""
+        with self._turn:
+            self._state = {}
+
+    def inputs_of(self, flat: list[Any]) -> dict[str, torch.Tensor]:
+        """The model's inputs by name, from flat inputs of the program."""
+        return {i.name: _tensor(flat[i.flat], i.dtype) for i in self.interface.inputs}
+
+    def structured(self, found: dict[str, torch.Tensor], flat: list[Any]) -> Any:
+        """Outputs by name in the structure of the program's result."""
+        leaves = []
+        for result in self.interface.results:
+            if result.kind == "constant":
+                leaves.append(result.what)
+            elif result.kind == "input":
+                leaves.append(flat[result.what])
+            else:
+                t = found[result.what]
+                leaves.append(t if result.kind == "tensor" else t.item())
+        return pytree.tree_unflatten(leaves, self.exported_program.call_spec.out_spec)
 
     def adapt_torch_inputs_to_onnx(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         """The inputs of the model, in its order, from arguments as the program takes them."""
-        flat = self._flat(args, kwargs)
-        return [_tensor(flat[i]) for i in self.interface.inputs]
+        return list(self.inputs_of(self.entrance.flat(args, kwargs)).values())
 
     def adapt_torch_outputs_to_onnx(self, out: Any) -> list[torch.Tensor]:
         """The user's outputs of the model, in its order, from a result of the program."""
         leaves = pytree.tree_leaves(out)
-        kinds = [kind for kind, _ in self.interface.outputs]
-        return [_tensor(x) for x, k in zip(leaves, kinds, strict=True) if k != "constant"]
+        pairs = zip(leaves, self.interface.results, strict=True)
+        return [_tensor(x) for x, r in pairs if r.kind not in ("constant", "input")]
+
+    # Verification
+
+    def verify(
+        self,
+        args: tuple[Any, ...] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        *,
+        rtol: float | None = None,
+        atol: float | None = None,
+    ) -> VerificationReport:
+        """Compare with eager, at these inputs or the example's, and at other sizes of the dims.
+
+        How close results have to be follows from their dtypes, unless it is said.
+        """
+        from graphport.onnx.verification import verify
+
+        given = (
+            self.example_inputs if args is None and kwargs is None else (args or (), kwargs or {})
+        )
+        return verify(self, given, rtol, atol)
 
     # Files
 
     def save(
         self, path: str | Path, external_data: bool | str = "auto", state_dict: Any = None
     ) -> None:
-        """Write the model to a file; large weights go to a second one beside it."""
-        weights.save(self._skeleton, self.graph, Path(path), external_data, state_dict)
+        """Write the model to a file; large weights go to a second one beside it.
+
+        `state_dict` has the weights of a model that was captured without them: a mapping, a
+        `.safetensors`, `.pt` or `.bin` file, or the folder of a sharded checkpoint.
+        """
+        tensors = self.tensors
+        if state_dict is not None:
+            tensors = checkpoint.fitted(
+                self.graph.initializers, self.interface.weights,
+                self.exported_program.state_dict, checkpoint.read(state_dict),
+            )  # fmt: skip
+        weights.save(self.skeleton, tensors, Path(path), external_data)
 
 
-def _tensor(x: Any) -> torch.Tensor:
-    return x if isinstance(x, torch.Tensor) else torch.tensor(x)
-
-
-def _result(kind: str, t: torch.Tensor) -> Any:
-    return t if kind == "tensor" else t.item()
+def _tensor(x: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=dtype)

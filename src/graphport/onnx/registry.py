@@ -9,13 +9,14 @@ fails at import, and so do registering twice and a name that the schema does not
 from __future__ import annotations
 
 import inspect
+import keyword
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
-from graphport.errors import UnsupportedError
+from graphport.errors import InputError, UnsupportedError
 
 Fn = Callable[..., Any]
 F = TypeVar("F", bound=Fn)
@@ -38,7 +39,7 @@ class Lowering:
         theirs = (first or op)._schema.arguments
         # Under the names of the first operator: `mat2` of mm is the `other` of matmul.
         self.arguments = {
-            a.name: a.name if a.name in self.named or i >= len(theirs) else theirs[i].name
+            a.name: _name(a if a.name in self.named or i >= len(theirs) else theirs[i])
             for i, a in enumerate(schema)
         }
         unknown = sorted(self.named - set(self.arguments.values()))
@@ -72,24 +73,58 @@ class Lowering:
             raise UnsupportedError(f"{self.op} with {name}={value!r} has no ONNX lowering")
 
 
+def _name(argument: Any) -> str:
+    """The name of an argument; that of a keyword of Python (`from`) has a `_` behind it."""
+    return f"{argument.name}_" if keyword.iskeyword(argument.name) else argument.name
+
+
 def _same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and value == default or value is default
 
 
 LOWERINGS: dict[OpOverload, Lowering] = {}
+NEWEST: dict[OpOverload, int] = {}
+"""Opsets that the lowerings of some operators end at."""
+_NAMED: dict[str, Fn] = {}
+"""Operators of packages that may not be there, by their names."""
 HIGHER_ORDER: dict[HigherOrderOperator, Fn] = {}
 FUSIONS: dict[OpOverload, list[Fn]] = {}
 
 
-def lower(*ops: OpOverload) -> Callable[[F], F]:
-    """Register a lowering for operators that take the same arguments; the first gives the names."""
+def lower(*ops: OpOverload, newest: int | None = None) -> Callable[[F], F]:
+    """Register a lowering for operators that take the same arguments; the first gives the names.
+
+    `newest` is the last opset at which ONNX Runtime can run what it writes, if that is not any.
+    """
 
     def register(fn: F) -> F:
         for op in ops:
             _add(op, fn, ops[0])
+            if newest is not None:
+                NEWEST[op] = newest
         return fn
 
     return register
+
+
+def lower_named(*names: str) -> Callable[[F], F]:
+    """Register a lowering for operators of other packages: `transformers::grouped_mm_fallback`."""
+
+    def register(fn: F) -> F:
+        for name in names:
+            if name in _NAMED:
+                raise ValueError(f"{name} has a lowering already")
+            _NAMED[name] = fn
+        return fn
+
+    return register
+
+
+def is_known(op: Any) -> bool:
+    """Whether an operator has a lowering."""
+    if op not in LOWERINGS and isinstance(op, OpOverload) and op.name() in _NAMED:
+        _add(op, _NAMED[op.name()])
+    return op in LOWERINGS
 
 
 def table(rows: Mapping[OpOverload, Any], make: Callable[[Any], Fn]) -> None:
@@ -135,5 +170,10 @@ def operator_named(name: str) -> OpOverload:
     """The overload of a name like `aten::add.Tensor`; of the only one, or `default`, without."""
     namespace, _, rest = name.replace("::", ".").partition(".")
     packet_name, _, overload = rest.partition(".")
-    packet = getattr(getattr(torch.ops, namespace), packet_name)
-    return getattr(packet, overload or "default")
+    try:
+        packet = getattr(getattr(torch.ops, namespace), packet_name)
+        return getattr(packet, overload or "default")
+    except AttributeError:
+        raise InputError(
+            f"there is no operator {name}", fix='its name as in "aten::add.Tensor"'
+        ) from None

@@ -1,11 +1,13 @@
 """ONNX Runtime sessions on torch tensors.
 
 Weights stay where they are: the session is given the memory of the torch tensors. So are inputs;
-outputs are handed out as torch tensors over the memory that ONNX Runtime has allocated.
+outputs are handed out as torch tensors over the memory that ONNX Runtime has allocated. A tensor
+that does not lie in order is put in order first, which is a copy.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,9 +17,13 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue as _C
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from graphport.onnx.ir import Value
 from graphport.onnx.model import write_header, write_tensor
-from graphport.onnx.weights import SMALL, nbytes, refer
+from graphport.onnx.types import ONNX_OF, TORCH_OF
+from graphport.onnx.weights import SMALL, in_memory, nbytes, refer, require_data
+
+_BOOL = ONNX_OF[torch.bool]
+# DLPack, as ONNX Runtime speaks it, has no eight-bit floats.
+_EIGHTS = {ONNX_OF[d] for d in ONNX_OF if d.is_floating_point and d.itemsize == 1}
 
 
 class Session:
@@ -26,50 +32,65 @@ class Session:
     def __init__(
         self,
         skeleton: onnx.ModelProto,
-        initializers: Mapping[str, Value],
+        tensors: Mapping[str, Any],
         options: ort.SessionOptions | None = None,
         providers: Sequence[Any] = ("CPUExecutionProvider",),
     ) -> None:
+        require_data(tensors, "give the model its weights before it is exported")
         options = options or ort.SessionOptions()
+        options.log_severity_level = 3
         model = onnx.ModelProto()
         model.CopyFrom(skeleton)
         shared: dict[str, Any] = {}
-        for name, value in initializers.items():
+        for name, tensor in tensors.items():
             proto = model.graph.initializer.add()
-            if nbytes(value.tensor) < SMALL:
-                write_tensor(name, value.tensor, proto)
+            if nbytes(tensor) < SMALL:
+                write_tensor(name, in_memory(tensor), proto)
             else:
-                write_header(name, value.tensor, proto)
-                refer(proto, name, 0, nbytes(value.tensor))
-                shared[name] = ort_value(value.tensor.detach().contiguous())
-        self._kept = shared
+                write_header(name, tensor, proto)
+                refer(proto, name, 0, nbytes(tensor))
+                shared[name] = ort_value(in_memory(tensor))
+        # The session reads them for as long as it lives.
+        self._shared = shared
         if shared:
             options.add_external_initializers(list(shared), list(shared.values()))
-        options.log_severity_level = 3
         self.session = ort.InferenceSession(
             model.SerializeToString(), options, providers=list(providers)
         )
         self.inputs = [i.name for i in self.session.get_inputs()]
         self.outputs = [o.name for o in self.session.get_outputs()]
 
-    def run(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Results by name."""
-        feeds = {name: ort_value(t.detach().contiguous()) for name, t in inputs.items()}
-        results = self.session.run_with_ort_values(self.outputs, feeds)
-        return dict(zip(self.outputs, map(tensor_of, results), strict=True))
+    def run(
+        self, inputs: Mapping[str, torch.Tensor], outputs: Sequence[str] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Results by name: all of them, or those that are asked for."""
+        names = self.outputs if outputs is None else list(outputs)
+        feeds = {name: ort_value(t) for name, t in inputs.items()}
+        results = self.session.run_with_ort_values(names, feeds)
+        return dict(zip(names, map(tensor_of, results), strict=True))
 
 
 def ort_value(t: torch.Tensor) -> Any:
     """A tensor as ONNX Runtime takes it, over the same memory."""
+    t = t.detach().contiguous()
     if t.dtype is torch.bool:
         return ort.OrtValue(_C.from_dlpack(to_dlpack(t.view(torch.uint8)), True))
-    return ort.OrtValue(_C.from_dlpack(to_dlpack(t), False))
+    if ONNX_OF.get(t.dtype) in _EIGHTS:
+        array = t.view(torch.uint8).numpy()
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_OF[t.dtype])
+    return ort.OrtValue(_C.from_dlpack(to_dlpack(t.resolve_neg()), False))
 
 
 def tensor_of(value: Any) -> torch.Tensor:
     """A result as a torch tensor, over the same memory."""
+    kind = value.element_type()
+    if kind in _EIGHTS:
+        return _copied(value, TORCH_OF[kind])
     t = from_dlpack(value._get_c_value().to_dlpack())
-    return t.view(torch.bool) if value.element_type() == _BOOL else t
+    return t.view(torch.bool) if kind == _BOOL else t
 
 
-_BOOL = 9
+def _copied(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    octets = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+    flat = torch.frombuffer(bytearray(octets), dtype=dtype) if octets else torch.empty(0).to(dtype)
+    return flat.reshape(value.shape())

@@ -65,6 +65,24 @@ def signature(op: str, opset: int) -> Signature | None:
     )  # fmt: skip
 
 
+@cache
+def allowed(op: Signature) -> dict[str, frozenset[torch.dtype]]:
+    """The dtypes that the standard has for the type variables of an operator."""
+    if op.domain:
+        return {}
+    schema = onnx.defs.get_schema(op.op, op.since, op.domain)
+    return {
+        c.type_param_str: frozenset(d for d in map(named, c.allowed_type_strs) if d is not None)
+        for c in schema.type_constraints
+    }
+
+
+def expands(op: Signature) -> bool:
+    """Whether the standard says the operator in others, which a runtime may put instead."""
+    schema = onnx.defs.get_schema(op.op, op.since, op.domain)
+    return schema.has_function or schema.has_context_dependent_function
+
+
 # Operators of ONNX Runtime that are emitted with target="ort"; their schemas are not in `onnx`.
 _OF_RUNTIME: dict[str, tuple[list[str], list[str]]] = {
     "FusedMatMul": (["T", "T"], ["T"]),

@@ -7,17 +7,21 @@ int64 vectors of one element, which is what shapes are put together from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphport.errors import UnsupportedError
+from graphport.onnx.arithmetic import computed
 from graphport.onnx.ir import Graph, Value
-from graphport.symbolic import Expr, ge, substitute, symbols, type_of
+from graphport.symbolic import Expr, ge, prod, substitute, symbols, type_of
 
 if TYPE_CHECKING:
     from graphport.onnx.builder import Builder
 
+_SAME_ELEMENTS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 _TYPES = {int: torch.int64, float: torch.float64, bool: torch.bool}
 
 
@@ -27,7 +31,18 @@ class Sizes:
     def __init__(self, builder: Builder) -> None:
         self.b = builder
         self._sources: dict[Expr, Callable[[], Value]] = {}
+        self._shown: dict[Expr, tuple[Value, int]] = {}
+        """Of a symbol that is a size by itself: the value and the dim."""
         self._values: dict[tuple[Graph, Expr], Value] = {}
+
+    @contextmanager
+    def inner(self) -> Iterator[None]:
+        """For a graph within: what is learned and computed meanwhile is forgotten after it."""
+        kept = dict(self._sources), dict(self._shown), dict(self._values)
+        try:
+            yield
+        finally:
+            self._sources, self._shown, self._values = kept
 
     # Sources
 
@@ -51,7 +66,9 @@ class Sizes:
     def _learn_size(self, value: Value, dim: int, size: Expr) -> None:
         b = self.b
         if size.kind == "symbol":
-            self._sources.setdefault(size, lambda: b.Shape(value, start=dim, end=dim + 1))
+            if size not in self._sources:
+                self._sources[size] = lambda: b.Shape(value, start=dim, end=dim + 1)
+                self._shown[size] = (value, dim)
             return
         new = [s for s in symbols(size) if s not in self._sources]
         if len(new) != 1 or size.kind != "add":
@@ -89,7 +106,7 @@ class Sizes:
             known = self._values.get((graph, x))
             if known is not None:
                 return known
-        made = self._source(x) if x.kind == "symbol" else _computed(self, x)
+        made = self._source(x) if x.kind == "symbol" else computed(self, x)
         made.shape = (1,)
         self._values[self.b.graph, x] = made
         return made
@@ -97,7 +114,7 @@ class Sizes:
     def _source(self, symbol: Expr) -> Value:
         source = self._sources.get(symbol)
         if source is None:
-            raise KeyError(f"no tensor of the program shows the size {symbol}")
+            raise UnsupportedError(f"no tensor of the program shows the size {symbol}")
         return source()
 
     # Shapes
@@ -109,31 +126,106 @@ class Sizes:
             return self.b.constant(torch.tensor(sizes, dtype=torch.int64))
         parts: list[Value] = []
         plain: list[int] = []
-        for s in (*sizes, None):
-            if type(s) is int:
-                plain.append(s)
+        at = 0
+        while at < len(sizes):
+            if type(sizes[at]) is int:
+                plain.append(sizes[at])
+                at += 1
                 continue
-            if plain:
-                parts.append(self.b.constant(torch.tensor(plain, dtype=torch.int64)))
-                plain = []
-            if s is not None:
-                parts.append(self.element(s))
+            part, before, after = self._run(plain, sizes[at:])
+            self._flush(parts, plain[: len(plain) - before])
+            parts.append(part)
+            plain = []
+            at += after
+        self._flush(parts, plain)
         return parts[0] if len(parts) == 1 else self.b.Concat(*parts, axis=0)
+
+    def _flush(self, parts: list[Value], plain: list[int]) -> None:
+        if plain:
+            parts.append(self.b.constant(torch.tensor(plain, dtype=torch.int64)))
+
+    def _run(self, plain: Sequence[int], sizes: Sequence[Any]) -> tuple[Value, int, int]:
+        """As many sizes as one tensor shows in a row, from the first of `sizes` on.
+
+        How many of the numbers before them it shows too, and how many of them it shows.
+        """
+        value, dim = self._shown.get(sizes[0], (None, 0))
+        if value is None or value.shape is None:
+            return self.element(sizes[0]), 0, 1
+        before = after = 0
+        while before < min(dim, len(plain)) and value.shape[dim - before - 1] == plain[-before - 1]:
+            before += 1
+        for have, want in zip(value.shape[dim:], sizes, strict=False):
+            if have != want:
+                break
+            after += 1
+        if before + after == 1:
+            return self.element(sizes[0]), 0, 1
+        return self.b.Shape(value, start=dim - before, end=dim + after), before, after
 
     def reshape(self, x: Value, sizes: tuple[Any, ...]) -> Value:
         """Reshape, in the simplest of the ways to say the new shape."""
         sizes = tuple(map(self.b.scope.simplify, sizes))
         if x.shape == sizes:
             return x
-        source = x.producer
-        if source is not None and source.op == "Reshape" and source.inputs[0] is not None:
-            x = source.inputs[0]  # of a reshape: from what it is made of
+        if x.tensor is not None and not x.name and Expr not in map(type, sizes):
+            return self.b.constant(x.tensor.reshape(sizes))
+        for x in self._views(x):  # of a reshape: from what it is made of
             if x.shape == sizes:
                 return x
         told = self._told(x, sizes)
-        made = self.b.Reshape(x, self.vector(told), allowzero=1 if 0 in sizes else None)
+        if any(type(s) is Expr for s in told):
+            simpler = self._flattened(x, sizes) or self._with_ones(x, sizes)
+            if simpler is not None:
+                simpler.shape = sizes
+                return simpler
+        # With sizes as they are a 0 is a size; nor does ONNX Runtime then put -1 for one of them.
+        literal = 0 in sizes or told == sizes and any(type(s) is Expr for s in sizes)
+        made = self.b.Reshape(x, self.vector(told), allowzero=1 if literal else None)
         made.shape = sizes
         return made
+
+    def _views(self, x: Value) -> Iterator[Value]:
+        """A value, and what it is another shape of."""
+        yield x
+        while x.producer is not None and x.producer.op in _SAME_ELEMENTS:
+            source = x.producer.inputs[0]
+            if source is None or source.shape is None or None in source.shape:
+                return
+            x = source
+            yield x
+
+    def undone(self, x: Value, sizes: Sequence[Any]) -> Value | None:
+        """What a value is another shape of, if that had these sizes; a constant has any."""
+        if x.tensor is not None and not x.name:
+            return self.b.constant(x.tensor.reshape(sizes))
+        return next((v for v in self._views(x) if v.shape == tuple(sizes)), None)
+
+    def _flattened(self, x: Value, sizes: tuple[Any, ...]) -> Value | None:
+        """Flatten needs no numbers, and takes sizes of 0."""
+        if len(sizes) != 2 or x.shape is None or None in x.shape:
+            return None
+        for axis in range(x.rank + 1):
+            if prod(x.shape[:axis]) == sizes[0] and prod(x.shape[axis:]) == sizes[1]:
+                return self.b.Flatten(x, axis=axis)
+        return None
+
+    def _with_ones(self, x: Value, sizes: tuple[Any, ...]) -> Value | None:
+        """Where the shapes differ in sizes of 1 only."""
+        old = x.shape
+        if old is None or [s for s in old if s != 1] != [s for s in sizes if s != 1]:
+            return None
+        gone, new, at = [], [], 0
+        for i, s in enumerate(sizes):
+            while s != 1 and old[at] == 1:
+                gone.append(at)
+                at += 1
+            if s == 1 and (at == len(old) or old[at] != 1):
+                new.append(i)
+            else:
+                at += 1
+        gone += range(at, len(old))
+        return self.b.unsqueeze(self.b.squeeze(x, *gone), *new)
 
     def _told(self, x: Value, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
         """Sizes with 0 for one that stays at its place and -1 for one that follows."""
@@ -148,7 +240,9 @@ class Sizes:
         rest = [i for i in symbolic if told[i] != 0]
         # With -1 no other size may be 0: what it stands for could then not be told.
         others = [sizes[i] for i in symbolic if i not in rest]
-        if len(rest) == 1 and all(self._is_positive(s) for s in others):
+        if len(rest) == 1:
+            if not all(self._is_positive(s) for s in others):
+                return sizes
             told[rest[0]] = -1
         elif len(rest) == 0 and len(symbolic) == 1:
             told[symbolic[0]] = -1  # the same, and it says so for x of unknown sizes too
@@ -156,107 +250,6 @@ class Sizes:
 
     def _is_positive(self, size: Any) -> bool:
         return self.b.scope.decide(ge(size, 1)) is True
-
-
-def _computed(sizes: Sizes, x: Expr) -> Value:
-    """An expression from its parts."""
-    b, element = sizes.b, sizes.element
-    if x.kind == "add":
-        total: Value | None = None
-        for mono, factor in x.args:
-            term = element(mono)
-            if factor != 1:
-                term = b.Mul(term, factor)
-            total = term if total is None else b.Add(total, term)
-        assert total is not None
-        return total if x.const == 0 else b.Add(total, x.const)
-    if x.kind == "mul":
-        product: Value | None = None
-        for part, power in x.args:
-            for _ in range(power):
-                product = element(part) if product is None else b.Mul(product, element(part))
-        assert product is not None
-        return product
-    if x.kind in ("and", "or", "min", "max"):
-        op = {"and": b.And, "or": b.Or, "min": b.Min, "max": b.Max}[x.kind]
-        first, *others = map(element, x.args)
-        for other in others:
-            first = op(first, other)
-        return first
-    rule = _KINDS.get(x.kind)
-    if rule is None:
-        raise KeyError(f"the number {x} cannot be computed in ONNX")
-    return rule(sizes, *map(element, x.args))
-
-
-def _floordiv(sizes: Sizes, a: Value, c: Value) -> Value:
-    """ONNX divides towards zero."""
-    b = sizes.b
-    return b.Div(b.Sub(a, b.Mod(a, c)), c)
-
-
-def _round(sizes: Sizes, x: Value) -> Value:
-    return sizes.b.cast(sizes.b.Round(x), torch.int64)
-
-
-def _to_int(op: str) -> Callable[[Sizes, Value], Value]:
-    return lambda sizes, x: sizes.b.cast(getattr(sizes.b, op)(x), torch.int64)
-
-
-def _float(op: str) -> Callable[..., Value]:
-    return lambda sizes, *operands: getattr(sizes.b, op)(*operands)
-
-
-def _truediv(sizes: Sizes, a: Value, c: Value) -> Value:
-    b = sizes.b
-    return b.Div(b.cast(a, torch.float64), b.cast(c, torch.float64))
-
-
-_KINDS: dict[str, Callable[..., Value]] = {
-    "floordiv": _floordiv,
-    "mod": _float("Mod"),
-    "pow": _float("Pow"),
-    "abs": _float("Abs"),
-    "bitand": _float("BitwiseAnd"),
-    "bitor": _float("BitwiseOr"),
-    "bitxor": _float("BitwiseXor"),
-    "lshift": lambda sizes, a, c: sizes.b.Mul(a, sizes.b.Pow(sizes.b.scalar(2, torch.int64), c)),
-    "rshift": lambda sizes, a, c: _floordiv(
-        sizes, a, sizes.b.Pow(sizes.b.scalar(2, torch.int64), c)
-    ),
-    "floor": _to_int("Floor"),
-    "ceil": _to_int("Ceil"),
-    "trunc": lambda sizes, x: sizes.b.cast(x, torch.int64),
-    "round": _round,
-    "to_float": lambda sizes, x: sizes.b.cast(x, torch.float64),
-    "truediv": _truediv,
-    "fadd": _float("Add"),
-    "fneg": _float("Neg"),
-    "fmul": _float("Mul"),
-    "fdiv": _float("Div"),
-    "fpow": _float("Pow"),
-    "fmin": _float("Min"),
-    "fmax": _float("Max"),
-    "fabs": _float("Abs"),
-    "ffloordiv": lambda sizes, a, c: sizes.b.Floor(sizes.b.Div(a, c)),
-    "fmod": lambda sizes, a, c: sizes.b.Sub(
-        a, sizes.b.Mul(sizes.b.Floor(sizes.b.Div(a, c)), c)
-    ),
-    "sqrt": _float("Sqrt"),
-    "exp": _float("Exp"),
-    "log": _float("Log"),
-    "sin": _float("Sin"),
-    "cos": _float("Cos"),
-    "tan": _float("Tan"),
-    "tanh": _float("Tanh"),
-    "ge0": lambda sizes, x: sizes.b.GreaterOrEqual(x, 0),
-    "eq0": lambda sizes, x: sizes.b.Equal(x, 0),
-    "feq": _float("Equal"),
-    "flt": _float("Less"),
-    "fle": _float("LessOrEqual"),
-    "not": _float("Not"),
-    "ite": _float("Where"),
-}
 
 
 def type_of_number(x: Any) -> torch.dtype:

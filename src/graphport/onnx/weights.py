@@ -1,12 +1,12 @@
 """Weights in ONNX files: within the model, or streamed to a file beside it.
 
 Nothing is copied on the way: the bytes of a tensor go from its memory, or from the file that has
-them, to the new file. Files are written under another name and moved into place when complete.
+them, to the new file, piece by piece. Files are written under another name and moved into place
+when they are complete.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -15,29 +15,56 @@ import onnx
 import torch
 
 from graphport.errors import InputError, NoDataError
-from graphport.onnx.ir import Graph
+from graphport.onnx.ir import Value
 from graphport.onnx.model import octets, write_header, write_tensor
 from graphport.ops.weightless import WeightlessTensor, lacks_data
+from graphport.program.replacing import replacing
 
 _LARGE = 1_500_000_000
-"""Bytes of weights from which on they go to a file of their own: protobuf ends at 2 GB."""
+"""Bytes of weights from which on they go to a file of their own."""
+_LARGEST = (1 << 31) - 1
+"""Bytes that a protobuf message can have."""
 SMALL = 1024
 """Bytes of a tensor that stays in the model: ONNX Runtime looks at constants while it loads."""
 _PAGE = 4096
 """Large tensors begin at a page, so that they can be mapped."""
+_PIECE = 16 << 20
+"""Bytes that are put in order, and written, at a time."""
 
 
-def inline(skeleton: onnx.ModelProto, graph: Graph) -> onnx.ModelProto:
+def nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def has_data(t: Any) -> bool:
+    """Whether the numbers of a tensor can be had: they are in memory, or it is known where."""
+    return not lacks_data(t) or (isinstance(t, WeightlessTensor) and t.has_data)
+
+
+def in_memory(t: Any) -> torch.Tensor:
+    """A tensor with its data."""
+    return t.read() if isinstance(t, WeightlessTensor) else t
+
+
+def require_data(tensors: Mapping[str, Any], fix: str) -> None:
+    lacking = [name for name, t in tensors.items() if not has_data(t)]
+    if lacking:
+        names = ", ".join(lacking[:5])
+        more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+        raise NoDataError(f"there is no data for {names}{more}", fix=fix)
+
+
+def inline(skeleton: onnx.ModelProto, initializers: Mapping[str, Value]) -> onnx.ModelProto:
     """The model with its weights; those that are not in memory are left as references."""
     model = onnx.ModelProto()
     model.CopyFrom(skeleton)
-    for name, value in graph.initializers.items():
+    for name, value in initializers.items():
         proto = model.graph.initializer.add()
-        if lacks_data(value.tensor):
-            write_header(name, value.tensor, proto)
-            refer(proto, name, 0, nbytes(value.tensor))
+        if lacks_data(value.data):
+            write_header(name, value.data, proto)
+            refer(proto, name, 0, nbytes(value.data))
         else:
-            write_tensor(name, value.tensor, proto)
+            write_tensor(name, value.data, proto)
     return model
 
 
@@ -50,33 +77,35 @@ def refer(proto: onnx.TensorProto, location: str, offset: int, length: int) -> N
         entry.key, entry.value = key, value
 
 
-def nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+# Files
 
 
 def save(
-    skeleton: onnx.ModelProto, graph: Graph, path: Path, external: bool | str, given: Any
+    skeleton: onnx.ModelProto, tensors: Mapping[str, Any], path: Path, external: bool | str
 ) -> None:
     """Write a model and its weights."""
     if external not in (True, False, "auto"):
         raise InputError(f"external_data={external!r}", fix='one of True, False, "auto"')
-    tensors = {name: v.tensor for name, v in graph.initializers.items()}
-    total = sum(nbytes(t) for t in tensors.values())
+    require_data(tensors, "program.save(path, state_dict=...)")
+    total = sum(map(nbytes, tensors.values()))
     if external == "auto":
         external = total > _LARGE
-    _require(tensors)
-    if not external:
-        with _replacing(path) as file:
-            for piece in _model_bytes(skeleton, tensors):
-                file.write(piece)
+    if external:
+        _save_apart(skeleton, tensors, path)
         return
-    beside = path.with_name(path.name + ".data")
+    if total + skeleton.ByteSize() > _LARGEST:
+        raise InputError(
+            f"a file of ONNX ends at 2 GB, and the weights take {total / 1e9:.1f} GB",
+            fix="program.save(path, external_data=True)",
+        )
+    with replacing(path) as file:
+        for piece in _model_bytes(skeleton, tensors):
+            _write(file, piece)
+
+
+def _save_apart(skeleton: onnx.ModelProto, tensors: Mapping[str, Any], path: Path) -> None:
+    beside = path.with_name(f"{path.name}.data")
     places = _layout(tensors)
-    with _replacing(beside) as file:
-        for name, offset in places.items():
-            file.seek(offset)
-            for piece in data_of(tensors[name]):
-                file.write(piece)
     model = onnx.ModelProto()
     model.CopyFrom(skeleton)
     for name, t in tensors.items():
@@ -85,48 +114,64 @@ def save(
             write_header(name, t, proto)
             refer(proto, beside.name, places[name], nbytes(t))
         else:
-            write_tensor(name, t, proto)
-    with _replacing(path) as file:
-        file.write(model.SerializeToString(deterministic=True))
+            write_tensor(name, in_memory(t), proto)
+    with replacing(beside, path) as (data, file):
+        written = -1
+        for name, offset in places.items():
+            if offset > written:
+                data.seek(offset)
+                for piece in data_of(tensors[name]):
+                    _write(data, piece)
+                written = offset
+        _write(file, model.SerializeToString(deterministic=True))
 
 
-def _require(tensors: Mapping[str, Any]) -> None:
-    lacking = [
-        n for n, t in tensors.items()
-        if lacks_data(t) and not (isinstance(t, WeightlessTensor) and t.has_data)
-    ]  # fmt: skip
-    if lacking:
-        raise NoDataError(
-            f"there is no data for {', '.join(lacking[:5])}"
-            + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""),
-            fix="program.save(path, state_dict=...)",
-        )
+def _write(file: IO[bytes], piece: Any) -> None:
+    """All of it: the system may take less at a time."""
+    left = memoryview(piece)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _layout(tensors: Mapping[str, Any]) -> dict[str, int]:
-    """Where tensors go in the file; those with the same memory to the same place."""
+    """Where tensors go in the file; those with the same data to the same place."""
     places: dict[str, int] = {}
     known: dict[Any, int] = {}
     end = 0
     for name, t in tensors.items():
         if nbytes(t) < SMALL:
             continue
-        key = id(t) if lacks_data(t) else (t.data_ptr(), nbytes(t), t.dtype, t.stride())
+        key = _identity(t)
         if key not in known:
             known[key] = -(-end // _PAGE) * _PAGE
             end = known[key] + nbytes(t)
         places[name] = known[key]
-    return places
+    return dict(sorted(places.items(), key=lambda item: item[1]))
+
+
+def _identity(t: Any) -> Any:
+    """What tensors with the same bytes by construction have in common."""
+    if not isinstance(t, WeightlessTensor):
+        return t.data_ptr(), tuple(t.shape), t.stride(), t.dtype
+    region = t.reference
+    return id(t) if region is None else (region.path, region.offset, region.nbytes)
 
 
 def data_of(t: Any) -> Iterable[Any]:
-    """The bytes of a tensor, in pieces."""
-    if isinstance(t, WeightlessTensor):
-        reference = t.reference
-        if reference is not None:
-            return reference.chunks()
-        t = t.read()
-    return [octets(t)]
+    """The bytes of a tensor in row-major order, in pieces."""
+    if isinstance(t, WeightlessTensor) and t.reference is not None:
+        return t.reference.chunks()
+    return _pieces(in_memory(t).detach())
+
+
+def _pieces(t: torch.Tensor) -> Iterator[memoryview]:
+    """Without a copy where the tensor lies in order; else a part is put in order at a time."""
+    if t.is_contiguous() or t.ndim == 0 or nbytes(t) <= _PIECE:
+        yield octets(t)
+        return
+    rows = max(1, _PIECE * len(t) // nbytes(t))
+    for part in t.split(rows):
+        yield octets(part)
 
 
 # The wire format of protobuf: fields of a message may come in any order, so that weights can follow
@@ -169,24 +214,3 @@ def _varint(n: int) -> bytes:
         n >>= 7
     out.append(n)
     return bytes(out)
-
-
-class _replacing:
-    """A file that takes its name when it is complete."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-
-    def __enter__(self) -> IO[bytes]:
-        self.file = self.temporary.open("wb")
-        return self.file
-
-    def __exit__(self, kind: Any, *rest: Any) -> None:
-        self.file.close()
-        if kind is None:
-            os.replace(self.temporary, self.path)
-        else:
-            self.temporary.unlink()
-
-

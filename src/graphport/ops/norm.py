@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import require_equal
@@ -46,8 +45,7 @@ def rms_norm(
     input: Abstract, normalized_shape: Sequence[Size], weight: Abstract | None, eps: float | None
 ) -> Abstract:
     _checked(input, normalized_shape, "rms_norm")
-    dtype = input.dtype if weight is None else promote.result_type((input, weight))
-    return input.like(dtype=dtype)
+    return input.like()
 
 
 @shape_rule(aten.native_layer_norm.default)

@@ -545,6 +545,14 @@ def mirror_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
     return Abstract(sizes, self.dtype, self.device, layout)
 
 
+@shape_rule(aten._pad_circular.default)
+def _pad_circular(self: Abstract, pad: Sequence[Size]) -> Abstract:
+    for i, p in enumerate(pad):
+        require(le(p, self.sizes[-1 - i // 2]),
+                "Padding value causes wrapping around more than once.")  # fmt: skip
+    return self.like(constant_pad_nd(self, pad, 0).sizes)
+
+
 @shape_rule(aten.clone.default)
 def clone(self: Abstract, *, memory_format: torch.memory_format | None) -> Abstract:
     return Abstract(self.sizes, self.dtype, self.device, formatted(self, memory_format))

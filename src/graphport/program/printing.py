@@ -13,7 +13,7 @@ from graphport.program.signature import InputKind
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
 
-_SHORT = {
+SHORT = {
     torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
     torch.uint8: "u8", torch.bool: "b8", torch.complex64: "c64", torch.complex128: "c128",
@@ -57,7 +57,7 @@ def _graph(name: str, module: GraphModule, notes: Mapping[str, str]) -> list[str
 def type_of(val: Any) -> str:
     """`f32[batch, 512]`."""
     if isinstance(val, torch.Tensor):
-        dtype = _SHORT.get(val.dtype, str(val.dtype).removeprefix("torch."))
+        dtype = SHORT.get(val.dtype, str(val.dtype).removeprefix("torch."))
         return f"{dtype}[{', '.join(str(s) for s in val.shape)}]"
     if isinstance(val, (list, tuple)):
         return "(" + ", ".join(map(type_of, val)) + ")"

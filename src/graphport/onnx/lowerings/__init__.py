@@ -6,6 +6,9 @@ from graphport.onnx.lowerings import (
     complex,
     control,
     conv,
+    counting,
+    diagonal,
+    einsum,
     elementwise,
     factory,
     fft,
@@ -13,6 +16,7 @@ from graphport.onnx.lowerings import (
     index,
     interpolate,
     linalg,
+    linear,
     loss,
     norm,
     pad,
@@ -25,6 +29,8 @@ from graphport.onnx.lowerings import (
     shape,
     sort,
     special,
+    window,
+    transformers,
 )
 
 __all__ = [
@@ -33,6 +39,9 @@ __all__ = [
     "complex",
     "control",
     "conv",
+    "counting",
+    "diagonal",
+    "einsum",
     "elementwise",
     "factory",
     "fft",
@@ -40,6 +49,7 @@ __all__ = [
     "index",
     "interpolate",
     "linalg",
+    "linear",
     "loss",
     "norm",
     "pad",
@@ -52,4 +62,6 @@ __all__ = [
     "shape",
     "sort",
     "special",
+    "window",
+    "transformers",
 ]

@@ -1,1 +1,284 @@
-"""Activation functions of neural networks."""
+"""Activation functions of neural networks.
+
+Where ONNX has an operator that ONNX Runtime has a kernel for in the dtype, it is that operator; it
+is a formula otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from graphport.errors import UnsupportedError
+from graphport.onnx.builder import Builder, Number
+from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.elementwise import wide
+from graphport.onnx.lowerings.special import erf_of, expm1_of, log1p_of
+from graphport.onnx.registry import lower, table
+
+aten = torch.ops.aten
+
+
+@lower(aten.relu.default)
+def relu(b: Builder, self: Value) -> Value:
+    if self.dtype is torch.bool:
+        return self
+    return b.Relu(self) if self.dtype.is_floating_point else b.Max(self, 0)
+
+
+@lower(aten.sigmoid.default)
+def sigmoid(b: Builder, self: Value) -> Value:
+    return b.Sigmoid(b.cast(self, b.result.dtype))
+
+
+@lower(aten.silu.default)
+def silu(b: Builder, self: Value) -> Value:
+    """The form that measures fastest on ONNX Runtime."""
+    return b.Mul(self, b.Sigmoid(self))
+
+
+@lower(aten.gelu.default)
+def gelu(b: Builder, self: Value, approximate: str) -> Value:
+    tanh = approximate == "tanh"
+    if b.target == "ort" and tanh and b.has("FastGelu", self.dtype):
+        return b.FastGelu(self)
+    if b.has("Gelu", self.dtype):
+        return b.Gelu(self, approximate="tanh" if tanh else None)
+    x = wide(b, self)
+    if tanh:
+        cubic = b.Mul(b.Add(b.Mul(b.Mul(b.Mul(x, x), x), 0.044715), x), math.sqrt(2 / math.pi))
+        return b.Mul(b.Mul(x, 0.5), b.Add(b.Tanh(cubic), 1.0))
+    return b.Mul(b.Mul(x, 0.5), b.Add(erf_of(b, b.Mul(x, math.sqrt(0.5))), 1.0))
+
+
+@lower(aten.mish.default)
+def mish(b: Builder, self: Value) -> Value:
+    x = wide(b, self)
+    return b.Mul(x, b.Tanh(_softplus(b, x)))
+
+
+def _softplus(b: Builder, x: Value) -> Value:
+    if b.has("Softplus", x.dtype):
+        return b.Softplus(x)
+    return b.Add(b.Max(x, 0.0), log1p_of(b, b.Exp(b.Neg(b.Abs(x)))))
+
+
+@lower(aten.softplus.default)
+def softplus(b: Builder, self: Value, beta: Number, threshold: Number) -> Value:
+    """The argument itself past the threshold; where that is nothing in its precision, unsaid."""
+    x = wide(b, self)
+    scaled = x if beta == 1 else b.Mul(x, beta)
+    soft = _softplus(b, scaled)
+    soft = soft if beta == 1 else b.Div(soft, beta)
+    exact = self.dtype is not torch.float64 and not isinstance(threshold, bool)
+    if exact and isinstance(threshold, (int, float)) and threshold >= 20:
+        return soft
+    return b.Where(b.Greater(scaled, threshold), x, soft)
+
+
+@lower(aten.log_sigmoid.default)
+def log_sigmoid(b: Builder, self: Value) -> Value:
+    return b.Neg(_softplus(b, b.Neg(wide(b, self))))
+
+
+@lower(aten.log_sigmoid_forward.default)
+def log_sigmoid_forward(b: Builder, self: Value) -> tuple[Value, Value]:
+    """The second result is what CPU kernels keep for the gradient: exp(-|x|)."""
+    x = wide(b, self)
+    result, buffer = b.result
+    return b.cast(log_sigmoid(b, x), result.dtype), b.cast(b.Exp(b.Neg(b.Abs(x))), buffer.dtype)
+
+
+@lower(aten.hardswish.default)
+def hardswish(b: Builder, self: Value) -> Value:
+    return b.Mul(self, _hardsigmoid(b, self))
+
+
+@lower(aten.hardsigmoid.default)
+def hardsigmoid(b: Builder, self: Value) -> Value:
+    return _hardsigmoid(b, self)
+
+
+def _hardsigmoid(b: Builder, x: Value) -> Value:
+    if x.dtype is torch.float16 or b.has("HardSigmoid", x.dtype):
+        return b.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+    return b.Div(b.Clip(b.Add(x, 3.0), 0.0, 6.0), 6.0)
+
+
+@lower(aten.hardtanh.default)
+def hardtanh(b: Builder, self: Value, min_val: Number, max_val: Number) -> Value:
+    return b.Clip(self, min_val, max_val)
+
+
+@lower(aten.relu6.default)
+def relu6(b: Builder, self: Value) -> Value:
+    return b.Clip(self, 0, 6)
+
+
+@lower(aten.leaky_relu.default)
+def leaky_relu(b: Builder, self: Value, negative_slope: Number) -> Value:
+    if b.has("LeakyRelu", self.dtype):
+        return b.LeakyRelu(self, alpha=float(negative_slope))
+    return b.Where(b.Greater(self, 0.0), self, b.Mul(self, negative_slope))
+
+
+@lower(aten.rrelu.default)
+def rrelu(b: Builder, self: Value, lower: Number, upper: Number, training: bool) -> Value:
+    if training:
+        raise UnsupportedError("rrelu in training draws a slope per element: call eval() first")
+    return leaky_relu(b, self, (lower + upper) / 2)
+
+
+@lower(aten.prelu.default, aten._prelu_kernel.default)
+def prelu(b: Builder, self: Value, weight: Value) -> Value:
+    """A slope per channel, of the second dim."""
+    if weight.rank == 1 and self.rank > 1:
+        weight = b.reshape(weight, [weight.shape[0], *[1] * (self.rank - 2)])  # type: ignore[index]
+    elif weight.rank == 1:
+        weight = b.reshape(weight, [])
+    if b.has("PRelu", self.dtype):
+        return b.PRelu(self, weight)
+    return b.Where(b.Greater(self, 0.0), self, b.Mul(self, weight))
+
+
+@lower(aten.elu.default)
+def elu(b: Builder, self: Value, alpha: Number, scale: Number, input_scale: Number) -> Value:
+    if scale == 1 and input_scale == 1 and b.has("Elu", self.dtype):
+        return b.Elu(self, alpha=float(alpha))
+    x = wide(b, self)
+    inner = x if input_scale == 1 else b.Mul(x, input_scale)
+    if b.has("Elu", x.dtype):
+        below = b.Elu(inner, alpha=float(alpha))
+    else:
+        below = b.Mul(expm1_of(b, inner), alpha)
+    out = b.Where(b.Greater(x, 0.0), x, below)
+    return out if scale == 1 else b.Mul(out, scale)
+
+
+@lower(aten.celu.default)
+def celu(b: Builder, self: Value, alpha: Number) -> Value:
+    if b.has("Celu", self.dtype):
+        return b.Celu(self, alpha=float(alpha))
+    return elu(b, self, alpha, 1, 1 / alpha)
+
+
+_SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+
+
+@lower(aten.selu.default)
+def selu(b: Builder, self: Value) -> Value:
+    if b.has("Selu", self.dtype):
+        return b.Selu(self, alpha=_SELU[0], gamma=_SELU[1])
+    return elu(b, self, _SELU[0], _SELU[1], 1)
+
+
+@lower(aten.glu.default)
+def glu(b: Builder, self: Value, dim: int) -> Value:
+    x, gate = b.Split(self, num_outputs=2, axis=dim % self.rank, outputs=2)
+    return b.Mul(x, b.Sigmoid(b.shaped(gate, b.result.sizes)))
+
+
+@lower(aten.threshold.default)
+def threshold(b: Builder, self: Value, threshold: Number, value: Number) -> Value:
+    low = b.LessOrEqual(self, b.scalar(threshold, like=self))
+    return b.Where(low, b.scalar(value, like=self), self)
+
+
+@lower(aten.hardshrink.default)
+def hardshrink(b: Builder, self: Value, lambd: Number) -> Value:
+    inside = b.LessOrEqual(b.Abs(self), lambd)
+    return b.Where(inside, b.scalar(0.0, like=self), self)
+
+
+@lower(aten.softshrink.default)
+def softshrink(b: Builder, self: Value, lambd: Number) -> Value:
+    """x without what of it is within [-lambd, lambd]."""
+    return b.Sub(self, b.Clip(self, -lambd, lambd))
+
+
+# Softmax
+
+
+def _softmax(op: str) -> Any:
+    def lowering(b: Builder, self: Value, dim: int) -> Value:
+        """In the dtype of the result; of a single number it is that of a row of one."""
+        x = b.cast(self, b.result.dtype)
+        if x.rank == 0:
+            return b.reshape(getattr(b, op)(b.reshape(x, [1]), axis=0), [])
+        return getattr(b, op)(x, axis=dim % x.rank)
+
+    return lowering
+
+
+def _with_dtype(op: str) -> Any:
+    plain = _softmax(op)
+    return lambda b, self, dim, dtype: plain(b, self, dim)
+
+
+def _with_half(op: str) -> Any:
+    plain = _softmax(op)
+    return lambda b, self, dim, half_to_float: plain(b, self, dim)
+
+
+table({aten.softmax.int: "Softmax", aten.log_softmax.int: "LogSoftmax"}, _with_dtype)
+table({aten._softmax.default: "Softmax", aten._log_softmax.default: "LogSoftmax"}, _with_half)
+
+
+@lower(aten._safe_softmax.default)
+def _safe_softmax(b: Builder, self: Value, dim: int, dtype: Any) -> Value:
+    """Zeros, not nan, for a row that is masked as a whole."""
+    out = _softmax("Softmax")(b, self, dim)
+    masked = b.IsInf(self, detect_positive=0)
+    if self.rank:
+        least = b.ReduceMin(b.cast(masked, torch.uint8), [dim], keepdims=1)
+        masked = b.cast(least, torch.bool)
+    return b.Where(masked, b.scalar(0.0, like=out), out)
+
+
+# Dropout
+
+
+def _dropout(b: Builder, x: Value, p: float, train: bool) -> Value:
+    """Nothing unless in training; ONNX scales what is left as torch does."""
+    if not train or p == 0:
+        return x
+    if p == 1:
+        return b.Mul(x, 0.0)
+    return b.Dropout(x, b.scalar(p, torch.float32), b.scalar(True, torch.bool))
+
+
+@lower(aten.dropout.default)
+def dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
+    return _dropout(b, input, p, train)
+
+
+@lower(aten.native_dropout.default)
+def native_dropout(b: Builder, input: Value, p: float, train: bool | None) -> tuple[Value, Value]:
+    if train is False or p == 0:
+        kept = b.expand(b.scalar(True, torch.bool), input.shape or ())
+        return input, kept
+    if p == 1:
+        return b.Mul(input, 0.0), b.expand(b.scalar(False, torch.bool), input.shape or ())
+    out, mask = b.Dropout(
+        input, b.scalar(p, torch.float32), b.scalar(True, torch.bool), outputs=2
+    )  # fmt: skip
+    return out, mask
+
+
+@lower(aten.feature_dropout.default)
+def feature_dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
+    """Whole channels: a mask of ones over the first two dims."""
+    if not train or p == 0:
+        return input
+    sizes = (*(input.shape or ())[:2], *[1] * (input.rank - 2))
+    ones = b.expand(b.scalar(1.0, like=input), sizes)
+    return b.Mul(input, _dropout(b, ones, p, train))
+
+
+@lower(aten.alpha_dropout.default, aten.feature_alpha_dropout.default)
+def alpha_dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
+    if train and p != 0:
+        raise UnsupportedError("alpha_dropout in training has no ONNX lowering: call eval() first")
+    return input

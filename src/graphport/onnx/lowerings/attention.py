@@ -1,1 +1,322 @@
-"""Scaled dot-product attention, in the best form of the target."""
+"""Scaled dot product attention.
+
+`Attention` where ONNX Runtime has it and takes these operands; on flat rows [batch, length, heads *
+size] where they come as such, which saves the moves (1 thread, 12 heads of 64, 128 rows: 0.68 ms
+against 0.79 by heads and 0.80 in parts). It refuses sizes of 0: where they cannot be excluded it is
+taken apart, or with target="ort" put behind a test (0.005 ms).
+
+A row that attends to nothing is 0 in torch, and so it is here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from graphport.errors import UnsupportedError
+from graphport.onnx.builder import Builder
+from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.control import close, within
+from graphport.onnx.lowerings.linalg import product
+from graphport.onnx.registry import lower
+from graphport.symbolic import ge
+
+aten = torch.ops.aten
+BY_ROWS = [0, 2, 1, 3]
+"""Between [batch, length, heads, size] and [batch, heads, length, size]."""
+
+
+@lower(aten.scaled_dot_product_attention.default)
+def scaled_dot_product_attention(
+    b: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    attn_mask: Value | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: Any,
+    enable_gqa: bool,
+) -> Value:
+    _refuse_dropout(dropout_p)
+    return _attention(b, query, key, value, attn_mask, is_causal, scale, b.result)
+
+
+@lower(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _scaled_dot_product_flash_attention_for_cpu(
+    b: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: float,
+    is_causal: bool,
+    attn_mask: Value | None,
+    scale: Any,
+) -> tuple[Value, Value]:
+    _refuse_dropout(dropout_p)
+    out = _attention(b, query, key, value, attn_mask, is_causal, scale, b.result[0])
+    wide = [b.cast(x, torch.float32) for x in (query, key)]
+    scores = _scores(b, *wide, _masks(b, attn_mask, is_causal, query, key), scale)
+    return out, b.ReduceLogSumExp(scores, [-1], keepdims=0)
+
+
+def _refuse_dropout(p: float) -> None:
+    if p:
+        raise UnsupportedError(
+            "attention with dropout has no ONNX lowering", fix="model.eval(), or dropout_p=0.0"
+        )
+
+
+def _attention(
+    b: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    is_causal: bool,
+    scale: Any,
+    result: Any,
+) -> Value:
+    if scale is None:
+        size = query.shape[-1] if query.shape else 1
+        if isinstance(size, int):
+            scale = size**-0.5 if size else 1.0
+    if _is_whole(b, query, key, value, mask, scale):
+        out = _whole(b, query, key, value, mask, is_causal, scale, result)
+        if out is not None:
+            return out
+    return _parts(b, query, key, value, mask, is_causal, scale, result)
+
+
+# As one operator
+
+
+def _is_whole(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: Any) -> bool:
+    """Whether `Attention` takes the operands as they are."""
+    if not (b.has("Attention", q.dtype) and q.rank == k.rank == v.rank == 4):
+        return False
+    if not isinstance(scale, (int, float)) or scale <= 0:
+        return False
+    if mask is not None and (mask.rank < 2 or mask.dtype not in (torch.bool, q.dtype)):
+        return False
+    (qb, qh, _, _), (kb, kh, ks, _), (vb, vh, vs, _) = (x.shape or () for x in (q, k, v))
+    heads = isinstance(qh, int) and isinstance(kh, int) and kh > 0 and qh % kh == 0
+    return heads and kh == vh and qb == kb == vb and ks == vs
+
+
+def _whole(
+    b: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    is_causal: bool,
+    scale: float,
+    result: Any,
+) -> Value | None:
+    batch, heads, length, size = result.sizes
+    doubtful = _may_be_empty(b, batch, length, (k.shape or ())[2])
+    flat = all(map(is_by_rows, (q, k, v)))
+    if doubtful and not (flat and b.target == "ort"):
+        return None
+    if mask is not None:
+        wanted = (*(mask.shape or ())[:-2], length, (k.shape or ())[2])
+        mask = b.expand(mask, wanted)
+    options = {"scale": float(scale), "is_causal": 1 if is_causal else None}
+    if not flat:
+        return b.Attention(q, k, v, mask, **options)
+    counts = {"q_num_heads": heads, "kv_num_heads": (k.shape or ())[1]}
+    q, k, v = (by_rows(b, x) for x in (q, k, v))
+    sizes = (batch, length, heads * size)
+    if not doubtful:
+        out = b.Attention(q, k, v, mask, **options, **counts)
+    else:
+        empty = b.Equal(b.sizes.number(_product(doubtful)), 0)
+        with within(b, "empty") as nothing:
+            close(b, nothing, [b.expand(b.scalar(0.0, q.dtype), sizes)])
+        with within(b, "not_empty") as something:
+            close(b, something, [b.Attention(q, k, v, mask, **options, **counts)])
+        out = b.If(empty, then_branch=nothing, else_branch=something, dtype=q.dtype)
+    split = b.reshape(b.shaped(out, sizes), (batch, length, heads, size))
+    return b.transpose(split, BY_ROWS)
+
+
+def _may_be_empty(b: Builder, *sizes: Any) -> list[Any]:
+    """Those of the sizes that are not known to be positive."""
+    return [s for s in sizes if b.scope.decide(ge(s, 1)) is not True]
+
+
+def _product(sizes: list[Any]) -> Any:
+    out: Any = 1
+    for s in dict.fromkeys(sizes):
+        out = out * s
+    return out
+
+
+def is_by_rows(x: Value) -> bool:
+    """Whether a value [batch, heads, length, size] was moved there from rows."""
+    made = x.producer
+    return made is not None and made.op == "Transpose" and made.attributes["perm"] == BY_ROWS
+
+
+def by_rows(b: Builder, x: Value) -> Value:
+    """What was moved to [batch, heads, length, size], as [batch, length, heads * size]."""
+    assert x.producer is not None and x.producer.inputs[0] is not None
+    source = x.producer.inputs[0]
+    batch, heads, length, size = x.shape or ()
+    return b.reshape(source, (batch, length, heads * size))  # type: ignore[operator]
+
+
+# In parts
+
+
+def _parts(
+    b: Builder,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None,
+    is_causal: bool,
+    scale: Any,
+    result: Any,
+) -> Value:
+    """softmax(q @ k.T * scale + mask) @ v, in one dtype that ONNX Runtime computes in."""
+    dtype = torch.float32 if q.dtype is torch.bfloat16 else q.dtype
+    if mask is not None and mask.dtype.is_floating_point and mask.dtype is not q.dtype:
+        dtype = mask.dtype
+    q, k, v = (b.cast(x, dtype) for x in (q, k, v))
+    masks = _masks(b, mask, is_causal, q, k)
+    q, k, v, masks = _grouped(b, q, k, v, masks)
+    scores = _scores(b, q, k, masks, scale)
+    out = product(b, b.Softmax(scores, axis=-1), v)
+    for row in _attends(b, masks):
+        out = b.Where(row, out, 0.0)
+    return b.reshape(out, result.sizes) if q.rank > len(result.sizes) else out
+
+
+def _scores(b: Builder, q: Value, k: Value, masks: list[Value], scale: Any) -> Value:
+    if scale is None:  # of a size that is not fixed
+        q = b.Div(q, b.Sqrt(b.cast(b.sizes.number((q.shape or ())[-1]), q.dtype)))
+    elif scale != 1:
+        q = b.Mul(q, scale)
+    last = k.rank - 1
+    scores = product(b, q, b.transpose(k, [*range(last - 1), last, last - 1]))
+    for mask in masks:
+        if mask.dtype is torch.bool:
+            scores = b.Where(mask, scores, -math.inf)
+        else:
+            scores = b.Add(scores, b.cast(mask, scores.dtype))
+    return scores
+
+
+def _masks(b: Builder, mask: Value | None, is_causal: bool, q: Value, k: Value) -> list[Value]:
+    """What is left out, as truths that say what is not, and what is added to scores."""
+    given = [] if mask is None else [mask]
+    if not is_causal:
+        return given
+    causal = _causal(b, (q.shape or ())[-2], (k.shape or ())[-2])
+    if mask is not None and mask.dtype is torch.bool:
+        return [b.And(mask, causal)]
+    return [causal, *given]
+
+
+def _causal(b: Builder, length: Any, other: Any) -> Value:
+    """A row sees what is not after it."""
+    if isinstance(length, int) and isinstance(other, int) and length * other <= 1 << 16:
+        return b.constant(torch.ones(length, other, dtype=torch.bool).tril())
+    counts = [b.Range(b.scalar(0, torch.int64), b.sizes.number(n), 1) for n in (length, other)]
+    return b.LessOrEqual(counts[1], b.unsqueeze(counts[0], 1))
+
+
+def _attends(b: Builder, masks: list[Value]) -> list[Value]:
+    """For each row whether there is anything that it attends to, where that is not certain."""
+    if len(masks) == 1 and masks[0].dtype is torch.bool:
+        (mask,) = masks
+        if mask.tensor is not None and bool(mask.tensor.any(-1).all()) or _is_causal(mask):
+            return []
+        # As floats: of no truths at all ONNX Runtime cannot tell the greatest.
+        return [b.Greater(b.ReduceMax(b.cast(mask, torch.float32), [-1]), 0.0)]
+    added = [m for m in masks if m.dtype is not torch.bool and not _is_finite(m)]
+    if not added:
+        return []
+    (mask,) = added
+    for other in masks:
+        if other.dtype is torch.bool:
+            mask = b.Where(other, mask, -math.inf)
+    return [b.Greater(b.ReduceMax(mask, [-1]), -math.inf)]
+
+
+def _is_causal(mask: Value) -> bool:
+    node = mask.producer
+    return node is not None and node.op == "LessOrEqual" and all(
+        x is not None and _root(x).op == "Range" for x in node.inputs
+    )  # fmt: skip
+
+
+def _root(x: Value) -> Any:
+    node = x.producer
+    while node is not None and node.op == "Unsqueeze":
+        node = node.inputs[0].producer
+    return node or _NOTHING
+
+
+class _Nothing:
+    op = ""
+
+
+_NOTHING = _Nothing()
+_MOVES = {"Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Identity", "Gather"}
+
+
+def _is_finite(x: Value | None) -> bool:
+    """Whether a mask is made of finite constants, as those with the least float are."""
+    if x is None:
+        return False
+    if x.tensor is not None:
+        return bool(x.tensor.isfinite().all())
+    node = x.producer
+    if node is None:
+        return False
+    if node.op == "Cast":
+        source = node.inputs[0]
+        return source is not None and (not source.dtype.is_floating_point or _is_finite(source))
+    if node.op == "Where":
+        return all(map(_is_finite, node.inputs[1:]))
+    return node.op in _MOVES and _is_finite(node.inputs[0])
+
+
+def _grouped(
+    b: Builder, q: Value, k: Value, v: Value, masks: list[Value]
+) -> tuple[Value, Value, Value, list[Value]]:
+    """Fewer heads of keys and values than of queries: each serves several, in a dim of their own."""
+    if q.rank < 3 or k.rank < 3:
+        return q, k, v, masks
+    heads, theirs, last = ((x.shape or ())[-3] for x in (q, k, v))
+    if heads == theirs == last or 1 in (heads, theirs) and 1 in (heads, last):
+        return q, k, v, masks
+    if theirs != last:
+        return q, _repeated(b, k, heads), _repeated(b, v, heads), masks
+    *lead, _, length, size = q.shape or ()
+    count = heads // theirs  # type: ignore[operator]
+    q = b.reshape(q, (*lead, theirs, count, length, size))
+    k, v = (b.unsqueeze(x, x.rank - 2) for x in (k, v))
+    return q, k, v, [_mask_of_groups(b, m, theirs, count) for m in masks]
+
+
+def _repeated(b: Builder, x: Value, heads: Any) -> Value:
+    *lead, own, length, size = x.shape or ()
+    if own == heads or own == 1:
+        return x
+    wide = b.expand(b.unsqueeze(x, x.rank - 2), (*lead, own, heads // own, length, size))  # type: ignore[operator]
+    return b.reshape(wide, (*lead, heads, length, size))
+
+
+def _mask_of_groups(b: Builder, mask: Value, groups: Any, count: Any) -> Value:
+    if mask.rank < 3:
+        return mask
+    *lead, heads, length, other = mask.shape or ()
+    if heads == 1:
+        return b.unsqueeze(mask, mask.rank - 2)
+    return b.reshape(mask, (*lead, groups, count, length, other))

@@ -1,1 +1,180 @@
-"""Convolutions."""
+"""Convolutions.
+
+ONNX Runtime convolves in float32 (and what it computes in it). In float64 and in integers a
+convolution is a product of windows with the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphport.errors import UnsupportedError
+from graphport.onnx.builder import Builder
+from graphport.onnx.ir import Size, Value
+from graphport.onnx.lowerings.windows import each, is_plain, padded, unless, windows
+from graphport.onnx.registry import lower
+
+aten = torch.ops.aten
+
+
+@lower(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+def conv(
+    b: Builder, input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
+    dilation: Any, groups: int,
+) -> Value:  # fmt: skip
+    pads = each(padding, weight.rank - 2)
+    return _conv(b, input, weight, bias, stride, pads, pads, dilation, groups)
+
+
+@lower(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
+def conv_padding(
+    b: Builder, input: Value, weight: Value, bias: Value | None, stride: Any, padding: str,
+    dilation: Any, groups: int,
+) -> Value:  # fmt: skip
+    """The odd one of an uneven "same" goes to the end."""
+    n = weight.rank - 2
+    total: list[Any] = [0] * n
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(each(dilation, n), _kernel(weight), strict=True)]
+    before = [t // 2 for t in total]
+    after = [t - p for t, p in zip(total, before, strict=True)]
+    return _conv(b, input, weight, bias, stride, before, after, dilation, groups)
+
+
+@lower(aten.convolution.default)
+def convolution(
+    b: Builder, input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
+    dilation: Any, transposed: bool, output_padding: Any, groups: int,
+) -> Value:  # fmt: skip
+    if transposed:
+        return conv_transpose(
+            b, input, weight, bias, stride, padding, output_padding, groups, dilation
+        )
+    return conv(b, input, weight, bias, stride, padding, dilation, groups)
+
+
+@lower(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+def conv_transpose(
+    b: Builder, input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
+    output_padding: Any, groups: int, dilation: Any,
+) -> Value:  # fmt: skip
+    n = weight.rank - 2
+    strides, pads, more, holes = (each(v, n) for v in (stride, padding, output_padding, dilation))
+    _require_plain(*strides, *pads, *more, *holes)
+    x = _batched(b, input, n)
+    # ONNX Runtime refuses what a larger dilation would allow.
+    fits = all(m < s for m, s in zip(more, strides, strict=True))
+    if b.has("ConvTranspose", _computed(input)) and fits:
+        out = b.ConvTranspose(
+            x, weight, bias, strides=unless(strides, 1), pads=unless([*pads, *pads], 0),
+            dilations=unless(holes, 1), output_padding=unless(more, 0),
+            group=None if groups == 1 else groups,
+        )  # fmt: skip
+        return out if x is input else b.squeeze(out, 0)
+    # The same as a convolution with the weight turned round, over an input with gaps.
+    reach = [d * (k - 1) for d, k in zip(holes, _kernel(weight), strict=True)]
+    x = _spread(b, x, strides)
+    before = [r - p for r, p in zip(reach, pads, strict=True)]
+    after = [r - p + m - (s - 1) for r, p, m, s in zip(reach, pads, more, strides, strict=True)]
+    x, weight = padded(b, x, before, after, 0), _turned(b, weight, groups)
+    out = _conv(b, x, weight, bias, [1] * n, [0] * n, [0] * n, holes, groups)
+    return out if x.rank == input.rank else b.squeeze(out, 0)
+
+
+def _conv(
+    b: Builder, input: Value, weight: Value, bias: Value | None, stride: Any,
+    before: Sequence[Any], after: Sequence[Any], dilation: Any, groups: int,
+) -> Value:  # fmt: skip
+    n = weight.rank - 2
+    strides, holes = each(stride, n), each(dilation, n)
+    _require_plain(*strides, *holes)
+    x = _batched(b, input, n)
+    if not is_plain(*before, *after):
+        x, before, after = padded(b, x, before, after, 0), [0] * n, [0] * n
+    if b.has("Conv", _computed(input)):
+        out = b.Conv(
+            x, weight, bias, strides=unless(strides, 1), pads=unless([*before, *after], 0),
+            dilations=unless(holes, 1), group=None if groups == 1 else groups,
+        )  # fmt: skip
+    else:
+        x = padded(b, x, before, after, 0)
+        out = _product(b, x, weight, bias, strides, holes, groups)
+    return out if input.rank == n + 2 else b.squeeze(out, 0)
+
+
+_LETTERS = (("a", "i"), ("d", "j"), ("e", "k"))
+
+
+def _product(
+    b: Builder, x: Value, weight: Value, bias: Value | None, stride: list[int],
+    dilation: list[int], groups: int,
+) -> Value:  # fmt: skip
+    """The windows of x times the weight, in any dtype that can be multiplied."""
+    n = weight.rank - 2
+    batch, channels = x.shape[:2]  # type: ignore[index]
+    spatial, kernel = b.result.sizes[-n:], _kernel(weight)
+    letters = _LETTERS[:n]
+    sizes = weight.shape
+    g = ""
+    if groups > 1:
+        g = "g"
+        x = b.reshape(x, (batch, groups, channels // groups, *x.shape[2:]))  # type: ignore[index,operator]
+        weight = b.reshape(weight, (groups, sizes[0] // groups, *sizes[1:]))  # type: ignore[index,operator]
+    x = windows(b, x, spatial, kernel, stride, dilation)
+    places = "".join(p for p, _ in letters)
+    inside = "".join(k for _, k in letters)
+    equation = f"n{g}c{''.join(map(''.join, letters))},{g}oc{inside}->n{g}o{places}"
+    out = b.Einsum(x, weight, equation=equation)
+    out = b.shaped(out, (batch, sizes[0], *spatial)) if groups == 1 else b.reshape(  # type: ignore[index]
+        b.shaped(out, (batch, groups, sizes[0] // groups, *spatial)),  # type: ignore[index,operator]
+        (batch, sizes[0], *spatial),  # type: ignore[index]
+    )  # fmt: skip
+    return out if bias is None else b.Add(out, b.unsqueeze(bias, *range(1, n + 1)))
+
+
+def _spread(b: Builder, x: Value, stride: list[int]) -> Value:
+    """Zeros after every element: stride - 1 of them."""
+    sizes = list(x.shape or ())
+    for i, s in enumerate(stride, 2):
+        if s > 1:
+            apart = padded(b, b.unsqueeze(x, i + 1), [0] * (len(sizes) - i), _at(
+                len(sizes) - i, s - 1), 0)  # fmt: skip
+            sizes[i] = sizes[i] * s  # type: ignore[operator]
+            x = b.reshape(apart, sizes)
+    return x
+
+
+def _at(length: int, value: int) -> list[int]:
+    return [value] + [0] * (length - 1)
+
+
+def _turned(b: Builder, weight: Value, groups: int) -> Value:
+    """The weight of a transposed convolution as that of a plain one."""
+    n = weight.rank - 2
+    axes = list(range(2, weight.rank))
+    first, second, *kernel = weight.shape or ()
+    turned = b.Slice(weight, [-1] * n, [-(1 << 31)] * n, axes, [-1] * n)
+    parts = b.reshape(turned, (groups, first // groups, second, *kernel))  # type: ignore[operator]
+    parts = b.transpose(parts, (0, 2, 1, *(a + 1 for a in axes)))
+    return b.reshape(parts, (groups * second, first // groups, *kernel))  # type: ignore[operator]
+
+
+def _computed(x: Value) -> torch.dtype:
+    """The dtype in which ONNX Runtime would convolve."""
+    return torch.float32 if x.dtype is torch.bfloat16 else x.dtype
+
+
+def _kernel(weight: Value) -> tuple[Size, ...]:
+    return tuple(weight.shape[2:])  # type: ignore[index,arg-type]
+
+
+def _batched(b: Builder, x: Value, n: int) -> Value:
+    return x if x.rank == n + 2 else b.unsqueeze(x, 0)
+
+
+def _require_plain(*numbers: Any) -> None:
+    if not is_plain(*numbers):
+        raise UnsupportedError("ONNX convolves with fixed strides, paddings and dilations only")

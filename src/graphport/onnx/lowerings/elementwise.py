@@ -1,4 +1,4 @@
-"""Operators that work element by element: arithmetic, comparison, activation, type conversion.
+"""Operators that work element by element: arithmetic, comparison, logic, type conversion.
 
 Operands are brought to one dtype first, as torch promotes them; the builder casts the result to the
 dtype that capture knows it has.
@@ -6,15 +6,48 @@ dtype that capture knows it has.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
+from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder, Operand
 from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.bodies import loop
 from graphport.onnx.registry import lower, table
+from graphport.symbolic import Expr
 
 aten = torch.ops.aten
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def operands(b: Builder, *xs: Operand, dtype: torch.dtype | None = None) -> list[Value]:
+    """Operands in the dtype of the result; halves with a number beyond their range in float32.
+
+    torch computes on halves in float32: `x * 1e6` is finite for a small x.
+    """
+    dtype = dtype or b.result.dtype
+    if dtype in HALVES and any(not _fits(x, dtype) for x in xs):
+        dtype = torch.float32
+    return b.common(*xs, dtype=dtype)
+
+
+def _fits(x: Operand, dtype: torch.dtype) -> bool:
+    if not isinstance(x, (int, float)) or x == 0 or not math.isfinite(x):
+        return type(x) is not Expr
+    info = torch.finfo(dtype)
+    return info.tiny <= abs(x) <= info.max
+
+
+def wide(b: Builder, x: Operand) -> Value:
+    """An operand of a formula of several steps: halves in float32, integers as torch's floats."""
+    dtype = b.result.dtype if b.result.dtype.is_floating_point else torch.float32
+    return b.common(x, dtype=torch.float32 if dtype in HALVES else dtype)[0]
+
+
+# One operand
 
 
 def _unary(op: str) -> Any:
@@ -28,18 +61,297 @@ def _unary(op: str) -> Any:
 
 table(
     {
-        aten.abs.default: "Abs", aten.acos.default: "Acos", aten.acosh.default: "Acosh",
-        aten.asin.default: "Asin", aten.asinh.default: "Asinh", aten.atan.default: "Atan",
-        aten.atanh.default: "Atanh", aten.ceil.default: "Ceil", aten.cos.default: "Cos",
-        aten.cosh.default: "Cosh", aten.erf.default: "Erf", aten.exp.default: "Exp",
-        aten.floor.default: "Floor", aten.log.default: "Log", aten.neg.default: "Neg",
-        aten.reciprocal.default: "Reciprocal", aten.relu.default: "Relu",
-        aten.round.default: "Round", aten.sigmoid.default: "Sigmoid", aten.sign.default: "Sign",
-        aten.sin.default: "Sin", aten.sinh.default: "Sinh", aten.sqrt.default: "Sqrt",
-        aten.tan.default: "Tan", aten.tanh.default: "Tanh",
+        aten.abs.default: "Abs", aten.cos.default: "Cos", aten.exp.default: "Exp",
+        aten.log.default: "Log", aten.neg.default: "Neg", aten.reciprocal.default: "Reciprocal",
+        aten.sin.default: "Sin", aten.sqrt.default: "Sqrt", aten.tanh.default: "Tanh",
     },
     _unary,
 )  # fmt: skip
+
+
+def _rounding(op: str) -> Any:
+    """Integers are whole already."""
+
+    def lowering(b: Builder, self: Value) -> Value:
+        return getattr(b, op)(self) if self.dtype.is_floating_point else self
+
+    return lowering
+
+
+table(
+    {aten.ceil.default: "Ceil", aten.floor.default: "Floor", aten.round.default: "Round"},
+    _rounding,
+)
+
+
+@lower(aten.trunc.default, aten.fix.default)
+def trunc(b: Builder, self: Value) -> Value:
+    if not self.dtype.is_floating_point:
+        return self
+    return truncated(b, self)
+
+
+def truncated(b: Builder, x: Value) -> Value:
+    return b.Mul(b.Sign(x), b.Floor(b.Abs(x)))
+
+
+@lower(aten.frac.default)
+def frac(b: Builder, self: Value) -> Value:
+    return b.Mod(self, 1.0, fmod=1)
+
+
+@lower(aten.round.decimals)
+def round_decimals(b: Builder, self: Value, decimals: int) -> Value:
+    if not self.dtype.is_floating_point:
+        if decimals:
+            raise UnsupportedError("round of integers with decimals has no ONNX lowering")
+        return self
+    if decimals == 0:
+        return b.Round(self)
+    x, factor = wide(b, self), 10.0 ** abs(decimals)
+    if decimals > 0:
+        return b.Div(b.Round(b.Mul(x, factor)), factor)
+    return b.Mul(b.Round(b.Div(x, factor)), factor)
+
+
+@lower(aten.sign.default, aten.sgn.default)
+def sign(b: Builder, self: Value) -> Value:
+    """Not a number has no sign; ONNX Runtime hands it on."""
+    if self.dtype is torch.bool:
+        return self
+    if not self.dtype.is_floating_point:
+        return b.Sign(self)
+    return b.Where(b.IsNaN(self), b.scalar(0.0, like=self), b.Sign(self))
+
+
+@lower(aten.positive.default)
+def positive(b: Builder, self: Value) -> Value:
+    return self
+
+
+@lower(aten.square.default)
+def square(b: Builder, self: Value) -> Value:
+    x = b.cast(self, b.result.dtype)
+    return b.Mul(x, x)
+
+
+@lower(aten.rsqrt.default)
+def rsqrt(b: Builder, self: Value) -> Value:
+    return b.Reciprocal(b.Sqrt(b.cast(self, b.result.dtype)))
+
+
+def _scaled(factor: float) -> Any:
+    def lowering(b: Builder, self: Value) -> Value:
+        return b.Mul(*operands(b, self, factor))
+
+    return lowering
+
+
+table({aten.deg2rad.default: math.pi / 180, aten.rad2deg.default: 180 / math.pi}, _scaled)
+
+
+# Arithmetic
+
+
+@lower(aten.add.Tensor, aten.add.Scalar)
+def add(b: Builder, self: Operand, other: Operand, alpha: Any) -> Value:
+    if b.result.dtype is torch.bool:
+        x, y = b.common(self, other, dtype=torch.bool)
+        return b.Or(x, y) if alpha else x
+    x, y = operands(b, self, other)
+    return b.Add(x, _times(b, y, alpha))
+
+
+@lower(aten.sub.Tensor, aten.sub.Scalar)
+def sub(b: Builder, self: Operand, other: Operand, alpha: Any) -> Value:
+    x, y = operands(b, self, other)
+    return b.Sub(x, _times(b, y, alpha))
+
+
+@lower(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(b: Builder, self: Operand, other: Operand, alpha: Any) -> Value:
+    x, y = operands(b, self, other)
+    return b.Sub(y, _times(b, x, alpha))
+
+
+def _times(b: Builder, x: Value, factor: Any) -> Value:
+    return x if type(factor) is not Expr and factor == 1 else b.Mul(x, factor)
+
+
+@lower(aten.mul.Tensor, aten.mul.Scalar)
+def mul(b: Builder, self: Operand, other: Operand) -> Value:
+    x, y = operands(b, self, other)
+    return b.And(x, y) if b.result.dtype is torch.bool else b.Mul(x, y)
+
+
+@lower(aten.div.Tensor, aten.div.Scalar)
+def div(b: Builder, self: Operand, other: Operand) -> Value:
+    return b.Div(*operands(b, self, other))
+
+
+@lower(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(b: Builder, self: Operand, other: Operand, rounding_mode: str | None) -> Value:
+    if rounding_mode is None:
+        return div(b, self, other)
+    return floor_divide(b, self, other) if rounding_mode == "floor" else _quotient(b, self, other)
+
+
+def _quotient(b: Builder, self: Operand, other: Operand) -> Value:
+    """Rounded towards zero, as ONNX divides integers."""
+    if not b.result.dtype.is_floating_point:
+        return b.Div(*operands(b, self, other))
+    x, y = wide(b, self), wide(b, other)
+    return truncated(b, b.Div(x, y))
+
+
+@lower(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(b: Builder, self: Operand, other: Operand) -> Value:
+    if not b.result.dtype.is_floating_point:
+        return floor_quotient(b, *_roomy(b, self, other))
+    x, y = wide(b, self), wide(b, other)
+    rest = b.Mod(x, y, fmod=1)
+    # What is divided is a multiple of y, up to rounding: 1 // 0.1 is 9, though 1 / 0.1 is 10.
+    whole = b.Round(b.Div(b.Sub(x, rest), y))
+    whole = b.Where(_disagrees(b, rest, y), b.Sub(whole, 1.0), whole)
+    return b.Where(b.Equal(y, 0.0), b.Div(x, y), whole) if _may_be_zero(other) else whole
+
+
+def floor_quotient(b: Builder, x: Value, y: Value) -> Value:
+    """Of integers, rounded down."""
+    if not x.dtype.is_signed:
+        return b.Div(x, y)
+    return b.Div(b.Sub(x, b.Mod(x, y)), y)
+
+
+def _roomy(b: Builder, *xs: Operand) -> list[Value]:
+    """Integers in a dtype that holds what a step of a formula may go beyond their own."""
+    dtype = b.result.dtype
+    small = dtype in (torch.int8, torch.int16, torch.int32)
+    return b.common(*xs, dtype=torch.int64 if small else dtype)
+
+
+def _disagrees(b: Builder, rest: Value, divisor: Value) -> Value:
+    """Where a rest that is not zero has another sign than the divisor."""
+    if divisor.tensor is not None and divisor.tensor.numel() == 1:
+        return b.Less(rest, 0.0) if divisor.tensor.item() > 0 else b.Greater(rest, 0.0)
+    return b.Less(b.Mul(b.Sign(rest), divisor), 0.0)
+
+
+def _may_be_zero(x: Operand) -> bool:
+    return not isinstance(x, (int, float)) or x == 0
+
+
+@lower(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(b: Builder, self: Operand, other: Operand) -> Value:
+    """With the sign of the divisor: so are integers in ONNX, floats are not."""
+    if not b.result.dtype.is_floating_point:
+        return b.Mod(*operands(b, self, other))
+    x, y = wide(b, self), wide(b, other)
+    rest = b.Mod(x, y, fmod=1)
+    return b.Where(_disagrees(b, rest, y), b.Add(rest, y), rest)
+
+
+@lower(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(b: Builder, self: Operand, other: Operand) -> Value:
+    """With the sign of what is divided."""
+    return b.Mod(*operands(b, self, other), fmod=1)
+
+
+@lower(aten.addcmul.default)
+def addcmul(b: Builder, self: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
+    x, y, z = operands(b, self, tensor1, tensor2)
+    return b.Add(x, _times(b, b.Mul(y, z), value))
+
+
+@lower(aten.addcdiv.default)
+def addcdiv(b: Builder, self: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
+    x, y, z = operands(b, self, tensor1, tensor2)
+    return b.Add(x, _times(b, b.Div(y, z), value))
+
+
+@lower(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(b: Builder, self: Value, end: Value, weight: Operand) -> Value:
+    """From the nearer end, as torch does."""
+    x, y, w = operands(b, self, end, weight)
+    step = b.Sub(y, x)
+    if isinstance(weight, (int, float)):
+        if abs(weight) < 0.5:
+            return b.Add(x, b.Mul(w, step))
+        return b.Sub(y, b.Mul(step, 1.0 - weight))
+    near = b.Add(x, b.Mul(w, step))
+    far = b.Sub(y, b.Mul(step, b.Sub(b.scalar(1.0, like=w), w)))
+    return b.Where(b.Less(b.Abs(w), 0.5), near, far)
+
+
+# Powers
+
+
+@lower(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar)
+def pow(b: Builder, self: Operand, exponent: Operand) -> Value:
+    if not b.result.dtype.is_floating_point:
+        return _integer_pow(b, self, exponent)
+    if isinstance(exponent, (int, float)) and type(self) is Value:
+        x = b.cast(self, b.result.dtype)
+        simple = _POWERS.get(float(exponent))
+        if simple is not None:
+            return simple(b, x)
+    return b.Pow(*operands(b, self, exponent))
+
+
+_POWERS: dict[float, Any] = {
+    1.0: lambda b, x: x,
+    0.5: lambda b, x: b.Sqrt(x),
+    -0.5: lambda b, x: b.Reciprocal(b.Sqrt(x)),
+    -1.0: lambda b, x: b.Reciprocal(x),
+}
+
+
+def _integer_pow(b: Builder, self: Operand, exponent: Operand) -> Value:
+    """Products that wrap around, as torch's: ONNX Runtime's Pow goes through float64."""
+    dtype = b.result.dtype
+    if type(exponent) is int and exponent >= 0:
+        return _product(b, b.common(self, dtype=dtype)[0], exponent)
+    if type(self) is int and self == 2:
+        return _power_of_two(b, b.common(exponent, dtype=torch.int64)[0], dtype)
+    x, e = b.common(self, exponent, dtype=torch.int64)
+    one = b.scalar(1, torch.int64)
+
+    def step(total: Value, square: Value, left: Value) -> Any:
+        odd = b.Equal(b.Mod(left, 2), one)
+        rest = b.Div(left, 2)
+        more = b.Greater(b.ReduceMax(rest, keepdims=0), 0)
+        return more, (b.Where(odd, b.Mul(total, square), total), b.Mul(square, square), rest)
+
+    sizes = b.result.sizes
+    start = b.expand(one, sizes), b.expand(x, sizes), b.expand(b.Max(e, 0), sizes)
+    total, _, _ = loop(b, start, step, trips=63)
+    # Of a negative exponent only 1 and -1 are left.
+    sign = b.Where(b.Equal(b.Mod(e, 2), 1), x, one)
+    inverse = b.Where(b.Equal(b.Abs(x), one), sign, b.scalar(0, torch.int64))
+    return b.Where(b.Less(e, 0), inverse, total)
+
+
+def _product(b: Builder, x: Value, exponent: int) -> Value:
+    total: Value | None = None
+    while exponent:
+        if exponent & 1:
+            total = x if total is None else b.Mul(total, x)
+        exponent >>= 1
+        if exponent:
+            x = b.Mul(x, x)
+    return b.expand(b.scalar(1, like=x), b.result.sizes) if total is None else total
+
+
+def _power_of_two(b: Builder, e: Value, dtype: torch.dtype) -> Value:
+    """2 ** e in integers of some width: 0 for what they cannot hold."""
+    bits = torch.iinfo(dtype).bits
+    wrapped = [2**i if i < 63 else -(2**63) for i in range(bits)]
+    inside = b.And(b.GreaterOrEqual(e, 0), b.Less(e, bits))
+    place = b.Where(inside, e, b.scalar(bits, torch.int64))
+    return b.Gather(b.constant(torch.tensor([*wrapped, 0])), place)
+
+
+# Comparison
 
 
 def _compare(op: str) -> Any:
@@ -61,26 +373,278 @@ table(
 )  # fmt: skip
 
 
-@lower(aten.add.Tensor, aten.add.Scalar)
-def add(b: Builder, self: Value, other: Operand, alpha: Any) -> Value:
-    x, y = b.common(self, other, dtype=b.result.dtype)
-    if b.result.dtype is torch.bool:
-        return b.Or(x, y) if alpha else x
-    return b.Add(x, y if alpha == 1 else b.Mul(y, alpha))
+@lower(aten.ne.Tensor, aten.ne.Scalar)
+def ne(b: Builder, self: Operand, other: Operand) -> Value:
+    x, y = b.common(self, other)
+    return b.Xor(x, y) if x.dtype is torch.bool else b.Not(b.Equal(x, y))
 
 
-@lower(aten.sub.Tensor, aten.sub.Scalar)
-def sub(b: Builder, self: Value, other: Operand, alpha: Any) -> Value:
-    x, y = b.common(self, other, dtype=b.result.dtype)
-    return b.Sub(x, y if alpha == 1 else b.Mul(y, alpha))
+@lower(aten.isnan.default)
+def isnan(b: Builder, self: Value) -> Value:
+    return b.IsNaN(self) if self.dtype.is_floating_point else b.Not(b.Equal(self, self))
 
 
-@lower(aten.mul.Tensor, aten.mul.Scalar)
-def mul(b: Builder, self: Value, other: Operand) -> Value:
-    x, y = b.common(self, other, dtype=b.result.dtype)
-    return b.And(x, y) if b.result.dtype is torch.bool else b.Mul(x, y)
+def _infinite(**which: int) -> Any:
+    def lowering(b: Builder, self: Value) -> Value:
+        if not self.dtype.is_floating_point:
+            return b.Not(b.Equal(self, self))
+        return b.IsInf(self, **which)
+
+    return lowering
 
 
-@lower(aten.div.Tensor, aten.div.Scalar)
-def div(b: Builder, self: Value, other: Operand) -> Value:
-    return b.Div(*b.common(self, other, dtype=b.result.dtype))
+table(
+    {
+        aten.isinf.default: {},
+        aten.isposinf.default: {"detect_negative": 0},
+        aten.isneginf.default: {"detect_positive": 0},
+    },
+    lambda which: _infinite(**which),
+)
+
+
+@lower(aten.isfinite.default)
+def isfinite(b: Builder, self: Value) -> Value:
+    if not self.dtype.is_floating_point:
+        return b.Equal(self, self)
+    # x - x is 0 for what is finite, and nan for the rest.
+    return b.Equal(b.Sub(self, self), 0.0)
+
+
+@lower(aten.signbit.default)
+def signbit(b: Builder, self: Value) -> Value:
+    return negative(b, self)
+
+
+def negative(b: Builder, x: Value) -> Value:
+    """Whether the sign is minus, that of a zero included."""
+    if not x.dtype.is_floating_point:
+        return b.Less(x, b.scalar(0, like=x))
+    return b.Less(b.Where(b.Equal(x, 0.0), b.Reciprocal(x), x), 0.0)
+
+
+# Logic and bits
+
+
+def _logical(op: str) -> Any:
+    def lowering(b: Builder, self: Value, other: Value) -> Value:
+        return getattr(b, op)(*b.common(self, other, dtype=torch.bool))
+
+    return lowering
+
+
+table(
+    {
+        aten.logical_and.default: "And", aten.logical_or.default: "Or",
+        aten.logical_xor.default: "Xor",
+    },
+    _logical,
+)  # fmt: skip
+
+
+@lower(aten.logical_not.default)
+def logical_not(b: Builder, self: Value) -> Value:
+    if self.dtype is torch.bool:
+        return b.Not(self)
+    return b.Equal(self, b.scalar(0, like=self))
+
+
+def _bitwise(op: str) -> Any:
+    def lowering(b: Builder, self: Operand, other: Operand) -> Value:
+        x, y = b.common(self, other, dtype=b.result.dtype)
+        return getattr(b, op if x.dtype is torch.bool else f"Bitwise{op}")(x, y)
+
+    return lowering
+
+
+table(
+    {
+        getattr(getattr(aten, f"bitwise_{op.lower()}"), overload): op
+        for op in ("And", "Or", "Xor")
+        for overload in ("Tensor", "Scalar", "Scalar_Tensor")
+    },
+    _bitwise,
+)
+
+
+@lower(aten.bitwise_not.default)
+def bitwise_not(b: Builder, self: Value) -> Value:
+    return b.Not(self) if self.dtype is torch.bool else b.BitwiseNot(self)
+
+
+@lower(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar,
+       aten.bitwise_left_shift.Scalar_Tensor, aten.__lshift__.Tensor,
+       aten.__lshift__.Scalar)  # fmt: skip
+def bitwise_left_shift(b: Builder, self: Operand, other: Operand) -> Value:
+    if b.result.dtype.is_floating_point:  # __lshift__ of floats
+        x, y = operands(b, self, other)
+        return b.Mul(x, b.Pow(b.scalar(2.0, like=y), y))
+    x, e = b.common(self, other, dtype=torch.int64)
+    return b.Mul(x, _power_of_two(b, e, b.result.dtype))
+
+
+@lower(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar,
+       aten.bitwise_right_shift.Scalar_Tensor, aten.__rshift__.Tensor,
+       aten.__rshift__.Scalar)  # fmt: skip
+def bitwise_right_shift(b: Builder, self: Operand, other: Operand) -> Value:
+    if b.result.dtype.is_floating_point:
+        x, y = operands(b, self, other)
+        return b.Div(x, b.Pow(b.scalar(2.0, like=y), y))
+    x, e = b.common(self, other, dtype=torch.int64)
+    zero, last = b.scalar(0, torch.int64), torch.iinfo(b.result.dtype).bits - 1
+    # A shift by more than there is, or by less than nothing, leaves the sign.
+    inside = b.And(b.GreaterOrEqual(e, 0), b.Less(e, last))
+    factors = b.constant(torch.tensor([2**i for i in range(last)]))
+    factor = b.Gather(factors, b.Where(inside, e, zero))
+    signs = b.Where(b.Less(x, 0), b.scalar(-1, torch.int64), zero)
+    return b.Where(inside, floor_quotient(b, x, factor), signs)
+
+
+# Choice
+
+
+def _extreme(op: str, logical: str) -> Any:
+    def lowering(b: Builder, self: Value, other: Value) -> Value:
+        x, y = b.common(self, other, dtype=b.result.dtype)
+        return getattr(b, logical if x.dtype is torch.bool else op)(x, y)
+
+    return lowering
+
+
+table(
+    {
+        aten.maximum.default: ("Max", "Or"), aten.minimum.default: ("Min", "And"),
+        aten.max.other: ("Max", "Or"), aten.min.other: ("Min", "And"),
+    },
+    lambda ops: _extreme(*ops),
+)  # fmt: skip
+
+
+def _passing_nan(op: str, logical: str) -> Any:
+    """The other operand where one is not a number."""
+    plain = _extreme(op, logical)
+
+    def lowering(b: Builder, self: Value, other: Value) -> Value:
+        if not b.result.dtype.is_floating_point:
+            return plain(b, self, other)
+        x, y = b.common(self, other, dtype=b.result.dtype)
+        return b.Where(b.IsNaN(x), y, b.Where(b.IsNaN(y), x, getattr(b, op)(x, y)))
+
+    return lowering
+
+
+table(
+    {aten.fmax.default: ("Max", "Or"), aten.fmin.default: ("Min", "And")},
+    lambda ops: _passing_nan(*ops),
+)
+
+
+@lower(aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor)
+def clamp(b: Builder, self: Value, min: Operand | None, max: Operand | None) -> Value:
+    """Clip takes 0-d bounds, and does not say what it does with nan among them."""
+    x = b.cast(self, b.result.dtype)
+    low, high = (None if v is None else b.common(v, dtype=x.dtype)[0] for v in (min, max))
+    if all(_is_plain(v) for v in (min, max)):
+        return b.Clip(x, low, high)
+    if low is not None:
+        x = b.Max(x, low)
+    return x if high is None else b.Min(x, high)
+
+
+def _is_plain(x: Operand | None) -> bool:
+    return x is None or type(x) is Expr or (type(x) is not Value and x == x)
+
+
+@lower(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(b: Builder, self: Value, min: Operand) -> Value:
+    return clamp(b, self, min, None)
+
+
+@lower(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(b: Builder, self: Value, max: Operand) -> Value:
+    return clamp(b, self, None, max)
+
+
+@lower(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+def where(b: Builder, condition: Value, self: Operand, other: Operand) -> Value:
+    return b.Where(b.cast(condition, torch.bool), *operands(b, self, other))
+
+
+@lower(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(b: Builder, self: Value, mask: Value, value: Operand) -> Value:
+    value, x = b.common(value, self, dtype=self.dtype)
+    return b.Where(b.cast(mask, torch.bool), value, x)
+
+
+@lower(aten.heaviside.default)
+def heaviside(b: Builder, self: Value, values: Value) -> Value:
+    x, at_zero = b.common(self, values, dtype=b.result.dtype)
+    zero = b.scalar(0, like=x)
+    return b.Where(b.Equal(x, zero), at_zero, b.cast(b.Greater(x, zero), x.dtype))
+
+
+@lower(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(b: Builder, self: Value, other: Operand) -> Value:
+    x, y = operands(b, self, other)
+    size = b.Abs(x)
+    return b.Where(negative(b, y), b.Neg(size), size)
+
+
+@lower(aten.nan_to_num.default)
+def nan_to_num(b: Builder, self: Value, nan: Any, posinf: Any, neginf: Any) -> Value:
+    if not self.dtype.is_floating_point:
+        return self
+    info = torch.finfo(self.dtype)
+    x = b.Where(b.IsNaN(self), b.scalar(nan or 0.0, like=self), self)
+    if posinf is None and neginf is None:
+        return b.Clip(x, info.min, info.max)
+    high = b.scalar(info.max if posinf is None else posinf, like=x)
+    low = b.scalar(info.min if neginf is None else neginf, like=x)
+    x = b.Where(b.IsInf(self, detect_negative=0), high, x)
+    return b.Where(b.IsInf(self, detect_positive=0), low, x)
+
+
+def _divided(b: Builder, self: Value, other: Value) -> tuple[Value, Value]:
+    """The greatest common divisor, and the first operand."""
+    x, y = (b.Abs(v) for v in b.common(self, other, dtype=b.result.dtype))
+    sizes = b.result.sizes
+
+    def step(x: Value, y: Value) -> Any:
+        # Where the rest is 0 the divisor stands; nothing is divided by it.
+        done = b.Equal(y, 0)
+        rest = b.Mod(x, b.Where(done, b.scalar(1, like=y), y))
+        new = b.Where(done, x, y), b.Where(done, y, rest)
+        return b.Greater(b.ReduceMax(new[1], keepdims=0), 0), new
+
+    return loop(b, (b.expand(x, sizes), b.expand(y, sizes)), step)[0], x
+
+
+@lower(aten.gcd.default)
+def gcd(b: Builder, self: Value, other: Value) -> Value:
+    return _divided(b, self, other)[0]
+
+
+@lower(aten.lcm.default)
+def lcm(b: Builder, self: Value, other: Value) -> Value:
+    divisor, x = _divided(b, self, other)
+    some = b.Max(divisor, b.scalar(1, like=divisor))
+    return b.Abs(b.Mul(b.Div(x, some), b.cast(other, x.dtype)))
+
+
+# Type conversion
+
+
+@lower(aten._to_copy.default, aten.to.dtype_layout)
+def _to_copy(b: Builder, self: Value, dtype: Any) -> Value:
+    return b.cast(self, b.result.dtype)
+
+
+table(
+    {aten.to.dtype: "dtype", aten.to.device: "dtype"},
+    lambda _: lambda b, self, dtype: b.cast(self, b.result.dtype),
+)
+
+
+@lower(aten.to.other, aten.type_as.default)
+def to_other(b: Builder, self: Value, other: Value) -> Value:
+    return b.cast(self, b.result.dtype)

@@ -1,1 +1,186 @@
-"""Tensors made from numbers: ranges, constants, identity matrices."""
+"""Tensors from numbers: constants, ranges, identities.
+
+What has fixed sizes is computed at export; here are the others. A tensor without content is one of
+zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from graphport.onnx.builder import Builder
+from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.shape import counting
+from graphport.onnx.registry import lower, table
+from graphport.symbolic import Expr, floordiv, max_, type_of
+
+aten = torch.ops.aten
+
+
+def filled(b: Builder, sizes: Sequence[Any], value: Any, dtype: torch.dtype) -> Value:
+    """A tensor of one number."""
+    if type(value) is Expr:
+        return b.expand(b.scalar(value, dtype), sizes)
+    content = torch.tensor([value], dtype=dtype)
+    return b.shaped(b.ConstantOfShape(list(sizes), value=content, dtype=dtype), sizes)
+
+
+def _of_result(b: Builder, value: Any) -> Value:
+    return filled(b, b.result.sizes, value, b.result.dtype)
+
+
+def _of_size(value: int) -> Any:
+    def lowering(b: Builder, size: Any, dtype: Any) -> Value:
+        return _of_result(b, value)
+
+    return lowering
+
+
+def _like(value: int) -> Any:
+    def lowering(b: Builder, self: Value, dtype: Any) -> Value:
+        return _of_result(b, value)
+
+    return lowering
+
+
+def _new(value: int) -> Any:
+    def lowering(b: Builder, self: Value, size: Any, dtype: Any) -> Value:
+        return _of_result(b, value)
+
+    return lowering
+
+
+table({aten.zeros.default: 0, aten.ones.default: 1, aten.empty.memory_format: 0}, _of_size)
+table(
+    {aten.zeros_like.default: 0, aten.ones_like.default: 1, aten.empty_like.default: 0}, _like
+)
+table(
+    {aten.new_zeros.default: 0, aten.new_ones.default: 1, aten.new_empty.default: 0}, _new
+)
+
+
+@lower(aten.empty_strided.default)
+def empty_strided(b: Builder, size: Any, stride: Any, dtype: Any) -> Value:
+    return _of_result(b, 0)
+
+
+@lower(aten.empty_permuted.default)
+def empty_permuted(b: Builder, size: Any, physical_layout: Any, dtype: Any) -> Value:
+    return _of_result(b, 0)
+
+
+@lower(aten.new_empty_strided.default)
+def new_empty_strided(b: Builder, self: Value, size: Any, stride: Any, dtype: Any) -> Value:
+    return _of_result(b, 0)
+
+
+@lower(aten.full.default)
+def full(b: Builder, size: Any, fill_value: Any, dtype: Any) -> Value:
+    return _of_result(b, fill_value)
+
+
+@lower(aten.full_like.default)
+def full_like(b: Builder, self: Value, fill_value: Any, dtype: Any) -> Value:
+    return _of_result(b, fill_value)
+
+
+@lower(aten.new_full.default)
+def new_full(b: Builder, self: Value, size: Any, fill_value: Any, dtype: Any) -> Value:
+    return _of_result(b, fill_value)
+
+
+@lower(aten.fill.Scalar)
+def fill(b: Builder, self: Value, value: Any) -> Value:
+    return _of_result(b, value)
+
+
+@lower(aten.fill.Tensor)
+def fill_tensor(b: Builder, self: Value, value: Value) -> Value:
+    return b.expand(b.cast(value, b.result.dtype), b.result.sizes)
+
+
+@lower(aten.scalar_tensor.default)
+def scalar_tensor(b: Builder, s: Any, dtype: Any) -> Value:
+    return b.scalar(s, b.result.dtype)
+
+
+# Ranges
+
+
+@lower(aten.arange.default)
+def arange(b: Builder, end: Any, dtype: Any) -> Value:
+    return _range(b, 0, end, 1)
+
+
+@lower(aten.arange.start)
+def arange_start(b: Builder, start: Any, end: Any, dtype: Any) -> Value:
+    return _range(b, start, end, 1)
+
+
+@lower(aten.arange.start_step)
+def arange_step(b: Builder, start: Any, end: Any, step: Any, dtype: Any) -> Value:
+    return _range(b, start, end, step)
+
+
+def _range(b: Builder, start: Any, end: Any, step: Any) -> Value:
+    """Of integers it is Range. ONNX Runtime adds up floats, and torch multiplies."""
+    if all(type_of(x) is int for x in (start, end, step)):
+        return b.Range(*(b.sizes.number(x) for x in (start, end, step)))
+    if not b.result.dtype.is_floating_point:  # numbers are converted first
+        start, step = (x if type(x) is Expr else int(x) for x in (start, step))
+    along = counting(b, b.result.sizes[0])
+    kind = torch.float64 if float in map(type_of, (start, step)) else torch.int64
+    steps = b.Mul(b.cast(along, kind), b.scalar(step, kind))
+    return b.Add(steps, b.scalar(start, kind))
+
+
+@lower(
+    aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar,
+    aten.linspace.Scalar_Tensor,
+)  # fmt: skip
+def linspace(b: Builder, start: Any, end: Any, steps: Any, dtype: Any) -> Value:
+    return _spaced(b, start, end, steps)
+
+
+@lower(
+    aten.logspace.default, aten.logspace.Tensor_Tensor, aten.logspace.Tensor_Scalar,
+    aten.logspace.Scalar_Tensor,
+)  # fmt: skip
+def logspace(b: Builder, start: Any, end: Any, steps: Any, base: float, dtype: Any) -> Value:
+    exponents = _spaced(b, start, end, steps)
+    return b.Pow(b.scalar(base, like=exponents), exponents)
+
+
+def _spaced(b: Builder, start: Any, end: Any, steps: Any) -> Value:
+    """The first half counted from the start, the other from the end; of one number the start."""
+    dtype = b.result.dtype
+    kind = dtype if dtype in (torch.float32, torch.float64) else torch.float64
+    first, last = (b.cast(x, kind) for x in b.common(start, end, dtype=dtype))
+    step = b.Div(b.Sub(last, first), b.scalar(max_(steps - 1, 1), kind))
+    index = counting(b, steps)
+    from_start = b.Add(first, b.Mul(step, b.cast(index, kind)))
+    left = b.Sub(b.sizes.number(steps - 1), index)
+    from_end = b.Sub(last, b.Mul(step, b.cast(left, kind)))
+    half = b.sizes.number(max_(floordiv(steps, 2), 1))
+    return b.Where(b.Less(index, half), from_start, from_end)
+
+
+# Identity
+
+
+@lower(aten.eye.default)
+def eye(b: Builder, n: Any, dtype: Any) -> Value:
+    return _identity(b)
+
+
+@lower(aten.eye.m)
+def eye_m(b: Builder, n: Any, m: Any, dtype: Any) -> Value:
+    return _identity(b)
+
+
+def _identity(b: Builder) -> Value:
+    kind = b.result.dtype if b.result.dtype in (torch.float64, torch.int64) else torch.float32
+    return b.EyeLike(filled(b, b.result.sizes, 0, kind))

@@ -1,1 +1,275 @@
-"""Patterns of several operators that ONNX has one operator for."""
+"""Patterns of several operators that ONNX has one operator for, or none is needed for."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.attention import BY_ROWS, by_rows, is_by_rows
+from graphport.onnx.patterns import Call, OneOf, match, maybe_converted, number, tensor
+from graphport.onnx.registry import fusion
+from graphport.symbolic import Expr
+
+if TYPE_CHECKING:
+    from graphport.onnx.lower import Lowerer
+
+aten = torch.ops.aten
+MUL, ADD, DIV = aten.mul.Tensor, aten.add.Tensor, aten.div.Tensor
+POW = aten.pow.Tensor_Scalar
+
+X, Y = tensor("x"), tensor("y")
+
+
+# Nothing to do
+
+
+def _unchanged(lowerer: Lowerer, node: Node) -> Value | None:
+    """The first operand, if the result is of its dtype and sizes."""
+    x = lowerer.env.get(node.args[0])  # type: ignore[arg-type]
+    result = lowerer.b.result
+    same = isinstance(x, Value) and x.dtype is result.dtype and x.shape == result.sizes
+    return x if same else None
+
+
+@fusion(ADD, aten.sub.Tensor)
+def add_zero(lowerer: Lowerer, node: Node) -> Value | None:
+    """x + 0 -> x, for integers: -0.0 + 0 is 0.0."""
+    if type(node.args[1]) is not int or node.args[1] != 0:
+        return None
+    return None if lowerer.b.result.dtype.is_floating_point else _unchanged(lowerer, node)
+
+
+@fusion(MUL, DIV)
+def mul_one(lowerer: Lowerer, node: Node) -> Value | None:
+    """x * 1 -> x."""
+    y = node.args[1]
+    return _unchanged(lowerer, node) if type(y) in (int, float) and y == 1 else None
+
+
+@fusion(aten.bitwise_and.Tensor, aten.logical_and.default)
+def and_true(lowerer: Lowerer, node: Node) -> Value | None:
+    """x & True -> x."""
+    a, b = (lowerer.env.get(n) for n in node.args)  # type: ignore[arg-type]
+    for x, other in ((a, b), (b, a)):
+        if isinstance(x, Value) and isinstance(other, Value) and _is_true(other):
+            if x.dtype is torch.bool and x.shape == lowerer.b.result.sizes:
+                return x
+    return None
+
+
+def _is_true(x: Value) -> bool:
+    return x.dtype is torch.bool and x.tensor is not None and bool(x.tensor.all())
+
+
+@fusion(aten.ge.Scalar)
+def position_is_natural(lowerer: Lowerer, node: Node) -> Value | None:
+    """arange(n) >= 0 -> True, in whatever shape: masks are made of it."""
+    if node.args[1] != 0 or _positions(node.args[0]) is None:
+        return None
+    b = lowerer.b
+    return b.expand(b.scalar(True, torch.bool), b.result.sizes)
+
+
+def _positions(x: Any) -> Node | None:
+    """The `arange` from 0 on that a tensor consists of, possibly with dims of 1 added."""
+    while isinstance(x, Node):
+        if x.target is aten.arange.default:
+            return x
+        plus_zero = x.target is ADD and x.args[1] == 0
+        if not plus_zero and x.target not in (aten.unsqueeze.default, aten.view.default):
+            return None
+        x = x.args[0]
+    return None
+
+
+@fusion(aten.index.Tensor)
+def index_all(lowerer: Lowerer, node: Node) -> Value | None:
+    """x[arange(n)[:, None], arange(m)] -> x, with dims of 1 between: what vmap makes of x[i, j]."""
+    b = lowerer.b
+    x, indices = lowerer.env[node.args[0]], node.args[1]  # type: ignore[index]
+    if len(indices) != x.rank:
+        return None
+    before = -1
+    for dim, index in enumerate(indices):
+        found = _positions(index)
+        if found is None:
+            return None
+        at = _only_dim(lowerer.env[index].shape)
+        if at is None or at + len(b.result.sizes) - lowerer.env[index].rank <= before:
+            return None
+        before = at + len(b.result.sizes) - lowerer.env[index].rank
+        if b.result.sizes[before] != x.shape[dim] or lowerer.env[index].shape[at] != x.shape[dim]:
+            return None
+    return b.reshape(x, b.result.sizes)
+
+
+def _only_dim(shape: Any) -> int | None:
+    """The one dim that is not of size 1."""
+    others = [d for d, s in enumerate(shape) if not (type(s) is int and s == 1)]
+    return others[0] if len(others) == 1 else None
+
+
+# Normalisation
+
+_SQUARE = OneOf(Call(POW, X, 2), Call(MUL, X, X))
+_MEAN = Call(ADD, Call(aten.mean.dim, _SQUARE, [-1], True), number("eps"))
+_NORMED = OneOf(
+    Call(MUL, X, OneOf(Call(aten.rsqrt.default, _MEAN), Call(POW, _MEAN, -0.5))),
+    Call(DIV, X, Call(aten.sqrt.default, _MEAN)),
+)
+_SCALED = Call(MUL, tensor("scale"), maybe_converted(_NORMED))
+
+
+@fusion(MUL)
+def rms_norm(lowerer: Lowerer, node: Node) -> Value | None:
+    """scale * x / sqrt(mean(x^2) + eps), computed in float32, -> RMSNormalization."""
+    b = lowerer.b
+    if not b.has("RMSNormalization", b.result.dtype):
+        return None
+    found = match(_SCALED, node)
+    if found is None:
+        return None
+    inner = found["x"]
+    scale = lowerer.env[found["scale"]]
+    x = lowerer.env[inner]
+    if x.dtype is not torch.float32 and x.dtype is not b.result.dtype:
+        return None
+    if inner.target is aten._to_copy.default and b.result.dtype is not torch.float32:
+        x = lowerer.env[inner.args[0]]
+    last = x.shape[-1]
+    plain = scale.shape == (last,) and type(last) is int and x.shape == b.result.sizes
+    if not plain or scale.dtype is not x.dtype or x.dtype is not b.result.dtype:
+        return None
+    return b.RMSNormalization(x, scale, axis=-1, epsilon=float(found["eps"]))
+
+
+# Activation
+
+_CUBIC = Call(ADD, X, Call(MUL, Call(POW, X, 3.0), 0.044715))
+_TANH = Call(ADD, Call(aten.tanh.default, Call(MUL, _CUBIC, math.sqrt(2 / math.pi))), 1.0)
+_ERF = Call(
+    ADD,
+    Call(aten.erf.default, OneOf(Call(DIV, X, math.sqrt(2)), Call(MUL, X, math.sqrt(0.5)))),
+    1.0,
+)
+
+
+def _gelu(factor: Any) -> OneOf:
+    """0.5 * x * factor, in any order."""
+    half = Call(MUL, X, 0.5)
+    return OneOf(
+        Call(MUL, half, factor), Call(MUL, X, Call(MUL, factor, 0.5)),
+        Call(MUL, Call(MUL, X, factor), 0.5),
+    )  # fmt: skip
+
+
+_GELU = {"tanh": _gelu(_TANH), "none": _gelu(_ERF)}
+
+
+@fusion(MUL)
+def gelu(lowerer: Lowerer, node: Node) -> Value | None:
+    """gelu as models write it themselves -> Gelu."""
+    b = lowerer.b
+    if not b.has("Gelu", b.result.dtype):
+        return None
+    for kind, pattern in _GELU.items():
+        found = match(pattern, node)
+        if found is not None:
+            return b.Gelu(lowerer.env[found["x"]], approximate=kind)
+    return None
+
+
+# Rotary position embedding
+
+_ROTARY = Call(ADD, Call(MUL, X, tensor("cos")), Call(MUL, tensor("turned"), tensor("sin")))
+_SAME_IN_HALVES = (
+    aten.cos.default,
+    aten.sin.default,
+    aten._to_copy.default,
+    aten.unsqueeze.default,
+)
+
+
+@fusion(ADD)
+def rotary(lowerer: Lowerer, node: Node) -> Value | None:
+    """x * cos + rotate_half(x) * sin -> RotaryEmbedding, where cos and sin repeat in halves."""
+    b = lowerer.b
+    if not b.has("RotaryEmbedding", b.result.dtype):
+        return None
+    found = match(_ROTARY, node)
+    if found is None or not _is_turned(found["turned"], found["x"]):
+        return None
+    x, cos, sin = (lowerer.env[found[name]] for name in ("x", "cos", "sin"))
+    if x.rank != 4 or any(c.dtype is not x.dtype or c.rank != 4 for c in (cos, sin)):
+        return None
+    if not all(_repeats(found[name]) for name in ("cos", "sin")):
+        return None
+    sizes = (x.shape[0], 1, x.shape[2], x.shape[3])
+    if type(x.shape[3]) is not int or any(c.shape[1:] != sizes[1:] for c in (cos, sin)):
+        return None
+    if any(c.shape[0] not in (1, x.shape[0]) for c in (cos, sin)):
+        return None
+    halves = [_half(lowerer, c, x) for c in (cos, sin)]
+    if not is_by_rows(x):
+        return b.RotaryEmbedding(x, *halves)
+    # On rows of all heads, as attention takes them: the moves between are then not needed.
+    batch, heads, length, size = x.shape
+    turned = b.RotaryEmbedding(by_rows(b, x), *halves, num_heads=heads)
+    split = b.reshape(b.shaped(turned, (batch, length, heads * size)), (batch, length, heads, size))
+    return b.transpose(split, BY_ROWS)
+
+
+def _half(lowerer: Lowerer, c: Value, x: Value) -> Value:
+    """The first half of a table [batch or 1, 1, length, size], as [batch, length, size / 2]."""
+    b = lowerer.b
+    size = x.shape[3] // 2  # type: ignore[operator,index]
+    half = b.shaped(b.Slice(c, [0], [size], [3]), (*c.shape[:3], size))  # type: ignore[index]
+    flat = b.squeeze(half, 1)
+    return b.expand(flat, (x.shape[0], x.shape[2], size))  # type: ignore[index]
+
+
+def _is_turned(turned: Node, x: Node) -> bool:
+    """cat(-x2, x1) of the halves of x."""
+    if turned.target is not aten.cat.default or len(turned.args[0]) != 2:  # type: ignore[arg-type]
+        return False
+    dim = turned.args[1] if len(turned.args) > 1 else 0
+    size = x.meta["val"].shape[-1]
+    second, first = turned.args[0]  # type: ignore[misc]
+    if dim not in (-1, x.meta["val"].dim() - 1) or not isinstance(size, int) or size % 2:
+        return False
+    if second.target is not aten.neg.default:
+        return False
+    return _is_part(first, x, 0, size // 2) and _is_part(second.args[0], x, size // 2, size)
+
+
+def _is_part(node: Any, x: Node, start: int, end: int) -> bool:
+    if not isinstance(node, Node) or node.target is not aten.slice.Tensor:
+        return False
+    of, dim, first, last, *step = (*node.args, *(0, None, None)[len(node.args) - 1 :])
+    size = x.meta["val"].shape[-1]
+    bounds = range(size)[slice(first, last)] if _are_plain(first, last) else None
+    plain = of is x and dim in (-1, x.meta["val"].dim() - 1) and step in ([], [1])
+    return plain and bounds == range(start, end)
+
+
+def _are_plain(*numbers: Any) -> bool:
+    return all(n is None or type(n) is int for n in numbers)
+
+
+def _repeats(x: Any) -> bool:
+    """Whether the second half of the last dim is the first again: made by cat(f, f)."""
+    while isinstance(x, Node):
+        if x.target is aten.cat.default:
+            parts, dim = x.args[0], x.args[1] if len(x.args) > 1 else 0
+            last = dim in (-1, x.meta["val"].dim() - 1)
+            return last and len(parts) == 2 and parts[0] is parts[1]  # type: ignore[arg-type,index]
+        scaled = x.target is MUL and not isinstance(x.args[1], Node | Expr)
+        moved = x.target is aten.unsqueeze.default and x.args[1] in (-1, x.meta["val"].dim() - 1)
+        if moved or (not scaled and x.target not in _SAME_IN_HALVES):
+            return False
+        x = x.args[0]
+    return False

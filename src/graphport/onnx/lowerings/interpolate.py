@@ -1,1 +1,313 @@
-"""Resampling: interpolation in all modes, grid sampling."""
+"""Resampling: to other sizes, and at the places of a grid.
+
+Resize of ONNX is exact where it rounds as torch does: always for the modes that interpolate, for
+the nearest element where no quotient is near an integer. Anything else is gathered with torch's own
+arithmetic: elements by index, or two (linear) or four (cubic) taps a dim with their weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from graphport.errors import UnsupportedError
+from graphport.onnx.builder import Builder
+from graphport.onnx.ir import Size, Value
+from graphport.onnx.lowerings.windows import Numbers, is_plain
+from graphport.onnx.registry import lower, table
+from graphport.symbolic import Expr, eq, ge, prod
+
+aten = torch.ops.aten
+
+_RESIZED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _scales(given: Sequence[float | None] | None, n: int) -> list[float | None]:
+    """Factors that say how far apart samples are; sizes do where there are none."""
+    return [s if s is not None and s > 0 else None for s in given] if given else [None] * n
+
+
+# Nearest
+
+
+def _nearest(exact: bool) -> Any:
+    def lowering(b: Builder, x: Value, given: Sequence[float | None] | None) -> Value:
+        sizes: tuple[Any, ...] = tuple((x.shape or ())[2:])
+        out = b.result.sizes[2:]
+        scales = _scales(given, len(out))
+        dims = list(zip(sizes, out, scales, strict=True))
+        if b.has("Resize", x.dtype) and all(_is_exact(b, exact, *dim) for dim in dims):
+            return b.Resize(
+                x, None, None, [*out], axes=list(range(2, x.rank)), mode="nearest",
+                coordinate_transformation_mode="half_pixel" if exact else "asymmetric",
+                nearest_mode="round_prefer_ceil" if exact else "floor",
+            )  # fmt: skip
+        for axis, (size, o, scale) in enumerate(dims, 2):
+            if size != o or not is_plain(size, o):
+                x = b.Gather(x, _places(b, exact, size, o, scale).node, axis=axis)
+        return x
+
+    return lowering
+
+
+def _places(b: Builder, exact: bool, size: Any, out: Any, scale: float | None) -> Numbers:
+    """Which element is the nearest: torch says, or its formula does."""
+    if is_plain(size, out):
+        op = aten._upsample_nearest_exact1d if exact else aten.upsample_nearest1d
+        line = torch.arange(size, dtype=torch.float32).reshape(1, 1, size)
+        return Numbers(b, op(line, [out], scale).reshape(out).long())
+    place = Numbers.up_to(b, out).to(torch.float32)
+    place = (place + 0.5 if exact else place) * _step(b, size, out, scale, torch.float32)
+    return place.floor().to(torch.int64).at_most(size - 1)
+
+
+def _is_exact(b: Builder, exact: bool, size: Any, out: Any, scale: float | None) -> bool:
+    """Whether Resize picks the elements that torch does, computing in float32 as well."""
+    if not is_plain(size, out):
+        factor = scale if scale is not None else _factor(b, size, out)
+        whole = factor is not None and factor >= 1 and float(factor).hex().startswith("0x1.0000")
+        return whole and b.scope.decide(eq(size * int(factor), out)) is True  # type: ignore[arg-type]
+    if not size or not out:
+        return False
+    theirs = torch.arange(out, dtype=torch.float32)
+    factor = torch.tensor(out, dtype=torch.float32) / size
+    if exact:
+        theirs = torch.floor((theirs + 0.5) / factor - 0.5 + 0.5)
+    else:
+        theirs = torch.floor(theirs / factor)
+    ours = _places(b, exact, size, out, scale).value
+    return torch.equal(theirs.clamp(0, size - 1).long(), ours)  # type: ignore[arg-type]
+
+
+def _factor(b: Builder, size: Any, out: Any) -> int | None:
+    """By how much one size is a multiple of another, if that is plain to see."""
+    return next((f for f in (1, 2, 4, 8, 16) if b.scope.decide(eq(size * f, out)) is True), None)
+
+
+# Between elements
+
+
+def _step(
+    b: Builder, size: Any, out: Any, scale: float | None, dtype: torch.dtype, align: bool = False
+) -> Numbers:
+    """How far apart samples are, in elements."""
+    if align:
+        more = _number(b, out - 1, dtype)
+        return _number(b, size - 1, dtype) / more.at_least(1) * more.at_most(1)
+    if scale is not None:
+        return _number(b, 1.0 / scale, dtype)
+    return _number(b, size, dtype) / _number(b, out, dtype)
+
+
+def _number(b: Builder, x: Any, dtype: torch.dtype) -> Numbers:
+    return Numbers(b, b.scalar(x, dtype) if type(x) is Expr else torch.tensor(x, dtype=dtype))
+
+
+def _interpolated(mode: str, antialias: bool = False) -> Any:
+    def lowering(
+        b: Builder, x: Value, align_corners: bool, given: Sequence[float | None] | None
+    ) -> Value:
+        if not x.dtype.is_floating_point:
+            raise UnsupportedError(f"interpolation of {x.dtype} rounds as no ONNX operator does")
+        sizes: tuple[Any, ...] = tuple((x.shape or ())[2:])
+        out = b.result.sizes[2:]
+        scales = _scales(None if align_corners else given, len(out))
+        dims = list(zip(sizes, out, scales, strict=True))
+        by_scale = not all(_agrees(b, *dim) for dim in dims)
+        fits = not by_scale or all(_is_floor(*dim) for dim in dims)
+        if x.dtype in _RESIZED and fits and not antialias:
+            factors = b.constant(torch.tensor([s or 1.0 for s in scales])) if by_scale else None
+            return b.Resize(
+                x, None, factors, None if by_scale else [*out], axes=list(range(2, x.rank)),
+                mode=mode, cubic_coeff_a=-0.75 if mode == "cubic" else None,
+                coordinate_transformation_mode="align_corners" if align_corners else "half_pixel",
+            )  # fmt: skip
+        dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+        for axis, (size, o, scale) in enumerate(dims, 2):
+            step = _step(b, size, o, scale, dtype, align_corners)
+            if antialias:
+                x = _smoothed(b, x, axis, mode, size, o, step)
+            else:
+                x = _sampled(b, x, axis, mode, size, o, step, align_corners)
+        return x
+
+    return lowering
+
+
+def _agrees(b: Builder, size: Any, out: Any, scale: float | None) -> bool:
+    """Whether a factor says no more than the sizes do."""
+    if scale is None:
+        return True
+    if is_plain(size, out):
+        return size * scale == out
+    return float(scale).is_integer() and b.scope.decide(eq(size * int(scale), out)) is True
+
+
+def _is_floor(size: Any, out: Any, scale: float | None) -> bool:
+    """Whether Resize, which multiplies in float32, finds the size that torch does."""
+    if scale is None:
+        return size is out or size == out
+    if is_plain(size, out):
+        return int(torch.tensor(scale, dtype=torch.float32) * size) == out
+    return float(scale * 256).is_integer() and scale < 256
+
+
+def _sampled(
+    b: Builder, x: Value, axis: int, mode: str, size: Size, out: Size, step: Numbers,
+    align_corners: bool,
+) -> Value:  # fmt: skip
+    """One dim, from the elements around each place."""
+    dtype = _dtype(step)
+    place = Numbers.up_to(b, out).to(dtype)
+    place = place * step if align_corners else (place + 0.5) * step - 0.5
+    if mode == "linear":
+        place = place.at_least(0)
+    low = place.floor().at_most(size - 1) if mode == "linear" else place.floor()
+    part = (place - low).at_least(0).at_most(1).then(1)
+    first, weights = _TAPS[mode](b, part)
+    taps = low.to(torch.int64).then(1) + torch.arange(first, first + _COUNT[mode])
+    index = taps.at_least(0).at_most(size - 1)
+    after = x.rank - axis - 1
+    near = b.cast(b.Gather(x, index.node, axis=axis), dtype)
+    return b.ReduceSum(b.Mul(near, weights.then(after).node), [axis + 1], keepdims=0)
+
+
+def _linear(b: Builder, t: Numbers) -> tuple[int, Numbers]:
+    """1 - t and t."""
+    signs = torch.tensor([-1.0, 1.0])
+    return 0, t * signs.to(_dtype(t)) + torch.tensor([1.0, 0.0]).to(_dtype(t))
+
+
+def _cubic(b: Builder, t: Numbers) -> tuple[int, Numbers]:
+    """The convolution of Keys with a = -0.75, as a polynomial in t for each tap."""
+    a = -0.75
+    rows = torch.tensor([
+        [0.0, a, -2 * a, a],
+        [1.0, 0.0, -(a + 3), a + 2],
+        [0.0, -a, 2 * a + 3, -(a + 2)],
+        [0.0, 0.0, a, -a],
+    ], dtype=_dtype(t))  # fmt: skip
+    total = t * rows[:, 3] + rows[:, 2]
+    total = total * t + rows[:, 1]
+    return -1, total * t + rows[:, 0]
+
+
+_TAPS = {"linear": _linear, "cubic": _cubic}
+_COUNT = {"linear": 2, "cubic": 4}
+
+
+def _dtype(x: Numbers) -> torch.dtype:
+    return x.value.dtype
+
+
+def _smoothed(
+    b: Builder, x: Value, axis: int, mode: str, size: Size, out: Size, step: Numbers
+) -> Value:
+    """One of the last two dims, as a product with a matrix: each sample takes from its whole reach.
+
+    Resize of ONNX Runtime has other weights than torch at the borders.
+    """
+    dtype = _dtype(step)
+    here = (Numbers.up_to(b, out).to(dtype) + 0.5) * step
+    apart = (Numbers.up_to(b, size).to(dtype) + 0.5).then(1) - here
+    weights = _FILTERS[mode]((apart / step.at_least(1)).abs())
+    weights = weights / weights.total(0)
+    # The matrix stays on the right: on the left ONNX Runtime takes no empty batch.
+    order = [*range(x.rank)]
+    order[axis], order[-1] = order[-1], order[axis]
+    out_first = b.MatMul(b.cast(b.transpose(x, order), dtype), weights.node)
+    return b.transpose(out_first, order)
+
+
+def _triangle(x: Numbers) -> Numbers:
+    return (x * -1.0 + 1.0).at_least(0)
+
+
+def _keys(x: Numbers) -> Numbers:
+    """The convolution of Keys with a = -0.5, its two pieces each held where it is 0."""
+    near, far = x.at_most(1), x.at_least(1).at_most(2)
+    return (near * 1.5 - 2.5) * near * near + 1.0 + (((far - 5.0) * far + 8.0) * far - 4.0) * -0.5
+
+
+_FILTERS = {"linear": _triangle, "cubic": _keys}
+
+
+# The overloads: with all factors in a list (`.vec`), or with an argument for each
+
+_NEAREST: dict[int, Callable[[Any], Any]] = {
+    0: lambda fn: lambda b, input, output_size, scale_factors: fn(b, input, scale_factors),
+    1: lambda fn: lambda b, self, output_size, scales: fn(b, self, [scales]),
+    2: lambda fn: lambda b, self, output_size, scales_h, scales_w: fn(
+        b, self, [scales_h, scales_w]
+    ),
+    3: lambda fn: lambda b, self, output_size, scales_d, scales_h, scales_w: fn(
+        b, self, [scales_d, scales_h, scales_w]
+    ),
+}
+_BETWEEN: dict[int, Callable[[Any], Any]] = {
+    0: lambda fn: lambda b, input, output_size, align_corners, scale_factors: fn(
+        b, input, align_corners, scale_factors
+    ),
+    1: lambda fn: lambda b, self, output_size, align_corners, scales: fn(
+        b, self, align_corners, [scales]
+    ),
+    2: lambda fn: lambda b, self, output_size, align_corners, scales_h, scales_w: fn(
+        b, self, align_corners, [scales_h, scales_w]
+    ),
+    3: lambda fn: lambda b, self, output_size, align_corners, scales_d, scales_h, scales_w: fn(
+        b, self, align_corners, [scales_d, scales_h, scales_w]
+    ),
+}
+_LINEAR, _CUBIC = _interpolated("linear"), _interpolated("cubic")
+
+for _n, _packet, _fn, _calls in (
+    (1, aten.upsample_nearest1d, _nearest(False), _NEAREST),
+    (2, aten.upsample_nearest2d, _nearest(False), _NEAREST),
+    (3, aten.upsample_nearest3d, _nearest(False), _NEAREST),
+    (1, aten._upsample_nearest_exact1d, _nearest(True), _NEAREST),
+    (2, aten._upsample_nearest_exact2d, _nearest(True), _NEAREST),
+    (3, aten._upsample_nearest_exact3d, _nearest(True), _NEAREST),
+    (1, aten.upsample_linear1d, _LINEAR, _BETWEEN),
+    (2, aten.upsample_bilinear2d, _LINEAR, _BETWEEN),
+    (3, aten.upsample_trilinear3d, _LINEAR, _BETWEEN),
+    (2, aten.upsample_bicubic2d, _CUBIC, _BETWEEN),
+    (2, aten._upsample_bilinear2d_aa, _interpolated("linear", antialias=True), _BETWEEN),
+    (2, aten._upsample_bicubic2d_aa, _interpolated("cubic", antialias=True), _BETWEEN),
+):
+    table({_packet.default: _n, _packet.vec: 0}, lambda n, c=_calls, fn=_fn: c[n](fn))
+
+
+# At the places of a grid
+
+_MODES = ("linear", "nearest", "cubic")
+_PADDING = ("zeros", "border", "reflection")
+
+
+@lower(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def grid_sampler(
+    b: Builder, input: Value, grid: Value, interpolation_mode: int, padding_mode: int,
+    align_corners: bool,
+) -> Value:  # fmt: skip
+    return b.GridSample(
+        input, grid, mode=_MODES[interpolation_mode], padding_mode=_PADDING[padding_mode],
+        align_corners=int(align_corners),
+    )  # fmt: skip
+
+
+@lower(aten.affine_grid_generator.default)
+def affine_grid_generator(b: Builder, theta: Value, size: Any, align_corners: bool) -> Value:
+    spatial = size[2:]
+    if not align_corners or all(b.scope.decide(ge(s, 2)) is True for s in spatial):
+        return b.AffineGrid(theta, [*size], align_corners=int(align_corners))
+    if not is_plain(*spatial):
+        raise UnsupportedError("AffineGrid: align_corners of sizes that may be 1")
+    # Of one place ONNX takes the first corner, torch the middle.
+    lines = [torch.linspace(-1, 1, s) if s > 1 else torch.zeros(s) for s in reversed(spatial)]
+    places = torch.meshgrid(*reversed(lines), indexing="ij")
+    places = torch.stack([*reversed(places), torch.ones(*spatial)]).to(theta.dtype)
+    moved = b.MatMul(theta, places.reshape(len(places), -1))
+    count = prod(spatial)
+    by_place = b.Transpose(b.shaped(moved, (size[0], len(spatial), count)), perm=[0, 2, 1])
+    return b.reshape(by_place, (size[0], *spatial, len(spatial)))

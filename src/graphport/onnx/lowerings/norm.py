@@ -1,1 +1,312 @@
-"""Normalisation."""
+"""Normalisation.
+
+ONNX wants a scale where torch may have none, so it is given ones. Statistics of a batch are computed
+apart: ONNX Runtime has no kernel for BatchNormalization in training mode.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from graphport.onnx.builder import Builder
+from graphport.onnx.ir import Value
+from graphport.onnx.registry import lower
+from graphport.symbolic import ge, prod
+
+aten = torch.ops.aten
+
+
+def _filled(b: Builder, sizes: Any, number: float, dtype: torch.dtype) -> Value:
+    """One number everywhere: small ones are constants."""
+    sizes = tuple(sizes)
+    if all(type(s) is int for s in sizes) and prod(sizes) <= 1 << 16:
+        return b.constant(torch.full(sizes, number, dtype=dtype))
+    return b.expand(b.scalar(number, dtype), sizes)
+
+
+def _float(b: Builder, *values: Value | None) -> list[Value | None]:
+    """In the one dtype that is computed in: parameters may be of a wider one than the input."""
+    given = [v for v in values if v is not None]
+    dtype = given[0].dtype
+    for v in given[1:]:
+        dtype = torch.promote_types(dtype, v.dtype)
+    return [v if v is None else b.cast(v, dtype) for v in values]
+
+
+# Batches
+
+
+@lower(aten.batch_norm.default)
+def batch_norm(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None,
+    running_mean: Value | None, running_var: Value | None, training: bool, momentum: float,
+    eps: float, cudnn_enabled: bool,
+) -> Value:  # fmt: skip
+    if training or running_mean is None or running_var is None:
+        return _Batch(b, input, eps).normalised(weight, bias)
+    return _normalised(b, input, weight, bias, running_mean, running_var, eps)
+
+
+def _normalised(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value,
+    eps: float,
+) -> Value:  # fmt: skip
+    x, w, c, m, v = _float(b, input, weight, bias, mean, var)
+    assert x is not None
+    channels = x.shape[1:2] if weight is None else weight.shape  # type: ignore[index]
+    w = w if w is not None else _filled(b, channels, 1.0, x.dtype)
+    c = c if c is not None else _filled(b, channels, 0.0, x.dtype)
+    return b.BatchNormalization(x, w, c, m, v, epsilon=eps)
+
+
+class _Batch:
+    """The statistics of a batch, by channel."""
+
+    def __init__(self, b: Builder, x: Value, eps: float) -> None:
+        self.b, self.x, self.eps = b, x, eps
+        wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+        axes = [0, *range(2, x.rank)]
+        shape = tuple(x.shape or ())
+        self.count = prod(shape[a] for a in axes)
+        wider = b.cast(x, wide)
+        mean = b.ReduceMean(wider, axes)
+        self.mean = b.squeeze(b.shaped(mean, _kept(shape)), *axes)
+        apart = b.Sub(wider, mean)
+        self.var = b.ReduceMean(b.Mul(apart, apart), axes, keepdims=0)
+
+    def normalised(self, weight: Value | None, bias: Value | None) -> Value:
+        return _normalised(self.b, self.x, weight, bias, self.mean, self.var, self.eps)
+
+    def inverse(self) -> Value:
+        return self.b.Reciprocal(self.b.Sqrt(self.b.Add(self.var, self.eps)))
+
+    def updated(self, mean: Value, var: Value, momentum: float) -> tuple[Value, Value]:
+        """Running statistics after the batch; the variance without bias."""
+        b = self.b
+        count = self.count
+        if type(count) is int:
+            unbiased = b.Mul(self.var, count / (count - 1) if count > 1 else float("nan"))
+        else:
+            n = b.scalar(count, self.var.dtype)
+            unbiased = b.Mul(self.var, b.Div(n, b.Sub(n, 1.0)))
+        return self._moved(mean, self.mean, momentum), self._moved(var, unbiased, momentum)
+
+    def _moved(self, old: Value, new: Value, momentum: float) -> Value:
+        b = self.b
+        kept = b.Mul(old, 1 - momentum)
+        return b.Add(kept, b.Mul(b.cast(new, old.dtype), momentum))
+
+
+def _kept(shape: Any) -> tuple[Any, ...]:
+    return tuple(s if i == 1 else 1 for i, s in enumerate(shape))
+
+
+@lower(aten._native_batch_norm_legit_functional.default)
+def _native_batch_norm_legit_functional(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, running_mean: Value,
+    running_var: Value, training: bool, momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    if not training:
+        out = _normalised(b, input, weight, bias, running_mean, running_var, eps)
+        none = _filled(b, (0,), 0.0, b.result[1].dtype)
+        return out, none, none, running_mean, running_var
+    batch = _Batch(b, input, eps)
+    out = batch.normalised(weight, bias)
+    return out, batch.mean, batch.inverse(), *batch.updated(running_mean, running_var, momentum)
+
+
+@lower(aten._batch_norm_with_update_functional.default)
+def _batch_norm_with_update_functional(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, running_mean: Value,
+    running_var: Value, momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    batch = _Batch(b, input, eps)
+    reserve = _filled(b, (0,), 0, b.result[3].dtype)
+    new = batch.updated(running_mean, running_var, momentum)
+    return batch.normalised(weight, bias), batch.mean, batch.inverse(), reserve, *new
+
+
+@lower(aten._native_batch_norm_legit.no_stats)
+def _native_batch_norm_legit_no_stats(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, training: bool,
+    momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    batch = _Batch(b, input, eps)
+    return batch.normalised(weight, bias), batch.mean, batch.inverse()
+
+
+@lower(aten.native_batch_norm.default)
+def native_batch_norm(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None,
+    running_mean: Value | None, running_var: Value | None, training: bool, momentum: float,
+    eps: float,
+) -> Any:  # fmt: skip
+    if training or running_mean is None or running_var is None:
+        batch = _Batch(b, input, eps)
+        return batch.normalised(weight, bias), batch.mean, batch.inverse()
+    out = _normalised(b, input, weight, bias, running_mean, running_var, eps)
+    none = _filled(b, (0,), 0.0, b.result[1].dtype)
+    return out, none, none
+
+
+@lower(aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)
+def _native_batch_norm_legit_no_training(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, running_mean: Value,
+    running_var: Value, momentum: float, eps: float,
+) -> Any:  # fmt: skip
+    out = _normalised(b, input, weight, bias, running_mean, running_var, eps)
+    return out, *(_filled(b, (0,), 0, r.dtype) for r in b.result[1:])
+
+
+# The last dims
+
+
+@lower(aten.layer_norm.default)
+def layer_norm(
+    b: Builder, input: Value, normalized_shape: Any, weight: Value | None, bias: Value | None,
+    eps: float, cudnn_enable: bool,
+) -> Value:  # fmt: skip
+    x, w, c = _float(b, input, weight, bias)
+    assert x is not None
+    axis = x.rank - len(normalized_shape)
+    w = w if w is not None else _filled(b, x.shape[axis:], 1.0, x.dtype)  # type: ignore[index]
+    return b.LayerNormalization(x, w, c, axis=axis - x.rank, epsilon=eps)
+
+
+@lower(aten.native_layer_norm.default)
+def native_layer_norm(
+    b: Builder, input: Value, normalized_shape: Any, weight: Value | None, bias: Value | None,
+    eps: float,
+) -> tuple[Value, Value, Value]:  # fmt: skip
+    axes = list(range(input.rank - len(normalized_shape), input.rank))
+    x = b.cast(input, b.result[1].dtype)
+    mean = b.ReduceMean(x, axes)
+    apart = b.Sub(x, mean)
+    inverse = _inverse(b, b.ReduceMean(b.Mul(apart, apart), axes), eps)
+    return layer_norm(b, input, normalized_shape, weight, bias, eps, True), mean, inverse
+
+
+def _inverse(b: Builder, var: Value, eps: float) -> Value:
+    return b.Reciprocal(b.Sqrt(b.Add(var, eps)))
+
+
+@lower(aten.rms_norm.default)
+def rms_norm(
+    b: Builder, input: Value, normalized_shape: Any, weight: Value | None, eps: float | None
+) -> Value:
+    axis = len(normalized_shape)
+    x, w = _float(b, input, weight)
+    assert x is not None
+    eps = _least(x.dtype) if eps is None else eps
+    sizes = x.shape[-axis:]  # type: ignore[index]
+    if b.has("RMSNormalization", x.dtype):
+        scale = w if w is not None else _filled(b, sizes, 1.0, x.dtype)
+        return b.RMSNormalization(x, scale, axis=-axis, epsilon=eps)
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    up = b.cast(x, wide)
+    out = b.Mul(up, _root(b, up, axis, eps))
+    return out if w is None else b.Mul(out, b.cast(w, wide))
+
+
+def _least(dtype: torch.dtype) -> float:
+    """The epsilon of the dtype that torch computes in: of halves that is float32."""
+    return torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
+
+
+def _root(b: Builder, x: Value, dims: int, eps: float) -> Value:
+    axes = list(range(x.rank - dims, x.rank))
+    return _inverse(b, b.ReduceMean(b.Mul(x, x), axes), eps)
+
+
+@lower(aten._fused_rms_norm.default)
+def _fused_rms_norm(
+    b: Builder, input: Value, normalized_shape: Any, weight: Value | None, eps: float | None
+) -> tuple[Value, Value]:
+    x = b.cast(input, b.result[1].dtype)
+    root = _root(b, x, len(normalized_shape), _least(input.dtype) if eps is None else eps)
+    return rms_norm(b, input, normalized_shape, weight, eps), root
+
+
+# Groups of channels, and planes
+
+
+@lower(aten.group_norm.default)
+def group_norm(
+    b: Builder, input: Value, num_groups: int, weight: Value | None, bias: Value | None,
+    eps: float, cudnn_enabled: bool,
+) -> Value:  # fmt: skip
+    """Groups as planes. ONNX Runtime takes GroupNormalization apart into more than this."""
+    sizes: tuple[Any, ...] = tuple(input.shape or ())
+    x, w, c = _float(b, input, weight, bias)
+    assert x is not None
+    rest = prod(sizes[1:]) // num_groups
+    flat = b.reshape(x, (sizes[0], num_groups, rest))
+    out = b.reshape(b.shaped(_planes(b, flat, None, None, eps), flat.shape or ()), sizes)
+    after = range(1, len(sizes) - 1)
+    out = out if w is None else b.Mul(out, b.unsqueeze(w, *after))
+    return out if c is None else b.Add(out, b.unsqueeze(c, *after))
+
+
+def _planes(
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, eps: float
+) -> Value:
+    """Each plane by itself; in float64 computed, since ONNX Runtime does it in float32 only."""
+    sizes: tuple[Any, ...] = tuple(x.shape or ())
+    if x.dtype is not torch.float64 and all(b.scope.decide(ge(s, 1)) is True for s in sizes[2:]):
+        w = weight if weight is not None else _filled(b, sizes[1:2], 1.0, x.dtype)
+        c = bias if bias is not None else _filled(b, sizes[1:2], 0.0, x.dtype)
+        return b.InstanceNormalization(x, w, c, epsilon=eps)
+    axes = list(range(2, x.rank))
+    apart = b.Sub(x, b.ReduceMean(x, axes))
+    out = b.Mul(apart, _inverse(b, b.ReduceMean(b.Mul(apart, apart), axes), eps))
+    after = range(1, x.rank - 1)
+    out = out if weight is None else b.Mul(out, b.unsqueeze(weight, *after))
+    return out if bias is None else b.Add(out, b.unsqueeze(bias, *after))
+
+
+@lower(aten.native_group_norm.default)
+def native_group_norm(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, N: Any, C: Any, HxW: Any,
+    group: int, eps: float,
+) -> tuple[Value, Value, Value]:  # fmt: skip
+    x = b.reshape(b.cast(input, b.result[1].dtype), (N, group, C * HxW // group))
+    mean = b.ReduceMean(x, [2])
+    apart = b.Sub(x, mean)
+    inverse = _inverse(b, b.ReduceMean(b.Mul(apart, apart), [2], keepdims=0), eps)
+    mean = b.squeeze(b.shaped(mean, (N, group, 1)), 2)
+    return group_norm(b, input, group, weight, bias, eps, True), mean, inverse
+
+
+@lower(aten.instance_norm.default)
+def instance_norm(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None,
+    running_mean: Value | None, running_var: Value | None, use_input_stats: bool,
+    momentum: float, eps: float, cudnn_enabled: bool,
+) -> Value:  # fmt: skip
+    if not use_input_stats:
+        assert running_mean is not None and running_var is not None
+        return _normalised(b, input, weight, bias, running_mean, running_var, eps)
+    x, w, c = _float(b, input, weight, bias)
+    assert x is not None
+    return _planes(b, x, w, c, eps)
+
+
+# Weights
+
+
+@lower(aten._weight_norm.default)
+def _weight_norm(b: Builder, v: Value, g: Value, dim: int) -> Value:
+    return b.Mul(v, b.Div(g, _length(b, v, dim)))
+
+
+@lower(aten._weight_norm_interface.default)
+def _weight_norm_interface(b: Builder, v: Value, g: Value, dim: int) -> tuple[Value, Value]:
+    return _weight_norm(b, v, g, dim), _length(b, v, dim)
+
+
+def _length(b: Builder, v: Value, dim: int) -> Value:
+    """Along all dims but one; -1 stands for none, as torch has it."""
+    axes = [a for a in range(v.rank) if a != dim]
+    return b.ReduceL2(v, axes, keepdims=0 if dim == -1 else 1)

@@ -1,1 +1,371 @@
-"""Pooling."""
+"""Pooling.
+
+The rule of ONNX for the last window of `ceil_mode` is that of torch since opset 19. Windows that
+the operators of ONNX do not have (adaptive ones of different lengths, sums with a divisor of their
+own), and element types that ONNX Runtime does not pool, are gathered and reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import mul
+from typing import Any
+
+import torch
+
+from graphport.onnx.builder import Builder
+from graphport.onnx.ir import Size, Value
+from graphport.onnx.lowerings.windows import Numbers, each, is_plain, padded, unless, windows
+from graphport.onnx.registry import lower, table
+from graphport.symbolic import eq, ge, max_
+
+aten = torch.ops.aten
+
+
+def _batched(b: Builder, x: Value, n: int) -> tuple[Value, Callable[[Value], Value]]:
+    """An input with a batch dim, and how to take it from a result again."""
+    if x.rank == n + 2:
+        return x, lambda out: out
+    sizes = (b.result[0] if isinstance(b.result, tuple) else b.result).sizes
+    return b.unsqueeze(x, 0), lambda out: b.squeeze(b.shaped(out, (1, *sizes)), 0)
+
+
+def _spatial(x: Value, n: int) -> tuple[Size, ...]:
+    return tuple(x.shape[-n:])  # type: ignore[index,arg-type]
+
+
+# Maximum
+
+
+def _max_pool(n: int) -> Any:
+    def lowering(
+        b: Builder, self: Value, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
+        ceil_mode: bool,
+    ) -> Any:  # fmt: skip
+        pair = isinstance(b.result, tuple)
+        sizes = (b.result[0] if pair else b.result).sizes[-n:]
+        kernel, pads, holes = (each(v, n) for v in (kernel_size, padding, dilation))
+        strides = each(stride, n) if stride else kernel
+        x, unbatched = _batched(b, self, n)
+        # Between the taps of a window there may be nothing of a smaller input.
+        reaches = all(
+            p == 0 or d == 1 or b.scope.decide(ge(s, d)) is True
+            for p, d, s in zip(pads, holes, _spatial(x, n), strict=True)
+        )
+        if b.has("MaxPool", _pooled(x.dtype)) and reaches:
+            made = b.MaxPool(
+                x, outputs=2 if pair else 1, kernel_shape=kernel, strides=unless(strides, 1),
+                pads=unless([*pads, *pads], 0), dilations=unless(holes, 1),
+                ceil_mode=int(ceil_mode) or None,
+            )  # fmt: skip
+            if not pair:
+                return unbatched(made)
+            # ONNX counts through the whole tensor, torch within each plane.
+            plane = reduce(mul, _spatial(x, n))
+            return unbatched(made[0]), unbatched(b.Mod(made[1], b.scalar(plane, torch.int64)))
+        win = windows(b, _reachable(b, x, sizes, kernel, strides, pads, holes, _lowest(x.dtype)),
+                      sizes, kernel, strides, holes)  # fmt: skip
+        starts = [
+            Numbers.up_to(b, o) * s - p
+            for o, s, p in zip(sizes, strides, pads, strict=True)
+        ]
+        made = _largest(b, win, starts, sizes, kernel, holes, _spatial(x, n))
+        return (unbatched(made[0]), unbatched(made[1])) if pair else unbatched(made[0])
+
+    return lowering
+
+
+table(
+    {
+        aten.max_pool1d.default: 1, aten.max_pool1d_with_indices.default: 1,
+        aten.max_pool2d.default: 2, aten.max_pool2d_with_indices.default: 2,
+        aten.max_pool3d.default: 3, aten.max_pool3d_with_indices.default: 3,
+    },
+    _max_pool,
+)  # fmt: skip
+
+
+def _lowest(dtype: torch.dtype) -> Any:
+    return -float("inf") if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _pooled(dtype: torch.dtype) -> torch.dtype:
+    """What ONNX Runtime has a kernel for, where the builder widens to it."""
+    small = dtype in (torch.bfloat16, torch.int16, torch.uint16)
+    return torch.float32 if small else torch.float64 if dtype is torch.int32 else dtype
+
+
+def _reachable(
+    b: Builder, x: Value, out: Sequence[Size], kernel: Sequence[int], stride: Sequence[int],
+    pads: Sequence[int], dilation: Sequence[int], fill: Any,
+) -> Value:  # fmt: skip
+    """The input with as much around it as the windows reach."""
+    after = [
+        (o - 1) * s + d * (k - 1) + 1 - size - p
+        for o, k, s, d, p, size in zip(
+            out, kernel, stride, dilation, pads, _spatial(x, len(out)), strict=True
+        )
+    ]
+    return padded(b, x, pads, after, fill)
+
+
+def _largest(
+    b: Builder, win: Value, starts: Sequence[Numbers], out: Sequence[Size], kernel: Sequence[Size],
+    dilation: Sequence[int], spatial: Sequence[Size],
+) -> tuple[Value, Value]:  # fmt: skip
+    """The maxima of windows [..., out, kernel, ...], and where in the plane they are."""
+    n = len(out)
+    lead = win.rank - 2 * n
+    front = win.shape[:lead]  # type: ignore[index]
+    order = [*range(lead), *range(lead, win.rank, 2), *range(lead + 1, win.rank, 2)]
+    flat = b.reshape(
+        b.shaped(b.transpose(win, order), (*front, *out, *kernel)),
+        (*front, *out, reduce(mul, kernel)),
+    )
+    inner = b.ArgMax(flat, axis=-1, keepdims=0)
+    place: Value | None = None
+    for i in range(n):
+        rest = reduce(mul, kernel[i + 1 :], 1)
+        tap = inner if rest is 1 else b.Div(inner, rest)  # noqa: F632
+        tap = b.Mod(tap, kernel[i]) if i else tap
+        tap = tap if dilation[i] == 1 else b.Mul(tap, dilation[i])
+        here = b.Add(tap, starts[i].then(n - 1 - i).node)
+        place = here if place is None else b.Add(b.Mul(place, spatial[i]), here)
+    assert place is not None
+    return b.ReduceMax(flat, [-1], keepdims=0), place
+
+
+# Mean
+
+
+def _avg_pool(n: int) -> Any:
+    def lowering(
+        b: Builder, self: Value, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool,
+        count_include_pad: bool, divisor_override: int | None = None,
+    ) -> Value:  # fmt: skip
+        kernel, pads = each(kernel_size, n), each(padding, n)
+        strides = each(stride, n) if stride else kernel
+        x, unbatched = _batched(b, self, n)
+        if b.has("AveragePool", _pooled(x.dtype)) and divisor_override is None:
+            include = count_include_pad and (any(pads) or ceil_mode)
+            return unbatched(b.AveragePool(
+                x, kernel_shape=kernel, strides=unless(strides, 1),
+                pads=unless([*pads, *pads], 0), ceil_mode=int(ceil_mode) or None,
+                count_include_pad=int(include) or None,
+            ))  # fmt: skip
+        sizes, ones = b.result.sizes[-n:], [1] * n
+        win = windows(b, _reachable(b, x, sizes, kernel, strides, pads, ones, 0), sizes, kernel,
+                      strides, ones)  # fmt: skip
+        total = b.ReduceSum(win, list(range(3, 3 + 2 * n, 2)), keepdims=0)
+        if divisor_override is not None:
+            return unbatched(b.Div(total, divisor_override))
+        counts = [
+            _count(b, o, k, s, p, size, count_include_pad)
+            for o, k, s, p, size in zip(sizes, kernel, strides, pads, _spatial(x, n), strict=True)
+        ]
+        count = reduce(mul, (c.then(n - 1 - i) for i, c in enumerate(counts)))
+        return unbatched(b.Div(total, count.to(total.dtype).node))
+
+    return lowering
+
+
+def _average_of_line(b: Builder, self: Value, kernel_size: Any, stride: Any, padding: Any,
+                     ceil_mode: bool, count_include_pad: bool) -> Value:  # fmt: skip
+    return _avg_pool(1)(b, self, kernel_size, stride, padding, ceil_mode, count_include_pad)
+
+
+lower(aten.avg_pool1d.default)(_average_of_line)
+table({aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}, _avg_pool)
+
+
+def _count(
+    b: Builder, out: Size, kernel: int, stride: int, pad: int, size: Size, include: bool
+) -> Numbers:
+    """How many elements each window along a dim has: those within the padded input, or all."""
+    start = Numbers.up_to(b, out) * stride - pad
+    end = (start + kernel).at_most(size + pad)
+    return end - start if include else end.at_most(size) - start.at_least(0)
+
+
+# Adaptive: the windows follow from the size of the result
+
+
+class _Adaptive:
+    """The windows along one dim: from `floor(i * size / out)` to `ceil((i + 1) * size / out)`."""
+
+    def __init__(self, b: Builder, size: Any, out: Any) -> None:
+        some = out if is_plain(out) or b.scope.decide(ge(out, 1)) is True else max_(out, 1)
+        i = Numbers.up_to(b, out) * size
+        self.start = i // some
+        self.end = (i + (size + out - 1)) // some
+        self.count = self.end - self.start
+        lengths = self.count.value
+        self.length = int(lengths.max()) if isinstance(lengths, torch.Tensor) else size // some + 2
+        taps = self.start.then(1) + Numbers.up_to(b, self.length)
+        self.inside = taps < self.end.then(1)
+        self.index = taps.at_most(self.end.then(1) - 1).node
+
+
+def _divides(b: Builder, size: Any, out: Any) -> int | None:
+    """The fixed length of all windows along a dim, if they have one."""
+    if is_plain(size, out):
+        return size // out if out and size % out == 0 else None
+    factor = b.scope.simplify(size // out) if b.scope.decide(ge(out, 1)) is True else None
+    if type(factor) is int and b.scope.decide(eq(factor * out, size)) is True:
+        return factor
+    return None
+
+
+def _adaptive_avg_pool(n: int) -> Any:
+    def lowering(b: Builder, self: Value, output_size: Any) -> Value:
+        x, unbatched = _batched(b, self, n)
+        spatial, out = _spatial(x, n), b.result.sizes[-n:]
+        if all(type(o) is int and o == 1 for o in out):
+            if b.has("GlobalAveragePool", _pooled(x.dtype)):
+                return unbatched(b.GlobalAveragePool(x))
+            return unbatched(b.ReduceMean(x, list(range(2, 2 + n))))
+        lengths = [_divides(b, s, o) for s, o in zip(spatial, out, strict=True)]
+        if None not in lengths and b.has("AveragePool", _pooled(x.dtype)):
+            return unbatched(b.AveragePool(x, kernel_shape=lengths, strides=lengths))
+        for i, (size, o, length) in enumerate(zip(spatial, out, lengths, strict=True), 2):
+            if length == 1:
+                continue
+            if type(o) is int and o == 1:
+                x = b.ReduceMean(x, [i])
+                continue
+            x = _means(b, x, i, _Adaptive(b, size, o))
+        return unbatched(x)
+
+    return lowering
+
+
+def _means(b: Builder, x: Value, axis: int, dim: _Adaptive) -> Value:
+    after = x.rank - axis - 1
+    win = b.Where(dim.inside.then(after).node, b.Gather(x, dim.index, axis=axis), 0.0)
+    return b.Div(b.ReduceSum(win, [axis + 1], keepdims=0), dim.count.to(x.dtype).then(after).node)
+
+
+table(
+    {
+        aten.adaptive_avg_pool1d.default: 1,
+        aten.adaptive_avg_pool2d.default: 2, aten._adaptive_avg_pool2d.default: 2,
+        aten.adaptive_avg_pool3d.default: 3, aten._adaptive_avg_pool3d.default: 3,
+    },
+    _adaptive_avg_pool,
+)  # fmt: skip
+
+
+def _adaptive_max_pool(n: int) -> Any:
+    def lowering(b: Builder, self: Value, output_size: Any) -> tuple[Value, Value]:
+        x, unbatched = _batched(b, self, n)
+        spatial, out = _spatial(x, n), b.result[0].sizes[-n:]
+        lengths = [_divides(b, s, o) for s, o in zip(spatial, out, strict=True)]
+        if None not in lengths and b.has("MaxPool", _pooled(x.dtype)):
+            values, places = b.MaxPool(x, outputs=2, kernel_shape=lengths, strides=lengths)
+            plane = b.scalar(reduce(mul, spatial), torch.int64)
+            return unbatched(values), unbatched(b.Mod(places, plane))
+        dims = [_Adaptive(b, s, o) for s, o in zip(spatial, out, strict=True)]
+        for i, dim in enumerate(dims):
+            x = b.Gather(x, dim.index, axis=2 + 2 * i)
+        values, places = _largest(
+            b, x, [d.start for d in dims], out, [d.length for d in dims], [1] * n, spatial
+        )
+        return unbatched(values), unbatched(places)
+
+    return lowering
+
+
+table(
+    {
+        aten.adaptive_max_pool1d.default: 1, aten.adaptive_max_pool2d.default: 2,
+        aten.adaptive_max_pool3d.default: 3,
+    },
+    _adaptive_max_pool,
+)  # fmt: skip
+
+
+# Back to where the maxima were
+
+
+@lower(aten.max_unpool2d.default)
+def max_unpool2d(b: Builder, self: Value, indices: Value, output_size: Any) -> Value:
+    return _unpool(b, self, indices, 2)
+
+
+@lower(aten.max_unpool3d.default)
+def max_unpool3d(
+    b: Builder, self: Value, indices: Value, output_size: Any, stride: Any, padding: Any
+) -> Value:
+    """What they were strided by says nothing more: the indices are of the result."""
+    return _unpool(b, self, indices, 3)
+
+
+def _unpool(b: Builder, x: Value, indices: Value, n: int) -> Value:
+    sizes = b.result.sizes
+    front = sizes[:-n]
+    flat = (*front, reduce(mul, _spatial(x, n)))
+    zeros = b.expand(b.scalar(0, x.dtype), (*front, reduce(mul, sizes[-n:])))
+    out = b.ScatterElements(zeros, b.reshape(indices, flat), b.reshape(x, flat), axis=-1)
+    return b.reshape(b.shaped(out, (*front, reduce(mul, sizes[-n:]))), sizes)
+
+
+# Fractional: the places of the windows are drawn, for each plane its own
+
+
+def _fractional_max_pool(columns: Sequence[int]) -> Any:
+    """`columns`: which of the samples is for which dim."""
+    n = len(columns)
+
+    def lowering(
+        b: Builder, self: Value, kernel_size: Any, output_size: Any, random_samples: Value
+    ) -> tuple[Value, Value]:
+        x, unbatched = _batched(b, self, n)
+        spatial, out = _spatial(x, n), [int(o) for o in b.result[0].sizes[-n:]]
+        kernel = each(kernel_size, n)
+        front = tuple(x.shape[:2])  # type: ignore[index]
+        place: Value | None = None
+        for i, (size, o, k) in enumerate(zip(spatial, out, kernel, strict=True)):
+            start = _intervals(b, random_samples, columns[i], size, o, k)
+            taps = b.Add(b.unsqueeze(start, 3), torch.arange(k))  # n, c, out, kernel
+            taps = b.unsqueeze(taps, *(2 + 2 * j + e for j in range(n) if j != i for e in (0, 1)))
+            place = taps if place is None else b.Add(b.Mul(place, size), taps)
+        assert place is not None
+        full = (*front, *(s for pair in zip(out, kernel, strict=True) for s in pair))
+        count = reduce(mul, full[2:])
+        flat = b.reshape(x, (*front, reduce(mul, spatial)))
+        index = b.reshape(b.shaped(place, full), (*front, count))
+        order = [0, 1, *range(2, 2 + 2 * n, 2), *range(3, 3 + 2 * n, 2)]
+        whole = (*front, *out, reduce(mul, kernel))
+
+        def laid_out(value: Value) -> Value:
+            parts = b.transpose(b.reshape(b.shaped(value, (*front, count)), full), order)
+            return b.reshape(b.shaped(parts, (*front, *out, *kernel)), whole)
+
+        values = laid_out(b.GatherElements(flat, index, axis=2))
+        best = b.ArgMax(values, axis=-1, keepdims=1)
+        places = b.squeeze(b.GatherElements(laid_out(index), best, axis=-1), -1)
+        return unbatched(b.ReduceMax(values, [-1], keepdims=0)), unbatched(places)
+
+    return lowering
+
+
+def _intervals(
+    b: Builder, samples: Value, column: int, size: Size, out: int, kernel: int
+) -> Value:
+    """Where windows start along a dim: `int((i + u) * alpha) - int(u * alpha)`, the last at the end."""
+    u = b.Gather(samples, b.constant(torch.tensor([column])), axis=2)
+    shape = (*samples.shape[:2], 1)  # type: ignore[index]
+    last = b.expand(b.scalar(size - kernel, torch.int64), shape)
+    if out == 1:
+        return last
+    alpha = b.Div(b.scalar(size - kernel, samples.dtype), out - 1)
+    steps = b.constant(torch.arange(out - 1).to(samples.dtype))
+    whole = lambda x: b.cast(b.Mul(x, alpha), torch.int64)
+    return b.Concat(b.Sub(whole(b.Add(u, steps)), whole(u)), last, axis=2)
+
+
+table(
+    {aten.fractional_max_pool2d.default: (1, 0), aten.fractional_max_pool3d.default: (0, 1, 2)},
+    _fractional_max_pool,
+)

@@ -1,1 +1,417 @@
-"""Writing by index: scatter, index_put, masked fills."""
+"""Writing by index: scatter, index_put, masked writes, slices written back, bags of embeddings.
+
+Where positions repeat, what is written last stays, as in torch, or all is brought together by a
+reduction. ONNX Runtime reduces neither halves nor truth values, and loses NaN in a maximum: those
+are put right here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from graphport.onnx.builder import Builder
+from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.index import (
+    Indices,
+    Places,
+    counted,
+    flat,
+    one_dim,
+    positions,
+    wrapped,
+)
+from graphport.onnx.registry import lower
+from graphport.symbolic import eq, ge, ite, max_
+
+aten = torch.ops.aten
+
+Write = Callable[[Value, Value, str], Value]
+"""Data with updates written to it, by a reduction of ONNX."""
+
+_REDUCTIONS = {"none": "none", "sum": "add", "add": "add", "mean": "add", "prod": "mul",
+               "multiply": "mul", "amax": "max", "amin": "min"}  # fmt: skip
+_OF_BOOLS = {"add": "max", "mul": "min", "max": "max", "min": "min"}
+_END = (1 << 63) - 1
+_COMPUTED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32,
+                torch.bool: torch.uint8}  # fmt: skip
+
+
+def spread(b: Builder, number: Any, like: Value, dtype: torch.dtype | None = None) -> Value:
+    """A number in the sizes of a value."""
+    scalar = number if type(number) is Value else b.scalar(number, dtype or like.dtype)
+    if like.shape is not None and all(type(s) is int for s in like.shape):
+        return b.expand(scalar, like.shape)
+    return b.shaped(b.Expand(scalar, b.Shape(like)), like.shape or ())
+
+
+# Reductions
+
+
+def written(
+    b: Builder, write: Write, data: Value, updates: Value, reduce: str, include_self: bool = True
+) -> Value:
+    """Data with updates written to it, by a reduction of torch."""
+    if reduce == "none":
+        return write(data, updates, "none")
+    dtype = data.dtype
+    wide = _COMPUTED_IN.get(dtype, dtype)
+    data, updates = b.cast(data, wide), b.cast(updates, wide)
+    reduction = _REDUCTIONS[reduce]
+    if dtype is torch.bool:
+        reduction = _OF_BOOLS[reduction]
+    if not include_self:
+        data = write(data, spread(b, _start(reduction, wide), updates), "none")
+    out = write(data, updates, reduction)
+    if reduction in ("max", "min") and wide.is_floating_point:
+        # Where a NaN is added the sum is NaN, in whatever order.
+        marks = b.Where(b.IsNaN(updates), float("nan"), b.scalar(0.0, wide))
+        sums = write(data, marks, "add")
+        out = b.Where(b.IsNaN(sums), sums, out)
+    if reduce == "mean":
+        out = _divided(b, out, _counts(b, write, data, updates, include_self))
+    return b.cast(out, dtype)
+
+
+def _start(reduction: str, dtype: torch.dtype) -> Any:
+    """What a reduction starts from."""
+    if reduction in ("add", "mul"):
+        return 0 if reduction == "add" else 1
+    if dtype.is_floating_point:
+        return float("-inf") if reduction == "max" else float("inf")
+    limits = torch.iinfo(dtype)
+    return limits.min if reduction == "max" else limits.max
+
+
+def _counts(b: Builder, write: Write, data: Value, updates: Value, include_self: bool) -> Value:
+    """How many numbers come together at each position, at least one."""
+    count = write(spread(b, int(include_self), data), spread(b, 1, updates), "add")
+    return count if include_self else b.Max(count, 1)
+
+
+def _divided(b: Builder, total: Value, count: Value) -> Value:
+    """Integers are rounded down, where ONNX rounds to zero."""
+    if not total.dtype.is_floating_point:
+        total = b.Sub(total, b.Mod(total, count))
+    return b.Div(total, count)
+
+
+# One position per element
+
+
+@lower(aten.scatter.src)
+def scatter_src(b: Builder, self: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scatter(b, self, dim, index, src, "none")
+
+
+@lower(aten.scatter.value)
+def scatter_value(b: Builder, self: Value, dim: int, index: Value, value: Any) -> Value:
+    return _scatter(b, self, dim, index, spread(b, value, index, self.dtype), "none")
+
+
+@lower(aten.scatter.reduce)
+def scatter_reduce_src(
+    b: Builder, self: Value, dim: int, index: Value, src: Value, reduce: str
+) -> Value:
+    return _scatter(b, self, dim, index, src, reduce)
+
+
+@lower(aten.scatter.value_reduce)
+def scatter_reduce_value(
+    b: Builder, self: Value, dim: int, index: Value, value: Any, reduce: str
+) -> Value:
+    return _scatter(b, self, dim, index, spread(b, value, index, self.dtype), reduce)
+
+
+@lower(aten.scatter_add.default)
+def scatter_add(b: Builder, self: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scatter(b, self, dim, index, src, "sum")
+
+
+@lower(aten.scatter_reduce.two)
+def scatter_reduce(
+    b: Builder, self: Value, dim: int, index: Value, src: Value, reduce: str, include_self: bool
+) -> Value:
+    return _scatter(b, self, dim, index, src, reduce, include_self)
+
+
+def _scatter(
+    b: Builder, self: Value, dim: int, index: Value, src: Value, reduce: str,
+    include_self: bool = True,
+) -> Value:  # fmt: skip
+    if 0 in (index.shape or ()):
+        return self
+    data, index, src = one_dim(b, self), positions(b, one_dim(b, index)), one_dim(b, src)
+    write = _elements(b, wrapped(dim, data.rank), index)
+    out = written(b, write, data, _trimmed(b, src, index), reduce, include_self)
+    return b.reshape(out, b.result.sizes)
+
+
+def _elements(b: Builder, axis: int, index: Value) -> Write:
+    def write(data: Value, updates: Value, reduction: str) -> Value:
+        return b.ScatterElements(data, index, updates, axis=axis, reduction=reduction)
+
+    return write
+
+
+def _trimmed(b: Builder, src: Value, index: Value) -> Value:
+    """The part of a source that has positions."""
+    wanted = index.shape or ()
+    dims = [d for d, s in enumerate(src.shape or ()) if s != wanted[d]]
+    if not dims:
+        return src
+    return b.Slice(src, [0] * len(dims), [wanted[d] for d in dims], dims)
+
+
+@lower(aten.put.default)
+def put(b: Builder, self: Value, index: Value, source: Value, accumulate: bool) -> Value:
+    write = _elements(b, 0, positions(b, flat(b, index)))
+    how = "sum" if accumulate else "none"
+    return b.reshape(written(b, write, flat(b, self), flat(b, source), how), b.result.sizes)
+
+
+# One position per slice
+
+
+def _slices(b: Builder, axis: int, index: Value, source: Value) -> Write:
+    """Whole rows where these are what is written, elements otherwise."""
+    if axis == 0:
+        rows = b.unsqueeze(b.cast(index, torch.int64), 1)
+        return lambda data, updates, how: b.ScatterND(data, rows, updates, reduction=how)
+    others = [d for d in range(source.rank) if d != axis]
+    return _elements(b, axis, b.expand(b.unsqueeze(index, *others), source.shape or ()))
+
+
+def _index_write(
+    b: Builder, self: Value, dim: int, index: Value, source: Value, reduce: str,
+    include_self: bool = True,
+) -> Value:  # fmt: skip
+    data, index, source = one_dim(b, self), positions(b, one_dim(b, index)), one_dim(b, source)
+    write = _slices(b, wrapped(dim, data.rank), index, source)
+    return b.reshape(written(b, write, data, source, reduce, include_self), b.result.sizes)
+
+
+@lower(aten.index_add.default)
+def index_add(b: Builder, self: Value, dim: int, index: Value, source: Value, alpha: Any) -> Value:
+    if alpha != 1:
+        source = b.Mul(*b.common(source, alpha, dtype=source.dtype))
+    return _index_write(b, self, dim, index, source, "sum")
+
+
+@lower(aten.index_copy.default)
+def index_copy(b: Builder, self: Value, dim: int, index: Value, source: Value) -> Value:
+    return _index_write(b, self, dim, index, source, "none")
+
+
+@lower(aten.index_reduce.default)
+def index_reduce(
+    b: Builder, self: Value, dim: int, index: Value, source: Value, reduce: str, include_self: bool
+) -> Value:
+    return _index_write(b, self, dim, index, source, reduce, include_self)
+
+
+@lower(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(b: Builder, self: Value, dim: int, index: Value, value: Any) -> Value:
+    data = one_dim(b, self)
+    dim = wrapped(dim, data.rank)
+    sizes = list(data.shape or ())
+    sizes[dim] = one_dim(b, index).shape[0]  # type: ignore[index]
+    (number,) = b.common(value, dtype=self.dtype)
+    return _index_write(b, self, dim, index, b.expand(number, sizes), "none")
+
+
+# Several indices
+
+
+@lower(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(b: Builder, self: Value, indices: Indices, values: Value, accumulate: bool) -> Value:
+    reduce = "sum" if accumulate else "none"
+    if all(i is None for i in indices):
+        return _whole(b, self, values, accumulate)
+    places = Places(b, indices)
+    if places.mask is not None and not accumulate:
+        chosen = _where(b, self, places, values)
+        if chosen is not None:
+            return chosen
+    if places.dims == [places.at] and places.parts and places.parts[0].rank == 1:
+        sizes = list(self.shape or ())
+        sizes[places.at] = (places.parts[0].shape or ())[0]
+        if None not in sizes:
+            return _index_write(
+                b, self, places.at, places.parts[0], b.expand(values, sizes), reduce
+            )
+    order, rows = places.order(self.rank), places.stacked()
+    updates = _updates(b, self, places, rows, values)
+    out = written(
+        b, lambda data, new, how: b.ScatterND(data, rows, new, reduction=how),
+        b.transpose(self, order), updates, reduce,
+    )  # fmt: skip
+    return b.transpose(out, _inverse(order))
+
+
+def _whole(b: Builder, self: Value, values: Value, accumulate: bool) -> Value:
+    new = b.expand(values, b.result.sizes)
+    if not accumulate:
+        return new
+    return b.Or(self, new) if self.dtype is torch.bool else b.Add(self, new)
+
+
+def _where(b: Builder, self: Value, places: Places, values: Value) -> Value | None:
+    """A mask and values that are the same for each of its ones need no positions."""
+    mask = places.mask
+    assert mask is not None
+    after = self.rank - places.at - mask.rank
+    if values.rank > after:
+        if (values.shape or ())[values.rank - after - 1] != 1:
+            return None
+        first = values.rank - after
+        values = b.unsqueeze(values, *range(first, first + mask.rank - 1))
+    return b.Where(b.unsqueeze(mask, *range(mask.rank, mask.rank + after)), values, self)
+
+
+def _updates(b: Builder, self: Value, places: Places, rows: Value, values: Value) -> Value:
+    """Values in the sizes of what is written, the dims of the positions first."""
+    depth, at = places.depth, places.at
+    rest = [s for d, s in enumerate(self.shape or ()) if d not in places.dims]
+    own = list(rows.shape or (None,) * (depth + 1))[:-1]
+    if values.rank <= len(rest) - at:
+        at = 0  # they are the same for all dims before
+    sizes = [*rest[:at], *own, *rest[at:]]
+    if None not in own:
+        out = b.expand(values, sizes)
+    else:
+        parts = [b.sizes.vector(rest[:at])] if at else []
+        parts.append(b.Shape(rows, start=0, end=depth))
+        parts += [b.sizes.vector(rest[at:])] if rest[at:] else []
+        out = b.Expand(values, parts[0] if len(parts) == 1 else b.Concat(*parts, axis=0))
+    return b.transpose(out, _inverse(places.back(self.rank))) if at else out
+
+
+def _inverse(perm: list[int]) -> list[int]:
+    return sorted(range(len(perm)), key=perm.__getitem__)
+
+
+# Masks
+
+
+@lower(aten.masked_scatter.default)
+def masked_scatter(b: Builder, self: Value, mask: Value, source: Value) -> Value:
+    """As many elements of the source as the mask has ones, in their order."""
+    data, mask = (one_dim(b, b.expand(x, b.result.sizes)) for x in (self, mask))
+    found = b.NonZero(b.cast(mask, torch.bool))
+    count = b.Shape(found, start=1, end=2)
+    updates = b.Slice(flat(b, source), [0], count, [0])
+    out = b.ScatterND(data, b.Transpose(found, perm=[1, 0]), updates)
+    return b.reshape(out, b.result.sizes)
+
+
+# Views written back
+
+
+@lower(aten.slice_scatter.default)
+def slice_scatter(
+    b: Builder, self: Value, src: Value, dim: int, start: Any, end: Any, step: Any
+) -> Value:
+    dim = wrapped(dim, self.rank)
+    sizes = list(self.shape or ())
+    size, count = sizes[dim], (src.shape or ())[dim]
+    sizes[dim] = count
+    src = b.expand(b.cast(src, self.dtype), sizes)
+    if _same(b, count, size):
+        return src
+    first = _first(b, 0 if start is None else start, size)
+    if step == 1:
+        return _joined(b, self, dim, first, src)
+    index = b.Add(b.Mul(_range(b, count), step), b.sizes.number(first))
+    return _index_write(b, self, dim, b.shaped(index, (count,)), src, "none")
+
+
+@lower(aten.select_scatter.default)
+def select_scatter(b: Builder, self: Value, src: Value, dim: int, index: Any) -> Value:
+    dim = wrapped(dim, self.rank)
+    row = b.unsqueeze(b.cast(src, self.dtype), dim)
+    sizes = list(self.shape or ())
+    first = _first(b, index, sizes[dim])
+    sizes[dim] = 1
+    return _joined(b, self, dim, first, b.expand(row, sizes))
+
+
+@lower(aten.diagonal_scatter.default)
+def diagonal_scatter(
+    b: Builder, self: Value, src: Value, offset: int, dim1: int, dim2: int
+) -> Value:
+    dims = [wrapped(dim1, self.rank), wrapped(dim2, self.rank)]
+    order = [*dims, *(d for d in range(self.rank) if d not in dims)]
+    step = _range(b, (src.shape or ())[-1])
+    rows = b.Concat(
+        *(b.unsqueeze(b.Add(step, max(start, 0)), 1) for start in (-offset, offset)), axis=1
+    )
+    new = b.transpose(b.cast(src, self.dtype), [src.rank - 1, *range(src.rank - 1)])
+    return b.transpose(b.ScatterND(b.transpose(self, order), rows, new), _inverse(order))
+
+
+def _first(b: Builder, start: Any, size: Any) -> Any:
+    """Where a slice starts, counted from the front."""
+    if type(start) is int:
+        return start if start >= 0 else max_(start + size, 0)
+    return b.scope.simplify(ite(ge(start, 0), start, max_(start + size, 0)))
+
+
+def _joined(b: Builder, self: Value, dim: int, first: Any, src: Value) -> Value:
+    """A part between what is before and after it."""
+    count, size = (src.shape or ())[dim], (self.shape or ())[dim]
+    parts = [src]
+    if not _same(b, first, 0):
+        parts.insert(0, b.Slice(self, [0], [first], [dim]))
+    if not _same(b, first + count, size):
+        parts.append(b.Slice(self, [first + count], [_END], [dim]))
+    return parts[0] if len(parts) == 1 else b.Concat(*parts, axis=dim)
+
+
+def _same(b: Builder, x: Any, y: Any) -> bool:
+    return x == y or b.scope.decide(eq(x, y)) is True
+
+
+def _range(b: Builder, count: Any) -> Value:
+    """0, 1, 2, ... up to a count."""
+    if type(count) is int:
+        return b.constant(torch.arange(count))
+    one = b.scalar(1, torch.int64)
+    return b.shaped(b.Range(b.scalar(0, torch.int64), b.sizes.number(count), one), (count,))
+
+
+# Bags of embeddings
+
+_SUM, _MEAN, _MAX = 0, 1, 2
+
+
+@lower(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag(
+    b: Builder, weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool, mode: int,
+    sparse: bool, per_sample_weights: Value | None, include_last_offset: bool, padding_idx: int,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Rows brought together by the bag that they are in; the other results are for gradients."""
+    if include_last_offset:
+        offsets = b.Slice(offsets, [0], [-1], [0])
+    indices, offsets = (b.cast(x, torch.int64) for x in (indices, offsets))
+    count = b.Shape(indices)
+    bags = b.Slice(b.Sub(counted(b, offsets, count), 1), [0], count, [0])
+    if padding_idx >= 0:
+        kept = b.Not(b.Equal(indices, padding_idx))
+        indices, bags = b.Compress(indices, kept, axis=0), b.Compress(bags, kept, axis=0)
+        if per_sample_weights is not None:
+            per_sample_weights = b.Compress(per_sample_weights, kept, axis=0)
+    rows = b.Gather(weight, indices, axis=0)
+    if per_sample_weights is not None:
+        rows = b.Mul(rows, b.unsqueeze(per_sample_weights, 1))
+    where = b.unsqueeze(bags, 1)
+    result = b.result[0]
+    start = b.expand(b.scalar(0, weight.dtype), result.sizes)
+    reduce = {_SUM: "sum", _MEAN: "mean", _MAX: "amax"}[mode]
+    out = written(
+        b, lambda data, new, how: b.ScatterND(data, where, new, reduction=how),
+        start, rows, reduce, include_self=mode == _SUM,
+    )  # fmt: skip
+    return (out, *(None for _ in b.result[1:]))

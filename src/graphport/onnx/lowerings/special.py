@@ -1,1 +1,263 @@
-"""Special functions that have an exact formula."""
+"""Special functions, and elementary ones that ONNX has no operator for.
+
+They are formulas that keep the precision of the dtype. Halves are computed in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from graphport.onnx.builder import Builder, Operand
+from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.elementwise import negative, operands, wide
+from graphport.onnx.registry import lower, table
+
+aten = torch.ops.aten
+
+Formula = Callable[[Builder, Value], Value]
+
+
+def polynomial(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
+    """The highest power first."""
+    first, second, *others = coefficients
+    total = b.Add(b.Mul(x, first), second)
+    for c in others:
+        total = b.Add(b.Mul(total, x), c)
+    return total
+
+
+# Exponentials and logarithms
+
+
+def expm1_of(b: Builder, x: Value) -> Value:
+    """e^x - 1 = tanh(x/2) (e^x + 1), which loses nothing near 0."""
+    return b.Mul(b.Tanh(b.Mul(x, 0.5)), b.Add(b.Exp(x), 1.0))
+
+
+def log1p_of(b: Builder, x: Value) -> Value:
+    """log(u) x / (u - 1) with u = 1 + x rounded, which loses nothing near 0.
+
+    Where u is x or 1 the quotient is 1: there it need not be, and cannot be, computed.
+    """
+    one = b.scalar(1.0, like=x)
+    u = b.Add(x, one)
+    lost = b.Sub(u, one)
+    same = b.Or(b.Equal(u, x), b.Equal(lost, 0.0))
+    quotient = b.Div(b.Where(same, one, x), b.Where(same, one, lost))
+    return b.Where(b.Equal(lost, 0.0), x, b.Mul(b.Log(u), quotient))
+
+
+def _formula(formula: Formula) -> Any:
+    def lowering(b: Builder, self: Value) -> Value:
+        return formula(b, wide(b, self))
+
+    return lowering
+
+
+def _power_of(base: float) -> Formula:
+    return lambda b, x: b.Pow(b.scalar(base, like=x), x)
+
+
+def _log_to(base: float) -> Formula:
+    return lambda b, x: b.Div(b.Log(x), math.log(base))
+
+
+def _sinc(b: Builder, x: Value) -> Value:
+    angle, one = b.Mul(x, math.pi), b.scalar(1.0, like=x)
+    zero = b.Equal(x, 0.0)
+    return b.Where(zero, one, b.Div(b.Sin(angle), b.Where(zero, one, angle)))
+
+
+table(
+    {
+        aten.expm1.default: expm1_of, aten.log1p.default: log1p_of,
+        aten.exp2.default: _power_of(2.0), aten.log2.default: _log_to(2.0),
+        aten.log10.default: _log_to(10.0), aten.sinc.default: _sinc,
+    },
+    _formula,
+)  # fmt: skip
+
+
+def log_sum(b: Builder, x: Value, y: Value) -> Value:
+    """log(e^x + e^y): the larger, and what the smaller adds; equal infinities do not differ."""
+    less = b.Where(b.Equal(x, y), b.scalar(0.0, like=x), b.Neg(b.Abs(b.Sub(x, y))))
+    return b.Add(b.Max(x, y), log1p_of(b, b.Exp(less)))
+
+
+@lower(aten.logaddexp.default)
+def logaddexp(b: Builder, self: Value, other: Value) -> Value:
+    return log_sum(b, wide(b, self), wide(b, other))
+
+
+@lower(aten.logaddexp2.default)
+def logaddexp2(b: Builder, self: Value, other: Value) -> Value:
+    x, y = (b.Mul(wide(b, v), math.log(2)) for v in (self, other))
+    return b.Div(log_sum(b, x, y), math.log(2))
+
+
+def _x_log(log: Formula) -> Any:
+    def lowering(b: Builder, self: Operand, other: Operand) -> Value:
+        """0 for x = 0, unless y is not a number."""
+        x, y = wide(b, self), wide(b, other)
+        y = b.expand(y, b.result.sizes) if y.shape == () else y
+        zero = b.And(b.Equal(x, 0.0), b.Not(b.IsNaN(y)))
+        return b.Where(zero, b.scalar(0.0, like=x), b.Mul(x, log(b, y)))
+
+    return lowering
+
+
+table(
+    {
+        aten.xlogy.Tensor: lambda b, y: b.Log(y), aten.xlogy.Scalar_Self: lambda b, y: b.Log(y),
+        aten.xlogy.Scalar_Other: lambda b, y: b.Log(y),
+        aten.special_xlog1py.default: log1p_of, aten.special_xlog1py.self_scalar: log1p_of,
+        aten.special_xlog1py.other_scalar: log1p_of,
+    },
+    _x_log,
+)  # fmt: skip
+
+
+@lower(aten.logit.default)
+def logit(b: Builder, self: Value, eps: float | None) -> Value:
+    x = wide(b, self)
+    if eps is not None:
+        x = b.Clip(x, eps, 1.0 - eps)
+    return b.Log(b.Div(x, b.Sub(b.scalar(1.0, like=x), x)))
+
+
+@lower(aten.special_entr.default)
+def special_entr(b: Builder, self: Value) -> Value:
+    """-x log(x), with 0 at 0 and -inf below."""
+    x = wide(b, self)
+    zero, below = b.scalar(0.0, like=x), b.scalar(-math.inf, like=x)
+    return b.Where(b.Equal(x, zero), zero,
+                   b.Where(b.Less(x, zero), below, b.Neg(b.Mul(x, b.Log(x)))))  # fmt: skip
+
+
+# Trigonometry
+
+
+def _kernel_or(op: str, formula: Formula | None) -> Any:
+    """The operator where ONNX Runtime has a kernel for it, a formula for float64."""
+
+    def lowering(b: Builder, self: Value) -> Value:
+        x = b.cast(self, b.result.dtype)
+        if formula is None or x.dtype is not torch.float64 or b.has(op, x.dtype):
+            return getattr(b, op)(x)
+        return formula(b, x)
+
+    return lowering
+
+
+# Cephes: atan(x) = x + x z P(z)/Q(z) with z = x^2, for |x| up to tan(pi/8).
+_ATAN_P = (-8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792314704667340e1,
+           -1.228866684490136173410e2, -6.485021904942025371773e1)  # fmt: skip
+_ATAN_Q = (1.0, 2.485846490142306297962e1, 1.650270098316988542046e2, 4.328810604912902668951e2,
+           4.853903996359136964868e2, 1.945506571482613964425e2)  # fmt: skip
+
+
+def _atan(b: Builder, x: Value) -> Value:
+    size = b.Abs(x)
+    large, middle = b.Greater(size, 1 + math.sqrt(2)), b.Greater(size, 0.66)
+    zero = b.scalar(0.0, like=x)
+    turned = b.Where(middle, b.Div(b.Sub(size, 1.0), b.Add(size, 1.0)), size)
+    turned = b.Where(large, b.Neg(b.Reciprocal(size)), turned)
+    base = b.Where(large, b.scalar(math.pi / 2, like=x),
+                   b.Where(middle, b.scalar(math.pi / 4, like=x), zero))  # fmt: skip
+    z = b.Mul(turned, turned)
+    rest = b.Div(b.Mul(z, polynomial(b, z, _ATAN_P)), polynomial(b, z, _ATAN_Q))
+    out = b.Add(base, b.Add(turned, b.Mul(turned, rest)))
+    return b.Where(negative(b, x), b.Neg(out), out)
+
+
+def _asin(b: Builder, x: Value) -> Value:
+    one = b.scalar(1.0, like=x)
+    return _atan(b, b.Div(x, b.Sqrt(b.Mul(b.Sub(one, x), b.Add(one, x)))))
+
+
+def _acos(b: Builder, x: Value) -> Value:
+    one = b.scalar(1.0, like=x)
+    return b.Mul(_atan(b, b.Sqrt(b.Div(b.Sub(one, x), b.Add(one, x)))), 2.0)
+
+
+def _cosh(b: Builder, x: Value) -> Value:
+    half = b.Mul(b.Exp(b.Abs(x)), 0.5)
+    return b.Add(half, b.Div(b.scalar(0.25, like=x), half))
+
+
+def _asinh(b: Builder, x: Value) -> Value:
+    size = b.Abs(x)
+    root = b.Add(b.Sqrt(b.Add(b.Mul(size, size), 1.0)), 1.0)
+    # Past 1e100 the square is too large, and 1 nothing beside it.
+    small = log1p_of(b, b.Add(size, b.Mul(size, b.Div(size, root))))
+    out = b.Where(b.Greater(size, 1e100), b.Add(b.Log(size), math.log(2)), small)
+    return b.Where(negative(b, x), b.Neg(out), out)
+
+
+def _acosh(b: Builder, x: Value) -> Value:
+    over = b.Sub(x, 1.0)
+    return b.Where(
+        b.Greater(x, 1e100), b.Add(b.Log(x), math.log(2)),
+        log1p_of(b, b.Add(over, b.Mul(b.Sqrt(over), b.Sqrt(b.Add(x, 1.0))))),
+    )  # fmt: skip
+
+
+def _atanh(b: Builder, x: Value) -> Value:
+    twice = b.Mul(x, 2.0)
+    return b.Mul(log1p_of(b, b.Div(twice, b.Sub(b.scalar(1.0, like=x), x))), 0.5)
+
+
+table(
+    {
+        aten.tan.default: ("Tan", lambda b, x: b.Div(b.Sin(x), b.Cos(x))),
+        aten.asin.default: ("Asin", _asin), aten.acos.default: ("Acos", _acos),
+        aten.atan.default: ("Atan", _atan), aten.cosh.default: ("Cosh", _cosh),
+        aten.sinh.default: ("Sinh", lambda b, x: b.Mul(b.Tanh(x), _cosh(b, x))),
+        aten.asinh.default: ("Asinh", _asinh), aten.acosh.default: ("Acosh", _acosh),
+        aten.atanh.default: ("Atanh", _atanh),
+    },
+    lambda row: _kernel_or(*row),
+)  # fmt: skip
+
+
+@lower(aten.atan2.default, aten.arctan2.default)
+def atan2(b: Builder, self: Value, other: Value) -> Value:
+    """The angle of y/x, half a turn further where x is negative; zeros have signs."""
+    y, x = wide(b, self), wide(b, other)
+    # Two zeros, or two infinities, stand for numbers of the same size.
+    alike = b.Or(b.And(b.IsInf(x), b.IsInf(y)), b.And(b.Equal(x, 0.0), b.Equal(y, 0.0)))
+    left, down = negative(b, x), negative(b, y)
+    nothing, turn = b.scalar(0.0, like=x), b.scalar(math.pi, like=x)
+    one = b.scalar(1.0, like=x)
+    ratio = b.Div(b.Where(alike, b.Sign(y), y), b.Where(alike, b.Where(left, b.Neg(one), one), x))
+    angle = b.Atan(ratio) if x.dtype is torch.float32 else _atan(b, ratio)
+    return b.Add(angle, b.Where(left, b.Where(down, b.Neg(turn), turn), nothing))
+
+
+@lower(aten.hypot.default)
+def hypot(b: Builder, self: Value, other: Value) -> Value:
+    """In float64, where the squares of all that float32 holds have room."""
+    if b.result.dtype is not torch.float64:
+        x, y = (b.cast(v, torch.float64) for v in operands(b, self, other))
+        return b.Sqrt(b.Add(b.Mul(x, x), b.Mul(y, y)))
+    x, y = (b.Abs(v) for v in operands(b, self, other))
+    most = b.Max(x, y)
+    plain = b.Or(b.Equal(most, 0.0), b.IsInf(most))
+    ratio = b.Div(b.Min(x, y), b.Where(plain, b.scalar(1.0, like=x), most))
+    return b.Where(plain, most, b.Mul(most, b.Sqrt(b.Add(b.Mul(ratio, ratio), 1.0))))
+
+
+# The error function
+
+
+def erf_of(b: Builder, x: Value) -> Value:
+    return b.Erf(x)
+
+
+@lower(aten.erf.default, aten.special_erf.default)
+def erf(b: Builder, self: Value) -> Value:
+    return erf_of(b, b.cast(self, b.result.dtype))

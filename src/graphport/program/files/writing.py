@@ -6,9 +6,7 @@ import functools
 import io
 import json
 import os
-import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from graphport.program.files.interface import (
 )
 from graphport.program.files.tensors import TensorTable
 from graphport.program.files.values import encode
+from graphport.program.replacing import replacing
 
 FORMAT = "graphport program"
 VERSION = 1
@@ -54,7 +53,7 @@ def save(program: ExportedProgram, file: Any) -> None:
         )
     members = list(_members(program))
     if isinstance(file, (str, os.PathLike)):
-        with _replacing(Path(file)) as target:
+        with replacing(Path(file)) as target:
             archive.write(target, members)
     elif isinstance(file, io.TextIOBase) or not hasattr(file, "write"):
         raise SerializationError(
@@ -63,25 +62,6 @@ def save(program: ExportedProgram, file: Any) -> None:
         )
     else:
         archive.write(file, members)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Any]:
-    """A file beside `path` that takes its place in the end; on an error nothing is left of it."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        with open(beside, "xb", buffering=0) as target:
-            yield target
-            os.fsync(target.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def _members(program: ExportedProgram) -> Iterator[tuple[str, archive.Pieces]]:

@@ -1,0 +1,233 @@
+"""From model to saved ONNX, against `torch.onnx.export(dynamo=True)`; and what the files run like.
+
+Export time counts from the model to the file on disk. The files of all contenders then run in ONNX
+Runtime with the same session options, one call of each in turn, medians.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from examples.huggingface import Case
+
+OURS, ORT, TORCH = "graphport", 'graphport, target="ort"', "torch.onnx"
+THREADS = (1, 2)
+
+
+@dataclass
+class Result:
+    """What became of one model: by contender, seconds, nodes, latency per number of threads."""
+
+    model: str
+    sizes: str
+    seconds: dict[str, float] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)
+    latency: dict[str, dict[int, float]] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def ratio(self) -> float | None:
+        if OURS in self.seconds and TORCH in self.seconds:
+            return self.seconds[TORCH] / self.seconds[OURS]
+        return None
+
+    def speed(self, name: str, threads: int) -> float | None:
+        """How many times faster than torch.onnx's file."""
+        theirs, ours = self.latency.get(TORCH), self.latency.get(name)
+        return theirs[threads] / ours[threads] if theirs and ours else None
+
+
+def export_ours(case: Case, dynamic: bool, path: Path, target: str = "onnx") -> None:
+    import graphport as gp
+
+    shapes = case.spec(gp.Dim) if dynamic else None
+    program = gp.onnx.export(
+        case.model, case.args, case.kwargs, dynamic_shapes=shapes, target=target
+    )
+    program.save(path)
+
+
+def export_torch(case: Case, dynamic: bool, path: Path) -> None:
+    shapes = case.spec(torch.export.Dim) if dynamic else None
+    program = torch.onnx.export(
+        case.model, case.args, kwargs=case.kwargs, dynamic_shapes=shapes, dynamo=True,
+        verbose=False,
+    )  # fmt: skip
+    assert program is not None
+    program.save(path)
+
+
+EXPORTERS: dict[str, Callable[[Case, bool, Path], None]] = {
+    OURS: export_ours,
+    ORT: lambda case, dynamic, path: export_ours(case, dynamic, path, "ort"),
+    TORCH: export_torch,
+}
+
+
+def compare(title: str, sizes: str, case: Case, dynamic: bool, repeats: int) -> Result:
+    """Ours is the median of several runs after a warm-up; torch.onnx, which takes minutes, one."""
+    result = Result(title, sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: Path(folder) / f"{i}.onnx" for i, name in enumerate(EXPORTERS)}
+        for name, export in EXPORTERS.items():
+            try:
+                runs = [
+                    _seconds(lambda e=export, n=name: e(case, dynamic, paths[n]))
+                    for _ in range(1 if name == TORCH else repeats + 1)
+                ]
+            except Exception as error:
+                lines = str(error).strip().splitlines()
+                result.errors[name] = f"{type(error).__name__}: {lines[0] if lines else ''}"[:160]
+                continue
+            result.seconds[name] = statistics.median(runs[1:] or runs)
+            result.nodes[name] = _nodes(paths[name])
+        for threads in THREADS:
+            for name, seconds in latencies(case, paths, result.seconds, threads).items():
+                result.latency.setdefault(name, {})[threads] = seconds
+    return result
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    gc.collect()
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _nodes(path: Path) -> int:
+    import onnx
+
+    return len(onnx.load(path, load_external_data=False).graph.node)
+
+
+def latencies(
+    case: Case, paths: dict[str, Path], names: Any, threads: int, least: float = 2.0
+) -> dict[str, float]:
+    """Medians over at least so many seconds, the sessions called in turn."""
+    import onnxruntime as ort
+
+    sessions = {}
+    for name in names:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        sessions[name] = ort.InferenceSession(
+            str(paths[name]), options, providers=["CPUExecutionProvider"]
+        )
+    flat = [t.numpy() for t in pytree.tree_leaves((case.args, case.kwargs))]
+    feeds = {
+        name: dict(zip((i.name for i in s.get_inputs()), flat, strict=True))
+        for name, s in sessions.items()
+    }
+    runs: dict[str, list[float]] = {name: [] for name in sessions}
+    for name, session in sessions.items():
+        session.run(None, feeds[name])
+    start = time.perf_counter()
+    while time.perf_counter() - start < least * len(sessions) or len(runs[next(iter(runs))]) < 15:
+        for name, session in sessions.items():
+            began = time.perf_counter()
+            session.run(None, feeds[name])
+            runs[name].append(time.perf_counter() - began)
+    return {name: statistics.median(times) for name, times in runs.items()}
+
+
+# From a fresh process
+
+FRESH = """
+import sys, time, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, {root!r})
+import torch, transformers
+torch.set_num_threads(1)
+from examples import huggingface
+case = huggingface.bert(2, hidden=128, heads=4, batch=2, length=16)
+start = time.perf_counter()
+from benchmarks import onnx_models
+onnx_models.EXPORTERS[{name!r}](case, True, __import__("pathlib").Path({path!r}))
+print(time.perf_counter() - start)
+"""
+
+
+def fresh(name: str, repeats: int) -> float:
+    """Seconds from `import` to a saved 2-layer BERT in a new process, beyond `import torch`."""
+    root = str(Path(__file__).resolve().parents[1])
+    runs = []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(repeats):
+            code = FRESH.format(root=root, name=name, path=f"{folder}/model.onnx")
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+            runs.append(float(done.stdout.splitlines()[-1]))
+    return statistics.median(runs)
+
+
+# A model larger than memory ought to be
+
+
+def large_child(folder: str, gigabytes: int) -> None:
+    """Export and save a model whose weights are only in files; prints seconds and peak memory."""
+    import graphport as gp
+    from benchmarks.bench import peak_memory
+
+    start = time.perf_counter()
+    with gp.fake_mode():
+        model = wide_model(gigabytes)
+    program = gp.onnx.export(
+        model, (torch.zeros(2, WIDTH),), dynamic_shapes=({0: gp.Dim("batch")},)
+    )
+    program.save(Path(folder) / "model.onnx", state_dict=Path(folder) / "weights")
+    print(json.dumps([time.perf_counter() - start, peak_memory()]))
+
+
+WIDTH = 8192
+"""256 MB for each layer."""
+
+
+def wide_model(gigabytes: int) -> torch.nn.Module:
+    layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4 * gigabytes)]
+    return torch.nn.Sequential(*layers).eval()
+
+
+def large(gigabytes: int) -> tuple[float, float]:
+    """Seconds and bytes of peak resident memory for so many GB of weights in safetensors shards."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_shards(Path(folder) / "weights", gigabytes)
+        command = [sys.executable, "-W", "ignore", __file__, folder, str(gigabytes)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip().splitlines()[-1])
+        seconds, peak = json.loads(done.stdout.splitlines()[-1])
+        return seconds, peak
+
+
+def write_shards(folder: Path, gigabytes: int) -> None:
+    """A checkpoint of shards of 1 GB as Hugging Face lays them out; one shard is in memory."""
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    where = {}
+    for shard in range(gigabytes):
+        name = f"model-{shard + 1:05}-of-{gigabytes:05}.safetensors"
+        tensors = {f"{4 * shard + i}.weight": torch.randn(WIDTH, WIDTH) for i in range(4)}
+        save_file(tensors, folder / name)
+        where.update(dict.fromkeys(tensors, name))
+    index = {"metadata": {}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    warnings.simplefilter("ignore")
+    large_child(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,166 @@
+"""The command line: commands, options, and what their help says."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from importlib import metadata
+
+MODELS = """\
+MODEL is one of
+  PKG.MODULE:NAME    an object of an importable module
+  FILE.py:NAME       an object of a Python file
+  PROGRAM.gpx        a program written by gp.save; it has its inputs and dynamic sizes already
+and NAME is one of
+  an nn.Module, or a class of them that needs no arguments
+  a function without required arguments that returns a model, or
+      (model, args), (model, args, kwargs), (model, args, kwargs, dynamic_shapes)
+  a function of tensors: it is exported itself
+An nn.Module is put into evaluation mode.
+
+Example inputs come from --input, from --inputs, from what NAME returns, or from a function
+example_inputs() beside NAME, in this order. Only their sizes and types matter to an export.
+
+--input NAME=VALUE, once for each parameter of forward:
+  "x=f32[2,3,224,224]"      random; f16 bf16 f32 f64 i8 i16 i32 i64 u8 bool c64 c128
+  "ids=i64[2,16](0..999)"   integers of a range; without one they are 0 and 1
+  "scale=0.5"               a number, true, false, none or a 'text'
+
+--inputs takes an .npz or .safetensors file with an entry for each parameter, or the name of a
+function beside NAME (or PKG.MODULE:NAME) that returns a tensor, a tuple of the positional
+arguments, or a dict by parameter name.
+
+--dynamic INPUT:AXIS=SIZE[,AXIS=SIZE ...], once for each input with dynamic sizes:
+  "x:0=batch"               any size; the same name elsewhere is the same size
+  "x:0=batch[1..64],1=seq"  from 1 to 64; [1..] and [..64] leave an end open
+  "y:1=2*seq+1"             a multiple of another size, and more
+  "x:0=auto"                whatever the model allows, a constant if need be; "dynamic" may not be
+  "cache.0.1:2=past"        a tensor within lists, tuples and dicts
+  "steps=n"                 an int that may vary; "scale=dynamic" for a float
+"""
+
+EXPORT = """\
+examples:
+  graphport export models.py:build -o model.onnx --dynamic "ids:0=batch,1=seq" --verify
+  graphport export torch.nn:ReLU -o relu.onnx --input "input=f32[2,3]" --dynamic "input:0=batch"
+  graphport export program.gpx -o model.onnx --target ort --report report.html
+"""
+
+CODES = "exit codes: 0 done; 1 the export or a check failed; 2 the command line is at fault"
+
+
+def parser() -> argparse.ArgumentParser:
+    top = _parser(
+        argparse.ArgumentParser,
+        prog="graphport",
+        epilog=CODES,
+        description="Carry PyTorch models to ONNX, look at the result, and verify it.",
+    )
+    top.add_argument("--version", action="version", version=f"graphport {_version()}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    export = _command(commands, "export", "a model as an ONNX file", f"{MODELS}\n{EXPORT}\n{CODES}")
+    export.add_argument("model", metavar="MODEL", help="what to export: see below")
+    export.add_argument("-o", "--output", metavar="FILE.onnx", required=True)
+    _add_inputs(export)
+    export.add_argument(
+        "--target",
+        choices=("onnx", "ort"),
+        default="onnx",
+        help="onnx: standard operators only (default); ort: those of ONNX Runtime "
+        "too, where they are faster",
+    )
+    export.add_argument(
+        "--opset",
+        type=int,
+        metavar="N",
+        help="default: the newest that the installed ONNX Runtime supports",
+    )
+    export.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare with PyTorch, at the example sizes and at others",
+    )
+    export.add_argument(
+        "--external-data",
+        action="store_true",
+        help="weights in a second file, FILE.onnx.data (default: from 1.5 GB on)",
+    )
+    export.add_argument(
+        "--weights",
+        metavar="FILE|FOLDER",
+        help="weights of a model that was built without them (gp.fake_mode): "
+        ".safetensors, .pt, .bin, or a sharded checkpoint",
+    )
+    export.add_argument("--report", metavar="FILE", help="write a report: .html, .md or .txt")
+
+    inspect = _command(commands, "inspect", "what an ONNX file or a saved program holds", CODES)
+    inspect.add_argument("file", metavar="FILE", help="model.onnx or program.gpx")
+    inspect.add_argument("--graph", action="store_true", help="every node too")
+    inspect.add_argument(
+        "--depth", type=int, default=2, metavar="N", help="levels of modules to list (default: 2)"
+    )
+
+    verify = _command(
+        commands,
+        "verify",
+        "an ONNX file against the model that it was made from",
+        f"{MODELS}\n{CODES}",
+    )
+    verify.add_argument("file", metavar="FILE.onnx")
+    verify.add_argument(
+        "--against", metavar="MODEL", required=True, help="the model in PyTorch: see below"
+    )
+    _add_inputs(verify)
+    verify.add_argument("--rtol", type=float, metavar="X", help="relative error that is accepted")
+    verify.add_argument("--atol", type=float, metavar="X", help="absolute error that is accepted")
+
+    _command(commands, "doctor", "versions, execution providers, and what is missing", CODES)
+    return top
+
+
+def _version() -> str:
+    try:
+        return metadata.version("graphport")
+    except metadata.PackageNotFoundError:
+        return "(not installed: run from its source)"
+
+
+def _add_inputs(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="input",
+        help="an example input, such as x=f32[2,3]",
+    )
+    command.add_argument(
+        "--inputs", metavar="FILE|NAME", help="a file or function with all of them"
+    )
+    command.add_argument(
+        "--dynamic",
+        action="append",
+        default=[],
+        metavar="INPUT:AXIS=SIZE",
+        help="sizes that may vary, such as x:0=batch[1..64]",
+    )
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    purpose: str,
+    epilog: str,
+) -> argparse.ArgumentParser:
+    made = _parser(commands.add_parser, name=name, help=purpose, description=purpose, epilog=epilog)
+    made.add_argument("--json", action="store_true", help="the result as JSON on standard output")
+    made.add_argument("--debug", action="store_true", help="errors with their traceback")
+    return made
+
+
+def _parser(
+    make: Callable[..., argparse.ArgumentParser], **options: str
+) -> argparse.ArgumentParser:
+    # No abbreviations: a script that says --in would break when another option begins so.
+    return make(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)

@@ -1,0 +1,84 @@
+"""What a person or a program sees of a command.
+
+Results go to standard output, as text or as JSON; progress, warnings and errors to standard error,
+and so does what the user's own code prints. Progress is shown on a terminal only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from graphport.errors import ExportError
+
+
+class Console:
+    """One command's way to speak; `timings` has the seconds of each step."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.output = sys.stdout
+        self.timings: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, doing: str, name: str) -> Iterator[None]:
+        """Show what is being done and for how long; remember how long it took."""
+        began = perf_counter()
+        try:
+            with _spinner(doing):
+                yield
+        finally:
+            self.timings[name] = self.timings.get(name, 0.0) + perf_counter() - began
+
+    def result(self, text: str, data: Mapping[str, Any]) -> None:
+        print(json.dumps(data, indent=2) if self.as_json else text, file=self.output, flush=True)
+
+    def warn(self, text: str) -> None:
+        _say(f"warning: {text}", "yellow")
+
+    def failure(self, error: ExportError) -> None:
+        _say(str(error), "red")
+        if self.as_json:
+            told = {"ok": False, "error": described(error)}
+            print(json.dumps(told, indent=2), file=self.output, flush=True)
+
+
+def described(error: ExportError) -> dict[str, Any]:
+    """An error for `--json`."""
+    return {
+        "code": type(error).code,
+        "type": type(error).__name__,
+        "what": error.what,
+        "where": None if error.where is None else str(error.where),
+        "fix": error.fix,
+    }
+
+
+@contextmanager
+def _spinner(doing: str) -> Iterator[None]:
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console as Terminal
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Terminal(stderr=True), transient=True) as progress:
+        progress.add_task(doing, total=None)
+        yield
+
+
+def _say(text: str, colour: str) -> None:
+    """On standard error; the code or the first word in colour on a terminal."""
+    if not sys.stderr.isatty():
+        print(text, file=sys.stderr)
+        return
+    from rich.console import Console as Terminal
+    from rich.text import Text
+
+    head, _, rest = text.partition(" ")
+    Terminal(stderr=True, soft_wrap=True).print(Text.assemble((head, f"bold {colour}"), " ", rest))

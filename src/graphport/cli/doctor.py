@@ -1,0 +1,135 @@
+"""`graphport doctor`: versions, execution providers, and what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+from importlib import import_module, metadata
+from importlib.util import find_spec
+
+from graphport.cli.console import Console
+from graphport.report.document import Block, Document, Section, Table, text
+
+NEEDED = ("torch", "numpy", "onnx", "onnxruntime", "onnx_ir", "rich")
+OPTIONAL = {
+    "safetensors": "reading and writing .safetensors with its own library",
+    "z3": "gp.fx.validate: pip install 'graphport[z3]'",
+    "transformers": "the Hugging Face examples: pip install 'graphport[examples]'",
+}
+"""Modules that graphport can do without, and what they are for."""
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    ranges = requirements("graphport")
+    needed = {name: ranges.get(name, "") for name in NEEDED}
+    versions = {name: installed(name) for name in needed}
+    problems = [
+        f"{name} {versions[name] or 'is not installed'}: graphport needs it, {wanted or 'any'}"
+        for name, wanted in needed.items()
+        if not satisfied(versions[name], wanted)
+    ]
+    with console.step("loading them", "load"):
+        problems += [
+            f"{name} is installed and cannot be loaded: {why}"
+            for name, version in versions.items()
+            if version and (why := unloadable(name.replace("-", "_")))
+        ]
+    providers: list[str] = []
+    opset = None
+    if not problems:
+        import onnxruntime
+
+        from graphport.onnx import opsets
+
+        providers, opset = onnxruntime.get_available_providers(), opsets.default()
+    missing = {name: use for name, use in OPTIONAL.items() if find_spec(name) is None}
+    own = {"graphport": installed("graphport"), "python": platform.python_version()}
+    data = {
+        "ok": not problems,
+        "versions": {**own, **versions},
+        "providers": providers,
+        "default_opset": opset,
+        "problems": problems,
+        "missing_optional": missing,
+    }
+    rows = [(name, version or "missing", needed.get(name, ""))
+            for name, version in {**own, **versions}.items()]  # fmt: skip
+    blocks: list[Block] = [Table(("not installed", "for"), list(missing.items()))]
+    document = Document("graphport doctor", [
+        Section("versions", [Table(("package", "installed", "needed"), rows)]),
+        Section("ONNX Runtime", [f"providers: {', '.join(providers) or 'none'}",
+                                 f"default opset: {opset or 'none'}"]),
+        Section("optional", blocks if missing else ["everything is installed"]),
+        Section("problems", problems or ["none"]),
+    ])  # fmt: skip
+    console.result(text(document), data)
+    return 1 if problems else 0
+
+
+def requirements(package: str) -> dict[str, str]:
+    """What a package needs: the name of each requirement, and its range of versions."""
+    found = {}
+    try:
+        lines = metadata.requires(package) or ()
+    except metadata.PackageNotFoundError:  # run from its source
+        return {}
+    for line in lines:
+        requirement, _, condition = line.partition(";")
+        if "extra" not in condition:
+            match = re.fullmatch(r"\s*([\w.-]+)\s*(.*?)\s*", requirement)
+            assert match is not None
+            found[match[1]] = match[2].strip("()")
+    return found
+
+
+def installed(package: str) -> str | None:
+    """The version of a package; onnxruntime has several names, one per kind of hardware."""
+    variants = ("", "-gpu", "-directml", "-openvino", "-qnn") if package == "onnxruntime" else ("",)
+    for variant in variants:
+        try:
+            return metadata.version(package + variant)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def unloadable(module: str) -> str:
+    """Why a module cannot be imported; empty if it can."""
+    try:
+        import_module(module)
+    except Exception as error:  # noqa: BLE001  a broken library raises anything
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def satisfied(version: str | None, wanted: str) -> bool:
+    """Whether a version is in a range, such as `>=2.9,<2.14`.
+
+    >>> satisfied("2.13.0+cpu", ">=2.9,<2.14"), satisfied("2.14.0", ">=2.9,<2.14")
+    (True, False)
+    """
+    if version is None:
+        return False
+    have = _numbers(version)
+    for part in filter(None, wanted.split(",")):
+        match = re.fullmatch(r"\s*(>=|<=|==|!=|<|>)\s*([\w.]+)\s*", part)
+        assert match is not None, f"{part} is no range of versions that we write"
+        limit = _numbers(match[2])
+        length = max(len(have), len(limit))
+        a, b = (x + (0,) * (length - len(x)) for x in (have, limit))
+        if not _COMPARED[match[1]](a, b):
+            return False
+    return True
+
+
+_COMPARED = {
+    ">=": lambda a, b: a >= b, "<=": lambda a, b: a <= b, "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b, "<": lambda a, b: a < b, ">": lambda a, b: a > b,
+}  # fmt: skip
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The release of a version, without what marks builds and candidates."""
+    release = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(map(int, release[0].split("."))) if release else ()

@@ -1,0 +1,198 @@
+"""`--dynamic "x:0=batch[1..64],1=2*half+1"` as a spec of dynamic shapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from graphport.capture.dims import Dim
+from graphport.capture.inputs import Inputs, Variadic, bind
+from graphport.capture.shapes import along
+from graphport.errors import SpecError, UsageError
+
+_SIZE = re.compile(
+    r"(?:(?P<factor>\d+)\s*\*\s*)?(?P<name>[A-Za-z_]\w*)"
+    r"(?:\s*(?P<sign>[+-])\s*(?P<offset>\d+))?"
+    r"(?:\s*\[\s*(?P<least>\d*)\s*\.\.\s*(?P<most>\d*)\s*\])?"
+)
+_HINTS = {"auto": Dim.AUTO, "dynamic": Dim.DYNAMIC}
+
+
+@dataclass
+class Written:
+    """One size as it was written: factor * name + offset, with the range of the name."""
+
+    text: str
+    """The option that it stands in."""
+    name: str
+    factor: int
+    offset: int
+    least: int | None
+    most: int | None
+
+
+Sizes = dict[str, dict[int | None, Written]]
+"""By input and axis; the axis None is an input that is itself a number."""
+
+
+def shapes(texts: Sequence[str], target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The spec for the inputs of a model."""
+    return _along(parse(texts), bind(target, args, kwargs))
+
+
+def shapes_of_file(path: Path, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The spec that an ONNX file itself has: its inputs name their dims, metadata their ranges."""
+    from graphport.cli.models import load_onnx
+    from graphport.report.facts import of_model
+
+    model = load_onnx(path)
+    ranges = {size.name: (size.least, size.most) for size in of_model(model).sizes}
+    inputs = bind(target, args, kwargs)
+    names = {leaf.name: p for leaf, p in zip(inputs.leaves, _paths(inputs), strict=True)}
+    written: Sizes = {}
+    for value in model.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            match = _SIZE.fullmatch(dim.dim_param)
+            if match and value.name in names:
+                size = _size(dim.dim_param, f"{value.name}:{axis}={dim.dim_param}")
+                size.least, size.most = ranges.get(size.name, (None, None))
+                written.setdefault(names[value.name], {})[axis] = size
+    return _along(written, inputs) if written else None
+
+
+def _along(written: Sizes, inputs: Inputs) -> Any:
+    """What was written, in the structure of the inputs."""
+    dims = _dims([w for axes in written.values() for w in axes.values()])
+    paths = iter(_paths(inputs))
+    used: set[str] = set()
+
+    def spec(leaf: Any) -> Any:
+        path = next(paths)
+        if path not in written:
+            return None
+        used.add(path)
+        return _spec(path, leaf, written[path], dims)
+
+    found = along(spec, inputs)
+    unknown = [path for path in written if path not in used]
+    if unknown:
+        first = next(iter(written[unknown[0]].values()))
+        raise UsageError(
+            f"the model has no input {', '.join(unknown)}", where=f'--dynamic "{first.text}"',
+            fix=f"one of {', '.join(_paths(inputs))}",
+        )  # fmt: skip
+    return found
+
+
+def _paths(inputs: Inputs) -> list[str]:
+    """What the leaves are called, in order: `x`, `cache.0.key`."""
+    found: list[str] = []
+    for name, (_, value) in inputs.parameters.items():
+        values = value.values if isinstance(value, Variadic) else value
+        leaves, _ = pytree.tree_flatten_with_path(values)
+        found += [".".join((name, *map(_part, path))) for path, _ in leaves]
+    return found
+
+
+def _part(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _spec(path: str, leaf: Any, axes: dict[int | None, Written], dims: dict[str, Dim]) -> Any:
+    first = next(iter(axes.values()))
+    is_tensor = isinstance(leaf, torch.Tensor)
+    if is_tensor == (None in axes):
+        kind = "a tensor" if is_tensor else type(leaf).__name__
+        fix = f"{path}:0={first.name}" if is_tensor else f"{path}={first.name}"
+        raise UsageError(f"{path} is {kind}", where=f'--dynamic "{first.text}"', fix=fix)
+    if None in axes:
+        return _dim(axes[None], dims)
+    found = {}
+    for axis, w in axes.items():
+        assert axis is not None
+        if not -leaf.dim() <= axis < leaf.dim():
+            raise UsageError(
+                f"{path} has {leaf.dim()} axes, and no axis {axis}", where=f'--dynamic "{w.text}"'
+            )
+        found[axis % leaf.dim()] = _dim(w, dims)
+    return found
+
+
+def _dim(w: Written, dims: dict[str, Dim]) -> Any:
+    if w.name in _HINTS:
+        hint = _HINTS[w.name]
+        return hint if (w.least, w.most) == (None, None) else hint(min=w.least, max=w.most)
+    try:
+        return w.factor * dims[w.name] + w.offset
+    except SpecError as error:
+        raise UsageError(error.what, where=f'--dynamic "{w.text}"', fix=error.fix) from None
+
+
+def _dims(all_written: Sequence[Written]) -> dict[str, Dim]:
+    """A dim for each name; its range may be said once, or more than once if it is the same."""
+    ranges: dict[str, tuple[int | None, int | None]] = {}
+    for w in all_written:
+        limits = (w.least, w.most)
+        known = ranges.setdefault(w.name, limits)
+        if known == (None, None):
+            ranges[w.name] = limits
+        elif limits not in ((None, None), known):
+            raise UsageError(f"{w.name} has two ranges", where=f'--dynamic "{w.text}"')
+    found = {}
+    for name, (least, most) in ranges.items():
+        if name in _HINTS:
+            continue
+        try:
+            found[name] = Dim(name, min=least, max=most)
+        except SpecError as error:
+            raise UsageError(error.what, where="--dynamic", fix=error.fix) from None
+    return found
+
+
+def parse(texts: Sequence[str]) -> Sizes:
+    """What was written, by input and axis.
+
+    >>> parse(["x:0=batch[1..64],-1=2*half"])["x"][-1].factor
+    2
+    """
+    found: Sizes = {}
+    for text in texts:
+        head, colon, tail = text.partition(":")
+        if not colon:
+            name, equals, size = (part.strip() for part in text.partition("="))
+            if not equals:
+                raise _unreadable(text)
+            found.setdefault(name, {})[None] = _size(size, text)
+            continue
+        axes = found.setdefault(head.strip(), {})
+        for part in tail.split(","):
+            axis, equals, size = (p.strip() for p in part.partition("="))
+            if not equals or not re.fullmatch(r"-?\d+", axis):
+                raise _unreadable(text)
+            axes[int(axis)] = _size(size, text)
+    return found
+
+
+def _size(size: str, text: str) -> Written:
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise _unreadable(text)
+    offset = int(match["offset"] or 0) * (-1 if match["sign"] == "-" else 1)
+    limits = [int(x) if x else None for x in (match["least"], match["most"])]
+    return Written(text, match["name"], int(match["factor"] or 1), offset, *limits)
+
+
+def _unreadable(text: str) -> UsageError:
+    return UsageError(
+        "dynamic sizes that cannot be read", where=f'--dynamic "{text}"',
+        fix='INPUT:AXIS=SIZE[,AXIS=SIZE ...], such as "x:0=batch[1..64],1=seq"',
+    )  # fmt: skip

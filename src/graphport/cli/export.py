@@ -1,0 +1,106 @@
+"""`graphport export`: a model to an ONNX file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from graphport import report
+from graphport.cli.console import Console
+from graphport.errors import InputError, UsageError
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    _check(options)
+    with console.step("loading PyTorch and ONNX", "load"):
+        from graphport import onnx
+    with console.step(f"building {options.model}", "build"):
+        model, args, kwargs, shapes = _described(options)
+    with console.step("capturing", "capture"):
+        from graphport.capture import export as capture
+
+        captured = model.target
+        if not model.is_program:
+            captured = capture(captured, args, kwargs, dynamic_shapes=shapes)
+    with console.step("lowering to ONNX", "lower"):
+        program = onnx.export(captured, opset=options.opset, target=options.target)
+        program.eager = None if model.is_program else model.target
+    verification = None
+    if options.verify:
+        with console.step("verifying on ONNX Runtime", "verify"):
+            verification = program.verify()
+    ok = verification is None or verification.ok
+    if ok:
+        with console.step(f"writing {options.output}", "save"):
+            external = True if options.external_data else "auto"
+            program.save(options.output, external_data=external, state_dict=options.weights)
+    if options.report:
+        report.write(program, options.report, console.timings, verification)
+    _tell(program, verification, options, console)
+    return 0 if ok else 1
+
+
+def _check(options: argparse.Namespace) -> None:
+    """What can be said before anything slow is done."""
+    output = Path(options.output)
+    for path in (output, Path(options.report or output)):
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"there is no folder {path.parent}", where=str(path))
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder", fix=f"-o {output / 'model.onnx'}")
+    if options.report:
+        try:
+            report.check_path(options.report)
+        except InputError as error:
+            raise UsageError(error.what, where="--report", fix=error.fix) from None
+
+
+def _described(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
+    """The model, its example inputs, and which sizes are dynamic."""
+    from graphport.cli import dynamic, inputs, models
+
+    model = models.resolve(options.model)
+    args, kwargs = inputs.arguments(model, options.input, options.inputs)
+    if model.is_program and options.dynamic:
+        raise UsageError("a saved program has its dynamic sizes already", fix="leave out --dynamic")
+    shapes = model.dynamic_shapes
+    if options.dynamic:
+        shapes = dynamic.shapes(options.dynamic, model.target, args, kwargs)
+    return model, args, kwargs, shapes
+
+
+def _tell(program: Any, verification: Any, options: argparse.Namespace, console: Console) -> None:
+    from graphport.cli.told import verified
+    from graphport.report import facts_of, sections
+    from graphport.report.document import Document, text
+
+    facts = facts_of(program)
+    ok = verification is None or verification.ok
+    size = _bytes_written(Path(options.output)) if ok else 0
+    parts = [
+        sections.summary(facts, **({"file": f"{options.output}, {sections.octets(size)}"}
+                                   if ok else {"file": "not written"})),
+        *sections.interface(facts),
+        sections.sizes(facts),
+    ]  # fmt: skip
+    if verification is not None:
+        parts.append(sections.verification(verification))
+    parts.append(sections.timings(console.timings))
+    data = {
+        "ok": ok,
+        "output": options.output if ok else None,
+        "bytes": size,
+        "opset": program.opset,
+        "target": options.target,
+        **facts.data(),
+        "verification": None if verification is None else verified(verification),
+        "timings": console.timings,
+        "report": options.report,
+    }
+    console.result(text(Document(f"{options.model} -> {options.output}", parts)), data)
+
+
+def _bytes_written(path: Path) -> int:
+    beside = path.with_name(f"{path.name}.data")
+    return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)

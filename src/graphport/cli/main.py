@@ -1,0 +1,71 @@
+"""The entry point: a command is run, and what goes wrong becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from importlib import import_module
+from typing import Any
+
+from graphport.cli.arguments import parser
+from graphport.cli.console import Console
+from graphport.errors import CaptureWarning, ExportError, InternalError, UsageError
+
+OK, FAILED, USAGE = 0, 1, 2
+
+Command = Callable[[argparse.Namespace, Console], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code."""
+    try:
+        options = parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has said what is wrong, or the help
+        return stop.code if isinstance(stop.code, int) else USAGE
+    console = Console(as_json=options.json)
+    with warnings.catch_warnings(), redirect_stdout(sys.stderr):
+        warnings.simplefilter("always", CaptureWarning)
+        warnings.showwarning = _shown(console, warnings.showwarning)
+        try:
+            run: Command = import_module(f"graphport.cli.{options.command}").run
+            return run(options, console)
+        except KeyboardInterrupt:
+            return FAILED
+        except BrokenPipeError:
+            # The reader has gone, as `head` does; Python would complain once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), console.output.fileno())
+            return FAILED
+        except ExportError as error:
+            return _failed(error, error, options, console)
+        # Whatever else there is, is our fault, and is told as such.
+        except Exception as error:  # noqa: BLE001
+            told = InternalError(
+                f"{type(error).__name__}: {error}", fix="run again with --debug for the traceback"
+            )
+            return _failed(error, told, options, console)
+
+
+def _failed(
+    error: Exception, told: ExportError, options: argparse.Namespace, console: Console
+) -> int:
+    if options.debug:
+        traceback.print_exception(error)
+    console.failure(told)
+    return USAGE if isinstance(told, UsageError) else FAILED
+
+
+def _shown(console: Console, otherwise: Callable[..., Any]) -> Callable[..., None]:
+    """Warnings of ours in our own form, others as they would be."""
+
+    def show(message: Any, category: Any, *place: Any) -> None:
+        if issubclass(category, CaptureWarning):
+            console.warn(str(message))
+        else:
+            otherwise(message, category, *place)
+
+    return show

@@ -1,0 +1,213 @@
+"""Models as the command line names them: `PKG.MODULE:NAME`, `FILE.py:NAME`, `PROGRAM.gpx`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from graphport import source
+from graphport.errors import ForwardError, UsageError
+from graphport.program import ExportedProgram
+
+_RETURNS = "a model, or (model, args[, kwargs[, dynamic_shapes]])"
+
+
+@dataclass
+class Model:
+    """What is exported, with the inputs and dynamic sizes that came with it."""
+
+    target: Any
+    """An nn.Module, a function of tensors, or an `ExportedProgram`."""
+    args: Any = None
+    """As the factory gave them; None if it gave none."""
+    kwargs: dict[str, Any] | None = None
+    dynamic_shapes: Any = None
+    home: ModuleType | None = None
+    """Where the model was found: functions that make inputs stand beside it."""
+
+    @property
+    def is_program(self) -> bool:
+        return isinstance(self.target, ExportedProgram)
+
+
+def resolve(text: str) -> Model:
+    """The model that a text names."""
+    if text.endswith(".gpx"):
+        return Model(load_program(text))
+    found, home = named_object(text)
+    made = _made(found, text)
+    made.home = home
+    if isinstance(made.target, nn.Module):
+        made.target.eval()
+    return made
+
+
+def load_program(path: str) -> ExportedProgram:
+    from graphport.program.files import load
+
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file {path}")
+    return load(path)
+
+
+def load_onnx(path: Path) -> Any:
+    """An ONNX file as protobuf, without weights that are in other files."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    try:
+        return onnx.load(path, load_external_data=False)
+    except DecodeError as error:
+        raise UsageError(f"{path} is not an ONNX file: {error}") from None
+
+
+def named_object(text: str, beside: ModuleType | None = None) -> tuple[Any, ModuleType]:
+    """The object that `PKG.MODULE:NAME` or `FILE.py:NAME` names, and the module that has it.
+
+    A mere NAME is looked up in the module `beside`.
+    """
+    place, colon, name = text.rpartition(":")
+    if not colon and beside is None:
+        is_file = text.endswith(".py")
+        module = _module(text) if is_file else None
+        names = _candidates(module) if module else []
+        raise UsageError(
+            f"{text} names no object",
+            fix=[f"{text}:{n}" for n in names[:5]] or f"{text}:NAME",
+        )
+    module = _module(place) if colon else beside
+    assert module is not None
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = _candidates(module)
+            raise UsageError(
+                f"{module.__name__} has no {name}",
+                fix=f"one of {', '.join(names)}" if names else (),
+            )
+        found = getattr(found, part)
+    return found, module
+
+
+def _candidates(module: ModuleType) -> list[str]:
+    """What a module defines itself that could be meant."""
+    return [
+        name for name, x in vars(module).items()
+        if not name.startswith("_") and getattr(x, "__module__", None) == module.__name__
+        and (callable(x) or isinstance(x, nn.Module))
+    ]  # fmt: skip
+
+
+def _module(place: str) -> ModuleType:
+    if place.endswith(".py"):
+        return _file_module(Path(place))
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)  # as `python -m` does
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name and (place == error.name or place.startswith(f"{error.name}.")):
+            raise UsageError(
+                f"there is no module {place}: {error}",
+                fix="a module that is installed or in this folder, or FILE.py:NAME",
+            ) from None
+        raise _raised(f"import {place}", error) from error
+    except Exception as error:  # the user's own code
+        raise _raised(f"import {place}", error) from error
+
+
+def _file_module(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    path = path.resolve()
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    # Not under the name of a module that exists already, which the file may well import. The name
+    # goes into the file that is written, and is the same each time.
+    name = path.stem
+    while name in sys.modules:
+        name += "_"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(path.parent))  # as when the file is run
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the user's own code
+        del sys.modules[name]
+        raise _raised(f"import {path.name}", error) from error
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
+
+
+def _made(found: Any, text: str) -> Model:
+    """A model from the object that was named."""
+    if isinstance(found, nn.Module | ExportedProgram):
+        return Model(found)
+    if not callable(found):
+        raise UsageError(
+            f"{text} is a {type(found).__name__}",
+            fix=f"an nn.Module, or a function that returns {_RETURNS}",
+        )
+    needed = _required(found)
+    if needed and isinstance(found, type):
+        names = ", ".join(needed)
+        raise UsageError(
+            f"{text} needs arguments to be made: {names}",
+            fix=f"def build(): return {found.__name__}({names}), and FILE.py:build",
+        )
+    if needed:
+        return Model(found)
+    return _of_result(call(found, text), text)
+
+
+def call(fn: Callable[[], Any], text: str) -> Any:
+    """What the user's function returns; what it raises, as an error with the user's line."""
+    try:
+        return fn()
+    except Exception as error:  # the user's own code
+        raise _raised(text, error) from error
+
+
+def _raised(doing: str, error: Exception) -> ForwardError:
+    where = source.of_traceback(error)
+    return ForwardError(f"{doing} raised {type(error).__name__}: {error}", where=where)
+
+
+def _required(fn: Callable[..., Any]) -> list[str]:
+    """Parameters that must be given."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in several]
+
+
+def _of_result(result: Any, text: str) -> Model:
+    parts = result if isinstance(result, tuple) else (result,)
+    is_model = bool(parts) and (callable(parts[0]) or isinstance(parts[0], ExportedProgram))
+    if not is_model or len(parts) > 4:
+        what = f"a tuple of {len(parts)}" if isinstance(result, tuple) else type(result).__name__
+        raise UsageError(f"{text} returned {what}", fix=f"return {_RETURNS}")
+    if len(parts) > 2 and not isinstance(parts[2], dict | None):
+        raise UsageError(
+            f"{text} returned {type(parts[2]).__name__} as kwargs", fix=f"return {_RETURNS}"
+        )
+    return Model(*parts)

@@ -1,0 +1,27 @@
+"""Results as data, for `--json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def verified(report: Any) -> dict[str, Any]:
+    """A `VerificationReport`."""
+    where = report.first_divergence
+    return {
+        "ok": report.ok,
+        "outputs": [
+            {"name": o.name, "ok": o.ok, "max_abs_error": _number(o.max_abs_error),
+             "max_rel_error": _number(o.max_rel_error)}
+            for o in report.outputs
+        ],
+        "sizes_tried": [dict(sizes) for sizes in report.sizes_tried],
+        "first_divergence": None if where is None else {
+            "node": str(where.node), "module": where.module, "source": str(where.source),
+        },
+    }  # fmt: skip
+
+
+def _number(x: float) -> float | str:
+    """JSON has no infinity and no NaN."""
+    return x if x == x and abs(x) != float("inf") else str(x)

@@ -1,0 +1,175 @@
+"""Expressions over sizes as ONNX arithmetic: one row per kind of expression.
+
+Integers are int64, floats float64, truths bool; all of them vectors of one element. Results are
+those of Python. What is not computed in Python, the branch of a conditional that is not taken, is
+computed here all the same, so a divisor that may be 0 is replaced: ONNX Runtime stops at it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from graphport.errors import UnsupportedError
+from graphport.onnx.ir import Value
+from graphport.symbolic import Expr, ge, ne
+
+if TYPE_CHECKING:
+    from graphport.onnx.builder import Builder
+    from graphport.onnx.sizes import Sizes
+
+
+def computed(sizes: Sizes, x: Expr) -> Value:
+    """An expression from its parts."""
+    if x.kind == "add":
+        return _sum(sizes, x)
+    if x.kind == "mul":
+        return _product(sizes, x)
+    if x.kind in _DIVISIONS:
+        return _DIVISIONS[x.kind](sizes, *x.args)
+    b, parts = sizes.b, list(map(sizes.element, x.args))
+    if x.kind in _MANY:
+        return getattr(b, _MANY[x.kind])(*parts)
+    if x.kind in ("and", "or"):
+        op = b.And if x.kind == "and" else b.Or
+        truth, *others = parts
+        for other in others:
+            truth = op(truth, other)
+        return truth
+    if x.kind in _OPERATORS:
+        return getattr(b, _OPERATORS[x.kind])(*parts)
+    if x.kind not in _FORMULAS:
+        raise UnsupportedError(f"the number {x} cannot be computed in ONNX")
+    return _FORMULAS[x.kind](b, *parts)
+
+
+def _sum(sizes: Sizes, x: Expr) -> Value:
+    b = sizes.b
+
+    def term(mono: Expr, factor: int) -> Value:
+        value = sizes.element(mono)
+        return value if abs(factor) == 1 else b.Mul(value, abs(factor))
+
+    # What is added comes first, so that nothing has to be negated.
+    terms = sorted(x.args, key=lambda item: item[1] < 0)
+    const = x.const
+    if terms[0][1] > 0:
+        total = term(*terms.pop(0))
+    else:
+        total, const = sizes.element(const), 0
+    for mono, factor in terms:
+        total = (b.Add if factor > 0 else b.Sub)(total, term(mono, factor))
+    return b.Add(total, const) if const else total
+
+
+def _product(sizes: Sizes, x: Expr) -> Value:
+    factors = [sizes.element(part) for part, power in x.args for _ in range(power)]
+    product, *others = factors
+    for other in others:
+        product = sizes.b.Mul(product, other)
+    return product
+
+
+# Integer division
+
+
+def _divisor(sizes: Sizes, c: int | Expr) -> Value:
+    """A divisor; 1 instead of 0."""
+    b, value = sizes.b, sizes.element(c)
+    if b.scope.decide(ne(c, 0)):
+        return value
+    if b.scope.decide(ge(c, 0)):
+        return b.Max(value, 1)
+    return b.Where(b.Equal(value, 0), 1, value)
+
+
+def _floordiv(sizes: Sizes, a: int | Expr, c: int | Expr) -> Value:
+    """ONNX divides towards zero."""
+    b = sizes.b
+    x, y = sizes.element(a), _divisor(sizes, c)
+    if b.scope.decide(ge(a, 0)) and b.scope.decide(ge(c, 0)):
+        return b.Div(x, y)
+    return b.Div(b.Sub(x, b.Mod(x, y)), y)
+
+
+def _mod(sizes: Sizes, a: int | Expr, c: int | Expr) -> Value:
+    return sizes.b.Mod(sizes.element(a), _divisor(sizes, c))
+
+
+_DIVISIONS = {"floordiv": _floordiv, "mod": _mod}
+
+
+# Shifts, roundings, floats
+
+
+def _power_of_two(b: Builder, exponent: Value) -> Value:
+    return b.Pow(b.scalar(2, torch.int64), exponent)
+
+
+def _rshift(b: Builder, a: Value, c: Value) -> Value:
+    power = _power_of_two(b, c)
+    return b.Div(b.Sub(a, b.Mod(a, power)), power)
+
+
+def _rounded(op: str) -> Callable[..., Value]:
+    return lambda b, x: b.cast(getattr(b, op)(x), torch.int64)
+
+
+def _truediv(b: Builder, a: Value, c: Value) -> Value:
+    return b.Div(b.cast(a, torch.float64), b.cast(c, torch.float64))
+
+
+def _fmod(b: Builder, a: Value, c: Value) -> Value:
+    """With the sign of the divisor."""
+    rest = b.Mod(a, c, fmod=1)
+    other_sign = b.Less(b.Mul(rest, c), 0.0)
+    return b.Where(other_sign, b.Add(rest, c), rest)
+
+
+def _ffloordiv(b: Builder, a: Value, c: Value) -> Value:
+    """Not the floor of the rounded quotient: 1.0 // 0.1 is 9.0."""
+    return b.Round(b.Div(b.Sub(a, _fmod(b, a, c)), c))
+
+
+def _log(base: float) -> Callable[..., Value]:
+    """Exact where the number is a power of the base."""
+
+    def lowering(b: Builder, x: Value) -> Value:
+        exponent = b.Div(b.Log(x), math.log(base))
+        whole = b.Round(exponent)
+        power = b.Pow(b.scalar(base, torch.float64), whole)
+        return b.Where(b.Equal(power, x), whole, exponent)
+
+    return lowering
+
+
+_MANY = {"min": "Min", "max": "Max", "fmin": "Min", "fmax": "Max"}
+
+_OPERATORS = {
+    "pow": "Pow", "abs": "Abs",
+    "bitand": "BitwiseAnd", "bitor": "BitwiseOr", "bitxor": "BitwiseXor",
+    "fadd": "Add", "fneg": "Neg", "fmul": "Mul", "fdiv": "Div", "fpow": "Pow", "fabs": "Abs",
+    "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "sin": "Sin", "cos": "Cos", "tanh": "Tanh",
+    "feq": "Equal", "flt": "Less", "fle": "LessOrEqual", "not": "Not", "ite": "Where",
+}  # fmt: skip
+
+_FORMULAS: dict[str, Callable[..., Value]] = {
+    "lshift": lambda b, a, c: b.Mul(a, _power_of_two(b, c)),
+    "rshift": _rshift,
+    "floor": _rounded("Floor"),
+    "ceil": _rounded("Ceil"),
+    "round": _rounded("Round"),
+    "trunc": lambda b, x: b.cast(x, torch.int64),
+    "to_float": lambda b, x: b.cast(x, torch.float64),
+    "truediv": _truediv,
+    "fmod": _fmod,
+    "ffloordiv": _ffloordiv,
+    "log2": _log(2.0),
+    "log10": _log(10.0),
+    "tan": lambda b, x: b.Div(b.Sin(x), b.Cos(x)),
+    "ge0": lambda b, x: b.GreaterOrEqual(x, 0),
+    "eq0": lambda b, x: b.Equal(x, 0),
+}

@@ -1,0 +1,151 @@
+"""Weights for a model that was captured without them, from wherever they are.
+
+A file is read as references to its regions, as under `gp.fake_mode()`: bytes are read when they are
+written to the model. Nothing is written before every weight is known to be there and to fit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from graphport.capture.checkpoints import Shard
+from graphport.capture.fake_mode import fake_mode
+from graphport.errors import InputError, SerializationError, WeightsError
+from graphport.onnx.ir import Value
+from graphport.onnx.weights import has_data
+
+_PICKLED = (".pt", ".pth", ".bin", ".ckpt")
+_INDEX = ".index.json"
+_SINGLE = ("model.safetensors", "pytorch_model.bin")
+_CPU = torch.device("cpu")
+
+
+def read(given: Any) -> Mapping[str, Any]:
+    """The tensors of a mapping, a file, or a folder with a sharded checkpoint, by name."""
+    if isinstance(given, Mapping):
+        return given
+    if not isinstance(given, str | os.PathLike):
+        raise InputError(
+            f"state_dict is of type {type(given).__name__}",
+            fix="a mapping, a .safetensors, .pt or .bin file, or the folder of a checkpoint",
+        )
+    path = Path(given)
+    if path.is_dir():
+        return _folder(path)
+    if not path.exists():
+        raise InputError(f"state_dict={str(path)!r}: there is no such file or folder")
+    return _file(path)
+
+
+def _folder(folder: Path) -> Mapping[str, Any]:
+    """One with an index, or with a single file under its usual name."""
+    indices = sorted(folder.glob(f"*{_INDEX}"), key=lambda p: ("safetensors" not in p.name, p.name))
+    if indices:
+        return _sharded(indices[0])
+    shards = sorted(folder.glob("*.safetensors"))
+    single = [folder / name for name in _SINGLE if (folder / name).exists()]
+    chosen = single[:1] or shards
+    if not chosen:
+        raise InputError(
+            f"{folder} has no checkpoint: no *{_INDEX}, {', '.join(_SINGLE)} or *.safetensors"
+        )
+    return {name: t for path in chosen for name, t in _file(path).items()}
+
+
+def _sharded(index: Path) -> dict[str, Any]:
+    try:
+        places: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        files = sorted(set(places.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SerializationError(f"{index} is not the index of a checkpoint: {error!r}") from None
+    outside = [f for f in files if Path(f).name != f]
+    if outside:
+        raise SerializationError(f"{index} names {outside[0]!r}, which is not in its folder")
+    lost = [f for f in files if not (index.parent / f).exists()]
+    if lost:
+        raise SerializationError(f"{index} names files that are not there: {', '.join(lost)}")
+    shards = {f: _file(index.parent / f) for f in files}
+    absent = [name for name, f in places.items() if name not in shards[f]]
+    if absent:
+        raise SerializationError(
+            f"{index} names tensors that its files do not have: {', '.join(absent[:5])}"
+        )
+    return {name: shards[f][name] for name, f in places.items()}
+
+
+def _file(path: Path) -> Mapping[str, Any]:
+    if path.name.endswith(_INDEX):
+        return _sharded(path)
+    if path.suffix == ".safetensors":
+        return Shard(path, _CPU).get_tensors()
+    if path.suffix not in _PICKLED:
+        raise InputError(
+            f"{path} is not known to be a checkpoint",
+            fix=f"one of .safetensors, {', '.join(_PICKLED)}, or a folder",
+        )
+    with fake_mode():
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    inner = loaded.get("state_dict") if isinstance(loaded, Mapping) else None
+    found = inner if isinstance(inner, Mapping) else loaded
+    if not isinstance(found, Mapping):
+        raise SerializationError(f"{path} has no state dict, but {type(found).__name__}")
+    return found
+
+
+def fitted(
+    initializers: Mapping[str, Value],
+    origins: Mapping[str, str],
+    state: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The tensors of a model, those that are given among them.
+
+    `origins` says which parameter, buffer or constant an initialiser is. A tied weight may be given
+    under any of its names in `state`.
+    """
+    names = _names_of(state)
+    tensors: dict[str, Any] = {}
+    problems: dict[str, list[str]] = {"missing": [], "of another shape": [], "of another dtype": []}
+    for name, value in initializers.items():
+        origin = origins.get(name)
+        aliases = (origin, *names.get(id(state.get(origin)), ())) if origin is not None else ()
+        found = next((n for n in aliases if n in given), None)
+        tensors[name] = value.data
+        want = (value.base or value).data
+        if found is None:
+            if origin is not None and not has_data(want):
+                problems["missing"].append(origin)
+            continue
+        have = given[found]
+        if not isinstance(have, torch.Tensor) or not has_data(have):
+            problems["missing"].append(f"{found} (there is no data in what was given)")
+        elif have.shape != want.shape:
+            problems["of another shape"].append(
+                f"{found} is {list(have.shape)}, not {list(want.shape)}"
+            )
+        elif have.dtype is not want.dtype:
+            problems["of another dtype"].append(f"{found} is {_kind(have)}, not {_kind(want)}")
+        else:
+            tensors[name] = have if value.base is None else have.t()
+    if any(problems.values()):
+        lines = [f"  {what}: {'; '.join(dict.fromkeys(p))}" for what, p in problems.items() if p]
+        raise WeightsError("\n".join(["the weights do not fit the model", *lines]))
+    return tensors
+
+
+def _names_of(state: Mapping[str, Any]) -> dict[int, Iterable[str]]:
+    """All names of each tensor."""
+    names: dict[int, list[str]] = {}
+    for name, t in state.items():
+        names.setdefault(id(t), []).append(name)
+    return dict(names)
+
+
+def _kind(t: torch.Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")

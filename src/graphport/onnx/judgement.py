@@ -1,0 +1,143 @@
+"""Whether a result of the model is what eager gives, by the rules of its dtype.
+
+Floats have to be close: as close as the coarsest dtype that they were computed in allows, relative
+to the size of the numbers around them. NaN has to meet NaN, and infinity the same infinity.
+Integers and bools have to be equal; what can excuse them, if they are chosen by comparing floats,
+is in `labels`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+# Relative and absolute: kernels of ONNX Runtime add in another order, and round halves elsewhere.
+TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
+    torch.float64: (1e-7, 1e-8),
+    torch.float32: (1e-4, 2e-5),
+    torch.float16: (1e-2, 1e-2),
+    torch.bfloat16: (5e-2, 5e-2),
+    torch.float8_e4m3fn: (0.13, 0.1),
+    torch.float8_e4m3fnuz: (0.13, 0.1),
+    torch.float8_e5m2: (0.25, 0.2),
+    torch.float8_e5m2fnuz: (0.25, 0.2),
+}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How close floats have to be."""
+
+    rtol: float
+    atol: float
+    relative: bool = True
+    """Whether `atol` is meant for numbers around 1, and grows with them."""
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, rtol: float | None, atol: float | None) -> Tolerance:
+        """What the user says, or what goes with a dtype."""
+        own = TOLERANCES.get(dtype, (0.0, 0.0))
+        if rtol is None and atol is None:
+            return cls(*own)
+        return cls(
+            rtol if rtol is not None else own[0], atol if atol is not None else own[1], False
+        )
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One result against another."""
+
+    ok: bool
+    max_abs_error: float = 0.0
+    max_rel_error: float = 0.0
+    note: str = ""
+
+    def worse(self, other: Judgement) -> Judgement:
+        """Both: the larger errors, and what is wrong with the first that is."""
+        ok = self.ok and other.ok
+        note = other.note if self.ok and not other.ok else self.note or other.note
+        return Judgement(
+            ok, max(self.max_abs_error, other.max_abs_error),
+            max(self.max_rel_error, other.max_rel_error), note,
+        )  # fmt: skip
+
+
+def judge(have: Any, want: Any, tolerance: Tolerance) -> Judgement:
+    """A result of the model against that of eager."""
+    if not isinstance(want, torch.Tensor) or not isinstance(have, torch.Tensor):
+        return _judge_numbers(have, want, tolerance)
+    if have.dtype is not want.dtype:
+        return Judgement(False, math.inf, math.inf, f"{_kind(have)} instead of {_kind(want)}")
+    if have.shape != want.shape:
+        sizes = f"of size {list(have.shape)} instead of {list(want.shape)}"
+        return Judgement(False, math.inf, math.inf, sizes)
+    if not want.numel():
+        return Judgement(True)
+    have, want = have.detach().cpu(), want.detach().cpu()
+    if not want.dtype.is_floating_point and not want.dtype.is_complex:
+        return _judge_exact(have, want)
+    return _judge_floats(_wide(have), _wide(want), tolerance)
+
+
+def same_kind(have: Any, want: Any) -> Judgement:
+    """For random numbers: the dtype and the sizes are all that can be compared."""
+    if isinstance(want, torch.Tensor) and isinstance(have, torch.Tensor):
+        found = judge(torch.zeros_like(have), torch.zeros_like(want), Tolerance(0, 0))
+        return replace(found, note=found.note or "random: dtype and sizes agree")
+    return Judgement(type(have) is type(want), note="random")
+
+
+def _judge_numbers(have: Any, want: Any, tolerance: Tolerance) -> Judgement:
+    if type(have) is not type(want):
+        return Judgement(False, math.inf, math.inf, f"{have!r} instead of {want!r}")
+    if isinstance(want, float):
+        return _judge_floats(*(torch.tensor([x], dtype=torch.float64) for x in (have, want)),
+                             tolerance)  # fmt: skip
+    return Judgement(True) if have == want else Judgement(
+        False, math.inf, math.inf, f"{have!r} instead of {want!r}"
+    )  # fmt: skip
+
+
+def _judge_exact(have: torch.Tensor, want: torch.Tensor) -> Judgement:
+    differ = have != want
+    count = int(differ.sum())
+    if not count:
+        return Judgement(True)
+    a, b = (t[differ].to(torch.float64) for t in (have, want))
+    error = (a - b).abs()
+    relative = (error / b.abs().clamp_min(1)).max().item()
+    note = f"{count} of {want.numel()} differ"
+    return Judgement(False, error.max().item(), relative, note)
+
+
+def _judge_floats(have: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) -> Judgement:
+    finite = want.isfinite() & have.isfinite()
+    # Numbers that are none have to be the same: nan and nan, or infinities of one sign.
+    alike = finite | (have == want) | (have.isnan() & want.isnan())
+    odd = int((~alike).sum())
+    a, b = have[finite], want[finite]
+    error, size = (a - b).abs(), b.abs()
+    scale = max(1.0, size.median().item()) if tolerance.relative and size.numel() else 1.0
+    allowed = tolerance.atol * scale + tolerance.rtol * size
+    far = int((error > allowed).sum())
+    worst = error.max().item() if error.numel() else 0.0
+    # Of a number near zero the relative error says nothing.
+    floor = max(tolerance.atol * scale, torch.finfo(torch.float64).tiny)
+    relative = (error / size.clamp_min(floor)).max().item() if error.numel() else 0.0
+    if odd:
+        return Judgement(False, math.inf, math.inf, f"{odd} of {want.numel()} are nan or infinite "
+                         "in one of them only")  # fmt: skip
+    note = f"{far} of {want.numel()} differ" if far else ""
+    return Judgement(not far, worst, relative, note)
+
+
+def _wide(t: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(t).double() if t.dtype.is_complex else t.double()
+
+
+def _kind(t: torch.Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")

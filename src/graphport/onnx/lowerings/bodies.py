@@ -1,0 +1,75 @@
+"""Loops that a lowering writes itself: `Loop` and `Scan` with their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from graphport.onnx.builder import Builder
+from graphport.onnx.ir import Graph, Value
+
+
+def loop(
+    b: Builder, states: Sequence[Value], step: Callable[..., tuple[Value, Sequence[Value]]],
+    trips: int | None = None,
+) -> tuple[Value, ...]:  # fmt: skip
+    """The last states: `step` gives whether to go on, and the new ones; it is run at least once."""
+    body = Graph("body", b.graph)
+    count = Value("iteration", torch.int64, (), body)
+    going = Value("going", torch.bool, (), body)
+    inner = [Value("state", s.dtype, s.shape, body) for s in states]
+    body.inputs = [count, going, *inner]
+    b.graph = body
+    try:
+        more, new = step(*inner)
+        body.outputs = [_own(b, v) for v in (more, *new)]
+    finally:
+        b.graph = body.parent
+    limit = None if trips is None else b.scalar(trips, torch.int64)
+    made = b.Loop(
+        limit, b.scalar(True, torch.bool), *states,
+        body=body, outputs=len(states), dtype=states[0].dtype,
+    )  # fmt: skip
+    return _typed((made,) if len(states) == 1 else made, states)
+
+
+def scan(
+    b: Builder, sequences: Sequence[Value], states: Sequence[Value],
+    step: Callable[..., Sequence[Value]],
+) -> tuple[Value, ...]:  # fmt: skip
+    """All states along the first dim of sequences, which is not empty.
+
+    `step(*states, *elements)` gives the new states. ONNX Runtime wants the first dim for this: it
+    fails on empty sequences, and on others that are empty along another dim.
+    """
+    body = Graph("body", b.graph)
+    inner = [Value("state", s.dtype, s.shape, body) for s in states]
+    elements = [
+        Value("element", s.dtype, None if s.shape is None else s.shape[1:], body)
+        for s in sequences
+    ]
+    body.inputs = [*inner, *elements]
+    b.graph = body
+    try:
+        new = [_own(b, v) for v in step(*inner, *elements)]
+        body.outputs = [*new, *(b.Identity(v) for v in new)]
+    finally:
+        b.graph = body.parent
+    made = b.Scan(
+        *states, *sequences, body=body, num_scan_inputs=len(sequences),
+        outputs=2 * len(states), dtype=states[0].dtype,
+    )  # fmt: skip
+    return _typed(made[len(states) :], states)
+
+
+def _own(b: Builder, v: Value) -> Value:
+    """A result of a body is computed in it."""
+    own = v.producer is not None and v.graph is b.graph
+    return v if own else b.Identity(v)
+
+
+def _typed(values: Sequence[Value], like: Sequence[Value]) -> tuple[Value, ...]:
+    for v, known in zip(values, like, strict=True):
+        v.dtype = known.dtype
+    return tuple(values)

@@ -1,0 +1,31 @@
+"""Linear layers."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from graphport.onnx.builder import Builder
+from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.linalg import product
+from graphport.onnx.registry import lower
+
+aten = torch.ops.aten
+
+
+@lower(aten.linear.default)
+def linear(b: Builder, input: Value, weight: Value, bias: Value | None) -> Value:
+    """Gemm for rows; for more dims MatMul, on the weight as tools that quantise expect it.
+
+    A weight that is used elsewhere too (tied to an embedding) is not stored a second time: the dims
+    before the last become rows, which costs nothing at run time.
+    """
+    floats = input.dtype.is_floating_point and weight.rank == 2
+    if input.rank == 2 and floats:
+        return b.Gemm(input, weight, bias, transB=1)
+    if input.rank > 2 and floats and weight in b.shared:
+        rows = b.reshape(input, [math.prod(input.shape[:-1]), input.shape[-1]])  # type: ignore
+        return b.reshape(b.Gemm(rows, weight, bias, transB=1), b.result.sizes)
+    out = product(b, input, weight if weight.rank == 1 else b.transposed(weight))
+    return out if bias is None else b.Add(out, bias)

@@ -1,0 +1,160 @@
+"""Values on the way: what nodes of the program compute, in eager and in the ONNX model.
+
+Each question runs the program once more and keeps only what was asked for, so that it costs time
+rather than memory. The model is given the values as further outputs; what ONNX Runtime has fused
+away otherwise is computed by itself then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import onnx
+import torch
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from graphport.onnx.lower import described
+from graphport.onnx.model import write_value
+from graphport.onnx.runtime import Session
+from graphport.onnx.weights import in_memory
+from graphport.ops.abstract import Abstract
+from graphport.ops.weightless import lacks_data
+from graphport.program import ExportedProgram
+
+if TYPE_CHECKING:
+    from graphport.onnx.program import ONNXProgram
+
+_COARSE = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
+           torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)  # fmt: skip
+
+
+def runnable(program: ExportedProgram, state: Mapping[str, torch.Tensor]) -> GraphModule:
+    """The program as a module that begins with this state, weights in files read into memory."""
+    module = program.module(check_guards=False)
+    read = {k: in_memory(t) for k, t in program.state_dict.items() if lacks_data(t)}
+    if read:
+        module.load_state_dict(read, strict=False, assign=True)
+    with torch.no_grad():
+        for name, tensor in state.items():
+            module.get_buffer(name).copy_(tensor)
+    return module
+
+
+class Probe:
+    """Both sides, for the same inputs."""
+
+    def __init__(self, program: ONNXProgram, flat: Sequence[Any]) -> None:
+        self.program = program
+        self.flat = list(flat)
+        self.values = program.interface.values
+
+    @cached_property
+    def graph(self) -> Graph:
+        return self.program.lowered_program.graph
+
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        return {n.name: n for n in self.graph.nodes}
+
+    def eager(
+        self, names: Iterable[str], given: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, Any]:
+        """What torch computes for nodes; some of them may be given instead of computed."""
+        module = runnable(self.program.lowered_program, self.program.initial_state)
+        flat = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in self.flat]
+        recorder = _Recorder(module, set(names), given or {})
+        with torch.no_grad():
+            recorder.run(*flat, enable_io_processing=False)
+        return recorder.found
+
+    def model(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """What ONNX Runtime computes for nodes that are values of the model."""
+        wanted = {name: self.values[name] for name in names}
+        inputs = self.program.inputs_of(self.flat)
+        # A node that does nothing is an input or a weight of the model.
+        found = {v.name: inputs[v.name] if v.name in inputs else in_memory(v.data)
+                 for v in wanted.values() if v.producer is None}  # fmt: skip
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.program.skeleton)
+        shown = {o.name for o in proto.graph.output}
+        computed = dict.fromkeys(v for v in wanted.values() if v.producer is not None)
+        for value in computed:
+            if value.name not in shown:
+                write_value(value, proto.graph.output.add())
+        if computed:
+            session = Session(proto, self.program.tensors)
+            found.update(session.run(inputs, [v.name for v in computed]))
+        return {name: found[value.name] for name, value in wanted.items()}
+
+
+class _Recorder(Interpreter):
+    def __init__(
+        self, module: GraphModule, wanted: set[str], given: Mapping[str, torch.Tensor]
+    ) -> None:
+        super().__init__(module)
+        self.wanted = wanted
+        self.given = given
+        self.found: dict[str, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        out = self.given[n.name] if n.name in self.given else super().run_node(n)
+        if n.name in self.wanted:
+            self.found[n.name] = out.clone() if isinstance(out, torch.Tensor) else out
+        return out
+
+
+def precisions(graph: Graph) -> dict[str, torch.dtype]:
+    """For each node the coarsest float dtype that it was computed through."""
+    found: dict[str, torch.dtype] = {}
+    for node in graph.nodes:
+        kinds = [found[i.name] for i in node.all_input_nodes if i.name in found]
+        val = described(node.meta.get("val"))
+        kinds += [v.dtype for v in (val if isinstance(val, tuple) else (val,))
+                  if isinstance(v, Abstract) and v.dtype in _COARSE]  # fmt: skip
+        if kinds:
+            found[node.name] = max(kinds, key=_COARSE.index)
+    return found
+
+
+def random_nodes(graph: Graph) -> set[str]:
+    """Nodes that depend on random numbers, or on memory that was never written."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        drawn = _draws(node) or _is_uninitialised(node.target)
+        if drawn or any(i.name in found for i in node.all_input_nodes):
+            found.add(node.name)
+    return found
+
+
+# Attention, dropout and recurrent layers draw random numbers only where they are told to.
+_OFF = {"dropout_p": 0.0, "dropout": 0.0, "p": 0.0, "train": False, "training": False}
+
+
+def _draws(node: Node) -> bool:
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {a.name: a.default_value for a in arguments}
+    given.update(zip(given, node.args, strict=False))
+    given.update(node.kwargs)
+    return not any(name in given and given[name] == off for name, off in _OFF.items())
+
+
+def _is_uninitialised(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    name = schema.name.partition("::")[2] if schema is not None else ""
+    return name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+def ancestors(node: Node) -> set[Node]:
+    """A node and all that it depends on."""
+    found: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        n = waiting.pop()
+        if n not in found:
+            found.add(n)
+            waiting.extend(n.all_input_nodes)
+    return found

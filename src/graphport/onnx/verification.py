@@ -1,0 +1,266 @@
+"""`ONNXProgram.verify`: the model against eager, at the example and at other sizes.
+
+Neither the user's module nor the state that the program carries between calls is changed by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from graphport.capture.snapshot import Snapshot, holders
+from graphport.onnx import samples
+from graphport.onnx.divergence import Divergence, first_divergence
+from graphport.onnx.judgement import Judgement, Tolerance, judge, same_kind
+from graphport.onnx.labels import excused
+from graphport.onnx.probing import Probe, precisions, random_nodes, runnable
+from graphport.ops.weightless import lacks_data
+from graphport.program.signature import OutputKind
+
+if TYPE_CHECKING:
+    from graphport.onnx.program import ONNXProgram
+
+_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION,
+              OutputKind.USER_INPUT_MUTATION)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OutputReport:
+    """The worst that was found of one output."""
+
+    name: str
+    max_abs_error: float
+    max_rel_error: float
+    ok: bool
+    note: str = ""
+    sizes: Mapping[str, int] | None = None
+    """At which it was found, if it is not ok."""
+
+
+@dataclass(frozen=True)
+class VerificationReport:
+    """What `verify` found; prints as a table."""
+
+    outputs: list[OutputReport]
+    sizes_tried: list[dict[str, int]]
+    sizes_refused: list[dict[str, int]] = field(default_factory=list)
+    """That eager itself fails at."""
+    first_divergence: Divergence | None = None
+
+    @property
+    def ok(self) -> bool:
+        return all(o.ok for o in self.outputs)
+
+    def __str__(self) -> str:
+        head = ("output", "max abs error", "max rel error", "")
+        rows = [(o.name, f"{o.max_abs_error:.2g}", f"{o.max_rel_error:.2g}", _verdict(o))
+                for o in self.outputs]  # fmt: skip
+        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(3)]
+        lines = [
+            "  ".join([*(text.ljust(w) for text, w in zip(row, widths, strict=False)), row[3]])
+            for row in (head, *rows)
+        ]
+        lines.append(f"sizes tried: {'; '.join(map(_sizes, self.sizes_tried))}")
+        if self.sizes_refused:
+            lines.append(f"eager refuses: {'; '.join(map(_sizes, self.sizes_refused))}")
+        if self.first_divergence is not None:
+            lines.append(f"first divergence: {self.first_divergence}")
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def _verdict(o: OutputReport) -> str:
+    if o.ok:
+        return f"ok ({o.note})" if o.note else "ok"
+    at = f" at {_sizes(o.sizes)}" if o.sizes else ""
+    return f"WRONG{at}: {o.note}"
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in sizes.items()) or "the example"
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """One value that both sides have: its name, and the node that gives it."""
+
+    name: str
+    node: Node | None
+    have: Any
+    want: Any
+
+
+def verify(
+    program: ONNXProgram,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    rtol: float | None,
+    atol: float | None,
+) -> VerificationReport:
+    """Run both sides on everything that is to be tried."""
+    args, kwargs = samples.with_data(inputs)
+    exported = program.exported_program
+    leaves = program.entrance.flat(args, kwargs)
+    example = {s: n for s, n in exported.checks(leaves).items() if s.type is int}
+    run = _Run(program, rtol, atol)
+    run.compare({str(s): n for s, n in example.items()}, leaves, required=True)
+    for sizes, given in samples.others(exported, leaves, example):
+        run.compare({str(s): n for s, n in sizes.items()}, given)
+    return run.report()
+
+
+class _Run:
+    def __init__(self, program: ONNXProgram, rtol: float | None, atol: float | None) -> None:
+        self.program = program
+        self.eager = _eager(program)
+        graph = program.lowered_program.graph
+        kinds = precisions(graph)
+        self.random = random_nodes(graph)
+        self.tolerance: Callable[[str], Tolerance] = lambda name: Tolerance.of(
+            kinds.get(name, torch.float64), rtol, atol
+        )
+        self.found: dict[str, OutputReport] = {}
+        self.tried: list[dict[str, int]] = []
+        self.refused: list[dict[str, int]] = []
+        self.divergence: Divergence | None = None
+
+    def report(self) -> VerificationReport:
+        return VerificationReport(
+            list(self.found.values()), self.tried, self.refused, self.divergence
+        )
+
+    def compare(self, sizes: dict[str, int], flat: Sequence[Any], required: bool = False) -> None:
+        try:
+            want = self.eager(_copies(flat))
+        except Exception:  # whatever the user's code raises
+            if required:
+                raise
+            self.refused.append(sizes)
+            return
+        self.tried.append(sizes)
+        probe = Probe(self.program, flat)
+        try:
+            rows = self._rows(flat, want)
+        except Exception as error:  # noqa: BLE001  what ONNX Runtime raises is the finding
+            note = str(error).strip().splitlines()[0]
+            for name in (*self.program.interface.outputs, *self.program.interface.state.values()):
+                self._add(name, Judgement(False, float("inf"), float("inf"), note), sizes)
+            return
+        for row in rows:
+            judgement = self._judged(probe, row)
+            self._add(row.name, judgement, sizes)
+            if not judgement.ok and self.divergence is None and row.node is not None:
+                self.divergence = first_divergence(probe, row.node, self._judge)
+
+    def _rows(self, flat: Sequence[Any], want: _Outcome) -> list[_Compared]:
+        """Everything that both sides give for some inputs."""
+        program, interface = self.program, self.program.interface
+        copies = _copies(flat)
+        found = program.session.run(program.inputs_of(copies))
+        nodes: Any = program.lowered_program.graph.output_node().args[0]
+        specs = program.lowered_program.graph_signature.output_specs
+        users = [n for n, s in zip(nodes, specs, strict=True) if s.kind not in _MUTATIONS]
+        changed = {s.target: n for n, s in zip(nodes, specs, strict=True) if s.kind in _MUTATIONS}
+        rows = []
+        results = zip(interface.results, users, want.results, strict=True)
+        for i, (result, node, theirs) in enumerate(results):
+            node = node if isinstance(node, Node) else None
+            if result.kind == "constant":
+                rows.append(_Compared(f"result {i}", None, result.what, theirs))
+            elif result.kind != "input":
+                ours = found[result.what]
+                ours = ours if result.kind == "tensor" else ours.item()
+                rows.append(_Compared(result.what, node, ours, theirs))
+        for i, name in interface.written.items():
+            rows.append(_Compared(name, None, found[name], want.inputs[i]))
+        for source, name in interface.state.items():
+            target = interface.weights[source]
+            rows.append(_Compared(name, changed.get(target), found[name], want.state[target]))
+        return rows
+
+    def _judge(self, name: str, have: Any, want: Any) -> Judgement:
+        if name in self.random:
+            return same_kind(have, want)
+        return judge(have, want, self.tolerance(name))
+
+    def _judged(self, probe: Probe, row: _Compared) -> Judgement:
+        judgement = self._judge(row.node.name if row.node is not None else "", row.have, row.want)
+        if judgement.ok or row.node is None or not isinstance(row.have, torch.Tensor):
+            return judgement
+        alike = isinstance(row.want, torch.Tensor) and row.have.shape == row.want.shape
+        if row.have.dtype.is_floating_point or not alike or row.have.dtype is not row.want.dtype:
+            return judgement
+        if not excused(probe, row.node, row.have, self.tolerance):
+            return judgement
+        return Judgement(True, note=f"{judgement.note}, where what they are chosen by ties")
+
+    def _add(self, name: str, judgement: Judgement, sizes: dict[str, int]) -> None:
+        known = self.found.get(name)
+        before = Judgement(True) if known is None else Judgement(
+            known.ok, known.max_abs_error, known.max_rel_error, known.note
+        )  # fmt: skip
+        worst = before.worse(judgement)
+        first = known.sizes if known is not None and not known.ok else sizes
+        self.found[name] = OutputReport(
+            name, worst.max_abs_error, worst.max_rel_error, worst.ok, worst.note,
+            None if worst.ok else first,
+        )  # fmt: skip
+
+
+# Eager
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What eager gives: flat results, its flat inputs afterwards, and its state by name."""
+
+    results: list[Any]
+    inputs: list[Any]
+    state: dict[str, torch.Tensor]
+
+
+def _eager(program: ONNXProgram) -> Callable[[list[Any]], _Outcome]:
+    """The user's own code if it can be run from the beginning, else the captured program."""
+    exported, initial = program.exported_program, program.initial_state
+    target: Any = program.eager
+    usable = target is not None and not any(map(lacks_data, exported.state_dict.values()))
+    if initial and not isinstance(target, nn.Module):
+        usable = False
+    in_spec = exported.call_spec.in_spec
+
+    def run(flat: list[Any]) -> _Outcome:
+        args, kwargs = pytree.tree_unflatten(flat, in_spec)
+        if not usable:
+            module = runnable(exported, initial)
+            with torch.no_grad():
+                leaves = pytree.tree_leaves(module(*args, **kwargs))
+            return _Outcome(leaves, flat, {n: module.get_buffer(n) for n in initial})
+        kept = Snapshot((*holders(target),))
+        try:
+            owned = {name: _replaced(target, name, t) for name, t in initial.items()}
+            with torch.no_grad():
+                leaves = pytree.tree_leaves(target(*args, **kwargs))
+            state = {name: owner[last] for name, (owner, last) in owned.items()}
+            return _Outcome(leaves, flat, state)
+        finally:
+            kept.restore()
+
+    return run
+
+
+def _replaced(module: nn.Module, name: str, tensor: torch.Tensor) -> tuple[dict[str, Any], str]:
+    """Give a module another buffer or parameter; where it is."""
+    path, _, last = name.rpartition(".")
+    owner = module.get_submodule(path)
+    held = owner._parameters if last in owner._parameters else owner._buffers
+    new = tensor.detach().clone()
+    held[last] = nn.Parameter(new, new.requires_grad) if held is owner._parameters else new
+    return held, last
+
+
+def _copies(flat: Sequence[Any]) -> list[Any]:
+    return [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in flat]

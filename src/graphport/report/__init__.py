@@ -1,0 +1,66 @@
+"""Reports of an export, to read and to keep: Markdown, HTML or plain text, by the file's suffix.
+
+The forms alone need neither torch nor onnx: `graphport doctor` uses them where both may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphport.errors import InputError
+from graphport.report import sections
+from graphport.report.document import RENDERERS, Document
+
+if TYPE_CHECKING:
+    from graphport.onnx import ONNXProgram
+    from graphport.report.facts import Facts
+
+__all__ = ["check_path", "document_of", "facts_of", "write"]
+
+_DEPTH = 3
+"""Of modules in a report: a layer of a transformer and its parts."""
+
+
+def write(
+    program: ONNXProgram,
+    path: str | Path,
+    timings: Mapping[str, float] | None = None,
+    verification: Any = None,
+) -> None:
+    """Write the report of an export: timings in seconds by step, a `VerificationReport` if any."""
+    path = Path(path)
+    check_path(path)
+    document = document_of(path.stem, facts_of(program), timings, verification)
+    path.write_text(RENDERERS[path.suffix.lower()](document), encoding="utf-8")
+
+
+def check_path(path: str | Path) -> None:
+    """Raise unless the suffix says how the report is written."""
+    if Path(path).suffix.lower() not in RENDERERS:
+        raise InputError(
+            f"the form of the report {str(path)!r} is not known",
+            fix=f"a file that ends in {', '.join(RENDERERS)}",
+        )
+
+
+def facts_of(program: ONNXProgram) -> Facts:
+    from graphport.report.facts import of_model
+
+    return of_model(program.skeleton, program.tensors)
+
+
+def document_of(
+    title: str,
+    facts: Facts,
+    timings: Mapping[str, float] | None = None,
+    verification: Any = None,
+    depth: int = _DEPTH,
+) -> Document:
+    parts = sections.of_facts(facts, depth)
+    if verification is not None:
+        parts.append(sections.verification(verification))
+    if timings:
+        parts.append(sections.timings(timings))
+    return Document(title, parts)

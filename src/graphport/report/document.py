@@ -1,0 +1,157 @@
+"""A report before it has a form, sections of tables; and its forms: text, Markdown, HTML."""
+
+from __future__ import annotations
+
+import html as escaping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text; the columns in `numbers` are aligned to the right."""
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    numbers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text that keeps its lines."""
+
+    text: str
+
+
+Block = str | Table | Code
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Document:
+    title: str
+    sections: list[Section] = field(default_factory=list)
+
+
+# Plain text, for a terminal: nothing is cut off or wrapped, so that it can be searched.
+
+
+def text(document: Document) -> str:
+    """
+    >>> table = Table(("name", "size"), [("weight", "32"), ("bias", "4")], frozenset({1}))
+    >>> print(text(Document("model", [Section("weights", [table])])))
+    model
+    <BLANKLINE>
+    weights
+      name    size
+      weight    32
+      bias       4
+    """
+    parts = [document.title]
+    for section in document.sections:
+        parts += ["", section.title]
+        for block in section.blocks:
+            parts += [f"  {line}".rstrip() for line in _lines(block)]
+    return "\n".join(parts)
+
+
+def _lines(block: Block) -> list[str]:
+    if isinstance(block, Table):
+        return _aligned(block)
+    return (block.text if isinstance(block, Code) else block).splitlines()
+
+
+def _aligned(table: Table) -> list[str]:
+    rows = [*([table.columns] if any(table.columns) else ()), *table.rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(_padded(cell, width, i in table.numbers)
+                      for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
+            for row in rows]  # fmt: skip
+
+
+def _padded(cell: str, width: int, right: bool) -> str:
+    return cell.rjust(width) if right else cell.ljust(width)
+
+
+# Markdown
+
+
+def markdown(document: Document) -> str:
+    parts = [f"# {document.title}"]
+    for section in document.sections:
+        parts.append(f"## {section.title}")
+        parts += map(_markdown, section.blocks)
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown(block: Block) -> str:
+    if isinstance(block, Code):
+        return f"```\n{block.text}\n```"
+    if isinstance(block, str):
+        return block
+    rules = ["---:" if i in block.numbers else "---" for i in range(len(block.columns))]
+    rows = [block.columns, tuple(rules), *(tuple(map(_cell, row)) for row in block.rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")
+
+
+# HTML: one file without anything from elsewhere.
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+       color: #222; background: #fff; }
+h2 { margin-top: 2rem; border-bottom: 1px solid #ddd; }
+table { border-collapse: collapse; }
+th, td { padding: .15rem 1rem .15rem 0; text-align: left; vertical-align: top; }
+td { font-family: ui-monospace, monospace; font-size: 13px; border-top: 1px solid #eee; }
+th.n, td.n { text-align: right; }
+pre { background: #f6f6f6; padding: .75rem; overflow-x: auto; }
+@media (prefers-color-scheme: dark) {
+  body { color: #ddd; background: #181818; }
+  pre { background: #222; }
+  h2, td { border-color: #333; }
+}
+"""
+
+
+def html(document: Document) -> str:
+    escape = escaping.escape
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f"<title>{escape(document.title)}</title>",
+        f"<style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(document.title)}</h1>",
+    ]
+    for section in document.sections:
+        parts.append(f"<h2>{escape(section.title)}</h2>")
+        parts += map(_html, section.blocks)
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def _html(block: Block) -> str:
+    escape = escaping.escape
+    if isinstance(block, Code):
+        return f"<pre>{escape(block.text)}</pre>"
+    if isinstance(block, str):
+        return f"<p>{escape(block)}</p>"
+
+    def row(tag: str, cells: Sequence[str]) -> str:
+        marks = [' class="n"' if i in block.numbers else "" for i in range(len(cells))]
+        inside = (f"<{tag}{m}>{escape(c)}</{tag}>" for c, m in zip(cells, marks, strict=True))
+        return f"<tr>{''.join(inside)}</tr>"
+
+    body = "\n".join(row("td", cells) for cells in block.rows)
+    return f"<table><thead>{row('th', block.columns)}</thead>\n<tbody>\n{body}\n</tbody></table>"
+
+
+RENDERERS: dict[str, Callable[[Document], str]] = {".md": markdown, ".html": html, ".txt": text}
+"""By the suffix of the file."""

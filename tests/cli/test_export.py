@@ -1,0 +1,224 @@
+"""`graphport export`: models, inputs and sizes as the command line names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import graphport as gp
+from tests.cli.helpers import Runner
+
+
+def shapes(path: str) -> dict[str, list[str | int]]:
+    """The sizes of the inputs of a model."""
+    model = onnx.load(path)
+    return {
+        v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in model.graph.input
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("models.py:build", 2), ("models:build", 2), ("models.py:Mlp", 5), ("models.py:bare", 5),
+        ("models.py:instance", 5), ("models:complete", "rows"),
+    ],
+)  # fmt: skip
+def test_models_by_name(run: Runner, name: str, rows: int | str) -> None:
+    done = run("export", name, "-o", "m.onnx")
+    assert done.code == 0, done.err
+    assert shapes("m.onnx") == {"x": [rows, 8]}
+    assert "first.weight" in {t.name for t in onnx.load("m.onnx").graph.initializer}
+    assert "f32" in done.out and "timings" in done.out
+
+
+def test_a_function_of_tensors_is_exported_itself(run: Runner) -> None:
+    done = run("export", "models.py:add", "-o", "m.onnx", "--inputs", "inputs_for_add",
+               "--dynamic", "a:0=n")  # fmt: skip
+    assert done.code == 0, done.err
+    assert shapes("m.onnx") == {"a": ["n", 2], "b": [2]}
+
+
+def test_a_saved_program(run: Runner) -> None:
+    torch.manual_seed(0)
+    rows = gp.Dim("rows", max=9)
+    ep = gp.export(torch.nn.Linear(3, 2), (torch.ones(2, 3),), dynamic_shapes=({0: rows},))
+    gp.save(ep, "program.gpx")
+    done = run("export", "program.gpx", "-o", "m.onnx", "--json")
+    assert done.code == 0, done.err
+    assert done.data["inputs"] == [{"name": "input", "type": "f32[rows, 3]"}]
+    assert run("export", "program.gpx", "-o", "m.onnx", "--dynamic", "input:0=n").code == 2
+    assert run("export", "program.gpx", "-o", "m.onnx", "--input", "input=f32[2,3]").code == 2
+
+
+def test_written_inputs_and_sizes(run: Runner) -> None:
+    done = run(
+        "export", "models.py:Mlp", "-o", "m.onnx", "--input", "x=f32[3, 5, 8]",
+        "--dynamic", "x:0=batch[1..64],-2=2*half+1", "--json",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert shapes("m.onnx") == {"x": ["batch", "2*half + 1", 8]}
+    sizes = {s["name"]: (s["least"], s["most"]) for s in done.data["sizes"]}
+    assert sizes["batch"] == (1, 64)
+    assert sizes["half"] == (0, None)
+
+
+def test_inputs_within_containers(run: Runner) -> None:
+    done = run("export", "models.py:pair", "-o", "m.onnx", "--dynamic", "pair.left:0=n",
+               "--dynamic", "pair.right:0=n", "--dynamic", "scale=dynamic")  # fmt: skip
+    assert done.code == 0, done.err
+    assert shapes("m.onnx") == {"pair_left": ["n", 3], "pair_right": ["n", 3], "scale": []}
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_inputs_from_a_file(run: Runner, suffix: str) -> None:
+    if suffix == ".npz":
+        np.savez("given.npz", x=np.ones((7, 8), dtype=np.float32))
+    else:
+        save_file({"x": torch.ones(7, 8)}, "given.safetensors")
+    done = run("export", "models.py:Mlp", "-o", "m.onnx", "--inputs", f"given{suffix}")
+    assert done.code == 0, done.err
+    assert shapes("m.onnx") == {"x": [7, 8]}
+
+
+def test_the_model_is_in_evaluation_mode(run: Runner) -> None:
+    Path("noise.py").write_text("import torch\nmodel = torch.nn.Dropout(0.5)\n")
+    done = run("export", "noise.py:model", "-o", "m.onnx", "--input", "input=f32[64]", "--json")
+    assert done.code == 0, done.err
+    x = np.ones(64, dtype=np.float32)
+    np.testing.assert_array_equal(ort.InferenceSession("m.onnx").run(None, {"input": x})[0], x)
+
+
+def test_external_data_and_opset_and_target(run: Runner) -> None:
+    done = run(
+        "export", "models.py:wide", "-o", "m.onnx", "--external-data", "--opset", "20",
+        "--target", "ort", "--json", "--input", "input=f32[2,64]",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert Path("m.onnx.data").stat().st_size >= 64 * 64 * 4
+    assert done.data["opset"] == 20 and done.data["target"] == "ort"
+    assert done.data["bytes"] > 64 * 64 * 4
+
+
+def test_json_and_report(run: Runner) -> None:
+    done = run("export", "models.py:build", "-o", "m.onnx", "--dynamic", "x:0=batch[1..64]",
+               "--verify", "--report", "report.html", "--json")  # fmt: skip
+    assert done.code == 0, done.err
+    assert not done.err
+    data = done.data
+    assert data["ok"] and data["output"] == "m.onnx" and data["nodes"] == 3
+    assert data["operators"] == {"Gemm": 2, "Relu": 1}
+    assert set(data["timings"]) == {"load", "build", "capture", "lower", "verify", "save"}
+    checked = data["verification"]
+    assert checked["ok"] and checked["first_divergence"] is None
+    assert len({sizes["batch"] for sizes in checked["sizes_tried"]}) > 1
+    assert "batch" in Path("report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["models.py"], "fix  models.py:Mlp"),
+        (["nowhere.py:build"], "there is no file nowhere.py"),
+        (["no.where:build"], "there is no module no.where"),
+        (["models.py:Nothing"], "models has no Nothing"),
+        (["models.py:value"], "models.py:value is a int"),
+        (["models.py:Sized"], "models.py:Sized needs arguments to be made: width"),
+        (["models.py:wrong"], "models.py:wrong returned a tuple of 2"),
+        (["missing.gpx"], "there is no file missing.gpx"),
+        (["models.py:add", "--input", "a=f32[2]"], "there is no example input for b"),
+        (["models.py:build", "--input", "y=f32[2]"], "the model has no input y"),
+        (["models.py:build", "--input", "x=f33[2]"], 'at   --input "x=f33[2]"'),
+        (["models.py:build", "--input", "x"], 'at   --input "x"'),
+        (["models.py:build", "--input", "x=?"], 'at   --input "x=?"'),
+        (["models.py:build", "--inputs", "gone.npz"], "there is no file gone.npz"),
+        (["models.py:build", "--inputs", "gone"], "models has no gone"),
+        (["models.py:build", "--inputs", "wrong", "--input", "x=f32[2,8]"], "both --input and"),
+        (["models.py:build", "--dynamic", "x=n"], "fix  x:0=n"),
+        (["models.py:build", "--dynamic", "y:0=n"], "the model has no input y"),
+        (["models.py:build", "--dynamic", "x:4=n"], "x has 2 axes, and no axis 4"),
+        (["models.py:build", "--dynamic", "x:0=n["], 'at   --dynamic "x:0=n["'),
+        (["models.py:build", "--dynamic", "x:0=n[1..4],1=n[2..]"], "n has two ranges"),
+        (["models.py:build", "--dynamic", "x:0=n[4..1]"], "max=1 is smaller than min=4"),
+        (["models.py:build", "--report", "report.pdf"], "the form of the report"),
+    ],
+)  # fmt: skip
+def test_bad_usage(run: Runner, argv: list[str], says: str) -> None:
+    done = run("export", *argv, "-o", "m.onnx")
+    assert done.code == 2, done.err
+    assert says in done.err
+    assert "Traceback" not in done.err and not done.out
+    assert not Path("m.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["models.py:broken"], "GP150 models.py:broken raised ValueError: no weights today\n"
+         "  at   models.py:73 in broken"),
+        (["models.py:forward_fails", "--input", "x=f32[2]"], "GP150"),
+        (["models.py:needs_two", "--input", "x=f32[9]", "--dynamic", "x:0=n"],
+         "Suggested fixes:\n  n = Dim('n', min=5)"),
+        (["models.py:unsupported", "--input", "x=f32[2,2]"], "GP201 no ONNX lowering for"),
+    ],
+)  # fmt: skip
+def test_failures_are_told_without_a_traceback(run: Runner, argv: list[str], says: str) -> None:
+    done = run("export", *argv, "-o", "m.onnx")
+    assert done.code == 1, done.err
+    assert says in done.err
+    assert "Traceback" not in done.err and not done.out
+    assert not Path("m.onnx").exists()
+
+
+def test_errors_as_json_and_with_a_traceback(run: Runner) -> None:
+    done = run("export", "models.py:broken", "-o", "m.onnx", "--json", "--debug")
+    assert done.code == 1
+    assert "Traceback" in done.err and 'raise ValueError("no weights today")' in done.err
+    error = done.data["error"]
+    assert not done.data["ok"]
+    assert error["code"] == "GP150" and error["what"].endswith("no weights today")
+    assert error["where"].startswith("models.py:73 in broken")
+
+
+def test_a_file_may_share_its_name_with_a_module(run: Runner) -> None:
+    own = "import torch\nclass Own(torch.nn.Module):\n    def forward(self, x): return x + 1\n"
+    Path("json.py").write_text(own)
+    done = run("export", "json.py:Own", "-o", "m.onnx", "--input", "x=f32[2]")
+    assert done.code == 0, done.err
+    assert b"json_.Own" in Path("m.onnx").read_bytes()
+
+
+def test_weights_of_a_model_without_any(run: Runner) -> None:
+    Path("large.py").write_text(
+        "import torch, graphport as gp\n"
+        "def build():\n"
+        "    with gp.fake_mode():\n"
+        "        return torch.nn.Linear(3, 2), (torch.ones(4, 3),)\n"
+    )
+    done = run("export", "large.py:build", "-o", "m.onnx")
+    assert done.code == 1 and "GP170" in done.err
+    assert not Path("m.onnx").exists()
+    layer = torch.nn.Linear(3, 2)
+    save_file(layer.state_dict(), "w.safetensors")
+    done = run("export", "large.py:build", "-o", "m.onnx", "--weights", "w.safetensors")
+    assert done.code == 0, done.err
+    x = torch.randn(4, 3)
+    (y,) = ort.InferenceSession("m.onnx").run(None, {"input": x.numpy()})
+    np.testing.assert_allclose(y, layer(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_the_model_prints_is_no_result(run: Runner) -> None:
+    Path("loud.py").write_text(
+        "import torch\nprint('importing')\n"
+        "def build():\n    print('building')\n    return torch.nn.ReLU(), (torch.ones(2),)\n"
+    )
+    done = run("export", "loud.py:build", "-o", "m.onnx", "--json")
+    assert done.code == 0 and done.data["ok"]
+    assert done.err == "importing\nbuilding\n"

@@ -1,0 +1,114 @@
+"""`graphport verify`: files against models, over several sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+
+import graphport as gp
+from tests.cli.helpers import Runner
+
+
+@pytest.fixture
+def exported(run: Runner) -> Runner:
+    done = run("export", "models.py:build", "-o", "m.onnx", "--dynamic", "x:0=batch[1..64]")
+    assert done.code == 0, done.err
+    return run
+
+
+def test_sizes_come_from_the_file(exported: Runner) -> None:
+    done = exported("verify", "m.onnx", "--against", "models.py:build", "--json")
+    assert done.code == 0, done.err
+    tried = [sizes["batch"] for sizes in done.data["verification"]["sizes_tried"]]
+    assert tried[0] == 2 and len(set(tried)) > 2
+    assert all(1 <= n <= 64 for n in tried)
+
+
+def test_the_table(exported: Runner) -> None:
+    done = exported("verify", "m.onnx", "--against", "models.py:build")
+    assert done.code == 0, done.err
+    assert "m.onnx agrees with models.py:build" in done.out
+    assert "batch=2" in done.out
+
+
+def spoiled(path: str) -> None:
+    """Change one weight of a model."""
+    model = onnx.load(path)
+    bias = next(t for t in model.graph.initializer if t.name == "second.bias")
+    values = numpy_helper.to_array(bias).copy()
+    values[1] += 0.5
+    bias.CopyFrom(numpy_helper.from_array(values, bias.name))
+    onnx.save(model, path)
+
+
+def test_a_file_that_differs(exported: Runner) -> None:
+    spoiled("m.onnx")
+    done = exported("verify", "m.onnx", "--against", "models.py:build", "--json")
+    assert done.code == 1
+    (output,) = done.data["verification"]["outputs"]
+    assert not done.data["ok"] and not output["ok"]
+    assert output["max_abs_error"] == pytest.approx(0.5, rel=1e-4)
+    done = exported("verify", "m.onnx", "--against", "models.py:build", "--atol", "1")
+    assert done.code == 0, done.err
+    done = exported("verify", "m.onnx", "--against", "models.py:build")
+    assert "m.onnx DIFFERS from models.py:build" in done.out
+
+
+def test_a_file_of_another_tool(run: Runner) -> None:
+    """Other names are taken by position; sizes are as the user says."""
+    x = helper.make_tensor_value_info("left", 1, ["rows?", 3])
+    y = helper.make_tensor_value_info("right", 1, ["rows?", 3])
+    graph = helper.make_graph([helper.make_node("Relu", ["left"], ["right"])], "g", [x], [y])
+    opset = helper.make_opsetid("", 18)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), "relu.onnx")
+    argv = ("verify", "relu.onnx", "--against", "torch.nn:ReLU", "--input", "input=f32[2,3]")
+    done = run(*argv, "--dynamic", "input:0=n", "--json")
+    assert done.code == 0, done.err
+    assert len(done.data["verification"]["sizes_tried"]) > 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["gone.onnx", "--against", "models.py:build"], "there is no file gone.onnx"),
+        (["m.onnx", "--against", "models.py:pair"], "the inputs of m.onnx are x, those of"),
+        (["models.py", "--against", "models.py:build"], "models.py is not an ONNX file"),
+    ],
+)
+def test_bad_usage(exported: Runner, argv: list[str], says: str) -> None:
+    done = exported("verify", *argv)
+    assert done.code == 2, done.err
+    assert says in done.err
+
+
+def test_against_a_saved_program(run: Runner) -> None:
+    rows = gp.Dim("rows", max=9)
+    ep = gp.export(torch.nn.Linear(3, 2), (torch.ones(2, 3),), dynamic_shapes=({0: rows},))
+    gp.save(ep, "program.gpx")
+    assert run("export", "program.gpx", "-o", "p.onnx").code == 0
+    done = run("verify", "p.onnx", "--against", "program.gpx", "--json")
+    assert done.code == 0, done.err
+    assert len(done.data["verification"]["sizes_tried"]) > 2
+
+
+def test_state_that_the_model_changes(run: Runner) -> None:
+    Path("counter.py").write_text(
+        "import torch\n"
+        "class Counter(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.register_buffer('count', torch.zeros(()))\n"
+        "    def forward(self, x):\n"
+        "        self.count.add_(1)\n"
+        "        return x + self.count\n"
+    )
+    given = ("--input", "x=f32[2]", "--dynamic", "x:0=n")
+    assert run("export", "counter.py:Counter", "-o", "c.onnx", *given).code == 0
+    done = run("verify", "c.onnx", "--against", "counter.py:Counter", *given, "--json")
+    assert done.code == 0, done.err
+    assert {o["name"] for o in done.data["verification"]["outputs"]} == {"output", "count_updated"}
+    assert torch.is_grad_enabled()

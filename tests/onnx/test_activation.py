@@ -1,0 +1,127 @@
+"""Activation functions on ONNX Runtime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import graphport as gp
+from tests.onnx.helpers import check_onnx
+from tests.onnx.rows import check_dynamic, check_static
+from tests.ops.rows import Row, ints, positive, row
+
+EDGES = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 3.0, -3.0, 20.5, -20.5, 0.5, -0.5])
+
+
+def broad(size: Sequence[int]) -> torch.Tensor:
+    """Past every threshold."""
+    return torch.randn(tuple(size)) * 10
+
+
+def doubles(size: Sequence[int]) -> torch.Tensor:
+    return broad(size).double()
+
+
+def halves(size: Sequence[int]) -> torch.Tensor:
+    return broad(size).half()
+
+
+def brains(size: Sequence[int]) -> torch.Tensor:
+    return broad(size).bfloat16()
+
+
+PLAIN: dict[str, Callable[..., Any]] = {
+    "relu": F.relu, "relu6": F.relu6, "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "mish": F.mish,
+    "sigmoid": torch.sigmoid, "elu": F.elu, "elu_alpha": lambda x: F.elu(x, 0.3), "celu": F.celu,
+    "celu_alpha": lambda x: F.celu(x, 0.3), "selu": F.selu, "leaky_relu": F.leaky_relu,
+    "leaky_relu_slope": lambda x: F.leaky_relu(x, 0.3), "hardtanh": F.hardtanh,
+    "hardtanh_bounds": lambda x: F.hardtanh(x, -2.0, 0.5), "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid, "softplus": F.softplus,
+    "softplus_beta": lambda x: F.softplus(x, 2.0, 3.0), "hardshrink": F.hardshrink,
+    "softshrink": F.softshrink, "softsign": F.softsign, "tanhshrink": F.tanhshrink,
+    "logsigmoid": F.logsigmoid, "threshold": lambda x: F.threshold(x, 0.1, 5.0),
+    "rrelu": lambda x: F.rrelu(x, 0.1, 0.4), "dropout": lambda x: F.dropout(x, 0.5, False),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, False),
+    "softmax": lambda x: x.softmax(-1), "softmax_0": lambda x: F.softmax(x, 0),
+    "log_softmax": lambda x: x.log_softmax(1), "softmin": lambda x: F.softmin(x, 1),
+}  # fmt: skip
+
+ROWS = [
+    *(row(fn, "b t", make=broad, name=name) for name, fn in PLAIN.items()),
+    *(row(fn, "b t", make=doubles, name=f"double_{name}") for name, fn in PLAIN.items()),
+    *(row(fn, "b t", make=halves, name=f"half_{name}") for name, fn in PLAIN.items()),
+    *(row(fn, "b t", make=brains, name=f"bfloat16_{name}") for name, fn in PLAIN.items()),
+    *(row(fn, "", make=broad, name=f"zero_dims_{name}") for name, fn in PLAIN.items()
+      if name not in ("log_softmax", "softmin")),
+    row(F.relu, "b t", make=ints(5), name="relu_int"),
+    row(lambda x: F.relu6(x - 2), "b t", make=ints(12), name="relu6_int"),
+    row(lambda x: F.threshold(x, 2, 7), "b t", make=ints(5), name="threshold_int"),
+    row(torch.sigmoid, "b t", make=ints(5), name="sigmoid_int"),
+    row(lambda x: F.glu(x, 1), "b 6 t", name="glu"),
+    row(lambda x: F.glu(x, -1), "b t 6", make=halves, name="glu_half"),
+    row(F.prelu, "b 3 t", "3", name="prelu"),
+    row(F.prelu, "b c t", "1", name="prelu_one"),
+    row(F.prelu, "b", "1", name="prelu_line"),
+    row(F.prelu, "b 3", "3", make=doubles, name="prelu_double"),
+    row(lambda x: x.softmax(1, dtype=torch.float32), "b t", make=halves, name="softmax_dtype"),
+    row(lambda x: x.softmax(1, dtype=torch.float64), "b t", make=ints(5), name="softmax_of_ints"),
+    row(lambda x: torch._safe_softmax(x.masked_fill(x < 1, -math.inf), -1), "b t", make=positive,
+        name="safe_softmax"),
+    row(lambda x: torch.ops.aten._softmax(x, -1, False), "b t", name="_softmax"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_static(case: Row) -> None:
+    check_static(case)
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_dynamic(case: Row) -> None:
+    check_dynamic(case)
+
+
+@pytest.mark.parametrize("name", [n for n in PLAIN if "soft" not in n or n == "softplus"])
+def test_edges(name: str) -> None:
+    """What is not a number, and infinities."""
+    check_onnx(PLAIN[name], (EDGES,))
+
+
+@pytest.mark.parametrize(("fn", "ops"), [
+    (F.gelu, ["Gelu"]), (F.silu, ["Sigmoid", "Mul"]), (F.relu, ["Relu"]), (F.elu, ["Elu"]),
+    (F.hardswish, ["HardSigmoid", "Mul"]), (F.softplus, ["Softplus"]),
+    (lambda x: x.softmax(-1), ["Softmax"]), (lambda x: F.dropout(x, 0.5, False), ["Identity"]),
+])  # fmt: skip
+def test_nodes(fn: Callable[..., Any], ops: list[str]) -> None:
+    program = gp.onnx.export(fn, (torch.randn(2, 3),))
+    assert [n.op_type for n in program.model_proto.graph.node] == ops
+
+
+def test_dropout_in_training() -> None:
+    """About half of the elements are dropped, the others doubled; another half each time."""
+    program = gp.onnx.export(nn.Dropout(0.5).train(), (torch.ones(1000),))
+    first, second = program(torch.ones(1000)), program(torch.ones(1000))
+    assert set(first.tolist()) == {0.0, 2.0}
+    assert 300 < int((first == 0).sum()) < 700
+    assert not torch.equal(first, second)
+
+
+def test_channels_dropped_in_training() -> None:
+    x = torch.ones(20, 10, 4, 4)
+    out = gp.onnx.export(nn.Dropout2d(0.5).train(), (x,))(x)
+    sums = out.sum((2, 3))
+    assert set(sums.flatten().tolist()) == {0.0, 32.0}
+
+
+def test_training_that_onnx_cannot_do() -> None:
+    with pytest.raises(gp.errors.UnsupportedError, match="alpha_dropout in training"):
+        gp.onnx.export(nn.AlphaDropout(0.5).train(), (torch.ones(4),))
+    with pytest.raises(gp.errors.UnsupportedError, match="rrelu in training"):
+        gp.onnx.export(nn.RReLU().train(), (torch.ones(4),))

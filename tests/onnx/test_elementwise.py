@@ -1,0 +1,197 @@
+"""Arithmetic, comparison, logic and type conversion on ONNX Runtime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import graphport as gp
+from tests.onnx.helpers import check_onnx
+from tests.onnx.rows import check_dynamic, check_static
+from tests.ops.rows import Row, bools, ints, positive, row
+
+NAN, INF = math.nan, math.inf
+EDGES = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 0.5, 300.0, -0.125])
+
+
+def signed(size: Sequence[int]) -> torch.Tensor:
+    """Integers of both signs, no zero among them."""
+    found = torch.randint(1, 9, tuple(size))
+    return found * (torch.randint(2, tuple(size)) * 2 - 1)
+
+
+def doubles(size: Sequence[int]) -> torch.Tensor:
+    return torch.randn(tuple(size), dtype=torch.float64)
+
+
+def halves(size: Sequence[int]) -> torch.Tensor:
+    return torch.randn(tuple(size)).half()
+
+
+def brains(size: Sequence[int]) -> torch.Tensor:
+    return torch.randn(tuple(size)).bfloat16()
+
+
+UNARY = (
+    torch.abs, torch.neg, torch.sign, torch.floor, torch.ceil, torch.round, torch.trunc, torch.frac,
+    torch.exp, torch.sin, torch.cos, torch.tanh, torch.square, torch.isnan, torch.isfinite,
+    torch.isinf, torch.signbit, torch.deg2rad, torch.rad2deg, torch.nan_to_num, torch.logical_not,
+)  # fmt: skip
+BINARY = (
+    torch.add, torch.sub, torch.mul, torch.div, torch.remainder, torch.fmod, torch.floor_divide,
+    torch.maximum, torch.minimum, torch.fmax, torch.fmin, torch.eq, torch.ne, torch.lt, torch.ge,
+    torch.copysign, torch.heaviside, torch.rsub, torch.logical_xor,
+)  # fmt: skip
+INTEGER = (
+    torch.add, torch.mul, torch.remainder, torch.fmod, torch.floor_divide, torch.true_divide,
+    torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor, torch.gcd, torch.lcm, torch.maximum,
+)  # fmt: skip
+
+ROWS = [
+    *(row(fn, "b t") for fn in UNARY),
+    *(row(fn, "b t", make=doubles, name=f"double_{fn.__name__}") for fn in UNARY[:12]),
+    *(row(fn, "b t", make=brains, name=f"bfloat16_{fn.__name__}") for fn in UNARY[:12]),
+    *(row(fn, "b t", make=positive) for fn in (torch.log, torch.rsqrt, torch.sqrt)),
+    *(row(fn, "b t", "t") for fn in BINARY),
+    *(row(fn, "b t", "b t", make=halves, name=f"half_{fn.__name__}") for fn in BINARY[:11]),
+    *(row(fn, "b t", "t", make=signed, name=f"int_{fn.__name__}") for fn in INTEGER),
+    *(row(lambda x, y, fn=fn: fn(x.int(), y.int()), "b t", "t", make=signed,
+          name=f"int32_{fn.__name__}") for fn in INTEGER[:7]),
+    *(row(fn, "b t", "t", make=bools, name=f"bool_{fn.__name__}") for fn in (
+        torch.add, torch.mul, torch.logical_and, torch.logical_or, torch.bitwise_xor, torch.eq,
+        torch.maximum, torch.ne, torch.lt)),
+    *(row(lambda x, y, mode=mode: torch.div(x, y, rounding_mode=mode), "b t", "t", make=make,
+          name=f"div_{mode}_{make.__name__}")
+      for mode in ("floor", "trunc", None) for make in (signed, torch.randn, halves)),
+    *(row(lambda x, by=by: (x // by, x % by, torch.fmod(x, by)), "b t", make=make,
+          name=f"by_{by}_{make.__name__}") for by in (3, -3) for make in (signed, torch.randn)),
+    row(lambda x: x % 0.7, "b t", make=signed, name="int_by_float"),
+    row(lambda x: 1.0 - x, "b t", make=ints(2), name="one_minus_mask"),
+    row(lambda x: x * 2.0, "b t", make=ints(2), name="mask_times_float"),
+    row(lambda x: (1.0 - x.float()) * -10000.0, "b t", make=bools, name="additive_mask"),
+    row(lambda x: 3 - x, "b t", make=ints(5), name="rsub_int"),
+    row(lambda x, y: torch.add(x, y, alpha=3), "b t", "t", make=ints(5), name="add_alpha"),
+    row(lambda x, y: torch.sub(x, y, alpha=0.5), "b t", "t", name="sub_alpha"),
+    row(lambda x: x * x.shape[0] + x % (x.shape[1] + 1), "b t", make=ints(9), name="symbolic_int"),
+    row(lambda x: x * x.shape[0] / (x.shape[1] + 1), "b t", name="symbolic_float"),
+    row(lambda x: torch.remainder(x, x.shape[0] + 1), "b t", name="symbolic_remainder"),
+    row(lambda x: x // (x.shape[0] + 1), "b t", make=signed, name="symbolic_floor_divide"),
+    row(lambda x: x.clamp(max=x.shape[1] - 2), "b t", make=ints(9), name="symbolic_clamp"),
+    row(lambda x: x > x.shape[0], "b t", make=ints(9), name="symbolic_compare"),
+    row(lambda x: x.clamp(-1, 0.5), "b t", name="clamp"),
+    row(lambda x: x.clamp(min=0.5), "b t", make=ints(3), name="clamp_int_by_float"),
+    row(lambda x, low: torch.clamp(x, low, low + 1), "b t", "t", name="clamp_tensor"),
+    row(lambda x: torch.clamp_min(x, 1), "b t", make=ints(5), name="clamp_min"),
+    row(torch.addcmul, "b t", "b 1", "t"),
+    row(lambda x, y, z: torch.addcdiv(x, y, z, value=0.3), "b t", "b 1", "t",
+        make=[torch.randn, torch.randn, positive], name="addcdiv"),
+    row(lambda x, y: torch.lerp(x, y, 0.3), "b t", "t", name="lerp_near"),
+    row(lambda x, y: torch.lerp(x, y, 0.8), "b t", "t", name="lerp_far"),
+    row(torch.lerp, "b t", "b t", "t", make=[torch.randn, torch.randn, positive]),
+    row(lambda m, x, y: torch.where(m, x, y), "b 1", "b t", "t",
+        make=[bools, torch.randn, ints(4)], name="where_promotes"),
+    row(lambda m, x: torch.where(m, x, -1e9), "b t", "b t", make=[bools, halves],
+        name="where_scalar_half"),
+    row(lambda m, x: torch.where(m, 2, x), "b t", "b t", make=[bools, ints(4)], name="where_self"),
+    row(lambda m: torch.where(m, 1.0, 0.0), "b t", make=bools, name="where_scalars"),
+    row(lambda m, x: torch.where(m, x, ~x), "b t", "b t", make=bools, name="where_bool"),
+    row(lambda x, m: x.masked_fill(m, -INF), "b t", "t", make=[torch.randn, bools],
+        name="masked_fill"),
+    row(lambda x, m: x.masked_fill(m, True), "b t", "t", make=bools, name="masked_fill_bool"),
+    row(lambda x, y: torch.isclose(x, y + 1e-9), "b t", "b t", name="isclose"),
+    row(lambda x, y: (x << y, x >> y), "b t", "t", make=[signed, ints(9)], name="shifts"),
+    row(lambda x: (x << 2, x >> 1), "b t", make=signed, name="shifts_by_number"),
+    row(lambda x: (x & 3, x | 8, x ^ 5, ~x), "b t", make=signed, name="bits_with_number"),
+    *(row(lambda x, e=e: x ** e, "b t", name=f"pow_{e}") for e in (2, 3, 2.0, -2, 0, 1, 7)),
+    *(row(lambda x, e=e: x ** e, "b t", make=positive, name=f"pow_positive_{e}")
+      for e in (0.5, -0.5, -1, 1.7)),
+    *(row(lambda x, e=e: x ** e, "b t", make=signed, name=f"int_pow_{e}") for e in (0, 1, 2, 5)),
+    row(torch.pow, "b t", "t", make=[positive, torch.randn], name="pow_tensors"),
+    row(torch.pow, "b t", "t", make=[signed, ints(30)], name="int_pow_tensors"),
+    row(lambda x: 2 ** x, "b t", make=ints(66), name="two_to_the_int"),
+    row(lambda x: 3 ** x, "b t", make=ints(50), name="three_to_the_int"),
+    row(lambda x: 2.5 ** x, "b t", name="number_pow"),
+    *(row(lambda x, d=d: torch.round(x * 100, decimals=d), "b t", name=f"round_{d}")
+      for d in (2, -1, 0)),
+    row(lambda x: torch.nan_to_num(x, nan=1.0, posinf=2.0), "b t", name="nan_to_num_given"),
+    row(lambda x: (x.half(), x.double(), x.long(), x.bool(), x.to(torch.int8)), "b t",
+        name="conversions"),
+    row(lambda x: (x.float(), x.bool(), x.to(torch.uint8)), "b t", make=ints(300),
+        name="conversions_of_ints"),
+    row(lambda x, y: (x.type_as(y), y.to(x)), "b t", "b t", make=[torch.randn, ints(4)],
+        name="conversions_like"),
+    row(lambda x: x + 1, "", name="zero_dims"),
+    row(lambda x, y: x * y, "b t", "", make=[ints(4), torch.randn], name="zero_dims_promote"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_static(case: Row) -> None:
+    check_static(case)
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_dynamic(case: Row) -> None:
+    check_dynamic(case)
+
+
+@pytest.mark.parametrize("fn", [*UNARY, torch.sgn, torch.isposinf, torch.isneginf, torch.sqrt],
+                         ids=lambda fn: fn.__name__)  # fmt: skip
+def test_edges(fn: Callable[..., Any]) -> None:
+    """What is not a number, infinities and signed zeros."""
+    check_onnx(lambda x: fn(x), (EDGES,))
+
+
+@pytest.mark.parametrize("fn", [*BINARY, torch.pow], ids=lambda fn: fn.__name__)
+def test_edges_of_two(fn: Callable[..., Any]) -> None:
+    x, y = (t.reshape(-1) for t in torch.meshgrid(EDGES, EDGES, indexing="ij"))
+    check_onnx(lambda x, y: fn(x, y), (x, y))
+
+
+def test_numbers_beyond_halves() -> None:
+    """torch computes on halves in float32."""
+    x = torch.tensor([1e-3, 2.0]).half()
+    check_onnx(lambda x: (x * 1e5, x / 1e5 * 1e5, x * 1e-8, x + 1e6), (x,))
+
+
+def test_bounds_that_are_not_numbers() -> None:
+    check_onnx(lambda x: (x.clamp(min=NAN), x.clamp(3, 1)), (torch.randn(4),))
+
+
+def test_integers_stay_integers() -> None:
+    big = torch.tensor([7000000049, -7000000049, 3037000500, 2**62])
+    check_onnx(lambda x: (x + 1, x * x, x ** 3, x % 1000, x // -7, x - 1, x.abs()), (big,))
+    check_onnx(lambda x, e: x ** e, (torch.tensor([3, -3, 1, -1, 2, 0, 5]), torch.tensor(
+        [39, 39, -3, -3, -1, 0, 27])))  # fmt: skip
+
+
+def test_small_integers() -> None:
+    """They wrap around as in torch, and quotients do not overflow on the way."""
+    x = torch.arange(-128, 128).to(torch.int8)
+    y = torch.full_like(x, 3)
+    check_onnx(lambda x, y: (x // y, x % y, x + y, x * y, x << 1, x >> 2, x // 3), (x, y))
+    u = torch.arange(256).to(torch.uint8)
+    check_onnx(lambda x: (x + 200, x * 3, x // 7, x % 7, x << 3, x >> 3, ~x), (u,))
+
+
+def test_shifts_beyond_the_width() -> None:
+    x = torch.tensor([5, -5, 2**62, -(2**63)])
+    for shift in (0, 1, 31, 62, 63, 64, 100, -1):
+        by = torch.full_like(x, shift)
+        check_onnx(lambda x, by: (x << by, x >> by), (x, by))
+
+
+def test_arithmetic_is_one_node() -> None:
+    """Nothing around what ONNX has an operator for."""
+    x, dims = torch.randn(2, 3), ({0: gp.Dim("b")},)
+    for fn, op in (
+        (lambda x: x * 2, "Mul"), (lambda x: 1 - x, "Sub"), (lambda x: x ** 2, "Pow"),
+        (lambda x: x.clamp(0, 1), "Clip"), (lambda x: x > 0, "Greater"),
+        (lambda x: torch.fmod(x, 2), "Mod"), (lambda x: x.to(torch.float16), "Cast"),
+    ):  # fmt: skip
+        program = gp.onnx.export(fn, (x,), dynamic_shapes=dims)
+        assert [n.op_type for n in program.model_proto.graph.node] == [op]

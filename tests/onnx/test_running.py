@@ -1,0 +1,76 @@
+"""Cumulative operators on ONNX Runtime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tests.onnx.helpers import check_onnx
+from tests.onnx.rows import check_dynamic, check_static
+from tests.ops.rows import Row, bools, ints, row
+
+
+def doubles(size: Sequence[int]) -> torch.Tensor:
+    return torch.randn(tuple(size), dtype=torch.float64)
+
+
+def halves(size: Sequence[int]) -> torch.Tensor:
+    return torch.randn(tuple(size)).half()
+
+
+OPS: dict[str, Callable[..., Any]] = {
+    "cumsum": lambda x: x.cumsum(1), "cumsum_last": lambda x: x.cumsum(-1),
+    "cumprod": lambda x: x.cumprod(1), "cumprod_first": lambda x: x.cumprod(0),
+    "cummax": lambda x: tuple(x.cummax(1)), "cummin": lambda x: tuple(x.cummin(-1)),
+    "diff": lambda x: x.diff(dim=1),
+}  # fmt: skip
+FLOATS: dict[str, Callable[..., Any]] = {
+    "logcumsumexp": lambda x: x.logcumsumexp(1),
+    "cumsum_dtype": lambda x: x.cumsum(1, dtype=torch.float64),
+    "cumulative_trapezoid": lambda x: torch.cumulative_trapezoid(x, dim=0),
+}
+
+ROWS = [
+    *(row(fn, "b t 3", make=make, name=f"{name}_{i}")
+      for i, make in enumerate((torch.randn, halves, doubles))
+      for name, fn in (OPS | FLOATS).items()),
+    *(row(fn, "b t 3", make=make, name=f"{name}_{i}")
+      for i, make in enumerate((ints(4), bools), 3) for name, fn in OPS.items()),
+    row(lambda x: x.int().cumsum(1, dtype=torch.int32), "b t", make=ints(4), name="cumsum_int32"),
+    row(lambda x: x.to(torch.int16).cummax(0).values, "b t", make=ints(4), name="cummax_int16"),
+    row(lambda x: (x.cumsum(0), x.cumprod(0), tuple(x.cummax(0)), x.logcumsumexp(0)), "",
+        name="zero_dims"),
+    row(lambda x: x.cumprod(0), "b", name="line"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_static(case: Row) -> None:
+    check_static(case)
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_dynamic(case: Row) -> None:
+    check_dynamic(case)
+
+
+def test_edges() -> None:
+    """The last of equal ones, and of those that are no numbers."""
+    nan, inf = math.nan, math.inf
+    x = torch.tensor([[1.0, 3, 3, nan, 2, nan], [-inf, -inf, 1, 1, inf, inf], [2, 2, 1, 1, 0, 0]])
+    check_onnx(lambda x: (tuple(x.cummax(1)), tuple(x.cummin(1)), x.cumprod(1)), (x,))
+    check_onnx(lambda x: x.logcumsumexp(1), (x,))
+
+
+def test_integers_stay_integers() -> None:
+    x = torch.tensor([7000000049, 3, 2**40])
+    check_onnx(lambda x: (x.cumsum(0), x.cumprod(0), tuple(x.cummin(0))), (x,))
+
+
+def test_far_apart() -> None:
+    """Early sums are not lost beside a late, large one."""
+    check_onnx(lambda x: x.logcumsumexp(0), (torch.tensor([-200.0, -201.0, 0.0, 300.0]),))

@@ -1,0 +1,375 @@
+"""`ONNXProgram.verify`: sizes, judgement by dtype, reports, the first node that diverges."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import graphport as gp
+from graphport.errors import MismatchError, VerificationError
+from graphport.onnx.judgement import Tolerance, judge
+from graphport.onnx.samples import others
+from tests.onnx.helpers import check_onnx
+
+batch, length = gp.Dim("batch"), gp.Dim("length")
+
+
+def wrong_sin(b: Any, self: Any) -> Any:
+    return b.Cos(self)
+
+
+def close(dtype: torch.dtype) -> Tolerance:
+    return Tolerance.of(dtype, None, None)
+
+
+# Sizes
+
+
+def tried(program: gp.onnx.ONNXProgram) -> list[tuple[int, ...]]:
+    return [tuple(sizes.values()) for sizes in program.verify().sizes_tried]
+
+
+def test_one_dim() -> None:
+    program = gp.onnx.export(lambda x: x * 2, (torch.randn(3, 2),), dynamic_shapes=({0: batch},))
+    report = program.verify()
+    assert report.ok and report.sizes_tried == [{"batch": n} for n in (3, 4, 1, 0, 6, 2)]
+
+
+def test_sizes_stay_in_the_ranges() -> None:
+    dim = gp.Dim("n", min=2, max=4)
+    program = gp.onnx.export(lambda x: x * 2, (torch.randn(3),), dynamic_shapes=({0: dim},))
+    assert sorted(tried(program)) == [(2,), (3,), (4,)]
+
+
+def test_sizes_satisfy_what_dims_have_to_do_with_each_other() -> None:
+    program = gp.onnx.export(
+        lambda x, y: x[1:] + y, (torch.randn(5), torch.randn(4)),
+        dynamic_shapes=({0: length + 1}, {0: length}),
+    )  # fmt: skip
+    report = program.verify()
+    assert report.ok and len(report.sizes_tried) > 3
+
+
+def test_sizes_satisfy_conditions() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        torch._check(x.shape[0] % 4 == 0)
+        torch._check(y.shape[0] < x.shape[0])
+        return x.sum() + y.sum() if x.shape[0] > y.shape[0] else x
+
+    ep = gp.export(
+        f, (torch.randn(8), torch.randn(3)), guards="runtime_assert",
+        dynamic_shapes=({0: 4 * gp.Dim("quarter")}, {0: gp.Dim("m")}),
+    )  # fmt: skip
+    found = [tuple(t.shape[0] for t in flat)
+             for _, flat in others(ep, [torch.randn(8), torch.randn(3)], {})]  # fmt: skip
+    assert len(found) > 2 and all(a % 4 == 0 and b < a for a, b in found)
+
+
+def test_static_programs_are_tried_at_the_example() -> None:
+    program = gp.onnx.export(lambda x: x * 2, (torch.randn(3),))
+    assert program.verify().sizes_tried == [{}]
+
+
+def test_other_inputs_than_the_example() -> None:
+    program = gp.onnx.export(lambda x: x * 2, (torch.randn(3),), dynamic_shapes=({0: batch},))
+    assert program.verify((torch.randn(9),)).sizes_tried[0] == {"batch": 9}
+    assert program.verify(kwargs={"x": torch.randn(7)}).sizes_tried[0] == {"batch": 7}
+    with pytest.raises(RuntimeError, match="dtype"):
+        program.verify((torch.ones(3, dtype=torch.int64),))
+
+
+def test_sizes_that_eager_refuses() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.compiler.is_compiling() and x.shape[0] == 1:
+                raise ValueError("not one")
+            return x + 1
+
+    program = gp.onnx.export(Model(), (torch.randn(3),), dynamic_shapes=({0: batch},))
+    report = program.verify()
+    assert report.ok and report.sizes_refused == [{"batch": 1}]
+    assert "eager refuses: batch=1" in str(report)
+    with pytest.raises(ValueError, match="not one"):
+        program.verify((torch.randn(1),))
+
+
+def test_indices_stay_within_the_table() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, 4)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return self.table(ids) * mask.unsqueeze(-1)
+
+    ids = torch.randint(0, 10, (2, 5))
+    report = gp.onnx.export(
+        Model(), (ids, torch.ones(2, 5)), dynamic_shapes=({0: batch, 1: length},) * 2
+    ).verify()
+    assert report.ok and not report.sizes_refused and len(report.sizes_tried) == 6
+
+
+def test_a_model_that_is_wrong_at_other_sizes_only() -> None:
+    def lowering(b: Any, self: Any) -> Any:
+        return b.Mul(b.Sin(self), torch.ones(3))  # broadcasts, or not
+
+    report = gp.onnx.export(
+        lambda x: torch.sin(x), (torch.randn(3),), dynamic_shapes=({0: batch},),
+        custom_lowerings={"aten::sin": lowering},
+    ).verify()  # fmt: skip
+    (output,) = report.outputs
+    assert not report.ok and output.sizes == {"batch": 4} and output.note
+
+
+# Judgement
+
+
+@pytest.mark.parametrize(
+    ("have", "want", "dtype", "ok"),
+    [
+        ([1.0, 2.0], [1.0, 2.00001], torch.float32, True),
+        ([1.0, 2.0], [1.0, 2.01], torch.float32, False),
+        ([1.0, 2.0], [1.0, 2.01], torch.float16, True),
+        ([1.0, 2.0], [1.0, 2.05], torch.bfloat16, True),
+        ([math.nan, 2.0], [math.nan, 2.0], torch.float32, True),
+        ([0.0, 2.0], [math.nan, 2.0], torch.float32, False),
+        ([math.nan, 2.0], [0.0, 2.0], torch.float32, False),
+        ([math.inf, 2.0], [math.inf, 2.0], torch.float32, True),
+        ([-math.inf, 2.0], [math.inf, 2.0], torch.float32, False),
+        ([3.4e38, 2.0], [math.inf, 2.0], torch.float32, False),
+        ([1000.0, 900.0, 0.001], [1000.0, 900.0, 0.002], torch.float32, True),
+        ([-3.4e38, 0.1, 0.1], [-3.4e38, 0.1, 0.2], torch.float32, False),
+        ([], [], torch.float32, True),
+    ],
+)
+def test_floats(have: Any, want: Any, dtype: torch.dtype, ok: bool) -> None:
+    found = judge(torch.tensor(have, dtype=dtype), torch.tensor(want, dtype=dtype), close(dtype))
+    assert found.ok is ok and (ok or found.note)
+
+
+def test_kinds_and_sizes() -> None:
+    one = torch.ones(2)
+    assert judge(one, one.double(), close(torch.float64)).note == "float32 instead of float64"
+    assert (
+        judge(one, torch.ones(2, 1), close(torch.float32)).note == "of size [2] instead of [2, 1]"
+    )
+    assert judge(one.int(), torch.tensor([1, 3]).int(), close(torch.float32)).note == (
+        "1 of 2 differ"
+    )
+    assert judge(3, 3, close(torch.float32)).ok and not judge(3, 4, close(torch.float32)).ok
+    assert not judge(3, 3.0, close(torch.float32)).ok
+
+
+def test_tolerances_that_are_given_are_meant() -> None:
+    program = gp.onnx.export(
+        lambda x: torch.sin(x), (torch.randn(3),),
+        custom_lowerings={"aten::sin": lambda b, self: b.Add(b.Sin(self), 0.01)},
+    )  # fmt: skip
+    assert not program.verify().ok
+    assert program.verify(rtol=0.0, atol=0.02).ok and not program.verify(atol=0.001).ok
+    assert program.verify().outputs[0].max_abs_error == pytest.approx(0.01, rel=1e-3)
+
+
+def test_floats_that_were_halves_on_the_way() -> None:
+    program = gp.onnx.export(
+        lambda x: torch.sin(x.half()).float(), (torch.randn(300),),
+        custom_lowerings={"aten::sin": lambda b, self: b.Mul(b.Sin(self), 1.002)},
+    )  # fmt: skip
+    assert program.verify().ok
+
+
+def test_what_could_draw_random_numbers_but_does_not_is_compared() -> None:
+    def wrong(b: Any, query: Any, key: Any, value: Any) -> Any:
+        return b.Add(query, b.Add(key, value))
+
+    heads = torch.randn(1, 2, 4, 8)
+    program = gp.onnx.export(
+        lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q), (heads,),
+        custom_lowerings={"aten::scaled_dot_product_attention": wrong},
+    )  # fmt: skip
+    assert not program.verify().ok
+
+
+def test_random_results_are_judged_by_kind() -> None:
+    program = gp.onnx.export(
+        lambda x: (x + torch.rand_like(x), x * 2), (torch.randn(3),), dynamic_shapes=({0: batch},)
+    )
+    report = program.verify()
+    assert report.ok and report.outputs[0].note.startswith("random")
+    assert not report.outputs[1].note
+
+
+# Labels
+
+
+def test_labels_of_ties() -> None:
+    x = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 0.0]])
+
+    def last(b: Any, self: Any, dim: Any, keepdim: Any) -> Any:
+        return b.ArgMax(self, axis=dim, keepdims=int(keepdim), select_last_index=1)
+
+    program = gp.onnx.export(
+        lambda x: torch.argmax(x * 1.0, 1), (x,), custom_lowerings={"aten::argmax": last}
+    )
+    assert program(x).tolist() == [2, 1]
+    report = program.verify()
+    assert report.ok and "ties" in report.outputs[0].note
+    # Not a tie: the largest is elsewhere.
+    least = lambda b, self, dim, keepdim: b.ArgMin(self, axis=dim, keepdims=int(keepdim))
+    program = gp.onnx.export(
+        lambda x: torch.argmax(x * 1.0, 1), (x,), custom_lowerings={"aten::argmax": least}
+    )
+    assert not program.verify().ok
+
+
+def test_labels_that_follow_from_floats_that_agree() -> None:
+    x = torch.tensor([0.5, 0.25, 1.0])
+    nearly = lambda b, self, other: b.Add(b.Mul(self, other), 1e-7)
+    program = gp.onnx.export(
+        lambda x: (x * 1.0 > 0.5, (x * 2.0 + 1e-7).floor().to(torch.int64)), (x,),
+        custom_lowerings={"aten::mul.Tensor": nearly},
+    )  # fmt: skip
+    report = program.verify()
+    assert report.ok and "ties" in report.outputs[0].note
+
+
+def test_integers_that_are_wrong() -> None:
+    program = gp.onnx.export(
+        lambda x: (torch.sin(x) > 0.5).sum(), (torch.linspace(0, 6, 50),),
+        custom_lowerings={"aten::sin": wrong_sin},
+    )  # fmt: skip
+    report = program.verify()
+    assert not report.ok and report.first_divergence is not None
+    assert report.first_divergence.node.name == "sin"
+
+
+def test_rows_of_nan() -> None:
+    x = torch.tensor([[1.0, 2.0], [-math.inf, -math.inf]])
+    program = check_onnx(lambda x: torch.softmax(x, 1), (x,))
+    assert program.verify().ok
+
+
+# Reports
+
+
+class Head(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) + 1
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(6)])
+        self.heads = nn.ModuleList([Head(), Head()])
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        y = self.heads[0](y)
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return {"sum": x + self.heads[1](y), "rest": x * 2}
+
+
+def test_report() -> None:
+    x = torch.linspace(0, 1, 8).reshape(2, 4)
+    program = gp.onnx.export(Net(), (x, x), dynamic_shapes=({0: batch},) * 2)
+    report = program.verify()
+    assert [o.name for o in report.outputs] == ["sum", "rest"]
+    assert report.ok and all(o.max_abs_error < 1e-5 for o in report.outputs)
+    assert report.first_divergence is None
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["output", "max", "abs", "error", "max", "rel", "error"]
+    assert lines[1].split()[0] == "sum" and lines[1].endswith("ok")
+    assert lines[3] == "sizes tried: batch=2; batch=3; batch=1; batch=0; batch=4; batch=6"
+
+
+def test_first_divergence_among_branches() -> None:
+    x = torch.linspace(0, 1, 8).reshape(2, 4)
+    report = gp.onnx.export(Net(), (x, x), custom_lowerings={"aten::sin": wrong_sin}).verify()
+    assert [o.ok for o in report.outputs] == [False, True]
+    first = report.first_divergence
+    assert first is not None and first.node.name == "sin"
+    assert first.module == "heads.0"
+    assert first.source.startswith("test_verify.py:") and "torch.sin(x) + 1" in first.source
+    assert "first divergence: sin (aten.sin.default) in heads.0: 8 of 8 differ" in str(report)
+
+
+def test_first_divergence_in_state() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n += torch.sin(x)
+            return x + 1
+
+    report = gp.onnx.export(
+        Model(), (torch.randn(3),), custom_lowerings={"aten::sin": wrong_sin}
+    ).verify()
+    assert [(o.name, o.ok) for o in report.outputs] == [("output", True), ("n_updated", False)]
+    assert report.first_divergence is not None
+    assert report.first_divergence.node.name == "sin"
+
+
+def test_verify_in_export() -> None:
+    x = torch.tensor([0.5, 1.0])
+    assert gp.onnx.export(lambda x: torch.sin(x), (x,), verify=True)(x).shape == (2,)
+    f = lambda x: torch.sin(x)
+    with pytest.raises(VerificationError) as caught:
+        gp.onnx.export(f, (x,), verify=True, custom_lowerings={"aten::sin": wrong_sin})
+    assert isinstance(caught.value, MismatchError) and not caught.value.report.ok
+    line = f.__code__.co_firstlineno
+    assert str(caught.value) == textwrap.dedent(f"""\
+        GP320 the ONNX model differs from eager
+        output  max abs error  max rel error
+        output  0.4            0.83           WRONG: 2 of 2 differ
+        sizes tried: the example
+        first divergence: sin (aten.sin.default)
+          at test_verify.py:{line} in <lambda>: f = lambda x: torch.sin(x)""")
+
+
+# What verification leaves alone
+
+
+def test_nothing_is_changed() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.zeros(()))
+            self.calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.n += 1
+            self.calls += 1
+            x.add_(1)
+            return x * self.n
+
+    model, x = Model(), torch.ones(2)
+    program = gp.onnx.export(model, (x,))
+    program(x)
+    state = torch.get_rng_state()
+    assert program.verify().ok
+    assert model.n == 0 and model.calls == 0 and x.tolist() == [2.0, 2.0]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert program(torch.zeros(2)).tolist() == [2.0, 2.0]
+
+
+def test_the_users_model_is_the_reference() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + (1 if torch.compiler.is_compiling() else 2)
+
+    assert not gp.onnx.export(Model(), (torch.ones(2),)).verify().ok
+
+
+def test_example_inputs_without_data() -> None:
+    program = gp.onnx.export(nn.Linear(3, 2), (torch.empty(2, 3, device="meta"),))
+    assert program.verify((torch.randn(2, 3),)).ok
