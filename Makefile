@@ -19,7 +19,7 @@ help:
 	@echo "make test      lint and tests, without the slow ones"
 	@echo "make test-all  every test"
 	@echo "make check     lint, format, types, smoke tests: before each commit"
-	@echo "make bench     measure against torch.export and rewrite the table in README.md"
+	@echo "make bench     measure against torch.export and torch.onnx, rewrite the table in README.md"
 	@echo "make size      lines per file, largest first"
 	@echo "make clean     remove the virtual environment and caches"
 
@@ -62,6 +62,7 @@ check: $(DEV)
 
 # Compiled first: where Python may not keep what it compiles, an import would be slow.
 bench: $(TESTED)
+	@$(PIP) -e ".[bench]" -c constraints.txt
 	@$(PY) -m compileall -q src/graphport
 	@$(PY) benchmarks/bench.py --readme
 

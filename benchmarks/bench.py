@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import files  # noqa: E402
+from benchmarks import files, onnx_models  # noqa: E402
 from benchmarks.files import Times  # noqa: E402
 from examples import huggingface, resnet  # noqa: E402  the repository is importable only from here
 from examples.huggingface import Case  # noqa: E402
@@ -307,6 +307,22 @@ def stored(repeats: int, quick: bool) -> list[Times]:
     return found + files.times(f"{size} MB of weights", files.linear_layers(size), repeats)
 
 
+def exported(keys: list[str], repeats: int, quick: bool) -> list[onnx_models.Result]:
+    """From model to saved ONNX, and what the files run like."""
+    results = []
+    for key in keys:
+        work = WORKLOADS[key]
+        layers = max(2, work.layers // 4) if quick and key != "resnet" else work.layers
+        case = work.build(layers)
+        for dynamic in (False, True):
+            sizes = work.dims if dynamic else "static"
+            say(f"ONNX, {work.title}-{layers}, {sizes}")
+            results.append(
+                onnx_models.compare(f"{work.title}-{layers}", sizes, case, dynamic, repeats)
+            )
+    return results
+
+
 def memory_child(contender: str, megabytes: int) -> None:
     """Capture linear layers of 64 MB each and print the growth of the peak, in bytes."""
     runner = run_graphport_only if contender == GRAPHPORT else run_torch
@@ -533,6 +549,37 @@ LIKE_FOR_LIKE = (
 )
 
 
+def onnx_parts(result: dict[str, Any]) -> list[str]:
+    """What is said about ONNX."""
+    parts = [
+        "From model to saved ONNX, against `torch.onnx.export(dynamo=True)` (one run of it, the "
+        "median of ours):",
+        onnx_models.table(result["onnx"], table),
+        "What the files take to run in ONNX Runtime, milliseconds, medians, same session options:",
+        onnx_models.latency_table(result["onnx"], table),
+    ]
+    failed = [
+        f"- {name} fails on {r.model} ({r.sizes}): {reason}"
+        for r in result["onnx"] for name, reason in r.errors.items()
+    ]  # fmt: skip
+    if failed:
+        parts += ["Left out:", "\n".join(failed)]
+    if result["fresh"]:
+        ours, theirs = (result["fresh"][n] for n in (onnx_models.OURS, onnx_models.TORCH))
+        parts.append(
+            f"In a fresh process, from `import` to a saved 2-layer BERT, beyond `import torch`: "
+            f"graphport {ours:.2f} s, torch.onnx {theirs:.2f} s, {theirs / ours:.1f}x."
+        )
+    if result["large"]:
+        size, seconds, peak = result["large"]
+        parts.append(
+            f"A model with {size} GB of weights in safetensors shards, built under "
+            f"`gp.fake_mode()`: exported and saved in {seconds:.0f} s, peak resident memory "
+            f"{peak / 1e9:.2f} GB."
+        )
+    return parts
+
+
 def report(result: dict[str, Any]) -> str:
     """The whole result as Markdown, for the terminal and for the README alike."""
     parts = [result["about"], LIKE_FOR_LIKE, comparison_table(result["models"])]
@@ -551,6 +598,8 @@ def report(result: dict[str, Any]) -> str:
     if result["files"]:
         parts.append("`gp.save`, `gp.load` and torch's own, the least of the runs:")
         parts.append(files_table(result["files"]))
+    if result["onnx"]:
+        parts += onnx_parts(result)
     if result["memory"]:
         size = f"{result['megabytes'] / 1024:g} GB"
         each = [
@@ -624,6 +673,9 @@ def main() -> None:
         "depth": [],
         "related": [],
         "files": [],
+        "onnx": [],
+        "fresh": {},
+        "large": (),
         "memory": {},
         "checks": {},
         "import": {},
@@ -638,6 +690,15 @@ def main() -> None:
         result["related"] = related(counts, [*alone, run_export_only], rounds)
         if ours:
             result["files"] = stored(repeats, quick)
+    if ours:
+        result["onnx"] = exported(options.only or list(WORKLOADS), repeats, quick)
+    if whole and ours:
+        say("ONNX from a fresh process")
+        result["fresh"] = {n: onnx_models.fresh(n, 1 if quick else 3)
+                           for n in (onnx_models.OURS, onnx_models.TORCH)}  # fmt: skip
+        say("ONNX of a large model")
+        result["large"] = (2 if quick else 8, *onnx_models.large(2 if quick else 8))
+    if whole:
         result["memory"] = memory(contenders, megabytes)
         if ours:
             say("checks")

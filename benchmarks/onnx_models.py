@@ -144,6 +144,55 @@ def latencies(
     return {name: statistics.median(times) for name, times in runs.items()}
 
 
+def table(results: list[Result], rows: Callable[[list[str], list[list[str]]], str]) -> str:
+    """Export time and nodes of all models; `rows` writes a table."""
+    lines = []
+    for r in results:
+        ratio = r.ratio()
+        lines.append([
+            r.model, r.sizes, _milliseconds(r, OURS), _count(r, OURS), _milliseconds(r, TORCH),
+            _count(r, TORCH), "" if ratio is None else f"{ratio:.1f}x",
+        ])  # fmt: skip
+    ratios = [x for r in results if (x := r.ratio()) is not None]
+    if ratios:
+        mean = f"{statistics.geometric_mean(ratios):.1f}x ({len(ratios)} of {len(results)})"
+        lines.append(["geometric mean", "", "", "", "", "", mean])
+    header = ["model", "sizes", "graphport ms", "nodes", "torch.onnx ms", "nodes", "ratio"]
+    return rows(header, lines)
+
+
+def latency_table(results: list[Result], rows: Callable[[list[str], list[list[str]]], str]) -> str:
+    lines = []
+    for r in results:
+        line = [r.model, r.sizes]
+        for threads in THREADS:
+            line += [
+                f"{r.latency[n][threads] * 1e3:.2f}" if n in r.latency else "fails"
+                for n in (TORCH, OURS, ORT)
+            ]
+        lines.append(line)
+    means = ["geometric mean", "torch.onnx / ours"]
+    for threads in THREADS:
+        means.append("")
+        for name in (OURS, ORT):
+            speeds = [x for r in results if (x := r.speed(name, threads)) is not None]
+            means.append(f"{statistics.geometric_mean(speeds):.2f}x" if speeds else "")
+    lines.append(means)
+    header = ["model", "sizes"]
+    for threads in THREADS:
+        unit = f"{threads} thread{'s' if threads > 1 else ''}"
+        header += [f"torch.onnx, {unit}", "graphport", 'target="ort"']
+    return rows(header, lines)
+
+
+def _milliseconds(result: Result, name: str) -> str:
+    return f"{result.seconds[name] * 1e3:,.0f}" if name in result.seconds else "fails"
+
+
+def _count(result: Result, name: str) -> str:
+    return f"{result.nodes[name]:,}" if name in result.nodes else ""
+
+
 # From a fresh process
 
 FRESH = """

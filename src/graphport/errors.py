@@ -67,6 +67,8 @@ class ConstraintViolationError(UserError, ValueError):
     """The program needs more of its input sizes than `dynamic_shapes` promises."""
 
     code = "GP111"
+    questions: tuple[str, ...] = ()
+    """What the program asked of its sizes, and was answered as the example has it."""
 
     def render(self) -> str:
         lines = [f"{type(self).code} {self.what}"]

@@ -147,6 +147,8 @@ def test_json_and_report(run: Runner) -> None:
         (["models.py:build", "--dynamic", "x:0=n["], 'at   --dynamic "x:0=n["'),
         (["models.py:build", "--dynamic", "x:0=n[1..4],1=n[2..]"], "n has two ranges"),
         (["models.py:build", "--dynamic", "x:0=n[4..1]"], "max=1 is smaller than min=4"),
+        (["models.py:build", "--opset", "99"], "opset=99 is not supported\n  at   --opset"),
+        (["models.py:build", "--report", "no/report.md"], "there is no folder no"),
         (["models.py:build", "--report", "report.pdf"], "the form of the report"),
     ],
 )  # fmt: skip
@@ -165,7 +167,7 @@ def test_bad_usage(run: Runner, argv: list[str], says: str) -> None:
          "  at   models.py:73 in broken"),
         (["models.py:forward_fails", "--input", "x=f32[2]"], "GP150"),
         (["models.py:needs_two", "--input", "x=f32[9]", "--dynamic", "x:0=n"],
-         "Suggested fixes:\n  n = Dim('n', min=5)"),
+         "Suggested fixes:\n  --dynamic with n[5..] in place of n"),
         (["models.py:unsupported", "--input", "x=f32[2,2]"], "GP201 no ONNX lowering for"),
     ],
 )  # fmt: skip
@@ -175,6 +177,25 @@ def test_failures_are_told_without_a_traceback(run: Runner, argv: list[str], say
     assert says in done.err
     assert "Traceback" not in done.err and not done.out
     assert not Path("m.onnx").exists()
+
+
+def test_a_model_that_differs_is_not_written(run: Runner) -> None:
+    Path("odd.py").write_text(
+        "import torch, graphport as gp\n"
+        "@torch.library.custom_op('odd::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor: return 2 * x\n"
+        "@twice.register_fake\n"
+        "def _(x): return torch.empty_like(x)\n"
+        "@gp.onnx.lowering('odd::twice')\n"
+        "def lower(b, x): return b.Add(x, 2.0)\n"
+        "def model(x): return twice(x)\n"
+    )
+    argv = ("export", "odd.py:model", "-o", "m.onnx", "--input", "x=f32[3]", "--verify")
+    done = run(*argv, "--report", "odd.md")
+    assert done.code == 1
+    assert "not written" in done.out and "WRONG at the example: 3 of 3 differ" in done.out
+    assert "first differs at twice" in done.out and "odd.py:8 in model" in done.out
+    assert not Path("m.onnx").exists() and "WRONG" in Path("odd.md").read_text()
 
 
 def test_errors_as_json_and_with_a_traceback(run: Runner) -> None:

@@ -35,10 +35,10 @@ def test_the_table(exported: Runner) -> None:
     assert "batch=2" in done.out
 
 
-def spoiled(path: str) -> None:
+def spoiled(path: str, weight: str = "second.bias") -> None:
     """Change one weight of a model."""
     model = onnx.load(path)
-    bias = next(t for t in model.graph.initializer if t.name == "second.bias")
+    bias = next(t for t in model.graph.initializer if t.name == weight)
     values = numpy_helper.to_array(bias).copy()
     values[1] += 0.5
     bias.CopyFrom(numpy_helper.from_array(values, bias.name))
@@ -56,6 +56,29 @@ def test_a_file_that_differs(exported: Runner) -> None:
     assert done.code == 0, done.err
     done = exported("verify", "m.onnx", "--against", "models.py:build")
     assert "m.onnx DIFFERS from models.py:build" in done.out
+
+
+@pytest.mark.parametrize("more", [(), ("--external-data",)])
+def test_where_a_file_differs(run: Runner, more: tuple[str, ...]) -> None:
+    run("export", "models.py:build", "-o", "m.onnx", "--dynamic", "x:0=batch[1..64]", *more)
+    spoiled("m.onnx", "first.bias")
+    done = run("verify", "m.onnx", "--against", "models.py:build", "--json")
+    assert done.code == 1, done.err
+    found = done.data["verification"]["first_divergence"]
+    assert (found["node"], found["module"]) == ("linear", "first")
+    assert "self.second(torch.relu(self.first(x)))" in found["source"]
+
+
+def test_where_another_file_differs_is_not_guessed(run: Runner) -> None:
+    run("export", "models.py:build", "-o", "m.onnx", "--dynamic", "x:0=batch[1..64]")
+    spoiled("m.onnx", "first.bias")
+    model = onnx.load("m.onnx")
+    model.graph.node[0].output[0] = model.graph.node[1].input[0] = "renamed"
+    del model.graph.value_info[:]
+    onnx.save(model, "m.onnx")
+    done = run("verify", "m.onnx", "--against", "models.py:build", "--json")
+    assert done.code == 1, done.err
+    assert done.data["verification"]["first_divergence"] is None
 
 
 def test_a_file_of_another_tool(run: Runner) -> None:

@@ -245,6 +245,11 @@ def test_dynamic_axes() -> None:
     )  # fmt: skip
     assert dims(program) == {"a": ["batch_size", 3], "b": ["batch_size", "dim_4th"]}
     assert program(torch.ones(5, 3), torch.ones(5, 1))[1].shape == (5, 1)
+    swapped = gp.onnx.export(
+        lambda x, y: (x + 1, y + 1), (torch.ones(2), torch.ones(3)), input_names=["y", "x"],
+        dynamic_axes={"x": {0: "n"}},
+    )  # fmt: skip
+    assert dims(swapped) == {"y": [2], "x": ["n"]}
     listed = gp.onnx.export(lambda x: x + 1, (torch.ones(2, 3),), dynamic_axes={"x": [0, 1]})
     assert dims(listed) == {"x": ["x_dim_0", "x_dim_1"]}
     assert dims(

@@ -548,3 +548,82 @@ def test_a_model_without_weights(
     torch.testing.assert_close(torch.from_numpy(out), real(x).detach(), rtol=1e-4, atol=1e-5)
     shape = session.get_inputs()[0].shape
     assert shape == (["rows", 8] if dynamic else [97, 8])
+
+
+def ids(*sizes: int) -> torch.Tensor:
+    return torch.randint(0, 256, sizes, generator=torch.Generator().manual_seed(0))
+
+
+def pretrained(name: str) -> tuple[Callable[[], nn.Module], dict[str, Any]]:
+    """A small model of Hugging Face's, and keyword arguments for it."""
+    import transformers as hf
+
+    small = {"vocab_size": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    text = {"input_ids": ids(2, 9), "attention_mask": torch.ones(2, 9, dtype=torch.bool)}
+    places = {"position_ids": torch.arange(9).unsqueeze(0)}
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if name == "gpt2":
+        config = hf.GPT2Config(**small, n_positions=64, n_embd=64, n_layer=2, n_head=2)
+        return lambda: hf.GPT2Model(config), {**text, **places}
+    if name == "gpt_neox":
+        config = hf.GPTNeoXConfig(**small, **sizes)
+        return lambda: hf.GPTNeoXModel(config), {**text, **places}
+    if name == "bloom":
+        config = hf.BloomConfig(**small, hidden_size=64, n_layer=2, n_head=2)
+        return lambda: hf.BloomModel(config), text
+    if name == "t5":
+        config = hf.T5Config(vocab_size=256, d_model=64, num_layers=2, num_heads=2)
+        return lambda: hf.T5Model(config), {**text, "decoder_input_ids": ids(2, 9)}
+    config = hf.WhisperConfig(
+        **small, num_mel_bins=16, encoder_layers=2, encoder_attention_heads=2, decoder_layers=2,
+        decoder_attention_heads=2, decoder_ffn_dim=64, encoder_ffn_dim=64, d_model=64,
+        max_source_positions=50, decoder_start_token_id=3, begin_suppress_tokens=[22, 200],
+    )  # fmt: skip
+    features = torch.randn(2, 16, 100)
+    return lambda: hf.WhisperModel(config), {
+        "input_features": features, "decoder_input_ids": ids(2, 2),
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "bloom", "t5", "whisper"])
+@pytest.mark.parametrize("loaded_within", [True, False])
+def test_pretrained_models_without_weights(name: str, loaded_within: bool, tmp_path: Path) -> None:
+    import onnxruntime
+    import safetensors.torch as safetensors
+
+    make, kwargs = pretrained(name)
+    kwargs["use_cache"] = False
+    real = make().eval()
+    real.save_pretrained(tmp_path)
+    with gp.fake_mode():
+        model = make().eval()
+        if loaded_within:
+            found = safetensors.load_file(tmp_path / "model.safetensors")
+            model.load_state_dict(found, strict=False)
+            model.tie_weights()
+    tensors = {k: v for k, v in kwargs.items() if isinstance(v, torch.Tensor)}
+    batch = gp.Dim("batch", min=1)
+    spec = {k: {0: batch} if k in tensors and len(v) == 2 else None for k, v in kwargs.items()}  # type: ignore[arg-type]
+    program = gp.onnx.export(model, (), kwargs, dynamic_shapes=spec)
+    program.save(tmp_path / "m.onnx", state_dict=None if loaded_within else tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    for rows in (2, 1, 3):
+        given = {k: v[:1].expand(rows, *v.shape[1:]).contiguous() if len(v) == 2 else v
+                 for k, v in tensors.items()}  # fmt: skip
+        have = session.run(None, {k: v.numpy() for k, v in given.items()})
+        with torch.no_grad():
+            want = program.adapt_torch_outputs_to_onnx(real(**{**kwargs, **given}))
+        assert_close([torch.from_numpy(t) for t in have], list(want), "results differ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "bloom", "t5", "whisper"])
+def test_pretrained_models(name: str) -> None:
+    make, kwargs = pretrained(name)
+    kwargs["use_cache"] = False
+    batch = gp.Dim("batch", min=1)
+    spec = {k: {0: batch} if isinstance(v, torch.Tensor) and len(v) == 2 else None
+            for k, v in kwargs.items()}  # fmt: skip
+    report = gp.onnx.export(make().eval(), (), kwargs, dynamic_shapes=spec).verify()
+    assert report.ok and len(report.sizes_tried) > 3, report

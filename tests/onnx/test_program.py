@@ -19,8 +19,8 @@ from tests.onnx.helpers import check_onnx
 batch = gp.Dim("batch")
 
 DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int8,
-    torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
 ]  # fmt: skip
 EIGHTS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 
@@ -240,3 +240,27 @@ def test_weights_that_are_known_to_be_in_a_file(tmp_path: Any) -> None:
     program = gp.onnx.export(model, (x,), dynamic_shapes=({0: batch},))
     torch.testing.assert_close(program(x), real(x).detach(), rtol=1e-4, atol=1e-5)
     assert program.verify().ok
+
+
+def test_optimize() -> None:
+    class Block(nn.Module):
+        """Root mean square normalisation, as models write it out."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.rand(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+            return self.w * (x * scale)
+
+    model, x = Block(), torch.randn(2, 3, 8)
+    plain = gp.onnx.export(model, (x,), optimize=False)
+    torch.testing.assert_close(plain(x), model(x).detach())
+    before = len(plain.model_proto.graph.node)
+    plain.optimize()
+    fused = gp.onnx.export(model, (x,))
+    assert plain.model_proto == fused.model_proto
+    assert len(plain.model_proto.graph.node) < before
+    torch.testing.assert_close(plain(x), model(x).detach())
+    assert plain.verify().ok

@@ -175,7 +175,7 @@ def test_weights_that_do_not_lie_in_order(tmp_path: Path) -> None:
 def test_options_that_are_refused(model: Model, tmp_path: Path) -> None:
     program = gp.onnx.export(model, (x,))
     with pytest.raises(
-        InputError, match='external_data=.always.\n  fix  one of True, False, "auto"'
+        InputError, match=r'external_data=.always.\n  fix  one of True, False, "auto"'
     ):
         program.save(tmp_path / "m.onnx", external_data="always")
     with pytest.raises(InputError, match="state_dict is of type int"):
@@ -430,5 +430,5 @@ class Evil:
 
 def test_pickles_are_not_run(empty: Model, tmp_path: Path) -> None:
     torch.save({"a": Evil()}, tmp_path / "w.pt")
-    with pytest.raises(Exception, match="weights_only|Weights only"):
+    with pytest.raises(Exception, match=r"weights_only|Weights only"):
         gp.onnx.export(empty, (x,)).save(tmp_path / "m.onnx", state_dict=tmp_path / "w.pt")

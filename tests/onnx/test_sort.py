@@ -76,7 +76,10 @@ ROWS = [
     row(lambda a: torch.histogram(a, 5, range=(0.5, 0.5))[0], "b t", name="histogram_of_a_point"),
     row(lambda a: torch.histogram(a, 5), "b t", name="histogram_by_data"),
     row(lambda a, w: torch.histogram(a, torch.tensor([-1.0, 0, 2]), weight=w, density=True), "t",
-        "t", make=[R, lambda s: torch.rand(s) + 1], least={"t": 10}, name="histogram_by_edges"),
+        "t", make=[R, lambda s: torch.rand(s) + 1], least={"t": 5}, name="histogram_by_edges"),
+    row(lambda a: torch.histogramdd(a, [3, 2])[0], "b 2", name="histogramdd"),
+    row(lambda a, w: torch.histogramdd(a, [3, 2], range=[-1.0, 1, -2, 2], weight=w, density=True),
+        "t 2", "t", make=[R, lambda s: torch.rand(s) + 1], least={"t": 5}, name="histogramdd_all"),
 ]  # fmt: skip
 
 
@@ -142,7 +145,7 @@ def test_unique(dtype: torch.dtype) -> None:
         both = {"return_inverse": True, "return_counts": True}
         return (
             torch.unique(x, **both), torch.unique(x, return_counts=True),
-            torch.unique(x, dim=0, **both), torch.unique(x, dim=1),
+            torch.unique(x, dim=0, **both), torch.unique(x.mT, dim=1),
             torch.unique_consecutive(x, **both), torch.unique_consecutive(x, dim=0, **both),
         )  # fmt: skip
 
@@ -160,6 +163,15 @@ def test_every_nan_is_distinct(dtype: torch.dtype) -> None:
 
     x = of_floats(dtype)
     check_onnx(program, (x,), dynamic_shapes=({0: gp.Dim("n")},), others=[(x[:1],), (x[:0],)])
+
+
+def test_rows_with_nan_are_distinct() -> None:
+    """In which order is not said, with torch either."""
+    x = torch.tensor([[NAN, 1], [2, 3], [NAN, 1], [4, 5], [2, 3]])
+    program = gp.onnx.export(lambda x: torch.unique(x, dim=0, return_inverse=True), (x,))
+    values, inverse = program(x)
+    assert values.shape == torch.unique(x, dim=0).shape == (4, 2)
+    torch.testing.assert_close(values[inverse], x, equal_nan=True)
 
 
 def test_nan_comes_after_a_sequence() -> None:

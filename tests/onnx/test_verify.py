@@ -373,3 +373,86 @@ def test_the_users_model_is_the_reference() -> None:
 def test_example_inputs_without_data() -> None:
     program = gp.onnx.export(nn.Linear(3, 2), (torch.empty(2, 3, device="meta"),))
     assert program.verify((torch.randn(2, 3),)).ok
+
+
+def test_what_is_written_to_inputs_is_judged_by_dtype() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> None:
+            x.copy_(torch.tanh(self.linear(x) * 3))
+
+    program = gp.onnx.export(Model(), (torch.randn(5, 64),), dynamic_shapes=({0: batch},))
+    report = program.verify()
+    assert report.ok, report
+    assert [o.name for o in report.outputs] == ["x_updated"]
+
+
+def test_complex_numbers() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("w", torch.randn(3, dtype=torch.complex64))
+            self.register_buffer("total", torch.zeros(3, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            self.total += x[0]
+            return x * self.w, (x * self.w).real
+
+    x = torch.randn(2, 3, dtype=torch.complex64)
+    program = gp.onnx.export(Model(), (x,), dynamic_shapes=({0: gp.Dim("n", min=1)},))
+    report = program.verify()
+    assert report.ok, report
+    assert [o.name for o in report.outputs] == ["output_0", "output_1", "total_updated"]
+
+
+def test_first_divergence_in_a_branch() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)) * 2
+
+    report = gp.onnx.export(f, (torch.ones(3),), custom_lowerings={"aten::sin": wrong_sin}).verify()
+    first = report.first_divergence
+    assert first is not None and "cond" in first.node.name
+    assert "torch.cond(x.sum() > 0" in first.source
+
+
+STATE = torch.zeros(3)
+
+
+class Parameter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.w.add_(1)
+        return x + self.w
+
+
+class Attribute(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.t = torch.zeros(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.t.add_(1)
+        return x + self.t
+
+
+def outside(x: torch.Tensor) -> torch.Tensor:
+    STATE.add_(1)
+    return x + STATE
+
+
+@pytest.mark.parametrize("target", [Parameter(), Attribute(), outside], ids=lambda t: str(t)[:9])
+@pytest.mark.parametrize("captured", [True, False])
+def test_state_of_all_kinds(target: Any, captured: bool) -> None:
+    x = torch.ones(3)
+    program = gp.onnx.export(gp.export(target, (x,))) if captured else gp.onnx.export(target, (x,))
+    assert program(x).tolist() == [2.0] * 3 and program(x).tolist() == [3.0] * 3
+    report = program.verify()
+    assert report.ok and len(report.outputs) == 2, report
+    assert not STATE.any()

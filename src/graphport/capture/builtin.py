@@ -1,6 +1,7 @@
 """Python's own `max`, `min`, `divmod` and `math.pow` would branch on a size, or not take one.
 
 Here they make a value. Formatted text (`f"{x.item():.2f}"`) shows a symbolic number by its name.
+`scaled_dot_product_attention` takes no condition on a size for a flag: it is given its truth.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ def symbolic_builtins() -> Iterator[None]:
     places = (
         (builtins, "max"), (builtins, "min"), (builtins, "divmod"), (math, "pow"),
         (torch.SymInt, "__format__"), (torch.SymFloat, "__format__"),
+        (torch.nn.functional, "scaled_dot_product_attention"),
     )  # fmt: skip
     before = [getattr(module, name) for module, name in places]
-    largest, smallest, division, power, *_ = before
+    largest, smallest, division, power, _, _, attention = before
     instead = (
         _choosing(largest, torch.sym_max, torch.maximum),
         _choosing(smallest, torch.sym_min, torch.minimum),
@@ -34,6 +36,7 @@ def symbolic_builtins() -> Iterator[None]:
         _raising(power),
         _named,
         _named,
+        _flagged(attention),
     )
     try:
         for (module, name), fn in zip(places, instead, strict=True):
@@ -69,6 +72,17 @@ def _choosing(original: Any, of_sizes: Pair, of_tensors: Pair) -> Any:
 def _named(number: Any, spec: str) -> str:
     """The name stands for whatever the number will be: there are no digits to lay out."""
     return str(number)
+
+
+def _flagged(original: Any) -> Any:
+    def flag(x: Any) -> Any:
+        return bool(x) if isinstance(x, torch.SymBool) else x
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return original(*map(flag, args), **{k: flag(v) for k, v in kwargs.items()})
+
+    return call
 
 
 def _dividing(original: Any) -> Any:

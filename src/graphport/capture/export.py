@@ -19,11 +19,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from graphport import source
 from graphport.capture import (  # noqa: F401  register their operators
     autograd_functions,
+    cache_lengths,
     changes,
     control,
     custom,
     data_dependent,
     decomposition,
+    forks,
     gradients,
     higher_order,
     indexing,
@@ -55,6 +57,7 @@ from graphport.capture.tracer import Tracer
 from graphport.capture.training import TrainingTracer
 from graphport.capture.values import Value
 from graphport.errors import (
+    ConstraintViolationError,
     DataDependentError,
     ExportError,
     ForwardError,
@@ -73,6 +76,7 @@ from graphport.program import (
     InputShape,
     OutputSpec,
     TensorArgument,
+    caches,
     owner,
 )  # fmt: skip
 from graphport.symbolic import Expr, Range, Scope
@@ -168,6 +172,16 @@ def _captured(
         first = _Capture(mod, root, inputs, dynamic_shapes, options)
         try:
             return first.run(), first.scope.passed_over
+        except ConstraintViolationError as error:
+            again = replace(options, once_more=True)
+
+            def captured(answers: forks.Answers) -> ExportedProgram:
+                one = _Capture(mod, root, inputs, dynamic_shapes, again)
+                one.scope.answers = answers
+                return one.run()
+
+            program = forks.without(error, captured)
+            return program, program.scope.passed_over
         except (ForwardError, ShapeError):
             if not first.scope.departed:
                 raise
@@ -350,7 +364,10 @@ class _Capture:
             with self._capturing():
                 self.recorder.stop = sys._getframe()
                 args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
-                return pytree.tree_flatten(self.mod(*args, **kwargs))
+                cache_lengths.ease((args, kwargs), self.scope)
+                result = self.mod(*args, **kwargs)
+                caches.admit(result)
+                return pytree.tree_flatten(result)
         except ExportError as error:
             error.located(self._place_of(error))
             error.__cause__ = None

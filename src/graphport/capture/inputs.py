@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from graphport import source
 from graphport.capture.fake_tensors import number_of
 from graphport.errors import InputError
+from graphport.program import caches
 
 CONSTANTS = (int, float, bool, str, complex, type(None), torch.dtype, torch.device,
              torch.memory_format, torch.layout)  # fmt: skip
@@ -72,6 +73,7 @@ def bind(target: nn.Module | Callable[..., Any], args: Any, kwargs: Any) -> Inpu
         args, kwargs = pytree.tree_map_only(
             _SYMBOLIC, lambda s: number_of(s, "the value"), (args, kwargs)
         )
+    caches.admit(args, kwargs)
     signature = signature_of(target)
     try:
         bound = signature.bind(*args, **kwargs)

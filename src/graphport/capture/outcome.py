@@ -144,11 +144,13 @@ class _Judge:
             others = [s for s in changed if s not in special]
             titles.append(f"Constraints violated ({self._names(others)})!")
         fixes = [*self._definitions(changed), *([_AT_RUN_TIME] if complex_ else ())]
-        return ConstraintViolationError(
+        error = ConstraintViolationError(
             f"{' '.join(titles)} The program needs more of its sizes than dynamic_shapes says:\n"
             + "\n".join(f"  - {line}" for line in dict.fromkeys(lines)),
             fix=fixes,
         )
+        error.questions = tuple(str(f.cond) for f in unmet if f.asked and not f.internal)
+        return error
 
     def _force(self, left: list[Expr]) -> list[Expr]:
         """Fix sizes until nothing is left that no dim can express; what is left then."""

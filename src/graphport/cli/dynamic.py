@@ -196,3 +196,36 @@ def _unreadable(text: str) -> UsageError:
         "dynamic sizes that cannot be read", where=f'--dynamic "{text}"',
         fix='INPUT:AXIS=SIZE[,AXIS=SIZE ...], such as "x:0=batch[1..64],1=seq"',
     )  # fmt: skip
+
+
+_DEFINED = re.compile(
+    r"(?P<name>\w+) = Dim\('\w+'(?:, min=(?P<least>\d+))?(?:, max=(?P<most>\d+))?\)"
+)
+_EQUAL = re.compile(r"(?P<name>\w+) = (?P<size>.+)")
+
+
+def respelled(fixes: Sequence[str]) -> list[str]:
+    """Suggested definitions of dims, as `--dynamic` has them.
+
+    >>> respelled(["_n = Dim('_n', min=1, max=12)", "n = 3*_n - 1", "rows = 11"])
+    ['--dynamic with 3*_n - 1 in place of n, where _n is _n[1..12]', '--dynamic without rows']
+    """
+    ranges = {m["name"]: f"{m['name']}[{m['least'] or ''}..{m['most'] or ''}]"
+              for m in map(_DEFINED.fullmatch, fixes) if m}  # fmt: skip
+    used: set[str] = set()
+    found = []
+    for match in map(_EQUAL.fullmatch, fixes):
+        if match is None or match["name"] in ranges:
+            continue
+        name, size = match["name"], match["size"]
+        if size.isdigit():
+            found.append(f"--dynamic without {name}")
+            continue
+        named = [n for n in ranges if re.search(rf"\b{n}\b", size) and n not in used]
+        used.update(named)
+        where = "".join(f", where {n} is {ranges[n]}" for n in named)
+        found.append(f"--dynamic with {size} in place of {name}{where}")
+    found += [
+        f"--dynamic with {text} in place of {n}" for n, text in ranges.items() if n not in used
+    ]
+    return found

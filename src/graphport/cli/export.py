@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from graphport import report
 from graphport.cli.console import Console
-from graphport.errors import InputError, UsageError
+from graphport.errors import ConstraintViolationError, InputError, UsageError
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     _check(options)
     with console.step("loading PyTorch and ONNX", "load"):
         from graphport import onnx
+
+        _as_usage(lambda: onnx.ExportOptions(opset=options.opset), "--opset")
     with console.step(f"building {options.model}", "build"):
         model, args, kwargs, shapes = _described(options)
     with console.step("capturing", "capture"):
-        from graphport.capture import export as capture
-
-        captured = model.target
-        if not model.is_program:
-            captured = capture(captured, args, kwargs, dynamic_shapes=shapes)
+        captured = _captured(model, args, kwargs, shapes, options)
     with console.step("lowering to ONNX", "lower"):
         program = onnx.export(captured, opset=options.opset, target=options.target)
         program.eager = None if model.is_program else model.target
@@ -50,10 +49,15 @@ def _check(options: argparse.Namespace) -> None:
     if output.is_dir():
         raise UsageError(f"{output} is a folder", fix=f"-o {output / 'model.onnx'}")
     if options.report:
-        try:
-            report.check_path(options.report)
-        except InputError as error:
-            raise UsageError(error.what, where="--report", fix=error.fix) from None
+        _as_usage(lambda: report.check_path(options.report), "--report")
+
+
+def _as_usage(check: Callable[[], Any], option: str) -> None:
+    """What the library says of an option, as a fault of the command line."""
+    try:
+        check()
+    except InputError as error:
+        raise UsageError(error.what, where=option, fix=error.fix) from None
 
 
 def _described(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
@@ -68,6 +72,20 @@ def _described(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
     if options.dynamic:
         shapes = dynamic.shapes(options.dynamic, model.target, args, kwargs)
     return model, args, kwargs, shapes
+
+
+def _captured(model: Any, args: Any, kwargs: Any, shapes: Any, options: argparse.Namespace) -> Any:
+    from graphport.capture import export as capture
+    from graphport.cli import dynamic
+
+    if model.is_program:
+        return model.target
+    try:
+        return capture(model.target, args, kwargs, dynamic_shapes=shapes)
+    except ConstraintViolationError as error:
+        if options.dynamic:
+            error.fix = dynamic.respelled(error.fix) or error.fix
+        raise
 
 
 def _tell(program: Any, verification: Any, options: argparse.Namespace, console: Console) -> None:

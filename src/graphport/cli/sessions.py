@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnxruntime as ort
 import torch
 
+from graphport.cli.models import load_onnx
 from graphport.errors import UsageError
 from graphport.onnx.interface import Interface
-from graphport.onnx.runtime import ort_value, tensor_of
+from graphport.onnx.ir import Value
+from graphport.onnx.runtime import ort_value, tensor_of, with_outputs
 
 
 class FileSession:
@@ -20,18 +23,15 @@ class FileSession:
     """
 
     def __init__(self, path: Path, interface: Interface) -> None:
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        try:
-            self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # of a dozen classes that have nothing in common
-            raise UsageError(f"ONNX Runtime cannot load {path}: {error}") from error
+        self.path = path
+        self.session = _loaded(str(path), path)
         taken = [i.name for i in interface.inputs]
         given = [*interface.outputs, *interface.written.values(), *interface.state.values()]
-        self.inputs = _paired(taken, [i.name for i in self.session.get_inputs()], path, "inputs")
-        self.inputs.update(_paired([*interface.state],
-                                   [i.name for i in self.session.get_overridable_initializers()],
-                                   path, "inputs with state"))  # fmt: skip
+        own = [i.name for i in self.session.get_overridable_initializers()]
+        self.inputs = {
+            **_paired(taken, [i.name for i in self.session.get_inputs()], path, "inputs"),
+            **_paired([*interface.state], own, path, "inputs with state"),
+        }
         self.outputs = _paired(given, [o.name for o in self.session.get_outputs()], path, "outputs")
 
     def run(
@@ -40,8 +40,29 @@ class FileSession:
         """Results by the names of the program."""
         feeds = {self.inputs[name]: ort_value(t) for name, t in inputs.items()}
         wanted = list(self.outputs) if outputs is None else list(outputs)
-        found = self.session.run_with_ort_values([self.outputs[n] for n in wanted], feeds)
+        names = [self.outputs.get(name, name) for name in wanted]
+        found = self.session.run_with_ort_values(names, feeds)
         return dict(zip(wanted, map(tensor_of, found), strict=True))
+
+    def extended(self, values: Iterable[Value]) -> FileSession:
+        """A session that gives values within the model as well."""
+        wider = copy.copy(self)
+        model = with_outputs(load_onnx(self.path), values)
+        wider.session = _loaded(model.SerializeToString(), self.path)
+        return wider
+
+
+def _loaded(model: str | bytes, path: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    # Where the weights are that a model in memory says are beside it.
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(path.absolute().parent)
+    )
+    try:
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of a dozen classes that have nothing in common
+        raise UsageError(f"ONNX Runtime cannot load {path}: {error}") from error
 
 
 def _paired(ours: Sequence[str], theirs: Sequence[str], path: Path, what: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ to outputs; what is run and compared with eager is the file.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,34 @@ def run(options: argparse.Namespace, console: Console) -> int:
         captured = model.target
         if not model.is_program:
             captured = capture(captured, args, kwargs, dynamic_shapes=shapes)
-        program = onnx.export(captured)
+        file = models.load_onnx(path)
+        program = onnx.export(captured, **_written_for(file))
         program.eager = None if model.is_program else model.target
     with console.step(f"loading {path}", "open"):
-        program.run_on(FileSession(path, program.interface))
+        same_within = _values(file) == _values(program.skeleton)
+        program.run_on(FileSession(path, program.interface), same_within)
     with console.step("verifying on ONNX Runtime", "verify"):
         report = program.verify(args, kwargs, rtol=options.rtol, atol=options.atol)
+        if not same_within:  # where the file goes wrong cannot be told then
+            report = replace(report, first_divergence=None)
     _tell(report, options, console)
     return 0 if report.ok else 1
+
+
+def _written_for(file: Any) -> dict[str, Any]:
+    """The options that a file of ours was made with, so that the new model is like it."""
+    from graphport.onnx.options import NEWEST, OLDEST
+
+    opsets = {entry.domain: entry.version for entry in file.opset_import}
+    known = OLDEST <= opsets.get("", 0) <= NEWEST
+    return {
+        "opset": opsets[""] if known else None,
+        "target": "ort" if "com.microsoft" in opsets else "onnx",
+    }
+
+
+def _values(model: Any) -> set[str]:
+    return {name for node in model.graph.node for name in node.output}
 
 
 def _shapes(options: argparse.Namespace, model: Any, args: Any, kwargs: Any) -> Any:

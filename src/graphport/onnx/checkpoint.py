@@ -123,6 +123,8 @@ def fitted(
                 problems["missing"].append(origin)
             continue
         have = given[found]
+        if isinstance(have, torch.Tensor) and have.is_complex():
+            have = torch.view_as_real(have.resolve_conj())  # as the model has it
         if not isinstance(have, torch.Tensor) or not has_data(have):
             problems["missing"].append(f"{found} (there is no data in what was given)")
         elif have.shape != want.shape:

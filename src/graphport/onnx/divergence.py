@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -106,6 +107,8 @@ class _Search:
 
 
 def _described(node: Node, found: Judgement | None) -> Divergence:
+    while node.target is operator.getitem:
+        node = node.all_input_nodes[0]  # of several results: the operator that has them
     stack = node.meta.get("nn_module_stack")
     module = str(list(stack.values())[-1][0]) if stack else ""
     where = of_trace(node.meta.get("stack_trace"))

@@ -21,13 +21,22 @@ _DEFAULT_OUTPUT = re.compile(r"output(_\d+)?")
 
 
 def by_parameter(
-    spec: Any, model: Any, args: tuple[Any, ...], kwargs: Any, names: Sequence[str] | None
+    spec: Any,
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Any,
+    names: Sequence[str] | None,
+    names_first: bool = False,
 ) -> Any:
-    """A spec with chosen input names among its keys, by the model's own parameters."""
+    """A spec with chosen input names among its keys, by the model's own parameters.
+
+    A key that is both is a parameter, unless `names_first`.
+    """
     if not isinstance(spec, Mapping) or not set(spec) & set(names or ()):
         return spec
     inputs = bind(model, args, kwargs)
-    own = {k: v for k, v in spec.items() if k in inputs.parameters}
+    first = set(names or ()) if names_first else set()
+    own = {k: v for k, v in spec.items() if k in inputs.parameters and k not in first}
     if len(own) == len(spec):
         return spec
     leaves: list[Any] = []
@@ -71,7 +80,7 @@ def of_axes(
         for name, given in axes.items()
         if name in known
     }
-    return by_parameter(spec, model, args, kwargs, names)
+    return by_parameter(spec, model, args, kwargs, names, names_first=True)
 
 
 def _named_axes(name: str, given: Any) -> Iterable[tuple[int, str]]:

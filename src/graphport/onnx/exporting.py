@@ -17,7 +17,7 @@ from graphport.onnx.interface import InterfaceBuilder
 from graphport.onnx.model import assign_names, prune
 from graphport.onnx.options import ExportOptions
 from graphport.onnx.program import ONNXProgram
-from graphport.onnx.registry import LOWERINGS, Lowering, is_known, operator_named
+from graphport.onnx.registry import COMPLEX, LOWERINGS, Lowering, is_known, operator_named
 from graphport.ops import info_of
 from graphport.program import ExportedProgram, from_torch, services
 
@@ -112,7 +112,7 @@ def lowered(program: ExportedProgram, options: ExportOptions) -> ONNXProgram:
     simpler = _known_operators(program, custom, opset)
     opset = options.opset or lower.newest(simpler.graph_module, opset)
     builder = Builder(simpler.scope, opset, options.target)
-    walk = lower.Lowerer(builder, custom)
+    walk = lower.Lowerer(builder, custom, options.optimize)
     interface = InterfaceBuilder(simpler, walk, options)
     interface.open()
     interface.close(walk.run(simpler.graph_module))
@@ -141,12 +141,14 @@ def _known_operators(
 
     if program.dialect == "TRAINING":
         program = program.run_decompositions({}, list(filter(_is_whole, (*LOWERINGS, *custom))))
-    if not lower.missing(program.graph_module, known):
-        return program
-    program = services.take_apart(program, known)
-    missing = lower.missing(program.graph_module, known)
-    if missing:
-        raise lower.report(missing, opset)
+    tried: set[Any] = set()
+    while missing := lower.missing(program.graph_module, known):
+        if tried.issuperset(missing):
+            raise lower.report(missing, opset)
+        tried.update(missing)
+        program = services.take_apart(
+            program, lambda op: op not in tried and (known(op) or op in COMPLEX)
+        )
     return program
 
 

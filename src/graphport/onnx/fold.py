@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from graphport.onnx.ir import Value
+from graphport.onnx.ir import Complex, Value
 from graphport.ops.abstract import Abstract
 from graphport.symbolic import Expr
 
@@ -27,7 +27,7 @@ _MOST = 1 << 16
 def folded(lowerer: Lowerer, node: Node) -> Any:
     """The constant that a node is, or None."""
     result = lowerer.b.result
-    if not isinstance(result, Abstract) or result.dtype.is_complex or not _is_small(result):
+    if not isinstance(result, Abstract) or not _is_small(result):
         return None
     target: Any = node.target
     if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
@@ -40,7 +40,11 @@ def folded(lowerer: Lowerer, node: Node) -> Any:
     if isinstance(kwargs.get("device"), torch.device):
         kwargs["device"] = torch.device("cpu")
     with torch.no_grad():
-        return lowerer.b.constant(target(*args, **kwargs))
+        made = target(*args, **kwargs)
+    if made.is_complex():
+        made = made.resolve_conj()
+        return Complex(lowerer.b.constant(made.real), lowerer.b.constant(made.imag))
+    return lowerer.b.constant(made)
 
 
 def _is_small(result: Abstract) -> bool:
@@ -61,6 +65,8 @@ def _concrete(x: Any, weights: set[Value]) -> Any:
         if x.tensor is None or x in weights:
             raise _NotConstant
         return x.tensor
+    if isinstance(x, Complex):
+        return torch.complex(_concrete(x.re, weights), _concrete(x.im, weights))
     if isinstance(x, Expr):
         raise _NotConstant
     if isinstance(x, (list, tuple)):

@@ -19,13 +19,13 @@ CumProd CumSum Elu Erf Exp Floor Gelu HardSigmoid HardSwish Hardmax Identity IsI
 LayerNormalization LeakyRelu Log LogSoftmax LpNormalization Mish Neg Not RMSNormalization
 RandomNormalLike RandomUniformLike Reciprocal Relu Round ScatterElements ScatterND Selu Sigmoid Sign
 Sin Sinh Softmax Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Trilu ReverseSequence
-EyeLike QuickGelu FastGelu GroupNormalization InstanceNormalization RotaryEmbedding""".split()
+EyeLike QuickGelu FastGelu GroupNormalization InstanceNormalization RotaryEmbedding""".split()  # noqa: SIM905
 
 _BROADCAST = """Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual
-Less LessOrEqual Max Min Mod Mul Or PRelu Pow Sub Sum Where Xor Mean""".split()
+Less LessOrEqual Max Min Mod Mul Or PRelu Pow Sub Sum Where Xor Mean""".split()  # noqa: SIM905
 
 _REDUCE = """ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
-ReduceProd ReduceSum ReduceSumSquare""".split()
+ReduceProd ReduceSum ReduceSumSquare""".split()  # noqa: SIM905
 
 
 def infer(op: str, inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
@@ -48,9 +48,9 @@ def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
 
 
 def _one(a: Any, b: Any) -> Any:
-    if type(a) is int and a == 1 or a is b:
+    if (type(a) is int and a == 1) or a is b:
         return b
-    if type(b) is int and b == 1 or a == b:
+    if (type(b) is int and b == 1) or a == b:
         return a
     return a if type(a) is int else b if type(b) is int else None
 
@@ -215,7 +215,48 @@ def _gather_elements(inputs: list[Value | None], attributes: dict[str, Any]) -> 
     return _shape(inputs[1])
 
 
-@_rule("Slice", "Pad", "Tile", "Compress", "Resize", "Conv", "ConvTranspose", "TopK")
+@_rule("Slice")
+def _slice(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+    shape, axes = _shape(inputs[0]), _numbers(inputs, 3)
+    if shape is None:
+        return None
+    cut = range(len(shape)) if axes is None else {a % len(shape) for a in axes}
+    return tuple(None if i in cut else s for i, s in enumerate(shape))
+
+
+@_rule("Pad")
+def _pad(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+    shape, pads = _shape(inputs[0]), _numbers(inputs, 1)
+    if shape is None or pads is None or len(inputs) > 3:
+        return None if shape is None else (None,) * len(shape)
+    ends = zip(pads[: len(shape)], pads[len(shape) :], strict=True)
+    return tuple(None if s is None else s + a + b
+                 for s, (a, b) in zip(shape, ends, strict=True))  # fmt: skip
+
+
+@_rule("Flatten")
+def _flatten(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+    return (None, None)
+
+
+@_rule("Compress")
+def _compress(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+    shape, axis = _shape(inputs[0]), attributes.get("axis")
+    if axis is None or shape is None:
+        return (None,) if axis is None else None
+    return tuple(None if i == axis % len(shape) else s for i, s in enumerate(shape))
+
+
+@_rule("Split", "TopK")
+def _parts(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+    """Of every output."""
+    shape, axis = _shape(inputs[0]), attributes.get("axis", 0 if len(inputs) < 2 else -1)
+    return None if shape is None else tuple(
+        None if i == axis % len(shape) else s for i, s in enumerate(shape)
+    )  # fmt: skip
+
+
+@_rule("Tile", "Resize", "Conv", "ConvTranspose")
 def _same_rank(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
     shape = _shape(inputs[0])
     return None if shape is None else (None,) * len(shape)

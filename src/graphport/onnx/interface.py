@@ -15,11 +15,13 @@ import torch
 from torch.fx import Node
 from torch.utils._pytree import TreeSpec
 
-from graphport.errors import InputError
+from graphport.errors import InputError, UnsupportedError
 from graphport.onnx import ir, lower
-from graphport.onnx.ir import Graph, Value
+from graphport.onnx.ir import Complex, Graph, Value
+from graphport.onnx.lowerings.complex import view_as_complex, view_as_real
 from graphport.onnx.model import Names
 from graphport.onnx.options import ExportOptions
+from graphport.onnx.types import ONNX_OF
 from graphport.ops.abstract import Abstract
 from graphport.ops.weightless import lacks_data
 from graphport.program import ExportedProgram
@@ -29,6 +31,7 @@ from graphport.symbolic import Expr
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION,
               OutputKind.USER_INPUT_MUTATION)  # fmt: skip
+_KINDS: dict[type, str] = {Value: "tensor", Complex: "complex"}
 _NUMBER = {int: torch.int64, float: torch.float64, bool: torch.bool}
 
 
@@ -46,7 +49,7 @@ class Result:
     """A flat result of the program: an output by name, the caller's own input, or a constant."""
 
     kind: str
-    """tensor, int, float, bool, input, constant."""
+    """tensor, complex, int, float, bool, input, constant."""
     what: Any
 
 
@@ -129,15 +132,24 @@ class InterfaceBuilder:
         result, name = lower.described(node.meta.get("val")), self.named[node]
         number = isinstance(result, Expr)
         dtype, shape = (_NUMBER[result.type], ()) if number else (result.dtype, result.sizes)
+        is_complex = dtype.is_complex
+        if is_complex:  # as torch.view_as_real has it
+            dtype, shape = dtype.to_real(), (*shape, 2)
+        _require_type(dtype, f"the input {name}")
         value = Value(name, dtype, shape, self.graph)
         self.graph.inputs.append(value)
         self.inputs.append(Input(name, flat, dtype))
         if number:
             self.walk.b.sizes.learn_number(result, value)
+        if is_complex:
+            return view_as_complex(self.walk.b, value)
         return result if number else value
 
-    def _state(self, spec: Any) -> Value:
+    def _state(self, spec: Any) -> Any:
         tensor = self.program.tensor(spec.target)
+        is_complex = tensor.is_complex()
+        if is_complex:
+            tensor = torch.view_as_real(tensor.detach().resolve_conj())
         mutated = spec.target in self.mutated
         if mutated and not lacks_data(tensor):
             tensor = tensor.detach().clone()  # the user's own model goes on changing its own
@@ -150,7 +162,7 @@ class InterfaceBuilder:
         if mutated:
             self.graph.inputs.append(value)
             self.state[spec.target] = value
-        return value
+        return view_as_complex(self.walk.b, value) if is_complex else value
 
     # After
 
@@ -161,18 +173,20 @@ class InterfaceBuilder:
         specs = self.program.graph_signature.output_specs
         rows = list(zip(outputs, nodes, specs, strict=True))
         users = [row for row in rows if row[2].kind not in _MUTATIONS]
-        own = {node: spec.target for _, node, spec in rows
-               if spec.kind is OutputKind.USER_INPUT_MUTATION and isinstance(node, Node)}  # fmt: skip
+        own = {
+            node: spec.target for _, node, spec in rows
+            if spec.kind is OutputKind.USER_INPUT_MUTATION and isinstance(node, Node)
+        }  # fmt: skip
         flat = {n.name: i.flat for n, i in zip(self.named, self.inputs, strict=True)}
-        shown = [isinstance(v, Value | Expr) and n not in own for v, n, _ in users]
+        shown = [isinstance(v, Value | Complex | Expr) and n not in own for v, n, _ in users]
         names = self._output_names(shown)
         self.results: list[Result] = []
         for (value, node, spec), is_shown in zip(users, shown, strict=True):
             if is_shown:
                 name = self._output(value, next(names))
-                kind = "tensor" if isinstance(value, Value) else value.type.__name__
+                kind = _KINDS.get(type(value)) or value.type.__name__
                 self.results.append(Result(kind, name))
-            elif isinstance(value, Value | Expr):
+            elif isinstance(value, Value | Complex | Expr):
                 self.results.append(Result("input", flat[own[node]]))
             else:
                 self.results.append(Result("constant", getattr(spec.arg, "value", value)))
@@ -184,7 +198,7 @@ class InterfaceBuilder:
                 name = self.names.unique(f"{by_node[spec.target]}_updated")
                 self.written[flat[spec.target]] = self._output(value, name)
             elif spec.kind in _MUTATIONS:
-                source = self.state[spec.target].name
+                source = self.state[str(spec.target)].name
                 name = self.names.unique(f"{source}_updated")
                 self.updated[source] = self._output(value, name)
 
@@ -218,6 +232,8 @@ class InterfaceBuilder:
     def _output(self, value: Any, name: str) -> str:
         if isinstance(value, Expr):
             value = self.walk.b.sizes.number(value)
+        elif isinstance(value, Complex):
+            value = view_as_real(self.walk.b, value)
         # An output is a value of its own: not an input, a weight, or another output.
         if value.producer is None or value in self.graph.outputs:
             node = ir.Node("Identity", [value], {})
@@ -242,6 +258,12 @@ class InterfaceBuilder:
         return Interface(
             tuple(self.inputs), tuple(self.results), self.updated, weights, self.written, values
         )
+
+
+def _require_type(dtype: torch.dtype, what: str) -> None:
+    if dtype not in ONNX_OF:
+        kind = str(dtype).removeprefix("torch.")
+        raise UnsupportedError(f"{what} is {kind}, for which ONNX has no element type")
 
 
 def _checked(names: Sequence[str] | None, what: str) -> list[str]:

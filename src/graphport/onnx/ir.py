@@ -59,6 +59,31 @@ class Value:
         return f"{self.name}: {self.dtype}{'' if self.shape is None else list(self.shape)}"
 
 
+class Complex:
+    """A complex tensor: ONNX Runtime has none, so it is two values of the same sizes."""
+
+    __slots__ = ("im", "re")
+
+    def __init__(self, re: Value, im: Value) -> None:
+        self.re = re
+        self.im = im
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.re.dtype.to_complex()
+
+    @property
+    def shape(self) -> Shape | None:
+        return self.re.shape
+
+    @property
+    def rank(self) -> int:
+        return self.re.rank
+
+    def __repr__(self) -> str:
+        return f"({self.re!r}, {self.im!r})"
+
+
 class Node:
     """One operator. `origin` is the node of the program that it comes from."""
 

@@ -95,11 +95,11 @@ def _judge_numbers(have: Any, want: Any, tolerance: Tolerance) -> Judgement:
     if type(have) is not type(want):
         return Judgement(False, math.inf, math.inf, f"{have!r} instead of {want!r}")
     if isinstance(want, float):
-        return _judge_floats(*(torch.tensor([x], dtype=torch.float64) for x in (have, want)),
-                             tolerance)  # fmt: skip
-    return Judgement(True) if have == want else Judgement(
-        False, math.inf, math.inf, f"{have!r} instead of {want!r}"
-    )  # fmt: skip
+        ours, theirs = (torch.tensor([x], dtype=torch.float64) for x in (have, want))
+        return _judge_floats(ours, theirs, tolerance)
+    if have == want:
+        return Judgement(True)
+    return Judgement(False, math.inf, math.inf, f"{have!r} instead of {want!r}")
 
 
 def _judge_exact(have: torch.Tensor, want: torch.Tensor) -> Judgement:

@@ -7,6 +7,7 @@ agree, and the labels have to be right for the model's own floats, or to point a
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -81,17 +82,16 @@ def _chosen_from(output: Node) -> list[Node]:
 
 def _choice(output: Node) -> tuple[Node, int | None] | None:
     """What an operator that gives places has looked at, and along which dim."""
-    node, index = output, None
-    if node.target.__name__ == "getitem" if callable(node.target) else False:
-        node, index = node.args  # type: ignore[assignment]
+    node: Any = output
+    index = None
+    if node.target is operator.getitem:
+        node, index = node.args
     known = _CHOOSE.get(node.target)
     if known is None or known[0] != index:
         return None
-    schema: Any = node.target
-    given = dict(zip((a.name for a in schema._schema.arguments), node.args, strict=False))
-    given.update(node.kwargs)
-    dim = given.get("dim", known[1])
-    return given["self"], dim  # type: ignore[return-value]
+    names = (a.name for a in node.target._schema.arguments)
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return given["self"], given.get("dim", known[1])
 
 
 def _picked(scores: torch.Tensor, index: torch.Tensor, dim: int | None) -> torch.Tensor:

@@ -18,8 +18,16 @@ from torch.fx import GraphModule, Node
 from graphport.errors import ExportError, MissingLoweringError
 from graphport.onnx.builder import Builder
 from graphport.onnx.fold import folded
-from graphport.onnx.ir import Value
-from graphport.onnx.registry import FUSIONS, HIGHER_ORDER, LOWERINGS, NEWEST, Lowering
+from graphport.onnx.ir import Complex, Value
+from graphport.onnx.registry import (
+    BY_PARTS,
+    COMPLEX,
+    FUSIONS,
+    HIGHER_ORDER,
+    LOWERINGS,
+    NEWEST,
+    Lowering,
+)
 from graphport.ops.abstract import Abstract
 from graphport.ops.tensor import AbstractTensor
 from graphport.source import of_trace
@@ -34,15 +42,20 @@ _ASSERTIONS = {
     torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default,
     torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default,
     torch.ops.aten.sym_constrain_range.default, torch.ops.aten._assert_tensor_metadata.default,
+    torch.ops.aten._linalg_check_errors.default,
 }  # fmt: skip
 
 
 class Lowerer:
     """The walk: which value each node of the program has become."""
 
-    def __init__(self, builder: Builder, custom: Mapping[OpOverload, Lowering]) -> None:
+    def __init__(
+        self, builder: Builder, custom: Mapping[OpOverload, Lowering], fuse: bool = True
+    ) -> None:
         self.b = builder
         self.custom = custom
+        self.fuse = fuse
+        """Whether patterns of several operators become one; otherwise each is lowered by itself."""
         self.env: dict[Node, Any] = {}
         self.module: GraphModule | None = None
         self.weights: set[Value] = set()
@@ -94,13 +107,18 @@ class Lowerer:
             constant = folded(self, node)
             if constant is not None:
                 return constant
-            for fuse in FUSIONS.get(target, ()):
+            for fuse in FUSIONS.get(target, ()) if self.fuse else ():
                 fused = fuse(self, node)
                 if fused is not None:
                     return fused
-        lowering = self.custom.get(target) or LOWERINGS[target]
-        arguments = lowering.bind(self.values(node.args), self.values(node.kwargs))
-        return lowering.fn(self.b, **arguments)
+        args, kwargs = self.values(node.args), self.values(node.kwargs)
+        if target not in self.custom and is_complex(node):
+            if target not in COMPLEX:
+                return by_parts(self.b, LOWERINGS[target], args, kwargs)
+            lowering = COMPLEX[target]
+        else:
+            lowering = self.custom.get(target) or LOWERINGS[target]
+        return lowering.fn(self.b, **lowering.bind(args, kwargs))
 
     def _settled(self, node: Node, value: Any, result: Any) -> Any:
         """The value with the dtype and sizes that capture knows."""
@@ -116,6 +134,9 @@ class Lowerer:
             if not value.name and value.producer is not None and value.tensor is None:
                 value.name = node.name
             self.b.sizes.learn(value)
+        if isinstance(value, Complex) and isinstance(result, Abstract):
+            part = result.like(dtype=result.dtype.to_real())
+            return Complex(*(self._settled(node, v, part) for v in (value.re, value.im)))
         return value
 
     # Arguments
@@ -176,15 +197,83 @@ def _is_known(node: Node, known: Callable[[Any], bool]) -> bool:
         return target in HIGHER_ORDER
     if not isinstance(target, OpOverload) or target in _ASSERTIONS:
         return True  # arithmetic on numbers
-    return isinstance(described(node.meta.get("val")), _NUMBERS) or known(target)
+    if isinstance(described(node.meta.get("val")), _NUMBERS):
+        return True
+    if is_complex(node) and target in LOWERINGS:
+        return target in COMPLEX or target in BY_PARTS
+    return known(target) or (target in COMPLEX and is_complex(node))
+
+
+def is_complex(node: Node) -> bool:
+    """Whether an operand or the result of a node is complex."""
+    return any(_has_complex(described(n.meta.get("val"))) for n in (node, *node.all_input_nodes))
+
+
+def _has_complex(about: Any) -> bool:
+    if isinstance(about, tuple):
+        return any(map(_has_complex, about))
+    return isinstance(about, Abstract) and about.dtype.is_complex
+
+
+def by_parts(b: Builder, lowering: Lowering, args: Any, kwargs: Any) -> Any:
+    """The lowering for real numbers of real and of imaginary parts."""
+    whole = b.result
+    found = []
+    try:
+        for part in ("re", "im"):
+            b.result = _real_of(whole)
+            found.append(lowering.fn(b, **_parts(b, lowering.bind(args, kwargs), part)))
+    finally:
+        b.result = whole
+    re, im = found
+    if isinstance(re, (list, tuple)):
+        return tuple(map(Complex, re, im))
+    return Complex(re, im)
+
+
+def _real_of(about: Any) -> Any:
+    if isinstance(about, tuple):
+        return tuple(map(_real_of, about))
+    return about.like(dtype=about.dtype.to_real()) if about.dtype.is_complex else about
+
+
+def _parts(b: Builder, arguments: dict[str, Any], part: str) -> dict[str, Any]:
+    """Arguments with complex operands replaced by a part of them; of real ones that is 0."""
+    return {k: _part(b, v, part, k in _DATA) for k, v in arguments.items()}
+
+
+_DATA = ("self", "other", "src", "values", "value", "fill_value", "tensors")
+
+
+def _part(b: Builder, x: Any, part: str, is_data: bool) -> Any:
+    if isinstance(x, list):
+        return [_part(b, y, part, is_data) for y in x]
+    if isinstance(x, Complex):
+        return getattr(x, part)
+    if isinstance(x, torch.dtype):
+        return x.to_real()
+    if not is_data or part == "re":
+        return x.real if isinstance(x, complex) else x
+    if isinstance(x, Value):
+        return b.expand(b.scalar(0, x.dtype), x.shape or ())
+    return x.imag if isinstance(x, complex) else 0 if isinstance(x, (int, float)) else x
 
 
 def newest(module: GraphModule, opset: int) -> int:
     """The opset, or an older one that ONNX Runtime has all operators of the program in."""
     for part in module.modules():
         if isinstance(part, GraphModule):
-            opset = min([opset, *(NEWEST.get(n.target, opset) for n in part.graph.nodes)])  # type: ignore[call-overload]
+            for node in part.graph.nodes:
+                if node.target in NEWEST and not _is_evaluated(node):
+                    opset = min(opset, NEWEST[node.target])  # type: ignore[index]
     return opset
+
+
+def _is_evaluated(node: Node) -> bool:
+    """Whether an operator that draws in training is called for evaluation."""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return "training" in names and not given.get("training", False)
 
 
 def report(found: Mapping[Any, list[Node]], opset: int) -> ExportError:

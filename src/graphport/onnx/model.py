@@ -82,15 +82,13 @@ class Names:
 def assign_names(graph: Graph) -> None:
     """Name every value and collect the initialisers that are used."""
     names = Names()
-    for v in (*graph.inputs, *graph.outputs):
-        if v.name not in names.used:
-            names.used.add(v.name)
     taken = {*graph.inputs, *graph.outputs}
+    names.used.update(v.name for v in taken)
     initializers: dict[Value, None] = dict.fromkeys(v for v in graph.inputs if v.data is not None)
     for node in graph.walk():
-        for v in node.inputs:
-            if v is not None and v.data is not None:
-                initializers.setdefault(v)
+        for given in node.inputs:
+            if given is not None and given.data is not None:
+                initializers.setdefault(given)
     for v in initializers:
         if v not in taken:
             v.name = names.unique(v.name or _constant_name(v.tensor))
@@ -98,9 +96,9 @@ def assign_names(graph: Graph) -> None:
         for inner in node.graphs():
             for v in inner.inputs:
                 v.name = names.unique(v.name)
-        for v in node.outputs:
-            if v is not None and v not in taken:
-                v.name = names.unique(v.name or _step_name(node))
+        for made in node.outputs:
+            if made is not None and made not in taken:
+                made.name = names.unique(made.name or _step_name(node))
     graph.initializers = {v.name: v for v in initializers}
 
 
@@ -151,9 +149,10 @@ def _write_graph(graph: Graph, proto: GraphProto) -> None:
     own = {*graph.outputs}
     for node in graph.nodes:
         _write_node(node, proto.node.add())
-        for v in node.outputs:
-            if v is not None and v.shape is not None and v not in own and None not in v.shape:
-                write_value(v, proto.value_info.add())
+        for made in node.outputs:
+            if made is None or made in own or made.shape is None or None in made.shape:
+                continue
+            write_value(made, proto.value_info.add())
 
 
 def write_value(v: Value, proto: ValueInfoProto) -> None:

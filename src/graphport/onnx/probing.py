@@ -7,17 +7,16 @@ away otherwise is computed by itself then.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import onnx
 import torch
+from torch import nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from graphport.onnx.lower import described
-from graphport.onnx.model import write_value
-from graphport.onnx.runtime import Session
 from graphport.onnx.weights import in_memory
 from graphport.ops.abstract import Abstract
 from graphport.ops.weightless import lacks_data
@@ -38,8 +37,14 @@ def runnable(program: ExportedProgram, state: Mapping[str, torch.Tensor]) -> Gra
         module.load_state_dict(read, strict=False, assign=True)
     with torch.no_grad():
         for name, tensor in state.items():
-            module.get_buffer(name).copy_(tensor)
+            state_of(module, name).copy_(tensor)
     return module
+
+
+def state_of(module: nn.Module, name: str) -> torch.Tensor:
+    """A parameter, buffer or constant of a module by its name."""
+    found: torch.Tensor = operator.attrgetter(name)(module)
+    return found
 
 
 class Probe:
@@ -76,15 +81,9 @@ class Probe:
         # A node that does nothing is an input or a weight of the model.
         found = {v.name: inputs[v.name] if v.name in inputs else in_memory(v.data)
                  for v in wanted.values() if v.producer is None}  # fmt: skip
-        proto = onnx.ModelProto()
-        proto.CopyFrom(self.program.skeleton)
-        shown = {o.name for o in proto.graph.output}
         computed = dict.fromkeys(v for v in wanted.values() if v.producer is not None)
-        for value in computed:
-            if value.name not in shown:
-                write_value(value, proto.graph.output.add())
         if computed:
-            session = Session(proto, self.program.tensors)
+            session = self.program.session.extended(computed)
             found.update(session.run(inputs, [v.name for v in computed]))
         return {name: found[value.name] for name, value in wanted.items()}
 
@@ -111,8 +110,11 @@ def precisions(graph: Graph) -> dict[str, torch.dtype]:
     for node in graph.nodes:
         kinds = [found[i.name] for i in node.all_input_nodes if i.name in found]
         val = described(node.meta.get("val"))
-        kinds += [v.dtype for v in (val if isinstance(val, tuple) else (val,))
-                  if isinstance(v, Abstract) and v.dtype in _COARSE]  # fmt: skip
+        tensors = [
+            v for v in (val if isinstance(val, tuple) else (val,)) if isinstance(v, Abstract)
+        ]
+        dtypes = [v.dtype.to_real() if v.dtype.is_complex else v.dtype for v in tensors]
+        kinds += [d for d in dtypes if d in _COARSE]
         if kinds:
             found[node.name] = max(kinds, key=_COARSE.index)
     return found
@@ -133,10 +135,10 @@ _OFF = {"dropout_p": 0.0, "dropout": 0.0, "p": 0.0, "train": False, "training": 
 
 
 def _draws(node: Node) -> bool:
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+    target: Any = node.target
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
         return False
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
-    given = {a.name: a.default_value for a in arguments}
+    given = {a.name: a.default_value for a in target._schema.arguments}
     given.update(zip(given, node.args, strict=False))
     given.update(node.kwargs)
     return not any(name in given and given[name] == off for name, off in _OFF.items())

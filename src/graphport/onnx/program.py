@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,8 +82,23 @@ class ONNXProgram:
     @property
     def initial_state(self) -> dict[str, Any]:
         """What the program begins with of that which it changes, by its names in the program."""
-        initializers, names = self.graph.initializers, self.interface.weights
-        return {names[n]: initializers[n].data for n in self.interface.state}
+        tensor, names = self.exported_program.tensor, self.interface.weights
+        data = {n: self.graph.initializers[n].data for n in self.interface.state}
+        return {names[n]: like(tensor(names[n]), t) for n, t in data.items()}
+
+    def optimize(self) -> None:
+        """Do what an export with `optimize=False` leaves out: patterns become single operators."""
+        from graphport.onnx.exporting import lowered
+
+        if self.options.optimize:
+            return
+        made = lowered(self.exported_program, replace(self.options, optimize=True))
+        with self._turn:
+            for name in ("lowered_program", "graph", "interface", "opset", "options"):
+                setattr(self, name, getattr(made, name))
+            for name in ("skeleton", "_session"):
+                vars(self).pop(name, None)
+            self._state = {}
 
     # Running
 
@@ -114,14 +130,19 @@ class ONNXProgram:
             found = self.session.run(inputs)
         with torch.no_grad():
             for i, name in self.interface.written.items():
-                flat[i].copy_(found[name])
+                flat[i].copy_(like(flat[i], found[name]))
         return self.structured(found, flat)
 
-    def run_on(self, session: Any) -> None:
-        """Run on another session from here on: one that takes and gives the same by name."""
+    def run_on(self, session: Any, same_within: bool) -> None:
+        """Run on another session from here on: one that takes and gives the same by name.
+
+        `same_within`: it has the values of this model within it, too, under the same names.
+        """
         with self._turn:
             self.__dict__["_session"] = session
             self._state = {}
+            if not same_within:
+                self.interface = replace(self.interface, values={})
 
     def reset(self) -> None:
         """Begin again with the state that the program was captured with."""
@@ -141,8 +162,7 @@ class ONNXProgram:
             elif result.kind == "input":
                 leaves.append(flat[result.what])
             else:
-                t = found[result.what]
-                leaves.append(t if result.kind == "tensor" else t.item())
+                leaves.append(result_of(result.kind, found[result.what]))
         return pytree.tree_unflatten(leaves, self.exported_program.call_spec.out_spec)
 
     def adapt_torch_inputs_to_onnx(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
@@ -195,5 +215,19 @@ class ONNXProgram:
         weights.save(self.skeleton, tensors, Path(path), external_data)
 
 
+def result_of(kind: str, t: torch.Tensor) -> Any:
+    """An output of the model as the program returns it."""
+    if kind == "tensor":
+        return t
+    return torch.view_as_complex(t) if kind == "complex" else t.item()
+
+
+def like(t: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+    """What the model has for a tensor of the program: of a complex one, pairs of numbers."""
+    return torch.view_as_complex(pairs) if t.is_complex() else pairs
+
+
 def _tensor(x: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=dtype)
+    if not isinstance(x, torch.Tensor):
+        return torch.tensor(x, dtype=dtype)
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x

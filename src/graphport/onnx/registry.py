@@ -87,6 +87,10 @@ NEWEST: dict[OpOverload, int] = {}
 """Opsets that the lowerings of some operators end at."""
 _NAMED: dict[str, Fn] = {}
 """Operators of packages that may not be there, by their names."""
+COMPLEX: dict[OpOverload, Lowering] = {}
+"""For operators with complex operands or results."""
+BY_PARTS: set[OpOverload] = set()
+"""Those that do the same with real and imaginary parts, each as the lowering of real numbers."""
 HIGHER_ORDER: dict[HigherOrderOperator, Fn] = {}
 FUSIONS: dict[OpOverload, list[Fn]] = {}
 
@@ -102,6 +106,19 @@ def lower(*ops: OpOverload, newest: int | None = None) -> Callable[[F], F]:
             _add(op, fn, ops[0])
             if newest is not None:
                 NEWEST[op] = newest
+        return fn
+
+    return register
+
+
+def lower_complex(*ops: OpOverload) -> Callable[[F], F]:
+    """Register a lowering for complex operands or results: `Complex` values instead of plain."""
+
+    def register(fn: F) -> F:
+        for op in ops:
+            if op in COMPLEX:
+                raise ValueError(f"{op} of complex numbers has a lowering already")
+            COMPLEX[op] = Lowering(op, fn, ops[0])
         return fn
 
     return register

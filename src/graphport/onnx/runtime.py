@@ -8,7 +8,7 @@ that does not lie in order is put in order first, which is a copy.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -17,7 +17,8 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue as _C
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from graphport.onnx.model import write_header, write_tensor
+from graphport.onnx.ir import Value
+from graphport.onnx.model import write_header, write_tensor, write_value
 from graphport.onnx.types import ONNX_OF, TORCH_OF
 from graphport.onnx.weights import SMALL, in_memory, nbytes, refer, require_data
 
@@ -37,6 +38,7 @@ class Session:
         providers: Sequence[Any] = ("CPUExecutionProvider",),
     ) -> None:
         require_data(tensors, "give the model its weights before it is exported")
+        self._skeleton, self._tensors = skeleton, tensors
         options = options or ort.SessionOptions()
         options.log_severity_level = 3
         model = onnx.ModelProto()
@@ -60,6 +62,10 @@ class Session:
         self.inputs = [i.name for i in self.session.get_inputs()]
         self.outputs = [o.name for o in self.session.get_outputs()]
 
+    def extended(self, values: Iterable[Value]) -> Session:
+        """A session that gives values within the model as well."""
+        return Session(with_outputs(self._skeleton, values), self._tensors)
+
     def run(
         self, inputs: Mapping[str, torch.Tensor], outputs: Sequence[str] | None = None
     ) -> dict[str, torch.Tensor]:
@@ -68,6 +74,17 @@ class Session:
         feeds = {name: ort_value(t) for name, t in inputs.items()}
         results = self.session.run_with_ort_values(names, feeds)
         return dict(zip(names, map(tensor_of, results), strict=True))
+
+
+def with_outputs(model: onnx.ModelProto, values: Iterable[Value]) -> onnx.ModelProto:
+    """A copy of a model in which further values are outputs."""
+    wider = onnx.ModelProto()
+    wider.CopyFrom(model)
+    shown = {o.name for o in wider.graph.output}
+    for value in values:
+        if value.name not in shown:
+            write_value(value, wider.graph.output.add())
+    return wider
 
 
 def ort_value(t: torch.Tensor) -> Any:

@@ -170,9 +170,10 @@ class Sizes:
             return x
         if x.tensor is not None and not x.name and Expr not in map(type, sizes):
             return self.b.constant(x.tensor.reshape(sizes))
-        for x in self._views(x):  # of a reshape: from what it is made of
-            if x.shape == sizes:
-                return x
+        for source in self._views(x):  # of a reshape: from what it is made of
+            if source.shape == sizes:
+                return source
+            x = source
         told = self._told(x, sizes)
         if any(type(s) is Expr for s in told):
             simpler = self._flattened(x, sizes) or self._with_ones(x, sizes)
@@ -180,7 +181,7 @@ class Sizes:
                 simpler.shape = sizes
                 return simpler
         # With sizes as they are a 0 is a size; nor does ONNX Runtime then put -1 for one of them.
-        literal = 0 in sizes or told == sizes and any(type(s) is Expr for s in sizes)
+        literal = 0 in sizes or (told == sizes and any(type(s) is Expr for s in sizes))
         made = self.b.Reshape(x, self.vector(told), allowzero=1 if literal else None)
         made.shape = sizes
         return made
@@ -240,12 +241,12 @@ class Sizes:
         rest = [i for i in symbolic if told[i] != 0]
         # With -1 no other size may be 0: what it stands for could then not be told.
         others = [sizes[i] for i in symbolic if i not in rest]
-        if len(rest) == 1:
-            if not all(self._is_positive(s) for s in others):
-                return sizes
+        if len(rest) == 1 and all(self._is_positive(s) for s in others):
             told[rest[0]] = -1
         elif len(rest) == 0 and len(symbolic) == 1:
             told[symbolic[0]] = -1  # the same, and it says so for x of unknown sizes too
+        elif rest and not all(self._is_positive(sizes[i]) for i in symbolic):
+            return sizes  # a size that turns out to be 0 would be taken for one that stays
         return tuple(told)
 
     def _is_positive(self, size: Any) -> bool:

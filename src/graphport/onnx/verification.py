@@ -19,15 +19,16 @@ from graphport.onnx import samples
 from graphport.onnx.divergence import Divergence, first_divergence
 from graphport.onnx.judgement import Judgement, Tolerance, judge, same_kind
 from graphport.onnx.labels import excused
-from graphport.onnx.probing import Probe, precisions, random_nodes, runnable
+from graphport.onnx.probing import Probe, precisions, random_nodes, runnable, state_of
+from graphport.onnx.program import like, result_of
 from graphport.ops.weightless import lacks_data
-from graphport.program.signature import OutputKind
+from graphport.program.signature import InputKind, OutputKind
 
 if TYPE_CHECKING:
     from graphport.onnx.program import ONNXProgram
 
-_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION,
-              OutputKind.USER_INPUT_MUTATION)  # fmt: skip
+_INPUT = OutputKind.USER_INPUT_MUTATION
+_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, _INPUT)
 
 
 @dataclass(frozen=True)
@@ -159,27 +160,34 @@ class _Run:
     def _rows(self, flat: Sequence[Any], want: _Outcome) -> list[_Compared]:
         """Everything that both sides give for some inputs."""
         program, interface = self.program, self.program.interface
-        copies = _copies(flat)
-        found = program.session.run(program.inputs_of(copies))
-        nodes: Any = program.lowered_program.graph.output_node().args[0]
-        specs = program.lowered_program.graph_signature.output_specs
-        users = [n for n, s in zip(nodes, specs, strict=True) if s.kind not in _MUTATIONS]
-        changed = {s.target: n for n, s in zip(nodes, specs, strict=True) if s.kind in _MUTATIONS}
+        if len(want.results) != len(interface.results):
+            count = len(interface.results)
+            raise ValueError(f"eager gives {len(want.results)} results, the program {count}")
+        found = program.session.run(program.inputs_of(_copies(flat)))
+        lowered = program.lowered_program
+        nodes: Any = lowered.graph.output_node().args[0]
+        specs = list(zip(nodes, lowered.graph_signature.output_specs, strict=True))
+        users = [n for n, s in specs if s.kind not in _MUTATIONS]
+        changed = {(s.kind is _INPUT, s.target): n for n, s in specs if s.kind in _MUTATIONS}
+        places = [s.arg.name for s in lowered.graph_signature.input_specs
+                  if s.kind is InputKind.USER_INPUT]  # fmt: skip
         rows = []
         results = zip(interface.results, users, want.results, strict=True)
         for i, (result, node, theirs) in enumerate(results):
             node = node if isinstance(node, Node) else None
             if result.kind == "constant":
-                rows.append(_Compared(f"result {i}", None, result.what, theirs))
+                if type(theirs) is not type(result.what) or theirs != result.what:
+                    rows.append(_Compared(f"result {i}", None, result.what, theirs))
             elif result.kind != "input":
-                ours = found[result.what]
-                ours = ours if result.kind == "tensor" else ours.item()
+                ours = result_of(result.kind, found[result.what])
                 rows.append(_Compared(result.what, node, ours, theirs))
         for i, name in interface.written.items():
-            rows.append(_Compared(name, None, found[name], want.inputs[i]))
+            ours, theirs = like(flat[i], found[name]), want.inputs[i]
+            rows.append(_Compared(name, changed[True, places[i]], ours, theirs))
         for source, name in interface.state.items():
             target = interface.weights[source]
-            rows.append(_Compared(name, changed.get(target), found[name], want.state[target]))
+            theirs = want.state[target]
+            rows.append(_Compared(name, changed[False, target], like(theirs, found[name]), theirs))
         return rows
 
     def _judge(self, name: str, have: Any, want: Any) -> Judgement:
@@ -192,7 +200,8 @@ class _Run:
         if judgement.ok or row.node is None or not isinstance(row.have, torch.Tensor):
             return judgement
         alike = isinstance(row.want, torch.Tensor) and row.have.shape == row.want.shape
-        if row.have.dtype.is_floating_point or not alike or row.have.dtype is not row.want.dtype:
+        kind = row.have.dtype
+        if kind.is_floating_point or kind.is_complex or not alike or kind is not row.want.dtype:
             return judgement
         if not excused(probe, row.node, row.have, self.tolerance):
             return judgement
@@ -228,8 +237,7 @@ def _eager(program: ONNXProgram) -> Callable[[list[Any]], _Outcome]:
     exported, initial = program.exported_program, program.initial_state
     target: Any = program.eager
     usable = target is not None and not any(map(lacks_data, exported.state_dict.values()))
-    if initial and not isinstance(target, nn.Module):
-        usable = False
+    usable = usable and all(_holder(target, name) is not None for name in initial)
     in_spec = exported.call_spec.in_spec
 
     def run(flat: list[Any]) -> _Outcome:
@@ -238,7 +246,7 @@ def _eager(program: ONNXProgram) -> Callable[[list[Any]], _Outcome]:
             module = runnable(exported, initial)
             with torch.no_grad():
                 leaves = pytree.tree_leaves(module(*args, **kwargs))
-            return _Outcome(leaves, flat, {n: module.get_buffer(n) for n in initial})
+            return _Outcome(leaves, flat, {n: state_of(module, n) for n in initial})
         kept = Snapshot((*holders(target),))
         try:
             owned = {name: _replaced(target, name, t) for name, t in initial.items()}
@@ -252,14 +260,25 @@ def _eager(program: ONNXProgram) -> Callable[[list[Any]], _Outcome]:
     return run
 
 
-def _replaced(module: nn.Module, name: str, tensor: torch.Tensor) -> tuple[dict[str, Any], str]:
-    """Give a module another buffer or parameter; where it is."""
+def _holder(target: Any, name: str) -> tuple[dict[str, Any], str] | None:
+    """The dict of a module that has a parameter, buffer or other tensor, and its key there."""
     path, _, last = name.rpartition(".")
-    owner = module.get_submodule(path)
-    held = owner._parameters if last in owner._parameters else owner._buffers
+    try:
+        owner = target.get_submodule(path)
+    except AttributeError:
+        return None
+    held = next((d for d in (owner._parameters, owner._buffers, vars(owner)) if last in d), None)
+    return None if held is None else (held, last)
+
+
+def _replaced(target: Any, name: str, tensor: torch.Tensor) -> tuple[dict[str, Any], str]:
+    """Give a module another tensor; where it is."""
+    found = _holder(target, name)
+    assert found is not None
+    held, last = found
     new = tensor.detach().clone()
-    held[last] = nn.Parameter(new, new.requires_grad) if held is owner._parameters else new
-    return held, last
+    held[last] = nn.Parameter(new) if isinstance(held[last], nn.Parameter) else new
+    return found
 
 
 def _copies(flat: Sequence[Any]) -> list[Any]:

@@ -173,6 +173,13 @@ def bucketize(self: Abstract, boundaries: Abstract, *, out_int32: bool, right: b
     return self.like(dtype=torch.int32 if out_int32 else torch.int64)
 
 
+@shape_rule(aten.bucketize.Scalar)
+def bucketize_number(
+    self: float, boundaries: Abstract, *, out_int32: bool, right: bool
+) -> Abstract:
+    return boundaries.like((), torch.int32 if out_int32 else torch.int64)
+
+
 @shape_rule(aten.searchsorted.Tensor)
 def searchsorted(
     sorted_sequence: Abstract, self: Abstract, *, out_int32: bool, right: bool,

@@ -108,6 +108,16 @@ def multi_margin_loss(
     return self.like(() if reduction else target.sizes)
 
 
+@shape_rule(aten.multilabel_margin_loss_forward.default)
+def multilabel_margin_loss_forward(
+    self: Abstract, target: Abstract, reduction: int
+) -> tuple[Abstract, Abstract]:
+    """A rule, since torch's decomposition is wrong on rows with fewer labels than classes."""
+    require_equal(self.sizes[-1] if self.rank else 1, target.sizes[-1] if target.rank else 1,
+                  "multilabel_margin_loss: {0} and {1} differ in size", self, target)  # fmt: skip
+    return self.like(() if reduction else self.sizes[:-1]), self.like(target.sizes)
+
+
 @shape_rule(aten.ctc_loss.IntList, aten.ctc_loss.Tensor)
 def ctc_loss(
     log_probs: Abstract, targets: Abstract, input_lengths: Any, target_lengths: Any, blank: int,

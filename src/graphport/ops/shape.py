@@ -482,6 +482,19 @@ def stack(tensors: Sequence[Abstract], dim: int) -> Abstract:
     return Abstract(sizes, promote.result_type(tensors), first.device)
 
 
+@shape_rule(aten.block_diag.default)
+def block_diag(tensors: Sequence[Abstract]) -> Abstract:
+    """Numbers and rows stand for matrices of one row."""
+    rows: Size = 0
+    columns: Size = 0
+    for t in tensors:
+        if t.rank > 2:
+            raise ShapeError(f"block_diag takes tensors of at most 2 dims, got {t}")
+        height, width = (1,) * (2 - t.rank) + t.sizes
+        rows, columns = rows + height, columns + width
+    return Abstract((rows, columns), promote.result_type(tensors), tensors[0].device)
+
+
 @shape_rule(aten.repeat.default)
 def repeat(self: Abstract, repeats: Sequence[Size]) -> Abstract:
     lead = len(repeats) - self.rank

@@ -13,7 +13,7 @@ one exception: see `internal`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +37,8 @@ class Fact:
     """A condition that the captured program relies on.
 
     kind is "assumed" (told to us), "guard" (a branch taken) or "expect" (an assertion); `internal`
-    says that an operator asked, not the user's code.
+    says that an operator asked, not the user's code. A guard that is the answer to a question is
+    `asked`; any other fixes a number.
     """
 
     cond: Expr
@@ -45,6 +46,7 @@ class Fact:
     where: Location | None = None
     internal: bool = False
     message: str = ""
+    asked: bool = False
 
     def __str__(self) -> str:
         return str(self.cond)
@@ -89,6 +91,8 @@ class Scope:
         self.passed_over: list[DataDependentError] = []
         # Whether no more may be assumed: of a finished program, whose checks are settled.
         self.closed = False
+        # Questions that the user's code may ask, as text, and answers that are not to be recorded.
+        self.answers: Mapping[str, bool] = {}
         # Room for the bridge: what stands for this scope on the side of torch.
         self.peer: Any = None
         self._declared: dict[Expr, Range] = {}
@@ -196,6 +200,10 @@ class Scope:
         answer = self.decide(cond)
         if answer is not None:
             return answer
+        if self.answers and not self.internal:
+            for asked, truth in ((cond, True), (expr.not_(cond), False)):
+                if str(asked) in self.answers:
+                    return self.answers[str(asked)] is truth
         if self.internal and self.generic:
             general = self._sizes.answer(cond)
             if type(general) is not Expr:
@@ -208,7 +216,7 @@ class Scope:
             if source.in_assert():  # `assert x.item() > 0` says what torch._check does
                 return self.expect(cond, where=where)
             hint = self.pass_over(explain.undecided(self, self.simplify(cond), where), cond)
-        self._record(cond if hint else expr.not_(cond), "guard", where)
+        self._record(cond if hint else expr.not_(cond), "guard", where, asked=True)
         return bool(hint)
 
     def expect(
@@ -315,11 +323,14 @@ class Scope:
         self.facts.append(fact)
         self._facts.learn(fact.cond)
 
-    def _record(self, cond: Truth, kind: str, where: Location | None, message: str = "") -> None:
+    def _record(
+        self, cond: Truth, kind: str, where: Location | None, message: str = "", *,
+        asked: bool = False,
+    ) -> None:  # fmt: skip
         assert isinstance(cond, Expr)
         if self.closed:
             raise NotKnown(cond)
-        self.facts.append(Fact(cond, kind, where, self.internal, message))
+        self.facts.append(Fact(cond, kind, where, self.internal, message, asked))
         try:
             self._facts.learn(cond)
         except Contradiction:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder, Number
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.elementwise import wide
@@ -124,13 +123,6 @@ def leaky_relu(b: Builder, self: Value, negative_slope: Number) -> Value:
     return b.Where(b.Greater(self, 0.0), self, b.Mul(self, negative_slope))
 
 
-@lower(aten.rrelu.default)
-def rrelu(b: Builder, self: Value, lower: Number, upper: Number, training: bool) -> Value:
-    if training:
-        raise UnsupportedError("rrelu in training draws a slope per element: call eval() first")
-    return leaky_relu(b, self, (lower + upper) / 2)
-
-
 @lower(aten.prelu.default, aten._prelu_kernel.default)
 def prelu(b: Builder, self: Value, weight: Value) -> Value:
     """A slope per channel, of the second dim."""
@@ -159,7 +151,7 @@ def elu(b: Builder, self: Value, alpha: Number, scale: Number, input_scale: Numb
 
 @lower(aten.celu.default)
 def celu(b: Builder, self: Value, alpha: Number) -> Value:
-    if b.has("Celu", self.dtype):
+    if self.dtype is torch.float32:  # the only one that the standard has
         return b.Celu(self, alpha=float(alpha))
     return elu(b, self, alpha, 1, 1 / alpha)
 
@@ -275,10 +267,3 @@ def feature_dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
     sizes = (*(input.shape or ())[:2], *[1] * (input.rank - 2))
     ones = b.expand(b.scalar(1.0, like=input), sizes)
     return b.Mul(input, _dropout(b, ones, p, train))
-
-
-@lower(aten.alpha_dropout.default, aten.feature_alpha_dropout.default)
-def alpha_dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
-    if train and p != 0:
-        raise UnsupportedError("alpha_dropout in training has no ONNX lowering: call eval() first")
-    return input

@@ -1,4 +1,4 @@
-"""Loops that a lowering writes itself: `Loop` and `Scan` with their bodies."""
+"""Loops that a lowering writes itself: `Loop` and `Scan` with their bodies, and what they need."""
 
 from __future__ import annotations
 
@@ -61,6 +61,13 @@ def scan(
         outputs=2 * len(states), dtype=states[0].dtype,
     )  # fmt: skip
     return _typed(made[len(states) :], states)
+
+
+def led(b: Builder, x: Value, axis: int, number: float) -> Value:
+    """A number put before all others along a dim, so that it is not empty."""
+    pads = [int(d == axis) for d in range(x.rank)] + [0] * x.rank
+    sizes = [None if s is None else s + int(d == axis) for d, s in enumerate(x.shape or ())]
+    return b.shaped(b.Pad(x, pads, b.scalar(number, like=x)), sizes)
 
 
 def _own(b: Builder, v: Value) -> Value:

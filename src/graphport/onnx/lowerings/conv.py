@@ -14,7 +14,7 @@ import torch
 from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Size, Value
-from graphport.onnx.lowerings.windows import each, is_plain, padded, unless, windows
+from graphport.onnx.lowerings.spatial import each, is_plain, padded, unless, windows
 from graphport.onnx.registry import lower
 
 aten = torch.ops.aten

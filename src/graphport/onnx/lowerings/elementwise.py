@@ -645,6 +645,11 @@ table(
 )
 
 
+@lower(torch.ops.prims.convert_element_type.default)
+def convert_element_type(b: Builder, a: Value, dtype: Any) -> Value:
+    return b.cast(a, b.result.dtype)
+
+
 @lower(aten.to.other, aten.type_as.default)
 def to_other(b: Builder, self: Value, other: Value) -> Value:
     return b.cast(self, b.result.dtype)

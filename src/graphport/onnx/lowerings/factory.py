@@ -183,4 +183,4 @@ def eye_m(b: Builder, n: Any, m: Any, dtype: Any) -> Value:
 
 def _identity(b: Builder) -> Value:
     kind = b.result.dtype if b.result.dtype in (torch.float64, torch.int64) else torch.float32
-    return b.EyeLike(filled(b, b.result.sizes, 0, kind))
+    return b.EyeLike(filled(b, b.result.sizes, 0, kind), dtype=kind)

@@ -32,7 +32,7 @@ def flat(b: Builder, x: Value) -> Value:
     """All elements in one dim."""
     if x.rank == 1:
         return x
-    sizes = x.shape or ()
+    sizes: Any = x.shape or ()
     return b.shaped(b.Reshape(x, [-1]), (None if None in sizes else prod(sizes),))
 
 

@@ -15,7 +15,7 @@ import torch
 from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Size, Value
-from graphport.onnx.lowerings.windows import Numbers, is_plain
+from graphport.onnx.lowerings.spatial import Numbers, is_plain
 from graphport.onnx.registry import lower, table
 from graphport.symbolic import Expr, eq, ge, prod
 
@@ -214,11 +214,11 @@ def _smoothed(
     apart = (Numbers.up_to(b, size).to(dtype) + 0.5).then(1) - here
     weights = _FILTERS[mode]((apart / step.at_least(1)).abs())
     weights = weights / weights.total(0)
-    # The matrix stays on the right: on the left ONNX Runtime takes no empty batch.
-    order = [*range(x.rank)]
-    order[axis], order[-1] = order[-1], order[axis]
-    out_first = b.MatMul(b.cast(b.transpose(x, order), dtype), weights.node)
-    return b.transpose(out_first, order)
+    # Not MatMul: ONNX Runtime fails on an empty batch with a matrix on the left of it.
+    equation = "nchw,hk->nckw" if axis == 2 else "nchw,wk->nchk"
+    sizes = list(x.shape or ())
+    sizes[axis] = out
+    return b.shaped(b.Einsum(b.cast(x, dtype), weights.node, equation=equation), sizes)
 
 
 def _triangle(x: Numbers) -> Numbers:

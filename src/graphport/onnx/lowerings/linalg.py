@@ -6,6 +6,7 @@ Operands are those that torch's operator takes: both of the dtype of the result,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -234,6 +235,48 @@ def bilinear(
     out = b.MatMul(b.reshape(first, [*lead, k, j]), b.unsqueeze(input2, -1))
     out = b.squeeze(out, -1)
     return out if bias is None else b.Add(out, bias)
+
+
+# Statistics
+
+
+@lower(aten.cov.default)
+def cov(
+    b: Builder, self: Value, correction: int, fweights: Value | None, aweights: Value | None
+) -> Value:
+    """Of rows; weights say how often an observation counts, or how much."""
+    dtype = b.result.dtype
+    x = b.cast(self, dtype)
+    x = x if x.rank == 2 else b.reshape(x, (1, math.prod(x.shape or ())))  # type: ignore[arg-type]
+    given = [b.cast(w, dtype) for w in (fweights, aweights) if w is not None]
+    weights = given[0] if len(given) == 1 else b.Mul(*given) if given else None
+    if weights is None:
+        count = b.scalar((x.shape or ())[1], dtype)  # type: ignore[arg-type]
+    else:
+        count = b.ReduceSum(weights, keepdims=0)
+    weighted = x if weights is None else b.Mul(x, weights)
+    x = b.Sub(x, b.Div(b.ReduceSum(weighted, [1]), count))
+    weighted = x if weights is None else b.Mul(x, weights)
+    less: Any = b.scalar(correction, dtype)
+    if aweights is not None and weights is not None and correction != 0:
+        both = b.Mul(weights, b.cast(aweights, dtype))
+        less = b.Mul(less, b.Div(b.ReduceSum(both, keepdims=0), count))
+    factor = b.Max(b.Sub(count, less), 0.0)
+    out = b.Div(b.MatMul(x, b.transpose(weighted, [1, 0])), factor)
+    return b.reshape(out, b.result.sizes)
+
+
+@lower(aten.corrcoef.default)
+def corrcoef(b: Builder, self: Value) -> Value:
+    c = cov(b, self, 1, None, None)
+    if not b.result.sizes:
+        return b.Div(c, c)
+    n = b.result.sizes[0]
+    c = b.shaped(c, (n, n))
+    on = b.cast(b.EyeLike(c, dtype=torch.int32), torch.bool)
+    size = b.Sqrt(b.ReduceSum(b.Where(on, c, 0.0), [1]))
+    scaled = b.Div(b.Div(c, size), b.reshape(size, (1, n)))
+    return b.Clip(scaled, -1.0, 1.0)
 
 
 # Of groups of rows

@@ -1,1 +1,286 @@
-"""Losses."""
+"""Losses and distances, in the dtype of the result; halves are computed in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from graphport.onnx.builder import Builder
+from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.activation import log_sigmoid
+from graphport.onnx.lowerings.spatial import Numbers
+from graphport.onnx.lowerings.reduce import average, axes_of, norm, total, wide
+from graphport.onnx.registry import lower
+from graphport.symbolic import Expr
+
+aten = torch.ops.aten
+
+_NONE, _MEAN = 0, 1
+
+
+def reduced(b: Builder, x: Value, reduction: int) -> Value:
+    """The loss of each element, their mean, or their sum."""
+    if reduction == _NONE:
+        return x
+    return (average if reduction == _MEAN else total)(b, x, axes_of(x, None), False)
+
+
+def _operands(b: Builder, *values: Value) -> list[Value]:
+    """In one dtype, as torch promotes them, and wide enough to compute in."""
+    return [wide(b, v) for v in b.common(*values)]
+
+
+# Element by element
+
+
+@lower(aten.mse_loss.default)
+def mse_loss(b: Builder, self: Value, target: Value, reduction: int) -> Value:
+    away = b.Sub(*_operands(b, self, target))
+    return reduced(b, b.Mul(away, away), reduction)
+
+
+@lower(aten.l1_loss.default)
+def l1_loss(b: Builder, self: Value, target: Value, reduction: int) -> Value:
+    return reduced(b, b.Abs(b.Sub(*_operands(b, self, target))), reduction)
+
+
+@lower(aten.smooth_l1_loss.default)
+def smooth_l1_loss(b: Builder, self: Value, target: Value, reduction: int, beta: float) -> Value:
+    if beta == 0:
+        return l1_loss(b, self, target, reduction)
+    away = b.Abs(b.Sub(*_operands(b, self, target)))
+    near = b.Mul(b.Mul(away, away), 0.5 / beta)
+    return reduced(b, b.Where(b.Less(away, beta), near, b.Sub(away, 0.5 * beta)), reduction)
+
+
+@lower(aten.huber_loss.default)
+def huber_loss(b: Builder, self: Value, target: Value, reduction: int, delta: float) -> Value:
+    away = b.Abs(b.Sub(*_operands(b, self, target)))
+    near = b.Mul(b.Mul(away, away), 0.5)
+    far = b.Mul(b.Sub(away, 0.5 * delta), delta)
+    return reduced(b, b.Where(b.LessOrEqual(away, delta), near, far), reduction)
+
+
+@lower(aten.soft_margin_loss.default)
+def soft_margin_loss(b: Builder, self: Value, target: Value, reduction: int) -> Value:
+    x, y = _operands(b, self, target)
+    power = b.Exp(b.Neg(b.Mul(y, x)))
+    if b.result.dtype is torch.float16:
+        power = b.Where(b.Less(power, 65520.0), power, float("inf"))  # what a half does not hold
+    return reduced(b, b.Log(b.Add(power, 1.0)), reduction)
+
+
+@lower(aten.kl_div.default)
+def kl_div(b: Builder, self: Value, target: Value, reduction: int, log_target: bool) -> Value:
+    x, y = _operands(b, self, target)
+    if log_target:
+        return reduced(b, b.Mul(b.Exp(y), b.Sub(y, x)), reduction)
+    own = b.Where(b.Equal(y, 0.0), 0.0, b.Mul(y, b.Log(y)))
+    return reduced(b, b.Sub(own, b.Mul(y, x)), reduction)
+
+
+@lower(aten.binary_cross_entropy.default)
+def binary_cross_entropy(
+    b: Builder, self: Value, target: Value, weight: Value | None, reduction: int
+) -> Value:
+    """Logarithms are held at -100, so that a certain error costs something finite."""
+    x, y = _operands(b, self, target)
+    held: Callable[[Value], Value] = lambda v: b.Max(b.Log(v), -100.0)
+    loss = b.Sub(b.Mul(b.Sub(y, 1.0), held(b.Sub(1.0, x))), b.Mul(y, held(x)))
+    return reduced(b, _weighted(b, loss, weight), reduction)
+
+
+@lower(aten.binary_cross_entropy_with_logits.default)
+def binary_cross_entropy_with_logits(
+    b: Builder, self: Value, target: Value, weight: Value | None, pos_weight: Value | None,
+    reduction: int,
+) -> Value:  # fmt: skip
+    x, y = _operands(b, self, target)
+    log = log_sigmoid(b, x)
+    if pos_weight is not None:
+        log = b.Mul(b.Add(b.Mul(b.Sub(wide(b, pos_weight), 1.0), y), 1.0), log)
+    loss = b.Sub(b.Mul(b.Sub(1.0, y), x), log)
+    return reduced(b, _weighted(b, loss, weight), reduction)
+
+
+def _weighted(b: Builder, loss: Value, weight: Value | None) -> Value:
+    return loss if weight is None else b.Mul(loss, b.cast(weight, loss.dtype))
+
+
+# Classes
+
+
+class _Classes:
+    """Targets that are numbers of classes; those that are ignored point at the first."""
+
+    def __init__(
+        self, b: Builder, x: Value, target: Value, weight: Value | None, ignore_index: Any
+    ) -> None:
+        self.b, self.axis = b, 0 if x.rank == 1 else 1
+        index = b.cast(target, torch.int64)
+        self.counts = b.Not(b.Equal(index, b.scalar(ignore_index, torch.int64)))
+        self.index = b.Where(self.counts, index, 0)
+        self.weight = None
+        if weight is not None:
+            self.weight = b.Gather(b.cast(weight, x.dtype), self.index, axis=0)
+
+    def masked(self, loss: Value) -> Value:
+        return self.b.Where(self.counts, loss, 0.0)
+
+    def picked(self, x: Value) -> Value:
+        """What is at the classes, for each target."""
+        b = self.b
+        place = b.unsqueeze(self.index, self.axis)
+        sizes = (*(self.index.shape or ())[: self.axis], 1, *(self.index.shape or ())[self.axis :])
+        return b.squeeze(b.shaped(b.GatherElements(x, place, axis=self.axis), sizes), self.axis)
+
+    def nll(self, x: Value) -> Value:
+        """The loss of each target."""
+        loss = self.b.Neg(self.picked(x))
+        return self.masked(loss if self.weight is None else self.b.Mul(loss, self.weight))
+
+    def amount(self, dtype: torch.dtype) -> Value:
+        """What a mean divides by: the weights of targets that count."""
+        b = self.b
+        if self.weight is None:
+            return reduced(b, b.cast(self.counts, dtype), 2)
+        return reduced(b, self.masked(self.weight), 2)
+
+    def reduced(self, loss: Value, reduction: int) -> Value:
+        if reduction != _MEAN:
+            return reduced(self.b, loss, reduction)
+        return self.b.Div(reduced(self.b, loss, 2), self.amount(loss.dtype))
+
+
+@lower(aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default)
+def nll_loss(
+    b: Builder, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Any
+) -> Value:
+    x = wide(b, self)
+    classes = _Classes(b, x, target, weight, ignore_index)
+    return classes.reduced(classes.nll(x), reduction)
+
+
+@lower(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def nll_loss_forward(
+    b: Builder, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Any
+) -> tuple[Value, Value]:
+    x = wide(b, self)
+    classes = _Classes(b, x, target, weight, ignore_index)
+    amount = b.scalar(0, x.dtype) if reduction == _NONE else classes.amount(x.dtype)
+    return classes.reduced(classes.nll(x), reduction), amount
+
+
+@lower(aten.cross_entropy_loss.default)
+def cross_entropy_loss(
+    b: Builder, self: Value, target: Value, weight: Value | None, reduction: int,
+    ignore_index: Any, label_smoothing: float,
+) -> Value:  # fmt: skip
+    x = wide(b, self)
+    axis = 0 if x.rank == 1 else 1
+    log = b.LogSoftmax(x, axis=axis)
+    count: Any = x.shape[axis]  # type: ignore[index]
+    by_class = None if weight is None else _by_class(b, b.cast(weight, x.dtype), x.rank - axis - 1)
+    scaled = log if by_class is None else b.Mul(log, by_class)
+    share = b.Div(b.scalar(label_smoothing, x.dtype), count) if type(count) is Expr else (
+        label_smoothing / count if count else 0.0
+    )  # fmt: skip
+    if target.dtype.is_floating_point:
+        y = b.cast(target, x.dtype)
+        if label_smoothing > 0:
+            y = b.Add(b.Mul(y, 1 - label_smoothing), share)
+        loss = b.Neg(total(b, b.Mul(scaled, y), [axis], False))
+        return reduced(b, loss, reduction)
+    classes = _Classes(b, x, target, weight, ignore_index)
+    hard = classes.reduced(classes.nll(log), reduction)
+    if label_smoothing <= 0:
+        return hard
+    soft = classes.masked(b.Neg(total(b, scaled, [axis], False)))
+    soft = classes.reduced(soft, reduction)
+    return b.Add(b.Mul(hard, 1 - label_smoothing), b.Mul(soft, share))
+
+
+def _by_class(b: Builder, weight: Value, after: int) -> Value:
+    return b.unsqueeze(weight, *range(1, after + 1))
+
+
+@lower(aten.multilabel_margin_loss_forward.default)
+def multilabel_margin_loss_forward(
+    b: Builder, self: Value, target: Value, reduction: int
+) -> tuple[Value, Value]:
+    """Classes up to the first -1 against all that are not among them; none twice."""
+    x, index = (
+        b.unsqueeze(v, *range(2 - v.rank)) for v in (wide(b, self), b.cast(target, torch.int64))
+    )
+    count: Any = x.shape[1]  # type: ignore[index]
+    ends = b.CumSum(b.cast(b.Less(index, 0), torch.int64), b.scalar(1, torch.int64))
+    listed = b.Equal(ends, 0)
+    line = Numbers.up_to(b, count).node
+    found = b.And(b.Equal(b.unsqueeze(index, 2), line), b.unsqueeze(listed, 2))
+    is_target = b.cast(b.ReduceMax(b.cast(found, torch.int32), [1], keepdims=0), torch.bool)
+    own = b.GatherElements(x, b.Where(listed, index, 0), axis=1)
+    away = b.Sub(b.unsqueeze(x, 1), b.Sub(b.unsqueeze(own, 2), 1.0))
+    pairs = b.And(b.unsqueeze(listed, 2), b.Not(b.unsqueeze(is_target, 1)))
+    loss = b.ReduceSum(b.Where(pairs, b.Max(away, 0.0), 0.0), [1, 2], keepdims=0)
+    loss = b.Div(b.shaped(loss, (x.shape or ())[:1]), b.scalar(count, x.dtype))
+    if reduction != _NONE:
+        loss = reduced(b, loss, reduction)
+    elif self.rank < 2:
+        loss = b.squeeze(loss, 0)
+    found = b.shaped(b.cast(is_target, self.dtype), x.shape or ())
+    return loss, b.squeeze(found, *range(2 - target.rank))
+
+
+# Distances
+
+
+@lower(aten.cosine_similarity.default)
+def cosine_similarity(b: Builder, x1: Value, x2: Value, dim: int, eps: float) -> Value:
+    """Each by its own length, then the product: an element counts as often as it is repeated."""
+    x, y = _operands(b, x1, x2)
+    rank = max(x.rank, y.rank)
+    if rank == 0:
+        return b.Mul(*(b.Div(v, b.Max(b.Abs(v), eps)) for v in (x, y)))
+    axis = dim % rank
+    found = [((1,) * (rank - v.rank) + (v.shape or ()))[axis] for v in (x, y)]
+    size = found[0] if found[0] != 1 else found[1]
+    whole = (*b.result.sizes[:axis], size, *b.result.sizes[axis:])
+    parts = []
+    for v, own in zip((x, y), found, strict=True):
+        v = v if own == size and v.rank == rank else b.expand(v, whole)
+        parts.append(b.Div(v, b.Max(norm(b, v, 2.0, [axis], True), eps)))
+    return total(b, b.shaped(b.Mul(*parts), whole), [axis], False)
+
+
+@lower(aten.cdist.default, aten._cdist_forward.default)
+def cdist(b: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None) -> Value:
+    """Of many rows torch takes the Euclidean distance from a product, and so is this."""
+    x, y = _operands(b, x1, x2)
+    many = any(type(s) is int and s > 25 for s in (x.shape[-2], y.shape[-2]))  # type: ignore[index]
+    if p == 2 and (compute_mode == 1 or (not compute_mode and many)):
+        squares = [total(b, b.Mul(v, v), [v.rank - 1], True) for v in (x, y)]
+        turned = [b.transpose(v, [*range(v.rank - 2), v.rank - 1, v.rank - 2])
+                  for v in (y, squares[1])]  # fmt: skip
+        product = b.Mul(b.MatMul(x, turned[0]), -2.0)
+        return b.Sqrt(b.Max(b.Add(b.Add(product, squares[0]), turned[1]), 0.0))
+    away = b.Sub(b.unsqueeze(x, x.rank - 1), b.unsqueeze(y, y.rank - 2))
+    if (x.shape or ())[-1] == 0:
+        return b.expand(b.scalar(0, x.dtype), b.result.sizes)
+    return norm(b, away, p, [away.rank - 1], False)
+
+
+@lower(aten._pdist_forward.default, aten.pdist.default)
+def pdist(b: Builder, self: Value, p: float) -> Value:
+    """Every row with those after it."""
+    x = wide(b, self)
+    rows: Any = x.shape[0]  # type: ignore[index]
+    if type(rows) is int:
+        first, second = map(b.constant, torch.triu_indices(rows, rows, 1))
+    else:
+        one = b.expand(b.scalar(1, torch.int64), (rows, rows))
+        places = b.NonZero(b.Trilu(one, b.scalar(1, torch.int64), upper=1))
+        first, second = (b.Gather(places, b.scalar(i, torch.int64), axis=0) for i in (0, 1))
+    away = b.Sub(b.Gather(x, first, axis=0), b.Gather(x, second, axis=0))
+    return norm(b, away, p, [1], False)

@@ -53,6 +53,8 @@ def _normalised(
     b: Builder, input: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value,
     eps: float,
 ) -> Value:  # fmt: skip
+    if input.rank < 2:
+        return input  # has no elements, or torch refuses it
     x, w, c, m, v = _float(b, input, weight, bias, mean, var)
     assert x is not None
     channels = x.shape[1:2] if weight is None else weight.shape  # type: ignore[index]

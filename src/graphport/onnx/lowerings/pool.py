@@ -16,7 +16,7 @@ import torch
 
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Size, Value
-from graphport.onnx.lowerings.windows import Numbers, each, is_plain, padded, unless, windows
+from graphport.onnx.lowerings.spatial import Numbers, each, is_plain, padded, unless, windows
 from graphport.onnx.registry import lower, table
 from graphport.symbolic import eq, ge, max_
 
@@ -127,7 +127,7 @@ def _largest(
     place: Value | None = None
     for i in range(n):
         rest = reduce(mul, kernel[i + 1 :], 1)
-        tap = inner if rest is 1 else b.Div(inner, rest)  # noqa: F632
+        tap = inner if type(rest) is int and rest == 1 else b.Div(inner, rest)
         tap = b.Mod(tap, kernel[i]) if i else tap
         tap = tap if dilation[i] == 1 else b.Mul(tap, dilation[i])
         here = b.Add(tap, starts[i].then(n - 1 - i).node)

@@ -15,6 +15,7 @@ import torch
 from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder, Operand
 from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.activation import leaky_relu
 from graphport.onnx.lowerings.factory import filled
 from graphport.onnx.registry import lower
 from graphport.symbolic import sub
@@ -204,6 +205,16 @@ def randperm(b: Builder, n: Any, dtype: Any) -> Value:
     """The order of random numbers."""
     keys = _uniform(b, torch.float64)
     return b.TopK(keys, [n], axis=0, outputs=2)[1]
+
+
+@lower(aten.rrelu.default, newest=NEWEST)
+def rrelu(b: Builder, self: Value, lower: Any, upper: Any, training: bool) -> Value:
+    """A slope for each element; the mean of them when not in training."""
+    if not training:
+        return leaky_relu(b, self, (lower + upper) / 2)
+    slopes = b.Add(b.Mul(_uniform(b, self.dtype), float(upper - lower)), float(lower))
+    x = b.cast(self, slopes.dtype)
+    return b.Where(b.LessOrEqual(x, 0.0), b.Mul(x, slopes), x)
 
 
 # Choices

@@ -13,6 +13,7 @@ import torch
 
 from graphport.onnx.builder import Builder, Number
 from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.bodies import led, scan
 from graphport.onnx.lowerings.elementwise import HALVES
 from graphport.onnx.registry import lower, table
 from graphport.symbolic import Expr, ge
@@ -65,7 +66,46 @@ def wide(b: Builder, x: Value, dtype: torch.dtype | None = None) -> Value:
 def total(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
     if not x.rank:
         return x
+    if x.dtype is torch.int64 and not _is_small(x):
+        return _exact(b, x, axes, keepdim, _last_of_sums)
     return apply(b, "ReduceSum", x, axes, keepdim)
+
+
+_SMALL = (torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32)
+
+
+def _is_small(x: Value) -> bool:
+    """Whether sums stay below 2^53: ONNX Runtime adds up int64 in float64."""
+    made = x.producer
+    return made is not None and made.op == "Cast" and made.inputs[0].dtype in _SMALL  # type: ignore[union-attr]
+
+
+def _exact(b: Builder, x: Value, axes: list[int], keepdim: bool, along: Any) -> Value:
+    """One dim after the other; all of them as one."""
+    if len(axes) == x.rank and x.rank > 1:
+        whole = _exact(b, b.reshape(x, [count_of(x, axes)]), [0], False, along)
+        return b.reshape(whole, [1] * x.rank) if keepdim else whole
+    for axis in reversed(axes):
+        x = along(b, x, axis)
+    return x if keepdim else b.squeeze(x, *axes)
+
+
+def _last_of_sums(b: Builder, x: Value, axis: int) -> Value:
+    if not is_certain(b, count_of(x, [axis])):
+        x = led(b, x, axis, 0)
+    return b.Gather(b.CumSum(x, b.scalar(axis, torch.int64)), [-1], axis=axis)
+
+
+def _product(b: Builder, x: Value, axis: int) -> Value:
+    perm = [axis, *(d for d in range(x.rank) if d != axis)]
+    sizes = x.shape or ()
+    one = b.expand(b.scalar(1, like=x), [s for d, s in enumerate(sizes) if d != axis])
+    rows = b.transpose(x, perm)
+    if not is_certain(b, sizes[axis]):
+        rows = led(b, rows, 0, 1)
+    (products,) = scan(b, [rows], [one], lambda total, x: [b.Mul(total, x)])
+    last = b.shaped(b.Gather(products, b.scalar(-1, torch.int64), axis=0), one.shape or ())
+    return b.unsqueeze(last, axis)
 
 
 @lower(aten.sum.default)
@@ -75,10 +115,14 @@ def sum(b: Builder, self: Value, dtype: Any) -> Value:
 
 @lower(aten.sum.dim_IntList)
 def sum_dims(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: Any) -> Value:
-    x = b.cast(self, b.result.dtype)
-    if x.dtype is torch.bool:  # with dtype=torch.bool
-        x = b.cast(x, torch.int64)
+    x = _summed(b, self)
     return total(b, x, axes_of(x, dim), keepdim)
+
+
+def _summed(b: Builder, self: Value) -> Value:
+    """In the dtype of the result; integers in int64, of which the result has the last digits."""
+    x = b.cast(self, b.result.dtype)
+    return x if x.dtype.is_floating_point else b.cast(x, torch.int64)
 
 
 @lower(aten.nansum.default)
@@ -99,9 +143,12 @@ def prod_dim(b: Builder, self: Value, dim: int, keepdim: bool, dtype: Any) -> Va
 
 
 def _prod(b: Builder, self: Value, dim: Dims, keepdim: bool) -> Value:
-    x = b.cast(self, b.result.dtype)
-    x = b.cast(x, torch.int64) if x.dtype is torch.bool else x
-    return x if not x.rank else apply(b, "ReduceProd", x, axes_of(x, dim), keepdim)
+    x = _summed(b, self)
+    if not x.rank:
+        return x
+    if x.dtype is torch.int64 and self.dtype is not torch.bool:  # in float64 too
+        return _exact(b, x, axes_of(x, dim), keepdim, _product)
+    return apply(b, "ReduceProd", x, axes_of(x, dim), keepdim)
 
 
 @lower(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
@@ -268,7 +315,8 @@ def _arg(op: str) -> Any:
         if not self.rank:
             return b.expand(b.scalar(0, torch.int64), b.result.sizes)
         if dim is None:
-            return b.reshape(_place(b, op, b.reshape(self, [-1]), 0, keepdim), b.result.sizes)
+            flat = b.reshape(self, [count_of(self, axes_of(self, None))])
+            return b.reshape(_place(b, op, flat, 0, keepdim), b.result.sizes)
         return _place(b, op, self, dim, keepdim)
 
     return lowering
@@ -282,13 +330,19 @@ def _with_place(op: str) -> Any:
         if not self.rank:
             return self, b.scalar(0, torch.int64)
         axis = dim % self.rank
-        place = _place(b, op, self, axis, True)
-        values = b.GatherElements(self, place, axis=axis)
-        if keepdim:
-            return values, place
-        return b.squeeze(values, axis), b.squeeze(place, axis)
+        return _picked(b, self, _place(b, op, self, axis, True), axis, keepdim)
 
     return lowering
+
+
+def _picked(
+    b: Builder, x: Value, place: Value, axis: int, keepdim: bool
+) -> tuple[Value, Value]:
+    """The elements at places that have the dim still, and the places."""
+    values = b.GatherElements(x, place, axis=axis)
+    if keepdim:
+        return values, place
+    return b.squeeze(values, axis), b.squeeze(place, axis)
 
 
 table({aten.max.dim: "ArgMax", aten.min.dim: "ArgMin"}, _with_place)
@@ -349,3 +403,72 @@ def dist(b: Builder, self: Value, other: Value, p: Number) -> Value:
 def logsumexp(b: Builder, self: Value, dim: Dims, keepdim: bool) -> Value:
     x = b.cast(self, b.result.dtype)
     return x if not x.rank else apply(b, "ReduceLogSumExp", x, axes_of(x, dim), keepdim)
+
+
+# Order
+
+
+def _middle(b: Builder, x: Value, axis: int, skip: bool) -> Value:
+    """The place of the median, the dim kept: of the lower one of two, numbers before nan."""
+    size: Any = x.shape[axis]  # type: ignore[index]
+    floats = x.dtype.is_floating_point
+    key = b.Where(b.IsNaN(x), b.scalar(math.inf, like=x), x) if floats else x
+    places = b.shaped(b.TopK(key, [size], axis=axis, largest=0, outputs=2)[1], x.shape or ())
+    if not (floats and skip):
+        return b.Gather(places, b.sizes.element((size - 1) // 2), axis=axis)
+    valid = b.ReduceSum(b.cast(b.Not(b.IsNaN(x)), torch.int64), [axis], keepdims=1)
+    return b.GatherElements(places, b.Div(b.Sub(valid, 1), 2), axis=axis)
+
+
+def _median(skip: bool) -> Any:
+    def lowering(b: Builder, self: Value) -> Value:
+        """Of nothing it is nan: one is put behind the numbers, where it is in nobody's way."""
+        floats = self.dtype.is_floating_point
+        count = count_of(self, list(range(self.rank)))
+        x = all_of = b.reshape(self, [count])
+        if floats and not is_certain(b, count):
+            nothing = b.constant(torch.tensor([math.nan], dtype=x.dtype))
+            x = b.shaped(b.Concat(all_of, nothing, axis=0), [count + 1])
+        place = _middle(b, x, 0, skip)
+        found = b.reshape(b.Gather(x, place, axis=0), [])
+        if skip or not floats:
+            return found
+        return b.Add(found, b.ReduceSum(b.Clip(all_of, 0.0, 0.0), keepdims=0))
+
+    return lowering
+
+
+def _median_dim(skip: bool) -> Any:
+    def lowering(b: Builder, self: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
+        if not self.rank:
+            return self, b.scalar(0, torch.int64)
+        axis = dim % self.rank
+        place = _middle(b, self, axis, skip)
+        if self.dtype.is_floating_point and not skip:
+            none = b.cast(b.IsNaN(self), torch.uint8)
+            some = b.cast(b.ReduceMax(none, [axis], keepdims=1), torch.bool)
+            place = b.Where(some, b.ArgMax(none, axis=axis, keepdims=1), place)
+        return _picked(b, self, place, axis, keepdim)
+
+    return lowering
+
+
+table({aten.median.default: False, aten.nanmedian.default: True}, _median)
+table({aten.median.dim: False, aten.nanmedian.dim: True}, _median_dim)
+
+
+@lower(aten.mode.default)
+def mode(b: Builder, self: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
+    """The last of the smallest of the most frequent: every element is compared with every other."""
+    if not self.rank:
+        return self, b.scalar(0, torch.int64)
+    axis = dim % self.rank
+    x = b.cast(self, torch.uint8) if self.dtype is torch.bool else self
+    alike = b.Equal(b.unsqueeze(x, axis + 1), b.unsqueeze(x, axis))
+    counts = b.ReduceSum(b.cast(alike, torch.int64), [axis + 1], keepdims=0)
+    frequent = b.Equal(counts, b.ReduceMax(counts, [axis], keepdims=1))
+    most = math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).max
+    least = b.ReduceMin(b.Where(frequent, x, b.scalar(most, like=x)), [axis], keepdims=1)
+    chosen = b.cast(b.Equal(x, least), torch.uint8)
+    place = b.ArgMax(chosen, axis=axis, keepdims=1, select_last_index=1)
+    return _picked(b, self, place, axis, keepdim)

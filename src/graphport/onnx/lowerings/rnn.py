@@ -14,7 +14,7 @@ import torch
 from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.windows import padded
+from graphport.onnx.lowerings.spatial import padded
 from graphport.onnx.registry import lower, table
 from graphport.symbolic import ge, max_
 

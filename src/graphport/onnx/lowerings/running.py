@@ -13,7 +13,7 @@ import torch
 
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.bodies import scan
+from graphport.onnx.lowerings.bodies import led, scan
 from graphport.onnx.lowerings.elementwise import HALVES
 from graphport.onnx.lowerings.reduce import is_certain
 from graphport.onnx.lowerings.special import log_sum
@@ -54,7 +54,7 @@ def _running(
     """All results of a step along a dim. `start` changes nothing that it is put before."""
     line = _Line(b, x, dim)
     first = line.row(start, x.dtype)
-    (states,) = scan(b, [line.rows(first)], [first], lambda *args: [step(*args)])
+    (states,) = scan(b, [line.rows(start)], [first], lambda *args: [step(*args)])
     return line.undo(states)
 
 
@@ -76,9 +76,9 @@ class _Line:
     def row(self, number: float, dtype: torch.dtype) -> Value:
         return self.b.expand(self.b.scalar(number, dtype), self.others)
 
-    def rows(self, first: Value) -> Value:
+    def rows(self, start: float) -> Value:
         made = self.b.transpose(self.x, self.perm)
-        return self.b.Concat(self.b.unsqueeze(first, 0), made, axis=0) if self.padded else made
+        return led(self.b, made, 0, start) if self.padded else made
 
     def places(self) -> Value:
         """The place of each row."""
@@ -110,9 +110,9 @@ def _extreme(op: str) -> Any:
             return [b.Where(better, x, best), b.Where(better, at, place)]
 
         line = _Line(b, x, dim)
-        first = line.row(_last(x.dtype, op == "GreaterOrEqual"), x.dtype)
-        starts = [first, line.row(0, torch.int64)]
-        values, places = scan(b, [line.rows(first), line.places()], starts, step)
+        start = _last(x.dtype, op == "GreaterOrEqual")
+        states = [line.row(start, x.dtype), line.row(0, torch.int64)]
+        values, places = scan(b, [line.rows(start), line.places()], states, step)
         return line.undo(values), line.undo(places)
 
     return lowering

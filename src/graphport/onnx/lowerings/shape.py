@@ -1,7 +1,7 @@
 """Views and other changes of shape: the same elements, elsewhere.
 
-Values have no memory, so a view is what it shows. The sizes of results are those that capture knows:
-what is left to say is where elements come from.
+Values have no memory, so a view is what it shows. The sizes of results are those that capture
+knows: what is left to say is where elements come from.
 """
 
 from __future__ import annotations

@@ -110,10 +110,7 @@ def unique(
     if not x.dtype.is_floating_point:
         values, _, inverse, counts = b.Unique(x, sorted=1, outputs=4)
         return _distinct(b, values, inverse, counts, return_inverse, return_counts)
-    ordered, places = ranked(b, x, 0, False)
-    starts = _starts(b, ordered, 0)
-    values, run, counts = _runs(b, ordered, starts, 0)
-    inverse = b.ScatterElements(places, places, run, axis=0)
+    values, inverse, counts = _distinct_floats(b, x)
     return _distinct(b, values, inverse, counts, return_inverse, return_counts)
 
 
@@ -121,8 +118,20 @@ def unique(
 def unique_dim(
     b: Builder, self: Value, dim: int, sorted: bool, return_inverse: bool, return_counts: bool
 ) -> tuple[Value, ...]:
-    values, _, inverse, counts = b.Unique(self, axis=wrapped(dim, self.rank), sorted=1, outputs=4)
-    return values, inverse, counts
+    dim = wrapped(dim, self.rank)
+    if not self.dtype.is_floating_point:
+        values, _, inverse, counts = b.Unique(self, axis=dim, sorted=1, outputs=4)
+        return values, inverse, counts
+    numbers = b.reshape(_distinct_floats(b, flat(b, self))[1], self.shape or ())
+    _, first, inverse, counts = b.Unique(numbers, axis=dim, sorted=1, outputs=4)
+    return b.Gather(self, first, axis=dim), inverse, counts
+
+
+def _distinct_floats(b: Builder, x: Value) -> tuple[Value, Value, Value]:
+    """As Unique has them, which takes NaN to be equal to everything: to torch it is to nothing."""
+    ordered, places = ranked(b, x, 0, False)
+    values, run, counts = _runs(b, ordered, _starts(b, ordered, 0), 0)
+    return values, b.ScatterElements(places, places, run, axis=0), counts
 
 
 @lower(aten.unique_consecutive.default)
@@ -161,7 +170,9 @@ def _distinct(
     return_counts: bool,
 ) -> tuple[Value, ...]:  # fmt: skip
     nothing = b.constant(torch.empty(0, dtype=torch.int64))
-    inverse = b.reshape(inverse, b.result[1].sizes) if return_inverse else nothing
+    if return_inverse and b.result[1].rank != 1:
+        inverse = b.reshape(inverse, b.result[1].sizes)
+    inverse = inverse if return_inverse else nothing
     return values, inverse, counts if return_counts else nothing
 
 

@@ -6,28 +6,21 @@ They are formulas that keep the precision of the dtype. Halves are computed in f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from graphport.onnx.builder import Builder, Operand
 from graphport.onnx.ir import Value
+from graphport.onnx.lowerings import fitted
 from graphport.onnx.lowerings.elementwise import negative, operands, wide
+from graphport.onnx.lowerings.fitted import fit
 from graphport.onnx.registry import lower, table
 
 aten = torch.ops.aten
 
 Formula = Callable[[Builder, Value], Value]
-
-
-def polynomial(b: Builder, x: Value, coefficients: Sequence[float]) -> Value:
-    """The highest power first."""
-    first, second, *others = coefficients
-    total = b.Add(b.Mul(x, first), second)
-    for c in others:
-        total = b.Add(b.Mul(total, x), c)
-    return total
 
 
 # Exponentials and logarithms
@@ -153,24 +146,22 @@ def _kernel_or(op: str, formula: Formula | None) -> Any:
     return lowering
 
 
-# Cephes: atan(x) = x + x z P(z)/Q(z) with z = x^2, for |x| up to tan(pi/8).
-_ATAN_P = (-8.750608600031904122785e-1, -1.615753718733365076637e1, -7.500855792314704667340e1,
-           -1.228866684490136173410e2, -6.485021904942025371773e1)  # fmt: skip
-_ATAN_Q = (1.0, 2.485846490142306297962e1, 1.650270098316988542046e2, 4.328810604912902668951e2,
-           4.853903996359136964868e2, 1.945506571482613964425e2)  # fmt: skip
+def _atan_near_0(t: torch.Tensor) -> torch.Tensor:
+    """atan(x)/x in x^2 = 0.1 (t + 1), for |x| up to tan(pi/8) and a little more."""
+    x = (0.1 * (t + 1)).sqrt()
+    return torch.atan(x) / x
 
 
 def _atan(b: Builder, x: Value) -> Value:
+    """By the angle to the nearest of 0, pi/4 and pi/2."""
     size = b.Abs(x)
-    large, middle = b.Greater(size, 1 + math.sqrt(2)), b.Greater(size, 0.66)
-    zero = b.scalar(0.0, like=x)
+    steep, middle = b.Greater(size, 1 + math.sqrt(2)), b.Greater(size, math.sqrt(2) - 1)
+    nothing, eighth, quarter = (b.scalar(a, like=x) for a in (0.0, math.pi / 4, math.pi / 2))
     turned = b.Where(middle, b.Div(b.Sub(size, 1.0), b.Add(size, 1.0)), size)
-    turned = b.Where(large, b.Neg(b.Reciprocal(size)), turned)
-    base = b.Where(large, b.scalar(math.pi / 2, like=x),
-                   b.Where(middle, b.scalar(math.pi / 4, like=x), zero))  # fmt: skip
-    z = b.Mul(turned, turned)
-    rest = b.Div(b.Mul(z, polynomial(b, z, _ATAN_P)), polynomial(b, z, _ATAN_Q))
-    out = b.Add(base, b.Add(turned, b.Mul(turned, rest)))
+    turned = b.Where(steep, b.Neg(b.Reciprocal(size)), turned)
+    base = b.Where(steep, quarter, b.Where(middle, eighth, nothing))
+    t = b.Sub(b.Mul(b.Mul(turned, turned), 10.0), 1.0)
+    out = b.Add(base, b.Mul(turned, fit(b, t, _atan_near_0, 12)))
     return b.Where(negative(b, x), b.Neg(out), out)
 
 
@@ -255,7 +246,7 @@ def hypot(b: Builder, self: Value, other: Value) -> Value:
 
 
 def erf_of(b: Builder, x: Value) -> Value:
-    return b.Erf(x)
+    return b.Erf(x) if x.dtype is not torch.float64 else fitted.erf(b, x)
 
 
 @lower(aten.erf.default, aten.special_erf.default)

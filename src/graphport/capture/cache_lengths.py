@@ -1,0 +1,92 @@
+"""How long a cache is, without a question that the example would answer.
+
+Layers of transformers' caches ask whether they are empty or whether their window is full, and take
+the example's way through the model. What they compute is one formula of sizes either way: while a
+program is captured, the layers of its own copy of a cache compute that. So one program serves an
+empty cache and a full one.
+
+A window of size w that has seen n tokens holds the last min(n, w - 1) of them. Its layers rely on
+that, and so does the formula: it becomes a check of the program's inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from graphport.errors import InputError
+from graphport.program import caches
+from graphport.symbolic import Scope, eq, min_
+from graphport.symbolic.bridge import from_torch
+
+
+def _seq_length(layer: Any) -> Any:
+    """0 if there is nothing, else the length of what there is: the length."""
+    if not layer.is_initialized or layer.keys.dim() < 2:
+        return 0
+    return layer.keys.shape[-2]
+
+
+def _window_sizes(layer: Any, query_length: int) -> Any:
+    """min(n, w - 1) tokens are held, and the first is token max(n - w + 1, 0) of the sequence."""
+    held = _seq_length(layer)
+    return held + query_length, layer.cumulative_length - held
+
+
+_LENGTHS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("DynamicLayer", "get_seq_length"): _seq_length,
+    ("DynamicSlidingWindowLayer", "get_mask_sizes"): _window_sizes,
+}
+"""By the class that defines the method."""
+
+
+def ease(arguments: Any, scope: Scope) -> None:
+    """Let the layers of caches among the arguments of a captured program compute formulas."""
+    found = pytree.tree_leaves(arguments, is_leaf=lambda x: caches.is_cache(type(x)))
+    for cache in found:
+        for layer in _layers(cache) if caches.is_cache(type(cache)) else ():
+            _ease(layer, scope)
+
+
+def _layers(cache: Any) -> Iterator[Any]:
+    for value in vars(cache).values():
+        if caches.is_cache(type(value)):
+            yield from _layers(value)
+    layers = vars(cache).get("layers")
+    if isinstance(layers, list):
+        yield from layers
+
+
+def _ease(layer: Any, scope: Scope) -> None:
+    for kind_and_name, formula in _LENGTHS.items():
+        _, name = kind_and_name
+        if _definer(type(layer), name) != kind_and_name[0]:
+            continue
+        if name == "get_mask_sizes" and not _is_window(layer, scope):
+            continue
+        vars(layer)[name] = caches.Aide(_on(formula, layer))
+
+
+def _on(formula: Callable[..., Any], layer: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: formula(layer, *args, **kwargs)
+
+
+def _definer(kind: type, name: str) -> str | None:
+    return next((base.__name__ for base in kind.__mro__ if name in vars(base)), None)
+
+
+def _is_window(layer: Any, scope: Scope) -> bool:
+    """Whether a layer holds min(n, w - 1) tokens, from here on."""
+    if layer.record_past or not layer.is_initialized or layer.keys.dim() < 2:
+        return False
+    held, seen = from_torch(layer.keys.shape[-2]), from_torch(layer.cumulative_length)
+    if scope.expect(eq(held, min_(seen, layer.sliding_window - 1))):
+        return True
+    raise InputError(
+        f"a cache with a window of {layer.sliding_window} has seen {layer.cumulative_length} tokens "
+        f"and holds {layer.keys.shape[-2]}: it would hold "
+        f"min({layer.cumulative_length}, {layer.sliding_window - 1})",
+        fix="fill the cache with layer.update(keys, values), or by a call of the model",
+    )

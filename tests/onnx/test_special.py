@@ -1,0 +1,118 @@
+"""Special and elementary functions on ONNX Runtime: to the precision of the dtype, tails too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tests.onnx.helpers import check_onnx
+from tests.onnx.rows import check_dynamic, check_static
+from tests.ops.rows import Row, ints, positive, row
+
+EDGES = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0])
+LINE = torch.cat([
+    torch.linspace(-30, 30, 601), torch.logspace(-20, 1.9, 60), -torch.logspace(-20, 1.9, 60), EDGES
+])  # fmt: skip
+UNIT = torch.cat([torch.linspace(-1, 1, 401), torch.logspace(-30, -1, 60), EDGES, LINE[:3]])
+
+WIDE: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (
+        torch.erf, torch.erfc, torch.special.erfcx, torch.special.ndtr, torch.special.log_ndtr,
+        torch.i0, torch.special.i0e, torch.special.i1, torch.special.i1e, torch.atan, torch.asinh,
+        torch.expm1, torch.log1p, torch.exp2, torch.log2, torch.log10, torch.sinc, torch.tan,
+        torch.sinh, torch.cosh, torch.acosh, torch.special.entr,
+    )
+}  # fmt: skip
+NARROW: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (
+        torch.asin, torch.acos, torch.atanh, torch.erfinv, torch.special.ndtri, torch.logit,
+    )
+}  # fmt: skip
+# Relative; the function itself is ill-conditioned where torch and a formula differ by more.
+PRECISION = {torch.float32: 4e-6, torch.float64: 1e-12}
+
+
+def close(fn: Callable[..., Any], x: torch.Tensor) -> None:
+    program = check_onnx(lambda x: fn(x), (x,))
+    have, want = program(x), fn(x)
+    tiny = 1e-30 if x.dtype is torch.float32 else 1e-290
+    torch.testing.assert_close(have, want, rtol=PRECISION[x.dtype], atol=tiny, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", PRECISION, ids=str)
+@pytest.mark.parametrize("name", WIDE)
+def test_precision(name: str, dtype: torch.dtype) -> None:
+    if name == "special_ndtr":
+        check_onnx(lambda x: WIDE[name](x), (LINE.to(dtype),))
+        return
+    close(WIDE[name], LINE.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", PRECISION, ids=str)
+@pytest.mark.parametrize("name", NARROW)
+def test_precision_within_one(name: str, dtype: torch.dtype) -> None:
+    close(NARROW[name], UNIT.to(dtype))
+
+
+@pytest.mark.parametrize("fn", [torch.lgamma, torch.digamma], ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("dtype", PRECISION, ids=str)
+def test_gamma(fn: Callable[..., Any], dtype: torch.dtype) -> None:
+    """Poles at 0 and the negative integers, roots in between."""
+    x = torch.cat([torch.linspace(-20.05, 60, 800), torch.arange(-5.0, 40), LINE[-125:]])
+    if fn is torch.digamma:  # what is infinite at a pole is of any size beside it
+        x = x[~((x < 0) & ((x - x.round()).abs() < 1e-3) & (x != x.round()))]
+    check_onnx(lambda x: fn(x), (x.to(dtype),))
+
+
+def test_angles() -> None:
+    """In all quadrants, with signed zeros and infinities."""
+    some = torch.cat([EDGES, torch.tensor([1.0, -1.0, 0.3, -2.0, 1e-8])])
+    y, x = (t.reshape(-1) for t in torch.meshgrid(some, some, indexing="ij"))
+    check_onnx(lambda y, x: torch.atan2(y, x), (y, x))
+    check_onnx(lambda y, x: torch.atan2(y, x), (y.double(), x.double()))
+
+
+def test_no_overflow() -> None:
+    x, y = torch.tensor([1e30, 3e-30, 0.0, math.inf]), torch.tensor([1e30, 4e-30, 0.0, 1.0])
+    check_onnx(lambda x, y: torch.hypot(x, y), (x, y))
+    check_onnx(lambda x, y: torch.hypot(x, y), (x.double() ** 8, y.double() ** 8))
+    a, b = torch.tensor([500.0, -500, math.inf, -math.inf, 3.0]), torch.tensor(
+        [499.0, -600, math.inf, -math.inf, math.inf]
+    )
+    check_onnx(lambda a, b: (torch.logaddexp(a, b), torch.logaddexp2(a, b)), (a, b))
+
+
+def doubles(size: Sequence[int]) -> torch.Tensor:
+    return torch.randn(tuple(size), dtype=torch.float64)
+
+
+def halves(size: Sequence[int]) -> torch.Tensor:
+    return torch.rand(tuple(size)).half()
+
+
+ROWS = [
+    *(row(fn, "b t", make=halves, name=f"half_{name}") for name, fn in (WIDE | NARROW).items()
+      if not name.endswith(("erfcx", "ndtr", "ndtri"))),
+    *(row(fn, "b t", make=ints(4), name=f"int_{name}") for name, fn in WIDE.items()),
+    *(row(fn, "b t", "t") for fn in (torch.atan2, torch.hypot, torch.logaddexp)),
+    *(row(fn, "b t", "t", make=positive) for fn in (torch.xlogy, torch.special.xlog1py)),
+    row(lambda x: (torch.xlogy(x, 2.0), torch.xlogy(0, x)), "b t", make=positive, name="xlogy_number"),
+    row(lambda x: torch.logit(x, 0.1), "b t", make=halves, name="logit_eps"),
+    row(lambda x: (torch.lgamma(x), torch.digamma(x)), "b t", make=doubles, name="gamma"),
+    row(lambda x: torch.mvlgamma(x + 2, 3), "b t", make=positive, name="mvlgamma"),
+    row(torch.erfc, "", name="zero_dims"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_static(case: Row) -> None:
+    check_static(case)
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_dynamic(case: Row) -> None:
+    check_dynamic(case)
