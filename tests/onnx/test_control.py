@@ -78,7 +78,7 @@ def test_cond_keeps_what_is_needed() -> None:
     program = check_onnx(one_result_of_two, (torch.randn(3, 4),))
     (node,) = [n for n in program.graph.nodes if n.op == "If"]
     assert len(node.outputs) == 1
-    assert [n.op for graph in node.graphs() for n in graph.nodes] in (["Cos", "Sin"], ["Sin", "Cos"])
+    assert sorted(n.op for graph in node.graphs() for n in graph.nodes) == ["Cos", "Sin"]
 
 
 class Closure(nn.Module):
@@ -150,9 +150,7 @@ def test_cond_with_sizes_from_data() -> None:
 
 
 def counted(x: Tensor) -> tuple[Tensor, Tensor]:
-    return while_loop(
-        lambda i, y: i < 3, lambda i, y: (i + 1, y * 2 + x), (torch.tensor(0), x)
-    )
+    return while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2 + x), (torch.tensor(0), x))
 
 
 def by_number(x: Tensor) -> Tensor:
@@ -260,7 +258,7 @@ def test_operator_that_writes() -> None:
         torch.ops.gp_onnx_control.bump(y, 2.0)
         return y * 3
 
-    with pytest.raises(gp.errors.UnsupportedError, match="gp_onnx_control.bump"):
+    with pytest.raises(gp.errors.UnsupportedError, match="gp_onnx_control"):
         gp.onnx.export(fn, (torch.randn(3),))
     check_onnx(fn, (torch.randn(3),), custom_lowerings={op: lambda b, x, by: b.Add(x, by)})
 

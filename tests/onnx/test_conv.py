@@ -15,6 +15,7 @@ from tests.ops.rows import Row, row
 
 BIG = {"h": 4, "w": 4, "t": 4}
 aten = torch.ops.aten
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
 
 
 def halves(size: Sequence[int]) -> torch.Tensor:
@@ -73,7 +74,9 @@ def test_dynamic(case: Row) -> None:
 def test_a_convolution_is_one_node() -> None:
     model = torch.nn.Conv2d(3, 4, 3, stride=2, padding=1)
     program = check_onnx(
-        model, (torch.randn(2, 3, 8, 8),), dynamic_shapes=({0: gp.Dim("batch"), 2: gp.Dim("h", min=4)},)
+        model,
+        (torch.randn(2, 3, 8, 8),),
+        dynamic_shapes=({0: gp.Dim("batch"), 2: gp.Dim("h", min=4)},),
     )
     (node,) = program.model_proto.graph.node
     assert node.op_type == "Conv"

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+import graphport as gp
 from tests.onnx.helpers import check_onnx
 from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, ints, row
+from tests.ops.rows import Row, ints, row, square
 
 F = torch.nn.functional
 
@@ -68,30 +69,62 @@ ROWS = [
     row(F.bilinear, "b t 3", "b t 4", "5 3 4", "5", name="bilinear_bias"),
     row(torch.addmm, "k", "b t", "t k"),
     row(torch.addmm, "b k", "b t", "t k", make=ints(5), name="addmm_int"),
-    row(lambda a, b, c: torch.addmm(a, b, c, beta=0.5, alpha=0.25), "1 k", "b t", "t k",
-        name="addmm_factors"),
-    row(lambda a, b, c: torch.addmm(a, b, c, beta=0.1, alpha=0.3), "k", "b t", "t k", make=doubles,
-        name="addmm_double"),
-    row(lambda a, b, c: torch.addmm(a, b, c, beta=2, alpha=3), "k", "b t", "t k", make=ints(5),
-        name="addmm_int_factors"),
+    row(
+        lambda a, b, c: torch.addmm(a, b, c, beta=0.5, alpha=0.25),
+        "1 k",
+        "b t",
+        "t k",
+        name="addmm_factors",
+    ),
+    row(
+        lambda a, b, c: torch.addmm(a, b, c, beta=0.1, alpha=0.3),
+        "k",
+        "b t",
+        "t k",
+        make=doubles,
+        name="addmm_double",
+    ),
+    row(
+        lambda a, b, c: torch.addmm(a, b, c, beta=2, alpha=3),
+        "k",
+        "b t",
+        "t k",
+        make=ints(5),
+        name="addmm_int_factors",
+    ),
     row(lambda a, b, c: torch.addmm(a / 0, b, c, beta=0), "k", "b t", "t k", name="addmm_no_nan"),
     row(torch.addmv, "b", "b t", "t"),
     row(lambda a, b, c: torch.addmv(a, b, c, beta=0, alpha=2), "b", "b t", "t", name="addmv_0"),
     row(torch.addr, "b t", "b", "t"),
     row(lambda a, b, c: torch.addr(a, b, c, beta=0.5, alpha=3), "t", "b", "t", name="addr_factors"),
     row(torch.addbmm, "t k", "b t 4", "b 4 k"),
-    row(lambda a, b, c: torch.addbmm(a, b, c, beta=2, alpha=3), "t k", "b t 4", "b 4 k",
-        make=ints(5), name="addbmm_int"),
+    row(
+        lambda a, b, c: torch.addbmm(a, b, c, beta=2, alpha=3),
+        "t k",
+        "b t 4",
+        "b 4 k",
+        make=ints(5),
+        name="addbmm_int",
+    ),
     row(torch.baddbmm, "b t k", "b t 4", "b 4 k"),
-    row(lambda a, b, c: torch.baddbmm(a, b, c, beta=0.5, alpha=2), "1 t k", "b t 4", "b 4 k",
-        name="baddbmm_factors"),
+    row(
+        lambda a, b, c: torch.baddbmm(a, b, c, beta=0.5, alpha=2),
+        "1 t k",
+        "b t 4",
+        "b 4 k",
+        name="baddbmm_factors",
+    ),
     row(torch.outer, "b", "t"),
     row(torch.outer, "b", "t", make=ints(5), name="outer_int"),
     row(torch.kron, "b 2", "t 3"),
     row(torch.kron, "b", "t 3", name="kron_ranks"),
     row(lambda a, b: torch.tensordot(a, b, dims=([1], [0])), "b t", "t k", name="tensordot"),
-    row(lambda a, b: torch.tensordot(a, b, dims=([1, 2], [0, 1])), "b t 3", "t 3 k",
-        name="tensordot_two"),
+    row(
+        lambda a, b: torch.tensordot(a, b, dims=([1, 2], [0, 1])),
+        "b t 3",
+        "t 3 k",
+        name="tensordot_two",
+    ),
     row(lambda a, b: torch.cross(a, b, dim=-1), "b 3", "b 3", name="cross"),
     row(lambda a, b: torch.linalg.cross(a, b, dim=0), "3 b", "3 1", name="cross_broadcast"),
     row(torch.trace, "b t"),
@@ -99,6 +132,66 @@ ROWS = [
     row(torch.linalg.vecdot, "b t 4", "b 1 4"),
     row(lambda a: torch.linalg.matrix_power(a, 5), "b n n", name="matrix_power"),
     row(lambda a, b: torch.linalg.multi_dot([a, b, a]), "b t", "t b", fixed="bt", name="multi_dot"),
+    row(torch.cov, "b t", least={"b": 2, "t": 2}),
+    row(torch.cov, "t", least={"t": 2}, name="cov_vector"),
+    row(torch.corrcoef, "b t", least={"b": 2, "t": 2}),
+    row(torch.linalg.inv, "b n n", make=square, least={"n": 1}),
+    row(torch.linalg.det, "b n n", least={"n": 1}),
+    row(torch.linalg.det, "n n", make=doubles, name="det_double"),
+    row(torch.linalg.slogdet, "b n n", least={"n": 1}),
+    row(torch.linalg.cholesky, "b n n", make=square, least={"n": 1}),
+    row(
+        lambda a: torch.linalg.cholesky(a, upper=True),
+        "b n n",
+        make=square,
+        least={"n": 1},
+        name="cholesky_upper",
+    ),
+    row(torch.linalg.solve, "b n n", "b n k", make=[square, torch.randn], least={"n": 1, "k": 1}),
+    row(
+        torch.linalg.solve,
+        "n n",
+        "n",
+        make=[square, torch.randn],
+        least={"n": 1},
+        name="solve_vector",
+    ),
+    row(
+        lambda a, b: torch.linalg.solve(a, b, left=False),
+        "b n n",
+        "b k n",
+        make=[square, torch.randn],
+        least={"n": 1, "k": 1},
+        name="solve_right",
+    ),
+    row(torch.linalg.lu_factor, "b n n", least={"n": 1}),
+    row(torch.linalg.lu, "b t 3", least={"t": 1}),
+    row(
+        lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
+        "b n n",
+        "b n k",
+        make=[square, torch.randn],
+        least={"n": 1, "k": 1},
+        name="lu_solve",
+    ),
+    row(
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=False),
+        "b n n",
+        "b n k",
+        make=[square, torch.randn],
+        least={"n": 1},
+        name="solve_triangular",
+    ),
+    row(
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True, left=False),
+        "n n",
+        "b k n",
+        make=[square, torch.randn],
+        least={"n": 1},
+        name="solve_triangular_right",
+    ),
+    row(lambda a: torch.linalg.qr(a), "b t 3", least={"t": 1}, name="qr"),
+    row(lambda a: torch.linalg.qr(a, mode="complete"), "b t 3", least={"t": 1}, name="qr_complete"),
     einsum("bij,bjk->bik", "b t 4", "b 4 k"),
     einsum("bhid,bhjd->bhij", "b 2 t 4", "b 2 k 4"),
     einsum("bhij,bjhd->bihd", "b 2 t k", "b k 2 4"),
@@ -136,3 +229,48 @@ def test_static(case: Row) -> None:
 @pytest.mark.parametrize("case", ROWS)
 def test_dynamic(case: Row) -> None:
     check_dynamic(case)
+
+
+def grouped(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
+    return F.grouped_mm(x, w, offs=offsets)
+
+
+def offsets(*ends: int) -> torch.Tensor:
+    return torch.tensor(ends, dtype=torch.int32)
+
+
+def test_products_of_groups() -> None:
+    """Of rows, of columns, of what is summed over, of whole matrices."""
+    x, w = bfloats((8, 16)), bfloats((3, 16, 8))
+    check_onnx(grouped, (x, w, offsets(2, 2, 8)), others=[(x, w, offsets(0, 5, 8))])
+    check_onnx(
+        grouped, (x, w, offsets(2, 2, 8)), dynamic_shapes=({0: gp.Dim("rows", min=3)}, None, None),
+        others=[(bfloats((9, 16)), w, offsets(1, 3, 9))],
+    )  # fmt: skip
+    check_onnx(grouped, (bfloats((3, 8, 16)), bfloats((16, 24)), offsets(8, 8, 24)))
+    check_onnx(grouped, (bfloats((8, 24)), bfloats((24, 16)), offsets(8, 8, 24)))
+    check_onnx(grouped, (bfloats((3, 8, 16)), w))
+
+
+def test_products_in_another_dtype() -> None:
+    """torch has no kernel for this on the CPU: the oracle is the product of wider operands."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return torch.mm(x, y, out_dtype=torch.float32)
+        return x.float() @ y.float()
+
+    check_onnx(fn, (bfloats((3, 4)), bfloats((4, 5))))
+
+
+def test_whole_numbers_do_not_go_through_floats() -> None:
+    x = torch.tensor([[7_000_000_049, 1]])
+    check_onnx(lambda x, y: x @ y, (x, x.mT.contiguous() * 0 + 1))
+    check_onnx(lambda x, y: torch.einsum("ij,jk->ik", x, y), (x, x.mT.contiguous() * 0 + 1))
+
+
+def test_weighted_covariance() -> None:
+    f, a = torch.tensor([1, 2, 3, 4, 1]), torch.rand(5)
+    x = torch.randn(3, 5)
+    check_onnx(lambda x, f, a: torch.cov(x, fweights=f, aweights=a), (x, f, a))
+    check_onnx(lambda x, f: torch.cov(x, correction=0, fweights=f), (x, f))

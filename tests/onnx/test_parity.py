@@ -7,6 +7,7 @@ compared with eager at the example and at inputs of other sizes.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -78,8 +79,6 @@ def module(fn: Callable[..., Any]) -> nn.Module:
 
 
 def _with_self(fn: Callable[..., Any]) -> Any:
-    import inspect
-
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     signature = inspect.signature(fn)
     return signature.replace(parameters=[own, *signature.parameters.values()])

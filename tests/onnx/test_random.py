@@ -73,7 +73,9 @@ def test_distribution(name: str) -> None:
     assert have.min() >= want.min() - want.std() and have.max() <= want.max() + want.std() * 3
     # The largest distance between the two distributions; 1.95 is passed once in a thousand times.
     points = torch.cat([have, want]).unique()
-    shares = [(torch.searchsorted(v.sort().values, points, right=True) / COUNT) for v in (have, want)]
+    shares = [
+        (torch.searchsorted(v.sort().values, points, right=True) / COUNT) for v in (have, want)
+    ]
     assert (shares[0] - shares[1]).abs().max() < 1.95 * (2 / COUNT) ** 0.5
 
 

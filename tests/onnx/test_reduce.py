@@ -43,7 +43,8 @@ SUMS: dict[str, Callable[..., Any]] = {
     "sum_int32": lambda x: x.sum(0, dtype=torch.int32),
 }  # fmt: skip
 MEANS: dict[str, Callable[..., Any]] = {
-    "mean": torch.mean, "mean_dim": lambda x: x.mean(1), "mean_keep": lambda x: x.mean((0, -1), True),
+    "mean": torch.mean, "mean_dim": lambda x: x.mean(1),
+    "mean_keep": lambda x: x.mean((0, -1), True),
     "nanmean": lambda x: x.nanmean(1), "var": torch.var, "var_dim": lambda x: x.var(1),
     "var_0": lambda x: x.var((0, 2), correction=0), "std": lambda x: x.std(1, unbiased=False),
     "std_keep": lambda x: x.std((0, 1), correction=2, keepdim=True),
@@ -53,7 +54,8 @@ MEANS: dict[str, Callable[..., Any]] = {
     "norm_3": lambda x: x.norm(3, (0, 1), True), "norm_half": lambda x: x.norm(0.5, 1),
     "vector_norm": torch.linalg.vector_norm,
     "vector_norm_dtype": lambda x: torch.linalg.vector_norm(x, 2, 1, dtype=torch.float64),
-    "dist": lambda x: torch.dist(x, x * 2, 2),
+    "dist": lambda x: torch.dist(x, x * 2, 2), "median": torch.median,
+    "nanmedian": torch.nanmedian,
 }  # fmt: skip
 # Of nothing these have no value.
 EXTREMES: dict[str, Callable[..., Any]] = {
@@ -66,7 +68,6 @@ EXTREMES: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 FLOAT_EXTREMES: dict[str, Callable[..., Any]] = {
     "norm_inf": lambda x: x.norm(INF, 1), "norm_minus_inf": lambda x: x.norm(-INF, (0, 1)),
-    "median": torch.median, "nanmedian": torch.nanmedian,
     "median_dim": lambda x: tuple(x.median(1)),
     "nanmedian_dim": lambda x: tuple(x.nanmedian(-1, keepdim=True)),
     "quantile": lambda x: x.quantile(0.3, dim=1),

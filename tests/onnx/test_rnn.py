@@ -24,7 +24,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def sequence(options: dict[str, Any], batch: int, length: int) -> torch.Tensor:
-    return torch.randn(batch, length, 6) if options.get("batch_first") else torch.randn(length, batch, 6)  # fmt: skip
+    sizes = (batch, length) if options.get("batch_first") else (length, batch)
+    return torch.randn(*sizes, 6)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -93,7 +94,9 @@ def test_cell_operators() -> None:
             fn = lambda x, h, c, *p: torch.ops.aten.lstm_cell(x, [h, c], *p)
             check_onnx(fn, (x, h, c, *weights, *biases))
         else:
-            check_onnx(lambda x, h, *p: torch.ops.aten.gru_cell(x, h, *p), (x, h, *weights, *biases))
+            check_onnx(
+                lambda x, h, *p: torch.ops.aten.gru_cell(x, h, *p), (x, h, *weights, *biases)
+            )
 
 
 class Packed(nn.Module):

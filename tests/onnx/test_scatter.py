@@ -276,3 +276,9 @@ def test_embedding_bag_with_weights() -> None:
     for dtype in (torch.float32, torch.float64, torch.float16):
         w, p = torch.randn(10, 3).to(dtype), torch.randn(8).to(dtype)
         check_onnx(program, (w, INDICES.int(), OFFSETS.int(), p))
+
+
+def test_embedding_bag_is_not_for_gradients() -> None:
+    w = torch.randn(10, 3)
+    with pytest.raises(gp.errors.UnsupportedError, match="gradients"):
+        gp.onnx.export(lambda w, i, o: torch.embedding_bag(w, i, o), (w, INDICES, OFFSETS))

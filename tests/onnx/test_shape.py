@@ -12,8 +12,6 @@ from tests.onnx.rows import check_dynamic, check_static
 from tests.ops.rows import Row, bools, ints, row
 from tests.ops.test_shape import ROWS as CAPTURED
 
-HALF = lambda size: torch.randn(*size).half()  # noqa: E731
-
 ROWS = [
     *CAPTURED,
     row(lambda a: a.ravel(), "b t c", name="ravel"),
@@ -128,9 +126,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
         ]  # fmt: skip
 
     x = torch.randint(0, 2, (3, 4)).to(dtype)
-    check_onnx(
-        fn, (x,), dynamic_shapes=({0: gp.Dim("n")},), others=[(x[:1],), (x.repeat(2, 1),)]
-    )
+    check_onnx(fn, (x,), dynamic_shapes=({0: gp.Dim("n")},), others=[(x[:1],), (x.repeat(2, 1),)])
 
 
 def operators(program: gp.onnx.ONNXProgram) -> list[str]:

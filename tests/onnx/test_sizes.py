@@ -20,8 +20,33 @@ from graphport.onnx.ir import Value
 from graphport.onnx.model import assign_names, model_proto, prune
 from graphport.onnx.runtime import Session
 from graphport.symbolic import (
-    Expr, Scope, abs_, and_, bitand, bitor, bitxor, ceil, eq, evaluate, floor, func, ge, ite,
-    lshift, lt, max_, min_, not_, or_, pow_, round_, rshift, sqrt, to_float, to_int, truediv,
+    Expr,
+    Scope,
+    abs_,
+    and_,
+    bitand,
+    bitor,
+    bitxor,
+    ceil,
+    eq,
+    evaluate,
+    floor,
+    func,
+    ge,
+    ite,
+    lshift,
+    lt,
+    max_,
+    min_,
+    not_,
+    or_,
+    pow_,
+    round_,
+    rshift,
+    sqrt,
+    to_float,
+    to_int,
+    truediv,
 )  # fmt: skip
 
 GRID = [(0, 1, 2), (1, 1, 1), (3, 2, 7), (8, 5, 0), (16, 9, 4), (5, 13, 100)]
@@ -181,7 +206,8 @@ def test_constants_beside_a_size_are_shown_with_it() -> None:
     b.sizes.vector([2, n, 5])
     b.sizes.vector([7, n, 5])
     assert [(v.op, v.attributes) for v in b.main.nodes] == [
-        ("Shape", {"start": 0, "end": 3}), ("Shape", {"start": 1, "end": 3}), ("Concat", {"axis": 0})
+        ("Shape", {"start": 0, "end": 3}), ("Shape", {"start": 1, "end": 3}),
+        ("Concat", {"axis": 0}),
     ]  # fmt: skip
 
 

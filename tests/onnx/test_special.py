@@ -23,7 +23,7 @@ WIDE: dict[str, Callable[..., Any]] = {
     f.__name__: f for f in (
         torch.erf, torch.erfc, torch.special.erfcx, torch.special.ndtr, torch.special.log_ndtr,
         torch.i0, torch.special.i0e, torch.special.i1, torch.special.i1e, torch.atan, torch.asinh,
-        torch.expm1, torch.log1p, torch.exp2, torch.log2, torch.log10, torch.sinc, torch.tan,
+        torch.expm1, torch.log1p, torch.exp2, torch.log2, torch.log10, torch.tan,
         torch.sinh, torch.cosh, torch.acosh, torch.special.entr,
     )
 }  # fmt: skip
@@ -80,8 +80,9 @@ def test_no_overflow() -> None:
     x, y = torch.tensor([1e30, 3e-30, 0.0, math.inf]), torch.tensor([1e30, 4e-30, 0.0, 1.0])
     check_onnx(lambda x, y: torch.hypot(x, y), (x, y))
     check_onnx(lambda x, y: torch.hypot(x, y), (x.double() ** 8, y.double() ** 8))
-    a, b = torch.tensor([500.0, -500, math.inf, -math.inf, 3.0]), torch.tensor(
-        [499.0, -600, math.inf, -math.inf, math.inf]
+    a, b = (
+        torch.tensor([500.0, -500, math.inf, -math.inf, 3.0]),
+        torch.tensor([499.0, -600, math.inf, -math.inf, math.inf]),
     )
     check_onnx(lambda a, b: (torch.logaddexp(a, b), torch.logaddexp2(a, b)), (a, b))
 
@@ -100,10 +101,11 @@ ROWS = [
     *(row(fn, "b t", make=ints(4), name=f"int_{name}") for name, fn in WIDE.items()),
     *(row(fn, "b t", "t") for fn in (torch.atan2, torch.hypot, torch.logaddexp)),
     *(row(fn, "b t", "t", make=positive) for fn in (torch.xlogy, torch.special.xlog1py)),
-    row(lambda x: (torch.xlogy(x, 2.0), torch.xlogy(0, x)), "b t", make=positive, name="xlogy_number"),
+    row(lambda x: (torch.xlogy(x, 2.0), torch.xlogy(0, x)), "b t", make=positive, name="xlogy_2"),
     row(lambda x: torch.logit(x, 0.1), "b t", make=halves, name="logit_eps"),
     row(lambda x: (torch.lgamma(x), torch.digamma(x)), "b t", make=doubles, name="gamma"),
     row(lambda x: torch.mvlgamma(x + 2, 3), "b t", make=positive, name="mvlgamma"),
+    row(torch.sinc, "b t"),
     row(torch.erfc, "", name="zero_dims"),
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ that, and so does the formula: it becomes a check of the program's inputs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ from graphport.errors import InputError
 from graphport.program import caches
 from graphport.symbolic import Scope, eq, min_
 from graphport.symbolic.bridge import from_torch
+
+_WINDOW = "DynamicSlidingWindowLayer"
 
 
 def _seq_length(layer: Any) -> Any:
@@ -35,46 +38,43 @@ def _window_sizes(layer: Any, query_length: int) -> Any:
     return held + query_length, layer.cumulative_length - held
 
 
-_LENGTHS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("DynamicLayer", "get_seq_length"): _seq_length,
-    ("DynamicSlidingWindowLayer", "get_mask_sizes"): _window_sizes,
-}
-"""By the class that defines the method."""
+def _updated(update: Callable[..., Any], scope: Scope, *args: Any, **kwargs: Any) -> Any:
+    """The layer's own update, which keeps the last w - 1 tokens, or all if there are fewer."""
+    with scope.unassuming():
+        return update(*args, **kwargs)
 
 
 def ease(arguments: Any, scope: Scope) -> None:
     """Let the layers of caches among the arguments of a captured program compute formulas."""
-    found = pytree.tree_leaves(arguments, is_leaf=lambda x: caches.is_cache(type(x)))
-    for cache in found:
-        for layer in _layers(cache) if caches.is_cache(type(cache)) else ():
-            _ease(layer, scope)
+    for cache in pytree.tree_leaves(arguments, is_leaf=_is_cache):
+        for layer in _layers(cache) if _is_cache(cache) else ():
+            if _defined_by(layer, "get_seq_length") == "DynamicLayer":
+                _give(layer, "get_seq_length", functools.partial(_seq_length, layer))
+            if _defined_by(layer, "get_mask_sizes") == _WINDOW and _is_window(layer, scope):
+                _give(layer, "get_mask_sizes", functools.partial(_window_sizes, layer))
+                _give(layer, "update", functools.partial(_updated, layer.update, scope))
+
+
+def _is_cache(x: Any) -> bool:
+    return caches.is_cache(type(x))
 
 
 def _layers(cache: Any) -> Iterator[Any]:
     for value in vars(cache).values():
-        if caches.is_cache(type(value)):
+        if _is_cache(value):
             yield from _layers(value)
     layers = vars(cache).get("layers")
     if isinstance(layers, list):
         yield from layers
 
 
-def _ease(layer: Any, scope: Scope) -> None:
-    for kind_and_name, formula in _LENGTHS.items():
-        _, name = kind_and_name
-        if _definer(type(layer), name) != kind_and_name[0]:
-            continue
-        if name == "get_mask_sizes" and not _is_window(layer, scope):
-            continue
-        vars(layer)[name] = caches.Aide(_on(formula, layer))
+def _give(layer: Any, name: str, method: Callable[..., Any]) -> None:
+    vars(layer)[name] = caches.Aide(method)
 
 
-def _on(formula: Callable[..., Any], layer: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: formula(layer, *args, **kwargs)
-
-
-def _definer(kind: type, name: str) -> str | None:
-    return next((base.__name__ for base in kind.__mro__ if name in vars(base)), None)
+def _defined_by(layer: Any, name: str) -> str | None:
+    """The class that has the code of a method."""
+    return next((base.__name__ for base in type(layer).__mro__ if name in vars(base)), None)
 
 
 def _is_window(layer: Any, scope: Scope) -> bool:

@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from graphport.capture import cache_specs
 from graphport.capture.dims import Dim, Hint, adopt
 from graphport.capture.fake_tensors import sizes_of
 from graphport.capture.inputs import Inputs, Variadic
 from graphport.errors import SpecError
+from graphport.program import caches
 
 Wish = Dim | Hint | int | None
 
@@ -50,8 +52,8 @@ def read(inputs: Inputs, dynamic_shapes: Any) -> list[Entry]:
     if callable(builder):  # gp.ShapesCollection, gp.AdditionalInputs
         dynamic_shapes = builder(inputs.target, inputs.args, inputs.kwargs)
     if dynamic_shapes is None:
-        return []
-    if isinstance(dynamic_shapes, Mapping):
+        named: Named = iter(())
+    elif isinstance(dynamic_shapes, Mapping):
         named = _by_name(inputs, dynamic_shapes)
     elif isinstance(dynamic_shapes, (tuple, list)):
         named = _by_position(inputs, dynamic_shapes)
@@ -61,9 +63,12 @@ def read(inputs: Inputs, dynamic_shapes: Any) -> list[Entry]:
             f"or gp.AdditionalInputs, got {dynamic_shapes!r}",
             where="dynamic_shapes",
         )
+    said = [*named]
+    silent = inputs.parameters.keys() - {name for name, _, _ in said}
+    said += [(n, f"dynamic_shapes[{n!r}]", None) for n in inputs.parameters if n in silent]
     return [
         entry
-        for name, place, spec in named
+        for name, place, spec in said
         for entry in _walk(place, spec, *inputs.parameters[name])
     ]
 
@@ -127,7 +132,10 @@ def _walk(place: str, spec: Any, path: str, value: Any) -> Iterator[Entry]:
         if spec is not None:
             yield Entry(path, _tensor_sites(place, spec, path, value))
         return
+    if caches.is_cache(type(value)):
+        spec = cache_specs.written_out(place, spec, value)
     if spec is None:
+        yield from _counts(place, path, value)
         return
     if isinstance(value, Variadic):
         items = list(enumerate(value.values))
@@ -144,6 +152,19 @@ def _walk(place: str, spec: Any, path: str, value: Any) -> Iterator[Entry]:
     parts = _parts(place, spec, path, value, [keys[0] for keys, _ in children])
     for (keys, child), (at, part) in zip(children, parts, strict=True):
         yield from _walk(at, part, path + pytree.keystr(keys), child)
+
+
+def _counts(place: str, path: str, value: Any) -> Iterator[Entry]:
+    """What caches count, inside of something that the spec is silent about."""
+    if isinstance(value, Variadic):
+        for i, child in enumerate(value.values):
+            yield from _counts(f"{place}[{i}]", f"{path}[{value.first + i}]", child)
+        return
+    found = pytree.tree_flatten_with_path(value, is_leaf=lambda x: caches.is_cache(type(x)))[0]
+    for keys, cache in found:
+        if caches.is_cache(type(cache)) and cache is not value:
+            at = pytree.keystr(keys)
+            yield from _walk(place + at, None, path + at, cache)
 
 
 # Containers

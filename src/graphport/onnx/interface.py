@@ -24,7 +24,7 @@ from graphport.onnx.options import ExportOptions
 from graphport.onnx.types import ONNX_OF
 from graphport.ops.abstract import Abstract
 from graphport.ops.weightless import lacks_data
-from graphport.program import ExportedProgram
+from graphport.program import ExportedProgram, caches
 from graphport.program.signature import InputKind, OutputKind
 from graphport.symbolic import Expr
 
@@ -301,6 +301,8 @@ def _places(spec: TreeSpec) -> list[str | None]:
         if spec.is_leaf():
             yield "_".join(path) if named else None
             return
+        if caches.is_cache(spec.type) and path:
+            path = ("present",)
         keys = _keys(spec)
         parts = keys or [str(i) for i in range(spec.num_children)]
         for part, child in zip(parts, spec.children(), strict=True):
@@ -312,7 +314,9 @@ def _places(spec: TreeSpec) -> list[str | None]:
 def _keys(spec: TreeSpec) -> list[str] | None:
     """What the children of a container are called, as far as its kind or its context says it."""
     context: Any = spec.context
-    if isinstance(context, type):
+    if isinstance(context, caches.Structure):
+        context = context.keys
+    elif isinstance(context, type):
         context = getattr(context, "_fields", None)  # a named tuple
     elif isinstance(context, list) and context and isinstance(context[-1], list):
         context = next(c for c in context if isinstance(c, list))  # dataclasses, default dicts

@@ -55,6 +55,12 @@ class Value:
         assert self.shape is not None, f"the rank of {self.name} is not known"
         return len(self.shape)
 
+    @property
+    def sizes(self) -> tuple[Any, ...]:
+        """The shape of a value whose sizes are all known, as those of the program's are."""
+        assert self.shape is not None, f"the sizes of {self.name} are not known"
+        return self.shape
+
     def __repr__(self) -> str:
         return f"{self.name}: {self.dtype}{'' if self.shape is None else list(self.shape)}"
 

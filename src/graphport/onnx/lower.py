@@ -265,13 +265,14 @@ def newest(module: GraphModule, opset: int) -> int:
         if isinstance(part, GraphModule):
             for node in part.graph.nodes:
                 if node.target in NEWEST and not _is_evaluated(node):
-                    opset = min(opset, NEWEST[node.target])  # type: ignore[index]
+                    opset = min(opset, NEWEST[node.target])
     return opset
 
 
 def _is_evaluated(node: Node) -> bool:
     """Whether an operator that draws in training is called for evaluation."""
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    target: Any = node.target
+    names = [a.name for a in target._schema.arguments]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     return "training" in names and not given.get("training", False)
 

@@ -7,7 +7,6 @@ away otherwise is computed by itself then.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -29,21 +28,43 @@ _COARSE = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.fl
            torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)  # fmt: skip
 
 
-def runnable(program: ExportedProgram, state: Mapping[str, torch.Tensor]) -> GraphModule:
-    """The program as a module that begins with this state, weights in files read into memory."""
+Place = tuple[dict[str, Any], str]
+"""The dict of a module that has a parameter, buffer or other tensor, and its key there."""
+
+
+def runnable(
+    program: ExportedProgram, state: Mapping[str, torch.Tensor]
+) -> tuple[GraphModule, dict[str, Place]]:
+    """The program as a module that begins with copies of this state, and where those are.
+
+    Weights that are in files are read into memory.
+    """
     module = program.module(check_guards=False)
     read = {k: in_memory(t) for k, t in program.state_dict.items() if lacks_data(t)}
     if read:
         module.load_state_dict(read, strict=False, assign=True)
-    with torch.no_grad():
-        for name, tensor in state.items():
-            state_of(module, name).copy_(tensor)
-    return module
+    return module, {name: replaced(module, name, tensor) for name, tensor in state.items()}
 
 
-def state_of(module: nn.Module, name: str) -> torch.Tensor:
-    """A parameter, buffer or constant of a module by its name."""
-    found: torch.Tensor = operator.attrgetter(name)(module)
+def holder(target: Any, name: str) -> Place | None:
+    """Where a module has what it calls so, if it does."""
+    path, _, last = name.rpartition(".")
+    try:
+        owner = target.get_submodule(path)
+    except AttributeError:
+        return None
+    held = next((d for d in (owner._parameters, owner._buffers, vars(owner)) if last in d), None)
+    return None if held is None else (held, last)
+
+
+def replaced(target: Any, name: str, tensor: torch.Tensor) -> Place:
+    """Give a module another tensor; where it is."""
+    found = holder(target, name)
+    assert found is not None
+    held, last = found
+    new = tensor.detach().clone()
+    old = held[last]
+    held[last] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
     return found
 
 
@@ -59,15 +80,11 @@ class Probe:
     def graph(self) -> Graph:
         return self.program.lowered_program.graph
 
-    @cached_property
-    def nodes(self) -> dict[str, Node]:
-        return {n.name: n for n in self.graph.nodes}
-
     def eager(
         self, names: Iterable[str], given: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, Any]:
         """What torch computes for nodes; some of them may be given instead of computed."""
-        module = runnable(self.program.lowered_program, self.program.initial_state)
+        module, _ = runnable(self.program.lowered_program, self.program.initial_state)
         flat = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in self.flat]
         recorder = _Recorder(module, set(names), given or {})
         with torch.no_grad():

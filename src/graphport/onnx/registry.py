@@ -79,7 +79,7 @@ def _name(argument: Any) -> str:
 
 
 def _same(value: Any, default: Any) -> bool:
-    return type(value) is type(default) and value == default or value is default
+    return (type(value) is type(default) and value == default) or value is default
 
 
 LOWERINGS: dict[OpOverload, Lowering] = {}

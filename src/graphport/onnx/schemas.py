@@ -7,6 +7,7 @@ the type of an output follows from, which version of the operator applies.
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import onnx.defs
 import torch
@@ -79,8 +80,8 @@ def allowed(op: Signature) -> dict[str, frozenset[torch.dtype]]:
 
 def expands(op: Signature) -> bool:
     """Whether the standard says the operator in others, which a runtime may put instead."""
-    schema = onnx.defs.get_schema(op.op, op.since, op.domain)
-    return schema.has_function or schema.has_context_dependent_function
+    schema: Any = onnx.defs.get_schema(op.op, op.since, op.domain)
+    return bool(schema.has_function or schema.has_context_dependent_function)
 
 
 # Operators of ONNX Runtime that are emitted with target="ort"; their schemas are not in `onnx`.

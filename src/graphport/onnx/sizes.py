@@ -207,7 +207,7 @@ class Sizes:
         if len(sizes) != 2 or x.shape is None or None in x.shape:
             return None
         for axis in range(x.rank + 1):
-            if prod(x.shape[:axis]) == sizes[0] and prod(x.shape[axis:]) == sizes[1]:
+            if prod(x.sizes[:axis]) == sizes[0] and prod(x.sizes[axis:]) == sizes[1]:
                 return self.b.Flatten(x, axis=axis)
         return None
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -19,7 +18,14 @@ from graphport.onnx import samples
 from graphport.onnx.divergence import Divergence, first_divergence
 from graphport.onnx.judgement import Judgement, Tolerance, judge, same_kind
 from graphport.onnx.labels import excused
-from graphport.onnx.probing import Probe, precisions, random_nodes, runnable, state_of
+from graphport.onnx.probing import (
+    Probe,
+    holder,
+    precisions,
+    random_nodes,
+    replaced,
+    runnable,
+)
 from graphport.onnx.program import like, result_of
 from graphport.ops.weightless import lacks_data
 from graphport.program.signature import InputKind, OutputKind
@@ -237,48 +243,26 @@ def _eager(program: ONNXProgram) -> Callable[[list[Any]], _Outcome]:
     exported, initial = program.exported_program, program.initial_state
     target: Any = program.eager
     usable = target is not None and not any(map(lacks_data, exported.state_dict.values()))
-    usable = usable and all(_holder(target, name) is not None for name in initial)
+    usable = usable and all(holder(target, name) is not None for name in initial)
     in_spec = exported.call_spec.in_spec
 
     def run(flat: list[Any]) -> _Outcome:
         args, kwargs = pytree.tree_unflatten(flat, in_spec)
         if not usable:
-            module = runnable(exported, initial)
+            module, owned = runnable(exported, initial)
             with torch.no_grad():
                 leaves = pytree.tree_leaves(module(*args, **kwargs))
-            return _Outcome(leaves, flat, {n: state_of(module, n) for n in initial})
+            return _Outcome(leaves, flat, {n: held[last] for n, (held, last) in owned.items()})
         kept = Snapshot((*holders(target),))
         try:
-            owned = {name: _replaced(target, name, t) for name, t in initial.items()}
+            owned = {name: replaced(target, name, t) for name, t in initial.items()}
             with torch.no_grad():
                 leaves = pytree.tree_leaves(target(*args, **kwargs))
-            state = {name: owner[last] for name, (owner, last) in owned.items()}
-            return _Outcome(leaves, flat, state)
+            return _Outcome(leaves, flat, {n: held[last] for n, (held, last) in owned.items()})
         finally:
             kept.restore()
 
     return run
-
-
-def _holder(target: Any, name: str) -> tuple[dict[str, Any], str] | None:
-    """The dict of a module that has a parameter, buffer or other tensor, and its key there."""
-    path, _, last = name.rpartition(".")
-    try:
-        owner = target.get_submodule(path)
-    except AttributeError:
-        return None
-    held = next((d for d in (owner._parameters, owner._buffers, vars(owner)) if last in d), None)
-    return None if held is None else (held, last)
-
-
-def _replaced(target: Any, name: str, tensor: torch.Tensor) -> tuple[dict[str, Any], str]:
-    """Give a module another tensor; where it is."""
-    found = _holder(target, name)
-    assert found is not None
-    held, last = found
-    new = tensor.detach().clone()
-    held[last] = nn.Parameter(new) if isinstance(held[last], nn.Parameter) else new
-    return found
 
 
 def _copies(flat: Sequence[Any]) -> list[Any]:

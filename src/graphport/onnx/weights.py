@@ -171,7 +171,9 @@ def _pieces(t: torch.Tensor) -> Iterator[memoryview]:
         return
     rows = max(1, _PIECE * len(t) // nbytes(t))
     for part in t.split(rows):
-        yield octets(part)
+        # torch transposes in blocks what is all of its memory: twice as fast as going by columns.
+        whole = part.t().contiguous().t() if part.ndim == 2 and part.stride(0) == 1 else part
+        yield octets(whole)
 
 
 # The wire format of protobuf: fields of a message may come in any order, so that weights can follow

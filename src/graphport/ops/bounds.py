@@ -2,14 +2,14 @@
 
 Whether a bound lies within the size is taken from the example and written down. Where the example
 is a size of 0 or 1 that others would depart from, or data decides, nothing is assumed: the result
-is a minimum or maximum.
+is a minimum or maximum. So it is while a scope is `unassuming`.
 """
 
 from __future__ import annotations
 
 from graphport.ops.abstract import Size
 from graphport.ops.sizes import known, same, taken
-from graphport.symbolic import ge, ite, le, lt, max_, min_
+from graphport.symbolic import Expr, ge, ite, le, lt, max_, min_
 
 _NO_END = (1 << 63) - 1  # what Python's `x[a:]` passes as the end
 
@@ -38,7 +38,7 @@ def _clamped(bound: Size, size: Size) -> Size:
         return ite(ge(bound, 0), min_(bound, size), max_(bound + size, 0))
     if not from_front:
         return _at_least_zero(bound + size)
-    inside = taken(le(bound, size))
+    inside = _followed(le(bound, size))
     return min_(bound, size) if inside is None else bound if inside else size
 
 
@@ -46,12 +46,19 @@ def _sign(bound: Size) -> bool | None:
     """Whether a bound counts from the front."""
     if type(bound) is int or known(ge(bound, 0)):
         return type(bound) is not int or bound >= 0
-    return False if known(lt(bound, 0)) else taken(ge(bound, 0))
+    return False if known(lt(bound, 0)) else _followed(ge(bound, 0))
+
+
+def _followed(cond: bool | Expr) -> bool | None:
+    """Which way the example has it, if that may be taken for granted; see `taken`."""
+    if isinstance(cond, bool) or cond.scope.following:
+        return taken(cond)
+    return cond.scope.decide(cond)
 
 
 def _at_least_zero(x: Size) -> Size:
     """max(x, 0), or x where the example has it so; an empty slice ties nothing down."""
     if type(x) is int:
         return max(x, 0)
-    positive = x.scope.hint(ge(x, 0)) and taken(ge(x, 0))
+    positive = x.scope.hint(ge(x, 0)) and _followed(ge(x, 0))
     return x if positive or known(ge(x, 0)) else max_(x, 0)

@@ -81,6 +81,8 @@ class Scope:
         # Whether they are, and whether such an answer was not that of the example.
         self.generic = True
         self.departed = False
+        # Whether the bounds of a slice are taken to lie as in the example.
+        self.following = True
         # Where symbols come from; of a truth that stands for a symbol, the symbol.
         self.origins: dict[Expr, Any] = {}
         # What the code that is running calls its values; for errors.
@@ -311,6 +313,15 @@ class Scope:
             yield
         finally:
             self.internal = before
+
+    @contextmanager
+    def unassuming(self) -> Iterator[None]:
+        """While this lasts, a bound of a slice is a minimum or maximum where it may be either."""
+        before, self.following = self.following, False
+        try:
+            yield
+        finally:
+            self.following = before
 
     def _note_departure(self, cond: Truth, answer: bool) -> None:
         try:

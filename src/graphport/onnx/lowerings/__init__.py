@@ -3,6 +3,7 @@
 from graphport.onnx.lowerings import (
     activation,
     attention,
+    compare,
     complex,
     control,
     conv,
@@ -13,6 +14,7 @@ from graphport.onnx.lowerings import (
     factor,
     factory,
     fft,
+    fitted,
     fusions,
     index,
     interpolate,
@@ -30,13 +32,14 @@ from graphport.onnx.lowerings import (
     shape,
     sort,
     special,
-    window,
     transformers,
+    window,
 )
 
 __all__ = [
     "activation",
     "attention",
+    "compare",
     "complex",
     "control",
     "conv",
@@ -47,6 +50,7 @@ __all__ = [
     "factor",
     "factory",
     "fft",
+    "fitted",
     "fusions",
     "index",
     "interpolate",
@@ -64,6 +68,6 @@ __all__ = [
     "shape",
     "sort",
     "special",
-    "window",
     "transformers",
+    "window",
 ]

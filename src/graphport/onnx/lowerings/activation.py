@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.builder import Builder, Number
+from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.elementwise import wide
 from graphport.onnx.lowerings.special import erf_of, expm1_of, log1p_of
@@ -65,14 +65,13 @@ def _softplus(b: Builder, x: Value) -> Value:
 
 
 @lower(aten.softplus.default)
-def softplus(b: Builder, self: Value, beta: Number, threshold: Number) -> Value:
+def softplus(b: Builder, self: Value, beta: float, threshold: float) -> Value:
     """The argument itself past the threshold; where that is nothing in its precision, unsaid."""
     x = wide(b, self)
     scaled = x if beta == 1 else b.Mul(x, beta)
     soft = _softplus(b, scaled)
     soft = soft if beta == 1 else b.Div(soft, beta)
-    exact = self.dtype is not torch.float64 and not isinstance(threshold, bool)
-    if exact and isinstance(threshold, (int, float)) and threshold >= 20:
+    if self.dtype is not torch.float64 and threshold >= 20:
         return soft
     return b.Where(b.Greater(scaled, threshold), x, soft)
 
@@ -107,7 +106,7 @@ def _hardsigmoid(b: Builder, x: Value) -> Value:
 
 
 @lower(aten.hardtanh.default)
-def hardtanh(b: Builder, self: Value, min_val: Number, max_val: Number) -> Value:
+def hardtanh(b: Builder, self: Value, min_val: float, max_val: float) -> Value:
     return b.Clip(self, min_val, max_val)
 
 
@@ -117,7 +116,7 @@ def relu6(b: Builder, self: Value) -> Value:
 
 
 @lower(aten.leaky_relu.default)
-def leaky_relu(b: Builder, self: Value, negative_slope: Number) -> Value:
+def leaky_relu(b: Builder, self: Value, negative_slope: float) -> Value:
     if b.has("LeakyRelu", self.dtype):
         return b.LeakyRelu(self, alpha=float(negative_slope))
     return b.Where(b.Greater(self, 0.0), self, b.Mul(self, negative_slope))
@@ -136,7 +135,7 @@ def prelu(b: Builder, self: Value, weight: Value) -> Value:
 
 
 @lower(aten.elu.default)
-def elu(b: Builder, self: Value, alpha: Number, scale: Number, input_scale: Number) -> Value:
+def elu(b: Builder, self: Value, alpha: float, scale: float, input_scale: float) -> Value:
     if scale == 1 and input_scale == 1 and b.has("Elu", self.dtype):
         return b.Elu(self, alpha=float(alpha))
     x = wide(b, self)
@@ -150,7 +149,7 @@ def elu(b: Builder, self: Value, alpha: Number, scale: Number, input_scale: Numb
 
 
 @lower(aten.celu.default)
-def celu(b: Builder, self: Value, alpha: Number) -> Value:
+def celu(b: Builder, self: Value, alpha: float) -> Value:
     if self.dtype is torch.float32:  # the only one that the standard has
         return b.Celu(self, alpha=float(alpha))
     return elu(b, self, alpha, 1, 1 / alpha)
@@ -173,19 +172,19 @@ def glu(b: Builder, self: Value, dim: int) -> Value:
 
 
 @lower(aten.threshold.default)
-def threshold(b: Builder, self: Value, threshold: Number, value: Number) -> Value:
+def threshold(b: Builder, self: Value, threshold: float, value: float) -> Value:
     low = b.LessOrEqual(self, b.scalar(threshold, like=self))
     return b.Where(low, b.scalar(value, like=self), self)
 
 
 @lower(aten.hardshrink.default)
-def hardshrink(b: Builder, self: Value, lambd: Number) -> Value:
+def hardshrink(b: Builder, self: Value, lambd: float) -> Value:
     inside = b.LessOrEqual(b.Abs(self), lambd)
     return b.Where(inside, b.scalar(0.0, like=self), self)
 
 
 @lower(aten.softshrink.default)
-def softshrink(b: Builder, self: Value, lambd: Number) -> Value:
+def softshrink(b: Builder, self: Value, lambd: float) -> Value:
     """x without what of it is within [-lambd, lambd]."""
     return b.Sub(self, b.Clip(self, -lambd, lambd))
 
@@ -232,18 +231,23 @@ def _safe_softmax(b: Builder, self: Value, dim: int, dtype: Any) -> Value:
 # Dropout
 
 
-def _dropout(b: Builder, x: Value, p: float, train: bool) -> Value:
-    """Nothing unless in training; ONNX scales what is left as torch does."""
+def dropped(b: Builder, x: Value, p: float, train: bool) -> Value:
+    """Nothing unless in training.
+
+    By the mask: ONNX Runtime takes a Dropout away whose mask nobody uses, in training or not.
+    """
     if not train or p == 0:
         return x
     if p == 1:
         return b.Mul(x, 0.0)
-    return b.Dropout(x, b.scalar(p, torch.float32), b.scalar(True, torch.bool))
+    ratio = b.scalar(p, torch.float32)
+    _, mask = b.Dropout(x, ratio, b.scalar(True, torch.bool), outputs=2)
+    return b.shaped(b.Where(mask, b.Mul(x, 1 / (1 - p)), 0.0), x.shape or ())
 
 
 @lower(aten.dropout.default)
 def dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
-    return _dropout(b, input, p, train)
+    return dropped(b, input, p, train)
 
 
 @lower(aten.native_dropout.default)
@@ -259,11 +263,40 @@ def native_dropout(b: Builder, input: Value, p: float, train: bool | None) -> tu
     return out, mask
 
 
+def _channels(b: Builder, x: Value) -> Value:
+    """Ones over the first two dims."""
+    sizes = (*(x.shape or ())[:2], *[1] * (x.rank - 2))
+    return b.expand(b.scalar(1.0, like=x), sizes)
+
+
 @lower(aten.feature_dropout.default)
 def feature_dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
-    """Whole channels: a mask of ones over the first two dims."""
+    """Whole channels are dropped."""
     if not train or p == 0:
         return input
-    sizes = (*(input.shape or ())[:2], *[1] * (input.rank - 2))
-    ones = b.expand(b.scalar(1.0, like=input), sizes)
-    return b.Mul(input, _dropout(b, ones, p, train))
+    return b.Mul(input, _dropout(b, _channels(b, input), p, train))
+
+
+_LEAST_SELU = _SELU[0] * _SELU[1]
+
+
+def _alpha_dropout(b: Builder, x: Value, like: Value, p: float, train: bool) -> Value:
+    """What is dropped becomes the least value of selu; mean and variance are kept."""
+    if not train or p == 0:
+        return x
+    if p == 1:
+        return b.Mul(x, 0.0)
+    _, kept = b.Dropout(like, b.scalar(p, torch.float32), b.scalar(True, torch.bool), outputs=2)
+    scale = 1 / math.sqrt((_LEAST_SELU**2 * p + 1) * (1 - p))
+    chosen = b.Where(kept, x, b.scalar(-_LEAST_SELU, like=x))
+    return b.Add(b.Mul(chosen, scale), _LEAST_SELU * scale * p)
+
+
+@lower(aten.alpha_dropout.default)
+def alpha_dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
+    return _alpha_dropout(b, input, input, p, train)
+
+
+@lower(aten.feature_alpha_dropout.default)
+def feature_alpha_dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
+    return _alpha_dropout(b, input, _channels(b, input), p, train)

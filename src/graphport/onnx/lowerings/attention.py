@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.activation import dropped
 from graphport.onnx.lowerings.control import close, within
 from graphport.onnx.lowerings.linalg import product
 from graphport.onnx.registry import lower
@@ -40,8 +40,7 @@ def scaled_dot_product_attention(
     scale: Any,
     enable_gqa: bool,
 ) -> Value:
-    _refuse_dropout(dropout_p)
-    return _attention(b, query, key, value, attn_mask, is_causal, scale, b.result)
+    return _attention(b, query, key, value, attn_mask, is_causal, scale, b.result, dropout_p)
 
 
 @lower(aten._scaled_dot_product_flash_attention_for_cpu.default)
@@ -55,18 +54,10 @@ def _scaled_dot_product_flash_attention_for_cpu(
     attn_mask: Value | None,
     scale: Any,
 ) -> tuple[Value, Value]:
-    _refuse_dropout(dropout_p)
-    out = _attention(b, query, key, value, attn_mask, is_causal, scale, b.result[0])
-    wide = [b.cast(x, torch.float32) for x in (query, key)]
-    scores = _scores(b, *wide, _masks(b, attn_mask, is_causal, query, key), scale)
+    out = _attention(b, query, key, value, attn_mask, is_causal, scale, b.result[0], dropout_p)
+    q, k = (b.cast(x, torch.float32) for x in (query, key))
+    scores = _scores(b, q, k, _masks(b, attn_mask, is_causal, query, key), scale)
     return out, b.ReduceLogSumExp(scores, [-1], keepdims=0)
-
-
-def _refuse_dropout(p: float) -> None:
-    if p:
-        raise UnsupportedError(
-            "attention with dropout has no ONNX lowering", fix="model.eval(), or dropout_p=0.0"
-        )
 
 
 def _attention(
@@ -78,16 +69,30 @@ def _attention(
     is_causal: bool,
     scale: Any,
     result: Any,
+    dropout: float,
 ) -> Value:
     if scale is None:
         size = query.shape[-1] if query.shape else 1
         if isinstance(size, int):
             scale = size**-0.5 if size else 1.0
-    if _is_whole(b, query, key, value, mask, scale):
+    if mask is not None and _lets_all_pass(mask):
+        mask = None
+    if not dropout and _is_whole(b, query, key, value, mask, scale):
         out = _whole(b, query, key, value, mask, is_causal, scale, result)
         if out is not None:
             return out
-    return _parts(b, query, key, value, mask, is_causal, scale, result)
+    return _parts(b, query, key, value, mask, is_causal, scale, result, dropout)
+
+
+def _lets_all_pass(mask: Value) -> bool:
+    """Whether a mask is true throughout: models without padding make such masks all the same."""
+    made = mask.producer
+    while made is not None and made.op in ("Expand", "Unsqueeze", "Reshape"):
+        assert made.inputs[0] is not None
+        mask = made.inputs[0]
+        made = mask.producer
+    constant = mask.tensor
+    return constant is not None and constant.dtype is torch.bool and bool(constant.all())
 
 
 # As one operator
@@ -163,8 +168,9 @@ def is_by_rows(x: Value) -> bool:
 
 def by_rows(b: Builder, x: Value) -> Value:
     """What was moved to [batch, heads, length, size], as [batch, length, heads * size]."""
-    assert x.producer is not None and x.producer.inputs[0] is not None
+    assert x.producer is not None
     source = x.producer.inputs[0]
+    assert source is not None
     batch, heads, length, size = x.shape or ()
     return b.reshape(source, (batch, length, heads * size))  # type: ignore[operator]
 
@@ -181,6 +187,7 @@ def _parts(
     is_causal: bool,
     scale: Any,
     result: Any,
+    dropout: float,
 ) -> Value:
     """softmax(q @ k.T * scale + mask) @ v, in one dtype that ONNX Runtime computes in."""
     dtype = torch.float32 if q.dtype is torch.bfloat16 else q.dtype
@@ -190,8 +197,9 @@ def _parts(
     masks = _masks(b, mask, is_causal, q, k)
     q, k, v, masks = _grouped(b, q, k, v, masks)
     scores = _scores(b, q, k, masks, scale)
-    out = product(b, b.Softmax(scores, axis=-1), v)
-    for row in _attends(b, masks):
+    weights = dropped(b, b.Softmax(scores, axis=-1), dropout, train=True)
+    out = product(b, weights, v)
+    for row in [] if mask is None else _attends(b, masks):
         out = b.Where(row, out, 0.0)
     return b.reshape(out, result.sizes) if q.rank > len(result.sizes) else out
 
@@ -234,7 +242,7 @@ def _attends(b: Builder, masks: list[Value]) -> list[Value]:
     """For each row whether there is anything that it attends to, where that is not certain."""
     if len(masks) == 1 and masks[0].dtype is torch.bool:
         (mask,) = masks
-        if mask.tensor is not None and bool(mask.tensor.any(-1).all()) or _is_causal(mask):
+        if mask.tensor is not None and bool(mask.tensor.any(-1).all()):
             return []
         # As floats: of no truths at all ONNX Runtime cannot tell the greatest.
         return [b.Greater(b.ReduceMax(b.cast(mask, torch.float32), [-1]), 0.0)]
@@ -248,25 +256,6 @@ def _attends(b: Builder, masks: list[Value]) -> list[Value]:
     return [b.Greater(b.ReduceMax(mask, [-1]), -math.inf)]
 
 
-def _is_causal(mask: Value) -> bool:
-    node = mask.producer
-    return node is not None and node.op == "LessOrEqual" and all(
-        x is not None and _root(x).op == "Range" for x in node.inputs
-    )  # fmt: skip
-
-
-def _root(x: Value) -> Any:
-    node = x.producer
-    while node is not None and node.op == "Unsqueeze":
-        node = node.inputs[0].producer
-    return node or _NOTHING
-
-
-class _Nothing:
-    op = ""
-
-
-_NOTHING = _Nothing()
 _MOVES = {"Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Identity", "Gather"}
 
 
@@ -290,11 +279,11 @@ def _is_finite(x: Value | None) -> bool:
 def _grouped(
     b: Builder, q: Value, k: Value, v: Value, masks: list[Value]
 ) -> tuple[Value, Value, Value, list[Value]]:
-    """Fewer heads of keys and values than of queries: each serves several, in a dim of their own."""
+    """Fewer heads of keys and values than of queries: each serves several, in a dim of its own."""
     if q.rank < 3 or k.rank < 3:
         return q, k, v, masks
     heads, theirs, last = ((x.shape or ())[-3] for x in (q, k, v))
-    if heads == theirs == last or 1 in (heads, theirs) and 1 in (heads, last):
+    if heads == theirs == last or (1 in (heads, theirs) and 1 in (heads, last)):
         return q, k, v, masks
     if theirs != last:
         return q, _repeated(b, k, heads), _repeated(b, v, heads), masks
@@ -309,7 +298,7 @@ def _repeated(b: Builder, x: Value, heads: Any) -> Value:
     *lead, own, length, size = x.shape or ()
     if own == heads or own == 1:
         return x
-    wide = b.expand(b.unsqueeze(x, x.rank - 2), (*lead, own, heads // own, length, size))  # type: ignore[operator]
+    wide = b.expand(b.unsqueeze(x, x.rank - 2), (*lead, own, heads // own, length, size))
     return b.reshape(wide, (*lead, heads, length, size))
 
 

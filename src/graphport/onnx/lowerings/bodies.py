@@ -15,7 +15,8 @@ def loop(
     trips: int | None = None,
 ) -> tuple[Value, ...]:  # fmt: skip
     """The last states: `step` gives whether to go on, and the new ones; it is run at least once."""
-    body = Graph("body", b.graph)
+    outer = b.graph
+    body = Graph("body", outer)
     count = Value("iteration", torch.int64, (), body)
     going = Value("going", torch.bool, (), body)
     inner = [Value("state", s.dtype, s.shape, body) for s in states]
@@ -25,7 +26,7 @@ def loop(
         more, new = step(*inner)
         body.outputs = [_own(b, v) for v in (more, *new)]
     finally:
-        b.graph = body.parent
+        b.graph = outer
     limit = None if trips is None else b.scalar(trips, torch.int64)
     made = b.Loop(
         limit, b.scalar(True, torch.bool), *states,
@@ -43,11 +44,11 @@ def scan(
     `step(*states, *elements)` gives the new states. ONNX Runtime wants the first dim for this: it
     fails on empty sequences, and on others that are empty along another dim.
     """
-    body = Graph("body", b.graph)
+    outer = b.graph
+    body = Graph("body", outer)
     inner = [Value("state", s.dtype, s.shape, body) for s in states]
     elements = [
-        Value("element", s.dtype, None if s.shape is None else s.shape[1:], body)
-        for s in sequences
+        Value("element", s.dtype, None if s.shape is None else s.shape[1:], body) for s in sequences
     ]
     body.inputs = [*inner, *elements]
     b.graph = body
@@ -55,7 +56,7 @@ def scan(
         new = [_own(b, v) for v in step(*inner, *elements)]
         body.outputs = [*new, *(b.Identity(v) for v in new)]
     finally:
-        b.graph = body.parent
+        b.graph = outer
     made = b.Scan(
         *states, *sequences, body=body, num_scan_inputs=len(sequences),
         outputs=2 * len(states), dtype=states[0].dtype,

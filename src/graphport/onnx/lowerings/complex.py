@@ -43,8 +43,9 @@ BY_PARTS.update((
     aten.tril.default, aten.triu.default, aten.unfold.default, aten.flatten.using_ints,
     aten.trace.default, aten.narrow.default, aten.movedim.int, aten.reflection_pad1d.default,
     aten.replication_pad1d.default, aten.copy.default, aten.where.self, aten.select_copy.int,
-    aten.repeat_interleave.self_int, aten.tile.default, aten.rot90.default, aten.fft_fftshift.default,
-    aten.fft_ifftshift.default, aten.index_put.default, aten.slice_scatter.default,
+    aten.repeat_interleave.self_int, aten.tile.default, aten.rot90.default,
+    aten.fft_fftshift.default, aten.fft_ifftshift.default, aten.index_put.default,
+    aten.slice_scatter.default,
     aten.select_scatter.default, aten.constant_pad_nd.default, aten.masked_fill.Scalar,
     aten.where.ScalarOther, aten.where.ScalarSelf,
 ))  # fmt: skip
@@ -121,7 +122,7 @@ def part_of_pair(lowerer: Lowerer, node: Node) -> Value | None:
     pair, dim, index = node.args
     if getattr(pair, "target", None) is not aten.view_as_real.default:
         return None
-    x = lowerer.env[pair.args[0]]  # type: ignore[union-attr, index]
+    x = lowerer.env[pair.args[0]]
     if dim not in (-1, x.rank) or index not in (0, 1, -1, -2):
         return None
     return x.im if index in (1, -1) else x.re

@@ -155,9 +155,7 @@ def while_loop(lowerer: Lowerer, node: Node) -> Any:
         graph.inputs.append(Value("step", torch.int64, (), graph))
         graph.inputs.append(Value("goes", torch.bool, (), graph))
         holders = _placeholders(body)
-        inputs = [
-            _input(graph, f"{h.name}_in", r) for h, r in zip(holders, b.result, strict=False)
-        ]
+        inputs = [_input(graph, f"{h.name}_in", r) for h, r in zip(holders, b.result, strict=False)]
         results = _run(lowerer, body, [*inputs, *additional])
         news = [_tensor(b, x, r) for x, r in zip(results, b.result, strict=True)]
         with b.sizes.inner():
@@ -249,7 +247,7 @@ def invoke_subgraph(lowerer: Lowerer, node: Node) -> Any:
 def auto_functionalized(lowerer: Lowerer, node: Node) -> Any:
     """A lowering of an operator that writes returns the new values of what it writes as well."""
     op, *_ = node.args
-    lowering = lowerer.custom.get(op) or LOWERINGS[op]  # type: ignore[index]
+    lowering = lowerer.custom.get(op) or LOWERINGS[op]
     made = lowering.fn(lowerer.b, **lowering.bind((), lowerer.values(node.kwargs)))
     results = list(made) if isinstance(made, (list, tuple)) else [made]
-    return results if op._schema.returns else [None, *results]  # type: ignore[union-attr]
+    return results if op._schema.returns else [None, *results]

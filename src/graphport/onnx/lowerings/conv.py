@@ -14,7 +14,7 @@ import torch
 from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Size, Value
-from graphport.onnx.lowerings.spatial import each, is_plain, padded, unless, windows
+from graphport.onnx.lowerings.spatial import each, is_plain, padded, sizes_of, unless, windows
 from graphport.onnx.registry import lower
 
 aten = torch.ops.aten
@@ -114,52 +114,47 @@ def _product(
 ) -> Value:  # fmt: skip
     """The windows of x times the weight, in any dtype that can be multiplied."""
     n = weight.rank - 2
-    batch, channels = x.shape[:2]  # type: ignore[index]
+    batch, channels = sizes_of(x)[:2]
     spatial, kernel = b.result.sizes[-n:], _kernel(weight)
     letters = _LETTERS[:n]
-    sizes = weight.shape
+    out_channels, *inner = sizes_of(weight)
+    each_group: tuple[Any, ...] = (out_channels,)
     g = ""
     if groups > 1:
         g = "g"
-        x = b.reshape(x, (batch, groups, channels // groups, *x.shape[2:]))  # type: ignore[index,operator]
-        weight = b.reshape(weight, (groups, sizes[0] // groups, *sizes[1:]))  # type: ignore[index,operator]
+        each_group = (groups, out_channels // groups)
+        x = b.reshape(x, (batch, groups, channels // groups, *sizes_of(x)[2:]))
+        weight = b.reshape(weight, (*each_group, *inner))
     x = windows(b, x, spatial, kernel, stride, dilation)
     places = "".join(p for p, _ in letters)
     inside = "".join(k for _, k in letters)
     equation = f"n{g}c{''.join(map(''.join, letters))},{g}oc{inside}->n{g}o{places}"
-    out = b.Einsum(x, weight, equation=equation)
-    out = b.shaped(out, (batch, sizes[0], *spatial)) if groups == 1 else b.reshape(  # type: ignore[index]
-        b.shaped(out, (batch, groups, sizes[0] // groups, *spatial)),  # type: ignore[index,operator]
-        (batch, sizes[0], *spatial),  # type: ignore[index]
-    )  # fmt: skip
+    out = b.shaped(b.Einsum(x, weight, equation=equation), (batch, *each_group, *spatial))
+    out = b.reshape(out, (batch, out_channels, *spatial))
     return out if bias is None else b.Add(out, b.unsqueeze(bias, *range(1, n + 1)))
 
 
 def _spread(b: Builder, x: Value, stride: list[int]) -> Value:
     """Zeros after every element: stride - 1 of them."""
-    sizes = list(x.shape or ())
+    sizes = list(sizes_of(x))
     for i, s in enumerate(stride, 2):
         if s > 1:
-            apart = padded(b, b.unsqueeze(x, i + 1), [0] * (len(sizes) - i), _at(
-                len(sizes) - i, s - 1), 0)  # fmt: skip
-            sizes[i] = sizes[i] * s  # type: ignore[operator]
+            none = [0] * (len(sizes) - i - 1)
+            apart = padded(b, b.unsqueeze(x, i + 1), [0, *none], [s - 1, *none], 0)
+            sizes[i] = sizes[i] * s
             x = b.reshape(apart, sizes)
     return x
-
-
-def _at(length: int, value: int) -> list[int]:
-    return [value] + [0] * (length - 1)
 
 
 def _turned(b: Builder, weight: Value, groups: int) -> Value:
     """The weight of a transposed convolution as that of a plain one."""
     n = weight.rank - 2
     axes = list(range(2, weight.rank))
-    first, second, *kernel = weight.shape or ()
+    first, second, *kernel = sizes_of(weight)
     turned = b.Slice(weight, [-1] * n, [-(1 << 31)] * n, axes, [-1] * n)
-    parts = b.reshape(turned, (groups, first // groups, second, *kernel))  # type: ignore[operator]
+    parts = b.reshape(turned, (groups, first // groups, second, *kernel))
     parts = b.transpose(parts, (0, 2, 1, *(a + 1 for a in axes)))
-    return b.reshape(parts, (groups * second, first // groups, *kernel))  # type: ignore[operator]
+    return b.reshape(parts, (groups * second, first // groups, *kernel))
 
 
 def _computed(x: Value) -> torch.dtype:
@@ -168,7 +163,7 @@ def _computed(x: Value) -> torch.dtype:
 
 
 def _kernel(weight: Value) -> tuple[Size, ...]:
-    return tuple(weight.shape[2:])  # type: ignore[index,arg-type]
+    return tuple(sizes_of(weight)[2:])
 
 
 def _batched(b: Builder, x: Value, n: int) -> Value:

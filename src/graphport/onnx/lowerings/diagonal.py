@@ -32,7 +32,7 @@ def diagonal(b: Builder, self: Value, offset: int, dim1: int, dim2: int) -> Valu
     """Of the matrix as one row: every (columns + 1)th element, as many as there are columns."""
     order = _last(self.rank, wrapped(dim1, self.rank), wrapped(dim2, self.rank))
     x = b.transpose(self, order)
-    *lead, rows, columns = x.shape or ()
+    *lead, rows, columns = x.sizes
     step: Any = columns + 1
     start = offset if offset >= 0 else -offset * columns
     end = start + max_(columns - max(offset, 0), 0) * step
@@ -43,7 +43,7 @@ def diagonal(b: Builder, self: Value, offset: int, dim1: int, dim2: int) -> Valu
 @lower(aten.diag_embed.default)
 def diag_embed(b: Builder, self: Value, offset: int, dim1: int, dim2: int) -> Value:
     rank = self.rank + 1
-    size = (self.shape or ())[-1] + abs(offset)
+    size = self.sizes[-1] + abs(offset)
     return _back(b, _placed(b, self, size, offset), dim1 % rank, dim2 % rank)
 
 
@@ -100,7 +100,7 @@ def block_diag(b: Builder, tensors: Sequence[Value]) -> Value:
     dtype, columns = b.result.dtype, b.result.sizes[1]
     rows, left = [], 0
     for x in tensors:
-        sizes = (1,) * (2 - x.rank) + (x.shape or ())
+        sizes = (1,) * (2 - x.rank) + x.sizes
         block = b.cast(b.reshape(x, sizes), dtype)
         right = columns - left - sizes[1]
         if left != 0 or right != 0:

@@ -1,4 +1,4 @@
-"""Operators that work element by element: arithmetic, comparison, logic, type conversion.
+"""Operators that work element by element: arithmetic, rounding, powers, type conversion.
 
 Operands are brought to one dtype first, as torch promotes them; the builder casts the result to the
 dtype that capture knows it has.
@@ -312,7 +312,7 @@ def _integer_pow(b: Builder, self: Operand, exponent: Operand) -> Value:
     if type(exponent) is int and exponent >= 0:
         return _product(b, b.common(self, dtype=dtype)[0], exponent)
     if type(self) is int and self == 2:
-        return _power_of_two(b, b.common(exponent, dtype=torch.int64)[0], dtype)
+        return power_of_two(b, b.common(exponent, dtype=torch.int64)[0], dtype)
     x, e = b.common(self, exponent, dtype=torch.int64)
     one = b.scalar(1, torch.int64)
 
@@ -342,7 +342,7 @@ def _product(b: Builder, x: Value, exponent: int) -> Value:
     return b.expand(b.scalar(1, like=x), b.result.sizes) if total is None else total
 
 
-def _power_of_two(b: Builder, e: Value, dtype: torch.dtype) -> Value:
+def power_of_two(b: Builder, e: Value, dtype: torch.dtype) -> Value:
     """2 ** e in integers of some width: 0 for what they cannot hold."""
     bits = torch.iinfo(dtype).bits
     wrapped = [2**i if i < 63 else -(2**63) for i in range(bits)]
@@ -351,257 +351,7 @@ def _power_of_two(b: Builder, e: Value, dtype: torch.dtype) -> Value:
     return b.Gather(b.constant(torch.tensor([*wrapped, 0])), place)
 
 
-# Comparison
-
-
-def _compare(op: str) -> Any:
-    def lowering(b: Builder, self: Operand, other: Operand) -> Value:
-        return getattr(b, op)(*b.common(self, other))
-
-    return lowering
-
-
-table(
-    {
-        aten.eq.Tensor: "Equal", aten.eq.Scalar: "Equal",
-        aten.ge.Tensor: "GreaterOrEqual", aten.ge.Scalar: "GreaterOrEqual",
-        aten.gt.Tensor: "Greater", aten.gt.Scalar: "Greater",
-        aten.le.Tensor: "LessOrEqual", aten.le.Scalar: "LessOrEqual",
-        aten.lt.Tensor: "Less", aten.lt.Scalar: "Less",
-    },
-    _compare,
-)  # fmt: skip
-
-
-@lower(aten.ne.Tensor, aten.ne.Scalar)
-def ne(b: Builder, self: Operand, other: Operand) -> Value:
-    x, y = b.common(self, other)
-    return b.Xor(x, y) if x.dtype is torch.bool else b.Not(b.Equal(x, y))
-
-
-@lower(aten.isnan.default)
-def isnan(b: Builder, self: Value) -> Value:
-    return b.IsNaN(self) if self.dtype.is_floating_point else b.Not(b.Equal(self, self))
-
-
-def _infinite(**which: int) -> Any:
-    def lowering(b: Builder, self: Value) -> Value:
-        if not self.dtype.is_floating_point:
-            return b.Not(b.Equal(self, self))
-        return b.IsInf(self, **which)
-
-    return lowering
-
-
-table(
-    {
-        aten.isinf.default: {},
-        aten.isposinf.default: {"detect_negative": 0},
-        aten.isneginf.default: {"detect_positive": 0},
-    },
-    lambda which: _infinite(**which),
-)
-
-
-@lower(aten.isfinite.default)
-def isfinite(b: Builder, self: Value) -> Value:
-    if not self.dtype.is_floating_point:
-        return b.Equal(self, self)
-    # x - x is 0 for what is finite, and nan for the rest.
-    return b.Equal(b.Sub(self, self), 0.0)
-
-
-@lower(aten.signbit.default)
-def signbit(b: Builder, self: Value) -> Value:
-    return negative(b, self)
-
-
-def negative(b: Builder, x: Value) -> Value:
-    """Whether the sign is minus, that of a zero included."""
-    if not x.dtype.is_floating_point:
-        return b.Less(x, b.scalar(0, like=x))
-    return b.Less(b.Where(b.Equal(x, 0.0), b.Reciprocal(x), x), 0.0)
-
-
-# Logic and bits
-
-
-def _logical(op: str) -> Any:
-    def lowering(b: Builder, self: Value, other: Value) -> Value:
-        return getattr(b, op)(*b.common(self, other, dtype=torch.bool))
-
-    return lowering
-
-
-table(
-    {
-        aten.logical_and.default: "And", aten.logical_or.default: "Or",
-        aten.logical_xor.default: "Xor",
-    },
-    _logical,
-)  # fmt: skip
-
-
-@lower(aten.logical_not.default)
-def logical_not(b: Builder, self: Value) -> Value:
-    if self.dtype is torch.bool:
-        return b.Not(self)
-    return b.Equal(self, b.scalar(0, like=self))
-
-
-def _bitwise(op: str) -> Any:
-    def lowering(b: Builder, self: Operand, other: Operand) -> Value:
-        x, y = b.common(self, other, dtype=b.result.dtype)
-        return getattr(b, op if x.dtype is torch.bool else f"Bitwise{op}")(x, y)
-
-    return lowering
-
-
-table(
-    {
-        getattr(getattr(aten, f"bitwise_{op.lower()}"), overload): op
-        for op in ("And", "Or", "Xor")
-        for overload in ("Tensor", "Scalar", "Scalar_Tensor")
-    },
-    _bitwise,
-)
-
-
-@lower(aten.bitwise_not.default)
-def bitwise_not(b: Builder, self: Value) -> Value:
-    return b.Not(self) if self.dtype is torch.bool else b.BitwiseNot(self)
-
-
-@lower(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar,
-       aten.bitwise_left_shift.Scalar_Tensor, aten.__lshift__.Tensor,
-       aten.__lshift__.Scalar)  # fmt: skip
-def bitwise_left_shift(b: Builder, self: Operand, other: Operand) -> Value:
-    if b.result.dtype.is_floating_point:  # __lshift__ of floats
-        x, y = operands(b, self, other)
-        return b.Mul(x, b.Pow(b.scalar(2.0, like=y), y))
-    x, e = b.common(self, other, dtype=torch.int64)
-    return b.Mul(x, _power_of_two(b, e, b.result.dtype))
-
-
-@lower(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar,
-       aten.bitwise_right_shift.Scalar_Tensor, aten.__rshift__.Tensor,
-       aten.__rshift__.Scalar)  # fmt: skip
-def bitwise_right_shift(b: Builder, self: Operand, other: Operand) -> Value:
-    if b.result.dtype.is_floating_point:
-        x, y = operands(b, self, other)
-        return b.Div(x, b.Pow(b.scalar(2.0, like=y), y))
-    x, e = b.common(self, other, dtype=torch.int64)
-    zero, last = b.scalar(0, torch.int64), torch.iinfo(b.result.dtype).bits - 1
-    # A shift by more than there is, or by less than nothing, leaves the sign.
-    inside = b.And(b.GreaterOrEqual(e, 0), b.Less(e, last))
-    factors = b.constant(torch.tensor([2**i for i in range(last)]))
-    factor = b.Gather(factors, b.Where(inside, e, zero))
-    signs = b.Where(b.Less(x, 0), b.scalar(-1, torch.int64), zero)
-    return b.Where(inside, floor_quotient(b, x, factor), signs)
-
-
-# Choice
-
-
-def _extreme(op: str, logical: str) -> Any:
-    def lowering(b: Builder, self: Value, other: Value) -> Value:
-        x, y = b.common(self, other, dtype=b.result.dtype)
-        return getattr(b, logical if x.dtype is torch.bool else op)(x, y)
-
-    return lowering
-
-
-table(
-    {
-        aten.maximum.default: ("Max", "Or"), aten.minimum.default: ("Min", "And"),
-        aten.max.other: ("Max", "Or"), aten.min.other: ("Min", "And"),
-    },
-    lambda ops: _extreme(*ops),
-)  # fmt: skip
-
-
-def _passing_nan(op: str, logical: str) -> Any:
-    """The other operand where one is not a number."""
-    plain = _extreme(op, logical)
-
-    def lowering(b: Builder, self: Value, other: Value) -> Value:
-        if not b.result.dtype.is_floating_point:
-            return plain(b, self, other)
-        x, y = b.common(self, other, dtype=b.result.dtype)
-        return b.Where(b.IsNaN(x), y, b.Where(b.IsNaN(y), x, getattr(b, op)(x, y)))
-
-    return lowering
-
-
-table(
-    {aten.fmax.default: ("Max", "Or"), aten.fmin.default: ("Min", "And")},
-    lambda ops: _passing_nan(*ops),
-)
-
-
-@lower(aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor)
-def clamp(b: Builder, self: Value, min: Operand | None, max: Operand | None) -> Value:
-    """Clip takes 0-d bounds, and does not say what it does with nan among them."""
-    x = b.cast(self, b.result.dtype)
-    low, high = (None if v is None else b.common(v, dtype=x.dtype)[0] for v in (min, max))
-    if all(_is_plain(v) for v in (min, max)):
-        return b.Clip(x, low, high)
-    if low is not None:
-        x = b.Max(x, low)
-    return x if high is None else b.Min(x, high)
-
-
-def _is_plain(x: Operand | None) -> bool:
-    return x is None or type(x) is Expr or (type(x) is not Value and x == x)
-
-
-@lower(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(b: Builder, self: Value, min: Operand) -> Value:
-    return clamp(b, self, min, None)
-
-
-@lower(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(b: Builder, self: Value, max: Operand) -> Value:
-    return clamp(b, self, None, max)
-
-
-@lower(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
-def where(b: Builder, condition: Value, self: Operand, other: Operand) -> Value:
-    return b.Where(b.cast(condition, torch.bool), *operands(b, self, other))
-
-
-@lower(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(b: Builder, self: Value, mask: Value, value: Operand) -> Value:
-    value, x = b.common(value, self, dtype=self.dtype)
-    return b.Where(b.cast(mask, torch.bool), value, x)
-
-
-@lower(aten.heaviside.default)
-def heaviside(b: Builder, self: Value, values: Value) -> Value:
-    x, at_zero = b.common(self, values, dtype=b.result.dtype)
-    zero = b.scalar(0, like=x)
-    return b.Where(b.Equal(x, zero), at_zero, b.cast(b.Greater(x, zero), x.dtype))
-
-
-@lower(aten.copysign.Tensor, aten.copysign.Scalar)
-def copysign(b: Builder, self: Value, other: Operand) -> Value:
-    x, y = operands(b, self, other)
-    size = b.Abs(x)
-    return b.Where(negative(b, y), b.Neg(size), size)
-
-
-@lower(aten.nan_to_num.default)
-def nan_to_num(b: Builder, self: Value, nan: Any, posinf: Any, neginf: Any) -> Value:
-    if not self.dtype.is_floating_point:
-        return self
-    info = torch.finfo(self.dtype)
-    x = b.Where(b.IsNaN(self), b.scalar(nan or 0.0, like=self), self)
-    if posinf is None and neginf is None:
-        return b.Clip(x, info.min, info.max)
-    high = b.scalar(info.max if posinf is None else posinf, like=x)
-    low = b.scalar(info.min if neginf is None else neginf, like=x)
-    x = b.Where(b.IsInf(self, detect_negative=0), high, x)
-    return b.Where(b.IsInf(self, detect_positive=0), low, x)
+# Divisors
 
 
 def _divided(b: Builder, self: Value, other: Value) -> tuple[Value, Value]:

@@ -32,6 +32,8 @@ def repeat(
     step: Callable[..., Sequence[Value]],
 ) -> list[Value]:
     """What values have become after `step(number, *values)` for each number below count."""
+    if count == 0:
+        return list(first)
     with within(b, "body") as graph:
         number, goes = Value("number", torch.int64, (), graph), Value("goes", torch.bool, (), graph)
         carried = [Value(f"carried_{i}", v.dtype, v.shape, graph) for i, v in enumerate(first)]
@@ -128,15 +130,13 @@ def _parity(b: Builder, pivots: Value, dtype: torch.dtype) -> Value:
 
 
 def _lu_solved(b: Builder, lu: Value, perm: Value, right: Value) -> Value:
-    *batch, n, k = right.shape or ()
+    *batch, n, _ = right.shape or ()
     perm = b.expand(perm, (*batch, n))
     right = b.shaped(_permuted(b, right, perm), right.shape or ())
     return _substituted(b, lu, _substituted(b, lu, right, upper=False, unit=True), upper=True)
 
 
-def _substituted(
-    b: Builder, a: Value, right: Value, upper: bool, unit: bool = False
-) -> Value:
+def _substituted(b: Builder, a: Value, right: Value, upper: bool, unit: bool = False) -> Value:
     """The x of a @ x = right, from the last row up or from the first one down."""
     *_, n, _k = right.shape or ()
     rows = _column(b, _count(b, n))

@@ -54,12 +54,8 @@ def _new(value: int) -> Any:
 
 
 table({aten.zeros.default: 0, aten.ones.default: 1, aten.empty.memory_format: 0}, _of_size)
-table(
-    {aten.zeros_like.default: 0, aten.ones_like.default: 1, aten.empty_like.default: 0}, _like
-)
-table(
-    {aten.new_zeros.default: 0, aten.new_ones.default: 1, aten.new_empty.default: 0}, _new
-)
+table({aten.zeros_like.default: 0, aten.ones_like.default: 1, aten.empty_like.default: 0}, _like)
+table({aten.new_zeros.default: 0, aten.new_ones.default: 1, aten.new_empty.default: 0}, _new)
 
 
 @lower(aten.empty_strided.default)

@@ -163,7 +163,7 @@ def _halves_to_real(b: Builder, x: Complex, dim: int, n: int) -> Value:
 def _mirrored(b: Builder, x: Complex, dim: int, n: Any) -> Complex:
     """The whole spectrum of real numbers: its second half is the first, conjugated, backwards."""
     axis = dim % x.rank
-    # Backwards from the element n - half, which has a mirror image, down to the one after the first.
+    # Backwards from the element n - half, the last with a mirror image, down to the second.
     start = b.Sub(b.sizes.element(n), b.Shape(x.re, start=axis, end=axis + 1))
     sizes = [*(x.shape or ())]
     sizes[axis] = n

@@ -15,7 +15,7 @@ import torch
 from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Size, Value
-from graphport.onnx.lowerings.spatial import Numbers, is_plain
+from graphport.onnx.lowerings.spatial import Numbers, is_plain, sizes_of
 from graphport.onnx.registry import lower, table
 from graphport.symbolic import Expr, eq, ge, prod
 
@@ -34,7 +34,7 @@ def _scales(given: Sequence[float | None] | None, n: int) -> list[float | None]:
 
 def _nearest(exact: bool) -> Any:
     def lowering(b: Builder, x: Value, given: Sequence[float | None] | None) -> Value:
-        sizes: tuple[Any, ...] = tuple((x.shape or ())[2:])
+        sizes: tuple[Any, ...] = tuple(sizes_of(x)[2:])
         out = b.result.sizes[2:]
         scales = _scales(given, len(out))
         dims = list(zip(sizes, out, scales, strict=True))
@@ -66,9 +66,8 @@ def _places(b: Builder, exact: bool, size: Any, out: Any, scale: float | None) -
 def _is_exact(b: Builder, exact: bool, size: Any, out: Any, scale: float | None) -> bool:
     """Whether Resize picks the elements that torch does, computing in float32 as well."""
     if not is_plain(size, out):
-        factor = scale if scale is not None else _factor(b, size, out)
-        whole = factor is not None and factor >= 1 and float(factor).hex().startswith("0x1.0000")
-        return whole and b.scope.decide(eq(size * int(factor), out)) is True  # type: ignore[arg-type]
+        factors = [f for f in _POWERS if scale in (None, f)]
+        return any(b.scope.decide(eq(size * f, out)) is True for f in factors)
     if not size or not out:
         return False
     theirs = torch.arange(out, dtype=torch.float32)
@@ -78,12 +77,11 @@ def _is_exact(b: Builder, exact: bool, size: Any, out: Any, scale: float | None)
     else:
         theirs = torch.floor(theirs / factor)
     ours = _places(b, exact, size, out, scale).value
-    return torch.equal(theirs.clamp(0, size - 1).long(), ours)  # type: ignore[arg-type]
+    return torch.equal(theirs.clamp(0, size - 1).long(), ours)
 
 
-def _factor(b: Builder, size: Any, out: Any) -> int | None:
-    """By how much one size is a multiple of another, if that is plain to see."""
-    return next((f for f in (1, 2, 4, 8, 16) if b.scope.decide(eq(size * f, out)) is True), None)
+# Factors by which sizes can be divided without rounding.
+_POWERS = (1, 2, 4, 8, 16)
 
 
 # Between elements
@@ -111,7 +109,7 @@ def _interpolated(mode: str, antialias: bool = False) -> Any:
     ) -> Value:
         if not x.dtype.is_floating_point:
             raise UnsupportedError(f"interpolation of {x.dtype} rounds as no ONNX operator does")
-        sizes: tuple[Any, ...] = tuple((x.shape or ())[2:])
+        sizes: tuple[Any, ...] = tuple(sizes_of(x)[2:])
         out = b.result.sizes[2:]
         scales = _scales(None if align_corners else given, len(out))
         dims = list(zip(sizes, out, scales, strict=True))
@@ -216,7 +214,7 @@ def _smoothed(
     weights = weights / weights.total(0)
     # Not MatMul: ONNX Runtime fails on an empty batch with a matrix on the left of it.
     equation = "nchw,hk->nckw" if axis == 2 else "nchw,wk->nchk"
-    sizes = list(x.shape or ())
+    sizes = list(sizes_of(x))
     sizes[axis] = out
     return b.shaped(b.Einsum(b.cast(x, dtype), weights.node, equation=equation), sizes)
 
@@ -239,30 +237,43 @@ _FILTERS = {"linear": _triangle, "cubic": _keys}
 _NEAREST: dict[int, Callable[[Any], Any]] = {
     0: lambda fn: lambda b, input, output_size, scale_factors: fn(b, input, scale_factors),
     1: lambda fn: lambda b, self, output_size, scales: fn(b, self, [scales]),
-    2: lambda fn: lambda b, self, output_size, scales_h, scales_w: fn(
-        b, self, [scales_h, scales_w]
+    2: lambda fn: (
+        lambda b, self, output_size, scales_h, scales_w: fn(b, self, [scales_h, scales_w])
     ),
-    3: lambda fn: lambda b, self, output_size, scales_d, scales_h, scales_w: fn(
-        b, self, [scales_d, scales_h, scales_w]
+    3: lambda fn: (
+        lambda b, self, output_size, scales_d, scales_h, scales_w: fn(
+            b, self, [scales_d, scales_h, scales_w]
+        )
     ),
 }
 _BETWEEN: dict[int, Callable[[Any], Any]] = {
-    0: lambda fn: lambda b, input, output_size, align_corners, scale_factors: fn(
-        b, input, align_corners, scale_factors
+    0: lambda fn: (
+        lambda b, input, output_size, align_corners, scale_factors: fn(
+            b, input, align_corners, scale_factors
+        )
     ),
-    1: lambda fn: lambda b, self, output_size, align_corners, scales: fn(
-        b, self, align_corners, [scales]
+    1: lambda fn: (
+        lambda b, self, output_size, align_corners, scales: fn(b, self, align_corners, [scales])
     ),
-    2: lambda fn: lambda b, self, output_size, align_corners, scales_h, scales_w: fn(
-        b, self, align_corners, [scales_h, scales_w]
+    2: lambda fn: (
+        lambda b, self, output_size, align_corners, scales_h, scales_w: fn(
+            b, self, align_corners, [scales_h, scales_w]
+        )
     ),
-    3: lambda fn: lambda b, self, output_size, align_corners, scales_d, scales_h, scales_w: fn(
-        b, self, align_corners, [scales_d, scales_h, scales_w]
+    3: lambda fn: (
+        lambda b, self, output_size, align_corners, scales_d, scales_h, scales_w: fn(
+            b, self, align_corners, [scales_d, scales_h, scales_w]
+        )
     ),
 }
 _LINEAR, _CUBIC = _interpolated("linear"), _interpolated("cubic")
 
-for _n, _packet, _fn, _calls in (
+
+def _register(n: int, packet: Any, fn: Any, calls: dict[int, Callable[[Any], Any]]) -> None:
+    table({packet.default: n, packet.vec: 0}, lambda kind: calls[kind](fn))
+
+
+for _row in (
     (1, aten.upsample_nearest1d, _nearest(False), _NEAREST),
     (2, aten.upsample_nearest2d, _nearest(False), _NEAREST),
     (3, aten.upsample_nearest3d, _nearest(False), _NEAREST),
@@ -276,7 +287,7 @@ for _n, _packet, _fn, _calls in (
     (2, aten._upsample_bilinear2d_aa, _interpolated("linear", antialias=True), _BETWEEN),
     (2, aten._upsample_bicubic2d_aa, _interpolated("cubic", antialias=True), _BETWEEN),
 ):
-    table({_packet.default: _n, _packet.vec: 0}, lambda n, c=_calls, fn=_fn: c[n](fn))
+    _register(*_row)
 
 
 # At the places of a grid

@@ -112,9 +112,7 @@ def _plus(b: Builder, self: Value, product: Value, beta: Number, alpha: Number) 
 
 
 @lower(aten.addmm.default)
-def addmm(
-    b: Builder, self: Value, mat1: Value, mat2: Value, beta: Number, alpha: Number
-) -> Value:
+def addmm(b: Builder, self: Value, mat1: Value, mat2: Value, beta: Number, alpha: Number) -> Value:
     if mat1.dtype.is_floating_point and _is_attribute(beta) and _is_attribute(alpha):
         bias = None if beta == 0 else self
         return b.Gemm(mat1, mat2, bias, alpha=_factor(alpha), beta=bias and _factor(beta))
@@ -225,9 +223,7 @@ def trace(b: Builder, self: Value) -> Value:
 
 
 @lower(aten.bilinear.default)
-def bilinear(
-    b: Builder, input1: Value, input2: Value, weight: Value, bias: Value | None
-) -> Value:
+def bilinear(b: Builder, input1: Value, input2: Value, weight: Value, bias: Value | None) -> Value:
     """x1 @ W gives a matrix per row, and that @ x2 the result."""
     k, i, j = weight.shape or ()
     lead = b.result.sizes[:-1]
@@ -247,7 +243,7 @@ def cov(
     """Of rows; weights say how often an observation counts, or how much."""
     dtype = b.result.dtype
     x = b.cast(self, dtype)
-    x = x if x.rank == 2 else b.reshape(x, (1, math.prod(x.shape or ())))  # type: ignore[arg-type]
+    x = x if x.rank == 2 else b.reshape(x, (1, math.prod(x.shape or ())))
     given = [b.cast(w, dtype) for w in (fweights, aweights) if w is not None]
     weights = given[0] if len(given) == 1 else b.Mul(*given) if given else None
     if weights is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,10 +9,10 @@ import torch
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.activation import log_sigmoid
-from graphport.onnx.lowerings.spatial import Numbers
 from graphport.onnx.lowerings.reduce import average, axes_of, norm, total, wide
+from graphport.onnx.lowerings.spatial import Numbers, sizes_of
 from graphport.onnx.registry import lower
-from graphport.symbolic import Expr
+from graphport.symbolic import Expr, max_
 
 aten = torch.ops.aten
 
@@ -87,8 +86,8 @@ def binary_cross_entropy(
 ) -> Value:
     """Logarithms are held at -100, so that a certain error costs something finite."""
     x, y = _operands(b, self, target)
-    held: Callable[[Value], Value] = lambda v: b.Max(b.Log(v), -100.0)
-    loss = b.Sub(b.Mul(b.Sub(y, 1.0), held(b.Sub(1.0, x))), b.Mul(y, held(x)))
+    yes, no = (b.Max(b.Log(v), -100.0) for v in (x, b.Sub(1.0, x)))
+    loss = b.Sub(b.Mul(b.Sub(y, 1.0), no), b.Mul(y, yes))
     return reduced(b, _weighted(b, loss, weight), reduction)
 
 
@@ -181,7 +180,7 @@ def cross_entropy_loss(
     x = wide(b, self)
     axis = 0 if x.rank == 1 else 1
     log = b.LogSoftmax(x, axis=axis)
-    count: Any = x.shape[axis]  # type: ignore[index]
+    count: Any = sizes_of(x)[axis]
     by_class = None if weight is None else _by_class(b, b.cast(weight, x.dtype), x.rank - axis - 1)
     scaled = log if by_class is None else b.Mul(log, by_class)
     share = b.Div(b.scalar(label_smoothing, x.dtype), count) if type(count) is Expr else (
@@ -214,7 +213,7 @@ def multilabel_margin_loss_forward(
     x, index = (
         b.unsqueeze(v, *range(2 - v.rank)) for v in (wide(b, self), b.cast(target, torch.int64))
     )
-    count: Any = x.shape[1]  # type: ignore[index]
+    count: Any = sizes_of(x)[1]
     ends = b.CumSum(b.cast(b.Less(index, 0), torch.int64), b.scalar(1, torch.int64))
     listed = b.Equal(ends, 0)
     line = Numbers.up_to(b, count).node
@@ -224,9 +223,12 @@ def multilabel_margin_loss_forward(
     away = b.Sub(b.unsqueeze(x, 1), b.Sub(b.unsqueeze(own, 2), 1.0))
     pairs = b.And(b.unsqueeze(listed, 2), b.Not(b.unsqueeze(is_target, 1)))
     loss = b.ReduceSum(b.Where(pairs, b.Max(away, 0.0), 0.0), [1, 2], keepdims=0)
-    loss = b.Div(b.shaped(loss, (x.shape or ())[:1]), b.scalar(count, x.dtype))
+    loss = b.Div(b.shaped(loss, sizes_of(x)[:1]), b.scalar(count, x.dtype))
     if reduction != _NONE:
-        loss = reduced(b, loss, reduction)
+        loss = reduced(b, loss, 2)  # of no rows the mean is 0
+        loss = (
+            loss if reduction != _MEAN else b.Div(loss, b.scalar(max_(sizes_of(x)[0], 1), like=x))
+        )
     elif self.rank < 2:
         loss = b.squeeze(loss, 0)
     found = b.shaped(b.cast(is_target, self.dtype), x.shape or ())
@@ -258,7 +260,7 @@ def cosine_similarity(b: Builder, x1: Value, x2: Value, dim: int, eps: float) ->
 def cdist(b: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None) -> Value:
     """Of many rows torch takes the Euclidean distance from a product, and so is this."""
     x, y = _operands(b, x1, x2)
-    many = any(type(s) is int and s > 25 for s in (x.shape[-2], y.shape[-2]))  # type: ignore[index]
+    many = any(type(s) is int and s > 25 for s in (sizes_of(x)[-2], sizes_of(y)[-2]))
     if p == 2 and (compute_mode == 1 or (not compute_mode and many)):
         squares = [total(b, b.Mul(v, v), [v.rank - 1], True) for v in (x, y)]
         turned = [b.transpose(v, [*range(v.rank - 2), v.rank - 1, v.rank - 2])
@@ -266,7 +268,7 @@ def cdist(b: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None) 
         product = b.Mul(b.MatMul(x, turned[0]), -2.0)
         return b.Sqrt(b.Max(b.Add(b.Add(product, squares[0]), turned[1]), 0.0))
     away = b.Sub(b.unsqueeze(x, x.rank - 1), b.unsqueeze(y, y.rank - 2))
-    if (x.shape or ())[-1] == 0:
+    if sizes_of(x)[-1] == 0:
         return b.expand(b.scalar(0, x.dtype), b.result.sizes)
     return norm(b, away, p, [away.rank - 1], False)
 
@@ -275,7 +277,7 @@ def cdist(b: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None) 
 def pdist(b: Builder, self: Value, p: float) -> Value:
     """Every row with those after it."""
     x = wide(b, self)
-    rows: Any = x.shape[0]  # type: ignore[index]
+    rows: Any = sizes_of(x)[0]
     if type(rows) is int:
         first, second = map(b.constant, torch.triu_indices(rows, rows, 1))
     else:

@@ -1,7 +1,7 @@
 """Normalisation.
 
-ONNX wants a scale where torch may have none, so it is given ones. Statistics of a batch are computed
-apart: ONNX Runtime has no kernel for BatchNormalization in training mode.
+ONNX wants a scale where torch may have none, so it is given ones. Statistics of a batch are
+computed apart: ONNX Runtime has no kernel for BatchNormalization in training mode.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.spatial import sizes_of
 from graphport.onnx.registry import lower
 from graphport.symbolic import ge, prod
 
@@ -57,7 +58,7 @@ def _normalised(
         return input  # has no elements, or torch refuses it
     x, w, c, m, v = _float(b, input, weight, bias, mean, var)
     assert x is not None
-    channels = x.shape[1:2] if weight is None else weight.shape  # type: ignore[index]
+    channels = sizes_of(x)[1:2] if weight is None else weight.shape
     w = w if w is not None else _filled(b, channels, 1.0, x.dtype)
     c = c if c is not None else _filled(b, channels, 0.0, x.dtype)
     return b.BatchNormalization(x, w, c, m, v, epsilon=eps)
@@ -70,7 +71,7 @@ class _Batch:
         self.b, self.x, self.eps = b, x, eps
         wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
         axes = [0, *range(2, x.rank)]
-        shape = tuple(x.shape or ())
+        shape = sizes_of(x)
         self.count = prod(shape[a] for a in axes)
         wider = b.cast(x, wide)
         mean = b.ReduceMean(wider, axes)
@@ -114,6 +115,8 @@ def _native_batch_norm_legit_functional(
         out = _normalised(b, input, weight, bias, running_mean, running_var, eps)
         none = _filled(b, (0,), 0.0, b.result[1].dtype)
         return out, none, none, running_mean, running_var
+    if input.rank < 2:
+        return input, running_mean, running_var, running_mean, running_var
     batch = _Batch(b, input, eps)
     out = batch.normalised(weight, bias)
     return out, batch.mean, batch.inverse(), *batch.updated(running_mean, running_var, momentum)
@@ -173,8 +176,15 @@ def layer_norm(
     x, w, c = _float(b, input, weight, bias)
     assert x is not None
     axis = x.rank - len(normalized_shape)
-    w = w if w is not None else _filled(b, x.shape[axis:], 1.0, x.dtype)  # type: ignore[index]
-    return b.LayerNormalization(x, w, c, axis=axis - x.rank, epsilon=eps)
+    sizes = tuple(sizes_of(x)[axis:])
+    if _is_certain(b, sizes):
+        w = w if w is not None else _filled(b, sizes, 1.0, x.dtype)
+        return b.LayerNormalization(x, w, c, axis=axis - x.rank, epsilon=eps)
+    axes = list(range(axis, x.rank))
+    apart = b.Sub(x, b.ReduceMean(x, axes))
+    out = b.Mul(apart, _inverse(b, b.ReduceMean(b.Mul(apart, apart), axes), eps))
+    out = out if w is None else b.Mul(out, w)
+    return out if c is None else b.Add(out, c)
 
 
 @lower(aten.native_layer_norm.default)
@@ -190,6 +200,11 @@ def native_layer_norm(
     return layer_norm(b, input, normalized_shape, weight, bias, eps, True), mean, inverse
 
 
+def _is_certain(b: Builder, sizes: Any) -> bool:
+    """Whether there is something to normalise: the operators of ONNX Runtime refuse nothing."""
+    return all(b.scope.decide(ge(s, 1)) is True for s in sizes)
+
+
 def _inverse(b: Builder, var: Value, eps: float) -> Value:
     return b.Reciprocal(b.Sqrt(b.Add(var, eps)))
 
@@ -202,8 +217,8 @@ def rms_norm(
     x, w = _float(b, input, weight)
     assert x is not None
     eps = _least(x.dtype) if eps is None else eps
-    sizes = x.shape[-axis:]  # type: ignore[index]
-    if b.has("RMSNormalization", x.dtype):
+    sizes = sizes_of(x)[-axis:]
+    if b.has("RMSNormalization", x.dtype) and _is_certain(b, sizes):
         scale = w if w is not None else _filled(b, sizes, 1.0, x.dtype)
         return b.RMSNormalization(x, scale, axis=-axis, epsilon=eps)
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
@@ -240,7 +255,7 @@ def group_norm(
     eps: float, cudnn_enabled: bool,
 ) -> Value:  # fmt: skip
     """Groups as planes. ONNX Runtime takes GroupNormalization apart into more than this."""
-    sizes: tuple[Any, ...] = tuple(input.shape or ())
+    sizes: tuple[Any, ...] = sizes_of(input)
     x, w, c = _float(b, input, weight, bias)
     assert x is not None
     rest = prod(sizes[1:]) // num_groups
@@ -251,12 +266,10 @@ def group_norm(
     return out if c is None else b.Add(out, b.unsqueeze(c, *after))
 
 
-def _planes(
-    b: Builder, x: Value, weight: Value | None, bias: Value | None, eps: float
-) -> Value:
+def _planes(b: Builder, x: Value, weight: Value | None, bias: Value | None, eps: float) -> Value:
     """Each plane by itself; in float64 computed, since ONNX Runtime does it in float32 only."""
-    sizes: tuple[Any, ...] = tuple(x.shape or ())
-    if x.dtype is not torch.float64 and all(b.scope.decide(ge(s, 1)) is True for s in sizes[2:]):
+    sizes: tuple[Any, ...] = sizes_of(x)
+    if x.dtype is not torch.float64 and _is_certain(b, sizes[2:]):
         w = weight if weight is not None else _filled(b, sizes[1:2], 1.0, x.dtype)
         c = bias if bias is not None else _filled(b, sizes[1:2], 0.0, x.dtype)
         return b.InstanceNormalization(x, w, c, epsilon=eps)
@@ -288,7 +301,8 @@ def instance_norm(
     momentum: float, eps: float, cudnn_enabled: bool,
 ) -> Value:  # fmt: skip
     if not use_input_stats:
-        assert running_mean is not None and running_var is not None
+        assert running_mean is not None
+        assert running_var is not None
         return _normalised(b, input, weight, bias, running_mean, running_var, eps)
     x, w, c = _float(b, input, weight, bias)
     assert x is not None

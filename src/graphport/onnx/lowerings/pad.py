@@ -50,9 +50,7 @@ def _stop(b: Builder, behind: Any, size: Any) -> Any:
     return size
 
 
-@lower(
-    aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default
-)
+@lower(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 def reflection_pad(b: Builder, self: Value, padding: Sequence[Any]) -> Value:
     return _mirrored(b, self, padding, "reflect")
 
@@ -76,7 +74,7 @@ def _mirrored(b: Builder, x: Value, padding: Sequence[Any], mode: str) -> Value:
 @lower(aten._pad_circular.default)
 def _pad_circular(b: Builder, self: Value, pad: Sequence[Any]) -> Value:
     """What is cropped is gone first; then ends of each dim go to its other side."""
-    sizes = self.shape or ()
+    sizes = self.sizes
     positive = all(b.scope.decide(ge(s, 1)) for s in sizes)  # Pad of nothing fails
     if b.opset >= 19 and positive and all(b.scope.decide(ge(p, 0)) for p in pad):
         before, behind = ends(pad, self.rank)

@@ -16,7 +16,15 @@ import torch
 
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Size, Value
-from graphport.onnx.lowerings.spatial import Numbers, each, is_plain, padded, unless, windows
+from graphport.onnx.lowerings.spatial import (
+    Numbers,
+    each,
+    is_plain,
+    padded,
+    sizes_of,
+    unless,
+    windows,
+)
 from graphport.onnx.registry import lower, table
 from graphport.symbolic import eq, ge, max_
 
@@ -32,7 +40,7 @@ def _batched(b: Builder, x: Value, n: int) -> tuple[Value, Callable[[Value], Val
 
 
 def _spatial(x: Value, n: int) -> tuple[Size, ...]:
-    return tuple(x.shape[-n:])  # type: ignore[index,arg-type]
+    return tuple(sizes_of(x)[-n:])
 
 
 # Maximum
@@ -66,10 +74,7 @@ def _max_pool(n: int) -> Any:
             return unbatched(made[0]), unbatched(b.Mod(made[1], b.scalar(plane, torch.int64)))
         win = windows(b, _reachable(b, x, sizes, kernel, strides, pads, holes, _lowest(x.dtype)),
                       sizes, kernel, strides, holes)  # fmt: skip
-        starts = [
-            Numbers.up_to(b, o) * s - p
-            for o, s, p in zip(sizes, strides, pads, strict=True)
-        ]
+        starts = [Numbers.up_to(b, o) * s - p for o, s, p in zip(sizes, strides, pads, strict=True)]
         made = _largest(b, win, starts, sizes, kernel, holes, _spatial(x, n))
         return (unbatched(made[0]), unbatched(made[1])) if pair else unbatched(made[0])
 
@@ -117,7 +122,7 @@ def _largest(
     """The maxima of windows [..., out, kernel, ...], and where in the plane they are."""
     n = len(out)
     lead = win.rank - 2 * n
-    front = win.shape[:lead]  # type: ignore[index]
+    front = sizes_of(win)[:lead]
     order = [*range(lead), *range(lead, win.rank, 2), *range(lead + 1, win.rank, 2)]
     flat = b.reshape(
         b.shaped(b.transpose(win, order), (*front, *out, *kernel)),
@@ -323,7 +328,7 @@ def _fractional_max_pool(columns: Sequence[int]) -> Any:
         x, unbatched = _batched(b, self, n)
         spatial, out = _spatial(x, n), [int(o) for o in b.result[0].sizes[-n:]]
         kernel = each(kernel_size, n)
-        front = tuple(x.shape[:2])  # type: ignore[index]
+        front = tuple(sizes_of(x)[:2])
         place: Value | None = None
         for i, (size, o, k) in enumerate(zip(spatial, out, kernel, strict=True)):
             start = _intervals(b, random_samples, columns[i], size, o, k)
@@ -350,19 +355,17 @@ def _fractional_max_pool(columns: Sequence[int]) -> Any:
     return lowering
 
 
-def _intervals(
-    b: Builder, samples: Value, column: int, size: Size, out: int, kernel: int
-) -> Value:
-    """Where windows start along a dim: `int((i + u) * alpha) - int(u * alpha)`, the last at the end."""
+def _intervals(b: Builder, samples: Value, column: int, size: Size, out: int, kernel: int) -> Value:
+    """Where windows start: `int((i + u) * alpha) - int(u * alpha)`, the last at the end."""
     u = b.Gather(samples, b.constant(torch.tensor([column])), axis=2)
-    shape = (*samples.shape[:2], 1)  # type: ignore[index]
+    shape = (*sizes_of(samples)[:2], 1)
     last = b.expand(b.scalar(size - kernel, torch.int64), shape)
     if out == 1:
         return last
     alpha = b.Div(b.scalar(size - kernel, samples.dtype), out - 1)
     steps = b.constant(torch.arange(out - 1).to(samples.dtype))
-    whole = lambda x: b.cast(b.Mul(x, alpha), torch.int64)
-    return b.Concat(b.Sub(whole(b.Add(u, steps)), whole(u)), last, axis=2)
+    ends, begins = (b.cast(b.Mul(v, alpha), torch.int64) for v in (b.Add(u, steps), u))
+    return b.Concat(b.Sub(ends, begins), last, axis=2)
 
 
 table(

@@ -91,9 +91,7 @@ def randn_like(b: Builder, self: Value, dtype: Any) -> Value:
     return _normal(b)
 
 
-@lower(
-    aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, newest=NEWEST
-)
+@lower(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, newest=NEWEST)
 def normal(b: Builder, mean: Operand, std: Operand) -> Value:
     return _scaled(b, mean, std)
 
@@ -245,7 +243,7 @@ def multinomial(b: Builder, self: Value, num_samples: Any, replacement: bool) ->
     """Without replacement those that come first if each is waited for; else by running totals."""
     weights = b.cast(self, torch.float64)
     if not replacement:
-        sizes = self.shape or ()
+        sizes = self.sizes
         times = b.Neg(b.Log(b.Sub(1.0, _drawn(b, "RandomUniform", sizes, torch.float64))))
         return b.TopK(b.Div(weights, times), [num_samples], axis=-1, outputs=2)[1]
     totals = b.CumSum(weights, b.scalar(self.rank - 1, torch.int64))

@@ -335,9 +335,7 @@ def _with_place(op: str) -> Any:
     return lowering
 
 
-def _picked(
-    b: Builder, x: Value, place: Value, axis: int, keepdim: bool
-) -> tuple[Value, Value]:
+def _picked(b: Builder, x: Value, place: Value, axis: int, keepdim: bool) -> tuple[Value, Value]:
     """The elements at places that have the dim still, and the places."""
     values = b.GatherElements(x, place, axis=axis)
     if keepdim:
@@ -408,14 +406,14 @@ def logsumexp(b: Builder, self: Value, dim: Dims, keepdim: bool) -> Value:
 # Order
 
 
-def _middle(b: Builder, x: Value, axis: int, skip: bool) -> Value:
-    """The place of the median, the dim kept: of the lower one of two, numbers before nan."""
+def _middle(b: Builder, x: Value, axis: int, count: Any, skip: bool) -> Value:
+    """The place of the median of so many, the dim kept: of the lower one of two, nan behind."""
     size: Any = x.shape[axis]  # type: ignore[index]
     floats = x.dtype.is_floating_point
     key = b.Where(b.IsNaN(x), b.scalar(math.inf, like=x), x) if floats else x
     places = b.shaped(b.TopK(key, [size], axis=axis, largest=0, outputs=2)[1], x.shape or ())
     if not (floats and skip):
-        return b.Gather(places, b.sizes.element((size - 1) // 2), axis=axis)
+        return b.Gather(places, b.sizes.element((count - 1) // 2), axis=axis)
     valid = b.ReduceSum(b.cast(b.Not(b.IsNaN(x)), torch.int64), [axis], keepdims=1)
     return b.GatherElements(places, b.Div(b.Sub(valid, 1), 2), axis=axis)
 
@@ -429,7 +427,7 @@ def _median(skip: bool) -> Any:
         if floats and not is_certain(b, count):
             nothing = b.constant(torch.tensor([math.nan], dtype=x.dtype))
             x = b.shaped(b.Concat(all_of, nothing, axis=0), [count + 1])
-        place = _middle(b, x, 0, skip)
+        place = _middle(b, x, 0, count, skip)
         found = b.reshape(b.Gather(x, place, axis=0), [])
         if skip or not floats:
             return found
@@ -443,7 +441,7 @@ def _median_dim(skip: bool) -> Any:
         if not self.rank:
             return self, b.scalar(0, torch.int64)
         axis = dim % self.rank
-        place = _middle(b, self, axis, skip)
+        place = _middle(b, self, axis, count_of(self, [axis]), skip)
         if self.dtype.is_floating_point and not skip:
             none = b.cast(b.IsNaN(self), torch.uint8)
             some = b.cast(b.ReduceMax(none, [axis], keepdims=1), torch.bool)

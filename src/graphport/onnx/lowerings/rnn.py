@@ -14,7 +14,7 @@ import torch
 from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.spatial import padded
+from graphport.onnx.lowerings.spatial import padded, sizes_of
 from graphport.onnx.registry import lower, table
 from graphport.symbolic import ge, max_
 
@@ -54,7 +54,7 @@ class _Network:
         if self.each > (4 if has_biases else 2):
             raise UnsupportedError("LSTM: ONNX has no projections (proj_size)")
         self.params = params
-        self.hidden = params[1].shape[1]  # type: ignore[index]
+        self.hidden = sizes_of(params[1])[1]
         self.states = [self._by_layer(h) for h in hx]
 
     def _by_layer(self, state: Value) -> list[Value | None]:
@@ -65,11 +65,11 @@ class _Network:
             return [state]
         sizes = [self.directions] * self.num_layers
         parts = self.b.Split(state, sizes, axis=0, outputs=self.num_layers)
-        return [self.b.shaped(p, (self.directions, *state.shape[1:])) for p in parts]  # type: ignore[index]
+        return [self.b.shaped(p, (self.directions, *sizes_of(state)[1:])) for p in parts]
 
     def run(self, x: Value, lengths: Value | None = None) -> tuple[Value, list[Value]]:
         """The sequence [time, direction, batch, hidden] of the last layer, and the last states."""
-        batch: Any = x.shape[1]  # type: ignore[index]
+        batch: Any = sizes_of(x)[1]
         if self.kind.op == "RNN" or self.b.scope.decide(ge(batch, 1)) is True:
             return self._run(x, self.states, lengths)
         # LSTM and GRU of ONNX Runtime end the process on an empty batch: give it one of one.
@@ -82,7 +82,7 @@ class _Network:
         return self._first(out, batch, 2), [self._first(s, batch, 1) for s in last]
 
     def _first(self, x: Value, count: Any, axis: int) -> Value:
-        sizes = list(x.shape or ())
+        sizes = list(sizes_of(x))
         out = self.b.Slice(x, [0], [count], [axis])
         return self.b.shaped(out, [*sizes[:axis], count, *sizes[axis + 1 :]])
 
@@ -98,14 +98,14 @@ class _Network:
                 x, w, r, c, lengths, *states, outputs=1 + len(states), hidden_size=self.hidden,
                 direction="bidirectional" if self.directions == 2 else None, **self._attributes(),
             )  # fmt: skip
-            out = b.shaped(made[0], (*x.shape[:1], self.directions, *x.shape[1:2], self.hidden))  # type: ignore[index]
-            shape = (self.directions, *x.shape[1:2], self.hidden)  # type: ignore[index]
+            out = b.shaped(
+                made[0], (*sizes_of(x)[:1], self.directions, *sizes_of(x)[1:2], self.hidden)
+            )
+            shape = (self.directions, *sizes_of(x)[1:2], self.hidden)
             last.append([b.shaped(s, shape) for s in made[1:]])
             if layer < self.num_layers - 1:
                 x = self.merged(out, (0, 2, 1, 3))
-        joined = [
-            s[0] if len(s) == 1 else b.Concat(*s, axis=0) for s in zip(*last, strict=True)
-        ]
+        joined = [s[0] if len(s) == 1 else b.Concat(*s, axis=0) for s in zip(*last, strict=True)]
         return out, joined
 
     def merged(self, out: Value, order: Sequence[int]) -> Value:
@@ -115,7 +115,7 @@ class _Network:
             flat = b.squeeze(out, 1)
             return b.transpose(flat, [o - (o > 1) for o in order if o != 1])
         turned = b.transpose(out, order)
-        sizes = tuple(turned.shape or ())
+        sizes = sizes_of(turned)
         return b.reshape(turned, (*sizes[:2], 2 * self.hidden))
 
     def _attributes(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class _Network:
         rows = len(gates) * self.hidden * times
         whole = weights[0] if len(weights) == 1 else b.Concat(*weights, axis=0)
         if len(gates) == 1:
-            rest = weights[0].shape[1:]  # type: ignore[index]
+            rest = sizes_of(weights[0])[1:]
             return b.reshape(whole, (self.directions, rows, *rest))
         order = torch.arange(self.directions * rows).reshape(-1, len(gates), self.hidden)
         return b.Gather(whole, order[:, list(gates)].reshape(self.directions, rows), axis=0)
@@ -184,9 +184,9 @@ def _over_packed(kind: _Kind) -> Any:
         states = hx if isinstance(hx, list) else [hx]
         network = _Network(b, kind, states, params, has_biases, num_layers, dropout, train,
                            bidirectional)  # fmt: skip
-        time, batch = batch_sizes.shape[0], states[0].shape[1]  # type: ignore[index]
+        time, batch = sizes_of(batch_sizes)[0], sizes_of(states[0])[1]
         taken, rows = _places(b, batch_sizes, b.sizes.number(batch))
-        x = b.shaped(b.Gather(data, rows, axis=0), (time, batch, *data.shape[1:]))  # type: ignore[index]
+        x = b.shaped(b.Gather(data, rows, axis=0), (time, batch, *sizes_of(data)[1:]))
         lengths = b.ReduceSum(b.cast(taken, torch.int32), [0], keepdims=0)
         out, last = network.run(x, lengths)
         features = network.hidden * network.directions
@@ -227,7 +227,7 @@ def _pack_padded_sequence(
 ) -> tuple[Value, Value]:
     """Time by time, the sequences that are so long; lengths do not increase."""
     x = b.transpose(input, (1, 0, *range(2, input.rank))) if batch_first else input
-    sizes: tuple[Any, ...] = tuple(x.shape or ())
+    sizes: tuple[Any, ...] = sizes_of(x)
     zero, one = b.scalar(0, torch.int64), b.scalar(1, torch.int64)
     times = b.Range(zero, b.ReduceMax(lengths, [0], keepdims=0), one)
     longer = b.Less(b.unsqueeze(times, 1), lengths)
@@ -247,7 +247,7 @@ def _pad_packed_sequence(
     inside = b.unsqueeze(taken, *range(2, data.rank + 1))
     out = b.Where(inside, b.Gather(data, rows, axis=0), padding_value)
     if type(total_length) is not int or total_length > 0:
-        missing = total_length - batch_sizes.shape[0]  # type: ignore[index,operator]
+        missing = total_length - sizes_of(batch_sizes)[0]
         out = b.Pad(out, [0, missing], padding_value, [0])
     out = b.transpose(out, (1, 0, *range(2, data.rank + 1))) if batch_first else out
     return out, b.ReduceSum(b.cast(taken, torch.int64), [0], keepdims=0)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.index import (
@@ -392,7 +393,9 @@ def embedding_bag(
     b: Builder, weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool, mode: int,
     sparse: bool, per_sample_weights: Value | None, include_last_offset: bool, padding_idx: int,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Rows brought together by the bag that they are in; the other results are for gradients."""
+    """Rows brought together by the bag that they are in."""
+    if any(user.args[1] for user in b.origin.users):
+        raise UnsupportedError("what embedding_bag gives besides the bags is for gradients only")
     if include_last_offset:
         offsets = b.Slice(offsets, [0], [-1], [0])
     indices, offsets = (b.cast(x, torch.int64) for x in (indices, offsets))

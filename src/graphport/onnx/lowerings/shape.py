@@ -110,7 +110,7 @@ def squeeze_dim(b: Builder, self: Value, dim: int | Sequence[int]) -> Value:
 
 def _squeezed(b: Builder, x: Value, dims: Sequence[int]) -> Value:
     """Without the dims that are 1; capture has decided which of the dynamic ones are."""
-    ones = [d for d in dims if b.scope.decide(eq((x.shape or ())[d], 1))]
+    ones = [d for d in dims if b.scope.decide(eq(x.sizes[d], 1))]
     if x.rank - len(ones) != b.result.rank:
         return b.reshape(x, b.result.sizes)
     return b.squeeze(x, *ones)
@@ -133,7 +133,7 @@ def copy(b: Builder, self: Value, src: Value) -> Value:
 @lower(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice(b: Builder, self: Value, dim: int, start: Any, end: Any, step: int) -> Value:
     dim = wrapped(dim, self.rank)
-    if step == 1 and same_size(b, b.result.sizes[dim], (self.shape or ())[dim]):
+    if step == 1 and same_size(b, b.result.sizes[dim], self.sizes[dim]):
         return self
     return sliced(b, self, dim, start, end, step)
 
@@ -223,7 +223,7 @@ def cat(b: Builder, tensors: Sequence[Value], dim: int) -> Value:
     """torch lets 1-d tensors of size 0 stand beside anything; other empty ones add nothing."""
     rank = b.result.rank
     dim = wrapped(dim, rank)
-    parts = [x for x in tensors if x.rank == rank and (x.shape or ())[dim] != 0]
+    parts = [x for x in tensors if x.rank == rank and x.sizes[dim] != 0]
     return joined(b, parts or list(tensors[:1]), dim)
 
 
@@ -242,7 +242,7 @@ def joined(b: Builder, parts: Sequence[Value], dim: int) -> Value:
 def repeat(b: Builder, self: Value, repeats: Sequence[Any]) -> Value:
     """Tile; where only dims of 1 are repeated they are broadcast."""
     lead = len(repeats) - self.rank
-    own = (1,) * lead + (self.shape or ())
+    own = (1,) * lead + self.sizes
     if all(r == 1 or s == 1 for r, s in zip(repeats, own, strict=True)):
         return b.expand(self, b.result.sizes)
     return b.Tile(b.unsqueeze(self, *range(lead)), repeats)
@@ -275,7 +275,7 @@ def roll(b: Builder, self: Value, shifts: Sequence[Any], dims: Sequence[int]) ->
     if not self.rank:
         return self
     if not dims:
-        flat = b.reshape(self, [prod(self.shape or ())])
+        flat = b.reshape(self, [prod(self.sizes)])
         return b.reshape(_rolled(b, flat, shifts[0], 0), b.result.sizes)
     for shift, dim in zip(shifts, dims, strict=True):
         self = _rolled(b, self, shift, wrapped(dim, self.rank))
@@ -284,8 +284,8 @@ def roll(b: Builder, self: Value, shifts: Sequence[Any], dims: Sequence[int]) ->
 
 def _rolled(b: Builder, x: Value, shift: Any, dim: int) -> Value:
     """The part behind a place goes to the front: the place is -shift, within the size."""
-    sizes = x.shape or ()
-    size: Any = sizes[dim]
+    sizes = x.sizes
+    size = sizes[dim]
     place = -shift
     if type(size) is int and type(place) is int:
         place = place % max(size, 1)
@@ -316,7 +316,7 @@ def as_strided_scatter(
     flat, index, order = _in_memory(b, self, size, stride, storage_offset)
     rows = b.unsqueeze(index, len(size))
     out = b.ScatterND(flat, rows, b.expand(b.cast(src, self.dtype), size))
-    sizes = self.shape or ()
+    sizes = self.sizes
     packed = b.reshape(out, [sizes[d] for d in order])
     return b.transpose(packed, [order.index(d) for d in range(self.rank)])
 
@@ -325,8 +325,7 @@ def _in_memory(
     b: Builder, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any
 ) -> tuple[Value, Value, list[int]]:
     """The elements of a tensor in the order of its memory, positions, and the order of its dims."""
-    source = b.origin.args[0]
-    about = source.meta["val"]
+    about = b.origin.args[0].meta["val"]
     assert isinstance(about, AbstractTensor)
     known: Abstract = about._abstract
     order = sorted(range(known.rank), key=lambda d: _rank_of_stride(b, known, d))
@@ -335,8 +334,8 @@ def _in_memory(
     first = (known.offset if offset is None else offset) - known.offset
     last = first + sum((s - 1) * step for s, step in zip(size, stride, strict=True))
     count = prod(known.sizes)
-    inside = b.scope.decide(lt(last, count)) and b.scope.decide(ge(first, 0))
-    if not inside and _is_view(source):
+    # What cannot be told here ONNX Runtime refuses, but for negative positions.
+    if b.scope.decide(lt(last, count)) is False or not b.scope.decide(ge(first, 0)):
         raise UnsupportedError("as_strided may reach memory outside of the tensor it is called on")
     flat = b.reshape(b.transpose(x, order), [count])
     return flat, _positions(b, size, stride, first), order
@@ -346,14 +345,6 @@ def _rank_of_stride(b: Builder, x: Abstract, dim: int) -> Any:
     """Slow dims first; by example where strides are symbolic."""
     hint = b.scope.hint(x.strides[dim])
     return -(hint if hint is not None else 0), dim
-
-
-def _is_view(node: Any) -> bool:
-    """Whether the memory of a tensor may be larger than the tensor."""
-    if node.op == "placeholder":
-        return True
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and any(r.alias_info is not None for r in schema.returns)
 
 
 def _positions(b: Builder, size: Sequence[Any], stride: Sequence[Any], first: Any) -> Value:

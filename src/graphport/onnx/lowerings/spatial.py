@@ -16,6 +16,12 @@ from graphport.onnx.ir import Size, Value
 from graphport.symbolic import Expr
 
 
+def sizes_of(x: Value) -> tuple[Any, ...]:
+    """The sizes of a value of known rank."""
+    assert x.shape is not None, "the rank is not known"
+    return x.shape
+
+
 def each(value: Any, n: int) -> list[Any]:
     """One number per spatial dim."""
     if not isinstance(value, (list, tuple)):
@@ -120,7 +126,7 @@ def padded(b: Builder, x: Value, before: Sequence[Any], after: Sequence[Any], fi
     first = x.rank - len(before)
     axes = list(range(first, x.rank))
     out = b.Pad(x, [*before, *after], None if fill == 0 else fill, axes)
-    sizes = [*x.shape]  # type: ignore[misc]
+    sizes = [*sizes_of(x)]
     for i, (p, q) in enumerate(zip(before, after, strict=True), first):
         sizes[i] = None if sizes[i] is None else sizes[i] + p + q
     return b.shaped(out, sizes)

@@ -14,7 +14,8 @@ import torch
 from graphport.onnx.builder import Builder, Operand
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings import fitted
-from graphport.onnx.lowerings.elementwise import negative, operands, wide
+from graphport.onnx.lowerings.compare import negative
+from graphport.onnx.lowerings.elementwise import operands, wide
 from graphport.onnx.lowerings.fitted import fit
 from graphport.onnx.registry import lower, table
 

@@ -23,7 +23,7 @@ def unfold(b: Builder, self: Value, dimension: int, size: int, step: int) -> Val
     if not self.rank:
         return b.Gather(b.reshape(self, [1]), torch.arange(size), axis=0)
     dim = wrapped(dimension, self.rank)
-    sizes = list(self.shape or ())
+    sizes = list(self.sizes)
     count = b.result.sizes[dim]
     if size == step and b.scope.same(count * size, sizes[dim]):
         windows = b.reshape(self, [*sizes[:dim], count, size, *sizes[dim + 1 :]])
@@ -55,9 +55,9 @@ def im2col(
 ) -> Value:  # fmt: skip
     """Rows of windows, then columns of windows; patches become one dim, places another."""
     x = _padded(b, self, padding)
-    batch, (h, w) = list(x.shape or ())[:-2], range(x.rank - 2, x.rank)
+    batch, (h, w) = list(x.sizes)[:-2], range(x.rank - 2, x.rank)
     counts = [_windows(s, *how) for s, *how in
-              zip((x.shape or ())[-2:], kernel_size, dilation, stride, strict=True)]  # fmt: skip
+              zip(x.sizes[-2:], kernel_size, dilation, stride, strict=True)]  # fmt: skip
     rows, columns = (
         places(b, k, d, n, s)
         for k, d, n, s in zip(kernel_size, dilation, counts, stride, strict=True)
@@ -76,7 +76,7 @@ def _padded(b: Builder, x: Value, padding: Sequence[int]) -> Value:
     top, left = padding
     if not top and not left:
         return x
-    *lead, height, width = x.shape or ()
+    *lead, height, width = x.sizes
     zeros = [0] * len(lead)
     out = b.Pad(x, [*zeros, top, left, *zeros, top, left])
     return b.shaped(out, (*lead, height + 2 * top, width + 2 * left))
@@ -103,8 +103,8 @@ def _summed(
     b: Builder, x: Value, output_size: Sequence[Any], kernel_size: Sequence[int],
     dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int],
 ) -> Value:  # fmt: skip
-    batch, patch, _ = x.shape or ()
-    channels = patch // prod(kernel_size)  # type: ignore[operator]
+    batch, patch, _ = x.sizes
+    channels = patch // prod(kernel_size)
     height, width = (s + 2 * p for s, p in zip(output_size, padding, strict=True))
     counts = [_windows(s, *how) for s, *how in
               zip((height, width), kernel_size, dilation, stride, strict=True)]  # fmt: skip
@@ -136,9 +136,9 @@ def pixel_shuffle(b: Builder, self: Value, upscale_factor: int) -> Value:
     r = upscale_factor
     if self.rank == 4 and b.has("DepthToSpace", self.dtype):
         return b.DepthToSpace(self, blocksize=r, mode="CRD")
-    *lead, c, h, w = self.shape or ()
+    *lead, c, h, w = self.sizes
     n = len(lead)
-    x = b.reshape(self, [*lead, c // (r * r), r, r, h, w])  # type: ignore[operator]
+    x = b.reshape(self, [*lead, c // (r * r), r, r, h, w])
     x = b.transpose(x, [*range(n), n, n + 3, n + 1, n + 4, n + 2])
     return b.reshape(x, b.result.sizes)
 
@@ -146,15 +146,15 @@ def pixel_shuffle(b: Builder, self: Value, upscale_factor: int) -> Value:
 @lower(aten.pixel_unshuffle.default)
 def pixel_unshuffle(b: Builder, self: Value, downscale_factor: int) -> Value:
     r = downscale_factor
-    *lead, c, h, w = self.shape or ()
+    *lead, c, h, w = self.sizes
     n = len(lead)
-    x = b.reshape(self, [*lead, c, h // r, r, w // r, r])  # type: ignore[operator]
+    x = b.reshape(self, [*lead, c, h // r, r, w // r, r])
     x = b.transpose(x, [*range(n), n, n + 2, n + 4, n + 1, n + 3])
     return b.reshape(x, b.result.sizes)
 
 
 @lower(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
 def channel_shuffle(b: Builder, self: Value, groups: int) -> Value:
-    batch, c, *rest = self.shape or ()
-    x = b.reshape(self, [batch, groups, c // groups, *rest])  # type: ignore[operator]
+    batch, c, *rest = self.sizes
+    x = b.reshape(self, [batch, groups, c // groups, *rest])
     return b.reshape(b.transpose(x, [0, 2, 1, *range(3, self.rank + 1)]), b.result.sizes)

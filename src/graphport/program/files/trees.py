@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import TreeSpec
 
 from graphport.errors import SerializationError
+from graphport.program import caches
 from graphport.program.files import limits
 from graphport.program.files.items import Item, shown
 from graphport.program.files.values import Values, encode
@@ -139,7 +140,7 @@ class Trees:
         return keys
 
     def _find(self, item: Item, name: str) -> Any:
-        kind = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+        kind = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name) or caches.admit_named(name)
         # The containers of Python have ways of their own; that of defaultdict imports a module.
         if kind is None or kind in pytree.BUILTIN_TYPES or name.startswith("NO_SERIALIZED"):
             item.fail(

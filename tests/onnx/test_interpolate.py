@@ -1,0 +1,114 @@
+"""Resampling: every mode, by size and by factor, at sizes where rounding decides."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import graphport as gp
+from tests.onnx.helpers import check_onnx
+from tests.onnx.rows import check_dynamic, check_static
+from tests.onnx.test_conv import doubles, halves
+from tests.ops.rows import Row, row
+
+BIG = {"h": 3, "w": 3, "t": 3}
+SPECS = {1: "b 3 t", 2: "b 3 h w", 3: "b 2 t h w"}
+NEAREST = ("nearest", "nearest-exact")
+LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+aten = torch.ops.aten
+pytestmark = pytest.mark.filterwarnings("ignore:Since version 1.3.0, affine_grid")
+
+
+def octets(size: Sequence[int]) -> torch.Tensor:
+    return torch.randint(0, 255, tuple(size), dtype=torch.uint8)
+
+
+def resized(name: str, n: int, make: Any = torch.randn, **options: Any) -> Any:
+    return row(lambda a: F.interpolate(a, **options), SPECS[n], least=BIG, make=make, name=name)
+
+
+HOW: dict[str, dict[str, Any]] = {
+    "larger": {"size": 13}, "smaller": {"size": 2}, "one": {"size": 1},
+    "twice": {"scale_factor": 2}, "half": {"scale_factor": 0.5}, "odd": {"scale_factor": 1.7},
+    "recomputed": {"scale_factor": 1.7, "recompute_scale_factor": True},
+}  # fmt: skip
+
+ROWS = [
+    *(resized(f"{mode}_{how}", 2, mode=mode, **HOW[how])
+      for mode, how in itertools.product((*NEAREST, "bilinear", "bicubic"), HOW)),
+    *(resized(f"{mode}_{n}d", n, mode=mode, scale_factor=2.5)
+      for n in (1, 3) for mode in (*NEAREST, LINEAR[n])),
+    *(resized(f"{mode}_corners_{how}", 2, mode=mode, align_corners=True, **HOW[how])
+      for mode, how in itertools.product(("bilinear", "bicubic"), ("larger", "one", "odd"))),
+    *(resized(f"{mode}_antialias_{how}_{corners}", 2, mode=mode, align_corners=corners,
+              antialias=True, **HOW[how])
+      for mode, how, corners in itertools.product(
+          ("bilinear", "bicubic"), ("larger", "smaller", "odd"), (False, True))),
+    *(resized(f"{mode}_{make.__name__}", 2, make, mode=mode, size=(4, 9))
+      for make in (halves, doubles) for mode in (*NEAREST, "bilinear", "bicubic")),
+    resized("antialias_doubles", 2, doubles, mode="bicubic", size=(4, 9), antialias=True),
+    resized("nearest_octets", 2, octets, mode="nearest", size=(4, 9)),
+    row(lambda a, like: F.interpolate(a, size=like.shape[2:], mode="bilinear"), "b 3 h w",
+        "1 1 t c", least={**BIG, "c": 1}, name="size_of_another"),
+    row(lambda a: aten.upsample_nearest2d(a, [9, 5], None, 1.2), "b 3 h 4", least=BIG,
+        name="upsample_nearest2d"),
+    row(lambda a: aten.upsample_bilinear2d(a, [9, 5], False, None, None), "b 3 h 4", least=BIG,
+        name="upsample_bilinear2d"),
+    row(lambda a: aten.upsample_trilinear3d(a, [9, 5, 3], True, None, None, None), "b 2 h 4 5",
+        least=BIG, name="upsample_trilinear3d"),
+    *(row(lambda a, g, mode=mode, pad=pad, corners=corners: F.grid_sample(
+            a, g, mode=mode, padding_mode=pad, align_corners=corners), "b 3 h w", "b t 4 2",
+          least={"h": 2, "w": 2}, name=f"grid_sample_{mode}_{pad}_{corners}")
+      for mode, pad, corners in itertools.product(
+          ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection"), (False, True))),
+    *(row(lambda a, g, mode=mode: F.grid_sample(a, g, mode=mode, align_corners=False),
+          "b 2 t h w", "b 3 4 2 3", least={"h": 2, "w": 2, "t": 2}, name=f"grid_sample_3d_{mode}")
+      for mode in ("bilinear", "nearest")),
+    *(row(lambda a, size=size, corners=corners: F.affine_grid(a, size, align_corners=corners),
+          f"2 {len(size) - 2} {len(size) - 1}", name=f"affine_grid_{len(size)}_{corners}")
+      for size, corners in itertools.product(
+          ((2, 3, 4, 5), (2, 3, 1, 5), (2, 3, 4, 5, 6), (2, 3, 4, 1, 1)), (False, True))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_static(case: Row) -> None:
+    check_static(case)
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_dynamic(case: Row) -> None:
+    check_dynamic(case)
+
+
+@pytest.mark.parametrize("mode", NEAREST)
+def test_the_nearest_where_quotients_are_near_integers(mode: str) -> None:
+    """Sizes for which float32 rounds `i * (size / out)` otherwise than `i / (out / size)`."""
+    pairs = [(s, o) for s in (3, 7, 10, 29, 41) for o in (6, 14, 21, 49, 82, 123)]
+
+    def all_of(*lines: torch.Tensor) -> list[torch.Tensor]:
+        return [F.interpolate(x, size=o, mode=mode) for x, (_, o) in zip(lines, pairs, strict=True)]
+
+    check_onnx(all_of, tuple(torch.randn(1, 1, s) for s, _ in pairs))
+
+
+def test_a_plain_resize_is_one_node() -> None:
+    for mode in ("nearest", "bilinear", "bicubic"):
+        for scale in (2, 0.5):
+            program = check_onnx(
+                lambda x, mode=mode, scale=scale: F.interpolate(x, scale_factor=scale, mode=mode),
+                (torch.randn(2, 3, 8, 6),),
+            )
+            assert [n.op_type for n in program.model_proto.graph.node] == ["Resize"]
+
+
+def test_octets_are_refused_where_they_are_rounded() -> None:
+    with pytest.raises(gp.errors.UnsupportedError, match="rounds"):
+        gp.onnx.export(
+            lambda x: F.interpolate(x, size=(4, 9), mode="bilinear"), (octets((1, 3, 5, 6)),)
+        )
