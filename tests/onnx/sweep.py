@@ -21,6 +21,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import graphport as gp
+from tests.helpers import clone
 from tests.onnx.helpers import assert_close
 from tests.ops.sweep import case, eager, samples
 from tests.ops.test_sweep import UNINITIALISED
@@ -137,7 +138,7 @@ def _judged(
     except Exception as error:
         return "not run", _first_lines(error)
     flat_have, flat_want = pytree.tree_leaves(have), pytree.tree_leaves(want)
-    if _is_random(op):
+    if _is_random(op) or _draws(fn, inputs, flat_want):
         flat_have, flat_want = (
             [torch.zeros_like(x) if isinstance(x, torch.Tensor) else x for x in flat]
             for flat in (flat_have, flat_want)
@@ -147,6 +148,20 @@ def _judged(
     except (AssertionError, ValueError) as error:
         return "wrong", _first_lines(error)
     return "ok", ""
+
+
+def _draws(fn: Callable[..., Any], inputs: Any, flat: list[Any]) -> bool:
+    """Whether a call gives something else another time: attention with dropout does."""
+    tensors = [x for x in flat if isinstance(x, torch.Tensor)]
+    with torch.random.fork_rng():
+        for seed in range(3):
+            torch.manual_seed(seed)
+            leaves = pytree.tree_leaves(fn(*clone(inputs)))
+            again = [x for x in leaves if isinstance(x, torch.Tensor)]
+            pairs = zip(again, tensors, strict=True)
+            if not all(torch.equal(x, y) or x.isnan().any() for x, y in pairs):
+                return True
+    return False
 
 
 def _is_random(op: Any) -> bool:

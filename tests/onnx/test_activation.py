@@ -125,3 +125,18 @@ def test_channels_dropped_in_training() -> None:
     out = gp.onnx.export(nn.Dropout2d(0.5).train(), (x,))(x)
     sums = out.sum((2, 3))
     assert set(sums.flatten().tolist()) == {0.0, 32.0}
+
+
+def test_alpha_dropout_in_training() -> None:
+    """What is dropped has one value; mean and variance stay about what they were."""
+    x = torch.randn(20000)
+    out = gp.onnx.export(nn.AlphaDropout(0.3).train(), (x,))(x)
+    low = F.alpha_dropout(torch.zeros(1000), 0.3, True).min()
+    assert 0.25 < float(torch.isclose(out, low).float().mean()) < 0.35
+    assert abs(float(out.mean())) < 0.05
+    assert abs(float(out.var()) - 1) < 0.1
+
+
+def test_dropping_everything() -> None:
+    check_onnx(lambda x: (F.dropout(x, 1.0), torch.native_dropout(x, 1.0, True)), (torch.ones(4),))
+    check_onnx(lambda x: torch.native_dropout(x, 0.3, False), (torch.ones(4),))

@@ -74,11 +74,10 @@ def program(options: dict[str, Any]) -> Any:
     return lambda *tensors: fn(*tensors)
 
 
-@TARGETS
 @pytest.mark.parametrize("name", FORMS)
-def test_forms(name: str, target: str) -> None:
+def test_forms(name: str) -> None:
     tensors, options = FORMS[name]
-    check_onnx(program(options), tensors, target=target)
+    check_onnx(program(options), tensors)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -101,14 +100,13 @@ MASKS = {
 }
 
 
-@TARGETS
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("form", ["plain", "grouped", "causal, more keys", "negative scale"])
-def test_masks(name: str, form: str, target: str) -> None:
+def test_masks(name: str, form: str) -> None:
     tensors, options = FORMS[form]
     if name == "heads" and options.get("is_causal"):
         return  # torch refuses it
-    check_onnx(program(options), (*tensors, MASKS[name]), target=target)
+    check_onnx(program(options), (*tensors, MASKS[name]))
 
 
 @pytest.mark.parametrize("name", ["rows", "columns", "added to heads"])

@@ -76,6 +76,31 @@ def test_angles() -> None:
     check_onnx(lambda y, x: torch.atan2(y, x), (y.double(), x.double()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_digits(dtype: torch.dtype) -> None:
+    """To the last of them, subnormal numbers and the largest included."""
+    info = torch.finfo(dtype)
+    some = [1.0, -1.0, 2.0, 0.5, 1.5, -3.0, info.max, info.min, info.tiny, info.tiny / 2, 0.1]
+    x = torch.cat([torch.tensor(some), EDGES]).to(dtype)
+    x, y = (t.reshape(-1) for t in torch.meshgrid(x, x, indexing="ij"))
+    exact(lambda x, y: torch.nextafter(x, y), x, y)
+    if dtype is not torch.bfloat16:
+        exact(lambda x: tuple(torch.frexp(x)), x)
+
+
+def exact(fn: Callable[..., Any], *x: torch.Tensor) -> None:
+    program = check_onnx(fn, x)
+    torch.testing.assert_close(program(*x), fn(*x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_zeta() -> None:
+    x, q = torch.tensor([0.5, 1, 2, 2.5, 3, 7]), torch.tensor([-7.5, -2, -0.5, 0, 0.1, 1, 5, 30])
+    grid = tuple(t.reshape(-1).double() for t in torch.meshgrid(x, q, indexing="ij"))
+    check_onnx(lambda x, q: torch.special.zeta(x, q), grid)
+    line = torch.cat([torch.linspace(0.1, 20, 60), torch.tensor([-1.5, 0.0, -6.25])]).double()
+    check_onnx(lambda x: [torch.special.polygamma(n, x) for n in range(5)], (line,), scale=10)
+
+
 def test_no_overflow() -> None:
     x, y = torch.tensor([1e30, 3e-30, 0.0, math.inf]), torch.tensor([1e30, 4e-30, 0.0, 1.0])
     check_onnx(lambda x, y: torch.hypot(x, y), (x, y))
@@ -106,6 +131,10 @@ ROWS = [
     row(lambda x: (torch.lgamma(x), torch.digamma(x)), "b t", make=doubles, name="gamma"),
     row(lambda x: torch.mvlgamma(x + 2, 3), "b t", make=positive, name="mvlgamma"),
     row(torch.sinc, "b t"),
+    row(torch.angle, "b t"),
+    row(torch.angle, "b t", make=ints(4), name="angle_int"),
+    row(lambda x: torch.special.polygamma(1, x), "b t", make=positive, name="polygamma"),
+    row(torch.special.zeta, "b t", "t", make=[positive, positive]),
     row(torch.erfc, "", name="zero_dims"),
 ]  # fmt: skip
 

@@ -16,7 +16,7 @@ import torch
 from graphport.errors import UnsupportedError
 from graphport.onnx import kernels
 from graphport.onnx.inference import infer
-from graphport.onnx.ir import Graph, Node, Shape, Value
+from graphport.onnx.ir import Derived, Graph, Node, Shape, Value
 from graphport.onnx.schemas import Signature, fixed, runtime_signature, signature
 from graphport.onnx.sizes import Sizes
 from graphport.onnx.types import ONNX_OF, TORCH_OF
@@ -48,7 +48,7 @@ class Builder:
         self.shared: set[Value] = set()
         """Weights with several uses: stored as they are, once."""
         self._constants: dict[Any, Value] = {}
-        self._transposed: dict[Value, Value] = {}
+        self._derived: dict[Any, Value] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """The method of an ONNX operator."""
@@ -140,9 +140,7 @@ class Builder:
             self.graph.known[key] = node.outputs
         return node.outputs
 
-    def _input(
-        self, op: Signature, i: int, x: Any, types: dict[str, torch.dtype]
-    ) -> Value | None:
+    def _input(self, op: Signature, i: int, x: Any, types: dict[str, torch.dtype]) -> Value | None:
         if x is None or type(x) is Value:
             return x
         type_str = op.input_type(i)
@@ -186,17 +184,24 @@ class Builder:
             return self.cast(self.sizes.number(x), dtype)
         return self.constant(torch.tensor(x, dtype=dtype))
 
+    def derived(self, name: str, make: Callable[..., Any], *sources: Value) -> Value:
+        """A weight that is made of others, at export or when they are given."""
+        key = (name, sources)
+        known = self._derived.get(key)
+        if known is None:
+            with torch.no_grad():
+                tensor = make(*(v.data for v in sources))
+            constant = all(v.weight is None for v in sources)
+            known = (self.initializer if constant else self.weight)(name, tensor)
+            known.derived = Derived(make, sources)
+            self._derived[key] = known
+        return known
+
     def transposed(self, weight: Value) -> Value:
         """A matrix transposed; a weight that is used for nothing else is stored so."""
         if weight.data is None or weight in self.shared:
             return self.Transpose(weight, perm=[1, 0])
-        known = self._transposed.get(weight)
-        if known is None:
-            make = self.initializer if weight.weight is None else self.weight
-            known = make(f"{weight.name}.T", weight.data.t())
-            known.base = weight
-            self._transposed[weight] = known
-        return known
+        return self.derived(f"{weight.name}.T", torch.t, weight)
 
     # Types
 

@@ -17,7 +17,7 @@ import torch
 from graphport.capture.checkpoints import Shard
 from graphport.capture.fake_mode import fake_mode
 from graphport.errors import InputError, SerializationError, WeightsError
-from graphport.onnx.ir import Value
+from graphport.onnx.ir import Value, sources
 from graphport.onnx.weights import has_data
 
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt")
@@ -110,14 +110,13 @@ def fitted(
     under any of its names in `state`.
     """
     names = _names_of(state)
-    tensors: dict[str, Any] = {}
     problems: dict[str, list[str]] = {"missing": [], "of another shape": [], "of another dtype": []}
-    for name, value in initializers.items():
-        origin = origins.get(name)
+    known: dict[Value, Any] = {}
+    for source in dict.fromkeys(s for value in initializers.values() for s in sources(value)):
+        origin = origins.get(source.name)
         aliases = (origin, *names.get(id(state.get(origin)), ())) if origin is not None else ()
         found = next((n for n in aliases if n in given), None)
-        tensors[name] = value.data
-        want = (value.base or value).data
+        known[source] = want = source.data
         if found is None:
             if origin is not None and not has_data(want):
                 problems["missing"].append(origin)
@@ -134,11 +133,22 @@ def fitted(
         elif have.dtype is not want.dtype:
             problems["of another dtype"].append(f"{found} is {_kind(have)}, not {_kind(want)}")
         else:
-            tensors[name] = have if value.base is None else have.t()
+            known[source] = have
     if any(problems.values()):
         lines = [f"  {what}: {'; '.join(dict.fromkeys(p))}" for what, p in problems.items() if p]
         raise WeightsError("\n".join(["the weights do not fit the model", *lines]))
-    return tensors
+    return {name: _made(value, known) for name, value in initializers.items()}
+
+
+def _made(value: Value, known: Mapping[Value, Any]) -> Any:
+    """The tensor of an initialiser, from the weights as they are given."""
+    if value.derived is None:
+        return known[value]
+    given = [known[s] for s in value.derived.sources]
+    if all(x is s.data for x, s in zip(given, value.derived.sources, strict=True)):
+        return value.data
+    with torch.no_grad():
+        return value.derived.make(*given)
 
 
 def _names_of(state: Mapping[str, Any]) -> dict[int, Iterable[str]]:

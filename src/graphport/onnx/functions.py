@@ -48,6 +48,11 @@ class Outlined:
     nodes: list[Node]
     functions: list[Function]
 
+    def initializers(self, graph: Graph) -> dict[str, Value]:
+        """Those of the graph that are not only constants of functions."""
+        used = {v for node in self.nodes for v in _values(node)}
+        return {name: v for name, v in graph.initializers.items() if v in used or v in graph.inputs}
+
 
 def outlined(graph: Graph, wanted: Sequence[Any]) -> Outlined:
     """Calls of the modules that are wanted: by class, by name of the class, or by path."""
@@ -138,8 +143,9 @@ def _hoist(graph: Graph, groups: dict[str, list[Node]], home: dict[Node, str]) -
     """Take out of a group what others use as well and what depends on nothing within it."""
     users = _users(graph)
     for path, nodes in groups.items():
-        shared = [n for n in nodes if any(home.get(u) not in (path, None) for u in users.get(n, ()))]
-        for node in shared:
+        for node in nodes:
+            if all(home.get(u) in (path, None) for u in users.get(node, ())):  # type: ignore[arg-type]
+                continue
             needed = _needed(node, home, path)
             # A result of the module itself depends on its weights; a table does not.
             if not any(v is not None and v.weight is not None for n in needed for v in n.inputs):
@@ -179,7 +185,7 @@ def _convex(
     graph: Graph, groups: dict[str, list[Node]], home: dict[Node, str]
 ) -> Iterable[list[Node]]:
     """Groups whose results do not come back to them from outside; other nodes one by one."""
-    for path, nodes in groups.items():
+    for nodes in groups.values():
         inside = set(nodes)
         after: set[Node] = set()
         for node in graph.nodes:
@@ -227,16 +233,16 @@ def _order(items: list[list[Node]]) -> list[int]:
 
 
 def _producers(node: Node) -> Iterable[Node]:
-    """The nodes that a node uses, those of the graphs within it included."""
-    for v in node.inputs:
-        if v is not None and v.producer is not None:
-            yield v.producer
+    return (v.producer for v in _values(node) if v.producer is not None)
+
+
+def _values(node: Node) -> Iterable[Value]:
+    """What a node uses, in the graphs within it too."""
+    yield from (v for v in node.inputs if v is not None)
     for inner in node.graphs():
-        for n in inner.walk():
-            yield from _producers(n)
-        for v in inner.outputs:
-            if v.producer is not None:
-                yield v.producer
+        yield from inner.outputs
+        for n in inner.nodes:
+            yield from _values(n)
 
 
 # What a body is

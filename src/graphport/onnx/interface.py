@@ -17,7 +17,7 @@ from torch.utils._pytree import TreeSpec
 
 from graphport.errors import InputError, UnsupportedError
 from graphport.onnx import ir, lower
-from graphport.onnx.ir import Complex, Graph, Value
+from graphport.onnx.ir import Complex, Graph, Value, sources
 from graphport.onnx.lowerings.complex import view_as_complex, view_as_real
 from graphport.onnx.model import Names
 from graphport.onnx.options import ExportOptions
@@ -32,6 +32,8 @@ _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION,
               OutputKind.USER_INPUT_MUTATION)  # fmt: skip
 _KINDS: dict[type, str] = {Value: "tensor", Complex: "complex"}
+_CACHE = "present"
+"""What a cache is called among the results, whatever it is called among the arguments."""
 _NUMBER = {int: torch.int64, float: torch.float64, bool: torch.bool}
 
 
@@ -181,13 +183,17 @@ class InterfaceBuilder:
         shown = [isinstance(v, Value | Complex | Expr) and n not in own for v, n, _ in users]
         names = self._output_names(shown)
         self.results: list[Result] = []
-        for (value, node, spec), is_shown in zip(users, shown, strict=True):
+        own_names: dict[str, str] = {}
+        places = _places(self.program.call_spec.out_spec)
+        for (value, node, spec), is_shown, place in zip(users, shown, places, strict=True):
             if is_shown:
                 name = self._output(value, next(names))
                 kind = _KINDS.get(type(value)) or value.type.__name__
                 self.results.append(Result(kind, name))
             elif isinstance(value, Value | Complex | Expr):
                 self.results.append(Result("input", flat[own[node]]))
+                if place and place.startswith(f"{_CACHE}_"):
+                    own_names.setdefault(own[node], place)
             else:
                 self.results.append(Result("constant", getattr(spec.arg, "value", value)))
         self.updated: dict[str, str] = {}
@@ -195,7 +201,8 @@ class InterfaceBuilder:
         by_node = {n.name: name for n, name in self.named.items()}
         for value, _, spec in rows:
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
-                name = self.names.unique(f"{by_node[spec.target]}_updated")
+                own_name = own_names.get(spec.target, f"{by_node[spec.target]}_updated")
+                name = self.names.unique(own_name)
                 self.written[flat[spec.target]] = self._output(value, name)
             elif spec.kind in _MUTATIONS:
                 source = self.state[str(spec.target)].name
@@ -252,9 +259,11 @@ class InterfaceBuilder:
             if isinstance(value, Value) and value in alive and node.op == "call_function"
         }  # fmt: skip
         weights = {
-            name: self.weights[v.base or v] for name, v in self.graph.initializers.items()
-            if (v.base or v) in self.weights
-        }  # fmt: skip
+            source.name: self.weights[source]
+            for v in self.graph.initializers.values()
+            for source in sources(v)
+            if source in self.weights
+        }
         return Interface(
             tuple(self.inputs), tuple(self.results), self.updated, weights, self.written, values
         )
@@ -302,7 +311,7 @@ def _places(spec: TreeSpec) -> list[str | None]:
             yield "_".join(path) if named else None
             return
         if caches.is_cache(spec.type) and path:
-            path = ("present",)
+            path = (_CACHE,)
         keys = _keys(spec)
         parts = keys or [str(i) for i in range(spec.num_children)]
         for part, child in zip(parts, spec.children(), strict=True):

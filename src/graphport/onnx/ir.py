@@ -7,8 +7,8 @@ program's dims. A constant knows its tensor. Values of a graph may be used in th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,7 @@ Shape = tuple[Size | None, ...]
 class Value:
     """What flows along an edge of the graph."""
 
-    __slots__ = ("base", "dtype", "graph", "name", "producer", "shape", "tensor", "weight")
+    __slots__ = ("derived", "dtype", "graph", "name", "producer", "shape", "tensor", "weight")
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class Value:
         """What a constant is: known at export, and for good."""
         self.weight: Any = None
         """The torch.Tensor of a parameter or buffer: data, which may be other data when it runs."""
-        self.base: Value | None = None
-        """The weight that the tensor is the transpose of."""
+        self.derived: Derived | None = None
+        """How the weight is made of weights of the program, if it is not one itself."""
 
     @property
     def data(self) -> Any:
@@ -88,6 +88,18 @@ class Complex:
 
     def __repr__(self) -> str:
         return f"({self.re!r}, {self.im!r})"
+
+
+class Derived(NamedTuple):
+    """A weight of the file that is computed from weights of the program when it is written."""
+
+    make: Callable[..., Any]
+    sources: tuple[Value, ...]
+
+
+def sources(weight: Value) -> tuple[Value, ...]:
+    """The weights of the program that one of the file is, or is made of."""
+    return (weight,) if weight.derived is None else weight.derived.sources
 
 
 class Node:

@@ -5,13 +5,22 @@ The same graph gives the same bytes in every process.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+)
 
+from graphport.onnx.functions import DOMAIN, Function, Outlined
 from graphport.onnx.ir import Graph, Node, Value
 from graphport.onnx.types import ONNX_OF
 from graphport.source import of_trace
@@ -121,9 +130,17 @@ def _constant_name(t: torch.Tensor) -> str:
 
 
 def model_proto(
-    graph: Graph, opset: int, *, doc: str = "", metadata: Mapping[str, str] | None = None
+    graph: Graph,
+    opset: int,
+    *,
+    doc: str = "",
+    metadata: Mapping[str, str] | None = None,
+    outlined: Outlined | None = None,
 ) -> ModelProto:
-    """The model without the data of its weights: `weights` adds those."""
+    """The model without the data of its weights: `weights` adds those.
+
+    With `outlined`, what the graph does written with functions.
+    """
     model = ModelProto()
     model.ir_version = _IR_VERSION[opset]
     model.producer_name = "graphport"
@@ -136,18 +153,47 @@ def model_proto(
     for key, text in (metadata or {}).items():
         said = model.metadata_props.add()
         said.key, said.value = key, text
-    _write_graph(graph, model.graph)
+    if outlined is None:
+        _write_graph(graph, graph.nodes, model.graph)
+        return model
+    entry = model.opset_import.add()
+    entry.domain, entry.version = DOMAIN, 1
+    _write_graph(graph, outlined.nodes, model.graph)
+    for function in outlined.functions:
+        _write_function(function, opset, model.functions.add())
     return model
 
 
-def _write_graph(graph: Graph, proto: GraphProto) -> None:
+def _write_function(function: Function, opset: int, proto: FunctionProto) -> None:
+    """A body under the names of its first call, weights without the path of their module."""
+    formal = function.names()
+    proto.name, proto.domain = function.name, DOMAIN
+    proto.input.extend(formal[v.name] for v in function.inputs)
+    proto.output.extend(v.name for v in function.outputs)
+    for domain in dict.fromkeys(["", *(n.domain for n in function.nodes)]):
+        entry = proto.opset_import.add()
+        entry.domain, entry.version = domain, 1 if domain else opset
+    for v in function.constants:
+        constant = proto.node.add()
+        constant.op_type, constant.name = "Constant", v.name
+        constant.output.append(v.name)
+        _write_attribute("value", v.tensor, constant.attribute.add())
+    for node in function.nodes:
+        inner = proto.node.add()
+        _write_node(node, inner)
+        named = [formal.get(name, name) for name in inner.input]
+        del inner.input[:]
+        inner.input.extend(named)
+
+
+def _write_graph(graph: Graph, nodes: Sequence[Node], proto: GraphProto) -> None:
     proto.name = graph.name
     for v in graph.inputs:
         write_value(v, proto.input.add())
     for v in graph.outputs:
         write_value(v, proto.output.add())
     own = {*graph.outputs}
-    for node in graph.nodes:
+    for node in nodes:
         _write_node(node, proto.node.add())
         for made in node.outputs:
             if made is None or made in own or made.shape is None or None in made.shape:
@@ -224,7 +270,7 @@ def _write_attribute(name: str, value: Any, proto: AttributeProto) -> None:
         write_tensor("", value, proto.t)
     elif isinstance(value, Graph):
         proto.type = AttributeProto.GRAPH
-        _write_graph(value, proto.g)
+        _write_graph(value, value.nodes, proto.g)
     elif all(isinstance(x, int) for x in value):
         proto.type = AttributeProto.INTS
         proto.ints.extend(value)

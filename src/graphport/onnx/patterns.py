@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from graphport.onnx.ir import Value
+
 aten = torch.ops.aten
 Found = dict[str, Any]
 _COMMUTE = {aten.add.Tensor, aten.mul.Tensor}
@@ -106,3 +108,14 @@ def tensor(name: str) -> Name:
 def maybe_converted(pattern: Any) -> OneOf:
     """The pattern, or a conversion of it to another dtype."""
     return OneOf(pattern, Call(aten._to_copy.default, pattern))
+
+
+def is_true(mask: Value) -> bool:
+    """Whether a mask is true throughout: models without padding make such masks all the same."""
+    made = mask.producer
+    while made is not None and made.op in ("Expand", "Unsqueeze", "Reshape"):
+        assert made.inputs[0] is not None
+        mask = made.inputs[0]
+        made = mask.producer
+    constant = mask.tensor
+    return constant is not None and constant.dtype is torch.bool and bool(constant.all())

@@ -13,8 +13,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from graphport.onnx import checkpoint, metadata, weights
+from graphport.onnx.functions import outlined
 from graphport.onnx.interface import Interface
-from graphport.onnx.ir import Graph
+from graphport.onnx.ir import Graph, Value
 from graphport.onnx.model import model_proto
 from graphport.onnx.options import ExportOptions
 from graphport.program import ExportedProgram
@@ -62,10 +63,24 @@ class ONNXProgram:
         said = metadata.of_sizes(self.exported_program)
         return model_proto(self.graph, self.opset, metadata=said)
 
+    @cached_property
+    def file(self) -> tuple[onnx.ModelProto, dict[str, Value]]:
+        """The model as it is written, and the initialisers that go with it.
+
+        It differs from what runs here if modules are to be functions.
+        """
+        wanted = self.options.module_functions
+        if not wanted:
+            return self.skeleton, self.graph.initializers
+        parts = outlined(self.graph, wanted)
+        said = metadata.of_sizes(self.exported_program)
+        model = model_proto(self.graph, self.opset, metadata=said, outlined=parts)
+        return model, parts.initializers(self.graph)
+
     @property
     def model_proto(self) -> onnx.ModelProto:
         """The model as protobuf, with its weights where they are in memory."""
-        return weights.inline(self.skeleton, self.graph.initializers)
+        return weights.inline(*self.file)
 
     @property
     def model(self) -> onnx_ir.Model:
@@ -96,7 +111,7 @@ class ONNXProgram:
         with self._turn:
             for name in ("lowered_program", "graph", "interface", "opset", "options"):
                 setattr(self, name, getattr(made, name))
-            for name in ("skeleton", "_session"):
+            for name in ("skeleton", "file", "_session"):
                 vars(self).pop(name, None)
             self._state = {}
 
@@ -206,13 +221,14 @@ class ONNXProgram:
         `state_dict` has the weights of a model that was captured without them: a mapping, a
         `.safetensors`, `.pt` or `.bin` file, or the folder of a sharded checkpoint.
         """
-        tensors = self.tensors
+        model, initializers = self.file
+        tensors = {name: value.data for name, value in initializers.items()}
         if state_dict is not None:
             tensors = checkpoint.fitted(
-                self.graph.initializers, self.interface.weights,
-                self.exported_program.state_dict, checkpoint.read(state_dict),
+                initializers, self.interface.weights, self.exported_program.state_dict,
+                checkpoint.read(state_dict),
             )  # fmt: skip
-        weights.save(self.skeleton, tensors, Path(path), external_data)
+        weights.save(model, tensors, Path(path), external_data)
 
 
 def result_of(kind: str, t: torch.Tensor) -> Any:

@@ -91,16 +91,29 @@ class Derived:
     """What other attributes say, too; made anew with the object."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
     """A cache, a layer, or a plain container: what is in it, by attribute, index or key.
 
-    Of an object whose only leaves are in its layers, those are the leaves: `hoisted`.
+    In which order things were put into it says nothing; that of the leaves is compared by whoever
+    has them. Of an object whose only leaves are in its layers, those are the leaves: `hoisted`.
     """
 
     kind: type
     items: tuple[tuple[Any, Any], ...]
     hoisted: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Part):
+            return NotImplemented
+        return (
+            self.kind is other.kind
+            and self.hoisted == other.hoisted
+            and dict(self.items) == dict(other.items)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.hoisted, len(self.items)))
 
     def __str__(self) -> str:
         return self.kind.__name__
@@ -173,14 +186,11 @@ def _apart_object(x: Any) -> tuple[Any, Part]:
     counts = COUNTS if own.get("is_initialized", True) else ()
     pairs = {k: _apart(v, x, k in counts) for k, v in own.items() if k not in _DERIVATIONS}
     leaves = {_told(k): v for k, (v, _) in pairs.items() if v is not _NOTHING}
-    items = [(k, inner) for k, (_, inner) in pairs.items()]
     for k in own.keys() & _DERIVATIONS.keys():
         known = own[k] is None or (_DERIVATIONS[k] is _device and not leaves)
-        items.append((k, Fixed(own[k]) if known else _DERIVED))
-    # Leaves stay in order; in which order other attributes were first assigned says nothing.
-    items.sort(key=lambda item: "" if _told(item[0]) in leaves else item[0])
+        pairs[k] = _NOTHING, Fixed(own[k]) if known else _DERIVED
     hoisted = [*leaves] == ["layers"]
-    part = Part(type(x), tuple(items), hoisted)
+    part = Part(type(x), tuple((k, pairs[k][1]) for k in own), hoisted)
     return (leaves["layers"] if hoisted else leaves) or _NOTHING, part
 
 

@@ -232,17 +232,23 @@ def _safe_softmax(b: Builder, self: Value, dim: int, dtype: Any) -> Value:
 
 
 def dropped(b: Builder, x: Value, p: float, train: bool) -> Value:
-    """Nothing unless in training.
+    """Nothing unless in training."""
+    return x if not train or p == 0 else _dropped(b, x, p)[0]
 
-    By the mask: ONNX Runtime takes a Dropout away whose mask nobody uses, in training or not.
-    """
-    if not train or p == 0:
-        return x
+
+def _dropped(b: Builder, x: Value, p: float) -> tuple[Value, Value]:
+    """What is left, scaled, and which it is."""
+    kept = _kept(b, x, p)
+    scale = 1 / (1 - p) if p < 1 else 0.0
+    return b.shaped(b.Where(kept, b.Mul(x, scale), 0.0), x.shape or ()), kept
+
+
+def _kept(b: Builder, x: Value, p: float) -> Value:
+    """By the mask: ONNX Runtime takes a Dropout away whose mask nobody uses, in training or not."""
     if p == 1:
-        return b.Mul(x, 0.0)
+        return b.expand(b.scalar(False, torch.bool), x.shape or ())
     ratio = b.scalar(p, torch.float32)
-    _, mask = b.Dropout(x, ratio, b.scalar(True, torch.bool), outputs=2)
-    return b.shaped(b.Where(mask, b.Mul(x, 1 / (1 - p)), 0.0), x.shape or ())
+    return b.shaped(b.Dropout(x, ratio, b.scalar(True, torch.bool), outputs=2)[1], x.shape or ())
 
 
 @lower(aten.dropout.default)
@@ -253,14 +259,8 @@ def dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
 @lower(aten.native_dropout.default)
 def native_dropout(b: Builder, input: Value, p: float, train: bool | None) -> tuple[Value, Value]:
     if train is False or p == 0:
-        kept = b.expand(b.scalar(True, torch.bool), input.shape or ())
-        return input, kept
-    if p == 1:
-        return b.Mul(input, 0.0), b.expand(b.scalar(False, torch.bool), input.shape or ())
-    out, mask = b.Dropout(
-        input, b.scalar(p, torch.float32), b.scalar(True, torch.bool), outputs=2
-    )  # fmt: skip
-    return out, mask
+        return input, b.expand(b.scalar(True, torch.bool), input.shape or ())
+    return _dropped(b, input, p)
 
 
 def _channels(b: Builder, x: Value) -> Value:
@@ -274,7 +274,7 @@ def feature_dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
     """Whole channels are dropped."""
     if not train or p == 0:
         return input
-    return b.Mul(input, _dropout(b, _channels(b, input), p, train))
+    return b.Mul(input, dropped(b, _channels(b, input), p, train))
 
 
 _LEAST_SELU = _SELU[0] * _SELU[1]
@@ -286,9 +286,8 @@ def _alpha_dropout(b: Builder, x: Value, like: Value, p: float, train: bool) -> 
         return x
     if p == 1:
         return b.Mul(x, 0.0)
-    _, kept = b.Dropout(like, b.scalar(p, torch.float32), b.scalar(True, torch.bool), outputs=2)
     scale = 1 / math.sqrt((_LEAST_SELU**2 * p + 1) * (1 - p))
-    chosen = b.Where(kept, x, b.scalar(-_LEAST_SELU, like=x))
+    chosen = b.Where(_kept(b, like, p), x, b.scalar(-_LEAST_SELU, like=x))
     return b.Add(b.Mul(chosen, scale), _LEAST_SELU * scale * p)
 
 

@@ -20,6 +20,7 @@ from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.activation import dropped
 from graphport.onnx.lowerings.control import close, within
 from graphport.onnx.lowerings.linalg import product
+from graphport.onnx.patterns import is_true
 from graphport.onnx.registry import lower
 from graphport.symbolic import ge
 
@@ -75,24 +76,13 @@ def _attention(
         size = query.shape[-1] if query.shape else 1
         if isinstance(size, int):
             scale = size**-0.5 if size else 1.0
-    if mask is not None and _lets_all_pass(mask):
+    if mask is not None and is_true(mask):
         mask = None
     if not dropout and _is_whole(b, query, key, value, mask, scale):
         out = _whole(b, query, key, value, mask, is_causal, scale, result)
         if out is not None:
             return out
     return _parts(b, query, key, value, mask, is_causal, scale, result, dropout)
-
-
-def _lets_all_pass(mask: Value) -> bool:
-    """Whether a mask is true throughout: models without padding make such masks all the same."""
-    made = mask.producer
-    while made is not None and made.op in ("Expand", "Unsqueeze", "Reshape"):
-        assert made.inputs[0] is not None
-        mask = made.inputs[0]
-        made = mask.producer
-    constant = mask.tensor
-    return constant is not None and constant.dtype is torch.bool and bool(constant.all())
 
 
 # As one operator

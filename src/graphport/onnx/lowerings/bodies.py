@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 import torch
 
 from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Graph, Value
+from graphport.onnx.ir import Graph, Shape, Value
 
 
 def loop(
     b: Builder, states: Sequence[Value], step: Callable[..., tuple[Value, Sequence[Value]]],
     trips: int | None = None,
 ) -> tuple[Value, ...]:  # fmt: skip
-    """The last states: `step` gives whether to go on, and the new ones; it is run at least once."""
+    """The last states: `step` gives whether to go on, and new ones of the same sizes.
+
+    It is run at least once.
+    """
     outer = b.graph
     body = Graph("body", outer)
     count = Value("iteration", torch.int64, (), body)
@@ -32,7 +35,7 @@ def loop(
         limit, b.scalar(True, torch.bool), *states,
         body=body, outputs=len(states), dtype=states[0].dtype,
     )  # fmt: skip
-    return _typed((made,) if len(states) == 1 else made, states)
+    return _alike((made,) if len(states) == 1 else made, states)
 
 
 def scan(
@@ -61,7 +64,8 @@ def scan(
         *states, *sequences, body=body, num_scan_inputs=len(sequences),
         outputs=2 * len(states), dtype=states[0].dtype,
     )  # fmt: skip
-    return _typed(made[len(states) :], states)
+    lengths = [s.shape[:1] for s in sequences if s.shape]
+    return _alike(made[len(states) :], states, lengths[0] if lengths else (None,))
 
 
 def led(b: Builder, x: Value, axis: int, number: float) -> Value:
@@ -77,7 +81,11 @@ def _own(b: Builder, v: Value) -> Value:
     return v if own else b.Identity(v)
 
 
-def _typed(values: Sequence[Value], like: Sequence[Value]) -> tuple[Value, ...]:
-    for v, known in zip(values, like, strict=True):
-        v.dtype = known.dtype
+def _alike(
+    values: Sequence[Value], states: Sequence[Value], length: Shape = ()
+) -> tuple[Value, ...]:
+    """With dtypes and sizes of the states, which stay as they are from step to step."""
+    for v, state in zip(values, states, strict=True):
+        v.dtype = state.dtype
+        v.shape = None if state.shape is None else (*length, *state.shape)
     return tuple(values)

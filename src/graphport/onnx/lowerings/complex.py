@@ -173,6 +173,24 @@ def full(b: Builder, size: Any, fill_value: Any, dtype: Any) -> Complex:
     return Complex(b.expand(re, b.result.sizes), b.expand(im, b.result.sizes))
 
 
+@lower_complex(aten.full_like.default)
+def full_like(b: Builder, self: Operand, fill_value: Any, dtype: Any) -> Operand:
+    if b.result.dtype.is_complex:
+        return full(b, b.result.sizes, fill_value, dtype)
+    return b.expand(b.scalar(fill_value, b.result.dtype), b.result.sizes)
+
+
+def _filled(value: float) -> Callable[..., Operand]:
+    def lowering(b: Builder, self: Operand, dtype: Any) -> Operand:
+        return full_like(b, self, value, dtype)
+
+    return lowering
+
+
+lower_complex(aten.zeros_like.default)(_filled(0.0))
+lower_complex(aten.ones_like.default)(_filled(1.0))
+
+
 # Arithmetic
 
 
@@ -287,6 +305,16 @@ def log(b: Builder, self: Complex) -> Complex:
     return Complex(b.cast(b.Log(size), self.re.dtype), angle(b, self))
 
 
+@lower_complex(aten.log2.default)
+def log2(b: Builder, self: Complex) -> Complex:
+    return mul(b, log(b, self), 1 / math.log(2))
+
+
+@lower_complex(aten.log10.default)
+def log10(b: Builder, self: Complex) -> Complex:
+    return mul(b, log(b, self), 1 / math.log(10))
+
+
 @lower_complex(aten.sgn.default)
 def sgn(b: Builder, self: Complex) -> Complex:
     size = b.cast(abs_(b, self), self.re.dtype)
@@ -307,6 +335,21 @@ def sqrt(b: Builder, self: Complex) -> Complex:
     right = b.GreaterOrEqual(re, 0.0)
     y = b.Where(right, other, up)
     return Complex(b.Where(right, up, other), b.Where(b.Less(im, 0.0), b.Neg(y), y))
+
+
+@lower_complex(aten.rsqrt.default)
+def rsqrt(b: Builder, self: Complex) -> Complex:
+    return div(b, 1.0, sqrt(b, self))
+
+
+@lower_complex(aten.linalg_vector_norm.default)
+def linalg_vector_norm(
+    b: Builder, self: Complex, ord: Any, dim: Any, keepdim: bool, dtype: Any
+) -> Value:
+    """Of the sizes of the numbers."""
+    size = b.shaped(b.cast(abs_(b, self), b.result.dtype), self.shape or ())
+    arguments = LOWERINGS[aten.linalg_vector_norm.default].bind((size, ord, dim, keepdim), {})
+    return LOWERINGS[aten.linalg_vector_norm.default].fn(b, **arguments)
 
 
 @lower_complex(aten.sin.default)

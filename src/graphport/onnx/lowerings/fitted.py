@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from numpy.polynomial.chebyshev import cheb2poly
 
-from graphport.errors import UnsupportedError
-from graphport.onnx.builder import Builder
+from graphport.onnx.builder import Builder, Operand
 from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.bodies import loop
 from graphport.onnx.registry import lower, table
 
 aten = torch.ops.aten
@@ -240,6 +240,56 @@ def _digamma(b: Builder, x: Value) -> Value:
     return b.Where(whole, pole, b.Where(low, turned, out))
 
 
+def _zeta(b: Builder, x: Value, q: Value) -> Value:
+    """The sum of (q + k)^-x by Euler and Maclaurin's formula, from the tenth term on.
+
+    Below 0 it is a sum of numbers of both signs, for whole x only, and infinite at whole q.
+    """
+    power, zero, sizes = b.Neg(x), b.scalar(0.0, like=x), b.result.sizes
+
+    def step(total: Value, at: Value) -> Any:
+        low = b.LessOrEqual(at, 0.0)
+        new = b.Add(at, b.cast(low, at.dtype))
+        total = b.Add(total, b.Where(low, b.Pow(at, power), zero))
+        return b.LessOrEqual(b.ReduceMin(new, keepdims=0), 0.0), (total, new)
+
+    low = b.LessOrEqual(q, 0.0)
+    whole_q, whole_x = b.Equal(q, b.Floor(q)), b.Equal(x, b.Floor(x))
+    start = b.Where(b.And(low, whole_q), b.scalar(1.0, like=x), q)  # what is infinite is not summed
+    below, at = loop(b, (b.expand(zero, sizes), b.expand(start, sizes)), step)
+    terms = b.Add(b.unsqueeze(at, at.rank), torch.arange(10, dtype=torch.float64))
+    exponents = b.unsqueeze(b.expand(power, sizes), at.rank)
+    total = b.Add(below, b.ReduceSum(b.Pow(terms, exponents), [at.rank], keepdims=0))
+    w = b.Add(at, 9.0)
+    last = b.Pow(w, power)
+    total = b.Add(total, b.Sub(b.Div(b.Mul(last, w), b.Sub(x, 1.0)), b.Mul(last, 0.5)))
+    factor = b.Div(b.Mul(last, x), w)
+    square = b.Mul(w, w)
+    for k, number in enumerate(_BERNOULLI, 1):
+        total = b.Add(total, b.Mul(factor, number / math.factorial(2 * k)))
+        pair = b.Mul(b.Add(x, float(2 * k - 1)), b.Add(x, float(2 * k)))
+        factor = b.Div(b.Mul(factor, pair), square)
+    infinite, nothing = b.scalar(math.inf, like=x), b.scalar(math.nan, like=x)
+    total = b.Where(b.And(low, b.Not(whole_x)), nothing, total)
+    total = b.Where(b.And(low, whole_q), infinite, total)
+    return b.Where(b.Equal(x, 1.0), infinite, b.Where(b.Less(x, 1.0), nothing, total))
+
+
+@lower(aten.special_zeta.default, aten.special_zeta.self_scalar, aten.special_zeta.other_scalar)
+def special_zeta(b: Builder, self: Operand, other: Operand) -> Value:
+    return _zeta(b, *b.common(self, other, dtype=torch.float64))
+
+
+@lower(aten.polygamma.default)
+def polygamma(b: Builder, n: int, self: Value) -> Value:
+    """(-1)^(n+1) n! zeta(n + 1, x)."""
+    x = b.cast(self, torch.float64)
+    if n == 0:
+        return _digamma(b, x)
+    sums = _zeta(b, b.scalar(float(n + 1), like=x), x)
+    return b.Mul(sums, float((-1) ** (n + 1) * math.factorial(n)))
+
+
 table(
     {
         aten.erfc.default: erfc, aten.special_erfcx.default: _erfcx,
@@ -251,10 +301,3 @@ table(
     },
     _in_float64,
 )  # fmt: skip
-
-
-@lower(aten.polygamma.default)
-def polygamma(b: Builder, n: int, self: Value) -> Value:
-    if n != 0:
-        raise UnsupportedError(f"polygamma of order {n} has no ONNX lowering")
-    return _digamma(b, b.cast(self, torch.float64))

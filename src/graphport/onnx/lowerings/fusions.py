@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.fx import Node
 
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.attention import BY_ROWS, by_rows, is_by_rows
-from graphport.onnx.patterns import Call, OneOf, match, maybe_converted, number, tensor
+from graphport.onnx.patterns import Call, OneOf, is_true, match, maybe_converted, number, tensor
 from graphport.onnx.registry import fusion
 from graphport.symbolic import Expr
 
@@ -55,14 +56,10 @@ def and_true(lowerer: Lowerer, node: Node) -> Value | None:
     """x & True -> x."""
     a, b = (lowerer.env.get(n) for n in node.args)  # type: ignore[arg-type]
     for x, other in ((a, b), (b, a)):
-        if isinstance(x, Value) and isinstance(other, Value) and _is_true(other):
+        if isinstance(x, Value) and isinstance(other, Value) and is_true(other):
             if x.dtype is torch.bool and x.shape == lowerer.b.result.sizes:
                 return x
     return None
-
-
-def _is_true(x: Value) -> bool:
-    return x.dtype is torch.bool and x.tensor is not None and bool(x.tensor.all())
 
 
 @fusion(aten.ge.Scalar)
@@ -79,11 +76,16 @@ def _positions(x: Any) -> Node | None:
     while isinstance(x, Node):
         if x.target is aten.arange.default:
             return x
-        plus_zero = x.target is ADD and x.args[1] == 0
-        if not plus_zero and x.target not in (aten.unsqueeze.default, aten.view.default):
+        same = (x.target is ADD and x.args[1] == 0) or _is_whole(x)
+        if not same and x.target not in (aten.unsqueeze.default, aten.view.default):
             return None
         x = x.args[0]
     return None
+
+
+def _is_whole(x: Node) -> bool:
+    """x[:]"""
+    return x.target is aten.slice.Tensor and x.args[2:] in ((0, sys.maxsize), (None, None))
 
 
 @fusion(aten.index.Tensor)
@@ -111,6 +113,18 @@ def _only_dim(shape: Any) -> int | None:
     """The one dim that is not of size 1."""
     others = [d for d, s in enumerate(shape) if not (type(s) is int and s == 1)]
     return others[0] if len(others) == 1 else None
+
+
+@fusion(aten.reshape.default, aten.view.default, aten.flatten.using_ints)
+def flat_mean(lowerer: Lowerer, node: Node) -> Value | None:
+    """The mean over all of an image, without the dims of 1 that it leaves -> ReduceMean."""
+    b = lowerer.b
+    x = lowerer.env[node.args[0]]  # type: ignore[index]
+    if x.producer is None or x.producer.op != "GlobalAveragePool":
+        return None
+    if x.shape[:2] != b.result.sizes:
+        return None
+    return b.ReduceMean(x.producer.inputs[0], list(range(2, x.rank)), keepdims=0)
 
 
 # Normalisation
@@ -145,6 +159,62 @@ def rms_norm(lowerer: Lowerer, node: Node) -> Value | None:
     if not plain or scale.dtype is not x.dtype or x.dtype is not b.result.dtype:
         return None
     return b.RMSNormalization(x, scale, axis=-1, epsilon=float(found["eps"]))
+
+
+@fusion(aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default)
+def conv_batch_norm(lowerer: Lowerer, node: Node) -> Any:
+    """batch_norm(conv(x)) with fixed statistics -> conv with other weights."""
+    b = lowerer.b
+    x, weight, bias, mean, var, *flags = node.args
+    inside = node.target is aten.batch_norm.default
+    result = b.result if inside else b.result[0]
+    conv = lowerer.env[x].producer  # type: ignore[index]
+    if (inside and flags[0]) or conv is None or conv.op != "Conv" or len(x.users) > 1:  # type: ignore[union-attr]
+        return None
+    values = [None if n is None else lowerer.env[n] for n in (weight, bias, mean, var)]  # type: ignore[index]
+    kernel, old = conv.inputs[1], conv.inputs[2] if len(conv.inputs) > 2 else None
+    given = [v for v in (kernel, old, *values) if v is not None]
+    if values[2] is None or any(v.weight is None or v.dtype is not result.dtype for v in given):
+        return None
+    tied = any(len(n.users) > 1 for n in x.args[1:3] if isinstance(n, Node))  # type: ignore[union-attr]
+    if tied or any(v in b.main.inputs for v in given):  # used elsewhere, or written to
+        return None
+    eps = flags[2] if inside else flags[1]
+    present = [v is not None for v in (old, *values)]
+    name = f"{kernel.name}*{_module(values[2].name)}"  # type: ignore[union-attr]
+    new = [
+        b.derived(f"{name}{suffix}", _Folded(part, present, eps), *given)
+        for part, suffix in (("weight", ""), ("bias", ".bias"))
+    ]
+    out = b.shaped(b.Conv(conv.inputs[0], *new, **conv.attributes), result.sizes)
+    if inside:
+        return out
+    return (out, *(b.constant(torch.empty(0, dtype=r.dtype)) for r in b.result[1:]))
+
+
+def _module(name: str) -> str:
+    """`layer1.0.bn1` of `layer1.0.bn1.running_mean`."""
+    return name.rpartition(".")[0] or name
+
+
+class _Folded:
+    """The weight or bias of a convolution with the normalisation after it."""
+
+    def __init__(self, part: str, present: list[bool], eps: float) -> None:
+        self.part, self.present, self.eps = part, present, eps
+
+    def __call__(self, kernel: Any, *given: Any) -> Any:
+        rest = iter(given)
+        bias, scale, shift, mean, var = (next(rest) if there else None for there in self.present)
+        wide = torch.float64
+        factor = (var.to(wide) + self.eps).rsqrt()
+        if scale is not None:
+            factor = factor * scale.to(wide)
+        if self.part == "weight":
+            shape = [-1] + [1] * (kernel.dim() - 1)
+            return (kernel.to(wide) * factor.reshape(shape)).to(kernel.dtype)
+        out = (-mean if bias is None else bias - mean).to(wide) * factor
+        return (out if shift is None else out + shift.to(wide)).to(kernel.dtype)
 
 
 # Activation

@@ -210,7 +210,9 @@ def linalg_cross(b: Builder, self: Value, other: Value, dim: int) -> Value:
 @lower(aten.cross.default)
 def cross(b: Builder, self: Value, other: Value, dim: int | None) -> Value:
     if dim is None:
-        dim = next(i for i, s in enumerate(b.result.sizes) if s == 3)
+        dim = next((i for i, s in enumerate(b.result.sizes) if s == 3), None)
+    if dim is None:
+        raise UnsupportedError("torch.cross of a dim that is found when it runs", fix="dim=-1")
     return linalg_cross(b, self, other, dim)
 
 

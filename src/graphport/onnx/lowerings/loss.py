@@ -205,6 +205,27 @@ def _by_class(b: Builder, weight: Value, after: int) -> Value:
     return b.unsqueeze(weight, *range(1, after + 1))
 
 
+@lower(aten.multi_margin_loss.default)
+def multi_margin_loss(
+    b: Builder, self: Value, target: Value, p: Any, margin: Any, weight: Value | None,
+    reduction: int,
+) -> Value:  # fmt: skip
+    """By how much each other class comes near the right one."""
+    x = b.unsqueeze(wide(b, self), *range(2 - self.rank))
+    index = b.reshape(b.cast(target, torch.int64), (sizes_of(x)[0], 1))
+    count = sizes_of(x)[1]
+    near = b.Max(b.Add(b.Sub(x, b.GatherElements(x, index, axis=1)), margin), 0.0)
+    near = near if p == 1 else b.Mul(near, near)
+    if weight is not None:
+        near = b.Mul(near, b.Gather(b.cast(weight, x.dtype), index, axis=0))
+    others = b.Not(b.Equal(Numbers.up_to(b, count).node, index))
+    rows = b.ReduceSum(b.Where(others, near, 0.0), [1], keepdims=0)
+    loss = b.Div(b.shaped(rows, sizes_of(x)[:1]), b.scalar(count, like=x))
+    if reduction != _NONE:
+        return reduced(b, loss, reduction)
+    return b.reshape(loss, sizes_of(target))
+
+
 @lower(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss_forward(
     b: Builder, self: Value, target: Value, reduction: int

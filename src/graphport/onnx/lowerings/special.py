@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder, Operand
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings import fitted
@@ -230,6 +231,15 @@ def atan2(b: Builder, self: Value, other: Value) -> Value:
     return b.Add(angle, b.Where(left, b.Where(down, b.Neg(turn), turn), nothing))
 
 
+@lower(aten.angle.default)
+def angle(b: Builder, self: Value) -> Value:
+    """Half a turn for what is negative."""
+    x = wide(b, self)
+    nothing, turn = b.scalar(0.0, like=x), b.scalar(math.pi, like=x)
+    out = b.Where(b.Less(x, nothing), turn, nothing)
+    return b.Where(b.IsNaN(x), x, out) if self.dtype.is_floating_point else out
+
+
 @lower(aten.hypot.default)
 def hypot(b: Builder, self: Value, other: Value) -> Value:
     """In float64, where the squares of all that float32 holds have room."""
@@ -241,6 +251,54 @@ def hypot(b: Builder, self: Value, other: Value) -> Value:
     plain = b.Or(b.Equal(most, 0.0), b.IsInf(most))
     ratio = b.Div(b.Min(x, y), b.Where(plain, b.scalar(1.0, like=x), most))
     return b.Where(plain, most, b.Mul(most, b.Sqrt(b.Add(b.Mul(ratio, ratio), 1.0))))
+
+
+# Digits
+
+
+def _digits(b: Builder, x: Value, op: str) -> tuple[Value, Value, Value]:
+    """m and e of |x| = m 2^e with m from 1/2 to 1, in float64, and where x is such a number."""
+    if x.dtype is torch.float64:
+        raise UnsupportedError(f"{op} of float64 has no ONNX lowering")
+    size = b.Abs(b.cast(x, torch.float64))
+    one, two = b.scalar(1.0, like=size), b.scalar(2.0, like=size)
+    # x - x is 0 unless x is infinite or nan
+    usual = b.And(b.Greater(size, 0.0), b.Equal(b.Sub(size, size), 0.0))
+    size = b.Where(usual, size, one)
+    e = b.Add(b.Floor(b.Div(b.Log(size), math.log(2))), 1.0)
+    m = b.Div(size, b.Pow(two, e))
+    # The logarithm may be off by its last digit.
+    more, less = b.GreaterOrEqual(m, 1.0), b.Less(m, 0.5)
+    e = b.Sub(b.Add(e, b.cast(more, e.dtype)), b.cast(less, e.dtype))
+    return b.Div(size, b.Pow(two, e)), e, usual
+
+
+@lower(aten.frexp.Tensor)
+def frexp(b: Builder, self: Value) -> tuple[Value, Value]:
+    m, e, usual = _digits(b, self, "frexp")
+    signed = b.cast(b.Where(b.Less(self, 0.0), b.Neg(m), m), self.dtype)
+    return b.Where(usual, signed, self), b.Where(usual, e, b.scalar(0.0, like=e))
+
+
+@lower(aten.nextafter.default)
+def nextafter(b: Builder, self: Value, other: Value) -> Value:
+    """A step of the last digit, in float64; half a step from a power of two towards 0."""
+    x, y = b.common(self, other)
+    m, e, usual = _digits(b, x, "nextafter")
+    info = torch.finfo(x.dtype)
+    digits = 1 - round(math.log2(info.eps))
+    least = math.log2(info.smallest_normal) - digits + 1
+    up = b.Less(x, y)
+    inward = b.Xor(up, b.Greater(x, 0.0))
+    edge = b.cast(b.And(inward, b.Equal(m, 0.5)), torch.float64)
+    two = b.scalar(2.0, like=e)
+    step = b.Pow(two, b.Max(b.Sub(b.Sub(e, float(digits)), edge), least))
+    step = b.Where(usual, step, b.scalar(2.0**least, like=e))
+    start = b.cast(x, torch.float64)
+    moved = b.Add(start, b.Where(up, step, b.Neg(step)))
+    moved = b.Where(b.IsInf(x), b.Clip(start, info.min, info.max), moved)
+    out = b.Where(b.Equal(x, y), y, b.cast(moved, x.dtype))
+    return b.Where(b.Or(b.IsNaN(x), b.IsNaN(y)), b.scalar(math.nan, like=x), out)
 
 
 # The error function
