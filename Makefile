@@ -52,7 +52,8 @@ test: $(TESTED)
 
 test-all: $(TESTED)
 	@$(PY) -m ruff check .
-	@$(PY) -m pytest -q -n 2 --every-export
+	@$(PY) -m pytest -q -n 2 -m "not slow" --every-export
+	@$(PY) -m pytest -q -n 2 -m slow
 
 check: $(DEV)
 	@$(PY) -m ruff check .

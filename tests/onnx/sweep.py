@@ -154,7 +154,7 @@ def _draws(fn: Callable[..., Any], inputs: Any, flat: list[Any]) -> bool:
     """Whether a call gives something else another time: attention with dropout does."""
     tensors = [x for x in flat if isinstance(x, torch.Tensor)]
     with torch.random.fork_rng():
-        for seed in range(3):
+        for seed in range(10):
             torch.manual_seed(seed)
             leaves = pytree.tree_leaves(fn(*clone(inputs)))
             again = [x for x in leaves if isinstance(x, torch.Tensor)]

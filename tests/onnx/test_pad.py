@@ -124,3 +124,10 @@ def test_padding_is_one_node() -> None:
     for mode in ("constant", "reflect", "replicate", "circular"):
         program = gp.onnx.export(lambda x, mode=mode: F.pad(x, (1, 2, 0, 1), mode=mode), (x,))
         assert [n.op_type for n in program.model_proto.graph.node] == ["Pad"]
+
+
+@pytest.mark.parametrize("pool", [torch.nn.MaxPool2d(3, 2), torch.nn.AvgPool2d(3, 2)])
+def test_zeros_are_zeros_before_pooling(pool: torch.nn.Module) -> None:
+    """ONNX Runtime would make them the padding of the pool, which is of another number."""
+    model = torch.nn.Sequential(torch.nn.ZeroPad2d(1), pool)
+    check_onnx(model, (-torch.rand(1, 2, 6, 6),))

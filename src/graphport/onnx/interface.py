@@ -310,7 +310,7 @@ def _places(spec: TreeSpec) -> list[str | None]:
         if spec.is_leaf():
             yield "_".join(path) if named else None
             return
-        if caches.is_cache(spec.type) and path:
+        if caches.is_cache(spec.type):
             path = (_CACHE,)
         keys = _keys(spec)
         parts = keys or [str(i) for i in range(spec.num_children)]

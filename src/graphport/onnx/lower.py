@@ -107,7 +107,8 @@ class Lowerer:
             constant = folded(self, node)
             if constant is not None:
                 return constant
-            for fuse in FUSIONS.get(target, ()) if self.fuse else ():
+            fusions = FUSIONS.get(target) if self.fuse and not is_complex(node) else ()
+            for fuse in fusions or ():
                 fused = fuse(self, node)
                 if fused is not None:
                     return fused

@@ -26,7 +26,10 @@ def constant_pad_nd(b: Builder, self: Value, pad: Sequence[Any], value: Any) -> 
     before, behind = ends(pad, self.rank)
     if all(type(p) is int and p <= 0 for p in pad):
         return cropped(b, self, before, behind)
-    return b.Pad(self, [*before, *behind], None if value == 0 else b.scalar(value, like=self))
+    # With axes: else ONNX Runtime takes zeros for what MaxPool pads with, and moves them there.
+    dims = [d for d in range(self.rank) if before[d] != 0 or behind[d] != 0]
+    pads = [*(before[d] for d in dims), *(behind[d] for d in dims)]
+    return b.Pad(self, pads, None if value == 0 else b.scalar(value, like=self), dims)
 
 
 def ends(pad: Sequence[Any], rank: int) -> tuple[list[Any], list[Any]]:
