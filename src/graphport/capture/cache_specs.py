@@ -90,8 +90,8 @@ def _of_tensor(spec: Any, t: torch.Tensor) -> Any:
     if isinstance(spec, Hint):
         return {d: spec for d in range(t.dim())}
     if _is_by_dim(spec):
-        # A cache may also have scalars, of which nothing can be said.
-        return {d: s for d, s in spec.items() if -t.dim() <= d < t.dim()} or None
+        # A cache may also have tensors of fewer dimensions, which something else is said of.
+        return spec if all(-t.dim() <= d < t.dim() for d in spec) else None
     return spec
 
 

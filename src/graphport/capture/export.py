@@ -170,18 +170,23 @@ def _captured(
     # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
     with NO_COLLECTION, _disable_current_modes():
         first = _Capture(mod, root, inputs, dynamic_shapes, options)
+
+        def answered(answers: forks.Answers) -> ExportedProgram:
+            silent = replace(options, once_more=True)
+            other = _Capture(mod, root, inputs, dynamic_shapes, silent)
+            other.scope.answers = answers
+            return other.run()
+
         try:
-            return first.run(), first.scope.passed_over
-        except ConstraintViolationError as error:
-            again = replace(options, once_more=True)
-
-            def captured(answers: forks.Answers) -> ExportedProgram:
-                one = _Capture(mod, root, inputs, dynamic_shapes, again)
-                one.scope.answers = answers
-                return one.run()
-
-            program = forks.without(error, captured)
+            program = first.run()
+            if first.refused:
+                program = forks.indifferent(first.refused, answered) or program
             return program, program.scope.passed_over
+        except ConstraintViolationError as error:
+            same = forks.indifferent(error.questions, answered)
+            if same is None:
+                raise
+            return same, same.scope.passed_over
         except (ForwardError, ShapeError):
             if not first.scope.departed:
                 raise
@@ -250,6 +255,8 @@ class _Capture:
         self.modules.signatures = self.kept
         self.input_nodes: list[Node] = []
         self.input_values: list[Value | None] = []
+        self.refused: tuple[str, ...] = ()
+        """Questions that make the program refuse a size that the spec allows."""
         if options.draft:
             self.tracer.example = example = Example(self.recorder.graph, self._given)
             self.scope.reveal = lambda s: example.value(self.recorder.number(s))
@@ -280,6 +287,7 @@ class _Capture:
             results = [self._output(x, i) for i, x in enumerate(outputs)]
             self.tracer.assertions.finish()
         outcome = judge(self.spec, self.options.guards)
+        self.refused = outcome.refused
         if outcome.forms:
             for graph in graphs_of(self.recorder.frame):
                 retell(graph, outcome.forms)

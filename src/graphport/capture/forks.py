@@ -1,15 +1,15 @@
 """Questions about sizes whose answer makes no difference.
 
 `is_causal = length > 1 and mask is None` asks for the length, and with a mask it comes to the same
-either way. Capture took the example's answer, and dynamic_shapes does not allow for it: before that
-is an error, the program is captured with either answer, and none of them taken for granted. Where
-all captures are the same program, with the same facts, it is right for every size.
+either way. Where the example's answer would be an error, or make the program refuse a size that the
+user declared, it is captured with either answer, and none of them is taken for granted. Where all
+captures are the same program, with the same facts, it is right for every size.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch.fx import GraphModule
@@ -23,21 +23,21 @@ _QUESTIONS = 3
 """As many are tried: every combination of answers is another capture."""
 
 
-def without(
-    error: ConstraintViolationError, capture: Callable[[Answers], ExportedProgram]
-) -> ExportedProgram:
-    """The program without the questions that an error is about; the error if they matter."""
-    asked = dict.fromkeys(error.questions, True)
-    while True:
+def indifferent(
+    questions: Iterable[str], capture: Callable[[Answers], ExportedProgram]
+) -> ExportedProgram | None:
+    """The program without some questions about sizes; None if their answers matter."""
+    asked = dict.fromkeys(questions, True)
+    program = None
+    while program is None:
         if not 0 < len(asked) <= _QUESTIONS:
-            raise error
+            return None
         try:
             program = capture(asked)
-            break
-        except ConstraintViolationError as further:
-            more = {q: True for q in further.questions if q not in asked}
+        except ConstraintViolationError as error:
+            more = dict.fromkeys((q for q in error.questions if q not in asked), True)
             if not more:
-                raise error from None
+                return None
             asked.update(more)
     for answers in itertools.product((True, False), repeat=len(asked)):
         if all(answers):
@@ -45,9 +45,9 @@ def without(
         try:
             other = capture(dict(zip(asked, answers, strict=True)))
         except ExportError:
-            raise error from None
+            return None
         if not _same(program, other):
-            raise error
+            return None
     return program
 
 
@@ -73,7 +73,7 @@ def _equal(x: object, y: object) -> bool:
     return tensors and x.dtype == y.dtype and torch.equal(x, y)
 
 
-def _graphs(module: GraphModule | None) -> Iterator[GraphModule | None]:
+def _graphs(module: GraphModule) -> Iterator[GraphModule | None]:
     for part in module.modules():
         if isinstance(part, GraphModule):
             yield part

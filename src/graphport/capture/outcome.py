@@ -32,6 +32,8 @@ class Outcome:
     ranges: dict[Expr, Range]
     notes: list[str]
     """In words: the sizes that were free to vary, and that the program fixes."""
+    refused: tuple[str, ...] = ()
+    """Questions that exclude one size of a dim which the user declared: `length != 1`."""
 
 
 def judge(spec: Spec, guards: str) -> Outcome:
@@ -65,7 +67,15 @@ class _Judge:
         told = dict.fromkeys(self.solver.told(c) for c in checks)
         forms = {s: form for s, form in self.solver.forms.items() if form is not s}
         notes = [self._note(s, guarded) for s in self.unnamed if self._value(s)]
-        return Outcome([c for c in told if isinstance(c, Expr)], forms, self._ranges(forms), notes)
+        return Outcome(
+            [c for c in told if isinstance(c, Expr)], forms, self._ranges(forms), notes,
+            tuple(str(f.cond) for f in guarded if f.cond in left and self._excludes(f)),
+        )  # fmt: skip
+
+    def _excludes(self, fact: Fact) -> bool:
+        """Whether a question was answered so that one size of a named dim is refused."""
+        ours = fact.asked and not fact.internal and fact.cond.kind == "not"
+        return ours and len(symbols(fact.cond)) == 1 and symbols(fact.cond)[0] in self.named
 
     def _is_about_inputs(self, fact: Fact) -> bool:
         return fact.kind != "assumed" and all(s in self.solver.forms for s in symbols(fact.cond))
@@ -149,7 +159,10 @@ class _Judge:
             + "\n".join(f"  - {line}" for line in dict.fromkeys(lines)),
             fix=fixes,
         )
-        error.questions = tuple(str(f.cond) for f in unmet if f.asked and not f.internal)
+        error.questions = tuple(
+            str(f.cond) for f in unmet
+            if f.asked and not f.internal and any(s in changed for s in symbols(f.cond))
+        )  # fmt: skip
         return error
 
     def _force(self, left: list[Expr]) -> list[Expr]:

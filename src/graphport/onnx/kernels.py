@@ -36,6 +36,10 @@ _WIDER: dict[torch.dtype, tuple[torch.dtype, ...]] = {
     torch.int32: (torch.int64, torch.float64),
     torch.float16: (torch.float32,),
     torch.bfloat16: (torch.float32,),
+    torch.float8_e4m3fn: (torch.float32,),
+    torch.float8_e4m3fnuz: (torch.float32,),
+    torch.float8_e5m2: (torch.float32,),
+    torch.float8_e5m2fnuz: (torch.float32,),
     torch.float32: (torch.float64,),
 }
 
