@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from examples import quickstart, transformer
+from examples import generation, quickstart, transformer
 from graphport.cli import main
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -23,6 +23,11 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 def test_runs(example: object, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     example.main()
     assert says in capsys.readouterr().out
+
+
+def test_generation(capsys: pytest.CaptureFixture[str]) -> None:
+    generation.main(["--tokens", "4"])
+    assert "llama: 4 tokens each, the same as model.generate" in capsys.readouterr().out
 
 
 def test_the_transformer_from_the_command_line(

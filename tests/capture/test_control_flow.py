@@ -39,6 +39,34 @@ def test_a_tensor_of_one_element_decides():
     both(lambda x: cond((x.sum() > 0).reshape(1), torch.sin, torch.cos, (x,)))
 
 
+@pytest.mark.parametrize("size", [lambda x: int(x.shape[0]), lambda x: len(range(x.shape[0]))])
+def test_a_number_of_a_branch_that_the_example_does_not_take(size):
+    def f(x):
+        return cond(x.shape[0] > 4, lambda x: x.sin(), lambda x: x * size(x), (x,))
+
+    with pytest.raises(gp.errors.ConstraintViolationError, match=r"be a constant \(6\)"):
+        gp.export(f, (torch.randn(6),), dynamic_shapes=({0: N},))
+    assert not calls(gp.export(f, (torch.randn(6),)), HIGHER.cond)
+
+
+def test_sizes_of_a_branch_that_the_example_does_not_take():
+    def small(x):
+        torch._check(x.shape[0] <= 3)
+        return x + 1
+
+    def single(x):
+        return (x[:1] + torch.ones(3)).sum(0, keepdim=True).expand(x.shape[0], 3)
+
+    m = gp.Dim("m", max=20)
+    sizes = [(torch.randn(n, 3),) for n in (1, 3, 9)]
+    check(lambda x: cond(x.shape[0] > 3, torch.sin, small, (x,)),
+          sizes[2], dynamic_shapes=({0: m},), others=sizes)  # fmt: skip
+    check(lambda x: cond(x.shape[0] == 1, single, torch.sin, (x,)),
+          sizes[2], dynamic_shapes=({0: m},), others=sizes)  # fmt: skip
+    check(lambda x: cond(x.shape[0] == 1, lambda x: (x + torch.ones(3, 3)).sum(), torch.sum, (x,)),
+          sizes[2], dynamic_shapes=({0: m},), others=sizes)  # fmt: skip
+
+
 @pytest.mark.parametrize("example", [6, 3])
 def test_a_size_decides(example):
     ep = check(

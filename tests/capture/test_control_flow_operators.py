@@ -103,20 +103,44 @@ def test_functions_that_are_called_outright():
     check(f, (X,))
 
 
+class Operator(torch._ops.HigherOrderOperator):
+    def __init__(self, name, kernel):
+        super().__init__(f"graphport_test_{name}")
+        self.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)(kernel)
+        self.py_impl(torch._C.DispatchKey.AutogradCPU)(kernel)
+
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **kwargs)
+
+
+def test_arguments_that_are_no_operands():
+    noted = Operator("noted", lambda fn, x, notes, *, size: fn(x))
+    call = lambda x: noted(torch.sin, x, {"size": [x.shape[0]], "x": x}, size=x.shape[0])  # noqa: E731
+    ep = gp.export(call, (X,), dynamic_shapes=({0: N},))
+    ep.validate()
+    for x in (X, torch.randn(7, 4)):
+        assert torch.equal(ep.module()(x), x.sin())
+
+
+REFUSED = {
+    "swapping": (lambda fn, x, y: fn(y, x), lambda op, x: op(torch.sub, x, x + 1)),
+    "dropping": (lambda fn, x, y: fn(y), lambda op, x: op(torch.sin, x, x + 1)),
+    "choosing": (lambda one, other, x: one(x), lambda op, x: op(torch.sin, torch.cos, x)),
+    "of two": (lambda fn, x, y: fn(x, y), lambda op, x: op(torch.add, x, x)),
+    "of one": (lambda fn, x: fn(x), lambda op, x: (y := x + 1, op(lambda x: x * y, x))[1]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_operators_that_cannot_be_called_with_what_the_graph_takes(name):
+    kernel, call = REFUSED[name]
+    operator = Operator(name.replace(" ", "_"), kernel)
+    with pytest.raises(UnsupportedError, match=r"cannot be captured: it"):
+        gp.export(lambda x: call(operator, x), (X,))
+
+
 def test_an_operator_that_does_more_is_refused():
-    class Doubling(torch._ops.HigherOrderOperator):
-        def __init__(self):
-            super().__init__("graphport_test_doubling")
-
-        def __call__(self, fn, x):
-            return super().__call__(fn, x)
-
-    doubling = Doubling()
-
-    @doubling.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)
-    def dense(fn, x):
-        return fn(x) * 2
-
+    doubling = Operator("doubling", lambda fn, x: fn(x) * 2)
     with pytest.raises(UnsupportedError) as error:
         gp.export(lambda x: doubling(lambda a: a.sin(), x), (X,))
     text = str(error.value)

@@ -207,6 +207,28 @@ def test_files_without_a_place_for_references_are_loaded(tmp_path: Path) -> None
             torch.load(tmp_path / "none.pt")
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor", "ignore:TypedStorage is deprecated",
+                            "ignore:torch.quantize_per_tensor")  # fmt: skip
+def test_tensors_that_are_not_strided_are_loaded(tmp_path: Path) -> None:
+    eye = torch.eye(3)
+    weights = {"w": torch.randn(2), "sparse": eye.to_sparse(), "rows": eye.to_sparse_csr()}
+    torch.save(weights, tmp_path / "sparse.pt")
+    with gp.fake_mode():
+        loaded = torch.load(tmp_path / "sparse.pt")
+    assert type(loaded["w"]) is WeightlessTensor
+    for name in ("sparse", "rows"):
+        assert loaded[name].layout is weights[name].layout
+        assert torch.equal(loaded[name].to_dense(), weights[name].to_dense())
+    product = torch.sparse.mm(loaded["sparse"], torch.ones(3, 2))
+    assert torch.equal(product, torch.ones(3, 2))
+    quantised = torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8)
+    torch.save({**weights, "q": quantised}, tmp_path / "q.pt")
+    with gp.fake_mode():
+        loaded = torch.load(tmp_path / "q.pt")
+    assert torch.equal(loaded["q"].dequantize(), torch.ones(3))
+    assert torch.equal(loaded["w"], weights["w"])
+
+
 def test_outside_of_the_mode_files_are_loaded(tmp_path: Path) -> None:
     saved_safely(tmp_path, {"w": torch.ones(2)})
     with gp.fake_mode():
@@ -253,6 +275,11 @@ HEADERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "an unknown dtype": lambda h: h["w"].update(dtype="F7"),
     "no place": lambda h: h["w"].pop("data_offsets"),
     "no dict": lambda h: h.update(w=3),
+    "negative sizes": lambda h: h["w"].update(shape=[-1, -2]),
+    "a place between bytes": lambda h: h["w"].update(data_offsets=[0.0, 8.0]),
+    "sizes that are no list": lambda h: h["w"].update(shape=""),
+    "sizes beyond all memory": lambda h: h["w"].update(shape=[0, 1 << 40, 1 << 40]),
+    "notes that are no text": lambda h: h.update(__metadata__={"format": 3}),
 }
 
 
@@ -269,7 +296,10 @@ def test_broken_files_are_refused(name: str, tmp_path: Path) -> None:
         load_file(path)
 
 
-@pytest.mark.parametrize("data", [b"", b"123", b"\xff" * 40, (5).to_bytes(8, "little") + b"{]..."])
+@pytest.mark.parametrize("data", [
+    b"", b"123", b"\xff" * 40, (5).to_bytes(8, "little") + b"{]...",
+    (99_999).to_bytes(8, "little") + b"[" * 99_999,
+], ids=["empty", "short", "large", "no JSON", "deep"])  # fmt: skip
 def test_files_that_are_no_safetensors_are_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)

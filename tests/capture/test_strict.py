@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import types
 import warnings
 from typing import Any
 
@@ -69,15 +70,71 @@ class Ring(nn.Module):
         return x * len(self.seen)
 
 
-LEAKS = {Attribute: "self.cache", Nested: "self.store", Global: "LAST", Listed: "HISTORY"}
-STATE = {Counter: "self.step", Ring: "self.seen"}
+class Forgetful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if hasattr(self, "first"):
+            del self.first
+            return x * 2
+        return x
+
+
+class InBranch(Counter):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return torch.cond(x.sum() > 0, lambda x: x * self.step, lambda x: x + 1, (x,))
+
+
+class OfClass(nn.Module):
+    last: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        type(self).last = x.sin()
+        return x
+
+
+class OfSettings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = types.SimpleNamespace()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.settings.last = x.sin()
+        return x
+
+
+class Inherited(Global):
+    pass
+
+
+def closed_over() -> Any:
+    last = None
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        nonlocal last
+        last = x.sin()
+        return x
+
+    return forward
+
+
+LEAKS = {
+    Attribute: "self.cache", Nested: "self.store", Global: "LAST", Listed: "HISTORY",
+    OfClass: "OfClass.last", OfSettings: "self.settings", Inherited: "LAST", closed_over: "last",
+}  # fmt: skip
+STATE = {
+    Counter: "self.step", Ring: "self.seen", Forgetful: "self.first", InBranch: "self.step",
+}  # fmt: skip
 SPEC = {"x": {0: Dim("n")}}
 
 
 @pytest.fixture(autouse=True)
 def _globals() -> Any:
     yield
-    globals()["LAST"] = None
+    globals()["LAST"] = OfClass.last = None
     HISTORY.clear()
 
 
@@ -106,6 +163,7 @@ def test_state_that_the_program_changes_and_reads(kind: Any) -> None:
         export(model)
     assert vars(model).get("step", 1) == 1
     assert vars(model).get("seen", []) == []
+    assert vars(model).get("first", True)
 
 
 def test_state_that_makes_no_difference() -> None:
@@ -147,6 +205,14 @@ def test_a_capture_that_is_not_repeatable() -> None:
         export(f, strict=True)
     assert "x * next(CALLS)" in caught.value.where.text
     export(f)
+
+
+def test_a_branch_that_is_not_repeatable() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x * next(CALLS), lambda x: x + 1, (x,))
+
+    with pytest.raises(StrictError, match="gives another graph: mul = "):
+        export(program, strict=True)
 
 
 def test_a_decision_by_the_text_of_a_size() -> None:

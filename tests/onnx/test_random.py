@@ -69,7 +69,8 @@ def test_distribution(name: str) -> None:
     have, want = program(x), draw(x)
     assert have.shape == want.shape and have.dtype is want.dtype
     assert not torch.equal(have, program(x))
-    have, want = have.double(), want.double()
+    # Numbers of a few values may come out an ulp apart.
+    have, want = have.double().round(decimals=5), want.double().round(decimals=5)
     assert have.min() >= want.min() - want.std() and have.max() <= want.max() + want.std() * 3
     # The largest distance between the two distributions; 1.95 is passed once in a thousand times.
     points = torch.cat([have, want]).unique()

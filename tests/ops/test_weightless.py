@@ -222,6 +222,45 @@ def test_an_operator_that_writes_to_several_parts_of_one_memory(tmp_path: Path) 
     assert_alike(t, real)
 
 
+def test_an_operator_that_writes_to_real_tensors_too(tmp_path: Path) -> None:
+    real, other = torch.randn(4, 6), torch.ones(2)
+    t = in_file(tmp_path / "w", real)
+    torch._foreach_mul_([t, other], 3.0)
+    assert_alike(t, real * 3)
+    assert other.tolist() == [3, 3]
+
+
+COMPLEX: dict[str, Callable[[Tensor], Any]] = {
+    "conj": lambda t: t.conj(),
+    "computed": lambda t: t.conj() + 1j,
+    "imaginary part": lambda t: t.conj().imag,
+    "negative view": lambda t: torch._neg_view(t.real)[1:],
+    "matmul": lambda t: t.conj().t() @ t,
+    "written to": lambda t: t.conj().mul_(2j),
+    "written to its memory": lambda t: (t.conj(), t.mul_(2j))[0],
+    "copied into": lambda t: torch.zeros_like(t).copy_(t.conj()),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_conjugates_are_views(name: str, tmp_path: Path) -> None:
+    real = torch.randn(3, 2, dtype=torch.complex64)
+    t = in_file(tmp_path / "w", real)
+    shown = COMPLEX[name](t)
+    assert_alike(shown, COMPLEX[name](real))
+    assert_alike(t, real)
+    assert not shown.is_conj() or shown.reference is None
+
+
+def test_only_torchs_own_operators_are_known_not_to_look(tmp_path: Path) -> None:
+    with torch.library._scoped_library("weightless_tests", "FRAGMENT") as library:
+        library.define("twice_like(Tensor x) -> Tensor")
+        library.impl("twice_like", lambda x: x * 2, "CompositeExplicitAutograd")
+        real = torch.randn(3)
+        op = torch.ops.weightless_tests.twice_like.default
+        assert_alike(op(in_file(tmp_path / "w", real)), op(real))
+
+
 def test_layouts_that_are_dense_but_not_row_by_row(tmp_path: Path) -> None:
     real = torch.randn(1, 3, 4, 4).to(memory_format=torch.channels_last)
     t = without_data(torch.empty(1, 3, 4, 4).to(memory_format=torch.channels_last))
@@ -269,6 +308,16 @@ def test_a_changed_tensor_is_no_source() -> None:
     given.add_(1)
     with pytest.raises(NoDataError, match="written to after"):
         t.read()
+
+
+def test_a_tensor_of_inference_mode_is_copied() -> None:
+    with torch.inference_mode():
+        given = torch.zeros(1 << 16)
+        t = without_data(torch.ones(1 << 16))
+        t.copy_(given)
+        given.add_(1)
+        t.add_(torch.ones(4, 1 << 14).sum(0)[0])
+    assert torch.equal(t.read(), torch.full((1 << 16,), 4.0))
 
 
 def test_a_changed_file_is_no_source(tmp_path: Path) -> None:

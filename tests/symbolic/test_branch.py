@@ -55,6 +55,33 @@ def test_guards_on_input_sizes_outlast_it():
     assert scope.decide(lt(n, 15)) is None
 
 
+def test_where_the_example_does_not_come_it_refuses_nothing():
+    scope, n, m, _u = scope_with_sizes()
+    with scope.branch(le(n, 5)):
+        assert scope.expect(lt(n, 4)) and scope.decide(lt(n, 4)) is True
+        assert scope.expect(eq(m, 8)) and scope.expect(lt(m, 9))
+    assert not scope.expect(lt(n, 4))
+    assert scope.facts == []
+
+
+def test_where_the_example_does_not_come_a_fixed_size_is_not_the_examples():
+    scope, n, m, _u = scope_with_sizes()
+    with scope.branch(eq(n, 3)):
+        assert scope.hint(n) == 3 and scope.specialize(n) == 3 and scope.hint(n + m) == 11
+        with scope.branch(gt(m, 4)):  # the example is on neither path
+            assert scope.hint(n) == 3
+    assert scope.hint(n) == 8
+    assert scope.facts == []
+
+
+def test_where_the_example_does_not_come_its_number_is_demanded_of_all():
+    scope, n, _m, _u = scope_with_sizes()
+    with scope.branch(le(n, 5)):
+        assert scope.specialize(n) == 8
+    assert [str(f.cond) for f in scope.facts] == [str(eq(n, 8))]
+    assert scope.simplify(n) == 8
+
+
 def test_symbols_made_inside_keep_their_range():
     scope, _n, _m, _u = scope_with_sizes()
     with scope.branch():

@@ -12,14 +12,17 @@ that, and so does the formula: it becomes a check of the program's inputs.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from graphport.errors import InputError
 from graphport.program import caches
-from graphport.symbolic import Scope, eq, min_
+from graphport.symbolic import Expr, Scope, eq, min_
 from graphport.symbolic.bridge import from_torch
 
 _WINDOW = "DynamicSlidingWindowLayer"
@@ -38,10 +41,41 @@ def _window_sizes(layer: Any, query_length: int) -> Any:
     return held + query_length, layer.cumulative_length - held
 
 
-def _updated(update: Callable[..., Any], scope: Scope, *args: Any, **kwargs: Any) -> Any:
-    """The layer's own update, which keeps the last w - 1 tokens, or all if there are fewer."""
-    with scope.unassuming():
-        return update(*args, **kwargs)
+@contextmanager
+def open_windows() -> Iterator[None]:
+    """While this lasts, a window keeps its last w - 1 tokens, or all if there are fewer.
+
+    This is for all of a process: layers may also be made by the program.
+    """
+    module = sys.modules.get("transformers.cache_utils")
+    root = getattr(module, _WINDOW, None)
+    kinds = [] if root is None else [k for k in _derived(root) if "update" in vars(k)]
+    before = [kind.update for kind in kinds]
+    try:
+        for kind, update in zip(kinds, before, strict=True):
+            kind.update = _unassuming(update)
+        yield
+    finally:
+        for kind, update in zip(kinds, before, strict=True):
+            kind.update = update
+
+
+def _derived(kind: type) -> Iterator[Any]:
+    yield kind
+    for further in kind.__subclasses__():
+        yield from _derived(further)
+
+
+def _unassuming(update: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(update)
+    def call(layer: Any, key_states: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes = [t.shape[-2] for t in (key_states, layer.keys)
+                 if isinstance(t, torch.Tensor) and t.dim() > 1]  # fmt: skip
+        size = next((from_torch(s) for s in sizes if isinstance(s, torch.SymInt)), None)
+        with nullcontext() if not isinstance(size, Expr) else size.scope.unassuming():
+            return update(layer, key_states, *args, **kwargs)
+
+    return call
 
 
 def ease(arguments: Any, scope: Scope) -> None:
@@ -52,7 +86,6 @@ def ease(arguments: Any, scope: Scope) -> None:
                 _give(layer, "get_seq_length", functools.partial(_seq_length, layer))
             if _defined_by(layer, "get_mask_sizes") == _WINDOW and _is_window(layer, scope):
                 _give(layer, "get_mask_sizes", functools.partial(_window_sizes, layer))
-                _give(layer, "update", functools.partial(_updated, layer.update, scope))
 
 
 def _is_cache(x: Any) -> bool:
@@ -84,9 +117,9 @@ def _is_window(layer: Any, scope: Scope) -> bool:
     held, seen = from_torch(layer.keys.shape[-2]), from_torch(layer.cumulative_length)
     if scope.expect(eq(held, min_(seen, layer.sliding_window - 1))):
         return True
+    count, most = scope.hint(seen), layer.sliding_window - 1
     raise InputError(
-        f"a cache with a window of {layer.sliding_window} has seen {layer.cumulative_length} tokens "
-        f"and holds {layer.keys.shape[-2]}: it would hold "
-        f"min({layer.cumulative_length}, {layer.sliding_window - 1})",
+        f"a cache with a window of {most + 1} has seen {count} tokens and holds "
+        f"{scope.hint(held)}: it would hold min({count}, {most})",
         fix="fill the cache with layer.update(keys, values), or by a call of the model",
     )

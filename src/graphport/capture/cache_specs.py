@@ -21,62 +21,61 @@ from graphport.capture.dims import Dim, Hint, adopt
 from graphport.errors import SpecError
 from graphport.program import caches
 
-
 _COUNT = Dim.AUTO(min=0)
 
 
 def written_out(place: str, spec: Any, cache: Any) -> Any:
-    """The spec along the parts of a cache: lists and dicts that end in specs of tensors."""
+    """The spec along the parts of a cache: lists and dicts that end in specs of tensors.
+
+    What fits no part is left as it is: whoever reads it finds it wrong, and where.
+    """
     children, structure = pytree.SUPPORTED_NODES[type(cache)].flatten_fn(cache)
     if not isinstance(structure, caches.Structure):
         return spec  # the user's own container
-    parts = dict(zip(structure.keys, children, strict=True))
-    return _written_out(place, spec, [*parts.values()] if _is_list(structure) else parts)
+    if all(type(key) is int for key in structure.keys):
+        return _along(place, spec, children)
+    return _along(place, spec, dict(zip(structure.keys, children, strict=True)))
 
 
-def _is_list(structure: caches.Structure) -> bool:
-    return all(isinstance(key, int) for key in structure.keys)
-
-
-def _written_out(place: str, spec: Any, part: Any) -> Any:
+def _along(place: str, spec: Any, part: Any) -> Any:
     wish = adopt(spec)
     if isinstance(part, torch.Tensor):
         return _of_tensor(wish, part)
     if isinstance(part, int):
-        return _of_count(wish)
-    if isinstance(wish, Hint) or _is_by_dim(wish):
-        spread = {key: _written_out(place, wish, x) for key, x in _pairs(part)}
-        return _along(spread, part)
-    if isinstance(wish, Mapping) and isinstance(part, list):
-        return _by_name(place, wish, part)
+        return _COUNT if wish is None or _is_by_dim(wish) else spec
+    if wish is None or isinstance(wish, Hint) or _is_by_dim(wish):
+        return _spread(place, dict.fromkeys(_keys(part), wish), part)
     if isinstance(wish, Mapping):
-        unknown = [k for k in wish if k not in part]
-        known = {k: _written_out(f"{place}[{k!r}]", wish.get(k), x) for k, x in part.items()}
-        return {**known, **{k: wish[k] for k in unknown}}
+        return _by_name(place, wish, part) if isinstance(part, list) else {
+            **wish, **_spread(place, wish, part),
+        }  # fmt: skip
     if isinstance(wish, (list, tuple)) and len(wish) == len(part):
-        pairs = zip(wish, _pairs(part), strict=True)
-        spread = {k: _written_out(f"{place}[{i}]", w, x) for i, (w, (k, x)) in enumerate(pairs)}
-        return _along(spread, part)
-    if wish is None:
-        spread = {key: _written_out(place, None, x) for key, x in _pairs(part)}
-        return _along(spread, part)
+        return _spread(place, dict(zip(_keys(part), wish, strict=True)), part)
     return spec
+
+
+def _spread(place: str, specs: Mapping[Any, Any], part: Any) -> Any:
+    """What is said of each part of a list or dict, written out."""
+    found = {k: _along(f"{place}[{k!r}]", specs.get(k), part[k]) for k in _keys(part)}
+    return found if isinstance(part, dict) else list(found.values())
+
+
+def _keys(part: Any) -> list[Any]:
+    return list(part) if isinstance(part, dict) else list(range(len(part)))
 
 
 def _by_name(place: str, spec: Mapping[Any, Any], layers: list[Any]) -> list[Any]:
     """What is said of a name is said of it in every layer that has one."""
-    names = {k: None for layer in layers if isinstance(layer, Mapping) for k in layer}
+    own = [layer if isinstance(layer, dict) else {} for layer in layers]
+    names = {name: None for layer in own for name in layer}
     for name in spec:
         if name not in names:
             raise SpecError(
                 f"no layer of the cache has {name!r}; they have {', '.join(map(repr, names))}",
                 where=f"{place}[{name!r}]",
             )
-    return [
-        _written_out(place, {k: v for k, v in spec.items() if k in layer}, layer)
-        if isinstance(layer, Mapping) else _written_out(place, None, layer)
-        for layer in layers
-    ]  # fmt: skip
+    said = [{k: v for k, v in spec.items() if k in layer} or None for layer in own]
+    return _spread(place, dict(enumerate(said)), layers)
 
 
 def _is_by_dim(spec: Any) -> bool:
@@ -88,20 +87,7 @@ def _is_by_dim(spec: Any) -> bool:
 
 def _of_tensor(spec: Any, t: torch.Tensor) -> Any:
     if isinstance(spec, Hint):
-        return {d: spec for d in range(t.dim())}
-    if _is_by_dim(spec):
-        # A cache may also have tensors of fewer dimensions, which something else is said of.
-        return spec if all(-t.dim() <= d < t.dim() for d in spec) else None
+        return dict.fromkeys(range(t.dim()), spec)
+    if _is_by_dim(spec) and any(not -t.dim() <= d < t.dim() for d in spec):
+        return None  # a cache may also have tensors of fewer dimensions
     return spec
-
-
-def _of_count(spec: Any) -> Any:
-    return spec if spec is not None and not _is_by_dim(spec) else _COUNT
-
-
-def _pairs(part: Any) -> list[tuple[Any, Any]]:
-    return list(part.items()) if isinstance(part, Mapping) else list(enumerate(part))
-
-
-def _along(spread: dict[Any, Any], part: Any) -> Any:
-    return spread if isinstance(part, Mapping) else list(spread.values())

@@ -12,12 +12,13 @@ import functools
 import re
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import Graph, Node
 
 from graphport import source
 from graphport.capture.snapshot import Snapshot
@@ -26,7 +27,9 @@ from graphport.source import Location
 
 # Exactly these: a subclass may do anything when it is looked into.
 _CONTAINERS = (dict, list, set, deque, OrderedDict, defaultdict)
-_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME")
+_STORES = {f"{verb}_{what}" for verb in ("STORE", "DELETE")
+           for what in ("ATTR", "GLOBAL", "DEREF", "NAME")}  # fmt: skip
+_NOTHING: Any = object()
 
 
 @dataclass(frozen=True)
@@ -45,40 +48,62 @@ class Change:
 
 
 class Surroundings:
-    """Globals and closures of the code of a program, as they were before it ran."""
+    """Globals, closures and classes of a program's code, as they were before it ran."""
 
     def __init__(self, mod: Any, root: nn.Module | None) -> None:
-        self._spaces: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._contents: list[tuple[str, Any, Any]] = []
-        functions = list(_functions(mod, root))
-        for space in {id(f.__globals__): f.__globals__ for f in functions}.values():
-            self._spaces.append((space, dict(space)))
-            for name, value in space.items():
-                self._keep(name, value)
-        for f in functions:
-            for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
-                try:
-                    self._keep(name, cell.cell_contents)
-                except ValueError:  # a variable of the enclosing function that has no value yet
-                    continue
-        self._functions = functions
+        self._functions = list(_functions(mod, root))
+        spaces = {id(f.__globals__): ("", f.__globals__) for f in self._functions}
+        spaces |= {id(c): (f"{c.__qualname__}.", vars(c)) for c in _classes(root)}
+        self._spaces = [(prefix, space, dict(space)) for prefix, space in spaces.values()]
+        for prefix, _, before in self._spaces:
+            for name, value in before.items():
+                self._keep(prefix + name, value)
+        self._cells = [
+            (name, cell, _content(cell)) for f in self._functions
+            for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
+        ]  # fmt: skip
+        for name, _, value in self._cells:
+            self._keep(name, value)
 
     def _keep(self, name: str, value: Any) -> None:
         if type(value) in _CONTAINERS and not name.startswith("__"):
             self._contents.append((name, value, list(_items(value))))
 
     def changes(self) -> Iterator[Change]:
-        for space, before in self._spaces:
-            for name, value in list(space.items()):
-                if value is not before.get(name):
-                    leaks = holds_tensor(value)
-                    yield Change(name, leaks, _stored(self._functions, name) or _made(value))
+        for prefix, space, before in self._spaces:
+            for name, value in _differing(before, space):
+                if not name.startswith("__"):
+                    yield self._change(prefix, name, value)
+        for name, cell, before in self._cells:
+            value = _content(cell)
+            if value is not before:
+                yield self._change("", name, value)
         for name, container, before in self._contents:
             after = list(_items(container))
             new = [x for x in after if not any(x is y for y in before)]
             if len(after) != len(before) or new:
                 where = next(filter(None, map(_made, new)), None)
                 yield Change(name, any(map(holds_tensor, new)), where)
+
+    def _change(self, prefix: str, name: str, value: Any) -> Change:
+        where = _stored(self._functions, name) or _made(value)
+        return Change(prefix + name, holds_tensor(value), where)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable of the enclosing function that has no value yet
+        return _NOTHING
+
+
+def _differing(before: Any, after: Any) -> Iterator[tuple[str, Any]]:
+    """Names that hold something else than before, and what; or nothing any more."""
+    for name in {**before, **after}:
+        value = after.get(name, _NOTHING)
+        if value is not before.get(name, _NOTHING):
+            yield name, value
 
 
 def _functions(mod: Any, root: nn.Module | None) -> Iterator[types.FunctionType]:
@@ -88,11 +113,17 @@ def _functions(mod: Any, root: nn.Module | None) -> Iterator[types.FunctionType]
     found = getattr(mod, "__func__", mod)
     if isinstance(found, types.FunctionType):
         yield found
-    kinds = {type(m): None for m in root.modules()} if root is not None else {}
-    for kind in kinds:
+    for kind in _classes(root):
+        yield vars(kind)["forward"]
+
+
+def _classes(root: nn.Module | None) -> Iterator[type]:
+    """The user's classes that say what a module computes."""
+    modules = root.modules() if root is not None else ()
+    for kind in dict.fromkeys(c for m in modules for c in type(m).__mro__):
         forward = vars(kind).get("forward")
         if isinstance(forward, types.FunctionType) and source.is_the_users(forward.__code__):
-            yield forward
+            yield kind
 
 
 def of_state(snapshot: Snapshot, root: nn.Module | None) -> Iterator[Change]:
@@ -112,12 +143,11 @@ def of_state(snapshot: Snapshot, root: nn.Module | None) -> Iterator[Change]:
 def _attributes(path: str, owner: nn.Module, before: dict[str, Any]) -> Iterator[Change]:
     code = [f for kind in type(owner).__mro__ for f in vars(kind).values()
             if isinstance(f, types.FunctionType)]  # fmt: skip
-    for name, value in vars(owner).items():
-        if name not in before or before[name] is not value:
-            told = f"{path}.{name}" if path else f"self.{name}"
-            renews = isinstance(before.get(name), torch.Tensor)
-            where = _stored(code, name) or _made(value)
-            yield Change(told, holds_tensor(value), where, renews)
+    for name, value in _differing(before, vars(owner)):
+        told = f"{path}.{name}" if path else f"self.{name}"
+        renews = isinstance(before.get(name), torch.Tensor)
+        where = _stored(code, name) or _made(value)
+        yield Change(told, holds_tensor(value), where, renews)
 
 
 def _is_registry(container: Any, root: nn.Module | None) -> bool:
@@ -129,7 +159,7 @@ def _is_registry(container: Any, root: nn.Module | None) -> bool:
 def _name_of(container: Any, root: nn.Module | None) -> str:
     for path, module in root.named_modules() if root is not None else ():
         for name, value in vars(module).items():
-            if value is container:
+            if value is container or getattr(value, "__dict__", None) is container:
                 return f"{path}.{name}" if path else f"self.{name}"
     return f"a {type(container).__name__}"
 
@@ -175,8 +205,16 @@ def place_of(trace: str) -> Location | None:
     return Location(found[-1][0], int(found[-1][1]), found[-1][2]) if found else None
 
 
-def difference(a: torch.fx.Graph, b: torch.fx.Graph) -> tuple[str, Location | None] | None:
-    """Where two captures part: the first node of either that the other does not have."""
+def difference(a: Sequence[Graph], b: Sequence[Graph]) -> tuple[str, Location | None] | None:
+    """Where two captures part: the first node of either that the other does not have.
+
+    Each is given with the graphs within it; which those are is said by the nodes before.
+    """
+    pairs = zip(a, b, strict=False)
+    return next((found for one, other in pairs if (found := _parting(one, other))), None)
+
+
+def _parting(a: Graph, b: Graph) -> tuple[str, Location | None] | None:
     one, other = list(a.nodes), list(b.nodes)
     for x, y in zip(one, other, strict=False):
         if _line(x) != _line(y):
@@ -187,6 +225,6 @@ def difference(a: torch.fx.Graph, b: torch.fx.Graph) -> tuple[str, Location | No
     return None
 
 
-def _line(node: torch.fx.Node) -> str:
+def _line(node: Node) -> str:
     arguments = ", ".join((*map(str, node.args), *(f"{k}={v}" for k, v in node.kwargs.items())))
     return f"{node.name} = {node.target}({arguments})"

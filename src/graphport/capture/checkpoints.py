@@ -2,14 +2,12 @@
 
 Of a file written by `torch.save`, torch's own unpickler reads all but the bytes of the tensors, and
 says where in the file those are; so everything around them (nested dicts, whole modules, the safety
-of `weights_only`) is as ever. Files in the format from before torch 1.6, and files in memory, are
-loaded as they always are. Of a safetensors file the header is read.
+of `weights_only`) is as ever. Files in the format from before torch 1.6, files in memory, and files
+with quantised tensors are loaded as they always are. Of a safetensors file the header is read.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,16 +22,13 @@ from graphport.errors import SerializationError
 from graphport.ops.abstract import row_major
 from graphport.ops.sources import FileRegion, Geometry
 from graphport.ops.weightless import Memory, WeightlessTensor, made, saved
+from graphport.program.files import limits, safetensors
+from graphport.program.files.safetensors import Entry
 
 _PYTORCH = ("pt", "torch", "pytorch")
-_LARGEST_HEADER = 100 << 20  # bytes; the limit of the format's own readers
-_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U64": torch.uint64,
-    "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
-    "C64": torch.complex64, "F8_E8M0": torch.float8_e8m0fnu,
-}  # fmt: skip
+_DTYPES = {name: dtype for dtype, name in safetensors.NAMES.items()}
+_DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
+_WIDTHS = {name: dtype.itemsize for name, dtype in _DTYPES.items()}
 
 
 class Shard:
@@ -55,7 +50,10 @@ class Shard:
         return sorted(self._entries)
 
     def offset_keys(self) -> list[str]:
-        return sorted(self._entries, key=lambda name: self._entries[name]["data_offsets"])
+        return sorted(self._entries, key=self._place)
+
+    def _place(self, name: str) -> tuple[int, int]:
+        return self._entries[name].start, self._entries[name].size
 
     def metadata(self) -> dict[str, str] | None:
         return self._metadata
@@ -64,18 +62,17 @@ class Shard:
         entry = self._entries.get(name)
         if entry is None:
             raise KeyError(f"{self._path} does not contain tensor {name}")
-        first, last = entry["data_offsets"]
-        dtype, sizes = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+        dtype, sizes = _DTYPES[entry.dtype], tuple(entry.shape)
         if self._device.type == "meta":
             return torch.empty(sizes, dtype=dtype, device="meta")
-        region = FileRegion(self._path, name, self._start + first, last - first, self._stamp)
+        region = FileRegion(self._path, name, self._start + entry.start, entry.size, self._stamp)
         return saved(region, Geometry(dtype, sizes, row_major(sizes), 0), self._device)
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
         return {name: self.get_tensor(name) for name in self.keys()}
 
     def get_slice(self, name: str) -> Slice:
-        return Slice(self.get_tensor(name), self._entries[name]["dtype"])
+        return Slice(self.get_tensor(name), self._entries[name].dtype)
 
 
 class Slice:
@@ -94,27 +91,18 @@ class Slice:
         return self._dtype
 
 
-def _header(path: Path, size: int) -> tuple[dict[str, Any], dict[str, str] | None, int]:
+def _header(path: Path, size: int) -> tuple[dict[str, Entry], dict[str, str] | None, int]:
     """What a safetensors file says of its tensors, and where their bytes begin."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         start = 8 + length
-        if size < 8 or length > min(_LARGEST_HEADER, size - 8):
+        if size < 8 or length > min(limits.HEADER_BYTES, size - 8):
             raise _broken(path, f"its header of {length} bytes does not fit into {size} bytes")
         text = file.read(length)
     try:
-        header = json.loads(text)
-        metadata = header.pop("__metadata__", None)
-        for name, entry in header.items():
-            first, last = entry["data_offsets"]
-            nbytes = math.prod(entry["shape"]) * _DTYPES[entry["dtype"]].itemsize
-            if not 0 <= first <= last <= size - start or last - first != nbytes:
-                raise _broken(path, f"the bytes of {name!r} are not where the header says")
-    except KeyError as error:
-        raise _broken(path, f"its header has an unknown or missing {error}") from None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise _broken(path, f"its header cannot be read: {error}") from None
-    return header, metadata, start
+        return *safetensors.entries_of(text, size - start, "its header"), start
+    except SerializationError as error:
+        raise _broken(path, f"{error.where}: {error.what}") from None
 
 
 def _broken(path: Path, why: str) -> SerializationError:
@@ -140,6 +128,9 @@ def _load(original: Any, zip_file: Any, map_location: Any, *args: Any, **kwargs:
     _loading.found = _Found(path, _device_of(map_location))
     try:
         return original(zip_file, "meta", *args, **{**kwargs, "overall_storage": None})
+    except NotImplementedError:  # something in it that the meta device has no form of
+        _loading.found = None
+        return original(zip_file, map_location, *args, **kwargs)
     finally:
         _loading.found = None
 

@@ -52,7 +52,7 @@ from graphport.capture.shapes import AdditionalInputs
 from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
 from graphport.capture.state import State, describe_tensor, state_of
-from graphport.capture.subgraphs import graphs_of, module_of
+from graphport.capture.subgraphs import graphs_in, graphs_of, module_of
 from graphport.capture.tracer import Tracer
 from graphport.capture.training import TrainingTracer
 from graphport.capture.values import Value
@@ -157,7 +157,7 @@ def _compare(program: ExportedProgram, mod: Any, dynamic_shapes: Any, options: O
     spec = builder(mod, *program.example_inputs) if callable(builder) else dynamic_shapes
     again = replace(options, strict=False, once_more=True)
     other, _ = _captured(mod, *strictness.other_inputs(program), spec, again)
-    found = changes.difference(program.graph, other.graph)
+    found = changes.difference(graphs_in(program.graph_module), graphs_in(other.graph_module))
     if found is not None:
         raise strictness.differs(found[1], found[0])
 
@@ -314,7 +314,8 @@ class _Capture:
             again._call(leaves)
         except ExportError:
             return True
-        return changes.difference(self.recorder.graph, again.recorder.graph) is not None
+        ours, others = graphs_of(self.recorder.frame), graphs_of(again.recorder.frame)
+        return changes.difference(ours, others) is not None
 
     # Inputs
 

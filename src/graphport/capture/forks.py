@@ -9,12 +9,12 @@ captures are the same program, with the same facts, it is right for every size.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from torch.fx import GraphModule
 
 from graphport.capture.changes import difference
+from graphport.capture.subgraphs import graphs_in
 from graphport.errors import ConstraintViolationError, ExportError
 from graphport.program import ExportedProgram
 
@@ -27,28 +27,21 @@ def indifferent(
     questions: Iterable[str], capture: Callable[[Answers], ExportedProgram]
 ) -> ExportedProgram | None:
     """The program without some questions about sizes; None if their answers matter."""
-    asked = dict.fromkeys(questions, True)
-    program = None
-    while program is None:
-        if not 0 < len(asked) <= _QUESTIONS:
-            return None
+    asked = list(dict.fromkeys(questions))
+    while 0 < len(asked) <= _QUESTIONS:
+        answers = itertools.product((True, False), repeat=len(asked))
+        captures = (capture(dict(zip(asked, given, strict=True))) for given in answers)
         try:
-            program = capture(asked)
+            program = next(captures)
+            return program if all(_same(program, other) for other in captures) else None
         except ConstraintViolationError as error:
-            more = dict.fromkeys((q for q in error.questions if q not in asked), True)
+            more = [q for q in error.questions if q not in asked]
             if not more:
                 return None
-            asked.update(more)
-    for answers in itertools.product((True, False), repeat=len(asked)):
-        if all(answers):
-            continue
-        try:
-            other = capture(dict(zip(asked, answers, strict=True)))
+            asked += more
         except ExportError:
             return None
-        if not _same(program, other):
-            return None
-    return program
+    return None
 
 
 def _same(a: ExportedProgram, b: ExportedProgram) -> bool:
@@ -58,7 +51,7 @@ def _same(a: ExportedProgram, b: ExportedProgram) -> bool:
         and _facts(a) == _facts(b)
         and a.constants.keys() == b.constants.keys()
         and all(map(_equal, a.constants.values(), b.constants.values()))
-        and all(map(_same_graph, _graphs(a.graph_module), _graphs(b.graph_module)))
+        and difference(graphs_in(a.graph_module), graphs_in(b.graph_module)) is None
     )
 
 
@@ -71,16 +64,3 @@ def _equal(x: object, y: object) -> bool:
         return True
     tensors = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
     return tensors and x.dtype == y.dtype and torch.equal(x, y)
-
-
-def _graphs(module: GraphModule) -> Iterator[GraphModule | None]:
-    for part in module.modules():
-        if isinstance(part, GraphModule):
-            yield part
-    yield None
-
-
-def _same_graph(a: GraphModule | None, b: GraphModule | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return difference(a.graph, b.graph) is None

@@ -7,12 +7,14 @@ returns must be what the function returned. An operator that does more cannot be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -59,6 +61,7 @@ class _Call:
         self.running = False
         """Whether the user's function is."""
         self.operands: tuple[Any, ...] = ()
+        """What it is called with."""
         self.returned: list[_Result] = []
 
     def refusal(self, why: str) -> UnsupportedError:
@@ -104,6 +107,8 @@ class _Call:
         leaves, spec = pytree.tree_flatten(out)
         if graph is None or leaves != self.returned:
             raise self.refusal("it computes with what its function returns")
+        if sum(map(_is_function, args)) > 1:
+            raise self.refusal("it takes several functions")
         place = self._place(args)
         written = [w.base for w in graph.written]
         graph.add_written(written)
@@ -111,12 +116,43 @@ class _Call:
         reference = graph.finish(outside)
         results = [from_torch(r) if isinstance(r, _SYMBOLIC) else r
                    for r in map(describe, graph.results)]  # fmt: skip
-        made = record(tracer, self.func, place(reference, outside), results, outside, kwargs)
+        placed = [self._lowered(a) for a in place(reference, outside)]
+        options = {key: self._lowered(a) for key, a in kwargs.items()}
+        self._check(placed, options, outside)
+        made = record(tracer, self.func, placed, results, outside, options)
         count = len(self.returned)
         for base, new in zip(written, made[count:], strict=True):
             tracer.write(base, tracer.read(tracer.value(new)))
         graph.doubt(made[:count])
         return pytree.tree_unflatten(made[:count], spec)
+
+    def _lowered(self, x: Any) -> Any:
+        """An argument as it stands in the graph, whatever container it is in."""
+        tracer = self.tracer
+        return pytree.tree_map(lambda y: tracer.recorder.argument(tracer.lower(y)), x)
+
+    def _check(self, args: Any, kwargs: Any, outside: Sequence[Node]) -> None:
+        """The call as it is recorded must call the graph with its inputs, in their order."""
+        called: list[Any] = []
+        returned = [_Result() for _ in self.returned]
+
+        def graph(*given: Any) -> Any:
+            called.append(given)
+            return tuple(returned)
+
+        def described(x: Any) -> Any:
+            if isinstance(x, Node):
+                return graph if x.op == "get_attr" else x.meta["val"]
+            return x
+
+        with _disable_current_modes():
+            args, kwargs = pytree.tree_map(described, (args, kwargs))
+            out = self.run(args, kwargs)
+        given = called[0] if len(called) == 1 else ()
+        wanted = list(map(described, outside))
+        same = len(given) == len(wanted) and all(map(operator.is_, given, wanted))
+        if not same or pytree.tree_leaves(out) != returned:
+            raise self.refusal("it does not call its function with the operands after it, as given")
 
     def _place(self, args: Any) -> Callable[[Any, Any], list[Any]]:
         """Where the graph and its operands go among the arguments."""
@@ -130,14 +166,17 @@ class _Call:
 
         def place(reference: Any, outside: Any) -> list[Any]:
             placed: list[Any] = []
+            first = min(single, default=len(args))
             for i, a in enumerate(args):
                 if _is_function(a):
                     placed.append(reference)
                 elif whole and i == whole[0]:
                     placed.append(tuple(outside))
+                elif not whole and i == first:
+                    placed.extend(outside)
                 elif whole or i not in single:
                     placed.append(a)
-            return placed if whole else [*placed, *outside]
+            return placed if whole or single else [*placed, *outside]
 
         return place
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 
 from graphport.capture.builtin import symbolic_builtins
+from graphport.capture.cache_lengths import open_windows
 from graphport.capture.control import direct_control_flow
 from graphport.capture.process import ProcessWide
 
@@ -56,6 +57,7 @@ _SETTINGS = (
     ProcessWide(_compiling_flags),
     ProcessWide(symbolic_builtins),
     ProcessWide(direct_control_flow),
+    ProcessWide(open_windows),
 )
 
 

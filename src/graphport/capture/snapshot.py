@@ -9,6 +9,7 @@ not: the tracer never writes to it.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import inspect
 import operator
@@ -22,6 +23,8 @@ from torch import nn
 
 _CONTAINERS = (dict, list, set, deque)
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace)
+"""Not of the user's making, but all that is in them is."""
 _FOREIGN = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
 
 
@@ -110,7 +113,7 @@ def _attributes(value: Any) -> dict[str, Any] | None:
 
 @functools.lru_cache(maxsize=4096)
 def _is_the_users(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] not in _FOREIGN
+    return kind in _NAMESPACES or kind.__module__.partition(".")[0] not in _FOREIGN
 
 
 # The methods of the built-in classes: subclasses may check or convert what is put into them.

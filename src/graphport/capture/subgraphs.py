@@ -263,5 +263,9 @@ def module_of(frame: Frame) -> GraphModule:
 
 def graphs_of(frame: Frame) -> list[Graph]:
     """The graph of a frame and all graphs within it."""
-    inner = (m for sub in frame.submodules.values() for m in sub.modules())
-    return [frame.graph, *(m.graph for m in inner if isinstance(m, GraphModule))]
+    return [frame.graph, *(g for sub in frame.submodules.values() for g in graphs_in(sub))]
+
+
+def graphs_in(module: GraphModule) -> list[Graph]:
+    """The graph of a module and all graphs within it."""
+    return [m.graph for m in module.modules() if isinstance(m, GraphModule)]

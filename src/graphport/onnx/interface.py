@@ -193,7 +193,7 @@ class InterfaceBuilder:
             elif isinstance(value, Value | Complex | Expr):
                 self.results.append(Result("input", flat[own[node]]))
                 if place and place.startswith(f"{_CACHE}_"):
-                    own_names.setdefault(own[node], place)
+                    own_names.setdefault(str(own[node]), place)
             else:
                 self.results.append(Result("constant", getattr(spec.arg, "value", value)))
         self.updated: dict[str, str] = {}
@@ -201,7 +201,7 @@ class InterfaceBuilder:
         by_node = {n.name: name for n, name in self.named.items()}
         for value, _, spec in rows:
             if spec.kind is OutputKind.USER_INPUT_MUTATION:
-                own_name = own_names.get(spec.target, f"{by_node[spec.target]}_updated")
+                own_name = own_names.get(str(spec.target), f"{by_node[spec.target]}_updated")
                 name = self.names.unique(own_name)
                 self.written[flat[spec.target]] = self._output(value, name)
             elif spec.kind in _MUTATIONS:

@@ -84,7 +84,7 @@ class Lowerer:
         if target in _ASSERTIONS:
             return None
         if target is operator.getitem and not isinstance(result, _NUMBERS):
-            return self.env[node.args[0]][node.args[1]]  # type: ignore[index]
+            return self.env[node.args[0]][node.args[1]]
         if isinstance(result, _NUMBERS) and not _reads_data(target):
             return result
         b = self.b

@@ -61,9 +61,7 @@ def result_type(operands: Iterable[Any]) -> torch.dtype:
     return combined(dims, zero, number)
 
 
-def combined(
-    dims: torch.dtype | None, zero: torch.dtype | None, number: int
-) -> torch.dtype:
+def combined(dims: torch.dtype | None, zero: torch.dtype | None, number: int) -> torch.dtype:
     """The dtype of tensors with dims, 0-d tensors and numbers together, by the kind of the last."""
     result = dims
     if zero is not None and (result is None or kind(zero) > kind(result)):

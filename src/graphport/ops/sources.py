@@ -31,14 +31,22 @@ class Geometry(NamedTuple):
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
+    is_conj: bool = False
+    """Whether the tensor shows the conjugates of what is in memory."""
+    is_neg: bool = False
 
     @classmethod
     def of(cls, t: torch.Tensor) -> Geometry:
-        return cls(t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset())
+        return cls(
+            t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset(), t.is_conj(), t.is_neg()
+        )
 
     @property
-    def is_row_major(self) -> bool:
+    def is_plain(self) -> bool:
+        """Whether the bytes are the tensor, row by row."""
         step = 1
+        if self.is_conj or self.is_neg:
+            return False
         for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
             if size != 1 and stride != step:
                 return False
@@ -48,7 +56,9 @@ class Geometry(NamedTuple):
     def over(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """A tensor that lies so in the given memory."""
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return empty.set_(storage, self.offset, self.sizes, self.strides)
+        lies = empty.set_(storage, self.offset, self.sizes, self.strides)
+        lies = torch._conj(lies) if self.is_conj else lies
+        return torch._neg_view(lies) if self.is_neg else lies
 
 
 class Source(Protocol):
@@ -123,13 +133,18 @@ class FileRegion:
 
 
 class Kept:
-    """A tensor that the user has; small ones are copied, of others it is known if they change."""
+    """A tensor that the user has; small ones are copied, of others it is known if they change.
+
+    Unless they are written to behind torch's back: through `.data`, or an array of numpy's.
+    """
 
     is_saved = is_random = False
 
     def __init__(self, t: torch.Tensor, geometry: Geometry | None = None) -> None:
         self.geometry = geometry or Geometry.of(t)
-        self.tensor = t if t.numel() * t.element_size() > _COPIED else t.detach().clone()
+        watched = t.numel() * t.element_size() > _COPIED and not t.is_inference()
+        with torch.inference_mode(False):  # what is made in that mode has no version
+            self.tensor = t if watched else t.detach().clone()
         self.version = self.tensor._version
 
     def storage(self) -> torch.UntypedStorage:

@@ -13,7 +13,7 @@ tensor, to be copied piece by piece (`reference.chunks()`); without one, `has_da
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +76,7 @@ class WeightlessTensor(torch.Tensor):
     def reference(self) -> FileRegion | None:
         """The bytes of a file that are exactly this tensor, row by row."""
         source, lies = self._memory.source, Geometry.of(self._inner)
-        if not isinstance(source, FileRegion) or not lies.is_row_major:
+        if not isinstance(source, FileRegion) or not lies.is_plain:
             return None
         size = lies.dtype.itemsize
         return replace(
@@ -193,6 +193,8 @@ def made(inner: torch.Tensor, device: torch.device, memory: Memory) -> Weightles
         storage_offset=inner.storage_offset(), storage_size=0,
     )  # fmt: skip
     t._inner, t._memory = inner, memory
+    torch._C._set_conj(t, inner.is_conj())
+    torch._C._set_neg(t, inner.is_neg())
     return t
 
 
@@ -218,7 +220,10 @@ def deferred(op: Any, args: Any, kwargs: dict[str, Any], least: int) -> Weightle
     device = torch.device(kwargs.get("device") or "cpu")
     if device.type == "meta":
         return None
-    inner = op(*args, **_on_meta(op, kwargs, always=True))
+    try:
+        inner = op(*args, **_on_meta(op, kwargs, always=True))
+    except NotImplementedError:  # a factory of something else: it makes it at once
+        return None
     if inner.layout is not torch.strided or inner.numel() * inner.element_size() < least:
         return None
     return made(inner, device, Memory(Computed(op, args, kwargs, Geometry.of(inner), None)))
@@ -246,8 +251,8 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if op in (aten.copy_.default, aten.set_.source_Tensor):
         return (_copy if op is aten.copy_.default else _set)(*args[:2])
     written = list(_written_by(op, args, kwargs))
-    if any(type(t) is not WeightlessTensor for t in written):
-        return _with_data(op, args, kwargs)  # numbers that go into memory are needed
+    if any(type(t) is not WeightlessTensor for t in written) or _has_others((args, kwargs)):
+        return _with_data(op, args, kwargs, written)  # numbers that go into memory are needed
     call = _recorded(args, kwargs, like=_is_like(op))
     inner_args, inner_kwargs = pytree.tree_map(_lowered, (args, _on_meta(op, kwargs)))
     try:
@@ -258,6 +263,8 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not written:  # there is no meta kernel, or the result depends on the data
             return _with_data(op, args, kwargs)
         out = written[0]._inner
+    if _has_others(out):
+        return _with_data(op, args, kwargs, written)
     if torch.Tag.inplace_view in op.tags or op is aten.resize_.default:
         _reshape(written[0], op)
     else:
@@ -347,9 +354,20 @@ def _refresh(t: WeightlessTensor, device: torch.device) -> None:
         torch.Tensor.data.__set__(t, made(t._inner, device, t._memory))  # type: ignore[attr-defined]
 
 
-def _with_data(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    args, kwargs = pytree.tree_map_only(WeightlessTensor, lambda t: t.read(), (args, kwargs))
-    return op(*args, **kwargs)
+def _with_data(op: Any, args: Any, kwargs: dict[str, Any], written: Sequence[Any] = ()) -> Any:
+    """Run on real tensors; what it writes to the others is theirs again afterwards."""
+    ours = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if type(t) is WeightlessTensor}
+    real = {number: t.read() for number, t in ours.items()}
+    args, kwargs = pytree.tree_map_only(WeightlessTensor, lambda t: real[id(t)], (args, kwargs))
+    out = op(*args, **kwargs)
+    back = {id(real[id(t)]): _copy(t, real[id(t)]) for t in written if id(t) in ours}
+    return pytree.tree_map_only(torch.Tensor, lambda t: back.get(id(t), t), out)
+
+
+def _has_others(values: Any) -> bool:
+    """Whether there are sparse tensors: only strided ones are described by sizes and strides."""
+    tensors = (t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor))
+    return any(t.layout is not torch.strided for t in tensors)
 
 
 def _is_whole(t: WeightlessTensor) -> bool:
@@ -386,8 +404,8 @@ def _lowered(x: Any) -> Any:
 
 def _is_like(op: Any) -> bool:
     """`zeros_like`, `new_full`, ...: operators that do not look at the data of their operand."""
-    name = op._schema.name.partition("::")[2]
-    return name.endswith("_like") or name.startswith("new_")
+    namespace, _, name = op._schema.name.partition("::")
+    return namespace == "aten" and (name.endswith("_like") or name.startswith("new_"))
 
 
 def _recorded(args: Any, kwargs: dict[str, Any], *, like: bool = False) -> Any:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport.errors import SerializationError
 
@@ -148,10 +149,16 @@ def _device(layer: Any) -> Any:
     return next((t.device for t in tensors), None)
 
 
+def _window(layer: Any) -> torch.Tensor:
+    # No part of a program that is being captured.
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return torch.tensor(layer.sliding_window)
+
+
 _DERIVATIONS: dict[str, Callable[[Any], Any]] = {
     "batch_size": _size("keys", 0), "num_heads": _size("keys", 1), "k_head_dim": _size("keys", 3),
     "v_head_dim": _size("values", 3), "device": _device, "indexer_device": _device,
-    "_sliding_window_tensor": lambda layer: torch.tensor(layer.sliding_window),
+    "_sliding_window_tensor": _window,
 }  # fmt: skip
 
 
@@ -170,7 +177,8 @@ def _apart(x: Any, owner: Any, counts: bool) -> tuple[Any, Any]:
         pairs = {k: _apart(v, owner, counts) for k, v in x.items()}
         part = Part(type(x), tuple((k, inner) for k, (_, inner) in pairs.items()))
         return {k: v for k, (v, _) in pairs.items() if v is not _NOTHING} or _NOTHING, part
-    return _apart_object(x) if _is_part(type(x)) else (_NOTHING, Fixed(x))
+    kind: Any = type(x)
+    return _apart_object(x) if _is_part(kind) else (_NOTHING, Fixed(x))
 
 
 def _apart_sequence(x: Any, owner: Any, counts: bool) -> tuple[Any, Part]:
@@ -296,8 +304,8 @@ def _name_of(kind: type) -> str:
 def _named(name: str) -> type:
     """A class that this process has loaded already."""
     module, _, last = name.rpartition(".")
-    kind = _PLAIN.get(name) or vars(sys.modules.get(module, types)).get(last)
-    if kind in _PLAIN.values() or (isinstance(kind, type) and _is_part(kind)):
+    kind: Any = _PLAIN.get(name) or vars(sys.modules.get(module, types)).get(last)
+    if kind in _PLAIN.values() or _is_part(kind):
         return kind
     raise LookupError(f"the class {name} is not loaded: import {module or name} first")
 
@@ -310,8 +318,9 @@ _TURN = threading.Lock()
 def admit(*trees: Any) -> None:
     """Let the caches in some trees be containers."""
     for leaf in pytree.tree_leaves(trees):
-        if is_cache(type(leaf)):
-            _register(type(leaf))
+        kind: Any = type(leaf)
+        if is_cache(kind):
+            _register(kind)
 
 
 def admit_named(name: str) -> Any:

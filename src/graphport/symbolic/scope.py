@@ -81,6 +81,9 @@ class Scope:
         # Whether they are, and whether such an answer was not that of the example.
         self.generic = True
         self.departed = False
+        # Whether the example does not come here: a branch on sizes that it does not take. What it
+        # says of a condition is then no reason to refuse it.
+        self.off_path = False
         # Whether the bounds of a slice are taken to lie as in the example.
         self.following = True
         # Where symbols come from; of a truth that stands for a symbol, the symbol.
@@ -180,6 +183,8 @@ class Scope:
 
     def hint(self, e: Value) -> Number | None:
         """The value of `e` at the example sizes, None if it depends on data."""
+        if self.off_path:
+            e = self.simplify(e)  # a size that is fixed here is not the example's
         if type(e) is not Expr:
             return e
         known = e.hinted
@@ -237,7 +242,7 @@ class Scope:
                 self._note_departure(cond, True)
                 return True
             cond = general if type(general) is Expr else cond  # an operator may insist on a 1
-        if self.hint(cond) is False:
+        if self.hint(cond) is False and not self.off_path:
             return False
         self._record(cond, "expect", where or source.here(), message or "")
         return True
@@ -261,7 +266,8 @@ class Scope:
         if hint is None:
             hint = self.pass_over(explain.undecided(self, e, where or source.here()), e)
         cond = expr.eq(e, hint)
-        if self.decide(cond) is None:
+        # Off the path of the example it may be known not to hold: then nobody may come here.
+        if self.decide(cond) is not True:
             self._record(cond, "guard", where or source.here())
         return hint
 
@@ -286,6 +292,7 @@ class Scope:
         start, made = len(self.facts), len(self.arena.symbols)
         parts = (self._facts, self._prover, self._sizes)
         go_back = [part.remembered() for part in parts]
+        around, self.off_path = self.off_path, self.off_path or self.hint(cond) is False
         with suppress(Contradiction):  # nobody comes here: then everything holds
             self._facts.learn(cond)
         try:
@@ -295,6 +302,7 @@ class Scope:
             del self.facts[start:]
             for step in go_back:
                 step()
+            self.off_path = around
             for fact in found:
                 if self.outlasts(fact) or all(s.index >= made for s in expr.symbols(fact.cond)):
                     self.facts.append(fact)
@@ -341,8 +349,11 @@ class Scope:
         assert isinstance(cond, Expr)
         if self.closed:
             raise NotKnown(cond)
-        self.facts.append(Fact(cond, kind, where, self.internal, message, asked))
+        fact = Fact(cond, kind, where, self.internal, message, asked)
+        self.facts.append(fact)
         try:
             self._facts.learn(cond)
         except Contradiction:
+            if self.off_path and self.outlasts(fact):
+                return  # every run is to be as the example, and so none comes here
             raise ShapeError(f"{cond} contradicts what is already known", where=where) from None

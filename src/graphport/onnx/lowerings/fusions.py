@@ -30,7 +30,7 @@ X, Y = tensor("x"), tensor("y")
 
 def _unchanged(lowerer: Lowerer, node: Node) -> Value | None:
     """The first operand, if the result is of its dtype and sizes."""
-    x = lowerer.env.get(node.args[0])  # type: ignore[arg-type]
+    x = lowerer.env.get(node.args[0])
     result = lowerer.b.result
     same = isinstance(x, Value) and x.dtype is result.dtype and x.shape == result.sizes
     return x if same else None
@@ -54,7 +54,7 @@ def mul_one(lowerer: Lowerer, node: Node) -> Value | None:
 @fusion(aten.bitwise_and.Tensor, aten.logical_and.default)
 def and_true(lowerer: Lowerer, node: Node) -> Value | None:
     """x & True -> x."""
-    a, b = (lowerer.env.get(n) for n in node.args)  # type: ignore[arg-type]
+    a, b = (lowerer.env.get(n) for n in node.args)
     for x, other in ((a, b), (b, a)):
         if isinstance(x, Value) and isinstance(other, Value) and is_true(other):
             if x.dtype is torch.bool and x.shape == lowerer.b.result.sizes:
@@ -92,7 +92,7 @@ def _is_whole(x: Node) -> bool:
 def index_all(lowerer: Lowerer, node: Node) -> Value | None:
     """x[arange(n)[:, None], arange(m)] -> x, with dims of 1 between: what vmap makes of x[i, j]."""
     b = lowerer.b
-    x, indices = lowerer.env[node.args[0]], node.args[1]  # type: ignore[index]
+    x, indices = lowerer.env[node.args[0]], node.args[1]
     if len(indices) != x.rank:
         return None
     before = -1
@@ -119,7 +119,7 @@ def _only_dim(shape: Any) -> int | None:
 def flat_mean(lowerer: Lowerer, node: Node) -> Value | None:
     """The mean over all of an image, without the dims of 1 that it leaves -> ReduceMean."""
     b = lowerer.b
-    x = lowerer.env[node.args[0]]  # type: ignore[index]
+    x = lowerer.env[node.args[0]]
     if x.producer is None or x.producer.op != "GlobalAveragePool":
         return None
     if x.shape[:2] != b.result.sizes:
@@ -161,6 +161,23 @@ def rms_norm(lowerer: Lowerer, node: Node) -> Value | None:
     return b.RMSNormalization(x, scale, axis=-1, epsilon=float(found["eps"]))
 
 
+@fusion(ADD)
+def sum_before_layer_norm(lowerer: Lowerer, node: Node) -> Value | None:
+    """x + y -> Sum, before a layer norm for ONNX Runtime, which would make one operator of the two.
+
+    That one is slow on CPU: 2.2 ms against 0.28 for 512 rows of 768.
+    """
+    b = lowerer.b
+    if b.target != "ort" or b.result.dtype is not torch.float32 or len(node.args) != 2:
+        return None
+    if not any(u.target is aten.layer_norm.default for u in node.users) or node.kwargs:
+        return None
+    values = [lowerer.env.get(n) for n in node.args]
+    if any(not isinstance(v, Value) or v.dtype is not torch.float32 for v in values):
+        return None
+    return b.Sum(*values)
+
+
 @fusion(aten.batch_norm.default, aten._native_batch_norm_legit_no_training.default)
 def conv_batch_norm(lowerer: Lowerer, node: Node) -> Any:
     """batch_norm(conv(x)) with fixed statistics -> conv with other weights."""
@@ -168,20 +185,20 @@ def conv_batch_norm(lowerer: Lowerer, node: Node) -> Any:
     x, weight, bias, mean, var, *flags = node.args
     inside = node.target is aten.batch_norm.default
     result = b.result if inside else b.result[0]
-    conv = lowerer.env[x].producer  # type: ignore[index]
-    if (inside and flags[0]) or conv is None or conv.op != "Conv" or len(x.users) > 1:  # type: ignore[union-attr]
+    conv = lowerer.env[x].producer
+    if (inside and flags[0]) or conv is None or conv.op != "Conv" or len(x.users) > 1:
         return None
-    values = [None if n is None else lowerer.env[n] for n in (weight, bias, mean, var)]  # type: ignore[index]
+    values = [None if n is None else lowerer.env[n] for n in (weight, bias, mean, var)]
     kernel, old = conv.inputs[1], conv.inputs[2] if len(conv.inputs) > 2 else None
     given = [v for v in (kernel, old, *values) if v is not None]
     if values[2] is None or any(v.weight is None or v.dtype is not result.dtype for v in given):
         return None
-    tied = any(len(n.users) > 1 for n in x.args[1:3] if isinstance(n, Node))  # type: ignore[union-attr]
+    tied = any(len(n.users) > 1 for n in x.args[1:3] if isinstance(n, Node))
     if tied or any(v in b.main.inputs for v in given):  # used elsewhere, or written to
         return None
     eps = flags[2] if inside else flags[1]
     present = [v is not None for v in (old, *values)]
-    name = f"{kernel.name}*{_module(values[2].name)}"  # type: ignore[union-attr]
+    name = f"{kernel.name}*{_module(values[2].name)}"
     new = [
         b.derived(f"{name}{suffix}", _Folded(part, present, eps), *given)
         for part, suffix in (("weight", ""), ("bias", ".bias"))
@@ -205,7 +222,8 @@ class _Folded:
 
     def __call__(self, kernel: Any, *given: Any) -> Any:
         rest = iter(given)
-        bias, scale, shift, mean, var = (next(rest) if there else None for there in self.present)
+        parts: list[Any] = [next(rest) if there else None for there in self.present]
+        bias, scale, shift, mean, var = parts
         wide = torch.float64
         factor = (var.to(wide) + self.eps).rsqrt()
         if scale is not None:
@@ -296,19 +314,18 @@ def rotary(lowerer: Lowerer, node: Node) -> Value | None:
 def _half(lowerer: Lowerer, c: Value, x: Value) -> Value:
     """The first half of a table [batch or 1, 1, length, size], as [batch, length, size / 2]."""
     b = lowerer.b
-    size = x.shape[3] // 2  # type: ignore[operator,index]
-    half = b.shaped(b.Slice(c, [0], [size], [3]), (*c.shape[:3], size))  # type: ignore[index]
-    flat = b.squeeze(half, 1)
-    return b.expand(flat, (x.shape[0], x.shape[2], size))  # type: ignore[index]
+    size = x.sizes[3] // 2
+    half = b.shaped(b.Slice(c, [0], [size], [3]), (*c.sizes[:3], size))
+    return b.expand(b.squeeze(half, 1), (x.sizes[0], x.sizes[2], size))
 
 
 def _is_turned(turned: Node, x: Node) -> bool:
     """cat(-x2, x1) of the halves of x."""
-    if turned.target is not aten.cat.default or len(turned.args[0]) != 2:  # type: ignore[arg-type]
+    if turned.target is not aten.cat.default or len(turned.args[0]) != 2:
         return False
     dim = turned.args[1] if len(turned.args) > 1 else 0
     size = x.meta["val"].shape[-1]
-    second, first = turned.args[0]  # type: ignore[misc]
+    second, first = turned.args[0]
     if dim not in (-1, x.meta["val"].dim() - 1) or not isinstance(size, int) or size % 2:
         return False
     if second.target is not aten.neg.default:
@@ -319,7 +336,8 @@ def _is_turned(turned: Node, x: Node) -> bool:
 def _is_part(node: Any, x: Node, start: int, end: int) -> bool:
     if not isinstance(node, Node) or node.target is not aten.slice.Tensor:
         return False
-    of, dim, first, last, *step = (*node.args, *(0, None, None)[len(node.args) - 1 :])
+    defaults: tuple[Any, ...] = (0, None, None)
+    of, dim, first, last, *step = list(node.args) + list(defaults[len(node.args) - 1 :])
     size = x.meta["val"].shape[-1]
     bounds = range(size)[slice(first, last)] if _are_plain(first, last) else None
     plain = of is x and dim in (-1, x.meta["val"].dim() - 1) and step in ([], [1])
@@ -336,7 +354,7 @@ def _repeats(x: Any) -> bool:
         if x.target is aten.cat.default:
             parts, dim = x.args[0], x.args[1] if len(x.args) > 1 else 0
             last = dim in (-1, x.meta["val"].dim() - 1)
-            return last and len(parts) == 2 and parts[0] is parts[1]  # type: ignore[arg-type,index]
+            return last and len(parts) == 2 and parts[0] is parts[1]
         scaled = x.target is MUL and not isinstance(x.args[1], Node | Expr)
         moved = x.target is aten.unsqueeze.default and x.args[1] in (-1, x.meta["val"].dim() - 1)
         if moved or (not scaled and x.target not in _SAME_IN_HALVES):

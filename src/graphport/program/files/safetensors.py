@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from graphport.errors import SerializationError
 from graphport.program.files import limits
-from graphport.program.files.items import Item, parse
+from graphport.program.files.items import Item, parse, shown
 
 _LENGTH = struct.Struct("<Q")
 PADDING = "padding."
@@ -80,25 +80,35 @@ def read(data: memoryview, place: str) -> tuple[dict[str, Entry], int]:
         raise SerializationError(
             f"the header says that it has {length} bytes, of {len(data)} in all", where=place
         )
-    rows = parse(data[_LENGTH.size : start], place).named()
-    entries = {name: _entry(name, item) for name, item in rows.items() if name != "__metadata__"}
+    return entries_of(data[_LENGTH.size : start], len(data) - start, place)[0], start
+
+
+def entries_of(
+    text: bytes | memoryview, nbytes: int, place: str, widths: Mapping[str, int] = _ITEM_BYTES
+) -> tuple[dict[str, Entry], dict[str, str] | None]:
+    """What a header says of the data after it, of so many bytes; and what its writer has noted."""
+    rows = parse(text, place).named()
+    notes = rows.pop("__metadata__", None)
+    entries = {name: _entry(name, item, widths) for name, item in rows.items()}
     end = 0
     for entry in sorted(entries.values(), key=lambda e: (e.start, e.size)):
         if entry.start != end:
             how = "overlaps" if entry.start < end else "leaves a gap to"
             rows[entry.name].fail(f"the data of {entry.name!r} {how} the tensor before it")
         end += entry.size
-    if end != len(data) - start:
+    if end != nbytes:
         raise SerializationError(
-            f"the tensors have {end} bytes, but the file has {len(data) - start}", where=place
+            f"the tensors have {end} bytes, but the file has {nbytes}", where=place
         )
-    return entries, start
+    return entries, notes and {key: item.text() for key, item in notes.named().items()}
 
 
-def _entry(name: str, item: Item) -> Entry:
+def _entry(name: str, item: Item, widths: Mapping[str, int]) -> Entry:
     fields = item.fields("dtype", "shape", "data_offsets")
-    width = fields["dtype"].choice(_ITEM_BYTES, "dtype")
+    width = fields["dtype"].choice(widths, "dtype")
     shape = [size.size() for size in fields["shape"].list(most=limits.RANK)]
+    if prod(size or 1 for size in shape) >= limits.SIZE:
+        fields["shape"].fail(f"a tensor of {shown(shape)} has too many elements")
     start, end = (offset.size() for offset in fields["data_offsets"].list(2))
     if end - start != prod(shape) * width:
         item.fail(
