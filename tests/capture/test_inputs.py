@@ -351,3 +351,9 @@ def test_numbers_of_every_dtype():
                   torch.int8, torch.uint8, torch.complex64):  # fmt: skip
         check(lambda v: v + v, (torch.ones(3, dtype=dtype),))
     check(lambda v: v & ~v, (torch.ones(3, dtype=torch.bool),))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_is_refused() -> None:
+    with pytest.raises(gp.errors.InputError, match="is TorchScript"):
+        gp.export(torch.jit.script(torch.nn.Linear(3, 2)), (torch.randn(1, 3),))

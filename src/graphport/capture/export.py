@@ -207,6 +207,11 @@ def _code_of(mod: Any) -> Any:
 
 def _root(mod: Any) -> nn.Module | None:
     """The module whose state the program has."""
+    if isinstance(mod, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        raise InputError(
+            f"{type(mod).__name__} is TorchScript, which does not run Python",
+            fix="gp.export(model, args) with the module or function that was scripted",
+        )
     if isinstance(mod, nn.Module):
         return mod
     if isinstance(mod, type):
