@@ -339,11 +339,12 @@ pytree.register_pytree_node(
 )  # fmt: skip
 
 
-def test_the_users_registration_wins() -> None:
+@pytest.mark.parametrize("spec", [[{1: BATCH, 3: PAST}], {1: BATCH, 3: PAST}])
+def test_the_users_registration_wins(spec: Any) -> None:
     cache = filled(Registered(config=hf.LlamaConfig(**LAYERS)))
-    ep = gp.export(lambda c: c * 2, (cache,), dynamic_shapes=([{0: Dim.AUTO, 3: PAST}],))
-    names = [n.name for n in ep.graph.find_nodes(op="placeholder")]
-    assert names == ["c_0"]
+    ep = gp.export(lambda c: c * 2, (cache,), dynamic_shapes=(spec,))
+    assert [n.name for n in ep.graph.find_nodes(op="placeholder")] == ["c_0"]
+    assert str(ep.checks.inputs[0].sizes) == "(2, batch, 2, past, 8)"
 
 
 def test_a_subclass_of_a_cache() -> None:

@@ -7,7 +7,7 @@ over many architectures is marked slow; some of them are in the quick suite.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -133,8 +133,13 @@ def test_data_dependent_models_are_refused_with_the_reason(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def cache_is_a_container() -> None:
+def cache_is_a_container() -> Iterator[None]:
+    """As transformers itself registers it, for these tests."""
+    if DynamicCache in pytree.SUPPORTED_NODES:
+        pytree._deregister_pytree_node(DynamicCache)
     register_dynamic_cache_export_support()
+    yield
+    pytree._deregister_pytree_node(DynamicCache)
 
 
 CACHED: dict[str, Callable[[], nn.Module]] = {

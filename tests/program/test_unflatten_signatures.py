@@ -395,3 +395,68 @@ def test_sizes_are_found_in_the_arguments():
     )  # fmt: skip
     assert called(un) == ["part", "part"]
     torch.testing.assert_close(un.part(x(6)), model.part(x(6)))
+
+
+class Repeated(nn.Module):
+    def forward(self, x, n):
+        return x.expand(n, 2) + n, n + 1
+
+
+def test_arguments_that_are_sizes():
+    class Repeating(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.repeated = Repeated()
+
+        def forward(self, x, y):
+            first = self.repeated(x, y.shape[0])
+            return *first, *self.repeated(x, n=2 * y.shape[0] + 1)
+
+    model, row = Repeating(), torch.randn(1, 2)
+    ep = gp.export(
+        model, (row, x()), dynamic_shapes=(None, {0: gp.Dim("n", min=2)}),
+        preserve_module_call_signature=("repeated",),
+    )  # fmt: skip
+    kept = [call.signature.inputs for call in ep.module_call_graph if call.signature]
+    assert [[type(a).__name__ for a in inputs] for inputs in kept] == [
+        ["TensorArgument", "SymbolicArgument"]
+    ] * 2
+    unflattened = gp.unflatten(ep)
+    for n in (3, 6):
+        torch.testing.assert_close(unflattened(row, x(n)), model(row, x(n)))
+    for name in ("repeated", "repeated@1"):
+        setattr(unflattened, name, Repeated())
+    torch.testing.assert_close(unflattened(row, x(5)), model(row, x(5)))
+
+
+def test_constants_are_those_of_each_call():
+    class Ignoring(nn.Module):
+        def forward(self, x, k):
+            return x + 1
+
+    class Scaled(nn.Module):
+        def forward(self, x, k):
+            return x * k
+
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Ignoring()
+
+        def forward(self, x, k):
+            return self.inner(x, k)
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.around = Around()
+
+        def forward(self, x):
+            return self.around(x, 2), self.around(x, 3)
+
+    ep = gp.export(Twice(), (x(),), preserve_module_call_signature=("around.inner",))
+    unflattened = gp.unflatten(ep)
+    assert torch.equal(unflattened(x())[1], x() + 1)
+    unflattened.around.inner = Scaled()
+    one, other = unflattened(x())
+    assert torch.equal(one, x() * 2) and torch.equal(other, x() * 3)

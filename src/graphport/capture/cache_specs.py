@@ -30,8 +30,11 @@ def written_out(place: str, spec: Any, cache: Any) -> Any:
     What fits no part is left as it is: whoever reads it finds it wrong, and where.
     """
     children, structure = pytree.SUPPORTED_NODES[type(cache)].flatten_fn(cache)
-    if not isinstance(structure, caches.Structure):
-        return spec  # the user's own container
+    if not isinstance(structure, caches.Structure):  # the user's own container
+        wish = adopt(spec)
+        if not isinstance(wish, Hint) and not _is_by_dim(wish):
+            return spec
+        return [pytree.tree_map(lambda t: _of_tensor(wish, t), child) for child in children]
     if all(type(key) is int for key in structure.keys):
         return _along(place, spec, children)
     return _along(place, spec, dict(zip(structure.keys, children, strict=True)))
@@ -85,7 +88,9 @@ def _is_by_dim(spec: Any) -> bool:
     )  # fmt: skip
 
 
-def _of_tensor(spec: Any, t: torch.Tensor) -> Any:
+def _of_tensor(spec: Any, t: Any) -> Any:
+    if not isinstance(t, torch.Tensor):
+        return None
     if isinstance(spec, Hint):
         return dict.fromkeys(range(t.dim()), spec)
     if _is_by_dim(spec) and any(not -t.dim() <= d < t.dim() for d in spec):

@@ -58,7 +58,7 @@ class CallSignatures:
                 fix=f"leave {path!r} out of preserve_module_call_signature",
             )
         try:
-            bound = bind(module, args, kwargs)
+            bound = bind(module, args, kwargs, within=True)
         except InputError as error:
             raise InputError(
                 f"the module {path!r} cannot keep its call signature: {error.what}",

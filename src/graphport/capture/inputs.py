@@ -57,8 +57,14 @@ class Inputs:
     """The name of the `**kwargs` parameter, and the keys that it took."""
 
 
-def bind(target: nn.Module | Callable[..., Any], args: Any, kwargs: Any) -> Inputs:
-    """Check the arguments against the signature of the program and flatten them."""
+def bind(
+    target: nn.Module | Callable[..., Any], args: Any, kwargs: Any, *, within: bool = False
+) -> Inputs:
+    """Check the arguments against the signature of the program and flatten them.
+
+    Symbolic numbers are those of other tools, of which the value is taken; `within` a capture they
+    are its own, and stay what they are.
+    """
     if not isinstance(args, tuple):
         hint = "args=(x,)" if isinstance(args, torch.Tensor) else "args=tuple(...)"
         raise InputError(
@@ -69,7 +75,8 @@ def bind(target: nn.Module | Callable[..., Any], args: Any, kwargs: Any) -> Inpu
         kwargs = {}
     if not isinstance(kwargs, dict):
         raise InputError(f"kwargs must be a dict by parameter name, got {type(kwargs).__name__}")
-    if any(isinstance(leaf, _SYMBOLIC) for leaf in pytree.tree_leaves((args, kwargs))):
+    given = () if within else pytree.tree_leaves((args, kwargs))
+    if any(isinstance(leaf, _SYMBOLIC) for leaf in given):
         args, kwargs = pytree.tree_map_only(
             _SYMBOLIC, lambda s: number_of(s, "the value"), (args, kwargs)
         )
@@ -170,7 +177,7 @@ def _part(key: Any) -> str:
 
 
 def _check_leaf(leaf: Any, path: str) -> None:
-    if isinstance(leaf, (torch.Tensor, *CONSTANTS)):
+    if isinstance(leaf, (torch.Tensor, *CONSTANTS, *_SYMBOLIC)):
         return
     kind = type(leaf)
     name = f"{kind.__module__}.{kind.__qualname__}"

@@ -288,5 +288,3 @@ def report(found: Mapping[Any, list[Node]], opset: int) -> ExportError:
         lines.append(f"{target} at {first}{more}")
     names = [str(t) for t in found]
     return MissingLoweringError(names, lines, opset)
-
-

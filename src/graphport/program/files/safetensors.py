@@ -100,7 +100,9 @@ def entries_of(
         raise SerializationError(
             f"the tensors have {end} bytes, but the file has {nbytes}", where=place
         )
-    return entries, notes and {key: item.text() for key, item in notes.named().items()}
+    if notes is None:
+        return entries, None
+    return entries, {key: item.text() for key, item in notes.named().items()}
 
 
 def _entry(name: str, item: Item, widths: Mapping[str, int]) -> Entry:

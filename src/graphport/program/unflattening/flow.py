@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from graphport import errors, source
 from graphport.program.signature import ConstantArgument, OutputKind
-from graphport.program.unflattening.calls import Call, is_number, is_size, operands
+from graphport.program.unflattening.calls import NUMBERS, Call, is_number, is_size, operands
 from graphport.program.unflattening.state import State
 from graphport.program.unflattening.writes import Writes
 from graphport.symbolic import Expr, evaluate, symbols
@@ -56,10 +56,13 @@ class Elsewhere:
 
 @dataclass(frozen=True)
 class SizeOf:
-    """A number: told by the size of an argument, which is `factor*number + offset`."""
+    """A number: told by the size of an argument, which is `factor*number + offset`.
+
+    Or by an argument that is such a number itself: that has no dim.
+    """
 
     tensor: Node
-    dim: int
+    dim: int | None
     factor: int = 1
     offset: int = 0
 
@@ -210,9 +213,13 @@ class Flow:
                 return None
         else:
             number = scope.simplify(number)
-        tensors = [(v, v.meta.get("val")) for v in self.inputs[call]]
-        sizes = [(v, d, from_torch(s)) for v, val in tensors if isinstance(val, torch.Tensor)
-                 for d, s in enumerate(val.shape)]  # fmt: skip
+        given = [(v, v.meta.get("val")) for v in self.inputs[call]]
+        sizes: list[tuple[Node, int | None, Any]] = [
+            (v, d, from_torch(s)) for v, val in given if isinstance(val, torch.Tensor)
+            for d, s in enumerate(val.shape)
+        ]  # fmt: skip
+        if call.signature is not None:  # which cannot be given more
+            sizes += [(v, None, from_torch(val)) for v, val in given if isinstance(val, NUMBERS)]
         for value, dim, size in sizes:
             if number in (size, scope.simplify(size)):
                 return SizeOf(value, dim)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from graphport.program.signature import ConstantArgument
 from graphport.program.unflattening.calls import Call, graph_key
 from graphport.program.unflattening.flow import Computed, Flow, Made, SizeOf, Taken
 
@@ -76,8 +77,15 @@ class Pieces:
     def _item(self, item: Node | Call, call: Call) -> Any:
         if isinstance(item, Call):
             given = tuple(self._value(v, call) for v in self.flow.inputs[item])
-            return ("call", id(self.of[item]), given)
+            return ("call", id(self.of[item]), given, *self._constants(item))
         return ("node", str(item.target), self._arg(item.args, call), self._arg(item.kwargs, call))
+
+    def _constants(self, call: Call) -> list[Any]:
+        """What a module that keeps its signature is given besides values: its own may not use it,
+        but one that takes its place does.
+        """
+        inputs = call.signature.inputs if call.signature is not None else ()
+        return [self._arg(a.value, call) for a in inputs if isinstance(a, ConstantArgument)]
 
     def _arg(self, x: Any, call: Call) -> Any:
         if isinstance(x, Node):
