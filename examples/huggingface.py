@@ -5,9 +5,7 @@ Each factory returns a `Case`: the model in eval mode, positional arguments, key
 `gp.export` with `gp.Dim` and to `torch.export` with `torch.export.Dim`. Nothing is downloaded.
 
 Model outputs need no wrapper: transformers registers every `ModelOutput` with torch's pytree.
-Caches are off: a cache is state that a call returns, not part of the function being captured.
-A length starts at 2, because transformers' attention branches on `q_length > 1`: decoding one
-token at a time is another program.
+Caches are off: `generation.py` shows models with them.
 
     python examples/huggingface.py llama --layers 4
 """

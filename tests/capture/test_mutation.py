@@ -128,6 +128,13 @@ def test_complex_views():
     check(f, (torch.view_as_complex(torch.arange(12.0).reshape(3, 2, 2)),))
 
 
+def test_as_strided_from_before_the_input_is_refused():
+    x = torch.arange(20.0)[5:15]
+    with pytest.raises(gp.errors.UnsupportedError, match="begins further on"):
+        gp.export(lambda x: x.as_strided((2, 2), (1, 2), 0), (x,))
+    check(lambda x: x.as_strided((2, 2), (1, 2)), (x,))
+
+
 def test_as_strided_counts_in_the_memory_of_the_base():
     def f(v):
         y = v.t().contiguous().t() * 1  # columns lie one after the other

@@ -51,7 +51,7 @@ from graphport.capture.settings import NO_COLLECTION, capturing
 from graphport.capture.shapes import AdditionalInputs
 from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
-from graphport.capture.state import State, describe_tensor, state_of
+from graphport.capture.state import State, begins_inside, describe_tensor, state_of
 from graphport.capture.subgraphs import graphs_in, graphs_of, module_of
 from graphport.capture.tracer import Tracer
 from graphport.capture.training import TrainingTracer
@@ -355,6 +355,7 @@ class _Capture:
             strides = _symbolic_strides(given, sizes)
         abstract = Abstract(sizes, t.dtype, given.device, strides)
         value = Value(abstract, node, origin=node)
+        value.storage.inside = begins_inside(t)
         for d, s in enumerate(sizes):
             if type(s) is Expr:
                 read = functools.partial(self.recorder.size_of, node, d, s, on_entry=True)

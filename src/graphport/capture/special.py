@@ -20,7 +20,7 @@ from graphport.capture.tracer import (
     wants_grad,
 )
 from graphport.capture.values import Value
-from graphport.errors import DataDependentError, MutationError
+from graphport.errors import DataDependentError, MutationError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.abstract import channels_last, row_major
 from graphport.ops.shape import resolved_sizes, slice_at
@@ -71,6 +71,12 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     rest = [*(tracer.lower(a) for a in args[1:]), *map(tracer.lower, kwargs.values())]
     size, stride = rest[:2]
     offset = value.abstract.offset if len(rest) < 3 or rest[2] is None else rest[2]
+    if value.storage.inside and len(rest) > 2 and rest[2] is not None:
+        raise UnsupportedError(
+            "as_strided counts from the beginning of memory, and the tensor begins further on",
+            where=source.here(),
+            fix="leave out storage_offset, or pass a tensor of its own: x.clone()",
+        )
     owner = value
     while owner.parent is not None and owner.parent.abstract.dtype is value.abstract.dtype:
         owner = owner.parent

@@ -47,6 +47,12 @@ class Entry:
     """What the program assigned to the buffer's name, if it did."""
 
 
+def begins_inside(t: torch.Tensor) -> bool:
+    """Whether there is memory before the tensor that it is a view of."""
+    offset = t.storage_offset()
+    return not isinstance(offset, int) or offset != 0
+
+
 def describe_tensor(t: torch.Tensor, home: torch.device | None) -> Abstract:
     """What there is to know of a tensor from outside the program."""
     sizes, strides = sizes_of(t), strides_of(t)
@@ -119,6 +125,7 @@ class State:
         abstract = describe_tensor(t, self.home)
         node.meta = {"val": abstract_tensor(abstract, t.requires_grad)}
         value = Value(abstract, node, origin=node)
+        value.storage.inside = begins_inside(t)
         entry = Entry(t, kind, [name], node, value, persistent)
         self.entries.append(entry)
         self._by_id[id(t)] = entry

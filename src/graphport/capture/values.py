@@ -21,7 +21,7 @@ from graphport.ops import Abstract
 class Storage:
     """Memory that several values may share."""
 
-    __slots__ = ("base", "doubts", "mutated", "origin", "version")
+    __slots__ = ("base", "doubts", "inside", "mutated", "origin", "version")
 
     def __init__(self, base: Value, origin: Any = None) -> None:
         self.base = base
@@ -29,6 +29,8 @@ class Storage:
         self.origin = origin
         """The placeholder that the storage came from: inputs and module state."""
         self.mutated = False
+        self.inside = False
+        """Whether the tensor from outside is only part of its memory, and does not begin it."""
         self.doubts: tuple[Any, ...] = ()
         """Other storages that may be this one at some sizes; see `aliasing`."""
 
