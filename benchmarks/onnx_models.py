@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from examples.huggingface import Case
 
+ROOT = Path(__file__).resolve().parents[1]
 OURS, ORT, TORCH = "graphport", 'graphport, target="ort"', "torch.onnx"
 THREADS = (1, 2)
 
@@ -212,11 +213,10 @@ print(time.perf_counter() - start)
 
 def fresh(name: str, repeats: int) -> float:
     """Seconds from `import` to a saved 2-layer BERT in a new process, beyond `import torch`."""
-    root = str(Path(__file__).resolve().parents[1])
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(repeats):
-            code = FRESH.format(root=root, name=name, path=f"{folder}/model.onnx")
+            code = FRESH.format(root=str(ROOT), name=name, path=f"{folder}/model.onnx")
             done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
             runs.append(float(done.stdout.splitlines()[-1]))
     return statistics.median(runs)
@@ -253,8 +253,9 @@ def large(gigabytes: int) -> tuple[float, float]:
     """Seconds and bytes of peak resident memory for so many GB of weights in safetensors shards."""
     with tempfile.TemporaryDirectory() as folder:
         write_shards(Path(folder) / "weights", gigabytes)
-        command = [sys.executable, "-W", "ignore", __file__, folder, str(gigabytes)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        module = ["-m", "benchmarks.onnx_models", folder, str(gigabytes)]
+        command = [sys.executable, "-W", "ignore", *module]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1])
         seconds, peak = json.loads(done.stdout.splitlines()[-1])
@@ -277,6 +278,5 @@ def write_shards(folder: Path, gigabytes: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     warnings.simplefilter("ignore")
     large_child(sys.argv[1], int(sys.argv[2]))
