@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -90,7 +91,7 @@ def compare(title: str, sizes: str, case: Case, dynamic: bool, repeats: int) -> 
                     for _ in range(1 if name == TORCH else repeats + 1)
                 ]
             except Exception as error:
-                lines = str(error).strip().splitlines()
+                lines = re.sub(r"\x1b\[\d+m", "", str(error)).strip().splitlines()
                 result.errors[name] = f"{type(error).__name__}: {lines[0] if lines else ''}"[:160]
                 continue
             result.seconds[name] = statistics.median(runs[1:] or runs)
