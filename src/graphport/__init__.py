@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphport import hooks
 
 if TYPE_CHECKING:
-    from graphport import errors, fx, onnx
+    from graphport import errors, fx, onnx, ort
     from graphport.capture.containers import register_dataclass
     from graphport.capture.dims import Dim, dims
     from graphport.capture.draft import DraftProgram, draft_export
@@ -53,6 +53,7 @@ __all__ = [
     "load",
     "map",
     "onnx",
+    "ort",
     "refine_dynamic_shapes",
     "register_dataclass",
     "save",
@@ -60,7 +61,7 @@ __all__ = [
     "unflatten",
 ]
 
-_MODULES = ("errors", "fx", "onnx")
+_MODULES = ("errors", "fx", "onnx", "ort")
 _FILES = ("load", "save")
 
 

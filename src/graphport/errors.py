@@ -202,6 +202,12 @@ class MismatchError(VerificationError):
         super().__init__(f"the ONNX model differs from eager\n{report}")
 
 
+class SessionError(ExportError, RuntimeError):
+    """ONNX Runtime failed to load a model, or to run it."""
+
+    code = "GP330"
+
+
 class UndecidedError(VerificationError):
     """Neither a proof nor a counterexample was found with bounded effort."""
 

@@ -153,6 +153,15 @@ def test_a_session_is_made_once() -> None:
     assert program.session is program.session
 
 
+def test_a_model_that_computes_nothing() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return tuple(torch.broadcast_shapes(x.shape, y.shape))
+
+    program = check_onnx(fn, (torch.randn(3, 1), torch.randn(4)))
+    assert "_session" not in vars(program)
+    assert program.verify().ok
+
+
 # Threads
 
 

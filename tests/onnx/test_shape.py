@@ -29,6 +29,7 @@ ROWS = [
     row(lambda a: a.unsqueeze(-1).squeeze(-1), "b t", name="unsqueeze_squeeze"),
     row(lambda a: a.squeeze(), "", name="squeeze_zero_dim"),
     row(lambda a: a.expand(2, -1, -1, 4), "b t 1", name="expand_new_dim"),
+    row(lambda a: a.exp().expand(-1, 0).sin(), "b 1", name="expand_to_nothing"),
     row(lambda a: torch.broadcast_to(a, (a.shape[1], a.shape[0], a.shape[1])), "b t",
         name="broadcast_to"),
     row(lambda a: a.expand(a.shape[1], a.shape[1]), "1 t", name="expand_symbolic"),

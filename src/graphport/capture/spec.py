@@ -7,18 +7,20 @@ with it. A size is never negative, so `d - 6` for a size also says that d is at 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from graphport.capture import sites
 from graphport.capture.dims import Dim, Hint
 from graphport.capture.inputs import Inputs
 from graphport.capture.sites import Site
 from graphport.errors import ConstraintViolationError, SpecError
-from graphport.symbolic import Expr, Range, Scope, substitute
+from graphport.symbolic import Expr, Number, Range, Scope, substitute
 
 Size = int | Expr
+Declare = Callable[[str, Number, Range], Expr]
+"""A symbol from its name, its value in the example, and its range."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,16 @@ class Declared:
     """Where the spec speaks of it first: "dynamic_shapes['x'][0]"."""
 
 
+class Told(Protocol):
+    """Sizes that another tool has symbols for already, in place of a user's `dynamic_shapes`."""
+
+    def leaves(self, declare: Declare, scope: Scope) -> Sequence[tuple[Size, ...] | Expr | None]:
+        """By flat input: the sizes of a tensor, a number that varies, or None where it is fixed.
+
+        What is known of the symbols is stated in the scope.
+        """
+
+
 class Spec:
     """The sizes of each input leaf, and the dims that the user declared."""
 
@@ -47,6 +59,9 @@ class Spec:
         """Sizes by the path of the leaf; leaves that are not here are static."""
         self.numbers: dict[str, Expr] = {}
         """Input numbers that are dynamic, by the path of the leaf."""
+        if hasattr(dynamic_shapes, "leaves"):
+            self._take_over(inputs, dynamic_shapes)
+            return
         entries = sites.read(inputs, dynamic_shapes)
         self._declare_roots([site for entry in entries for site in entry.sites])
         for entry in entries:
@@ -55,6 +70,21 @@ class Spec:
                 self.sizes[entry.path] = values
             elif isinstance(values[0], Expr):
                 self.numbers[entry.path] = values[0]
+
+    def _take_over(self, inputs: Inputs, told: Told) -> None:
+        for leaf, value in zip(inputs.leaves, told.leaves(self._adopt, self.scope), strict=True):
+            if isinstance(value, Expr):
+                self.numbers[leaf.path] = value
+            elif value is not None:
+                self.sizes[leaf.path] = value
+
+    def _adopt(self, name: str, hint: Number, limits: Range) -> Expr:
+        symbol = self.scope.symbol(
+            name, hint=hint, lower=limits.lower, upper=limits.upper, type=type(hint)
+        )
+        self.declared[name] = Declared(symbol, None, automatic=True)
+        self.ranges[symbol] = limits
+        return symbol
 
     def settle(self, forms: Mapping[Expr, Any], ranges: Mapping[Expr, Range]) -> None:
         """Take over what unnamed dims turned out to be."""

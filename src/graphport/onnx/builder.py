@@ -248,6 +248,12 @@ class Builder:
         sizes = tuple(map(self.scope.simplify, sizes))
         if x.shape == sizes:
             return x
+        lead = len(sizes) - x.rank
+        gone = [i for i, have in enumerate(x.shape or ()) if have == 1 and sizes[lead + i] == 0]
+        if gone:  # ONNX Runtime takes an Expand to a constant 0 away
+            none = [0] * len(gone)
+            left = [0 if i in gone else s for i, s in enumerate(x.shape or ())]
+            return self.expand(self.shaped(self.Slice(x, none, none, gone), left), sizes)
         # Expand leaves a size as it is where the other is 1.
         own = (1,) * (len(sizes) - x.rank) + (x.shape or ())
         told = [1 if s == have else s for s, have in zip(sizes, own, strict=True)]

@@ -7,13 +7,14 @@ from time import perf_counter
 from typing import Any
 
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.fx import Node
 
 from graphport import hooks
 from graphport.capture import export as capture
 from graphport.errors import InputError, MismatchError
 from graphport.onnx import dynamic, lower, opsets
 from graphport.onnx.builder import Builder
-from graphport.onnx.interface import InterfaceBuilder
+from graphport.onnx.interface import Interface, InterfaceBuilder
 from graphport.onnx.model import assign_names, prune
 from graphport.onnx.options import ExportOptions
 from graphport.onnx.program import ONNXProgram
@@ -108,22 +109,35 @@ def _is_torchs(model: Any) -> bool:
 def lowered(program: ExportedProgram, options: ExportOptions) -> ONNXProgram:
     """A program in ONNX."""
     opset = options.opset or opsets.default()
-    custom = _custom(options.custom_lowerings)
-    simpler = _known_operators(program, custom, opset)
+    custom = custom_lowerings(options)
+    simpler, missing = known_operators(program, custom)
+    if missing:
+        raise lower.report(missing, opset)
     opset = options.opset or lower.newest(simpler.graph_module, opset)
     builder = Builder(simpler.scope, opset, options.target)
+    interface = walked(simpler, builder, custom, options)
+    return ONNXProgram(program, simpler, builder.main, interface, opset, options)
+
+
+def walked(
+    program: ExportedProgram,
+    builder: Builder,
+    custom: Mapping[OpOverload, Lowering],
+    options: ExportOptions,
+) -> Interface:
+    """Lower a program in known operators; its inputs and outputs."""
     walk = lower.Lowerer(builder, custom, options.optimize)
-    interface = InterfaceBuilder(simpler, walk, options)
+    interface = InterfaceBuilder(program, walk, options)
     interface.open()
-    interface.close(walk.run(simpler.graph_module))
+    interface.close(walk.run(program.graph_module))
     prune(builder.main)
     assign_names(builder.main)
-    return ONNXProgram(program, simpler, builder.main, interface.made(), opset, options)
+    return interface.made()
 
 
-def _custom(given: Mapping[Any, Any] | None) -> dict[OpOverload, Lowering]:
+def custom_lowerings(options: ExportOptions) -> dict[OpOverload, Lowering]:
     found = {}
-    for op, fn in (given or {}).items():
+    for op, fn in (options.custom_lowerings or {}).items():
         if isinstance(op, OpOverloadPacket):
             op = op.default
         overload = op if isinstance(op, OpOverload) else operator_named(str(op))
@@ -131,10 +145,10 @@ def _custom(given: Mapping[Any, Any] | None) -> dict[OpOverload, Lowering]:
     return found
 
 
-def _known_operators(
-    program: ExportedProgram, custom: Mapping[OpOverload, Lowering], opset: int
-) -> ExportedProgram:
-    """The program in operators that have a lowering: others are taken apart as far as possible."""
+def known_operators(
+    program: ExportedProgram, custom: Mapping[OpOverload, Lowering]
+) -> tuple[ExportedProgram, dict[Any, list[Node]]]:
+    """The program with operators without a lowering taken apart; those that are left."""
 
     def known(op: Any) -> bool:
         return op in custom or is_known(op)
@@ -144,12 +158,12 @@ def _known_operators(
     tried: set[Any] = set()
     while missing := lower.missing(program.graph_module, known):
         if tried.issuperset(missing):
-            raise lower.report(missing, opset)
+            return program, missing
         tried.update(missing)
         program = services.take_apart(
             program, lambda op: op not in tried and (known(op) or op in COMPLEX)
         )
-    return program
+    return program, {}
 
 
 def _is_whole(op: OpOverload) -> bool:

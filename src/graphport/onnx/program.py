@@ -139,14 +139,18 @@ class ONNXProgram:
         inputs = self.inputs_of(flat)
         if self.interface.state:
             with self._turn:
-                found = self.session.run({**self._state, **inputs})
+                found = self.computed({**self._state, **inputs})
                 self._state = {n: found[new] for n, new in self.interface.state.items()}
         else:
-            found = self.session.run(inputs)
+            found = self.computed(inputs)
         with torch.no_grad():
             for i, name in self.interface.written.items():
                 flat[i].copy_(like(flat[i], found[name]))
         return self.structured(found, flat)
+
+    def computed(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The model's outputs by name; ONNX Runtime loads no model that has none."""
+        return self.session.run(inputs) if self.graph.outputs else {}
 
     def run_on(self, session: Any, same_within: bool) -> None:
         """Run on another session from here on: one that takes and gives the same by name.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from graphport.ops.abstract import Size
 from graphport.ops.sizes import known, same, taken
-from graphport.symbolic import Expr, ge, ite, le, lt, max_, min_
+from graphport.symbolic import Expr, ge, ite, le, lt, max_, min_, symbols
 
 _NO_END = (1 << 63) - 1  # what Python's `x[a:]` passes as the end
 
@@ -24,12 +24,12 @@ def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) ->
         first, stop, _ = slice(start, end, step).indices(size)
         return first, max(0, -((first - stop) // step))
     first = _clamped(start, size)
-    stop = size if end is size else _clamped(end, size)
+    stop = size if end is size else _clamped(end, size, end=True)
     length = _at_least_zero(stop - first)
     return first, length if step == 1 else (length + (step - 1)) // step
 
 
-def _clamped(bound: Size, size: Size) -> Size:
+def _clamped(bound: Size, size: Size, *, end: bool = False) -> Size:
     """A bound as a position in [0, size]."""
     if (type(bound) is int and bound == 0) or same(bound, size):
         return bound if type(bound) is int else size
@@ -38,8 +38,14 @@ def _clamped(bound: Size, size: Size) -> Size:
         return ite(ge(bound, 0), min_(bound, size), max_(bound + size, 0))
     if not from_front:
         return _at_least_zero(bound + size)
-    inside = _followed(le(bound, size))
+    inside = _within(bound, size, end)
     return min_(bound, size) if inside is None else bound if inside else size
+
+
+def _within(bound: Size, size: Size, end: bool) -> bool | None:
+    cond = le(bound, size)
+    several = isinstance(cond, Expr) and len(symbols(cond.scope.simplify(cond))) > 1
+    return cond.scope.decide(cond) if end and several else _followed(cond)
 
 
 def _sign(bound: Size) -> bool | None:

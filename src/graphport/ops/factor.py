@@ -263,7 +263,7 @@ def linalg_lstsq(
                         tuple(steps[: len(shared) + 1 + len(columns)]))  # fmt: skip
     overdetermined = driver != "gelsy" and holds(le(n + 1, m))
     real = promote.to_real(self.dtype)
-    residuals = b.like((*shared, *columns) if overdetermined else (0,), real)
+    residuals = b.like((*shared, *(columns or (1,))) if overdetermined else (0,), real)
     rank = self.like((0,) if driver == "gels" else batch, torch.int64)
     singular = (*batch, _least(m, n)) if driver in ("gelsd", "gelss") else (0,)
     return solution, residuals, rank, self.like(singular, real)

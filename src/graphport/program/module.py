@@ -105,14 +105,20 @@ def shown_signature(names: list[str]) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule:
+def unlifted(program: ExportedProgram) -> Graph:
+    """The program as a graph of the user's inputs: state are attributes, and writes are written."""
     signature = program.graph_signature
     graph, getters = _unlifted(program.graph, signature)
     _write_back(graph, signature, getters)
-    run_plainly(graph)
     for getter in getters.values():
         if getter.op == "get_attr" and not getter.users:
             graph.erase_node(getter)
+    return graph
+
+
+def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule:
+    graph = unlifted(program)
+    run_plainly(graph)
     info = _PyTreeInfo(
         parameter_names(program.argument_names), program.call_spec.in_spec,
         program.call_spec.out_spec,

@@ -50,7 +50,7 @@ def fit(b: Builder, t: Value, function: Function, degree: int) -> Value:
     return polynomial(b, t, fitted(function, degree))
 
 
-def _in_float64(formula: Callable[[Builder, Value], Value]) -> Any:
+def in_float64(formula: Callable[[Builder, Value], Value]) -> Any:
     def lowering(b: Builder, self: Value) -> Value:
         return formula(b, b.cast(self, torch.float64))
 
@@ -161,7 +161,7 @@ _BESSEL = {
 }
 
 
-def _bessel(order: int, scaled: bool) -> Any:
+def bessel_i(order: int, scaled: bool) -> Any:
     def formula(b: Builder, x: Value) -> Value:
         size = b.Abs(x)
         below, above = _BESSEL[order]
@@ -294,10 +294,10 @@ table(
     {
         aten.erfc.default: erfc, aten.special_erfcx.default: _erfcx,
         aten.erfinv.default: _erfinv, aten.special_ndtri.default: _ndtri,
-        aten.i0.default: _bessel(0, False), aten.special_i0.default: _bessel(0, False),
-        aten.special_i0e.default: _bessel(0, True),
-        aten.special_i1.default: _bessel(1, False), aten.special_i1e.default: _bessel(1, True),
+        aten.i0.default: bessel_i(0, False), aten.special_i0.default: bessel_i(0, False),
+        aten.special_i0e.default: bessel_i(0, True),
+        aten.special_i1.default: bessel_i(1, False), aten.special_i1e.default: bessel_i(1, True),
         aten.lgamma.default: _lgamma, aten.digamma.default: _digamma,
     },
-    _in_float64,
+    in_float64,
 )  # fmt: skip

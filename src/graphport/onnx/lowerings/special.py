@@ -172,7 +172,7 @@ def _asin(b: Builder, x: Value) -> Value:
     return _atan(b, b.Div(x, b.Sqrt(b.Mul(b.Sub(one, x), b.Add(one, x)))))
 
 
-def _acos(b: Builder, x: Value) -> Value:
+def acos_of(b: Builder, x: Value) -> Value:
     one = b.scalar(1.0, like=x)
     return b.Mul(_atan(b, b.Sqrt(b.Div(b.Sub(one, x), b.Add(one, x)))), 2.0)
 
@@ -207,7 +207,7 @@ def _atanh(b: Builder, x: Value) -> Value:
 table(
     {
         aten.tan.default: ("Tan", lambda b, x: b.Div(b.Sin(x), b.Cos(x))),
-        aten.asin.default: ("Asin", _asin), aten.acos.default: ("Acos", _acos),
+        aten.asin.default: ("Asin", _asin), aten.acos.default: ("Acos", acos_of),
         aten.atan.default: ("Atan", _atan), aten.cosh.default: ("Cosh", _cosh),
         aten.sinh.default: ("Sinh", lambda b, x: b.Mul(b.Tanh(x), _cosh(b, x))),
         aten.asinh.default: ("Asinh", _asinh), aten.acosh.default: ("Acosh", _acosh),

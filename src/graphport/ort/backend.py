@@ -1,0 +1,109 @@
+"""`OrtBackend`: a backend of `torch.compile` that runs graphs on ONNX Runtime."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch.fx import GraphModule
+
+from graphport.errors import ExportError
+from graphport.ort import explain
+from graphport.ort.compiled import Compiled
+from graphport.ort.graphs import static_inputs
+from graphport.ort.options import OrtBackendOptions
+from graphport.ort.region import SessionRecord
+
+log = logging.getLogger("graphport.ort")
+
+
+class OrtBackend:
+    """Compiles graphs of torch.compile.
+
+    >>> import torch, graphport as gp
+    >>> fast = torch.compile(torch.nn.Linear(4, 2), backend=gp.ort.OrtBackend())
+    >>> with torch.no_grad():
+    ...     fast(torch.ones(3, 4)).shape
+    torch.Size([3, 2])
+    """
+
+    _instances: ClassVar[dict[Any, OrtBackend]] = {}
+    _turn: ClassVar[Any] = threading.Lock()
+
+    def __init__(self, options: OrtBackendOptions | Mapping[str, Any] | None = None) -> None:
+        self.options = OrtBackendOptions.of(options)
+        self.execution_count = 0
+        """How often a session has run."""
+        self.compiled: dict[GraphModule, Compiled] = {}
+        self.refused: dict[GraphModule, str] = {}
+        """Graphs that run in PyTorch as a whole, and why."""
+        self._counting = threading.Lock()
+
+    def __call__(self, module: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        from graphport.ort import torch_compile
+
+        return torch_compile.compiled(self, module, inputs)
+
+    def count(self) -> None:
+        with self._counting:
+            self.execution_count += 1
+
+    def compile(
+        self, module: GraphModule, inputs: Sequence[Any], *, inference: bool
+    ) -> Callable[..., Any]:
+        """A callable in place of a graph; for inference, with its weights taken in."""
+        static = static_inputs(module, inputs)
+        try:
+            made = Compiled(module, inputs, self, static, freeze=inference)
+        except ExportError as error:
+            if self.options.strict:
+                raise
+            self.refused[module] = error.what
+            log.warning("a graph runs in PyTorch: %s", error)
+            return module
+        self.compiled[module] = made
+        explain.tell(made)
+        return made
+
+    @property
+    def sessions(self) -> dict[GraphModule, list[SessionRecord]]:
+        """The sessions of each graph."""
+        return {module: made.records for module, made in self.compiled.items()}
+
+    def explain(self) -> str:
+        """Which operators run on ONNX Runtime, which in PyTorch, and why."""
+        return explain.report(self)
+
+    # Instances
+
+    @classmethod
+    def get_cached_instance_for_options(
+        cls, options: OrtBackendOptions | Mapping[str, Any] | None = None
+    ) -> OrtBackend:
+        """The backend for these options: equal ones share it."""
+        made = OrtBackendOptions.of(options)
+        key = made.key
+        with cls._turn:
+            if key is None:
+                key = object()
+            if key not in cls._instances:
+                cls._instances[key] = OrtBackend(made)
+            return cls._instances[key]
+
+    @classmethod
+    def get_cached_instances(cls) -> tuple[OrtBackend, ...]:
+        return tuple(cls._instances.values())
+
+    @classmethod
+    def clear_cached_instances(cls) -> None:
+        with cls._turn:
+            cls._instances.clear()
+
+
+def needs_gradients(inputs: Sequence[Any]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(t, torch.Tensor) and t.requires_grad for t in inputs
+    )

@@ -1,0 +1,169 @@
+"""A graph of torch.compile's, ready to be called."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from graphport.errors import SessionError
+from graphport.onnx.exporting import custom_lowerings, known_operators
+from graphport.onnx.runtime import Session
+from graphport.onnx.weights import inline
+from graphport.ort import dump
+from graphport.ort.frozen import Frozen
+from graphport.ort.graphs import captured
+from graphport.ort.lowering import Lowered, lowered
+from graphport.ort.planning import Plan, plan
+from graphport.ort.providers import providers
+from graphport.ort.region import Region, SessionRecord
+from graphport.program import ExportedProgram, InputChecks
+from graphport.program.control import plain_copy, run_plainly
+from graphport.program.module import graph_module
+from graphport.symbolic import Expr
+
+if TYPE_CHECKING:
+    from graphport.ort.backend import OrtBackend
+
+log = logging.getLogger("graphport.ort")
+
+
+class Compiled:
+    """Runs a graph on ONNX Runtime as far as possible.
+
+    Weights that do not change are part of the sessions, which arrange them for speed. Once one has
+    changed, they are inputs from there on. Whatever goes wrong in a session, torch computes the
+    result.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        inputs: Sequence[Any],
+        backend: OrtBackend,
+        static: frozenset[int] = frozenset(),
+        *,
+        freeze: bool = False,
+    ) -> None:
+        self.module = module
+        self.backend = backend
+        self.static = static
+        program = captured(module, inputs)
+        self.checks = _further_checks(program)
+        custom = custom_lowerings(backend.options.export)
+        self.program, self.missing = known_operators(program, custom)
+        self.devices = {t.device for t in inputs if isinstance(t, torch.Tensor)}
+        self.records: list[SessionRecord] = []
+        self.plan: Plan
+        self.broken = False
+        self.frozen = Frozen({i: inputs[i] for i in static}) if freeze else Frozen({})
+        self.run = self._built({i: inputs[i] for i in self.frozen.places})
+
+    def __call__(self, *args: Any) -> Any:
+        if self.broken or (self.checks is not None and not self.checks(args)):
+            return self.module(*args)
+        if self.frozen.differ(args):
+            log.info("weights have changed: from now on they are inputs")
+            self.frozen = Frozen({})
+            self.run = self._built({})
+        try:
+            return self.run(*args)
+        except SessionError as error:
+            if self.backend.options.strict:
+                raise
+            self.broken = True
+            warnings.warn(
+                f"a graph goes on in PyTorch, since its session failed: {error}",
+                RuntimeWarning, stacklevel=2,
+            )  # fmt: skip
+            return self.module(*args)
+
+    # Building
+
+    def _built(self, weights: dict[int, torch.Tensor]) -> Callable[..., Any]:
+        self.plan = plan(self.program, self.missing)
+        inputs = [n for n in self.plan.graph.nodes if n.op == "placeholder"]
+        taken_in = {inputs[i]: t for i, t in weights.items()}
+        static = {inputs[i] for i in self.static}
+        regions = lowered(self.plan, taken_in, self.backend.options.export)
+        self.records.clear()
+        made = {nodes: self._region(part, static) for nodes, part in regions.items()}
+        return _assembled(self.plan, regions, made)
+
+    def _region(self, part: Lowered, static: set[Node]) -> Region:
+        options = self.backend.options
+        model, tensors = part.model(), part.tensors
+        if options.pre_ort_model_transforms:
+            model, tensors = inline(model, part.graph.initializers), {}
+            for transform in options.pre_ort_model_transforms:
+                transform(model)
+        where = providers(options, self.devices)
+
+        def make() -> Session:
+            return Session(model, tensors, options.ort_session_options, where)
+
+        record = SessionRecord(model, make)
+        record.opened()
+        self.records.append(record)
+        if options.dump_prefix is not None:
+            written = inline(model, part.graph.initializers) if tensors else model
+            dump.write(options.dump_prefix, written, str(self.module.graph))
+        return Region(record, part.interface, [n in static for n in part.part.inputs],
+                      self.backend.count)  # fmt: skip
+
+
+def _further_checks(program: ExportedProgram) -> Callable[[Sequence[Any]], bool] | None:
+    """What capture needed to know of the sizes beyond what torch checks; None if nothing."""
+    checks = program.checks
+    varies = [i for i, s in enumerate(checks.inputs) if s.number is not None
+              or any(isinstance(e, Expr) for e in s.sizes or ())]  # fmt: skip
+    if not checks.facts:
+        return None
+    accepts = InputChecks([checks.inputs[i] for i in varies], checks.ranges, checks.facts).accepts
+    return lambda args: accepts([args[i] for i in varies])
+
+
+def _assembled(
+    plan: Plan, regions: dict[tuple[Node, ...], Lowered], made: dict[tuple[Node, ...], Region]
+) -> Callable[..., Any]:
+    """The steps of a plan as a function."""
+    root, graph = nn.Module(), Graph()
+    mapping: dict[Node, Any] = {}
+    for node in plan.graph.nodes:
+        if node.op == "placeholder":
+            mapping[node] = graph.placeholder(node.name)
+        elif node.op == "get_attr":
+            name = str(node.target)
+            _attach(root, name, plan.program)
+            mapping[node] = graph.get_attr(name)
+    for i, step in enumerate(plan.steps):
+        if step.is_region:
+            part = regions[step.nodes].part
+            name = f"region_{i}"
+            root.add_module(name, made[step.nodes])
+            call = graph.call_module(name, tuple(mapping[n] for n in part.inputs))
+            for k, node in enumerate(part.outputs):
+                mapping[node] = graph.call_function(operator.getitem, (call, k))
+        else:
+            for node in step.nodes:
+                mapping[node] = graph.node_copy(node, lambda n: mapping[n])
+    graph.output(torch.fx.node.map_arg(plan.graph.output_node().args[0], lambda n: mapping[n]))
+    run_plainly(graph)
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph.erase_node(node)
+    return graph_module(root, graph).eval()
+
+
+def _attach(root: nn.Module, name: str, program: ExportedProgram) -> None:
+    inner = program.graph_module._modules.get(name)
+    if inner is not None:
+        root.add_module(name, plain_copy(inner))
+    elif not hasattr(root, name.replace(".", "_")):
+        root.register_buffer(name, program.tensor(name), persistent=False)

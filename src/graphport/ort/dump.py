@@ -1,0 +1,20 @@
+"""Models written out to be looked at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import onnx
+
+_written: Counter[str] = Counter()
+"""How many this process has written, by prefix."""
+
+
+def write(prefix: str, model: onnx.ModelProto, text: str) -> None:
+    """`prefix0.onnx` and `prefix0.txt`, then `prefix1.onnx`, ..."""
+    path = Path(f"{prefix}{_written[prefix]}.onnx")
+    _written[prefix] += 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, path)
+    path.with_suffix(".txt").write_text(text)

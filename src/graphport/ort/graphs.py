@@ -1,0 +1,105 @@
+"""Graphs as torch.compile hands them over, captured as programs of ours.
+
+Dynamo's graphs are in terms of torch's functions, those of AOTAutograd in ATen operators; both take
+parameters and buffers as inputs. Sizes that torch keeps symbolic stay symbolic.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from graphport.capture.export import Options, capture
+from graphport.ort.symbols import TorchSizes
+from graphport.program import ExportedProgram
+
+# Take a number as another operand, so that one which varies is as good as a constant.
+_ARITHMETIC = {
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg,
+    torch.add, torch.sub, torch.mul, torch.div, torch.pow,
+}  # fmt: skip
+
+
+def captured(module: GraphModule, inputs: Sequence[Any]) -> ExportedProgram:
+    """The program of a graph whose sizes are symbols of torch's, or numbers."""
+    fixed = with_fixed_numbers(module)
+    with torch.no_grad():
+        program, _ = capture(
+            fixed, tuple(inputs), None, TorchSizes(_values(module, inputs)),
+            Options("runtime_assert", once_more=True),
+        )  # fmt: skip
+    return program
+
+
+def placeholders(module: GraphModule) -> list[Node]:
+    return [n for n in module.graph.nodes if n.op == "placeholder"]
+
+
+def _values(module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """What torch knows of each input: of Dynamo's, whose examples are real tensors, it is noted."""
+    return [
+        node.meta.get("example_value", given)
+        for node, given in zip(placeholders(module), inputs, strict=True)
+    ]
+
+
+def with_fixed_numbers(module: GraphModule) -> GraphModule:
+    """The graph with those floats fixed that are no operands: an `eps`, a `momentum`.
+
+    Dynamo passes floats as tensors, and reads them. Asking torch's symbol for its value makes it a
+    condition for the graph to be used.
+    """
+    reads = [n for n in module.graph.nodes if _is_float_read(n)]
+    fixed = [n for n in reads if any(u.target not in _ARITHMETIC for u in n.users)]
+    if not fixed:
+        return module
+    values = {n.name: float(n.meta["example_value"]) for n in fixed}
+    graph = torch.fx.Graph()
+    mapping: dict[Node, Any] = {}
+    for node in module.graph.nodes:
+        if node.name in values:
+            mapping[node] = values[node.name]
+        elif node.op == "output":
+            graph.output(_mapped(node.args[0], mapping))
+        else:
+            new = graph.create_node(
+                node.op, node.target, _mapped(node.args, mapping), _mapped(node.kwargs, mapping),
+                node.name, node.type,
+            )  # fmt: skip
+            new.meta = dict(node.meta)
+            mapping[node] = new
+    return GraphModule(module, graph)
+
+
+def _is_float_read(node: Node) -> bool:
+    return (
+        node.op == "call_method"
+        and node.target == "item"
+        and node.args[0].op == "placeholder"
+        and isinstance(node.meta.get("example_value"), torch.SymFloat)
+    )
+
+
+def _mapped(x: Any, mapping: dict[Node, Any]) -> Any:
+    if isinstance(x, (list, tuple)):
+        return type(x)(_mapped(y, mapping) for y in x)
+    if isinstance(x, dict):
+        return {k: _mapped(v, mapping) for k, v in x.items()}
+    return mapping[x] if isinstance(x, Node) else x
+
+
+def static_inputs(module: GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
+    """Which inputs are parameters and buffers, the same tensors at every call."""
+    return frozenset(
+        i for i, (node, t) in enumerate(zip(placeholders(module), inputs, strict=True))
+        if isinstance(t, torch.Tensor) and _is_static(node, t)
+    )  # fmt: skip
+
+
+def _is_static(node: Node, t: torch.Tensor) -> bool:
+    told = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+    return told is not None or isinstance(t, torch.nn.Parameter)

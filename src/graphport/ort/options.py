@@ -1,0 +1,86 @@
+"""What can be asked of the backend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from graphport.errors import InputError
+from graphport.onnx.options import ExportOptions
+
+if TYPE_CHECKING:
+    import onnx
+    import onnxruntime
+
+Provider = str | tuple[str, Mapping[str, Any]]
+"""An execution provider of ONNX Runtime by name, or its name and options."""
+
+
+@dataclass(frozen=True)
+class OrtBackendOptions:
+    """Options of the backend; a mapping with these keys is accepted in its place."""
+
+    preferred_execution_providers: Sequence[Provider] | None = None
+    """Tried first, in this order, where they are installed."""
+    infer_execution_providers: bool = True
+    """Whether providers follow from the devices of the tensors."""
+    default_execution_providers: Sequence[Provider] | None = None
+    """Tried last; the one for CPUs if nothing is said."""
+    preallocate_output: bool = False
+    """Whether torch allocates the results, where their sizes are known before."""
+    use_aot_autograd: bool = True
+    """Whether gradients are computed, by AOTAutograd, where they are asked for."""
+    export_options: ExportOptions | Mapping[str, Any] | None = None
+    ort_session_options: onnxruntime.SessionOptions | None = None
+    pre_ort_model_transforms: Sequence[Callable[[onnx.ModelProto], None]] | None = None
+    """Change a model in place before ONNX Runtime sees it."""
+    strict: bool = False
+    """Whether it is an error if something cannot run on ONNX Runtime, where torch would run it."""
+
+    @classmethod
+    def of(cls, given: OrtBackendOptions | Mapping[str, Any] | None) -> OrtBackendOptions:
+        if isinstance(given, OrtBackendOptions):
+            return given
+        given = dict(given or {})
+        unknown = sorted(set(given) - {f.name for f in fields(cls)})
+        if unknown:
+            known = ", ".join(f.name for f in fields(cls))
+            raise InputError(
+                f"OrtBackendOptions has no {', '.join(unknown)}", fix=f"one of {known}"
+            )
+        return cls(**given)
+
+    @property
+    def export(self) -> ExportOptions:
+        """How graphs are lowered: for this ONNX Runtime, unless it is said otherwise."""
+        given = self.export_options
+        return ExportOptions(target="ort") if given is None else ExportOptions.of(given)
+
+    @property
+    def key(self) -> Any:
+        """Equal for options that mean the same; None for those that are like no others."""
+        if self.ort_session_options is not None:
+            return None
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values["export_options"] = vars(self.export)
+        return _frozen(values)
+
+    @property
+    def dump_prefix(self) -> str | None:
+        """Where models are written to, to be looked at."""
+        return os.environ.get("ONNXRT_DUMP_PATH") or None
+
+
+def _frozen(x: Any) -> Any:
+    """Something that can be compared and hashed, from lists and dicts."""
+    if isinstance(x, Mapping):
+        return tuple(sorted((str(k), _frozen(v)) for k, v in x.items()))
+    if isinstance(x, Sequence) and not isinstance(x, str):
+        return tuple(map(_frozen, x))
+    try:
+        hash(x)
+    except TypeError:
+        return id(x)
+    return x

@@ -1,0 +1,192 @@
+"""Which part of a program runs on ONNX Runtime, and which in torch.
+
+ONNX Runtime takes every operator with a lowering, but not those that draw random numbers: torch's
+generator decides what they draw. Views at the end are torch's too, since a result that shares
+memory with an input, or with another result, is to go on sharing it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Graph, GraphModule, Node
+
+from graphport.fx.regions import Step, steps
+from graphport.onnx.lower import described
+from graphport.onnx.types import ONNX_OF
+from graphport.ops.abstract import Abstract
+from graphport.program import ExportedProgram
+from graphport.program.module import unlifted
+from graphport.symbolic import Expr
+
+aten = torch.ops.aten
+_NUMBERS = (Expr, int, float, bool)
+
+
+@dataclass
+class Plan:
+    """The graph of a program and the steps to run it in."""
+
+    program: ExportedProgram
+    graph: Graph
+    free_views: set[Node]
+    """Those that give results, for torch to run."""
+    steps: list[Step] = field(default_factory=list)
+    reasons: dict[Node, str] = field(default_factory=dict)
+    """Why a node runs in torch that could have been computed elsewhere."""
+
+    def refuse(self, nodes: Iterable[Node], reason: str) -> None:
+        """Let torch run these nodes."""
+        self.reasons.update(dict.fromkeys(nodes, reason))
+        self.settle()
+
+    def settle(self) -> None:
+        """Find the regions; those that compute nothing are torch's as well."""
+        in_torch = _numbers_and_writes(self.graph) | self.reasons.keys() | self.free_views
+        taken = {n for n in self.graph.nodes if n.op == "call_function" and n not in in_torch}
+        while True:
+            _follow_sources(self.graph, taken)
+            found = steps(self.graph, taken.__contains__, _is_ordered, _writes(self.graph))
+            idle = [s for s in found if s.is_region and not any(map(_computes, s.nodes))]
+            if not idle:
+                self.steps = found
+                return
+            for step in idle:
+                taken.difference_update(step.nodes)
+
+
+def plan(program: ExportedProgram, missing: Mapping[Any, list[Node]]) -> Plan:
+    """How to run a program, some operators of which have no lowering."""
+    graph = unlifted(program)
+    made = Plan(program, graph, _with_free_views(graph))
+    unknown = {n.name for nodes in missing.values() for n in nodes}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            reason = _refusal(node, unknown, program.graph_module)
+            if reason:
+                made.reasons[node] = reason
+    made.settle()
+    return made
+
+
+def _refusal(node: Node, unknown: set[str], module: GraphModule) -> str:
+    """Why a node does not run on ONNX Runtime; empty if it does."""
+    target: Any = node.target
+    if node.name in unknown:
+        return "no ONNX lowering"
+    if isinstance(target, HigherOrderOperator):
+        inner = [getattr(module, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
+        graphs = [m for m in inner if isinstance(m, GraphModule)]
+        if any(n.name in unknown for m in graphs for n in m.graph.nodes):
+            return "a graph within has operators without an ONNX lowering"
+    if _is_random(target):
+        return "draws random numbers"
+    for about in map(_about, (node, *node.all_input_nodes)):
+        for part in about if isinstance(about, tuple) else (about,):
+            if isinstance(part, Abstract) and part.dtype not in ONNX_OF:
+                if not part.dtype.is_complex:
+                    return f"ONNX has no {str(part.dtype).removeprefix('torch.')}"
+    return ""
+
+
+def _about(node: Node) -> Any:
+    return described(node.meta.get("val"))
+
+
+def _is_random(target: Any) -> bool:
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _is_ordered(node: Node) -> bool:
+    return node.op == "call_function" and _is_random(node.target)
+
+
+def _numbers_and_writes(graph: Graph) -> set[Node]:
+    """Numbers are torch's: reading a size costs nothing. So are writes, assertions and the like."""
+    return {
+        n for n in graph.nodes
+        if n.op == "call_function"
+        and (isinstance(_about(n), _NUMBERS) or _has_effects(n))
+    }  # fmt: skip
+
+
+def _is_write(node: Node) -> bool:
+    return node.target is aten.copy_.default
+
+
+def _writes(graph: Graph) -> list[Node]:
+    """Writes to inputs, and the views through which results show what was written."""
+    found: dict[Node, None] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and (
+            _is_write(node) or any(n in found for n in node.all_input_nodes)
+        ):
+            found[node] = None
+    return list(found)
+
+
+def _follow_sources(graph: Graph, taken: set[Node]) -> None:
+    """An element of a tuple is where the tuple is."""
+    for node in graph.nodes:
+        if node.target is operator.getitem and node in taken and node.args[0] not in taken:
+            taken.discard(node)
+
+
+def _computes(node: Node) -> bool:
+    return not (is_view(node) or node.target is operator.getitem)
+
+
+def is_view(node: Node) -> bool:
+    """Whether a node only shows the memory of its first argument."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        return is_view(node.args[0])
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or _is_write(node):
+        return False
+    about, source = _about(node), node.args[0] if node.args else None
+    shares = any(r.alias_info is not None for r in schema.returns)
+    if not shares or not isinstance(source, Node):
+        return False
+    first = about[0] if isinstance(about, tuple) and about else about
+    origin = _about(source)
+    return (
+        isinstance(first, Abstract) and isinstance(origin, Abstract)
+        and first.dtype is origin.dtype
+    )  # fmt: skip
+
+
+def _with_free_views(graph: Graph) -> set[Node]:
+    """Give each result that is a view one of its own, and say which nodes these are.
+
+    A view of what was written to an input shows the input.
+    """
+    output = graph.output_node()
+    copies: dict[Node, Node] = {}
+    written = {n.args[1]: n for n in graph.nodes if _is_write(n)}
+
+    def freed(node: Any) -> Any:
+        if not isinstance(node, Node) or not is_view(node):
+            return written.get(node, node) if isinstance(node, Node) else node
+        if node not in copies:
+            source = freed(node.args[0])
+            copies[node] = new = graph.create_node(
+                node.op, node.target, (source, *node.args[1:]), node.kwargs, f"{node.name}_result"
+            )
+            new.meta = dict(node.meta)
+        return copies[node]
+
+    with graph.inserting_before(output):
+        output.args = (tuple(freed(r) for r in output.args[0]),)
+    graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or _has_effects(n))
+    return set(copies.values())
+
+
+def _has_effects(node: Node) -> bool:
+    return _is_write(node) or (node.op == "call_function" and node.meta.get("val") is None)

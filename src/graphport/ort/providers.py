@@ -1,0 +1,44 @@
+"""Which execution providers of ONNX Runtime a graph runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import onnxruntime as ort
+import torch
+
+from graphport.errors import UsageError
+from graphport.ort.options import OrtBackendOptions, Provider
+
+# By the type of torch's device. What is not here runs on the CPU's provider.
+OF_DEVICE = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "hip": "ROCMExecutionProvider",
+    "xpu": "OpenVINOExecutionProvider",
+    "maia": "MAIAExecutionProvider",
+}
+
+
+def providers(options: OrtBackendOptions, devices: Iterable[torch.device]) -> list[Any]:
+    """Preferred ones, those of the devices, default ones; each once, as far as installed."""
+    wanted: list[Provider] = list(options.preferred_execution_providers or ())
+    if options.infer_execution_providers:
+        kinds = dict.fromkeys(d.type for d in devices)
+        # What computes on a device comes before what computes on the host.
+        wanted += [OF_DEVICE[k] for k in sorted(kinds, key=lambda k: k == "cpu") if k in OF_DEVICE]
+    wanted += options.default_execution_providers or ("CPUExecutionProvider",)
+    installed = ort.get_available_providers()
+    found: dict[str, Any] = {}
+    for provider in wanted:
+        name = provider if isinstance(provider, str) else provider[0]
+        if name in installed:
+            found.setdefault(name, provider)
+    if not found:
+        names = ", ".join(p if isinstance(p, str) else p[0] for p in wanted)
+        raise UsageError(
+            f"none of the execution providers {names} is part of the ONNX Runtime installed",
+            fix=f"one of {', '.join(installed)}",
+        )
+    return list(found.values())

@@ -1,0 +1,49 @@
+"""Where torch.compile finds the backend, and what AOTAutograd does for it.
+
+The only module of this package that imports Dynamo and functorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from functorch.compile import make_boxed_func
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx import GraphModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from graphport.ort.backend import OrtBackend, needs_gradients
+from graphport.ort.options import OrtBackendOptions
+
+
+def backend(
+    module: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: OrtBackendOptions | Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """`torch.compile(..., backend="graphport")`; `mode` belongs to other backends."""
+    return OrtBackend.get_cached_instance_for_options(options)(module, inputs)
+
+
+def compiled(backend: OrtBackend, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    if not (backend.options.use_aot_autograd and needs_gradients(inputs)):
+        return backend.compile(module, inputs, inference=True)
+
+    def compiler(graph: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        return make_boxed_func(backend.compile(graph, examples, inference=False))
+
+    # Attention in parts that have a derivative in ONNX, not as kernels of torch's.
+    with sdpa_kernel(SDPBackend.MATH):
+        return aot_autograd(fw_compiler=compiler, decompositions=_derivatives())(module, inputs)
+
+
+def _derivatives() -> dict[Any, Callable[..., Any]]:
+    """How to take derivatives apart, which have no lowering; forward operators stay whole."""
+    table: dict[Any, Callable[..., Any]] = {
+        op: fn for op, fn in core_aten_decompositions().items() if "backward" in str(op)
+    }
+    return table
