@@ -201,18 +201,22 @@ def measure(case: Case, dynamic: bool, runners: list[Runner], repeats: int) -> d
     return cells
 
 
-def compare(keys: list[str], runners: list[Runner], repeats: int, quick: bool) -> list[Row]:
-    rows = []
+def cases_of(keys: list[str], quick: bool) -> Iterator[tuple[str, str, Case, bool]]:
+    """Workloads with fixed sizes, then with dynamic ones: title, sizes, case, whether dynamic."""
     for key in keys:
         work = WORKLOADS[key]
         # A ResNet has one depth; the others are cut to a quarter for a quick look.
         layers = max(2, work.layers // 4) if quick and key != "resnet" else work.layers
         case = work.build(layers)
         for dynamic in (False, True):
-            shapes = work.dims if dynamic else "static"
-            say(f"{work.title}-{layers}, {shapes}")
-            cells = measure(case, dynamic, runners, repeats)
-            rows.append(Row(f"{work.title}-{layers}", shapes, cells))
+            yield f"{work.title}-{layers}", work.dims if dynamic else "static", case, dynamic
+
+
+def compare(keys: list[str], runners: list[Runner], repeats: int, quick: bool) -> list[Row]:
+    rows = []
+    for title, shapes, case, dynamic in cases_of(keys, quick):
+        say(f"{title}, {shapes}")
+        rows.append(Row(title, shapes, measure(case, dynamic, runners, repeats)))
     return rows
 
 
@@ -310,16 +314,9 @@ def stored(repeats: int, quick: bool) -> list[Times]:
 def exported(keys: list[str], repeats: int, quick: bool) -> list[onnx_models.Result]:
     """From model to saved ONNX, and what the files run like."""
     results = []
-    for key in keys:
-        work = WORKLOADS[key]
-        layers = max(2, work.layers // 4) if quick and key != "resnet" else work.layers
-        case = work.build(layers)
-        for dynamic in (False, True):
-            sizes = work.dims if dynamic else "static"
-            say(f"ONNX, {work.title}-{layers}, {sizes}")
-            results.append(
-                onnx_models.compare(f"{work.title}-{layers}", sizes, case, dynamic, repeats)
-            )
+    for title, sizes, case, dynamic in cases_of(keys, quick):
+        say(f"ONNX, {title}, {sizes}")
+        results.append(onnx_models.compare(title, sizes, case, dynamic, repeats))
     return results
 
 

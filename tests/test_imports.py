@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "partition": GROUND | {"program", "fx"},
     "distributed": GROUND | {"program", "fx"},
     "onnx": GROUND | {"capture", "ops", "program", "passes", "symbolic"},
-    "ort": GROUND | {"onnx"},
+    "ort": GROUND | {"onnx", "fx", "capture", "ops", "program", "symbolic"},
     "cli": EVERYTHING,
     "report": EVERYTHING,
     "__init__": EVERYTHING,

@@ -95,6 +95,59 @@ def test_a_size_as_an_index():
     check(f, args, dynamic_shapes=(None, {0: b}), others=others, layout=False)
 
 
+ENDS = {
+    "an end": lambda x, y: x[:, : y.shape[0]],
+    "a start and an end": lambda x, y: x[:, 1 : y.shape[0]],
+    "an end beyond the example's": lambda x, y: x[:, : y.shape[0] + 9],
+    "steps": lambda x, y: x[:, : y.shape[0] : 2],
+    "a sum of sizes": lambda x, y: x[:, : x.shape[0] + y.shape[0]],
+    "what is made of it": lambda x, y: (x[:, : y.shape[0]].reshape(-1) + 1).sum(),
+    "its length": lambda x, y: x[:, : y.shape[0]].shape[1] * 2,
+    "joined": lambda x, y: torch.cat([x[:, : y.shape[0]], x], 1),
+    "written to": lambda x, y: x[:, : y.shape[0]].mul_(2),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_end_that_lies_within_or_beyond(name):
+    """Sizes of two inputs decide it, and no `Dim` could say which: both are right."""
+    n, m = gp.Dim("n", min=1), gp.Dim("m", min=1)
+    args = (torch.randn(2, 5), torch.randn(3))
+    others = [(torch.randn(2, a), torch.randn(b)) for a, b in ((7, 7), (3, 8), (1, 20), (9, 1))]
+    check(ENDS[name], args, dynamic_shapes=({1: n}, {0: m}), others=others, layout=False)
+
+
+def test_an_end_that_must_lie_within():
+    """What is added to it needs its length: that is what is checked, and no more."""
+
+    def added(x, y):
+        return x[: y.shape[0]] + y
+
+    shapes = ({0: gp.Dim("n")}, {0: gp.Dim("m")})
+    args = (torch.randn(5), torch.randn(3))
+    others = [(torch.randn(7), torch.randn(7)), (torch.randn(7), torch.randn(0))]
+    ep = check(added, args, dynamic_shapes=shapes, others=others, layout=False)
+    with pytest.raises(RuntimeError, match="n >= m"):
+        ep.module()(torch.randn(3), torch.randn(5))
+
+
+def test_a_third_dim_that_equals_the_length_of_a_slice():
+    """It is told to be the dim that the example has it be, not the lesser of two."""
+
+    def added(x, y, z):
+        return x[: y.shape[0]] + z
+
+    n, m, k = gp.dims("n", "m", "k")
+    args = (torch.randn(5), torch.randn(3), torch.randn(3))
+    with pytest.raises(gp.errors.ConstraintViolationError, match="k = m"):
+        gp.export(added, args, dynamic_shapes=({0: n}, {0: m}, {0: k}))
+    others = [(torch.randn(7), torch.randn(7), torch.randn(7))]
+    check(added, args, dynamic_shapes=({0: n}, {0: m}, {0: m}), others=others, layout=False)
+    with pytest.raises(gp.errors.ConstraintViolationError, match="m = 3"):
+        gp.export(lambda x, y: x[: y.shape[0]] + torch.ones(3), args[:2],
+                  dynamic_shapes=({0: n}, {0: m}))  # fmt: skip
+
+
 def test_iteration_and_unpacking():
     def f(x):
         a, b, c = x

@@ -69,3 +69,8 @@ def assert_close(have: Any, want: Any, what: str, scale: float = 1.0) -> None:
             )  # fmt: skip
         else:
             assert x == y and type(x) is type(y), f"{what}: {x!r} and {y!r}"
+
+
+def nodes(fn: Callable[..., Any], *inputs: torch.Tensor) -> list[str]:
+    """The operators that a program becomes."""
+    return [n.op_type for n in gp.onnx.export(fn, inputs).model_proto.graph.node]

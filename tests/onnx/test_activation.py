@@ -13,8 +13,8 @@ from torch import nn
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, ints, positive, row
+from tests.onnx.rows import dynamic_test, static_test
+from tests.ops.rows import ints, positive, row
 
 EDGES = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 3.0, -3.0, 20.5, -20.5, 0.5, -0.5])
 
@@ -78,21 +78,9 @@ OTHER_DTYPES = [
     for make in (doubles, halves, brains) for name, fn in PLAIN.items()
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", OTHER_DTYPES)
-def test_dtypes(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
+test_dtypes = pytest.mark.slow(dynamic_test(OTHER_DTYPES))
 
 
 @pytest.mark.parametrize("name", [n for n in PLAIN if "soft" not in n or n == "softplus"])

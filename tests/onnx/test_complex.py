@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, bools, complexes, row
+from tests.onnx.rows import dynamic_test, static_test
+from tests.ops.rows import bools, complexes, row
 
 both: Any = [complexes, torch.randn]
 
@@ -102,15 +102,8 @@ ROWS = [
     c(lambda x: nn.functional.pad(x, (1, 2)), "b t", name="pad"),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 class Rotary(nn.Module):

@@ -10,20 +10,12 @@ import torch.nn.functional as F
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, row
+from tests.onnx.rows import doubles, dynamic_test, halves, static_test
+from tests.ops.rows import row
 
 BIG = {"h": 4, "w": 4, "t": 4}
 aten = torch.ops.aten
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")
-
-
-def halves(size: Sequence[int]) -> torch.Tensor:
-    return torch.randn(tuple(size)).half()
-
-
-def doubles(size: Sequence[int]) -> torch.Tensor:
-    return torch.randn(tuple(size)).double()
 
 
 def longs(size: Sequence[int]) -> torch.Tensor:
@@ -60,15 +52,8 @@ ROWS = [
         name="conv1d_symbolic_kernel"),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 def test_a_convolution_is_one_node() -> None:

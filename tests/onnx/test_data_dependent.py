@@ -9,8 +9,8 @@ import torch
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, bools, ints, row
+from tests.onnx.rows import dynamic_test, static_test
+from tests.ops.rows import bools, ints, row
 
 PICK = ints(3)
 R = torch.randn
@@ -55,15 +55,8 @@ ROWS = [
     row(lambda a: torch.bincount(a).cumsum(0), "t", make=PICK, name="bincount_cumsum"),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])

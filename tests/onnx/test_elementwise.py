@@ -11,8 +11,8 @@ import torch
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, bools, ints, positive, row
+from tests.onnx.rows import brains, doubles, dynamic_test, halves, static_test
+from tests.ops.rows import bools, ints, positive, row
 
 NAN, INF = math.nan, math.inf
 EDGES = torch.tensor([NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 0.5, 300.0, -0.125])
@@ -22,18 +22,6 @@ def signed(size: Sequence[int]) -> torch.Tensor:
     """Integers of both signs, no zero among them."""
     found = torch.randint(1, 9, tuple(size))
     return found * (torch.randint(2, tuple(size)) * 2 - 1)
-
-
-def doubles(size: Sequence[int]) -> torch.Tensor:
-    return torch.randn(tuple(size), dtype=torch.float64)
-
-
-def halves(size: Sequence[int]) -> torch.Tensor:
-    return torch.randn(tuple(size)).half()
-
-
-def brains(size: Sequence[int]) -> torch.Tensor:
-    return torch.randn(tuple(size)).bfloat16()
 
 
 UNARY = (
@@ -130,21 +118,9 @@ OTHER_DTYPES = [
           name=f"int32_{fn.__name__}") for fn in INTEGER),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", OTHER_DTYPES)
-def test_dtypes(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
+test_dtypes = pytest.mark.slow(dynamic_test(OTHER_DTYPES))
 
 
 @pytest.mark.parametrize("fn", [*UNARY, torch.sgn, torch.isposinf, torch.isneginf, torch.sqrt],

@@ -7,8 +7,8 @@ import torch
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, bools, ints, row
+from tests.onnx.rows import dynamic_test, static_test
+from tests.ops.rows import bools, ints, row
 
 ROWS = [
     row(lambda a: torch.zeros(a.shape[0], 3), "b", name="zeros"),
@@ -58,15 +58,8 @@ ROWS = [
         name="mask"),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 @pytest.mark.parametrize(

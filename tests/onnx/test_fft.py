@@ -10,16 +10,12 @@ from torch import Tensor
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, complexes, row
+from tests.onnx.rows import doubles, dynamic_test, static_test
+from tests.ops.rows import complexes, row
 
 fft = torch.fft
 least: dict[str, int] = {"b": 1, "t": 2, "k": 2}
 """Of no rows at all torch refuses to compute anything."""
-
-
-def doubles(size: Any) -> Tensor:
-    return torch.randn(tuple(size)).double()
 
 
 def f(fn: Any, *specs: str, **options: Any) -> Any:
@@ -56,15 +52,8 @@ ROWS = [
     f(lambda x: fft.fftshift(fft.fft(x)), "b t", name="shift_of_complex"),
 ]
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 @pytest.mark.parametrize("n", [1, 2, 100, 400, 512, 1000, 1025, 2048, 3000])

@@ -77,6 +77,15 @@ def test_a_rank_that_is_looked_for() -> None:
         gp.onnx.export(torch.linalg.lstsq, (torch.randn(4, 3), torch.randn(4, 2)))
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_numbers_without_squares(scale: float) -> None:
+    def fn(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (q, r), (packed, tau) = torch.linalg.qr(a), torch.geqrf(a)
+        return q, r / scale, tau, packed.tril(-1)
+
+    check_onnx(fn, (torch.randn(4, 3) * scale,))
+
+
 def test_columns_of_zeros() -> None:
     a = torch.randn(4, 3)
     a[:, 1] = 0

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import graphport as gp
-from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, bools, ints, row
+from tests.onnx.helpers import check_onnx, nodes
+from tests.onnx.rows import dynamic_test, static_test
+from tests.ops.rows import bools, ints, row
 from tests.ops.test_index import ROWS as CAPTURED
 
 PICK = ints(3)
@@ -90,15 +90,8 @@ ROWS = [
 
 pytestmark = pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int8, torch.uint8,
@@ -116,10 +109,6 @@ def test_dtypes(dtype: torch.dtype) -> None:
 
     x = torch.randint(-4, 5, (3, 4)).to(dtype)
     check_onnx(program, (x, torch.tensor([0, 2, 1]), torch.randn(3, 4) > 0))
-
-
-def nodes(fn: object, *inputs: torch.Tensor) -> list[str]:
-    return [n.op_type for n in gp.onnx.export(fn, inputs).model_proto.graph.node]
 
 
 def test_few_nodes() -> None:

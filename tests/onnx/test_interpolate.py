@@ -12,9 +12,8 @@ import torch.nn.functional as F
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.onnx.test_conv import doubles, halves
-from tests.ops.rows import Row, row
+from tests.onnx.rows import doubles, dynamic_test, halves, static_test
+from tests.ops.rows import row
 
 BIG = {"h": 3, "w": 3, "t": 3}
 SPECS = {1: "b 3 t", 2: "b 3 h w", 3: "b 2 t h w"}
@@ -75,15 +74,8 @@ ROWS = [
           ((2, 3, 4, 5), (2, 3, 1, 5), (2, 3, 4, 5, 6), (2, 3, 4, 1, 1)), (False, True))),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 @pytest.mark.parametrize("mode", NEAREST)

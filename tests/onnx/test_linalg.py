@@ -5,27 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import pytest
 import torch
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, ints, row, square
+from tests.onnx.rows import brains, doubles, dynamic_test, halves, static_test
+from tests.ops.rows import ints, row, square
 
 F = torch.nn.functional
-
-
-def halves(size: Any) -> torch.Tensor:
-    return torch.randn(tuple(size)).half()
-
-
-def bfloats(size: Any) -> torch.Tensor:
-    return torch.randn(tuple(size)).bfloat16()
-
-
-def doubles(size: Any) -> torch.Tensor:
-    return torch.randn(tuple(size)).double()
 
 
 def bytes_(size: Any) -> torch.Tensor:
@@ -58,7 +45,7 @@ ROWS = [
     row(torch.matmul, "b t", "t k", make=ints(5), name="matmul_int64"),
     row(torch.matmul, "b t", "t k", make=bytes_, name="matmul_int8"),
     row(torch.matmul, "b t", "t k", make=halves, name="matmul_half"),
-    row(torch.matmul, "b t", "t k", make=bfloats, name="matmul_bfloat16"),
+    row(torch.matmul, "b t", "t k", make=brains, name="matmul_bfloat16"),
     row(torch.matmul, "b t", "t k", make=doubles, name="matmul_double"),
     row(F.linear, "b t 8", "k 8", "k", name="linear"),
     row(F.linear, "b 8", "k 8", "k", name="linear_2d"),
@@ -220,15 +207,8 @@ ROWS = [
     einsum("zij,zjk->ik", "b t 4", "b 4 k"),
 ]
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 def grouped(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
@@ -241,15 +221,15 @@ def offsets(*ends: int) -> torch.Tensor:
 
 def test_products_of_groups() -> None:
     """Of rows, of columns, of what is summed over, of whole matrices."""
-    x, w = bfloats((8, 16)), bfloats((3, 16, 8))
+    x, w = brains((8, 16)), brains((3, 16, 8))
     check_onnx(grouped, (x, w, offsets(2, 2, 8)), others=[(x, w, offsets(0, 5, 8))])
     check_onnx(
         grouped, (x, w, offsets(2, 2, 8)), dynamic_shapes=({0: gp.Dim("rows", min=3)}, None, None),
-        others=[(bfloats((9, 16)), w, offsets(1, 3, 9))],
+        others=[(brains((9, 16)), w, offsets(1, 3, 9))],
     )  # fmt: skip
-    check_onnx(grouped, (bfloats((3, 8, 16)), bfloats((16, 24)), offsets(8, 8, 24)))
-    check_onnx(grouped, (bfloats((8, 24)), bfloats((24, 16)), offsets(8, 8, 24)))
-    check_onnx(grouped, (bfloats((3, 8, 16)), w))
+    check_onnx(grouped, (brains((3, 8, 16)), brains((16, 24)), offsets(8, 8, 24)))
+    check_onnx(grouped, (brains((8, 24)), brains((24, 16)), offsets(8, 8, 24)))
+    check_onnx(grouped, (brains((3, 8, 16)), w))
 
 
 def test_products_in_another_dtype() -> None:
@@ -260,7 +240,7 @@ def test_products_in_another_dtype() -> None:
             return torch.mm(x, y, out_dtype=torch.float32)
         return x.float() @ y.float()
 
-    check_onnx(fn, (bfloats((3, 4)), bfloats((4, 5))))
+    check_onnx(fn, (brains((3, 4)), brains((4, 5))))
 
 
 def test_whole_numbers_do_not_go_through_floats() -> None:

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.onnx.test_conv import doubles, halves
-from tests.ops.rows import Row, ints, positive, row
+from tests.onnx.rows import doubles, dynamic_test, halves, static_test
+from tests.ops.rows import ints, positive, row
 
 REDUCTIONS = ("none", "mean", "sum")
 pytestmark = pytest.mark.filterwarnings("ignore:reduction. 'mean' divides the total loss")
@@ -99,16 +98,8 @@ ROWS = [
         name="pairwise_distance"),
 ]  # fmt: skip
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = pytest.mark.slow(static_test(ROWS))
+test_dynamic = dynamic_test(ROWS)
 
 
 def test_operands_of_two_dtypes() -> None:

@@ -11,9 +11,8 @@ from torch import nn
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.onnx.test_conv import doubles, halves
-from tests.ops.rows import Row, positive, row
+from tests.onnx.rows import doubles, dynamic_test, halves, static_test
+from tests.ops.rows import positive, row
 
 SOME = {"b": 2, "t": 2, "h": 2, "w": 2}
 aten = torch.ops.aten
@@ -66,15 +65,8 @@ ROWS = [
       for d, spec in ((0, "4 1"), (1, "1 5"), (-1, ""))),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 TRAINED: dict[str, Any] = {

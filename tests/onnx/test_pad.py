@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, bools, ints, row
+from tests.onnx.rows import dynamic_test, static_test
+from tests.ops.rows import bools, ints, row
 
 PADS = [
     row(lambda a: F.pad(a, (1, 2), value=3.5), "b t", name="constant"),
@@ -96,15 +96,8 @@ DIAGONALS = [
         name="fill_diagonal"),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", [*PADS, *WINDOWS, *DIAGONALS])
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", [*PADS, *WINDOWS, *DIAGONALS])
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test([*PADS, *WINDOWS, *DIAGONALS])
+test_dynamic = dynamic_test([*PADS, *WINDOWS, *DIAGONALS])
 
 
 @pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])

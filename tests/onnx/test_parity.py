@@ -396,13 +396,34 @@ def test_sizes_from_data() -> None:
     check(module(f), (t(3), t(4)), others=[(t(1), t(4)), (t(0), t(2))], kinds=OURS)
 
 
-BEYOND = pytest.mark.xfail(
-    strict=True, raises=RuntimeError,
-    reason="capture takes from the example whether the end of a slice lies within, and checks it",
-)  # fmt: skip
+def squeezed(d1: torch.Tensor, d2: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(d1[0], d2[0]).squeeze(0)
 
 
-@pytest.mark.parametrize("sizes", [(6, 8, 7), pytest.param((6, 7, 8), marks=BEYOND)], ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_squeezing_a_size_from_data(rows: int) -> None:
+    """It is taken not to be 1, which no example decides, and a program checks it."""
+    t = lambda n: torch.tensor([n])
+    program = gp.onnx.export(squeezed, (t(rows), t(4)))
+    for sizes in ((3, 4), (2, 3), (0, 2)):
+        given = tuple(map(t, sizes))
+        assert_close(program(*given), squeezed(*given), f"at {sizes}")
+    with pytest.raises(RuntimeError, match=r"Ne\(u0, 1\)"):
+        gp.export(squeezed, (t(rows), t(4))).module()(t(1), t(3))
+
+
+@pytest.mark.xfail(strict=True, reason="a check of data is no part of an ONNX model")
+def test_squeezing_a_size_from_data_that_is_1() -> None:
+    t = lambda n: torch.tensor([n])
+    program = gp.onnx.export(squeezed, (t(3), t(4)))
+    try:
+        have = program(t(1), t(3))
+    except RuntimeError:
+        return
+    assert_close(have, squeezed(t(1), t(3)), "results differ")
+
+
+@pytest.mark.parametrize("sizes", [(6, 8, 7), (6, 7, 8), (4, 9, 4), (7, 4, 9)], ids=str)
 def test_slices(sizes: tuple[int, ...]) -> None:
     def f(x: torch.Tensor) -> Any:
         return tuple(x[: x.size(0) - i, i : x.size(2), i:3] for i in range(4))
@@ -614,6 +635,37 @@ def test_pretrained_models_without_weights(name: str, loaded_within: bool, tmp_p
         with torch.no_grad():
             want = program.adapt_torch_outputs_to_onnx(real(**{**kwargs, **given}))
         assert_close([torch.from_numpy(t) for t in have], list(want), "results differ")
+
+
+def gpt2() -> nn.Module:
+    import transformers as hf
+
+    config = hf.GPT2Config(
+        vocab_size=256, n_positions=64, n_embd=16, n_layer=2, n_head=2, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    return hf.GPT2Model(config).eval()
+
+
+def test_gpt2_at_other_lengths() -> None:
+    batch, length = gp.Dim("batch", min=1), gp.Dim("length", min=1, max=64)
+
+    def inputs(rows: int, count: int) -> tuple[Any, dict[str, Any]]:
+        mask = torch.ones(rows, count, dtype=torch.bool)
+        places = torch.arange(count).unsqueeze(0).view(-1, count)
+        more = {"attention_mask": mask, "position_ids": places}
+        return (ids(rows, count),), {**more, "use_cache": False, "return_dict": False}
+
+    spec = {"input_ids": {0: batch, 1: length}, "attention_mask": {0: batch, 1: length},
+            "position_ids": {1: length}, "use_cache": None, "return_dict": None}  # fmt: skip
+    check(gpt2(), *inputs(2, 12), dynamic_shapes=spec, kinds=OURS,
+          others=[inputs(3, 20), inputs(1, 1)])  # fmt: skip
+
+
+def test_none_before_other_inputs_of_gpt2() -> None:
+    args = (ids(1, 3), None, None, torch.ones(1, 3, dtype=torch.long))
+    numbers = {"return_dict": False, "use_cache": False}
+    check(gpt2(), args, numbers, kinds=OURS)
 
 
 @pytest.mark.slow

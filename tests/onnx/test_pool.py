@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.onnx.test_conv import doubles, halves, longs
-from tests.ops.rows import Row, row
+from tests.onnx.rows import doubles, dynamic_test, halves, static_test
+from tests.onnx.test_conv import longs
+from tests.ops.rows import row
 
 BIG = {"h": 4, "w": 4, "t": 4}
 SPECS = {1: "b 3 t", 2: "b 3 h w", 3: "b 2 t h w"}
@@ -68,15 +68,8 @@ ROWS = [
         "b 2 t h w", "b 2 3", least=BIG, name="fractional_max_pool3d"),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 CEIL = [

@@ -11,19 +11,11 @@ import torch
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, bools, ints, row
+from tests.onnx.rows import doubles, dynamic_test, halves, static_test
+from tests.ops.rows import bools, ints, row
 
 NAN, INF = math.nan, math.inf
 SOME = {"b": 1, "t": 1}
-
-
-def doubles(size: Sequence[int]) -> torch.Tensor:
-    return torch.randn(tuple(size), dtype=torch.float64)
-
-
-def halves(size: Sequence[int]) -> torch.Tensor:
-    return torch.randn(tuple(size)).half()
 
 
 def holes(size: Sequence[int]) -> torch.Tensor:
@@ -99,24 +91,9 @@ OTHER_DTYPES = [
 ]  # fmt: skip
 FEW = "ignore:.*degrees of freedom"
 
-
-@pytest.mark.filterwarnings(FEW)
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.filterwarnings(FEW)
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings(FEW)
-@pytest.mark.parametrize("case", OTHER_DTYPES)
-def test_dtypes(case: Row) -> None:
-    check_dynamic(case)
+test_static = pytest.mark.filterwarnings(FEW)(static_test(ROWS))
+test_dynamic = pytest.mark.filterwarnings(FEW)(dynamic_test(ROWS))
+test_dtypes = pytest.mark.slow(pytest.mark.filterwarnings(FEW)(dynamic_test(OTHER_DTYPES)))
 
 
 def test_integers_are_not_summed_as_floats() -> None:
@@ -138,6 +115,13 @@ def test_infinities() -> None:
                    x.nansum(1), x.norm(INF, 1), x.argmax(1), x.amax(0), x.max(), x.prod(1)),
         (x,),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_logsumexp_of_small_numbers_behind_nothing(dtype: torch.dtype) -> None:
+    x = torch.full((3, 4), -2000.0, dtype=dtype)
+    x[0], x[:, 0], x[2, 3] = -INF, -INF, 2000.0
+    check_onnx(lambda x: (x.logsumexp(0), x.logsumexp(1), x.logsumexp((0, 1), True)), (x,))
 
 
 def test_mean_of_what_has_elements_is_one_node() -> None:

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, bools, ints, row
-
-
-def doubles(size: Sequence[int]) -> torch.Tensor:
-    return torch.randn(tuple(size), dtype=torch.float64)
-
-
-def halves(size: Sequence[int]) -> torch.Tensor:
-    return torch.randn(tuple(size)).half()
-
+from tests.onnx.rows import doubles, dynamic_test, halves, static_test
+from tests.ops.rows import bools, ints, row
 
 OPS: dict[str, Callable[..., Any]] = {
     "cumsum": lambda x: x.cumsum(1), "cumsum_last": lambda x: x.cumsum(-1),
@@ -50,21 +41,9 @@ OTHER_DTYPES = [
     *(row(fn, "b t 3", make=bools, name=f"bools_{name}") for name, fn in OPS.items()),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", OTHER_DTYPES)
-def test_dtypes(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
+test_dtypes = pytest.mark.slow(dynamic_test(OTHER_DTYPES))
 
 
 def test_edges() -> None:

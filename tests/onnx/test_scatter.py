@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 import graphport as gp
-from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
+from tests.onnx.helpers import check_onnx, nodes
+from tests.onnx.rows import dynamic_test, static_test
 from tests.onnx.test_index import signed
-from tests.ops.rows import Row, bools, ints, row
+from tests.ops.rows import bools, ints, row
 
 PICK = ints(3)
 R = torch.randn
@@ -147,15 +147,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter"),
 ]
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 REDUCED = (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
@@ -225,9 +218,6 @@ def test_input_written_to() -> None:
 
 
 def test_few_nodes() -> None:
-    def nodes(fn: Any, *inputs: torch.Tensor) -> list[str]:
-        return [n.op_type for n in gp.onnx.export(fn, inputs).model_proto.graph.node]
-
     x, mask, i = torch.randn(4, 4, 4), torch.randn(4, 4, 4) > 0, torch.tensor([0, 2])
     assert nodes(lambda x, m: assign(None)(x, 0, m), x, mask) == ["Where"]
     assert nodes(lambda x, m: assign(None)(x, 0, m), x, mask[0, 0]) == ["Unsqueeze", "Where"]

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, bools, ints, row
+from tests.onnx.rows import dynamic_test, static_test
+from tests.ops.rows import bools, ints, row
 from tests.ops.test_shape import ROWS as CAPTURED
 
 ROWS = [
@@ -104,15 +104,8 @@ ROWS = [
     row(lambda a: F.pad(a.unflatten(0, (2, -1)), (1, 0)), "4 t", name="unflatten_rest"),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 @pytest.mark.parametrize(

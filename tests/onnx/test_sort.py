@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import graphport as gp
-from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, ints, row
+from tests.onnx.helpers import check_onnx, nodes
+from tests.onnx.rows import dynamic_test, static_test
+from tests.ops.rows import ints, row
 
 PICK = ints(3)
 R = torch.randn
@@ -82,15 +82,8 @@ ROWS = [
         "t 2", "t", make=[R, lambda s: torch.rand(s) + 1], least={"t": 5}, name="histogramdd_all"),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
-
-
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_static = static_test(ROWS)
+test_dynamic = dynamic_test(ROWS)
 
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -193,9 +186,6 @@ def test_histograms_leave_out_nan_and_have_the_last_edge() -> None:
 
 
 def test_few_nodes() -> None:
-    def nodes(fn: Any, *inputs: torch.Tensor) -> list[str]:
-        return [n.op_type for n in gp.onnx.export(fn, inputs).model_proto.graph.node]
-
     x = torch.arange(4)
     assert nodes(lambda x: x.sort(), x) == ["TopK"]
     assert nodes(lambda x: x.argsort(descending=True), x) == ["TopK"]

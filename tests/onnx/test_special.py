@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.onnx.helpers import check_onnx
-from tests.onnx.rows import check_dynamic, check_static
-from tests.ops.rows import Row, ints, positive, row
+from tests.onnx.rows import doubles, dynamic_test, static_test
+from tests.ops.rows import ints, positive, row
 
 EDGES = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0])
 LINE = torch.cat([
@@ -112,10 +112,6 @@ def test_no_overflow() -> None:
     check_onnx(lambda a, b: (torch.logaddexp(a, b), torch.logaddexp2(a, b)), (a, b))
 
 
-def doubles(size: Sequence[int]) -> torch.Tensor:
-    return torch.randn(tuple(size), dtype=torch.float64)
-
-
 def halves(size: Sequence[int]) -> torch.Tensor:
     return torch.rand(tuple(size)).half()
 
@@ -138,12 +134,7 @@ ROWS = [
     row(torch.erfc, "", name="zero_dims"),
 ]  # fmt: skip
 
-
-@pytest.mark.parametrize("case", ROWS)
-def test_static(case: Row) -> None:
-    check_static(case)
+test_static = static_test(ROWS)
 
 
-@pytest.mark.parametrize("case", ROWS)
-def test_dynamic(case: Row) -> None:
-    check_dynamic(case)
+test_dynamic = dynamic_test(ROWS)

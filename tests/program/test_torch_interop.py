@@ -452,3 +452,22 @@ def test_sizes_of_every_kind_keep_their_value() -> None:
     back = gp.from_torch(ep.to_torch())
     for n in (3, 8, 11):
         assert_same(back.module()(randn(n)), Sizes()(randn(n)), "results differ")
+
+
+def test_what_torch_takes_for_granted_is_checked() -> None:
+    """torch.export relies on sizes that are neither 0 nor 1, and writes nothing down."""
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            pairs = x.view(x.shape[0], 2, 4).transpose(1, 2).contiguous()
+            return pairs.view(x.shape[0], -1).squeeze(0)
+
+    spec = ({0: torch.export.Dim("n")},)
+    program = gp.from_torch(torch.export.export(Model(), (randn(3, 8),), dynamic_shapes=spec))
+    module = program.run_decompositions({}).module()
+    for rows in (3, 2, 7):
+        x = randn(rows, 8)
+        assert_same(module(x), Model()(x), "results differ")
+    for rows in (0, 1):
+        with pytest.raises(RuntimeError, match=rf"n != {rows} does not hold"):
+            module(randn(rows, 8))

@@ -24,8 +24,9 @@ from graphport.capture.frames import Frame
 from graphport.errors import UnsupportedError
 from graphport.ops import Abstract, OpInfo, info_of, meta_rule
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
-from graphport.symbolic import Expr, Scope, evaluate, symbols
+from graphport.symbolic import Expr, Scope
 from graphport.symbolic.bridge import to_torch
+from graphport.symbolic.integers import split
 
 aten = torch.ops.aten
 
@@ -245,11 +246,9 @@ class Recorder:
         if size.kind == "symbol":
             self.define(size, read)
             return
-        (root,) = symbols(size)
-        offset = int(evaluate(size, {root: 0}))
-        factor = int(evaluate(size, {root: 1})) - offset
-        if not self.is_defined(root):
-            self._define_by_solving(root, read, factor, offset)
+        terms, offset = split(size)
+        if len(terms) == 1 and terms[0][0].kind == "symbol" and not self.is_defined(terms[0][0]):
+            self._define_by_solving(terms[0][0], read, terms[0][1], offset)
 
     def define_number(self, number: Expr, node: Node) -> None:
         """A number that is an input of the graph."""

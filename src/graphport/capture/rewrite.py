@@ -31,7 +31,7 @@ from graphport.capture.tracer import Tracer
 from graphport.capture.values import Value
 from graphport.errors import DataDependentError
 from graphport.ops.tensor import AbstractTensor
-from graphport.program import ExportedProgram, InputKind, OutputKind, OutputSpec
+from graphport.program import ExportedProgram, InputChecks, InputKind, OutputKind, OutputSpec
 from graphport.symbolic import Expr, NotKnown, symbols
 from graphport.symbolic.bridge import from_torch
 
@@ -43,6 +43,9 @@ MakeTracer = Callable[[Recorder, State], Tracer]
 class Rewriter:
     """One pass over a program."""
 
+    settled = True
+    """Whether nothing more may be assumed of its sizes."""
+
     def __init__(self, program: ExportedProgram, make_tracer: MakeTracer) -> None:
         self.program = program
         self.recorder = Recorder(program.scope)
@@ -52,7 +55,7 @@ class Rewriter:
         self.state = State(None, self.recorder, self.names)
         self.tracer = make_tracer(self.recorder, self.state)
         # What is known already is asserted by the program where it says so.
-        self.tracer.assertions.seen = len(program.scope.facts)
+        self.known = self.tracer.assertions.seen = len(program.scope.facts)
         self.inputs: list[tuple[Node, Value | None]] = []
         self.notes: list[str] = []
         self.new: dict[Node, Any] = {}
@@ -63,7 +66,7 @@ class Rewriter:
 
     def run(self) -> ExportedProgram:
         scope = self.program.scope
-        before, scope.closed = scope.closed, True
+        before, scope.closed = scope.closed, self.settled
         try:
             with NO_COLLECTION, capturing(), torch._C._DisableAutocast():
                 self._open()
@@ -131,9 +134,16 @@ class Rewriter:
                 **{n: t for n, t in constants.items() if n not in program.state_dict},
             },
             module_call_graph=calls,
+            checks=self._checks(),
             notes=[*program.notes, *self.notes],
             dialect="ATEN",
         )
+
+    def _checks(self) -> InputChecks:
+        """Those of the program, and what has been assumed since."""
+        checks, found = self.program.checks, self.program.scope.facts[self.known :]
+        facts = (*checks.facts, *(fact.cond for fact in found))
+        return InputChecks(checks.inputs, checks.ranges, facts) if found else checks
 
     def _named(self, name: str) -> Any:
         """What stands for a node of the old graph, by its name; None if nothing does."""
@@ -326,6 +336,10 @@ class Functionalisation(Rewriter):
     Here `new` holds tensors and symbolic numbers, as the user's code did: two nodes may stand for
     one tensor, before and after it is written to.
     """
+
+    # A program of torch.export may rely on sizes of 2 and more without a word. What our rules need
+    # of them is checked from here on; of a program of ours they have asked already.
+    settled = False
 
     def opened(self, node: Node, value: Value | None) -> Any:
         val = node.meta["val"]

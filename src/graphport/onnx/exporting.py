@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -116,6 +117,8 @@ def lowered(program: ExportedProgram, options: ExportOptions) -> ONNXProgram:
     opset = options.opset or lower.newest(simpler.graph_module, opset)
     builder = Builder(simpler.scope, opset, options.target)
     interface = walked(simpler, builder, custom, options)
+    if simpler.checks is not program.checks:  # a program of torch.export takes more for granted
+        program = replace(program, checks=simpler.checks)
     return ONNXProgram(program, simpler, builder.main, interface, opset, options)
 
 

@@ -1,11 +1,15 @@
 """Where a slice starts and how long it is, as Python clamps them, for sizes that may be symbolic.
 
-Whether a bound lies within the size is taken from the example and written down. Where the example
-is a size of 0 or 1 that others would depart from, or data decides, nothing is assumed: the result
-is a minimum or maximum. So it is while a scope is `unassuming`.
+Whether a bound lies within the size is taken from the example and written down, for a `Dim` to say.
+Where the example is a size of 0 or 1 that others would depart from, or data decides, nothing is
+assumed: the result is a minimum or maximum. So it is while a scope is `unassuming`, and where an
+end lies within or beyond as several dims have it, which no `Dim` can say. A start is always taken
+to lie as in the example: `x[past:]` is to be `total - past` long.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from graphport.ops.abstract import Size
 from graphport.ops.sizes import known, same, taken
@@ -23,14 +27,14 @@ def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) ->
     if all(type(x) is int for x in (size, start, end)):
         first, stop, _ = slice(start, end, step).indices(size)
         return first, max(0, -((first - stop) // step))
-    first = _clamped(start, size)
-    stop = size if end is size else _clamped(end, size, end=True)
+    first = _clamped(start, size, _followed)
+    stop = size if end is size else _clamped(end, size, _followed_in_one_dim)
     length = _at_least_zero(stop - first)
     return first, length if step == 1 else (length + (step - 1)) // step
 
 
-def _clamped(bound: Size, size: Size, *, end: bool = False) -> Size:
-    """A bound as a position in [0, size]."""
+def _clamped(bound: Size, size: Size, followed: Callable[[bool | Expr], bool | None]) -> Size:
+    """A bound as a position in [0, size]; `followed` says whether it lies within."""
     if (type(bound) is int and bound == 0) or same(bound, size):
         return bound if type(bound) is int else size
     from_front = _sign(bound)
@@ -38,14 +42,8 @@ def _clamped(bound: Size, size: Size, *, end: bool = False) -> Size:
         return ite(ge(bound, 0), min_(bound, size), max_(bound + size, 0))
     if not from_front:
         return _at_least_zero(bound + size)
-    inside = _within(bound, size, end)
+    inside = followed(le(bound, size))
     return min_(bound, size) if inside is None else bound if inside else size
-
-
-def _within(bound: Size, size: Size, end: bool) -> bool | None:
-    cond = le(bound, size)
-    several = isinstance(cond, Expr) and len(symbols(cond.scope.simplify(cond))) > 1
-    return cond.scope.decide(cond) if end and several else _followed(cond)
 
 
 def _sign(bound: Size) -> bool | None:
@@ -59,6 +57,13 @@ def _followed(cond: bool | Expr) -> bool | None:
     """Which way the example has it, if that may be taken for granted; see `taken`."""
     if isinstance(cond, bool) or cond.scope.following:
         return taken(cond)
+    return cond.scope.decide(cond)
+
+
+def _followed_in_one_dim(cond: bool | Expr) -> bool | None:
+    """As `_followed`, but nothing is taken for granted that several dims decide."""
+    if isinstance(cond, bool) or len(symbols(cond.scope.simplify(cond))) < 2:
+        return _followed(cond)
     return cond.scope.decide(cond)
 
 

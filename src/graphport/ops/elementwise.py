@@ -94,7 +94,13 @@ table(
         aten.logit.default, aten.sinc.default, aten.i0.default, aten.special_ndtri.default,
         aten.special_log_ndtr.default, aten.special_i0e.default, aten.special_i1.default,
         aten.special_i1e.default, aten.special_entr.default, aten.special_erfcx.default,
-        aten.deg2rad.default, aten.rad2deg.default,
+        aten.deg2rad.default, aten.rad2deg.default, aten.special_bessel_j0.default,
+        aten.special_bessel_j1.default, aten.special_bessel_y0.default,
+        aten.special_bessel_y1.default, aten.special_modified_bessel_i0.default,
+        aten.special_modified_bessel_i1.default, aten.special_modified_bessel_k0.default,
+        aten.special_modified_bessel_k1.default, aten.special_scaled_modified_bessel_k0.default,
+        aten.special_scaled_modified_bessel_k1.default, aten.special_spherical_bessel_j0.default,
+        aten.special_airy_ai.default,
     ],
     elementwise(1, promote.to_float),
 )  # fmt: skip
@@ -129,6 +135,23 @@ table(
         aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other, aten.copysign.Tensor,
         aten.copysign.Scalar, aten.special_xlog1py.default, aten.special_zeta.default,
         aten.igamma.default, aten.igammac.default,
+    ],
+    elementwise(2, promote.to_float),
+)  # fmt: skip
+table(
+    [
+        overload
+        for family in (
+            aten.special_chebyshev_polynomial_t, aten.special_chebyshev_polynomial_u,
+            aten.special_chebyshev_polynomial_v, aten.special_chebyshev_polynomial_w,
+            aten.special_shifted_chebyshev_polynomial_t,
+            aten.special_shifted_chebyshev_polynomial_u,
+            aten.special_shifted_chebyshev_polynomial_v,
+            aten.special_shifted_chebyshev_polynomial_w, aten.special_hermite_polynomial_h,
+            aten.special_hermite_polynomial_he, aten.special_laguerre_polynomial_l,
+            aten.special_legendre_polynomial_p,
+        )
+        for overload in (family.default, family.n_scalar, family.x_scalar)
     ],
     elementwise(2, promote.to_float),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes
-from graphport.symbolic import Expr, eq, ge, ite, lt, not_
+from graphport.symbolic import Expr, eq, ge, ite, le, lt, not_
 
 
 def scope_of(*values: object):
@@ -94,8 +94,22 @@ def _as_stated(ask: Callable[[Expr], bool], cond: Expr) -> bool:
 
 
 def require_equal(a: Size, b: Size, message: str, *values: object) -> None:
-    if a is not b and not _required(eq(a, b)):
+    if a is not b and not _required(eq(_settled(a, b), _settled(b, a))):
         raise ShapeError(message.format(*values))
+
+
+def _settled(x: Size, other: Size) -> Size:
+    """Of a minimum that is to equal a third size, the part that it is in the example.
+
+    A `Dim` can be told to equal another, or a number, but not the lesser of two others.
+    """
+    if not isinstance(x, Expr) or x.kind != "min" or other in x.args or same(x, other):
+        return x
+    hint = x.scope.hint(x)
+    if hint is None or hint < 2:  # of small sizes the example says little; see `taken`
+        return x
+    least = next(part for part in x.args if x.scope.hint(part) == hint)
+    return least if all(at_example_sizes(le(least, part)) for part in x.args) else x
 
 
 def _required(cond: bool | Expr) -> bool:

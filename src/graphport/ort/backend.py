@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport.errors import ExportError
 from graphport.ort import explain
@@ -57,7 +58,9 @@ class OrtBackend:
         """A callable in place of a graph; for inference, with its weights taken in."""
         static = static_inputs(module, inputs)
         try:
-            made = Compiled(module, inputs, self, static, freeze=inference)
+            # AOTAutograd compiles within its own fake mode.
+            with _disable_current_modes():
+                made = Compiled(module, inputs, self, static, freeze=inference)
         except ExportError as error:
             if self.options.strict:
                 raise

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from graphport.capture.export import Options, capture
 from graphport.ort.symbols import TorchSizes
@@ -64,12 +65,10 @@ def with_fixed_numbers(module: GraphModule) -> GraphModule:
         if node.name in values:
             mapping[node] = values[node.name]
         elif node.op == "output":
-            graph.output(_mapped(node.args[0], mapping))
+            graph.output(map_arg(node.args[0], mapping.__getitem__))
         else:
-            new = graph.create_node(
-                node.op, node.target, _mapped(node.args, mapping), _mapped(node.kwargs, mapping),
-                node.name, node.type,
-            )  # fmt: skip
+            args, kwargs = map_arg((node.args, node.kwargs), mapping.__getitem__)
+            new = graph.create_node(node.op, node.target, args, kwargs, node.name, node.type)
             new.meta = dict(node.meta)
             mapping[node] = new
     return GraphModule(module, graph)
@@ -82,14 +81,6 @@ def _is_float_read(node: Node) -> bool:
         and node.args[0].op == "placeholder"
         and isinstance(node.meta.get("example_value"), torch.SymFloat)
     )
-
-
-def _mapped(x: Any, mapping: dict[Node, Any]) -> Any:
-    if isinstance(x, (list, tuple)):
-        return type(x)(_mapped(y, mapping) for y in x)
-    if isinstance(x, dict):
-        return {k: _mapped(v, mapping) for k, v in x.items()}
-    return mapping[x] if isinstance(x, Node) else x
 
 
 def static_inputs(module: GraphModule, inputs: Sequence[Any]) -> frozenset[int]:

@@ -51,7 +51,7 @@ class Plan:
         taken = {n for n in self.graph.nodes if n.op == "call_function" and n not in in_torch}
         while True:
             _follow_sources(self.graph, taken)
-            found = steps(self.graph, taken.__contains__, _is_ordered, _writes(self.graph))
+            found = steps(self.graph, taken.__contains__, _draws, _writes(self.graph))
             idle = [s for s in found if s.is_region and not any(map(_computes, s.nodes))]
             if not idle:
                 self.steps = found
@@ -84,7 +84,7 @@ def _refusal(node: Node, unknown: set[str], module: GraphModule) -> str:
         graphs = [m for m in inner if isinstance(m, GraphModule)]
         if any(n.name in unknown for m in graphs for n in m.graph.nodes):
             return "a graph within has operators without an ONNX lowering"
-    if _is_random(target):
+    if _draws(node):
         return "draws random numbers"
     for about in map(_about, (node, *node.all_input_nodes)):
         for part in about if isinstance(about, tuple) else (about,):
@@ -98,12 +98,19 @@ def _about(node: Node) -> Any:
     return described(node.meta.get("val"))
 
 
-def _is_random(target: Any) -> bool:
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+def _draws(node: Node) -> bool:
+    """Whether a node draws random numbers; dropout in evaluation, or of nothing, does not."""
+    target = node.target
+    if not isinstance(target, OpOverload) or _RANDOM not in target.tags:
+        return False
+    given = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False))
+    given = {a.name: a.default_value for a in target._schema.arguments} | given | node.kwargs
+    return all(given.get(name, True) for name in _DRAWING)
 
 
-def _is_ordered(node: Node) -> bool:
-    return node.op == "call_function" and _is_random(node.target)
+_RANDOM = torch.Tag.nondeterministic_seeded
+_DRAWING = ("dropout_p", "train", "training")
+"""Arguments that say whether anything is drawn."""
 
 
 def _numbers_and_writes(graph: Graph) -> set[Node]:

@@ -20,6 +20,7 @@ from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.activation import dropped
 from graphport.onnx.lowerings.control import close, within
 from graphport.onnx.lowerings.linalg import product
+from graphport.onnx.lowerings.reduce import log_sum_exp
 from graphport.onnx.patterns import is_true
 from graphport.onnx.registry import lower
 from graphport.symbolic import ge
@@ -58,7 +59,7 @@ def _scaled_dot_product_flash_attention_for_cpu(
     out = _attention(b, query, key, value, attn_mask, is_causal, scale, b.result[0], dropout_p)
     q, k = (b.cast(x, torch.float32) for x in (query, key))
     scores = _scores(b, q, k, _masks(b, attn_mask, is_causal, query, key), scale)
-    return out, b.ReduceLogSumExp(scores, [-1], keepdims=0)
+    return out, log_sum_exp(b, scores, [scores.rank - 1], False)
 
 
 def _attention(

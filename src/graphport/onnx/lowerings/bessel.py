@@ -22,7 +22,7 @@ from graphport.onnx.registry import lower, table
 aten = torch.ops.aten
 special = torch.special
 
-Oscillation = Callable[[Builder, Value, Value, int], Value]
+Formula = Callable[[Builder, Value, Value, int], Value]
 
 # First and second kind, by their order
 
@@ -125,13 +125,13 @@ def _y(b: Builder, x: Value, angle: Value, order: int) -> Value:
     return b.Where(b.LessOrEqual(x, 5.0), near, b.Add(b.Mul(even, sin), b.Mul(odd, cos)))
 
 
-def _oscillating(row: tuple[Oscillation, int]) -> Any:
+def _oscillating(row: tuple[Formula, int]) -> Any:
     formula, order = row
 
     def lowering(b: Builder, self: Value) -> Value:
         own = wide(b, self)
-        angle = b.Sub(b.Abs(own), _turn(order))
-        return formula(b, *b.common(own, angle, dtype=torch.float64), order)
+        x, angle = b.common(own, b.Sub(b.Abs(own), _turn(order)), dtype=torch.float64)
+        return formula(b, x, angle, order)
 
     return lowering
 

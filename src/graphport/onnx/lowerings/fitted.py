@@ -190,7 +190,7 @@ _SHIFT = 10
 """From here on the series has the precision of float64: what is below is shifted by as much."""
 
 
-def _log_gamma(b: Builder, x: Value) -> Value:
+def log_gamma(b: Builder, x: Value) -> Value:
     """Of what is at least 1/2."""
     low = b.Less(x, float(_SHIFT))
     z = b.Where(low, b.Add(x, float(_SHIFT)), x)
@@ -208,7 +208,7 @@ def _lgamma(b: Builder, x: Value) -> Value:
     """log(pi / |sin(pi x)|) - lgamma(1 - x) below 1/2."""
     one = b.scalar(1.0, like=x)
     low = b.Less(x, 0.5)
-    out = _log_gamma(b, b.Where(low, b.Sub(one, x), x))
+    out = log_gamma(b, b.Where(low, b.Sub(one, x), x))
     turn = b.Abs(b.Sub(x, b.Round(x)))
     sine = b.Sin(b.Mul(turn, math.pi))
     turned = b.Sub(b.Log(b.Div(b.scalar(math.pi, like=x), sine)), out)

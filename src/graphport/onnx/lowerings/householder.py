@@ -33,7 +33,7 @@ aten = torch.ops.aten
 @lower(aten.geqrf.default)
 def geqrf(b: Builder, self: Value) -> tuple[Value, Value]:
     """Column by column: what is below the diagonal is reflected to 0."""
-    *batch, m, n = self.shape or ()
+    *batch, m, n = self.sizes
     k = min_(m, n)
     rows, columns, steps = numbers(b, m), numbers(b, n), numbers(b, k)
 
@@ -42,9 +42,10 @@ def geqrf(b: Builder, self: Value) -> tuple[Value, Value]:
         x = at(b, a, j, -1)
         head = column(b, at(b, x, j, -1))
         tail = b.Where(after, x, 0.0)
-        rest = b.ReduceL2(tail, [x.rank - 1])
-        size = b.ReduceL2(b.Where(own, x, tail), [x.rank - 1])
+        rest = b.ReduceMax(b.Abs(tail), [x.rank - 1])
         none = b.Equal(rest, 0.0)
+        most = b.Max(rest, b.Abs(head))  # squares of what is not near 1 would be 0 or infinite
+        size = b.Mul(b.ReduceL2(b.Div(b.Where(own, x, tail), most), [x.rank - 1]), most)
         end = b.Where(none, head, b.Where(b.Less(head, 0.0), size, b.Neg(size)))
         tau = b.Where(none, 0.0, b.Div(b.Sub(end, head), end))
         v = b.Where(own, 1.0, b.Where(none, 0.0, b.Div(tail, b.Sub(head, end))))
@@ -61,8 +62,8 @@ def geqrf(b: Builder, self: Value) -> tuple[Value, Value]:
 
 def _reflected(b: Builder, a: Value, tau: Value, x: Value, first: bool = False) -> Value:
     """Q @ x, of the reflections in a; their product the other way, Q.T @ x, from the first on."""
-    rows = numbers(b, (a.shape or ())[-2])
-    count = (tau.shape or ())[-1]
+    rows = numbers(b, a.sizes[-2])
+    count = tau.sizes[-1]
     place = (lambda i: i) if first or count == 0 else downward(b, count)
 
     def step(i: Value, x: Value) -> list[Value]:
@@ -78,7 +79,7 @@ def _reflected(b: Builder, a: Value, tau: Value, x: Value, first: bool = False) 
 
 @lower(aten.linalg_householder_product.default)
 def linalg_householder_product(b: Builder, input: Value, tau: Value) -> Value:
-    *batch, m, n = input.shape or ()
+    *batch, m, n = input.sizes
     return _reflected(b, input, tau, identity(b, batch, m, input.dtype, n))
 
 
@@ -94,7 +95,7 @@ def ormqr(
 
 @lower(aten.linalg_qr.default)
 def linalg_qr(b: Builder, A: Value, mode: str) -> tuple[Value, Value]:
-    *batch, m, n = A.shape or ()
+    *batch, m, n = A.sizes
     a, tau = geqrf(b, A)
     k = m if mode == "complete" else min_(m, n)
     r = b.Trilu(a, upper=1)
@@ -123,7 +124,7 @@ def linalg_lstsq(
     vector = b.rank == self.rank - 1
     batch = solution.sizes[: -1 if vector else -2]
     right = wide(build, column(build, b) if vector else b, batch)
-    *_, m, n = self.shape or ()
+    *_, m, n = self.sizes
     tall = build.scope.decide(ge(m, n))
     assert tall is not None, "the sizes of the results say which side is longer"
     x, rest = (_tall if tall else _flat)(build, wide(build, self, batch), right)
@@ -135,8 +136,8 @@ def linalg_lstsq(
 
 def _tall(b: Builder, a: Value, right: Value) -> tuple[Value, Value]:
     """R @ x is the head of Q.T @ right; the rest of it is what cannot be met."""
-    *batch, m, n = a.shape or ()
-    k, axis = (right.shape or ())[-1], right.rank - 2
+    *batch, m, n = a.sizes
+    k, axis = right.sizes[-1], right.rank - 2
     a, tau = geqrf(b, a)
     y = _reflected(b, a, tau, right, first=True)
     head, tail = b.Slice(y, [0], [n], [axis]), b.Slice(y, [n], [m], [axis])
@@ -147,8 +148,8 @@ def _tall(b: Builder, a: Value, right: Value) -> tuple[Value, Value]:
 
 def _flat(b: Builder, a: Value, right: Value) -> tuple[Value, Value]:
     """Of all solutions the smallest: Q @ y where R.T @ y is right, and 0 in the rest of y."""
-    *batch, m, n = a.shape or ()
-    k, rank = (right.shape or ())[-1], right.rank
+    *batch, m, n = a.sizes
+    k, rank = right.sizes[-1], right.rank
     a, tau = geqrf(b, swapped(b, a))
     r = b.shaped(b.Slice(a, [0], [m], [rank - 2]), (*batch, m, m))
     y = substituted(b, swapped(b, r), right, upper=False)

@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 
+from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.activation import log_sigmoid
+from graphport.onnx.lowerings.linear import linear
 from graphport.onnx.lowerings.reduce import average, axes_of, norm, total, wide
 from graphport.onnx.lowerings.spatial import Numbers, sizes_of
-from graphport.onnx.registry import lower
+from graphport.onnx.registry import lower, lower_named
 from graphport.symbolic import Expr, max_
 
 aten = torch.ops.aten
@@ -203,6 +205,74 @@ def cross_entropy_loss(
 
 def _by_class(b: Builder, weight: Value, after: int) -> Value:
     return b.unsqueeze(weight, *range(1, after + 1))
+
+
+# Of a linear layer, in chunks of rows to save memory: what it gives is the same without them.
+
+_REDUCTIONS = {"none": _NONE, "mean": _MEAN, "sum": 2}
+
+
+class _Linear:
+    """The layer in front of the loss."""
+
+    def __init__(
+        self, b: Builder, input: Value, weight: Value, bias: Value | None, target: Value,
+        class_weight: Value | None, ignore_index: Any,
+    ) -> None:  # fmt: skip
+        self.b = b
+        self.input, self.weight = _operands(b, input, weight)
+        bias = None if bias is None else b.cast(bias, self.input.dtype)
+        self.log = b.LogSoftmax(linear(b, self.input, self.weight, bias), axis=1)
+        self.classes = _Classes(b, self.log, target, class_weight, ignore_index)
+
+    def loss(self, reduction: str) -> Value:
+        return self.classes.reduced(self.classes.nll(self.log), _REDUCTIONS[reduction])
+
+    def slope(self, reduction: str) -> Value:
+        """Of the loss, by what the layer gives."""
+        b, classes = self.b, self.classes
+        line = Numbers.up_to(b, sizes_of(self.weight)[0]).node
+        right = b.Equal(b.unsqueeze(classes.index, 1), line)
+        away = b.Sub(b.Exp(self.log), b.cast(right, self.log.dtype))
+        share = b.cast(classes.counts, away.dtype)
+        share = share if classes.weight is None else classes.masked(classes.weight)
+        if reduction == "mean":
+            share = b.Div(share, classes.amount(away.dtype))
+        return b.Mul(away, b.unsqueeze(share, 1))
+
+
+@lower_named("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
+def linear_cross_entropy_of_each(
+    b: Builder, input: Value, linear_weight: Value, target: Value, linear_bias: Value | None,
+    weight: Value | None, ignore_index: Any, batch_chunk_size: Any, acc_policy: str,
+    acc_dtype: Any,
+) -> Value:  # fmt: skip
+    layer = _Linear(b, input, linear_weight, linear_bias, target, weight, ignore_index)
+    return layer.loss("none")
+
+
+@lower_named("torch_nn::_linear_cross_entropy_batch_chunked")
+def linear_cross_entropy(
+    b: Builder, input: Value, linear_weight: Value, target: Value, linear_bias: Value | None,
+    weight: Value | None, reduction: str, ignore_index: Any, label_smoothing: float,
+    batch_chunk_size: Any, acc_policy: str, acc_dtype: Any, allow_retain_graph: bool,
+    compute_input_grad: bool, compute_linear_weight_grad: bool, compute_linear_bias_grad: bool,
+) -> tuple[Value, ...]:  # fmt: skip
+    """The loss, and the gradients that eager computes along with it."""
+    if label_smoothing:
+        raise UnsupportedError("linear_cross_entropy in chunks with smooth labels")
+    layer = _Linear(b, input, linear_weight, linear_bias, target, weight, ignore_index)
+    slope = layer.slope(reduction)
+    gradients = (
+        (compute_input_grad, b.MatMul(slope, layer.weight)),
+        (compute_linear_weight_grad, b.MatMul(b.transpose(slope, [1, 0]), layer.input)),
+        (compute_linear_bias_grad, b.ReduceSum(slope, [0], keepdims=0)),
+    )
+    found = [
+        made if wanted else b.constant(torch.zeros(about.sizes, dtype=about.dtype))
+        for about, (wanted, made) in zip(b.result[1:], gradients, strict=True)
+    ]
+    return layer.loss(reduction), *found
 
 
 @lower(aten.multi_margin_loss.default)

@@ -147,6 +147,8 @@ def _looped(b: Builder, own: _Rounding, row: _Polynomial, x: Value, n: Value) ->
 def _degree(b: Builder, own: _Rounding, n: Operand) -> Value:
     """Without its fraction; what int64 does not hold is negative to torch."""
     given = own(b.common(n, dtype=own.dtype)[0])
+    if isinstance(n, Value) and not n.dtype.is_floating_point:
+        return given
     whole = b.cast(b.cast(given, torch.int64), torch.float64)
     # False for nan, too.
     held = b.Less(b.Abs(given), float(2**63))
@@ -197,7 +199,7 @@ class _Waves:
         if self.part:
             value = b.Div(value, wave(b.Mul(angle, self.part)))
         at_right, at_left = b.Equal(x, 1.0), b.Equal(x, -1.0)
-        # Cosines of half an angle that is not 0 are less than 1 in float64.
+        # In float64 the sine of half a small angle has its digits, and the cosine is less than 1.
         if self.lost == "Sin" or (self.lost and own.dtype is not torch.float64):
             lost = b.Equal(own(getattr(b, self.lost)(b.Mul(angle, 0.5))), 1.0)
             if self.lost_right:
@@ -223,7 +225,7 @@ _T = _Waves("Cos")
 _U = _Waves("Sin", 1.0, 1.0, right=(1, 1), left=(1, 1))
 _V = _Waves("Cos", 0.5, 0.5, left=(2, 1), lost="Sin")
 _W = _Waves("Sin", 0.5, 0.5, right=(2, 1), lost="Cos", lost_right=True)
-# torch takes what is lost near 1 for -1.
+# What is lost near 1 torch takes for -1.
 _SHIFTED_W = replace(_W, lost_right=False)
 
 

@@ -399,8 +399,16 @@ def dist(b: Builder, self: Value, other: Value, p: Number) -> Value:
 
 @lower(aten.logsumexp.default)
 def logsumexp(b: Builder, self: Value, dim: Dims, keepdim: bool) -> Value:
-    x = b.cast(self, b.result.dtype)
-    return x if not x.rank else apply(b, "ReduceLogSumExp", x, axes_of(x, dim), keepdim)
+    x = wide(b, self, b.result.dtype)
+    return x if not x.rank else log_sum_exp(b, x, axes_of(x, dim), keepdim)
+
+
+def log_sum_exp(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
+    """By the largest of them, which ONNX Runtime's own operator does not find behind -inf."""
+    most = b.ReduceMax(x, axes)
+    most = b.Where(b.IsInf(most), 0.0, most)
+    out = b.Add(b.Log(b.ReduceSum(b.Exp(b.Sub(x, most)), axes)), most)
+    return out if keepdim else b.squeeze(out, *axes)
 
 
 # Order

@@ -40,7 +40,7 @@ class _Network:
     """The layers of a network over a sequence [time, batch, features]."""
 
     def __init__(
-        self, b: Builder, kind: _Kind, hx: Sequence[Value], params: Sequence[Value],
+        self, b: Builder, kind: _Kind, hx: Value | list[Value], params: Sequence[Value],
         has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
     ) -> None:  # fmt: skip
         if train and dropout > 0 and num_layers > 1:
@@ -55,7 +55,9 @@ class _Network:
             raise UnsupportedError("LSTM: ONNX has no projections (proj_size)")
         self.params = params
         self.hidden = sizes_of(params[1])[1]
-        self.states = [self._by_layer(h) for h in hx]
+        states = hx if isinstance(hx, list) else [hx]
+        self.batch = sizes_of(states[0])[1]
+        self.states = [self._by_layer(h) for h in states]
 
     def _by_layer(self, state: Value) -> list[Value | None]:
         """A state of each layer; none where it starts with zeros."""
@@ -164,8 +166,7 @@ def _over(kind: _Kind) -> Any:
         b: Builder, input: Value, hx: Any, params: Any, has_biases: bool, num_layers: int,
         dropout: float, train: bool, bidirectional: bool, batch_first: bool,
     ) -> Any:  # fmt: skip
-        states = hx if isinstance(hx, list) else [hx]
-        network = _Network(b, kind, states, params, has_biases, num_layers, dropout, train,
+        network = _Network(b, kind, hx, params, has_biases, num_layers, dropout, train,
                            bidirectional)  # fmt: skip
         x = b.transpose(input, (1, 0, 2)) if batch_first else input
         out, last = network.run(x)
@@ -181,10 +182,9 @@ def _over_packed(kind: _Kind) -> Any:
         b: Builder, data: Value, batch_sizes: Value, hx: Any, params: Any, has_biases: bool,
         num_layers: int, dropout: float, train: bool, bidirectional: bool,
     ) -> Any:  # fmt: skip
-        states = hx if isinstance(hx, list) else [hx]
-        network = _Network(b, kind, states, params, has_biases, num_layers, dropout, train,
+        network = _Network(b, kind, hx, params, has_biases, num_layers, dropout, train,
                            bidirectional)  # fmt: skip
-        time, batch = sizes_of(batch_sizes)[0], sizes_of(states[0])[1]
+        time, batch = sizes_of(batch_sizes)[0], network.batch
         taken, rows = _places(b, batch_sizes, b.sizes.number(batch))
         x = b.shaped(b.Gather(data, rows, axis=0), (time, batch, *sizes_of(data)[1:]))
         lengths = b.ReduceSum(b.cast(taken, torch.int32), [0], keepdims=0)
