@@ -71,9 +71,10 @@ class Session:
     ) -> dict[str, torch.Tensor]:
         """Results by name: all of them, or those that are asked for."""
         names = self.outputs if outputs is None else list(outputs)
-        feeds = {name: ort_value(t) for name, t in inputs.items()}
-        results = self.session.run_with_ort_values(names, feeds)
-        return dict(zip(names, map(tensor_of, results), strict=True))
+        feeds = {name: ort_value(t)._ortvalue for name, t in inputs.items()}
+        values = self.session._sess.run_with_ort_values(feeds, names, None)
+        # By number: iterating over them costs ten times as much.
+        return {name: tensor_of(ort.OrtValue(values[i])) for i, name in enumerate(names)}
 
 
 def with_outputs(model: onnx.ModelProto, values: Iterable[Value]) -> onnx.ModelProto:

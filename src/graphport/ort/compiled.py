@@ -114,8 +114,9 @@ class Compiled:
         if options.dump_prefix is not None:
             written = inline(model, part.graph.initializers) if tensors else model
             dump.write(options.dump_prefix, written, str(self.module.graph))
-        return Region(record, part.interface, [n in static for n in part.part.inputs],
-                      self.backend.count)  # fmt: skip
+        static_inputs = [n in static for n in part.part.inputs]
+        outputs = part.graph.outputs
+        return Region(record, part.interface, outputs, static_inputs, self.backend.count)
 
 
 def _further_checks(program: ExportedProgram) -> Callable[[Sequence[Any]], bool] | None:

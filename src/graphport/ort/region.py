@@ -11,10 +11,12 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue
 from torch import nn
 
 from graphport.errors import SessionError
 from graphport.onnx.interface import Interface
+from graphport.onnx.ir import Value
 from graphport.onnx.program import result_of
 from graphport.onnx.runtime import Session, ort_value, tensor_of
 
@@ -52,59 +54,60 @@ class SessionRecord:
 
 
 class Region(nn.Module):
-    """Calls a session with tensors and numbers, in the order of the model's inputs."""
+    """Calls a session with tensors and numbers, in the order of the region's inputs.
+
+    `static` says of each input whether it is a weight, the same tensor at most calls.
+    """
 
     def __init__(
         self,
         record: SessionRecord,
         interface: Interface,
+        outputs: Sequence[Value],
         static: Sequence[bool],
         count: Callable[[], None],
     ) -> None:
         super().__init__()
         self.record = record
-        self.inputs = [
-            (i.name, i.flat, i.dtype, static[i.flat]) for i in interface.inputs
-        ]  # fmt: skip
-        self.results = [(r.kind, r.what) for r in interface.results]
-        self.names = [what for kind, what in self.results if kind not in ("input", "constant")]
-        self.plain = all(kind == "tensor" for kind, _ in self.results)
         self.count = count
-        self._weights: dict[str, tuple[Any, int, Any]] = {}
-        """What static inputs were last time: the tensor, its address, and what it is for ORT."""
+        self.plain: list[tuple[str, int]] = []
+        """Inputs that go over as they are, and their places."""
+        self.others: list[tuple[str, int, Any]] = []
+        """The rest, with what makes them values of ONNX Runtime."""
+        for i in interface.inputs:
+            if static[i.flat]:
+                self.others.append((i.name, i.flat, _Weight()))
+            elif i.dtype in _PLAIN:
+                self.plain.append((i.name, i.flat))
+            else:
+                self.others.append((i.name, i.flat, _value))
+        self.dtypes = {i.flat: i.dtype for i in interface.inputs}
+        self.results = [(r.kind, r.what) for r in interface.results]
+        kinds = {v.name: v.dtype for v in outputs}
+        self.names = [what for kind, what in self.results if kind not in ("input", "constant")]
+        self.is_plain = all(kinds[name] in _PLAIN for name in self.names)
+        self.in_order = all(kind == "tensor" for kind, _ in self.results)
 
     def forward(self, *args: Any) -> Any:
-        session = self.record.opened()
+        session = self.record.opened().session._sess
         feeds = {}
-        for name, place, dtype, static in self.inputs:
+        for name, place in self.plain:
             x = args[place]
-            if static:
-                feeds[name] = self._weight(name, x)
-            elif isinstance(x, torch.Tensor):
-                if x.is_complex():
-                    x = torch.view_as_real(x.resolve_conj())
-                feeds[name] = ort_value(x)._ortvalue
-            else:
-                feeds[name] = ort_value(torch.tensor(x, dtype=dtype))._ortvalue
+            if type(x) is not torch.Tensor or not x.is_contiguous():
+                x = _tensor(x, self.dtypes[place])
+            feeds[name] = _from_dlpack(_to_dlpack(x), False)
+        for name, place, value_of in self.others:
+            feeds[name] = value_of(args[place])
         try:
-            values = session.session._sess.run_with_ort_values(feeds, self.names, None)
+            values = session.run_with_ort_values(feeds, self.names, None)
         except Exception as error:  # whatever a provider raises
             raise SessionError(f"ONNX Runtime: {error}") from error
         self.count()
-        found = [tensor_of(ort.OrtValue(v)) for v in values]
-        if self.plain:
-            return found
-        return self._arranged(found, args)
-
-    def _weight(self, name: str, t: torch.Tensor) -> Any:
-        known = self._weights.get(name)
-        address = t.data_ptr()
-        if known is not None and known[0] is t and known[1] == address:
-            return known[2]
-        value = ort_value(t)._ortvalue
-        if t.is_contiguous():  # else it is a copy, which does not follow the tensor
-            self._weights[name] = (t, address, value)
-        return value
+        if self.is_plain:
+            found = values.to_dlpacks(torch._C._from_dlpack)
+        else:  # by number: iterating costs ten times as much
+            found = [tensor_of(ort.OrtValue(values[i])) for i in range(len(self.names))]
+        return found if self.in_order else self._arranged(found, args)
 
     def _arranged(self, found: list[torch.Tensor], args: Sequence[Any]) -> list[Any]:
         by_name = dict(zip(self.names, found, strict=True))
@@ -113,3 +116,40 @@ class Region(nn.Module):
             else result_of(kind, by_name[what])
             for kind, what in self.results
         ]  # fmt: skip
+
+
+_to_dlpack, _from_dlpack = torch._C._to_dlpack, OrtValue.from_dlpack
+# What DLPack carries as it is, in both directions.
+_PLAIN = {
+    torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16,
+    torch.int8, torch.uint8,
+}  # fmt: skip
+
+
+def _tensor(x: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor or a number as a tensor in order."""
+    if not isinstance(x, torch.Tensor):
+        return torch.tensor(x, dtype=dtype)
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    return x.detach().resolve_neg().contiguous()
+
+
+def _value(x: Any) -> Any:
+    return ort_value(_tensor(x, torch.bool))._ortvalue
+
+
+class _Weight:
+    """Remembers what a tensor was for ONNX Runtime the last time."""
+
+    def __init__(self) -> None:
+        self.known: tuple[Any, int, Any] = (None, 0, None)
+
+    def __call__(self, t: torch.Tensor) -> Any:
+        tensor, address, value = self.known
+        if tensor is t and address == t.data_ptr():
+            return value
+        value = _value(t)
+        if t.is_contiguous() and not t.is_complex():  # else a copy, which does not follow it
+            self.known = (t, t.data_ptr(), value)
+        return value
