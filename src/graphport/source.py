@@ -58,7 +58,10 @@ class Location:
 
 def is_the_users(code: CodeType) -> bool:
     # By file, not by code object: hashing a code object hashes its bytes.
-    file = code.co_filename
+    return _is_the_users(code.co_filename)
+
+
+def _is_the_users(file: str) -> bool:
     known = _is_user_file.get(file)
     if known is None:
         stdlib = file.startswith(_STDLIB) and not any(part in file for part in _SITE)
@@ -209,3 +212,11 @@ def of_trace(trace: str | None) -> Location | None:
     """The innermost line of a `stack_trace` in a node's metadata."""
     found = _FRAME.findall(trace or "")
     return Location(found[-1][0], int(found[-1][1]), found[-1][2]) if found else None
+
+
+def users_part(trace: str) -> str:
+    """The user's frames of a `stack_trace`; all of it, if there are none."""
+    starts = [*(m.start() for m in _FRAME.finditer(trace)), len(trace)]
+    frames = [trace[a:b] for a, b in itertools.pairwise(starts)]
+    kept = [f for f in frames if (m := _FRAME.match(f)) and _is_the_users(m.group(1))]
+    return "".join(kept) or trace

@@ -139,6 +139,8 @@ class Options:
     once_more: bool = False
     """To be compared with another capture: nobody is told of anything."""
     preserve_module_call_signature: tuple[str, ...] = ()
+    keep_views: bool = False
+    """Whether results are views in the graph wherever they are, also after a write."""
 
 
 def capture(
@@ -433,7 +435,8 @@ class _Capture:
 
     def _output(self, x: Any, i: int) -> Any:
         if isinstance(x, torch.Tensor):
-            return self.tracer.read(self.tracer.value(x))
+            value = self.tracer.value(x)
+            return self.tracer.seen(value) if self.options.keep_views else self.tracer.read(value)
         if isinstance(x, _SYMBOLIC):
             return self.recorder.size(from_torch(x))
         if isinstance(x, CONSTANTS):

@@ -139,6 +139,15 @@ class Tracer(TorchDispatchMode):
         v.constant = v.number = None
         return v.node
 
+    def seen(self, v: Value) -> Node:
+        """The value as a view of what it shares memory with, also if that was written through it.
+
+        Where nothing was written, its node is one already.
+        """
+        if v.parent is None or v.op is None or not v.storage.mutated:
+            return self.read(v)
+        return self.view_node(v.op, self.seen(v.parent), v.args)
+
     def write(self, v: Value, node: Node) -> None:
         """Give a tensor a new value, and with it every tensor that it is a view of."""
         news = [(v, node)]

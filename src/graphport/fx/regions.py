@@ -61,6 +61,8 @@ def _levels(
     levels: dict[Node, int] = {}
     reached = 0
     """By what is ordered."""
+    was_taken = True
+    """Whether the backend takes the ordered call before: at one level, its region runs first."""
     for node in graph.nodes:
         if node.op == "output" or node in final:
             continue
@@ -70,7 +72,8 @@ def _levels(
             default=int(into),
         )
         if ordered(node):
-            level = reached = max(level, reached)
+            level = reached = max(level, reached + (into and not was_taken))
+            was_taken = into
         levels[node] = level
     return levels
 

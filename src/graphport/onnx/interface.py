@@ -112,7 +112,7 @@ class InterfaceBuilder:
         for node, spec in specs:
             if spec.kind in _STATE:
                 walk.env[node] = self._state(spec)
-                if _is_shared(node, spec.target in self.mutated):
+                if self.options.share_weights or _is_shared(node, spec.target in self.mutated):
                     walk.b.shared.add(walk.env[node])
         walk.b.sizes.learn(*self.graph.inputs)
 

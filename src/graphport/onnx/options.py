@@ -27,6 +27,8 @@ class ExportOptions:
     module_functions: Sequence[Any] = ()
     dynamic_shapes: bool | None = None
     """For backends: whether sizes are symbolic."""
+    share_weights: bool = False
+    """For backends: whether weights stay as they are in memory, where transposed ones are usual."""
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:

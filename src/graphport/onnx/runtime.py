@@ -8,6 +8,7 @@ that does not lie in order is put in order first, which is a copy.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,19 +40,24 @@ class Session:
     ) -> None:
         require_data(tensors, "give the model its weights before it is exported")
         self._skeleton, self._tensors = skeleton, tensors
-        options = options or ort.SessionOptions()
-        options.log_severity_level = 3
+        given, options = options, options or ort.SessionOptions()
+        if given is None:
+            options.log_severity_level = 3
         model = onnx.ModelProto()
         model.CopyFrom(skeleton)
+        # Options know initialisers by name, and those of a caller may serve several sessions.
+        mark = "" if given is None else f"@{next(_SESSIONS)}"
         shared: dict[str, Any] = {}
         for name, tensor in tensors.items():
             proto = model.graph.initializer.add()
             if nbytes(tensor) < SMALL:
                 write_tensor(name, in_memory(tensor), proto)
             else:
-                write_header(name, tensor, proto)
+                write_header(name + mark, tensor, proto)
                 refer(proto, name, 0, nbytes(tensor))
-                shared[name] = ort_value(in_memory(tensor))
+                shared[name + mark] = ort_value(in_memory(tensor))
+        if mark and shared:
+            _rename(model.graph, {name.removesuffix(mark): name for name in shared})
         # The session reads them for as long as it lives.
         self._shared = shared
         if shared:
@@ -75,6 +81,20 @@ class Session:
         values = self.session._sess.run_with_ort_values(feeds, names, None)
         # By number: iterating over them costs ten times as much.
         return {name: tensor_of(ort.OrtValue(values[i])) for i, name in enumerate(names)}
+
+
+_SESSIONS = itertools.count()
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Give what nodes read other names, in graphs within as well."""
+    for node in graph.node:
+        for i, name in enumerate(node.input):
+            if name in names:
+                node.input[i] = names[name]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename(attribute.g, names)
 
 
 def with_outputs(model: onnx.ModelProto, values: Iterable[Value]) -> onnx.ModelProto:

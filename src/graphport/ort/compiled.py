@@ -14,15 +14,19 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphport.errors import SessionError
 from graphport.onnx.exporting import custom_lowerings, known_operators
+from graphport.onnx.lower import described
 from graphport.onnx.runtime import Session
 from graphport.onnx.weights import inline
+from graphport.ops.abstract import Abstract
 from graphport.ort import dump
 from graphport.ort.frozen import Frozen
 from graphport.ort.graphs import captured
+from graphport.ort.layouts import inverse
 from graphport.ort.lowering import Lowered, lowered
 from graphport.ort.planning import Plan, plan
 from graphport.ort.providers import providers
 from graphport.ort.region import Region, SessionRecord
+from graphport.ort.rooms import sizes_of
 from graphport.program import ExportedProgram, InputChecks
 from graphport.program.control import plain_copy, run_plainly
 from graphport.program.module import graph_module
@@ -115,8 +119,17 @@ class Compiled:
             written = inline(model, part.graph.initializers) if tensors else model
             dump.write(options.dump_prefix, written, str(self.module.graph))
         static_inputs = [n in static for n in part.part.inputs]
-        outputs = part.graph.outputs
-        return Region(record, part.interface, outputs, static_inputs, self.backend.count)
+        outputs, inputs = part.graph.outputs, part.part.inputs
+        return Region(
+            record, part.interface, outputs, static_inputs, _complex(inputs), self.backend.count,
+            sizes_of(outputs, inputs) if options.preallocate_output else (),
+        )  # fmt: skip
+
+
+def _complex(inputs: Sequence[Node]) -> set[int]:
+    """The places of complex tensors."""
+    about = [described(n.meta.get("val")) for n in inputs]
+    return {i for i, a in enumerate(about) if isinstance(a, Abstract) and a.dtype.is_complex}
 
 
 def _further_checks(program: ExportedProgram) -> Callable[[Sequence[Any]], bool] | None:
@@ -149,8 +162,11 @@ def _assembled(
             name = f"region_{i}"
             root.add_module(name, made[step.nodes])
             call = graph.call_module(name, tuple(mapping[n] for n in part.inputs))
-            for k, node in enumerate(part.outputs):
-                mapping[node] = graph.call_function(operator.getitem, (call, k))
+            for k, (node, order) in enumerate(zip(part.outputs, part.orders, strict=True)):
+                found = graph.call_function(operator.getitem, (call, k))
+                if order is not None:
+                    found = graph.call_function(torch.permute, (found, inverse(order)))
+                mapping[node] = found
         else:
             for node in step.nodes:
                 mapping[node] = graph.node_copy(node, lambda n: mapping[n])

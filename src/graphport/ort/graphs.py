@@ -7,7 +7,7 @@ parameters and buffers as inputs. Sizes that torch keeps symbolic stay symbolic.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 from graphport.capture.export import Options, capture
 from graphport.ort.symbols import TorchSizes
 from graphport.program import ExportedProgram
+from graphport.source import of_trace, users_part
 
 # Take a number as another operand, so that one which varies is as good as a constant.
 _ARITHMETIC = {
@@ -31,9 +32,35 @@ def captured(module: GraphModule, inputs: Sequence[Any]) -> ExportedProgram:
     with torch.no_grad():
         program, _ = capture(
             fixed, tuple(inputs), None, TorchSizes(_values(module, inputs)),
-            Options("runtime_assert", once_more=True),
+            Options("runtime_assert", once_more=True, keep_views=True),
         )  # fmt: skip
+    _name_lines(program, fixed)
     return program
+
+
+def _name_lines(program: ExportedProgram, module: GraphModule) -> None:
+    """Let nodes tell the user's lines, not those of the code that was generated for the graph."""
+    lines = dict(_lines(module))
+    for graph in (program.graph, *(m.graph for m in _inner(program.graph_module))):
+        for node in graph.nodes:
+            where = of_trace(node.meta.get("stack_trace"))
+            if where is not None and (trace := lines.get((where.file, where.line))):
+                node.meta["stack_trace"] = users_part(trace)
+
+
+def _lines(module: GraphModule) -> Iterator[tuple[tuple[str, int], str]]:
+    """By file and line of generated code, where its node comes from."""
+    for part in (module, *_inner(module)):
+        rows = getattr(part, "_lineno_map", None)  # once its code has been generated
+        nodes = list(part.graph.nodes)
+        for line, index in (rows or {}).items():
+            if index is not None:
+                file = type(part).forward.__code__.co_filename
+                yield (file, line + part._prologue_start), nodes[index].meta.get("stack_trace", "")
+
+
+def _inner(module: GraphModule) -> Iterator[GraphModule]:
+    return (m for m in module.modules() if isinstance(m, GraphModule) and m is not module)
 
 
 def placeholders(module: GraphModule) -> list[Node]:

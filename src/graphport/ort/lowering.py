@@ -69,13 +69,17 @@ def _attempt(
     options: ExportOptions,
 ) -> Lowered | tuple[Sequence[Node], str]:
     """The region in ONNX, or the nodes that are to be torch's and why."""
-    part = subprogram(nodes, plan.program, weights, told)
+    regions = {n for step in plan.steps if step.is_region for n in step.nodes}
+    part = subprogram(nodes, plan.program, weights, told, regions)
     opset = options.opset or newest(part.program.graph_module, opsets.default())
     builder = Builder(part.program.scope, opset, options.target)
     names = [n.name for n in part.inputs]
     try:
         interface = walked(
-            part.program, builder, custom_lowerings(options), replace(options, input_names=names)
+            part.program,
+            builder,
+            custom_lowerings(options),
+            replace(options, input_names=names, share_weights=True),
         )
     except ExportError as error:
         culprit = part.original.get(builder.origin) if builder.origin is not None else None

@@ -163,10 +163,9 @@ def is_view(node: Node) -> bool:
         return False
     first = about[0] if isinstance(about, tuple) and about else about
     origin = _about(source)
-    return (
-        isinstance(first, Abstract) and isinstance(origin, Abstract)
-        and first.dtype is origin.dtype
-    )  # fmt: skip
+    if not isinstance(first, Abstract) or not isinstance(origin, Abstract):
+        return False
+    return first.dtype is origin.dtype or node.target.overloadpacket is not aten.to
 
 
 def _with_free_views(graph: Graph) -> set[Node]:
@@ -179,7 +178,7 @@ def _with_free_views(graph: Graph) -> set[Node]:
     written = {n.args[1]: n for n in graph.nodes if _is_write(n)}
 
     def freed(node: Any) -> Any:
-        if not isinstance(node, Node) or not is_view(node):
+        if not isinstance(node, Node) or node in written or not is_view(node):
             return written.get(node, node) if isinstance(node, Node) else node
         if node not in copies:
             source = freed(node.args[0])

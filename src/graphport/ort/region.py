@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
 import onnxruntime as ort
 import torch
-from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue
+from onnxruntime.capi.onnxruntime_pybind11_state import OrtDevice, OrtValue, SessionIOBinding
 from torch import nn
 
 from graphport.errors import SessionError
@@ -19,6 +19,7 @@ from graphport.onnx.interface import Interface
 from graphport.onnx.ir import Value
 from graphport.onnx.program import result_of
 from graphport.onnx.runtime import Session, ort_value, tensor_of
+from graphport.ort.rooms import Sizes
 
 
 @dataclass
@@ -56,7 +57,9 @@ class SessionRecord:
 class Region(nn.Module):
     """Calls a session with tensors and numbers, in the order of the region's inputs.
 
-    `static` says of each input whether it is a weight, the same tensor at most calls.
+    `static` says of each input whether it is a weight, the same tensor at most calls; `complex` are
+    the places of those that go over as pairs of numbers. `sizes` has those of the outputs that torch
+    is to make room for.
     """
 
     def __init__(
@@ -65,7 +68,9 @@ class Region(nn.Module):
         interface: Interface,
         outputs: Sequence[Value],
         static: Sequence[bool],
+        complex: Container[int],
         count: Callable[[], None],
+        sizes: Sequence[Sizes | None] = (),
     ) -> None:
         super().__init__()
         self.record = record
@@ -77,28 +82,34 @@ class Region(nn.Module):
         for i in interface.inputs:
             if static[i.flat]:
                 self.others.append((i.name, i.flat, _Weight()))
-            elif i.dtype in _PLAIN:
+            elif i.dtype in _PLAIN and i.flat not in complex:
                 self.plain.append((i.name, i.flat))
             else:
                 self.others.append((i.name, i.flat, _value))
         self.dtypes = {i.flat: i.dtype for i in interface.inputs}
         self.results = [(r.kind, r.what) for r in interface.results]
         kinds = {v.name: v.dtype for v in outputs}
+        rooms = {v.name: s for v, s in zip(outputs, sizes, strict=False)}
         self.names = [what for kind, what in self.results if kind not in ("input", "constant")]
         self.is_plain = all(kinds[name] in _PLAIN for name in self.names)
         self.in_order = all(kind == "tensor" for kind, _ in self.results)
+        self.rooms = [(name, kinds[name], rooms.get(name)) for name in self.names]
+        self.has_rooms = any(size is not None for _, _, size in self.rooms)
 
     def forward(self, *args: Any) -> Any:
         session = self.record.opened().session._sess
         feeds = {}
         for name, place in self.plain:
             x = args[place]
-            if type(x) is not torch.Tensor or not x.is_contiguous():
+            if type(x) is not torch.Tensor or not x.is_contiguous() or x.is_neg():
                 x = _tensor(x, self.dtypes[place])
             feeds[name] = _from_dlpack(_to_dlpack(x), False)
         for name, place, value_of in self.others:
             feeds[name] = value_of(args[place])
         try:
+            if self.has_rooms:
+                found = self._run_into_rooms(session, feeds, args)
+                return found if self.in_order else self._arranged(found, args)
             values = session.run_with_ort_values(feeds, self.names, None)
         except Exception as error:  # whatever a provider raises
             raise SessionError(f"ONNX Runtime: {error}") from error
@@ -109,6 +120,29 @@ class Region(nn.Module):
             found = [tensor_of(ort.OrtValue(values[i])) for i in range(len(self.names))]
         return found if self.in_order else self._arranged(found, args)
 
+    def _run_into_rooms(
+        self, session: Any, feeds: dict[str, Any], args: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Results in memory of torch's, where their sizes are known."""
+        binding = SessionIOBinding(session)
+        for name, value in feeds.items():
+            binding.bind_ortvalue_input(name, value)
+        found: list[torch.Tensor | None] = []
+        for name, dtype, sizes in self.rooms:
+            if sizes is None:
+                binding.bind_output(name, _HOST)
+                found.append(None)
+            else:
+                t = torch.empty(sizes(args), dtype=dtype)
+                binding.bind_ortvalue_output(name, ort_value(t)._ortvalue)
+                found.append(t)
+        session.run_with_iobinding(binding, None)
+        self.count()
+        values = binding.get_outputs()
+        return [
+            t if t is not None else tensor_of(ort.OrtValue(values[i])) for i, t in enumerate(found)
+        ]
+
     def _arranged(self, found: list[torch.Tensor], args: Sequence[Any]) -> list[Any]:
         by_name = dict(zip(self.names, found, strict=True))
         return [
@@ -118,6 +152,7 @@ class Region(nn.Module):
         ]  # fmt: skip
 
 
+_HOST = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
 _to_dlpack, _from_dlpack = torch._C._to_dlpack, OrtValue.from_dlpack
 # What DLPack carries as it is, in both directions.
 _PLAIN = {

@@ -6,7 +6,7 @@ Numbers within are expressions in these. Weights are part of the program, or inp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from graphport.onnx.lower import described
 from graphport.ops.abstract import Abstract
+from graphport.ort.layouts import Order, order_of
 from graphport.program import (
     CallSpec,
     ExportedProgram,
@@ -40,6 +41,8 @@ class Subprogram:
     program: ExportedProgram
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
+    orders: tuple[Order | None, ...]
+    """By output, the order of its dims in memory: it is given with the slowest first."""
     original: dict[Node, Node]
     """By node of the program, that of the graph."""
 
@@ -54,9 +57,13 @@ def subprogram(
     whole: ExportedProgram,
     weights: Mapping[Node, torch.Tensor],
     told: Mapping[Expr, Node],
+    elsewhere: Collection[Node] = (),
 ) -> Subprogram:
-    """`weights` are inputs of the graph to be taken in; `told` are nodes that tell a symbol."""
-    return _Extraction(region, whole, weights, told).made()
+    """`weights` are inputs of the graph to be taken in; `told` are nodes that tell a symbol.
+
+    `elsewhere` are the nodes of all regions, none of which minds how its inputs lie in memory.
+    """
+    return _Extraction(region, whole, weights, told, elsewhere).made()
 
 
 class _Extraction:
@@ -66,8 +73,10 @@ class _Extraction:
         whole: ExportedProgram,
         weights: Mapping[Node, torch.Tensor],
         told: Mapping[Expr, Node],
+        elsewhere: Collection[Node],
     ) -> None:
         self.region = region
+        self.elsewhere = elsewhere
         self.inside = set(region)
         self.whole = whole
         self.weights = weights
@@ -95,12 +104,29 @@ class _Extraction:
             self.mapping[node] = new
         outputs = [n for n in self.region if any(u not in self.inside for u in n.users)
                    and not isinstance(_about(n), tuple)]  # fmt: skip
-        results = tuple(self.mapping[n] for n in outputs)
+        orders = tuple(map(self._order, outputs))
+        results = tuple(map(self._laid_out, outputs, orders))
         self.graph.output(results).meta = {}
         return Subprogram(
-            self._program(results), tuple(self.inputs), tuple(outputs),
+            self._program(results), tuple(self.inputs), tuple(outputs), orders,
             {new: old for old, new in self.mapping.items()},
         )  # fmt: skip
+
+    def _order(self, node: Node) -> Order | None:
+        """The order of its dims in memory, where that may matter."""
+        about = _about(node)
+        if not isinstance(about, Abstract) or all(u in self.elsewhere for u in node.users):
+            return None
+        return order_of(about, self.whole.scope)
+
+    def _laid_out(self, node: Node, order: Order | None) -> Node:
+        inner = self.mapping[node]
+        if order is None:
+            return inner
+        about = _about(node)
+        new = self.graph.call_function(torch.ops.aten.permute.default, (inner, list(order)))
+        new.meta = {**node.meta, "val": about.like(tuple(about.sizes[d] for d in order))}
+        return new
 
     def _further_sizes(self, tensors: list[Node]) -> list[Node]:
         """Nodes that tell the symbols of the region which no tensor shows as a size."""

@@ -26,7 +26,7 @@ def conv(
     dilation: Any, groups: int,
 ) -> Value:  # fmt: skip
     pads = each(padding, weight.rank - 2)
-    return _conv(b, input, weight, bias, stride, pads, pads, dilation, groups)
+    return convolved(b, input, weight, bias, stride, pads, pads, dilation, groups)
 
 
 @lower(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
@@ -41,7 +41,7 @@ def conv_padding(
         total = [d * (k - 1) for d, k in zip(each(dilation, n), _kernel(weight), strict=True)]
     before = [t // 2 for t in total]
     after = [t - p for t, p in zip(total, before, strict=True)]
-    return _conv(b, input, weight, bias, stride, before, after, dilation, groups)
+    return convolved(b, input, weight, bias, stride, before, after, dilation, groups)
 
 
 @lower(aten.convolution.default)
@@ -80,11 +80,11 @@ def conv_transpose(
     before = [r - p for r, p in zip(reach, pads, strict=True)]
     after = [r - p + m - (s - 1) for r, p, m, s in zip(reach, pads, more, strides, strict=True)]
     x, weight = padded(b, x, before, after, 0), _turned(b, weight, groups)
-    out = _conv(b, x, weight, bias, [1] * n, [0] * n, [0] * n, holes, groups)
+    out = convolved(b, x, weight, bias, [1] * n, [0] * n, [0] * n, holes, groups)
     return out if x.rank == input.rank else b.squeeze(out, 0)
 
 
-def _conv(
+def convolved(
     b: Builder, input: Value, weight: Value, bias: Value | None, stride: Any,
     before: Sequence[Any], after: Sequence[Any], dilation: Any, groups: int,
 ) -> Value:  # fmt: skip
@@ -115,7 +115,11 @@ def _product(
     """The windows of x times the weight, in any dtype that can be multiplied."""
     n = weight.rank - 2
     batch, channels = sizes_of(x)[:2]
-    spatial, kernel = b.result.sizes[-n:], _kernel(weight)
+    kernel = _kernel(weight)
+    spatial = [
+        b.scope.simplify((size - d * (k - 1) - 1) // s + 1)
+        for size, d, k, s in zip(sizes_of(x)[2:], dilation, kernel, stride, strict=True)
+    ]
     letters = _LETTERS[:n]
     out_channels, *inner = sizes_of(weight)
     each_group: tuple[Any, ...] = (out_channels,)

@@ -18,13 +18,13 @@ aten = torch.ops.aten
 def linear(b: Builder, input: Value, weight: Value, bias: Value | None) -> Value:
     """Gemm for rows; for more dims MatMul, on the weight as tools that quantise expect it.
 
-    A weight that is used elsewhere too (tied to an embedding) is not stored a second time: the dims
-    before the last become rows, which costs nothing at run time.
+    A weight that is used elsewhere too (tied to an embedding), or that is given at run time, is not
+    transposed: the dims before the last become rows, which costs nothing.
     """
     floats = input.dtype.is_floating_point and weight.rank == 2
     if input.rank == 2 and floats:
         return b.Gemm(input, weight, bias, transB=1)
-    if input.rank > 2 and floats and weight in b.shared:
+    if input.rank > 2 and floats and (weight in b.shared or weight.data is None):
         rows = b.reshape(input, [math.prod(input.shape[:-1]), input.shape[-1]])  # type: ignore
         return b.reshape(b.Gemm(rows, weight, bias, transB=1), b.result.sizes)
     out = product(b, input, weight if weight.rank == 1 else b.transposed(weight))

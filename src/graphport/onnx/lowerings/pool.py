@@ -166,7 +166,7 @@ def _avg_pool(n: int) -> Any:
         if divisor_override is not None:
             return unbatched(b.Div(total, divisor_override))
         counts = [
-            _count(b, o, k, s, p, size, count_include_pad)
+            window_counts(b, o, k, s, p, size, count_include_pad)
             for o, k, s, p, size in zip(sizes, kernel, strides, pads, _spatial(x, n), strict=True)
         ]
         count = reduce(mul, (c.then(n - 1 - i) for i, c in enumerate(counts)))
@@ -184,7 +184,7 @@ lower(aten.avg_pool1d.default)(_average_of_line)
 table({aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}, _avg_pool)
 
 
-def _count(
+def window_counts(
     b: Builder, out: Size, kernel: int, stride: int, pad: int, size: Size, include: bool
 ) -> Numbers:
     """How many elements each window along a dim has: those within the padded input, or all."""
@@ -200,16 +200,25 @@ class _Adaptive:
     """The windows along one dim: from `floor(i * size / out)` to `ceil((i + 1) * size / out)`."""
 
     def __init__(self, b: Builder, size: Any, out: Any) -> None:
-        some = out if is_plain(out) or b.scope.decide(ge(out, 1)) is True else max_(out, 1)
-        i = Numbers.up_to(b, out) * size
-        self.start = i // some
-        self.end = (i + (size + out - 1)) // some
+        self.start, self.end = adaptive_bounds(b, size, out)
         self.count = self.end - self.start
-        lengths = self.count.value
-        self.length = int(lengths.max()) if isinstance(lengths, torch.Tensor) else size // some + 2
+        counts = self.count.value
+        longest = size // _some(b, out) + 2
+        self.length = int(counts.max()) if isinstance(counts, torch.Tensor) else longest
         taps = self.start.then(1) + Numbers.up_to(b, self.length)
         self.inside = taps < self.end.then(1)
         self.index = taps.at_most(self.end.then(1) - 1).node
+
+
+def adaptive_bounds(b: Builder, size: Any, out: Any) -> tuple[Numbers, Numbers]:
+    """Where the windows along one dim begin and end."""
+    some, i = _some(b, out), Numbers.up_to(b, out) * size
+    return i // some, (i + (size + out - 1)) // some
+
+
+def _some(b: Builder, out: Any) -> Any:
+    """A size to divide by: if it is 0, nothing is divided."""
+    return out if is_plain(out) or b.scope.decide(ge(out, 1)) is True else max_(out, 1)
 
 
 def _divides(b: Builder, size: Any, out: Any) -> int | None:

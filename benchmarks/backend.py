@@ -1,0 +1,232 @@
+"""`torch.compile(backend="graphport")` against eager, inductor and a bare ONNX Runtime session.
+
+Each measurement is a process of its own. The contenders of a model run in turn, medians.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+ROOT = Path(__file__).resolve().parents[1]
+EAGER, OURS, INDUCTOR, BARE = "eager", "graphport", "inductor", "bare session"
+CONTENDERS = (EAGER, OURS, INDUCTOR, BARE)
+SECONDS = 2.0
+"""To spend on each contender."""
+
+Run = Callable[[], Any]
+
+
+def make(contender: str, case: Any, threads: int) -> Run:
+    """A call of the model by a contender, compiled when it is first made."""
+    call = pytree.tree_leaves((case.args, case.kwargs))
+    if contender == EAGER:
+        return lambda: case.model(*case.args, **case.kwargs)
+    if contender == INDUCTOR:
+        fast = torch.compile(case.model)
+        return lambda: fast(*case.args, **case.kwargs)
+    if contender == OURS:
+        from graphport.ort import OrtBackend
+
+        backend = OrtBackend({"ort_session_options": session_options(threads)})
+        compiled = torch.compile(case.model, backend=backend)
+        return lambda: compiled(*case.args, **case.kwargs)
+    return bare(case, call, threads)
+
+
+def session_options(threads: int) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    return options
+
+
+def bare(case: Any, inputs: list[torch.Tensor], threads: int) -> Run:
+    """A session of the exported model, its inputs bound once."""
+    import graphport as gp
+    from graphport.onnx.runtime import Session, ort_value
+
+    program = gp.onnx.export(case.model, case.args, case.kwargs, target="ort")
+    made = Session(program.skeleton, program.tensors, session_options(threads))
+    binding = made.session.io_binding()
+    for name, t in zip(made.inputs, inputs, strict=True):
+        binding.bind_ortvalue_input(name, ort_value(t))
+    for name in made.outputs:
+        binding.bind_output(name)
+    return lambda: made.session.run_with_iobinding(binding)
+
+
+def median(runs: dict[str, Run], seconds: float) -> dict[str, float]:
+    """Seconds per call, the contenders called in turn."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds * len(runs) or len(times[next(iter(times))]) < 15:
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(t) for name, t in times.items()}
+
+
+# In processes of their own
+
+
+def latency_child(model: str, threads: int, quick: bool) -> dict[str, Any]:
+    """Seconds to the first result and per call, by contender."""
+    from benchmarks.bench import WORKLOADS
+
+    torch.set_num_threads(threads)
+    workload = WORKLOADS[model]
+    case = workload.build(2 if quick else workload.layers)
+    case.model.eval()
+    torch.compile(lambda x: x + 1)(torch.ones(2))  # what every compiler needs is loaded once
+    first: dict[str, float] = {}
+    runs: dict[str, Run] = {}
+    for contender in CONTENDERS:
+        began = time.perf_counter()
+        try:
+            run = make(contender, case, threads)
+            run()
+        except Exception as error:
+            say(f"{contender} fails on {model}: {str(error).splitlines()[0][:120]}")
+            continue
+        first[contender] = time.perf_counter() - began
+        runs[contender] = run
+    return {"first": first, "call": median(runs, 0.3 if quick else SECONDS)}
+
+
+def memory_child(model: str, contender: str) -> dict[str, Any]:
+    """Bytes that compiling and a call add to the process, beyond the model."""
+    from benchmarks.bench import WORKLOADS
+
+    torch.set_num_threads(1)
+    workload = WORKLOADS[model]
+    case = workload.build(workload.layers)
+    case.model.eval()
+    import graphport.ort  # noqa: F401
+
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    before = resident()
+    run = make(contender, case, 1)
+    run()
+    return {"added": resident() - before, "weights": _weights(case.model)}
+
+
+def _weights(model: torch.nn.Module) -> int:
+    return sum(p.nbytes for p in (*model.parameters(), *model.buffers()))
+
+
+def resident() -> int:
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+def overhead_child() -> dict[str, Any]:
+    """Seconds per call of a small elementwise function, compiled and as a bare session."""
+    torch.set_num_threads(1)
+    x = torch.randn(64)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).relu().sigmoid()
+
+    from examples.huggingface import Case
+
+    case = Case(function, (x,), {}, lambda Dim: None)
+    runs = {name: make(name, case, 1) for name in (OURS, BARE)}
+    fast = torch.compile(function, backend="eager")
+    runs["Dynamo alone"] = lambda: fast(x)
+    runs[EAGER] = lambda: function(x)
+    for run in runs.values():
+        run()
+    return median(runs, SECONDS)
+
+
+CHILDREN: dict[str, Callable[..., dict[str, Any]]] = {
+    "latency": latency_child, "memory": memory_child, "overhead": overhead_child,
+}  # fmt: skip
+
+
+def child(what: str, *arguments: Any) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.backend", what, *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+# All of it
+
+
+def measured(keys: list[str], quick: bool) -> dict[str, Any]:
+    result: dict[str, Any] = {"latency": {}, "memory": {}}
+    say("torch.compile: overhead")
+    result["overhead"] = child("overhead")
+    for key in keys:
+        for threads in (1, 2):
+            say(f"torch.compile: {key}, {threads} threads")
+            result["latency"][f"{key}, {threads}"] = child("latency", key, threads, int(quick))
+        if not quick:
+            result["memory"][key] = {c: child("memory", key, c) for c in (OURS, BARE)}
+    return result
+
+
+def text(result: dict[str, Any], rows: Callable[[list[str], list[list[str]]], str]) -> str:
+    lines, ratios = [], {name: [] for name in (EAGER, INDUCTOR, BARE)}
+    for key, found in result["latency"].items():
+        model, threads = key.split(", ")
+        call, first = found["call"], found["first"]
+        line = [model, threads]
+        line += [f"{call[c] * 1e3:.2f}" if c in call else "fails" for c in CONTENDERS]
+        line += [f"{first[c]:.1f}" if c in first else "" for c in (OURS, INDUCTOR)]
+        lines.append(line)
+        for name, some in ratios.items():
+            if name in call and OURS in call:
+                some.append(call[name] / call[OURS])
+    means = [f"{statistics.geometric_mean(r):.2f}x" if r else "" for r in ratios.values()]
+    lines.append(["geometric mean", "theirs / ours", means[0], "", *means[1:], "", ""])
+    header = ["model", "threads", "eager ms", "graphport ms", "inductor ms", "bare session ms",
+              "first result s", "inductor s"]  # fmt: skip
+    parts = [rows(header, lines)]
+    over = {name: seconds * 1e6 for name, seconds in result["overhead"].items()}
+    parts.append(
+        f"A call of `(x + 1).relu().sigmoid()` on 64 numbers: {over[OURS]:.0f} µs, of which the "
+        f"session is {over[BARE]:.0f} and Dynamo's own checks are "
+        f"{over['Dynamo alone'] - over[EAGER]:.0f}."
+    )
+    if result["memory"]:
+        megabytes = [
+            [key, *(f"{found[c]['added'] / 2**20:.0f}" for c in (OURS, BARE)),
+             f"{found[OURS]['weights'] / 2**20:.0f}"]
+            for key, found in result["memory"].items()
+        ]  # fmt: skip
+        parts.append(rows(
+            ["model", "graphport adds MB", "a bare session adds MB", "weights MB"], megabytes
+        ))  # fmt: skip
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    what, *arguments = sys.argv[1:]
+    converted = [int(a) if a.isdigit() else a for a in arguments]
+    with torch.no_grad():
+        print(json.dumps(CHILDREN[what](*converted)))

@@ -1,0 +1,264 @@
+"""Derivatives of convolutions, pooling and padding, as the graphs of training have them.
+
+Other derivatives are taken apart into plain operators. What is linear along each spatial dim goes
+back with the transposed matrix of that dim, and maxima go back to where they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import mul
+from typing import Any
+
+import torch
+
+from graphport.onnx.builder import Builder
+from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.conv import conv_transpose, convolved
+from graphport.onnx.lowerings.pool import adaptive_bounds, window_counts
+from graphport.onnx.lowerings.spatial import Numbers, each, is_plain, padded, sizes_of
+from graphport.onnx.registry import lower, table
+
+aten = torch.ops.aten
+
+# Convolution
+
+
+@lower(aten.convolution_backward.default)
+def convolution_backward(
+    b: Builder, grad_output: Value, input: Value, weight: Value, bias_sizes: Any, stride: Any,
+    padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """The input's is the other kind of convolution, the weight's one of the input with the rest."""
+    n = weight.rank - 2
+    strides, pads, holes = (each(v, n) for v in (stride, padding, dilation))
+    to_input, to_weight, to_bias = output_mask
+    found: list[Value | None] = [None, None, None]
+    if to_input:
+        make = _to_input_of_transposed if transposed else _to_input
+        found[0] = make(b, grad_output, input, weight, strides, pads, holes, groups)
+    if to_weight:
+        wide, narrow = (grad_output, input) if transposed else (input, grad_output)
+        found[1] = _to_weight(b, wide, narrow, weight, strides, pads, holes, groups)
+    if to_bias:
+        rest = [d for d in range(grad_output.rank) if d != 1]
+        found[2] = b.ReduceSum(grad_output, rest, keepdims=0)
+    return tuple(found)
+
+
+def _to_input(
+    b: Builder, grad: Value, input: Value, weight: Value, stride: list[int], pads: list[Any],
+    dilation: list[int], groups: int,
+) -> Value:  # fmt: skip
+    """What the last windows have left over is as long as nothing was there."""
+    n = len(stride)
+    reach = [
+        (o - 1) * s - 2 * p + d * (k - 1) + 1
+        for o, s, p, d, k in zip(
+            sizes_of(grad)[2:], stride, pads, dilation, sizes_of(weight)[2:], strict=True
+        )
+    ]
+    left = [b.scope.simplify(i - r) for i, r in zip(sizes_of(input)[2:], reach, strict=True)]
+    if is_plain(*left):
+        return conv_transpose(b, grad, weight, None, stride, pads, left, groups, dilation)
+    out = conv_transpose(b, grad, weight, None, stride, pads, [0] * n, groups, dilation)
+    return padded(b, b.shaped(out, (*sizes_of(input)[:2], *reach)), [0] * n, left, 0)
+
+
+def _to_input_of_transposed(
+    b: Builder, grad: Value, input: Value, weight: Value, stride: list[int], pads: list[Any],
+    dilation: list[int], groups: int,
+) -> Value:  # fmt: skip
+    out = convolved(b, grad, weight, None, stride, pads, pads, dilation, groups)
+    # An output padding of a stride or more makes windows that no element has made.
+    return _cut(b, out, sizes_of(input)[2:])
+
+
+def _to_weight(
+    b: Builder, wide: Value, narrow: Value, weight: Value, stride: list[int], pads: list[Any],
+    dilation: list[int], groups: int,
+) -> Value:  # fmt: skip
+    """`wide` convolved with `narrow`, channels for batches: strides and dilations change places."""
+    n = len(stride)
+    batch, channels, *size = sizes_of(wide)
+    kernel, few, places = sizes_of(weight)[2:], sizes_of(narrow)[1], sizes_of(narrow)[2:]
+    if groups == 1 and all(k == 1 for k in kernel) and all(s == 1 for s in stride) and not any(
+        type(p) is not int or p for p in pads
+    ) and all(map(b.scope.same, size, places)):  # fmt: skip
+        flat = reduce(mul, places)
+        x, y = (b.reshape(v, (batch, c, flat)) for v, c in ((wide, channels), (narrow, few)))
+        products = b.MatMul(y, b.transpose(x, (0, 2, 1)))
+        return b.reshape(b.ReduceSum(products, [0], keepdims=0), sizes_of(weight))
+    spatial = range(2, 2 + n)
+    if groups == 1:
+        x = b.transpose(wide, (1, 0, *spatial))
+    else:
+        parts = b.reshape(wide, (batch, groups, channels // groups, *size))
+        parts = b.transpose(parts, (2, 1, 0, *(d + 1 for d in spatial)))
+        x = b.reshape(parts, (channels // groups, groups * batch, *size))
+    y = b.transpose(narrow, (1, 0, *spatial))
+    out = convolved(b, x, y, None, dilation, pads, pads, stride, groups)
+    lengths = [
+        (i + 2 * p - s * (o - 1) - 1) // d + 1
+        for i, p, s, o, d in zip(size, pads, stride, places, dilation, strict=True)
+    ]
+    out = _cut(b, b.shaped(out, (channels // groups, few, *lengths)), kernel)
+    return b.transpose(out, (1, 0, *spatial))
+
+
+def _cut(b: Builder, x: Value, sizes: Sequence[Any]) -> Value:
+    """The first elements of the last dims, so many of each."""
+    first = x.rank - len(sizes)
+    pairs = zip(sizes_of(x)[first:], sizes, strict=True)
+    axes = [d for d, (have, want) in enumerate(pairs, first) if not b.scope.same(have, want)]
+    if not axes:
+        return x
+    return b.Slice(x, [0] * len(axes), [sizes[d - first] for d in axes], axes)
+
+
+# Linear along each dim
+
+
+def _spread(b: Builder, x: Value, axis: int, start: Numbers, end: Numbers, size: Any) -> Value:
+    """Element i of a dim is given to all places from start[i] to end[i] along a dim of `size`."""
+    places = Numbers.up_to(b, size)
+    spans = (places < end.then(1)).to(x.dtype) - (places < start.then(1)).to(x.dtype)
+    if axis == x.rank - 1:
+        return b.MatMul(x, spans.node)
+    sizes = list(sizes_of(x))
+    rest = reduce(mul, sizes[axis + 1 :])
+    flat = b.reshape(x, (*sizes[: axis + 1], rest))
+    sizes[axis] = size
+    out = b.MatMul(_transposed(b, spans), flat)
+    return b.reshape(b.shaped(out, (*sizes[: axis + 1], rest)), sizes)
+
+
+def _transposed(b: Builder, matrix: Numbers) -> Value:
+    if isinstance(matrix.value, torch.Tensor):
+        return b.constant(matrix.value.T)
+    return b.Transpose(matrix.value, perm=[1, 0])
+
+
+def _shares(b: Builder, x: Value, axis: int, counts: Numbers) -> Value:
+    """Divided by the number of elements that each window along a dim has."""
+    return b.Div(x, counts.to(x.dtype).then(x.rank - axis - 1).node)
+
+
+def _avg_pool_backward(n: int) -> Any:
+    def lowering(
+        b: Builder, grad_output: Value, self: Value, kernel_size: Any, stride: Any, padding: Any,
+        ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
+    ) -> Value:  # fmt: skip
+        kernel = each(kernel_size, n)
+        strides, pads = each(stride or kernel, n), each(padding, n)
+        x = grad_output if divisor_override is None else b.Div(grad_output, divisor_override)
+        for i, (k, s, p) in enumerate(zip(kernel, strides, pads, strict=True)):
+            axis = x.rank - n + i
+            out, size = sizes_of(x)[axis], sizes_of(self)[axis]
+            start = Numbers.up_to(b, out) * s - p
+            if divisor_override is None:
+                counts = window_counts(b, out, k, s, p, size, count_include_pad)
+                x = _shares(b, x, axis, counts)
+            x = _spread(b, x, axis, start, start + k, size)
+        return x
+
+    return lowering
+
+
+table(
+    {aten.avg_pool2d_backward.default: 2, aten.avg_pool3d_backward.default: 3}, _avg_pool_backward
+)
+
+
+def _adaptive_avg_pool_backward(n: int) -> Any:
+    def lowering(b: Builder, grad_output: Value, self: Value) -> Value:
+        x = grad_output
+        for axis in range(x.rank - n, x.rank):
+            size = sizes_of(self)[axis]
+            start, end = adaptive_bounds(b, size, sizes_of(x)[axis])
+            x = _spread(b, _shares(b, x, axis, end - start), axis, start, end, size)
+        return x
+
+    return lowering
+
+
+table(
+    {
+        aten._adaptive_avg_pool2d_backward.default: 2,
+        aten._adaptive_avg_pool3d_backward.default: 3,
+    },
+    _adaptive_avg_pool_backward,
+)
+
+
+def _replication_pad_backward(n: int) -> Any:
+    def lowering(b: Builder, grad_output: Value, self: Value, padding: Sequence[Any]) -> Value:
+        x = grad_output
+        for i in range(n):
+            axis, before, after = x.rank - 1 - i, padding[2 * i], padding[2 * i + 1]
+            if is_plain(before, after) and before == after == 0:
+                continue
+            size = sizes_of(self)[axis]
+            place = Numbers.up_to(b, sizes_of(x)[axis]) - before
+            source = place.at_least(0).at_most(size - 1)
+            x = _spread(b, x, axis, source, source + 1, size)
+        return x
+
+    return lowering
+
+
+table(
+    {
+        aten.replication_pad1d_backward.default: 1,
+        aten.replication_pad2d_backward.default: 2,
+        aten.replication_pad3d_backward.default: 3,
+    },
+    _replication_pad_backward,
+)
+
+
+# Back to where the maxima were
+
+
+@lower(aten.max_pool2d_with_indices_backward.default)
+def max_pool2d_with_indices_backward(
+    b: Builder, grad_output: Value, self: Value, kernel_size: Any, stride: Any, padding: Any,
+    dilation: Any, ceil_mode: bool, indices: Value,
+) -> Value:  # fmt: skip
+    return _to_places(b, grad_output, indices, 2)
+
+
+@lower(aten.max_pool3d_with_indices_backward.default)
+def max_pool3d_with_indices_backward(
+    b: Builder, grad_output: Value, self: Value, kernel_size: Any, stride: Any, padding: Any,
+    dilation: Any, ceil_mode: bool, indices: Value,
+) -> Value:  # fmt: skip
+    return _to_places(b, grad_output, indices, 3)
+
+
+@lower(aten.adaptive_max_pool2d_backward.default)
+def adaptive_max_pool2d_backward(
+    b: Builder, grad_output: Value, self: Value, indices: Value
+) -> Value:
+    return _to_places(b, grad_output, indices, 2)
+
+
+@lower(aten.adaptive_max_pool3d_backward.default)
+def adaptive_max_pool3d_backward(
+    b: Builder, grad_output: Value, self: Value, indices: Value
+) -> Value:
+    return _to_places(b, grad_output, indices, 3)
+
+
+def _to_places(b: Builder, grad: Value, indices: Value, n: int) -> Value:
+    """Windows that share their maximum add up there."""
+    sizes = b.result.sizes
+    front = sizes[:-n]
+    flat = (*front, reduce(mul, sizes_of(grad)[-n:]))
+    zeros = b.expand(b.scalar(0, grad.dtype), (*front, reduce(mul, sizes[-n:])))
+    out = b.ScatterElements(
+        zeros, b.reshape(indices, flat), b.reshape(grad, flat), axis=-1, reduction="add"
+    )
+    return b.reshape(b.shaped(out, (*front, reduce(mul, sizes[-n:]))), sizes)
