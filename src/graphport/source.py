@@ -97,14 +97,16 @@ class Frames:
 
     def __str__(self) -> str:
         """As a traceback prints them, outermost first."""
-        return "".join(map(_frame_text, reversed(self.codes), self.key[::-2]))
+        files = (code.co_filename for code in reversed(self.codes))
+        return "".join(map(_frame_text, reversed(self.codes), self.key[::-2], files))
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _frame_text(code: CodeType, offset: int) -> str:
+def _frame_text(code: CodeType, offset: int, file: str) -> str:
+    """`file` is the code's own: code of another file may be equal to it."""
     line = line_of(code, offset)
-    place = f'  File "{code.co_filename}", line {line}, in {code.co_name}\n'
-    text = linecache.getline(code.co_filename, line).strip()
+    place = f'  File "{file}", line {line}, in {code.co_name}\n'
+    text = linecache.getline(file, line).strip()
     return f"{place}    {text}\n" if text else place
 
 

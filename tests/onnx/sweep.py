@@ -218,6 +218,26 @@ def _is_random(op: Any) -> bool:
     return random or "dropout" in op.name or op.name in _RANDOM
 
 
+_NO_FORMULA = "singular values and eigenvalues have no formula in ONNX's operators"
+_DATA = "Python needs to know data"
+
+# What is refused, and why. Everything else is exported and right.
+GAPS = {
+    **dict.fromkeys((
+        "svd", "svd_lowrank", "pca_lowrank", "pinverse", "norm.nuc", "linalg.cond", "linalg.eig",
+        "linalg.eigvals", "linalg.eigh", "linalg.eigvalsh", "linalg.matrix_norm",
+        "linalg.matrix_rank", "linalg.matrix_rank.hermitian", "linalg.pinv",
+        "linalg.pinv.singular", "linalg.pinv.hermitian", "linalg.svd", "linalg.svdvals",
+    ), _NO_FORMULA),
+    **dict.fromkeys(("linalg.lstsq", "linalg.lstsq.grad_oriented"), "rounding decides the rank"),
+    **dict.fromkeys(
+        ("allclose", "equal", "tensor_split", "nn.functional.gaussian_nll_loss"), _DATA
+    ),
+    **dict.fromkeys(("resize_", "resize_as_"), "a graph cannot give a tensor other memory"),
+    "as_strided.partial_views": "reads memory that is not the tensor's",
+    "hash_tensor": "needs the bits of floats",
+}  # fmt: skip
+
 _RANDOM = {"normal", "multinomial", "randint", "randn", "rand_like", "randn_like", "bernoulli",
            "nn.functional.rrelu", "nn.functional.fractional_max_pool2d",
            "nn.functional.fractional_max_pool3d", "cauchy", "exponential", "geometric",

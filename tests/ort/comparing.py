@@ -50,7 +50,6 @@ def same(found: Any, expected: Any, *, strides: bool = True, **tolerances: Any) 
             assert x == y or (x != x and y != y)
             continue
         torch.testing.assert_close(x, y, equal_nan=True, **tolerances)
-        assert x.is_conj() == y.is_conj()
         assert x.requires_grad == y.requires_grad
         if strides and x.numel():
             assert _strides(x) == _strides(y), (x.shape, x.stride(), y.stride())

@@ -55,7 +55,7 @@ from graphport.capture.state import State, begins_inside, describe_tensor, state
 from graphport.capture.subgraphs import graphs_in, graphs_of, module_of
 from graphport.capture.tracer import Tracer
 from graphport.capture.training import TrainingTracer
-from graphport.capture.values import Value
+from graphport.capture.values import Storage, Value
 from graphport.errors import (
     ConstraintViolationError,
     DataDependentError,
@@ -291,6 +291,8 @@ class _Capture:
             snapshot.restore()
         # The program has returned: what is recorded now has no line of the user's.
         with self.recorder.saying({"nn_module_stack": {}, "stack_trace": ""}):
+            if self.options.keep_views:
+                self._part_written(outputs)
             results = [self._output(x, i) for i, x in enumerate(outputs)]
             self.tracer.assertions.finish()
         outcome = judge(self.spec, self.options.guards)
@@ -447,6 +449,17 @@ class _Capture:
             where=source.of_function(_code_of(self.mod)),
             fix="return tensors, or register the type with torch.utils._pytree",
         )
+
+    def _part_written(self, outputs: list[Any]) -> None:
+        """Give what is written to an input a node of its own, apart from what else is returned."""
+        shown = [self.tracer.value(x).storage for x in outputs if isinstance(x, torch.Tensor)]
+        inputs = [v.storage for v in self.input_values if v is not None]
+        owners: dict[Node, Storage] = {}
+        for storage in dict.fromkeys((*shown, *inputs)):
+            node = self.tracer.read(storage.base)
+            is_anothers = node.op == "placeholder" and node is not storage.origin
+            if is_anothers or owners.setdefault(node, storage) is not storage:
+                storage.base.node = self.recorder.emit(aten.clone.default, node)
 
     def _ranges(self) -> dict[Expr, Range]:
         """What is known of the dims as declared, and of data-dependent values."""
