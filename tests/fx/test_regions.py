@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import NamedTuple
@@ -52,7 +53,7 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases())
 @settings(deadline=None, max_examples=200)
 def test_order(case: Case) -> None:
-    """Each call is in one step, after what it takes; ordered and last ones are where they belong."""
+    """Each call is in one step, after what it takes; ordered and last ones are in their places."""
     found = [n for step in case.steps() for n in step.nodes]
     place = {n: i for i, n in enumerate(found)}
     calls = [n for n in case.graph.nodes if n.op == "call_function"]
@@ -89,7 +90,7 @@ def test_neighbours_share_a_region(case: Case) -> None:
     if case.ordered:
         return
     found = case.steps()
-    assert not any(a.is_region and b.is_region for a, b in zip(found, found[1:], strict=False))
+    assert not any(a.is_region and b.is_region for a, b in itertools.pairwise(found))
 
 
 def regions(rows: list[tuple[int, ...]], taken: Callable[[int], bool]) -> list[list[int]]:

@@ -32,7 +32,7 @@ def conv_backward(
         grad = (out * 0.1).sin()
         channels = weight.shape[1] * groups if transposed else weight.shape[0]
         found = aten.convolution_backward(grad, x, weight, [channels], *settings, mask)
-        return [t for t in found if t is not None]
+        return [t for t, wanted in zip(found, mask, strict=True) if wanted]
 
     return fn
 
@@ -122,7 +122,8 @@ def replication(n: int, pads: list[int]) -> Callable[..., Any]:
 ROWS = [
     *(conv_row(2, name=name, **settings) for name, settings in SETTINGS.items()),
     *(conv_row(n, name="strided", stride=2, padding=1) for n in (1, 3)),
-    *(conv_row(2, name=make.__name__, make=make, stride=2, padding=1) for make in (doubles, halves)),
+    *(conv_row(2, name=make.__name__, make=make, stride=2, padding=1)
+      for make in (doubles, halves)),
     conv_row(2, name="doubles_groups", make=doubles, groups=2, transposed=True, stride=2),
     *(conv_row(2, name=f"only_{i}", mask=tuple(i == k for k in range(3))) for i in range(3)),
     *(row(avg(n, *settings), SPECS[n], least=BIG, name=f"avg_pool{n}d_{settings}")
@@ -132,7 +133,7 @@ ROWS = [
     row(avg(2, 3, 2, 1, True, True), "b 4 h w", least=BIG, make=doubles, name="avg_pool2d_doubles"),
     *(row(adaptive(n, size), SPECS[n], least=BIG, name=f"adaptive_avg_pool{n}d_{size}")
       for n, size in itertools.product(ADAPTIVE, (1, 3))),
-    row(adaptive(2, (2, 7)), "4 h w", least=BIG, make=doubles, name="adaptive_avg_pool2d_unbatched"),
+    row(adaptive(2, (2, 7)), "4 h w", least=BIG, make=doubles, name="adaptive_avg_pool2d_plane"),
     *(row(maximum(n), SPECS[n], least=BIG, name=f"max_pool{n}d") for n in MAX),
     *(row(adaptive_maximum(n, 3), SPECS[n], least=BIG, name=f"adaptive_max_pool{n}d")
       for n in ADAPTIVE_MAX),

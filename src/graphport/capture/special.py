@@ -254,6 +254,9 @@ def batch_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     x, weight, bias, mean, var, training, momentum, eps, _ = args
     if not training:
         return pure(tracer, info, args, kwargs)
+    about = tracer.value(x).abstract
+    if about.rank < 2 and 0 in about.sizes:  # no channels, which only this operator takes
+        return tracer.call(aten.clone.default, x)
     if mean is None:
         op = aten._native_batch_norm_legit.no_stats
         return tracer.call(op, x, weight, bias, True, momentum, eps)[0]

@@ -142,9 +142,14 @@ class Tracer(TorchDispatchMode):
     def seen(self, v: Value) -> Node:
         """The value as a view of what it shares memory with, also if that was written through it.
 
-        Where nothing was written, its node is one already.
+        Where nothing was written, its node is one already; but what `detach` gives is never the
+        tensor itself.
         """
-        if v.parent is None or v.op is None or not v.storage.mutated:
+        if v.parent is None or v.op is None:
+            return self.read(v)
+        if v.op is aten.alias.default:
+            return self.recorder.emit(aten.detach.default, self.seen(v.parent))
+        if not v.storage.mutated:
             return self.read(v)
         return self.view_node(v.op, self.seen(v.parent), v.args)
 

@@ -8,11 +8,11 @@ that does not lie in order is put in order first, which is a copy.
 from __future__ import annotations
 
 import ctypes
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue as _C
@@ -40,24 +40,22 @@ class Session:
     ) -> None:
         require_data(tensors, "give the model its weights before it is exported")
         self._skeleton, self._tensors = skeleton, tensors
-        given, options = options, options or ort.SessionOptions()
-        if given is None:
+        if options is None:
+            options = ort.SessionOptions()
             options.log_severity_level = 3
+        else:
+            options = _own(options)
         model = onnx.ModelProto()
         model.CopyFrom(skeleton)
-        # Options know initialisers by name, and those of a caller may serve several sessions.
-        mark = "" if given is None else f"@{next(_SESSIONS)}"
         shared: dict[str, Any] = {}
         for name, tensor in tensors.items():
             proto = model.graph.initializer.add()
             if nbytes(tensor) < SMALL:
                 write_tensor(name, in_memory(tensor), proto)
             else:
-                write_header(name + mark, tensor, proto)
+                write_header(name, tensor, proto)
                 refer(proto, name, 0, nbytes(tensor))
-                shared[name + mark] = ort_value(in_memory(tensor))
-        if mark and shared:
-            _rename(model.graph, {name.removesuffix(mark): name for name in shared})
+                shared[name] = ort_value(in_memory(tensor))
         # The session reads them for as long as it lives.
         self._shared = shared
         if shared:
@@ -83,18 +81,26 @@ class Session:
         return {name: tensor_of(ort.OrtValue(values[i])) for i, name in enumerate(names)}
 
 
-_SESSIONS = itertools.count()
+def _own(options: ort.SessionOptions) -> ort.SessionOptions:
+    """A copy of a caller's options.
+
+    Weights are handed over with the options, and a session refuses those that its model does not
+    have: one object cannot serve two sessions. ONNX Runtime copies options only for a session that
+    is asked for them. Libraries of custom operators are not copied.
+    """
+    profiling, options.enable_profiling = options.enable_profiling, False
+    try:
+        asked = ort.InferenceSession(_NOTHING, options, providers=["CPUExecutionProvider"])
+    finally:
+        options.enable_profiling = profiling
+    made = asked.get_session_options()
+    made.enable_profiling = profiling
+    return made
 
 
-def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Give what nodes read other names, in graphs within as well."""
-    for node in graph.node:
-        for i, name in enumerate(node.input):
-            if name in names:
-                node.input[i] = names[name]
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                _rename(attribute.g, names)
+_NOTHING = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["" : 18]> nothing (float x) => (float y) { y = Identity(x) }'
+).SerializeToString()
 
 
 def with_outputs(model: onnx.ModelProto, values: Iterable[Value]) -> onnx.ModelProto:

@@ -116,7 +116,7 @@ def batch_norm_functional(
     input: Abstract, weight: Abstract | None, bias: Abstract | None, running_mean: Abstract,
     running_var: Abstract, training: bool, momentum: float, eps: float,
 ) -> tuple[Abstract, ...]:  # fmt: skip
-    if input.rank < 2 and 0 not in input.sizes:
+    if input.rank < 2:
         raise ShapeError(f"batch_norm: the input needs a dimension of channels, got {input}")
     stats = running_mean.like(running_mean.sizes if training else (0,))
     return batch_norm(input), stats, stats, running_mean.like(), running_var.like()

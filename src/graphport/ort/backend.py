@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-import threading
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,11 +15,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from graphport.errors import ExportError
 from graphport.ort import explain
 from graphport.ort.compiled import Compiled
+from graphport.ort.forks import forkable_lock
 from graphport.ort.graphs import static_inputs
 from graphport.ort.options import OrtBackendOptions
+from graphport.ort.providers import providers
 from graphport.ort.region import SessionRecord
 
 log = logging.getLogger("graphport.ort")
+
+_COUNTING = forkable_lock()
+_NUMBERS = itertools.count()
 
 
 class OrtBackend:
@@ -32,16 +38,16 @@ class OrtBackend:
     """
 
     _instances: ClassVar[dict[Any, OrtBackend]] = {}
-    _turn: ClassVar[Any] = threading.Lock()
+    _turn: ClassVar[Any] = forkable_lock()
 
     def __init__(self, options: OrtBackendOptions | Mapping[str, Any] | None = None) -> None:
         self.options = OrtBackendOptions.of(options)
         self.execution_count = 0
         """How often a session has run."""
-        self.compiled: dict[GraphModule, Compiled] = {}
-        self.refused: dict[GraphModule, str] = {}
+        self._made: weakref.WeakValueDictionary[int, Compiled] = weakref.WeakValueDictionary()
+        """Graphs that torch.compile still holds, by the order in which they were compiled."""
+        self.refused: MutableMapping[GraphModule, str] = weakref.WeakKeyDictionary()
         """Graphs that run in PyTorch as a whole, and why."""
-        self._counting = threading.Lock()
 
     def __call__(self, module: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         from graphport.ort import torch_compile
@@ -49,7 +55,7 @@ class OrtBackend:
         return torch_compile.compiled(self, module, inputs)
 
     def count(self) -> None:
-        with self._counting:
+        with _COUNTING:
             self.execution_count += 1
 
     def compile(
@@ -57,19 +63,25 @@ class OrtBackend:
     ) -> Callable[..., Any]:
         """A callable in place of a graph; for inference, with its weights taken in."""
         static = static_inputs(module, inputs)
+        where = providers(self.options, {t.device for t in inputs if isinstance(t, torch.Tensor)})
         try:
             # AOTAutograd compiles within its own fake mode.
             with _disable_current_modes():
-                made = Compiled(module, inputs, self, static, freeze=inference)
+                made = Compiled(module, inputs, self, where, static, freeze=inference)
         except ExportError as error:
             if self.options.strict:
                 raise
             self.refused[module] = error.what
-            log.warning("a graph runs in PyTorch: %s", error)
+            log.warning("a graph runs in PyTorch: %s", str(error))
             return module
-        self.compiled[module] = made
+        self._made[next(_NUMBERS)] = made
         explain.tell(made)
         return made
+
+    @property
+    def compiled(self) -> dict[GraphModule, Compiled]:
+        """What the graphs have become that torch.compile still holds."""
+        return {made.module: made for made in list(self._made.values())}
 
     @property
     def sessions(self) -> dict[GraphModule, list[SessionRecord]]:

@@ -18,13 +18,14 @@ from graphport.onnx.lower import described
 from graphport.onnx.runtime import Session
 from graphport.onnx.weights import inline
 from graphport.ops.abstract import Abstract
-from graphport.ort import dump
+from graphport.ort import dump, explain
+from graphport.ort.forks import forkable_lock
 from graphport.ort.frozen import Frozen
 from graphport.ort.graphs import captured
 from graphport.ort.layouts import inverse
 from graphport.ort.lowering import Lowered, lowered
+from graphport.ort.memory import overlap, written_inputs
 from graphport.ort.planning import Plan, plan
-from graphport.ort.providers import providers
 from graphport.ort.region import Region, SessionRecord
 from graphport.ort.rooms import sizes_of
 from graphport.program import ExportedProgram, InputChecks
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from graphport.ort.backend import OrtBackend
 
 log = logging.getLogger("graphport.ort")
+
+_BUILDING = forkable_lock()
 
 
 class Compiled:
@@ -51,6 +54,7 @@ class Compiled:
         module: GraphModule,
         inputs: Sequence[Any],
         backend: OrtBackend,
+        providers: Sequence[Any],
         static: frozenset[int] = frozenset(),
         *,
         freeze: bool = False,
@@ -62,31 +66,55 @@ class Compiled:
         self.checks = _further_checks(program)
         custom = custom_lowerings(backend.options.export)
         self.program, self.missing = known_operators(program, custom)
-        self.devices = {t.device for t in inputs if isinstance(t, torch.Tensor)}
+        self.providers = providers
         self.records: list[SessionRecord] = []
         self.plan: Plan
         self.broken = False
-        self.frozen = Frozen({i: inputs[i] for i in static}) if freeze else Frozen({})
+        self.written = written_inputs(program)
+        unwritten = static.difference(self.written) if freeze else ()
+        self.frozen = Frozen({i: inputs[i] for i in unwritten})
         self.run = self._built({i: inputs[i] for i in self.frozen.places})
 
     def __call__(self, *args: Any) -> Any:
-        if self.broken or (self.checks is not None and not self.checks(args)):
+        if self.broken:
             return self.module(*args)
-        if self.frozen.differ(args):
-            log.info("weights have changed: from now on they are inputs")
-            self.frozen = Frozen({})
-            self.run = self._built({})
+        if self.checks is not None and not self.checks(args):
+            return self._in_torch(args, "the graph was captured for other sizes")
+        if self.written and overlap(args, self.written):
+            return self._in_torch(args, "an input lies where another one is written to")
         try:
+            if self.frozen.differ(args):
+                self._thaw(args)
             return self.run(*args)
         except SessionError as error:
             if self.backend.options.strict:
                 raise
-            self.broken = True
+            self._give_up(error)
+            return self.module(*args)
+
+    def _thaw(self, args: Sequence[Any]) -> None:
+        """Make sessions that have weights as inputs, unless another thread just has."""
+        with _BUILDING:
+            if self.frozen.differ(args):
+                log.info("weights have changed: from now on they are inputs")
+                self.run = self._built({})
+                self.frozen = Frozen({})
+
+    def _give_up(self, error: SessionError) -> None:
+        with _BUILDING:
+            said, self.broken = self.broken, True
+        if not said:
             warnings.warn(
                 f"a graph goes on in PyTorch, since its session failed: {error}",
-                RuntimeWarning, stacklevel=2,
+                RuntimeWarning, stacklevel=3,
             )  # fmt: skip
-            return self.module(*args)
+
+    def _in_torch(self, args: Sequence[Any], why: str) -> Any:
+        """This call only."""
+        if self.backend.options.strict:
+            raise SessionError(f"a call cannot run on ONNX Runtime: {why}")
+        log.info("a call runs in PyTorch: %s", why)
+        return self.module(*args)
 
     # Building
 
@@ -95,10 +123,30 @@ class Compiled:
         inputs = [n for n in self.plan.graph.nodes if n.op == "placeholder"]
         taken_in = {inputs[i]: t for i, t in weights.items()}
         static = {inputs[i] for i in self.static}
-        regions = lowered(self.plan, taken_in, self.backend.options.export)
+        while True:
+            regions = lowered(self.plan, taken_in, self.backend.options.export)
+            if self.backend.options.strict and self.plan.reasons:
+                raise explain.refusal(self.plan, self.missing)
+            made = self._regions(regions, static)
+            if made is not None:
+                return _assembled(self.plan, regions, made)
+
+    def _regions(
+        self, regions: dict[tuple[Node, ...], Lowered], static: set[Node]
+    ) -> dict[tuple[Node, ...], Region] | None:
+        """Sessions for all regions; None if one had to be given to torch."""
         self.records.clear()
-        made = {nodes: self._region(part, static) for nodes, part in regions.items()}
-        return _assembled(self.plan, regions, made)
+        made = {}
+        for nodes, part in regions.items():
+            try:
+                made[nodes] = self._region(part, static)
+            except SessionError as error:
+                if self.backend.options.strict:
+                    raise
+                log.warning("a region runs in PyTorch: %s", str(error))
+                self.plan.refuse(nodes, error.what)
+                return None
+        return made
 
     def _region(self, part: Lowered, static: set[Node]) -> Region:
         options = self.backend.options
@@ -107,13 +155,15 @@ class Compiled:
             model, tensors = inline(model, part.graph.initializers), {}
             for transform in options.pre_ort_model_transforms:
                 transform(model)
-        where = providers(options, self.devices)
 
         def make() -> Session:
-            return Session(model, tensors, options.ort_session_options, where)
+            return Session(model, tensors, options.ort_session_options, self.providers)
 
         record = SessionRecord(model, make)
-        record.opened()
+        try:
+            record.opened()
+        except Exception as error:  # whatever a provider raises
+            raise SessionError(f"ONNX Runtime refuses a model: {error}") from error
         self.records.append(record)
         if options.dump_prefix is not None:
             written = inline(model, part.graph.initializers) if tensors else model

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from graphport.capture.export import Options, capture
+from graphport.errors import UnsupportedError
 from graphport.ort.symbols import TorchSizes
 from graphport.program import ExportedProgram
 from graphport.source import of_trace, users_part
@@ -28,6 +29,10 @@ _ARITHMETIC = {
 
 def captured(module: GraphModule, inputs: Sequence[Any]) -> ExportedProgram:
     """The program of a graph whose sizes are symbols of torch's, or numbers."""
+    if any(isinstance(t, torch.Tensor) and t.is_meta for t in inputs):
+        raise UnsupportedError("an input is on the meta device, where there is nothing to compute")
+    if differentiates(module):
+        raise UnsupportedError("the graph takes derivatives, which is left to AOTAutograd")
     fixed = with_fixed_numbers(module)
     with torch.no_grad():
         program, _ = capture(
@@ -61,6 +66,23 @@ def _lines(module: GraphModule) -> Iterator[tuple[tuple[str, int], str]]:
 
 def _inner(module: GraphModule) -> Iterator[GraphModule]:
     return (m for m in module.modules() if isinstance(m, GraphModule) and m is not module)
+
+
+def differentiates(module: GraphModule) -> bool:
+    """Whether a graph takes derivatives, or has results to take them of, whatever its caller says.
+
+    `torch.func.grad`, `torch.autograd.grad`, `torch.enable_grad`.
+    """
+    results = (n.meta.get("example_value") for n in module.graph.output_node().all_input_nodes
+               if n.op != "placeholder")  # fmt: skip
+    if not torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in results):
+        return True
+    targets = (n.target for m in (module, *_inner(module)) for n in m.graph.nodes)
+    return any(t is torch.autograd.grad or getattr(t, "__name__", "") in _DERIVING for t in targets)
+
+
+# What torch.func consists of in Dynamo's graphs, where derivatives are taken.
+_DERIVING = {"_grad_increment_nesting", "_jvp_increment_nesting", "_autograd_grad", "_make_dual"}
 
 
 def placeholders(module: GraphModule) -> list[Node]:

@@ -20,6 +20,7 @@ from graphport.fx.regions import Step, steps
 from graphport.onnx.lower import described
 from graphport.onnx.types import ONNX_OF
 from graphport.ops.abstract import Abstract
+from graphport.ort.providers import runs_on
 from graphport.program import ExportedProgram
 from graphport.program.module import unlifted
 from graphport.symbolic import Expr
@@ -80,7 +81,8 @@ def _refusal(node: Node, unknown: set[str], module: GraphModule) -> str:
     if node.name in unknown:
         return "no ONNX lowering"
     if isinstance(target, HigherOrderOperator):
-        inner = [getattr(module, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
+        names = [str(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
+        inner = [module._modules.get(name) for name in names]
         graphs = [m for m in inner if isinstance(m, GraphModule)]
         if any(n.name in unknown for m in graphs for n in m.graph.nodes):
             return "a graph within has operators without an ONNX lowering"
@@ -88,9 +90,12 @@ def _refusal(node: Node, unknown: set[str], module: GraphModule) -> str:
         return "draws random numbers"
     for about in map(_about, (node, *node.all_input_nodes)):
         for part in about if isinstance(about, tuple) else (about,):
-            if isinstance(part, Abstract) and part.dtype not in ONNX_OF:
-                if not part.dtype.is_complex:
-                    return f"ONNX has no {str(part.dtype).removeprefix('torch.')}"
+            if not isinstance(part, Abstract):
+                continue
+            if part.dtype not in ONNX_OF and not part.dtype.is_complex:
+                return f"ONNX has no {str(part.dtype).removeprefix('torch.')}"
+            if not runs_on(part.device):
+                return f"ONNX Runtime has no execution provider for {part.device.type}"
     return ""
 
 

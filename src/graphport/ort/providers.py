@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import onnxruntime as ort
@@ -21,7 +21,14 @@ OF_DEVICE = {
 }
 
 
-def providers(options: OrtBackendOptions, devices: Iterable[torch.device]) -> list[Any]:
+def runs_on(device: torch.device) -> bool:
+    """Whether ONNX Runtime, as it is installed, computes where such tensors are."""
+    return device.type == "cpu" or OF_DEVICE.get(device.type) in ort.get_available_providers()
+
+
+def providers(
+    options: OrtBackendOptions, devices: Iterable[torch.device], installed: Sequence[str] = ()
+) -> list[Any]:
     """Preferred ones, those of the devices, default ones; each once, as far as installed."""
     wanted: list[Provider] = list(options.preferred_execution_providers or ())
     if options.infer_execution_providers:
@@ -29,7 +36,7 @@ def providers(options: OrtBackendOptions, devices: Iterable[torch.device]) -> li
         # What computes on a device comes before what computes on the host.
         wanted += [OF_DEVICE[k] for k in sorted(kinds, key=lambda k: k == "cpu") if k in OF_DEVICE]
     wanted += options.default_execution_providers or ("CPUExecutionProvider",)
-    installed = ort.get_available_providers()
+    installed = installed or ort.get_available_providers()
     found: dict[str, Any] = {}
     for provider in wanted:
         name = provider if isinstance(provider, str) else provider[0]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
+import weakref
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -19,47 +19,59 @@ from graphport.onnx.interface import Interface
 from graphport.onnx.ir import Value
 from graphport.onnx.program import result_of
 from graphport.onnx.runtime import Session, ort_value, tensor_of
+from graphport.ort.forks import forkable_lock
 from graphport.ort.rooms import Sizes
 
+_OPENING = forkable_lock()
+_RECORDS: weakref.WeakSet[SessionRecord] = weakref.WeakSet()
+_INHERITED: list[Session | None] = []
+"""Sessions of the process before the fork, whose threads are not here: not even to be closed."""
 
-@dataclass
+
+@dataclass(eq=False)
 class SessionRecord:
     """A model that the backend runs, and the session that runs it."""
 
     model_proto: onnx.ModelProto
     """Without the weights, which the session has from torch."""
     make: Callable[[], Session]
-    _process: int = field(default_factory=os.getpid)
     _made: Session | None = None
-    _turn: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        _RECORDS.add(self)
 
     @property
     def session(self) -> ort.InferenceSession:
         return self.opened().session
 
     def opened(self) -> Session:
-        """The session; a process that was forked has one of its own, since threads are not."""
+        """The session; a process that was forked makes one of its own."""
         made = self._made
-        if made is None or self._process != os.getpid():
-            with self._turn_of_process():
-                if self._made is None or self._process != os.getpid():
-                    self._made, self._process = self.make(), os.getpid()
-                made = self._made
+        if made is None:
+            with _OPENING:
+                made = self._made = self._made or self.make()
         return made
 
-    def _turn_of_process(self) -> Any:
-        """The lock; another thread may have held it when the process was forked."""
-        if self._process != os.getpid():
-            self._turn = threading.Lock()
-        return self._turn
+    def forget(self) -> None:
+        """Leave the session to the process that made it."""
+        _INHERITED.append(self._made)
+        self._made = None
+
+
+def _forget_all() -> None:
+    for record in list(_RECORDS):
+        record.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
 
 
 class Region(nn.Module):
     """Calls a session with tensors and numbers, in the order of the region's inputs.
 
     `static` says of each input whether it is a weight, the same tensor at most calls; `complex` are
-    the places of those that go over as pairs of numbers. `sizes` has those of the outputs that torch
-    is to make room for.
+    the places of those that go over as pairs of numbers. `sizes` has those of the outputs that
+    torch is to make room for.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from graphport.onnx.ir import Value
 from graphport.onnx.lower import described
-from graphport.ops.abstract import Abstract
+from graphport.ops.abstract import Abstract, Size
 from graphport.symbolic import Expr, symbols
 from graphport.symbolic.printing import to_str
 
@@ -39,7 +39,7 @@ def _places(inputs: Sequence[Node]) -> dict[Expr, str]:
     for i, node in enumerate(inputs):
         about = described(node.meta.get("val"))
         if isinstance(about, Expr):
-            rows = [(about, f"args[{i}]")]
+            rows: list[tuple[Size, str]] = [(about, f"args[{i}]")]
         else:
             sizes = about.sizes if isinstance(about, Abstract) else ()
             rows = [(size, f"args[{i}].shape[{d}]") for d, size in enumerate(sizes)]

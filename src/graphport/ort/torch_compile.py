@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from graphport.ort.backend import OrtBackend, needs_gradients
+from graphport.ort.graphs import differentiates
 from graphport.ort.options import OrtBackendOptions
 
 
@@ -30,7 +31,8 @@ def backend(
 
 
 def compiled(backend: OrtBackend, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    if not (backend.options.use_aot_autograd and needs_gradients(inputs)):
+    wanted = needs_gradients(inputs) or differentiates(module)
+    if not (backend.options.use_aot_autograd and wanted):
         return backend.compile(module, inputs, inference=True)
 
     def compiler(graph: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:

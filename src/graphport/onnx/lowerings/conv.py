@@ -87,14 +87,16 @@ def conv_transpose(
 def convolved(
     b: Builder, input: Value, weight: Value, bias: Value | None, stride: Any,
     before: Sequence[Any], after: Sequence[Any], dilation: Any, groups: int,
+    by_windows: bool = False,
 ) -> Value:  # fmt: skip
+    """With the kernel of ONNX Runtime if there is one, unless `by_windows` is asked for."""
     n = weight.rank - 2
     strides, holes = each(stride, n), each(dilation, n)
     _require_plain(*strides, *holes)
     x = _batched(b, input, n)
     if not is_plain(*before, *after):
         x, before, after = padded(b, x, before, after, 0), [0] * n, [0] * n
-    if b.has("Conv", _computed(input)):
+    if not by_windows and b.has("Conv", _computed(input)):
         out = b.Conv(
             x, weight, bias, strides=unless(strides, 1), pads=unless([*before, *after], 0),
             dilations=unless(holes, 1), group=None if groups == 1 else groups,

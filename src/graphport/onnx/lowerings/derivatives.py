@@ -6,7 +6,7 @@ back with the transposed matrix of that dim, and maxima go back to where they we
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import mul
 from typing import Any
@@ -19,6 +19,7 @@ from graphport.onnx.lowerings.conv import conv_transpose, convolved
 from graphport.onnx.lowerings.pool import adaptive_bounds, window_counts
 from graphport.onnx.lowerings.spatial import Numbers, each, is_plain, padded, sizes_of
 from graphport.onnx.registry import lower, table
+from graphport.symbolic import ge
 
 aten = torch.ops.aten
 
@@ -52,19 +53,21 @@ def _to_input(
     b: Builder, grad: Value, input: Value, weight: Value, stride: list[int], pads: list[Any],
     dilation: list[int], groups: int,
 ) -> Value:  # fmt: skip
-    """What the last windows have left over is as long as nothing was there."""
-    n = len(stride)
+    """The other kind of convolution, which goes as far as the windows did."""
     reach = [
-        (o - 1) * s - 2 * p + d * (k - 1) + 1
-        for o, s, p, d, k in zip(
-            sizes_of(grad)[2:], stride, pads, dilation, sizes_of(weight)[2:], strict=True
+        (o - 1) * s + d * (k - 1) + 1
+        for o, s, d, k in zip(
+            sizes_of(grad)[2:], stride, dilation, sizes_of(weight)[2:], strict=True
         )
     ]
-    left = [b.scope.simplify(i - r) for i, r in zip(sizes_of(input)[2:], reach, strict=True)]
-    if is_plain(*left):
+    rows = list(zip(sizes_of(input)[2:], pads, reach, strict=True))
+    left = [b.scope.simplify(i + 2 * p - r) for i, p, r in rows]
+    if is_plain(*left, *pads):
         return conv_transpose(b, grad, weight, None, stride, pads, left, groups, dilation)
-    out = conv_transpose(b, grad, weight, None, stride, pads, [0] * n, groups, dilation)
-    return padded(b, b.shaped(out, (*sizes_of(input)[:2], *reach)), [0] * n, left, 0)
+    none = [0] * len(stride)
+    out = conv_transpose(b, grad, weight, None, stride, none, none, groups, dilation)
+    out = b.shaped(out, (*sizes_of(input)[:2], *reach))
+    return padded(b, out, [-p for p in pads], [i + p - r for i, p, r in rows], 0)
 
 
 def _to_input_of_transposed(
@@ -99,7 +102,9 @@ def _to_weight(
         parts = b.transpose(parts, (2, 1, 0, *(d + 1 for d in spatial)))
         x = b.reshape(parts, (channels // groups, groups * batch, *size))
     y = b.transpose(narrow, (1, 0, *spatial))
-    out = convolved(b, x, y, None, dilation, pads, pads, stride, groups)
+    # Of no channels, in groups, ONNX Runtime never comes to an end.
+    some = b.scope.decide(ge(batch, 1)) is True
+    out = convolved(b, x, y, None, dilation, pads, pads, stride, groups, by_windows=not some)
     lengths = [
         (i + 2 * p - s * (o - 1) - 1) // d + 1
         for i, p, s, o, d in zip(size, pads, stride, places, dilation, strict=True)
@@ -121,29 +126,32 @@ def _cut(b: Builder, x: Value, sizes: Sequence[Any]) -> Value:
 # Linear along each dim
 
 
-def _spread(b: Builder, x: Value, axis: int, start: Numbers, end: Numbers, size: Any) -> Value:
-    """Element i of a dim is given to all places from start[i] to end[i] along a dim of `size`."""
+def _along_dims(b: Builder, x: Value, n: int, back: Callable[[Value, int], Value]) -> Value:
+    """Each of the n last dims, as the last one, gone through: x and the number of the dim.
+
+    They take turns, since ONNX Runtime multiplies an empty batch from the right only.
+    """
+    for dim in reversed(range(x.rank - n, x.rank)):
+        x = back(x, dim)
+        x = b.transpose(x, (*range(x.rank - n), x.rank - 1, *range(x.rank - n, x.rank - 1)))
+    return x
+
+
+def _spread(b: Builder, x: Value, start: Numbers, end: Numbers, size: Any) -> Value:
+    """Element i of the last dim is given to all places from start[i] to end[i] of a larger one."""
     places = Numbers.up_to(b, size)
-    spans = (places < end.then(1)).to(x.dtype) - (places < start.then(1)).to(x.dtype)
-    if axis == x.rank - 1:
-        return b.MatMul(x, spans.node)
-    sizes = list(sizes_of(x))
-    rest = reduce(mul, sizes[axis + 1 :])
-    flat = b.reshape(x, (*sizes[: axis + 1], rest))
-    sizes[axis] = size
-    out = b.MatMul(_transposed(b, spans), flat)
-    return b.reshape(b.shaped(out, (*sizes[: axis + 1], rest)), sizes)
+    matrix = (places < end.then(1)).to(x.dtype) - (places < start.then(1)).to(x.dtype)
+    front, last = sizes_of(x)[:-1], sizes_of(x)[-1]
+    rows = reduce(mul, front)
+    if b.scope.decide(ge(rows, 1)) is not True:  # none, and transposed: refused but in two dims
+        x = b.reshape(x, (rows, last))
+    out = b.shaped(b.MatMul(x, matrix.node), (*sizes_of(x)[:-1], size))
+    return b.reshape(out, (*front, size))
 
 
-def _transposed(b: Builder, matrix: Numbers) -> Value:
-    if isinstance(matrix.value, torch.Tensor):
-        return b.constant(matrix.value.T)
-    return b.Transpose(matrix.value, perm=[1, 0])
-
-
-def _shares(b: Builder, x: Value, axis: int, counts: Numbers) -> Value:
-    """Divided by the number of elements that each window along a dim has."""
-    return b.Div(x, counts.to(x.dtype).then(x.rank - axis - 1).node)
+def _shared(b: Builder, x: Value, counts: Numbers) -> Value:
+    """Divided by the number of elements that the windows along the last dim have."""
+    return b.shaped(b.Div(x, counts.to(x.dtype).node), sizes_of(x))
 
 
 def _avg_pool_backward(n: int) -> Any:
@@ -153,16 +161,20 @@ def _avg_pool_backward(n: int) -> Any:
     ) -> Value:  # fmt: skip
         kernel = each(kernel_size, n)
         strides, pads = each(stride or kernel, n), each(padding, n)
-        x = grad_output if divisor_override is None else b.Div(grad_output, divisor_override)
-        for i, (k, s, p) in enumerate(zip(kernel, strides, pads, strict=True)):
-            axis = x.rank - n + i
-            out, size = sizes_of(x)[axis], sizes_of(self)[axis]
-            start = Numbers.up_to(b, out) * s - p
+
+        def back(x: Value, dim: int) -> Value:
+            k, s, p = (settings[dim - x.rank] for settings in (kernel, strides, pads))
+            out, size = sizes_of(x)[-1], sizes_of(self)[dim]
             if divisor_override is None:
                 counts = window_counts(b, out, k, s, p, size, count_include_pad)
-                x = _shares(b, x, axis, counts)
-            x = _spread(b, x, axis, start, start + k, size)
-        return x
+                x = _shared(b, x, counts)
+            start = Numbers.up_to(b, out) * s - p
+            return _spread(b, x, start, start + k, size)
+
+        x = grad_output
+        if divisor_override is not None:
+            x = b.shaped(b.Div(x, divisor_override), sizes_of(x))
+        return _along_dims(b, x, n, back)
 
     return lowering
 
@@ -174,12 +186,12 @@ table(
 
 def _adaptive_avg_pool_backward(n: int) -> Any:
     def lowering(b: Builder, grad_output: Value, self: Value) -> Value:
-        x = grad_output
-        for axis in range(x.rank - n, x.rank):
-            size = sizes_of(self)[axis]
-            start, end = adaptive_bounds(b, size, sizes_of(x)[axis])
-            x = _spread(b, _shares(b, x, axis, end - start), axis, start, end, size)
-        return x
+        def back(x: Value, dim: int) -> Value:
+            size = sizes_of(self)[dim]
+            start, end = adaptive_bounds(b, size, sizes_of(x)[-1])
+            return _spread(b, _shared(b, x, end - start), start, end, size)
+
+        return _along_dims(b, grad_output, n, back)
 
     return lowering
 
@@ -195,16 +207,17 @@ table(
 
 def _replication_pad_backward(n: int) -> Any:
     def lowering(b: Builder, grad_output: Value, self: Value, padding: Sequence[Any]) -> Value:
-        x = grad_output
-        for i in range(n):
-            axis, before, after = x.rank - 1 - i, padding[2 * i], padding[2 * i + 1]
+        def back(x: Value, dim: int) -> Value:
+            place = 2 * (x.rank - 1 - dim)
+            before, after = padding[place : place + 2]
             if is_plain(before, after) and before == after == 0:
-                continue
-            size = sizes_of(self)[axis]
-            place = Numbers.up_to(b, sizes_of(x)[axis]) - before
-            source = place.at_least(0).at_most(size - 1)
-            x = _spread(b, x, axis, source, source + 1, size)
-        return x
+                return x
+            size = sizes_of(self)[dim]
+            source = Numbers.up_to(b, sizes_of(x)[-1]) - before
+            source = source.at_least(0).at_most(size - 1)
+            return _spread(b, x, source, source + 1, size)
+
+        return _along_dims(b, grad_output, n, back)
 
     return lowering
 

@@ -203,8 +203,10 @@ class _Adaptive:
         self.start, self.end = adaptive_bounds(b, size, out)
         self.count = self.end - self.start
         counts = self.count.value
-        longest = size // _some(b, out) + 2
-        self.length = int(counts.max()) if isinstance(counts, torch.Tensor) else longest
+        if isinstance(counts, torch.Tensor):
+            self.length = int(counts.max())
+        else:
+            self.length = size // _some(b, out) + 2
         taps = self.start.then(1) + Numbers.up_to(b, self.length)
         self.inside = taps < self.end.then(1)
         self.index = taps.at_most(self.end.then(1) - 1).node
