@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from examples import huggingface, mobilenet, resnet
 from graphport.ort import OrtBackend
@@ -96,11 +97,14 @@ def is_dynamic(model: Any) -> bool:
     return any(d.dim_param for v in model.graph.input for d in v.type.tensor_type.shape.dim)
 
 
-def gradients(model: nn.Module, call: Callable[..., Any], inputs: Any) -> tuple[Any, list[Any]]:
+def gradients(model: nn.Module, call: Callable[..., Any], inputs: Any) -> tuple[list[Tensor], ...]:
+    """Results of a model, and the gradients of a sum in which each element counts differently."""
     model.zero_grad()
-    out = first(call(**inputs))
-    (out * torch.linspace(0.5, 1.5, out.numel()).reshape(out.shape)).sum().backward()
-    return out.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    outs = [t for t in pytree.tree_leaves(call(**inputs)) if isinstance(t, Tensor)]
+    sums = [(t * torch.linspace(0.5, 1.5, t.numel()).reshape(t.shape)).sum() for t in outs]
+    torch.stack(sums).sum().backward()
+    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return [t.detach() for t in outs], found
 
 
 @pytest.mark.slow
@@ -122,15 +126,16 @@ def test_training_of_transformers(name: str) -> None:
 
 @pytest.mark.slow
 def test_training_of_a_convolutional_model() -> None:
+    """Against float64: in float32 eager itself is off by percents, where a relu is at its edge."""
     torch.manual_seed(0)
     model, backend = resnet.ResNet((1, 1), 10).train(), OrtBackend()
-    eager = copy.deepcopy(model)
+    exact = copy.deepcopy(model).double()
     compiled = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
-    inputs = {"image": resnet.example(batch=4, size=32)}
-    found, wanted = gradients(model, compiled, inputs), gradients(eager, eager, inputs)
-    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-3)
-    torch.testing.assert_close(
-        dict(model.named_buffers()), dict(eager.named_buffers()), rtol=1e-3, atol=1e-4
-    )
+    image = resnet.example(batch=4, size=32)
+    found = gradients(model, compiled, {"image": image})
+    wanted = gradients(exact, exact, {"image": image.double()})
+    torch.testing.assert_close(found, wanted, check_dtype=False, **CLOSE)
+    buffers, moved = dict(model.named_buffers()), dict(exact.named_buffers())
+    torch.testing.assert_close(buffers, moved, check_dtype=False, **CLOSE)
     assert counts(backend) == [1, 1], backend.explain()
     assert "in PyTorch" not in backend.explain()
