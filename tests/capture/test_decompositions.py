@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -261,3 +262,88 @@ def test_gradients_stop_where_they_did() -> None:
 def test_twice_is_once() -> None:
     core = gp.export(Layers(), (IDS,), dynamic_shapes=DYNAMIC).run_decompositions()
     assert str(core.run_decompositions()) == str(core)
+
+
+class Heads(nn.Module):
+    """Attention as people write it: what the kernel lays out in order needs no copy."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.inside = inside
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, c = x.shape
+        q = x.view(b, n, 2, c // 2).transpose(1, 2)
+        y = F.scaled_dot_product_attention(q, q, q)
+
+        def joined(y: torch.Tensor) -> torch.Tensor:
+            return y.transpose(1, 2).contiguous().view(b, n, c)
+
+        if not self.inside:
+            return self.last(joined(y))
+        if torch.compiler.is_compiling():
+            return torch.cond(x.sum() > 0, lambda y: joined(y) + 1, lambda y: joined(y) * 2, (y,))
+        return joined(y) + 1 if x.sum() > 0 else joined(y) * 2
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["view", "view in a branch"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_views_of_what_lies_otherwise_once_taken_apart(inside: bool, dynamic: bool) -> None:
+    spec = {"x": {0: Dim("b"), 1: Dim("n")}} if dynamic else None
+    model = Heads(inside).eval()
+    core = gp.export(model, (torch.randn(2, 5, 8),), dynamic_shapes=spec).run_decompositions()
+    core.validate()
+    sizes = [(2, 5), (3, 4), (1, 1)] if dynamic else [(2, 5)]
+    for b, n in sizes:
+        compare(core, model, ((torch.randn(b, n, 8),), {}))
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1),
+    "encoder layer, length first": (lambda: nn.TransformerEncoderLayer(8, 2, 16), 1),
+    "decoder layer": (lambda: nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), 2),
+    "decoder layer, length first": (lambda: nn.TransformerDecoderLayer(8, 2, 16), 2),
+    "attention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), 3),
+    "attention, length first": (lambda: nn.MultiheadAttention(8, 2, bias=False), 3),
+    "gru": (lambda: nn.GRU(8, 8, batch_first=True, bidirectional=True), 1),
+    "lstm": (lambda: nn.LSTM(8, 8, 2), 1),
+    "layer norm of a transposed input": (lambda: Transposed(nn.LayerNorm(5)), 1),
+    "instance norm": (lambda: nn.InstanceNorm1d(5), 1),
+    "softmax of a transposed input": (lambda: Transposed(nn.Softmax(-1)), 1),
+    "group norm of a transposed input": (lambda: Transposed(nn.GroupNorm(2, 8)), 1),
+    "activations": (lambda: nn.Sequential(nn.SELU(), nn.Hardswish(), nn.GELU(), nn.Mish()), 1),
+}
+
+
+class Transposed(nn.Module):
+    """A layer on memory out of order, and a view of what it makes."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x.transpose(1, 2))
+        return y.transpose(1, 2).reshape(x.shape[0], -1) + y.contiguous().view(x.shape[0], -1)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_taken_apart_at_other_batches(name: str, training: bool) -> None:
+    make, inputs = LAYERS[name]
+    model = make().eval()
+    d = 1 if "length first" in name or name == "lstm" else 0
+    spec = tuple({d: Dim("b")} for _ in range(inputs))
+
+    def of(batch: int) -> tuple[torch.Tensor, ...]:
+        sizes = (5, batch, 8) if d else (batch, 5, 8)
+        return tuple(torch.randn(sizes) for _ in range(inputs))
+
+    if isinstance(model, nn.MultiheadAttention):
+        spec = {"query": spec[0], "key": spec[1], "value": spec[2]}  # type: ignore[assignment]
+    ep = gp.export(model, of(2), dynamic_shapes=spec, training=training)
+    core = ep.run_decompositions()
+    core.validate()
+    for batch in (2, 4, 1):
+        compare(core, model, (of(batch), {}))

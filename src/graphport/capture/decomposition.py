@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from graphport.capture.layout import Layouts
 from graphport.capture.recorder import Recorder
-from graphport.capture.rewrite import Functionalisation, Rewriter
+from graphport.capture.rewrite import Functionalisation, Rewriter, makes_symbols
 from graphport.capture.state import State
 from graphport.capture.tracer import COMPOSITE, SPECIAL, Handler, Tracer, decompose, pure, view
 from graphport.capture.values import Value
@@ -96,9 +96,25 @@ class Decomposition(Rewriter):
     """Takes composite operators and those of a table apart."""
 
     def keeps(self, node: Node) -> bool:
-        if not isinstance(node.target, OpOverload) or self.tracer.keeps(node.target):
+        if not isinstance(node.target, OpOverload):
             return True
+        if self.tracer.keeps(node.target):
+            return makes_symbols(node, self.recorder) or not any(
+                map(self._lies_otherwise, node.all_input_nodes)
+            )
         return node.target in _NOT_EMPTY and any(map(_may_be_empty, node.all_input_nodes))
+
+    def _lies_otherwise(self, old: Node) -> bool:
+        """Whether a value has another memory layout than in the program.
+
+        What an operator is taken apart into may lay its result out differently: views of it that
+        the program takes for granted are then to be found anew.
+        """
+        new, val = self.new[old], old.meta.get("val")
+        if not isinstance(new, Node) or not isinstance(val, AbstractTensor):
+            return False
+        now = new.meta["val"]
+        return now is not val and now._abstract.strides != val._abstract.strides
 
     def reasons_to_keep(self, node: Node) -> tuple[type[Exception], ...]:
         """Kernels of torch that ask for data, or for plain sizes; a user's table may not fail."""

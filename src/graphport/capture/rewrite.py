@@ -322,6 +322,18 @@ def _is_number(node: Node) -> bool:
     return isinstance(node.meta.get("val"), (*_SYMBOLIC, int, float))
 
 
+def makes_symbols(node: Node, recorder: Recorder) -> bool:
+    """Whether a call gives sizes that only running can tell."""
+    if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
+        return True
+    found = pytree.tree_leaves(node.meta.get("val"))
+    numbers = [n for v in found for n in (v.shape if isinstance(v, torch.Tensor) else (v,))]
+    return any(
+        not recorder.is_defined(s)
+        for n in numbers if isinstance(n, _SYMBOLIC) for s in symbols(from_torch(n))
+    )  # fmt: skip
+
+
 def _parts(node: Node, recorder: Recorder, hold: Callable[[Node], Any]) -> Any:
     """The result of a call, or of each of its several results."""
     val = node.meta.get("val")
@@ -357,7 +369,7 @@ class Functionalisation(Rewriter):
     def keeps(self, node: Node) -> bool:
         if self.recorder.frame.parent is not None:
             return True  # branches and loop bodies are functional as they are
-        return _is_number(node) or self._makes_symbols(node) or node.target in _STATED
+        return _is_number(node) or makes_symbols(node, self.recorder) or node.target in _STATED
 
     def copy(self, node: Node) -> Node:
         new = super().copy(node)
@@ -365,17 +377,6 @@ class Functionalisation(Rewriter):
             # By its value it may be another number, which is what the program asserts of it.
             self.references[node] = new
         return new
-
-    def _makes_symbols(self, node: Node) -> bool:
-        """Whether a call gives sizes that only running can tell."""
-        if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
-            return True
-        found = pytree.tree_leaves(node.meta.get("val"))
-        numbers = [n for v in found for n in (v.shape if isinstance(v, torch.Tensor) else (v,))]
-        return any(
-            not self.recorder.is_defined(s)
-            for n in numbers if isinstance(n, _SYMBOLIC) for s in symbols(from_torch(n))
-        )  # fmt: skip
 
     def stored(self, node: Node) -> Any:
         return _parts(node, self.recorder, self._held)
