@@ -198,7 +198,8 @@ def measured(keys: list[str], quick: bool) -> dict[str, Any]:
     return result
 
 
-def text(result: dict[str, Any], rows: Callable[[list[str], list[list[str]]], str]) -> str:
+def parts(result: dict[str, Any], table: Callable[[list[str], list[list[str]]], str]) -> list[str]:
+    """What is said about the backend."""
     lines, ratios = [], {name: [] for name in (EAGER, INDUCTOR, BARE)}
     for key, call in result["latency"].items():
         model, threads = key.split(", ")
@@ -214,9 +215,12 @@ def text(result: dict[str, Any], rows: Callable[[list[str], list[list[str]]], st
     lines.append(["geometric mean", "theirs / ours", means[0], "", *means[1:], "", ""])
     header = ["model", "threads", "eager ms", "graphport ms", "inductor ms", "bare session ms",
               "first result s", "inductor s"]  # fmt: skip
-    parts = [rows(header, lines)]
+    said = [
+        '`torch.compile(backend="graphport")`, milliseconds for a call without gradients, medians:',
+        table(header, lines),
+    ]
     over = {name: seconds * 1e6 for name, seconds in result["overhead"].items()}
-    parts.append(
+    said.append(
         f"A call of `(x + 1).relu().sigmoid()` on 64 numbers: {over[OURS]:.0f} µs, of which the "
         f"session is {over[BARE]:.0f} and Dynamo's own checks are "
         f"{over['Dynamo alone'] - over[EAGER]:.0f}."
@@ -227,10 +231,10 @@ def text(result: dict[str, Any], rows: Callable[[list[str], list[list[str]]], st
              f"{found[OURS]['weights'] / 2**20:.0f}"]
             for key, found in result["memory"].items()
         ]  # fmt: skip
-        parts.append(rows(
-            ["model", "graphport adds MB", "a bare session adds MB", "weights MB"], megabytes
-        ))  # fmt: skip
-    return "\n\n".join(parts)
+        said.append("What compiling and a first call add to the memory of a process:")
+        header = ["model", "graphport MB", "bare session MB", "weights MB"]
+        said.append(table(header, megabytes))
+    return said
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""graphport against torch.export: time, graph size, growth with depth, memory, import.
+"""graphport against torch: time, graph size, growth with depth, memory, import, latency.
 
 Every contender captures the same model with the same spec in the same process. Repetitions are
 interleaved, so that noise of the machine hits all alike; the first round warms up and is thrown
@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import files, onnx_models  # noqa: E402
+from benchmarks import backend, files, onnx_models  # noqa: E402
 from benchmarks.files import Times  # noqa: E402
 from examples import huggingface, resnet  # noqa: E402  the repository is importable only from here
 from examples.huggingface import Case  # noqa: E402
@@ -597,6 +597,8 @@ def report(result: dict[str, Any]) -> str:
         parts.append(files_table(result["files"]))
     if result["onnx"]:
         parts += onnx_parts(result)
+    if result["backend"]:
+        parts += backend.parts(result["backend"], table)
     if result["memory"]:
         size = f"{result['megabytes'] / 1024:g} GB"
         each = [
@@ -671,6 +673,7 @@ def main() -> None:
         "related": [],
         "files": [],
         "onnx": [],
+        "backend": {},
         "fresh": {},
         "large": (),
         "memory": {},
@@ -689,6 +692,7 @@ def main() -> None:
             result["files"] = stored(repeats, quick)
     if ours:
         result["onnx"] = exported(options.only or list(WORKLOADS), repeats, quick)
+        result["backend"] = backend.measured(options.only or list(WORKLOADS), quick)
     if whole and ours:
         say("ONNX from a fresh process")
         result["fresh"] = {n: onnx_models.fresh(n, 1 if quick else 3)

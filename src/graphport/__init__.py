@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphport import hooks
 
 if TYPE_CHECKING:
-    from graphport import errors, fx, onnx, ort
+    from graphport import errors, fx, onnx, ort, partition
     from graphport.capture.containers import register_dataclass
     from graphport.capture.dims import Dim, dims
     from graphport.capture.draft import DraftProgram, draft_export
@@ -54,6 +54,7 @@ __all__ = [
     "map",
     "onnx",
     "ort",
+    "partition",
     "refine_dynamic_shapes",
     "register_dataclass",
     "save",
@@ -61,7 +62,7 @@ __all__ = [
     "unflatten",
 ]
 
-_MODULES = ("errors", "fx", "onnx", "ort")
+_MODULES = ("errors", "fx", "onnx", "ort", "partition")
 _FILES = ("load", "save")
 
 

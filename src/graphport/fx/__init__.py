@@ -1,5 +1,22 @@
 """The FX toolkit: what works on graphs and symbolic sizes whatever they were captured with."""
 
-from graphport.fx.validate import validate
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graphport.fx.validation import validate
+
+_PLACES = {
+    "validate": "validation",
+}
+"""The file of each name, loaded when it is first used; no file is called as a name is."""
 
 __all__ = ["validate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'graphport.fx' has no attribute {name!r}")
+    found = getattr(import_module(f"graphport.fx.{_PLACES[name]}"), name)
+    globals()[name] = found
+    return found

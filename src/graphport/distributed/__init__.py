@@ -1,0 +1,1 @@
+"""Running the pieces of a program: stages as processes on torch.distributed."""
