@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from benchmarks.onnx_models import REST
+
 ROOT = Path(__file__).resolve().parents[1]
 EAGER, OURS, INDUCTOR, BARE = "eager", "graphport", "inductor", "bare session"
 CONTENDERS = (EAGER, OURS, INDUCTOR, BARE)
@@ -70,12 +72,13 @@ def bare(case: Any, inputs: list[torch.Tensor], threads: int) -> Run:
     return lambda: made.session.run_with_iobinding(binding)
 
 
-def median(runs: dict[str, Run], seconds: float) -> dict[str, float]:
+def median(runs: dict[str, Run], seconds: float, threads: int) -> dict[str, float]:
     """Seconds per call, the contenders called in turn."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     start = time.perf_counter()
     while time.perf_counter() - start < seconds * len(runs) or len(times[next(iter(times))]) < 15:
         for name, run in runs.items():
+            time.sleep(REST if threads > 1 else 0)
             began = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - began)
@@ -97,7 +100,7 @@ def latency_child(model: str, threads: int, quick: bool) -> dict[str, Any]:
             say(f"{contender} fails on {model}: {str(error).splitlines()[0][:120]}")
             continue
         runs[contender] = run
-    return median(runs, 0.3 if quick else SECONDS)
+    return median(runs, 0.3 if quick else SECONDS, threads)
 
 
 def first_child(model: str, contender: str, quick: bool) -> dict[str, Any]:
@@ -159,7 +162,7 @@ def overhead_child() -> dict[str, Any]:
     runs[EAGER] = lambda: function(x)
     for run in runs.values():
         run()
-    return median(runs, SECONDS)
+    return median(runs, SECONDS, 1)
 
 
 CHILDREN: dict[str, Callable[..., dict[str, Any]]] = {

@@ -28,6 +28,8 @@ from examples.huggingface import Case
 ROOT = Path(__file__).resolve().parents[1]
 OURS, ORT, TORCH = "graphport", 'graphport, target="ort"', "torch.onnx"
 THREADS = (1, 2)
+REST = 0.005
+"""Seconds between two calls: the threads of the session before spin for a while, on our cores."""
 
 
 @dataclass
@@ -140,6 +142,7 @@ def latencies(
     start = time.perf_counter()
     while time.perf_counter() - start < least * len(sessions) or len(runs[next(iter(runs))]) < 15:
         for name, session in sessions.items():
+            time.sleep(REST)
             began = time.perf_counter()
             session.run(None, feeds[name])
             runs[name].append(time.perf_counter() - began)

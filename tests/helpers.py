@@ -139,6 +139,12 @@ def snapshot_state(target: Any) -> dict[str, torch.Tensor]:
     }
 
 
+def draws(ep: gp.ExportedProgram) -> bool:
+    """Whether a program has dropout of core ATen, which draws other numbers than torch's eager."""
+    dropout = torch.ops.aten.native_dropout.default
+    return bool(ep.graph.find_nodes(op="call_function", target=dropout))
+
+
 def assert_same(
     a: Any, b: Any, what: str, rtol: float | None = None, atol: float | None = None
 ) -> None:

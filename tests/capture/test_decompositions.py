@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -347,3 +348,12 @@ def test_layers_taken_apart_at_other_batches(name: str, training: bool) -> None:
     core.validate()
     for batch in (2, 4, 1):
         compare(core, model, (of(batch), {}))
+
+
+@pytest.mark.parametrize("spec", [None, {"input": {0: Dim("n")}}], ids=["static", "dynamic"])
+def test_dropout_is_one_core_operator(spec: Any) -> None:
+    core = gp.export(nn.Dropout().train(), (torch.randn(3, 4),), dynamic_shapes=spec)
+    core = core.run_decompositions()
+    assert targets(core) == {aten.native_dropout.default, operator.getitem}
+    out = core.module()(torch.ones(100, 40) if spec else torch.ones(3, 4))
+    assert set(out.unique().tolist()) <= {0.0, 2.0}

@@ -19,7 +19,7 @@ from transformers.integrations.executorch import register_dynamic_cache_export_s
 
 import graphport as gp
 from examples import huggingface as examples
-from tests.helpers import compare, compare_metadata
+from tests.helpers import compare, compare_metadata, draws
 from tests.models import zoo
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -28,13 +28,17 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 def check_model(
     model: nn.Module, spec: Any, kwargs: dict[str, Any], others: list[dict[str, Any]]
 ) -> gp.ExportedProgram:
-    """As `check`, for inputs by keyword."""
+    """As `check`, for inputs by keyword; also over core operators."""
     ep = gp.export(model, (), kwargs, dynamic_shapes=spec)
+    core = ep.run_decompositions()
     ep.validate()
+    core.validate()
     with torch.no_grad():
         for given in (kwargs, *others):
             compare(ep, model, ((), given), **CLOSE)
             compare_metadata(ep, ((), given))
+            if not draws(core):
+                compare(core, model, ((), given), **CLOSE)
     return ep
 
 

@@ -76,6 +76,13 @@ table(
     ],
     elementwise(1, promote.same),
 )  # fmt: skip
+
+
+@shape_rule(aten.native_dropout.default)
+def native_dropout(input: Abstract, p: float, train: bool | None) -> tuple[Abstract, Abstract]:
+    return mapped((input,), input.dtype), mapped((input,), torch.bool)
+
+
 table([aten.abs.default], elementwise(1, promote.to_real))
 table([aten.angle.default], elementwise(1, lambda dtype: promote.to_real(promote.to_float(dtype))))
 table(
