@@ -134,6 +134,12 @@ class UsageError(UserError):
     code = "GP190"
 
 
+class GraphError(UserError, RuntimeError):
+    """A graph that cannot be rewritten as asked."""
+
+    code = "GP195"
+
+
 class CaptureWarning(UserWarning):
     """Something that a single trace cannot prove to be sound."""
 

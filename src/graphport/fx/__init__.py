@@ -4,14 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphport.fx.splitting import split_module
     from graphport.fx.validation import validate
 
 _PLACES = {
+    "split_module": "splitting",
     "validate": "validation",
 }
 """The file of each name, loaded when it is first used; no file is called as a name is."""
 
-__all__ = ["validate"]
+__all__ = ["split_module", "validate"]
 
 
 def __getattr__(name: str) -> Any:
