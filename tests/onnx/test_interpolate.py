@@ -60,6 +60,9 @@ ROWS = [
         name="upsample_bilinear2d"),
     row(lambda a: aten.upsample_trilinear3d(a, [9, 5, 3], True, None, None, None), "b 2 h 4 5",
         least=BIG, name="upsample_trilinear3d"),
+    *(row(lambda a, t, corners=corners: F.affine_grid(t, list(a.shape), align_corners=corners),
+          "b 3 h w", "b 2 3", least={"b": 1, "h": 2, "w": 2}, name=f"affine_grid_{corners}")
+      for corners in (False, True)),
     *(row(lambda a, g, mode=mode, pad=pad, corners=corners: F.grid_sample(
             a, g, mode=mode, padding_mode=pad, align_corners=corners), "b 3 h w", "b t 4 2",
           least={"h": 2, "w": 2}, name=f"grid_sample_{mode}_{pad}_{corners}")

@@ -51,6 +51,8 @@ ROWS = [
     row(lambda a: F.pixel_shuffle(a, 2), "b 4 h w", least=BIG, name="pixel_shuffle"),
     row(lambda a: F.pixel_unshuffle(a, 2), "b 4 4 6", least=BIG, name="pixel_unshuffle"),
     row(lambda a: F.channel_shuffle(a, 2), "b 4 h w", least=BIG, name="channel_shuffle"),
+    row(lambda a, t: F.affine_grid(t, list(a.shape), align_corners=False), "b 3 h w", "b 2 3",
+        least=BIG, name="affine_grid"),
     row(lambda a, g: F.grid_sample(a, g.tanh(), align_corners=False), "b 3 h w", "b t 5 2",
         least=BIG, name="grid_sample"),
     row(lambda a: F.affine_grid(a, (2, 3, 4, 5), align_corners=False), "2 2 3", name="affine_grid"),

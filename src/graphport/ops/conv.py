@@ -298,6 +298,17 @@ def grid_sampler(input: Abstract, grid: Abstract, *_: Any) -> Abstract:
     return input.like((*input.sizes[:2], *grid.sizes[1:-1]))
 
 
+@shape_rule(aten.affine_grid_generator.default)
+def affine_grid_generator(theta: Abstract, size: Sizes, align_corners: bool) -> Abstract:
+    batch, _, *spatial = size
+    dims = len(spatial)
+    wanted = (batch, dims, dims + 1)
+    for have, want in zip(theta.sizes, wanted, strict=True):
+        require_equal(have, want, "Expected a batch of affine matrices of shape {1} for size {2}. "
+                      "Got {0}.", theta, wanted, size)  # fmt: skip
+    return theta.like((batch, *spatial, dims))
+
+
 @shape_rule(aten.channel_shuffle.default)
 def channel_shuffle(self: Abstract, groups: int) -> Abstract:
     require_equal(self.sizes[1] % groups, 0,
