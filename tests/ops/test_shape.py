@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from tests.ops.rows import Row, check_dynamic, check_static, row
 
 ROWS = [
+    *(row(lambda a, options=options: torch.gradient(a, **options), "n t", least={"n": 3, "t": 3},
+          name=f"gradient {options}")
+      for options in ({}, {"dim": 1, "spacing": 0.5}, {"edge_order": 2, "spacing": [2.0, 3.0]})),
     row(lambda a: a.reshape(a.shape[0], -1), "b 3 4", least={"b": 1}, name="flatten"),
     row(lambda a: a.view(a.shape[0] * a.shape[1], 4), "b t 4", name="view"),
     row(lambda a: a.reshape(a.shape[1], a.shape[0]), "b t", name="reshape"),

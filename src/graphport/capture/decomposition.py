@@ -19,7 +19,16 @@ from graphport.capture.layout import Layouts
 from graphport.capture.recorder import Recorder
 from graphport.capture.rewrite import Functionalisation, Rewriter, makes_symbols
 from graphport.capture.state import State
-from graphport.capture.tracer import COMPOSITE, SPECIAL, Handler, Tracer, decompose, pure, view
+from graphport.capture.tracer import (
+    COMPOSITE,
+    SPECIAL,
+    Handler,
+    Tracer,
+    decompose,
+    inside,
+    pure,
+    view,
+)
 from graphport.capture.values import Value
 from graphport.errors import InputError, UnsupportedError
 from graphport.ops import OpInfo, info_of
@@ -164,12 +173,7 @@ class Decomposer(Tracer):
 
 
 def by_table(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
-    tracer.decomposing += 1
-    try:
-        with tracer:
-            result = tracer.table[info.op](*args, **kwargs)
-    finally:
-        tracer.decomposing -= 1
+    result = inside(tracer, tracer.table[info.op], args, kwargs)
     return pure(tracer, info, args, kwargs) if result is NotImplemented else result
 
 

@@ -21,6 +21,7 @@ from graphport.capture import (  # noqa: F401  register their operators
     autograd_functions,
     cache_lengths,
     changes,
+    composites,
     control,
     custom,
     data_dependent,

@@ -510,12 +510,15 @@ def inplace_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]
 
 def decompose(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """A composite operator without a rule: torch's own kernel takes it apart."""
+    result = inside(tracer, info.op.decompose, args, kwargs)
+    return pure(tracer, info, args, kwargs) if result is NotImplemented else result
+
+
+def inside(tracer: Tracer, parts: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operator by what it consists of."""
     tracer.decomposing += 1
     try:
         with tracer:
-            result = info.op.decompose(*args, **kwargs)
+            return parts(*args, **kwargs)
     finally:
         tracer.decomposing -= 1
-    if result is NotImplemented:
-        return pure(tracer, info, args, kwargs)
-    return result
