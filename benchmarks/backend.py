@@ -89,27 +89,22 @@ def median(runs: dict[str, Run], seconds: float, threads: int) -> dict[str, floa
 
 
 def latency_child(model: str, threads: int, quick: bool) -> dict[str, Any]:
-    """Seconds per call, by contender."""
+    """Seconds per call, and to the first result where Dynamo has been used before, by contender."""
     case = _case(model, threads, quick)
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
     runs: dict[str, Run] = {}
+    first: dict[str, float] = {}
     for contender in CONTENDERS:
+        began = time.perf_counter()
         try:
             run = make(contender, case, threads)
             run()
         except Exception as error:
             say(f"{contender} fails on {model}: {str(error).splitlines()[0][:120]}")
             continue
+        first[contender] = time.perf_counter() - began
         runs[contender] = run
-    return median(runs, 0.3 if quick else SECONDS, threads)
-
-
-def first_child(model: str, contender: str, quick: bool) -> dict[str, Any]:
-    """Seconds to the first result, where Dynamo has been used before."""
-    case = _case(model, 1, quick)
-    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
-    began = time.perf_counter()
-    make(contender, case, 1)()
-    return {"seconds": time.perf_counter() - began}
+    return {"call": median(runs, 0.3 if quick else SECONDS, threads), "first": first}
 
 
 def _case(model: str, threads: int, quick: bool = False) -> Any:
@@ -166,15 +161,14 @@ def overhead_child() -> dict[str, Any]:
 
 
 CHILDREN: dict[str, Callable[..., dict[str, Any]]] = {
-    "latency": latency_child, "first": first_child, "memory": memory_child,
-    "overhead": overhead_child,
+    "latency": latency_child, "memory": memory_child, "overhead": overhead_child,
 }  # fmt: skip
 
 
 def child(what: str, *arguments: Any) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.backend", what, *map(str, arguments)]
     # Inductor keeps on disk what it has compiled: a first result is to be a first one.
-    cold = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"} if what == "first" else {}
+    cold = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True, env={**os.environ, **cold}
     )
@@ -196,10 +190,9 @@ def measured(keys: list[str], quick: bool) -> dict[str, Any]:
     for key in keys:
         for threads in (1, 2):
             say(f"torch.compile: {key}, {threads} threads")
-            result["latency"][f"{key}, {threads}"] = child("latency", key, threads, int(quick))
-        result["first"][key] = {
-            c: child("first", key, c, int(quick))["seconds"] for c in (OURS, INDUCTOR)
-        }
+            found = child("latency", key, threads, int(quick))
+            result["latency"][f"{key}, {threads}"] = found["call"]
+            result["first"].setdefault(key, found["first"])
         if not quick:
             result["memory"][key] = {c: child("memory", key, c) for c in (OURS, BARE)}
     return result
@@ -213,7 +206,8 @@ def parts(result: dict[str, Any], table: Callable[[list[str], list[list[str]]], 
         first = result["first"][model]
         line = [model, threads]
         line += [f"{call[c] * 1e3:.2f}" if c in call else "fails" for c in CONTENDERS]
-        line += [f"{first[c]:.1f}" if threads == "1" else "" for c in (OURS, INDUCTOR)]
+        line += [f"{first[c]:.1f}" if threads == "1" and c in first else ""
+                 for c in (OURS, INDUCTOR)]  # fmt: skip
         lines.append(line)
         for name, some in ratios.items():
             if name in call and OURS in call:
