@@ -140,6 +140,12 @@ class GraphError(UserError, RuntimeError):
     code = "GP195"
 
 
+class PartitionError(UserError, RuntimeError):
+    """A graph that cannot be spread over the devices as asked."""
+
+    code = "GP196"
+
+
 class CaptureWarning(UserWarning):
     """Something that a single trace cannot prove to be sound."""
 
@@ -224,6 +230,41 @@ class SerializationError(ExportError):
     """A file that cannot be written or read."""
 
     code = "GP400"
+
+
+class StageError(UserError, RuntimeError):
+    """A program that cannot be cut into stages, or a batch that cannot be split, as asked."""
+
+    code = "GP520"
+
+
+class PipelineError(ExportError, RuntimeError):
+    """A stage of a pipeline that has died, raised or does not answer.
+
+    `stage` and `rank` are its numbers, `modules` what it computes; `trace` has the end of its own
+    traceback if it raised.
+    """
+
+    code = "GP521"
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: Location | str | None = None,
+        fix: str | Iterable[str] = (),
+        stage: int | None = None,
+        rank: int | None = None,
+        modules: str = "",
+        trace: Iterable[str] = (),
+    ) -> None:
+        self.stage, self.rank, self.modules = stage, rank, modules
+        self.trace = list(trace)
+        super().__init__(what, where=where, fix=fix)
+
+    def render(self) -> str:
+        head, *rest = super().render().splitlines()
+        return "\n".join([head, *(f"  |  {line}" for line in self.trace), *rest])
 
 
 class InternalError(ExportError):

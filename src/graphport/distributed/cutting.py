@@ -1,0 +1,196 @@
+"""Where a program is cut into stages: as the user says, or as the partitioner finds best."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from graphport.distributed.described import expression, shape_of
+from graphport.errors import StageError
+from graphport.fx.manipulation import size_bytes
+from graphport.partition.config import Device, NodeLatency, PartitionerConfig, PartitionMode
+from graphport.partition.jobs import make_job
+from graphport.partition.linking import in_order, mark_order
+from graphport.partition.optimal import optimal
+from graphport.partition.pieces import Partition, PartitionResult
+from graphport.program import ExportedProgram
+from graphport.symbolic import Scope
+
+aten = torch.ops.aten
+
+Stages = int | Sequence[str] | Callable[[Node], int] | PartitionResult
+
+
+def cut(program: ExportedProgram, stages: Stages) -> tuple[dict[Node, int], int]:
+    """The stage of each call of the program's graph, and how many stages there are.
+
+    `stages` is their number, or the nodes or modules with which all but the first begin, or a
+    function from a node to its stage, or what a partitioner has found.
+    """
+    _require_functional(program)
+    calls = [n for n in program.graph.nodes if n.op == "call_function"]
+    if isinstance(stages, PartitionResult):
+        return _partitioned(calls, stages.partitions), len(stages.partitions)
+    if isinstance(stages, bool) or not (isinstance(stages, (int, list, tuple)) or callable(stages)):
+        raise StageError(
+            f"stages is {stages!r}: neither a number, nor names, nor a function",
+            fix='stages=2, stages=["layers.6"], or stages=lambda node: 0 or 1',
+        )
+    if isinstance(stages, int):
+        return _balanced(program, calls, stages), stages
+    if callable(stages):
+        return _chosen(calls, stages)
+    return _begun(calls, list(stages))
+
+
+def _require_functional(program: Any) -> None:
+    if not isinstance(program, ExportedProgram):
+        raise StageError(
+            f"a pipeline runs an ExportedProgram, got {type(program).__name__}",
+            fix="gp.export(model, args, dynamic_shapes=...)",
+        )
+    if program.dialect == "TRAINING":
+        raise StageError(
+            "the program changes its state in place (training=True): it cannot be cut",
+            fix="program.run_decompositions({})",
+        )
+
+
+# As the user says
+
+
+def _chosen(calls: Sequence[Node], choose: Callable[[Node], int]) -> tuple[dict[Node, int], int]:
+    places = {}
+    for node in calls:
+        stage = choose(node)
+        if type(stage) is not int or stage < 0:
+            raise StageError(f"the stage of {node.name} is {stage!r}: stages are 0, 1, ...")
+        places[node] = stage
+    for node in calls:
+        for source in node.all_input_nodes:
+            if places.get(source, 0) > places[node]:
+                raise StageError(
+                    f"{node.name} is in stage {places[node]}, but takes {source.name} of stage "
+                    f"{places[source]}: values only go to later stages",
+                    fix=f"put {node.name} in stage {places[source]} or later",
+                )
+    return places, max(places.values(), default=0) + 1
+
+
+def _begun(calls: Sequence[Node], names: list[str]) -> tuple[dict[Node, int], int]:
+    starts = [_first(calls, name) for name in names]
+    if starts and starts[0] == 0:
+        starts = starts[1:]
+    for (a, b), name in zip(zip([0, *starts], starts, strict=False), names[-len(starts) :],
+                            strict=True):  # fmt: skip
+        if b <= a:
+            raise StageError(f"the stage that begins with {name!r} comes before the one before it")
+    places = {node: bisect_right(starts, i) for i, node in enumerate(calls)}
+    return places, len(starts) + 1
+
+
+def _first(calls: Sequence[Node], name: str) -> int:
+    """Where a node of this name is, or the first one of a module."""
+    for i, node in enumerate(calls):
+        if node.name == name:
+            return i
+    for i, node in enumerate(calls):
+        stack: Mapping[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
+        if any(path == name or path.startswith(f"{name}.") for path, _ in stack.values()):
+            return i
+    shown = ", ".join(n.name for n in calls[:4])
+    raise StageError(
+        f"no node and no module of the program is called {name!r}",
+        fix=f"a path such as 'layers.6', or a node: {shown}, ...",
+    )
+
+
+# By the partitioner
+
+
+def _balanced(program: ExportedProgram, calls: Sequence[Node], count: int) -> dict[Node, int]:
+    """The stages whose slowest is estimated to be fastest."""
+    if count < 1:
+        raise StageError(f"a program cannot be cut into {count} stages", fix="stages=2")
+    if count > len(calls):
+        raise StageError(
+            f"{count} stages, but the program has {len(calls)} operators",
+            fix=f"stages={len(calls)} or fewer",
+        )
+    if count == 1:
+        return dict.fromkeys(calls, 0)
+    module = program.module()
+    times = {}
+    for node in module.graph.nodes:
+        elements, cost = _elements(node, program.scope), _cost(node, program.scope)
+        node.size_bytes = size_bytes(round(elements * _WORD), round(elements * _WORD))
+        times[node] = NodeLatency(0.0, cost / _SPEED)
+    mark_order(module)
+    devices = [Device(f"stage {k}", _ENOUGH, k) for k in range(count)]
+    config = PartitionerConfig(devices, PartitionMode.optimal, _RATE, times)
+    return _partitioned(calls, optimal(make_job(module, config), {}).partitions)
+
+
+def _partitioned(calls: Sequence[Node], partitions: Sequence[Partition]) -> dict[Node, int]:
+    """Partitions as stages, in an order in which they can run."""
+    stage = {p: k for k, p in enumerate(in_order(partitions) or partitions)}
+    # The partitioner works on a copy of the graph, whose nodes have the same names.
+    of = {node.name: stage[p] for p in partitions for node in p.ops()}
+    for node in calls:
+        if node.name not in of:
+            raise StageError(f"no partition has {node.name}: they are of another program")
+    return {node: of[node.name] for node in calls}
+
+
+_SPEED = 3e10
+"""Multiplications per second, roughly, of a core here."""
+_RATE = 2e10
+"""Bytes per second between stages: several times what there are. Whoever asks for a number of
+stages is to get them, also where one would be faster, so transfers decide between close cuts only.
+"""
+_ENOUGH = 1 << 60
+_WORD = 4
+
+
+# By operator, the sizes of an argument that every element of the result takes a sum over.
+_SUMS: dict[Any, Callable[[Sequence[Any]], Sequence[Any]]] = {
+    aten.linear.default: lambda a: _sizes(a[1])[-1:],
+    aten.addmm.default: lambda a: _sizes(a[1])[-1:],
+    **dict.fromkeys(
+        (aten.mm.default, aten.bmm.default, aten.matmul.default), lambda a: _sizes(a[0])[-1:]
+    ),
+    **dict.fromkeys(
+        (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, aten.convolution.default),
+        lambda a: _sizes(a[1])[1:],
+    ),
+    # Scores and their mix: twice the length.
+    aten.scaled_dot_product_attention.default: lambda a: (2, *_sizes(a[1])[-2:-1]),
+}
+_ELEMENT = 30
+"""Multiplications that take as long as reading and writing an element does, on a core here."""
+
+
+def _sizes(node: Any) -> tuple[Any, ...]:
+    return (shape_of(node) if isinstance(node, Node) else None) or ()
+
+
+def _cost(node: Node, scope: Scope) -> float:
+    """Multiplications, and what takes as long; a size that only the data tell counts as 1."""
+    reduced = _SUMS.get(node.target)
+    each = _product(reduced(node.args), scope) if reduced else 0.0
+    return _elements(node, scope) * (_ELEMENT + each) + 1
+
+
+def _elements(node: Node, scope: Scope) -> float:
+    val = node.meta.get("val")
+    parts = val if isinstance(val, (tuple, list)) else (val,)
+    return sum(_product(p.shape, scope) for p in parts if isinstance(p, torch.Tensor))
+
+
+def _product(sizes: Sequence[Any], scope: Scope) -> float:
+    return float(math.prod(scope.hint(expression(s)) or 1 for s in sizes))

@@ -1,0 +1,182 @@
+"""The caller's side of a pipeline: sends out micro-batches, gathers results, notices failures."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._pytree import TreeSpec
+
+from graphport.distributed.failures import Event, Failures
+from graphport.distributed.runtimes import Runtime
+from graphport.distributed.schedule import Split, Whole
+from graphport.distributed.serving import CLOSE, DONE, RUN, Lost, Post, Serving
+from graphport.distributed.stages import Front, Route
+from graphport.distributed.wire import Message
+from graphport.program import ConstantArgument
+from graphport.program.module import Entrance
+
+_PAUSE = 0.2
+"""Seconds between two looks at the processes while waiting."""
+_UNLIMITED = 1 << 60
+
+
+class Driver:
+    """Runs batch after batch; after a failure it is of no further use.
+
+    Every stage is listened to all the time: what it has done, and what went wrong with it, arrives
+    as an event. Nothing here waits for anything else.
+    """
+
+    def __init__(
+        self,
+        front: Front,
+        entrance: Entrance,
+        out_spec: TreeSpec,
+        batches: Whole | Split,
+        post: Post,
+        failures: Failures,
+    ) -> None:
+        self.front, self.entrance, self.out_spec = front, entrance, out_spec
+        self.batches, self.post, self.failures = batches, post, failures
+        self.stages = [route.index for route in failures.routes]
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.here: dict[int, queue.SimpleQueue[Message]] = {}
+        """What is sent to a stage in this process."""
+        self.threads: list[threading.Thread] = []
+
+    def listen(self) -> None:
+        """Begin to hear from the stages in other processes."""
+        for stage in self.stages:
+            if stage not in self.here:
+                self._in_background(_listen, self.post, stage, self.events)
+
+    def serve(self, route: Route, run: Runtime) -> None:
+        """Run a stage in this process, in a thread of its own: the driver goes on watching."""
+        inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.here[route.index] = inbox
+        post = Post(self.post.channel, route.index, self.post.ranks)
+        events = self.events
+        stage = Serving(route, run, post, inbox.get, lambda m: events.put((route.index, m)))
+        self._in_background(_serve, stage)
+
+    def _in_background(self, work: Any, *args: Any) -> None:
+        self.threads.append(threading.Thread(target=work, args=args, daemon=True))
+        self.threads[-1].start()
+
+    def batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+        """A batch that is ready to be sent; what is wrong with the arguments is raised here."""
+        leaves = self.entrance.flat(args, kwargs)
+        return Batch(self, leaves, self.batches.split(leaves))
+
+    def send(self, stage: int, message: Message) -> None:
+        if stage in self.here:
+            self.here[stage].put(message)
+        else:
+            # Without a limit: what is sent are pieces of the caller's tensors, which are there.
+            self.post.send(stage, message, window=_UNLIMITED)
+
+    def settle(self, seconds: float) -> None:
+        """Forget what has been sent, and arrived."""
+        for stage in self.stages:
+            if stage not in self.here:
+                self.post.flush(stage, seconds)
+
+    def close(self) -> None:
+        """Tell every stage that nothing follows."""
+        for stage in self.stages:
+            with suppress(Lost):
+                self.send(stage, Message(CLOSE))
+        with suppress(Lost):
+            self.settle(seconds=5)
+
+    def join(self, seconds: float) -> None:
+        """Wait for the threads: one that waits for a message at exit would abort the process."""
+        until = monotonic() + seconds
+        for thread in self.threads:
+            thread.join(max(0.0, until - monotonic()))
+
+
+class Batch:
+    """One batch on its way."""
+
+    def __init__(
+        self, driver: Driver, leaves: Sequence[Any], parts: Sequence[Sequence[Any]]
+    ) -> None:
+        self.driver, self.leaves, self.parts = driver, leaves, parts
+        self.found: list[dict[str, Any]] = [{} for _ in parts]
+        self.finished = dict.fromkeys(driver.stages, 0)
+        """By stage, how many micro-batches it is done with."""
+
+    def result(self, timeout: float) -> Any:
+        """Send it through; PipelineError if nothing is finished for `timeout` seconds."""
+        driver = self.driver
+        front = driver.front
+        try:
+            for step, part in enumerate(self.parts):
+                values = dict(zip(front.inputs, part, strict=True)) | front.state
+                for stage in driver.stages:
+                    sent = {name: values[name] for name in front.sends.get(stage, ())}
+                    driver.send(stage, Message(RUN, step, sent))
+            self._gather(timeout)
+            driver.settle(timeout)
+        except Lost as lost:
+            event = lost.stage, ConnectionError(str(lost))
+            raise driver.failures.explained(event, self.progress, driver.events) from None
+        return self._structured(driver.batches.joined(self.found, self.leaves))
+
+    def _gather(self, timeout: float) -> None:
+        failures, events = self.driver.failures, self.driver.events
+        until = monotonic() + timeout
+        while any(n < len(self.parts) for n in self.finished.values()):
+            try:
+                stage, event = events.get(timeout=_PAUSE)
+            except queue.Empty:
+                failures.look(self.progress, events)
+                if monotonic() > until:
+                    raise failures.hangs(self.finished, timeout, self.progress) from None
+                continue
+            if not isinstance(event, Message) or event.kind != DONE:
+                raise failures.explained((stage, event), self.progress, events)
+            self.found[event.step].update(event.values)
+            self.finished[stage] += 1
+            until = monotonic() + timeout
+
+    def _structured(self, found: dict[str, Any]) -> Any:
+        front = self.driver.front
+        known = dict(zip(front.inputs, self.leaves, strict=True)) | front.state | found
+        front.state.update({name: known[new] for name, new in front.updates.items()})
+        with torch.no_grad():
+            for target, name in front.written.items():
+                known[target].copy_(known[name])
+        # A changed input that is also returned is the caller's own tensor.
+        own = {name: known[target] for target, name in front.written.items()}
+        leaves = [r.value if isinstance(r, ConstantArgument) else own.get(r, known[r])
+                  for r in front.results]  # fmt: skip
+        return pytree.tree_unflatten(leaves, self.driver.out_spec)
+
+    def progress(self, stage: int) -> str:
+        """In words, which micro-batch a stage was at."""
+        total = len(self.parts)
+        at = min(self.finished.get(stage, 0) + 1, total)
+        return f"in micro-batch {at} of {total}" if total > 1 else "during a run"
+
+
+def _listen(post: Post, stage: int, events: queue.SimpleQueue[Event]) -> None:
+    """Not a method: a thread that is waiting must not keep the pipeline alive."""
+    try:
+        while (message := post.receive(stage)).kind != CLOSE:
+            events.put((stage, message))
+    except Lost as lost:
+        events.put((stage, ConnectionError(str(lost))))
+
+
+def _serve(stage: Serving) -> None:
+    with suppress(Exception):  # has been reported
+        stage.until_closed()

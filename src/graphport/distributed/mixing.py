@@ -1,0 +1,166 @@
+"""Operators that make the items of a batch meet although there are as many of them afterwards.
+
+A row says of an operator when it does: along which dims it works. Where an operator loses the
+batch, or has it twice, the sizes of its result tell; those have no row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from graphport.distributed.described import shape_of
+from graphport.symbolic import Expr, substitute, symbols
+
+aten = torch.ops.aten
+
+
+def batch_size(shape: Sequence[Any], symbol: Expr) -> tuple[int, Any] | None:
+    """The only dim whose size is a multiple of the symbol, and the factor, which may be symbolic.
+
+    >>> from graphport.symbolic import Scope
+    >>> scope = Scope()
+    >>> b, n = scope.symbol("b", hint=4), scope.symbol("n", hint=3)
+    >>> batch_size((n, 2 * b), b), batch_size((n * b, 3), b)
+    ((1, 2), (0, n))
+    >>> batch_size((b + 1, 3), b), batch_size((b, b), b), batch_size((n, 3), b)
+    (None, None, None)
+    """
+    dims = [d for d, s in enumerate(shape) if isinstance(s, Expr) and symbol in symbols(s)]
+    if len(dims) != 1:
+        return None
+    size = shape[dims[0]]
+    factor = substitute(size, {symbol: 1})
+    # Expressions are one object each: a product with the symbol in it once, and nothing besides.
+    return (dims[0], factor) if size is symbol * factor else None
+
+
+class Call:
+    """A call of an operator, asked about its batch; its first argument is what it works on."""
+
+    def __init__(self, node: Node, symbol: Expr) -> None:
+        self.node, self.symbol = node, symbol
+        arguments = node.target._schema.arguments
+        names = [a.name for a in arguments]
+        defaults = {a.name: a.default_value for a in arguments}
+        self.given = {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+        self.first: Any = node.args[0] if node.args else None
+        if isinstance(self.first, (list, tuple)):
+            self.first = self.first[0]
+        self.rank = len(self.shape(self.first))
+        self.dim = self.dim_of(self.first)
+        """The dim of the batch, None if there is none."""
+
+    def shape(self, x: Any) -> tuple[Any, ...]:
+        return (shape_of(x) if isinstance(x, Node) else None) or ()
+
+    def dim_of(self, x: Any) -> int | None:
+        found = batch_size(self.shape(x), self.symbol)
+        return None if found is None else found[0]
+
+
+def mixes(node: Node, symbol: Expr) -> bool:
+    """Whether an operator on a batch lets items meet."""
+    packet = getattr(node.target, "overloadpacket", None)
+    rule = _RULES.get(packet)
+    if rule is None:
+        name = getattr(packet, "__name__", "")
+        rule = next((rule for prefix, rule in _PREFIXES.items() if name.startswith(prefix)), None)
+    return rule is not None and rule(Call(node, symbol))
+
+
+def _along(name: str) -> Callable[[Call], bool]:
+    """Along the dims that an argument names; if it names none, along all."""
+
+    def rule(call: Call) -> bool:
+        dims = call.given.get(name)
+        if call.dim is None:
+            return False
+        if dims is None or dims == []:
+            return True
+        listed = dims if isinstance(dims, (list, tuple)) else [dims]
+        return call.dim in [d % call.rank for d in listed if isinstance(d, int)]
+
+    return rule
+
+
+def _over_last(count: int) -> Callable[[Call], bool]:
+    """Over the last dims: of images, matrices, or of queries and keys."""
+    return lambda call: call.dim is not None and call.dim >= call.rank - count
+
+
+def _beyond_first(call: Call) -> bool:
+    """Over all dims but the first."""
+    return call.dim is not None and call.dim > 0
+
+
+def _joins(call: Call) -> bool:
+    tensors: Any = call.given["tensors"]
+    own = next((d for t in tensors if (d := call.dim_of(t)) is not None), None)
+    return own is not None and own == call.given["dim"] % max(call.rank, 1)
+
+
+def _loses_order(call: Call) -> bool:
+    """A reshape that merges the batch with a dim in front of it, or takes it apart inside."""
+    before, after = call.shape(call.first), call.shape(call.node)
+    a, b = batch_size(before, call.symbol), batch_size(after, call.symbol)
+    return a is not None and b is not None and _count(before[: a[0]]) != _count(after[: b[0]])
+
+
+def _count(sizes: Sequence[Any]) -> Any:
+    total: Any = 1
+    for size in sizes:
+        total = total * size
+    return total
+
+
+def _over_time(call: Call) -> bool:
+    return call.dim != (0 if call.given.get("batch_first") else 1) or call.rank != 3
+
+
+def _over_normalized(call: Call) -> bool:
+    return _over_last(len(call.given["normalized_shape"]))(call)
+
+
+def _rows(*packets: Any, by: Callable[[Call], bool]) -> dict[Any, Callable[[Call], bool]]:
+    return dict.fromkeys(packets, by)
+
+
+_RULES: dict[Any, Callable[[Call], bool]] = {
+    **_rows(
+        aten.softmax, aten._softmax, aten.log_softmax, aten._log_softmax, aten.cumsum, aten.cumprod,
+        aten.cummax, aten.cummin, aten.logcumsumexp, aten.sort, aten.argsort, aten.msort,
+        aten.gather, aten.scatter, aten.scatter_add, aten.scatter_reduce, aten.index_select,
+        aten.index_add, aten.index_copy, aten.index_fill, aten.select_scatter, aten.slice_scatter,
+        aten.renorm, by=_along("dim"),
+    ),
+    **_rows(aten.flip, aten.roll, by=_along("dims")),
+    **_rows(aten.cat, aten.concat, aten.concatenate, by=_joins),
+    **_rows(
+        aten.view, aten.reshape, aten._unsafe_view, aten.flatten, aten.unflatten, by=_loses_order
+    ),
+    **_rows(
+        aten.batch_norm, aten._native_batch_norm_legit, aten.native_batch_norm,
+        by=lambda call: bool(call.given["training"]) or call.dim not in (0, None),
+    ),
+    **_rows(aten.layer_norm, aten.native_layer_norm, aten.rms_norm, by=_over_normalized),
+    **_rows(aten.group_norm, aten.native_group_norm, aten.instance_norm, by=_beyond_first),
+    **_rows(
+        aten.scaled_dot_product_attention, aten.tril, aten.triu, aten.cholesky, aten.inverse,
+        by=_over_last(2),
+    ),
+    **_rows(aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu, by=_over_time),
+}  # fmt: skip
+_PREFIXES: dict[str, Callable[[Call], bool]] = {
+    "conv": _beyond_first,
+    "max_pool": _beyond_first,
+    "avg_pool": _beyond_first,
+    "adaptive_": _beyond_first,
+    "upsample_": _beyond_first,
+    "linalg_": _over_last(2),
+    "fft_": _along("dim"),
+}
+"""By how the name of an operator begins."""

@@ -1,0 +1,297 @@
+"""`gp.partition.pipeline` and `gp.partition.launch`: a program as stages in several processes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+from torch.utils._pytree import TreeSpec
+
+from graphport.distributed import runtimes
+from graphport.distributed.cutting import Stages, cut
+from graphport.distributed.driving import Driver
+from graphport.distributed.failures import Failures
+from graphport.distributed.fingerprints import fingerprint
+from graphport.distributed.launching import HOST, Processes
+from graphport.distributed.meeting import Meeting
+from graphport.distributed.schedule import Split, Whole
+from graphport.distributed.serving import Lost, Post, Serving, described, serving
+from graphport.distributed.stages import FRONT, Route, Staged, staged
+from graphport.errors import PipelineError, StageError
+from graphport.program import ExportedProgram
+from graphport.program.module import Entrance
+
+TIMEOUT = 300.0
+_PATIENCE = 10.0
+"""Seconds to wait for others to end after the end of a pipeline."""
+_CONNECT = 60.0
+"""Seconds in which processes that are all ready have to connect."""
+_NUMBERS = itertools.count()
+
+
+def launch(
+    program: ExportedProgram,
+    processes: int | None = None,
+    *,
+    stages: Stages | None = None,
+    micro_batches: int = 1,
+    runtime: str = "torch",
+    batch: str | None = None,
+    threads: int | None = None,
+    imports: Sequence[str] = (),
+    timeout: float = TIMEOUT,
+    start_timeout: float = TIMEOUT,
+) -> Pipeline:
+    """Run a program as a pipeline of local processes, each with the weights of its stage.
+
+    There are two `processes`, or as many as `stages` says.
+    `imports` names modules that every process imports first: those that register the custom
+    operators of the program. `threads` are those of each process; by default the cores are shared.
+
+    >>> import torch, graphport as gp
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> x = torch.randn(6, 4)
+    >>> ep = gp.export(model, (x,), dynamic_shapes=({0: gp.Dim("batch")},))
+    >>> with gp.partition.launch(ep, processes=2, micro_batches=3) as pipe:
+    ...     torch.testing.assert_close(pipe.run(x), model(x))
+    """
+    wanted = (processes or 2) if stages is None else stages
+    plan = _Plan(program, wanted, micro_batches, runtime, batch)
+    processes = len(plan.routes) if processes is None else processes
+    plan.require(processes, f"processes={processes}")
+    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    settings = {
+        "port": store.port, "runtime": runtime, "start_timeout": start_timeout, "connect": _CONNECT,
+        "threads": threads or max(1, _cores() // processes), "imports": list(imports),
+    }  # fmt: skip
+    running = Processes(plan.parts, settings)
+    ranks = {FRONT: 0, **{k: k + 1 for k in range(processes)}}
+    meeting = Meeting(store, 0, len(ranks))
+    failures = Failures(plan.routes, ranks, running.deaths, running.last_words, running.ids)
+    try:
+        meeting.ready()
+        meeting.gather(failures, start_timeout)
+        post = Post(meeting.connected(_CONNECT, HOST), FRONT, ranks)
+        driver = plan.driver(post, failures)
+        driver.listen()
+    except BaseException:
+        running.stop()
+        raise
+    return Pipeline(plan.routes, 0, timeout, meeting, driver, None, running)
+
+
+def pipeline(
+    program: ExportedProgram,
+    stages: Stages | None = None,
+    micro_batches: int = 1,
+    runtime: str = "torch",
+    *,
+    batch: str | None = None,
+    timeout: float = TIMEOUT,
+    start_timeout: float = TIMEOUT,
+) -> Pipeline:
+    """Run a program as a pipeline whose stages are the ranks of `torchrun`.
+
+    Every rank calls it with the same program and keeps the weights of its own stage. `run` gives
+    the result on rank 0; on the others `run` and `close` serve until rank 0 closes, and `run`
+    gives None.
+    """
+    store, rank, size = _world()
+    store = dist.PrefixStore(f"graphport/pipeline{next(_NUMBERS)}", store)
+    meeting = Meeting(store, rank, size)
+    try:
+        plan = _Plan(program, size if stages is None else stages, micro_batches, runtime, batch)
+        plan.require(size, f"torchrun has started {size} processes")
+        own = plan.parts.stages[rank]
+        run = runtimes.runtime(runtime, own.program)
+    except Exception as error:
+        meeting.failed(described(error))
+        raise
+    meeting.ready(fingerprint(program, plan.places))
+    ranks = {FRONT: 0, **{k: k for k in range(size)}}
+    if rank != 0:
+        meeting.watch(f"stage {rank} (rank {rank})")
+        meeting.wait_to_begin(start_timeout)
+        served = serving(own.route, run, meeting.connected(_CONNECT), ranks)
+        return Pipeline(plan.routes, rank, timeout, meeting, None, served, None)
+    failures = Failures(plan.routes, ranks)
+    try:
+        meeting.gather(failures, start_timeout)
+        driver = plan.driver(Post(meeting.connected(_CONNECT), FRONT, ranks), failures)
+    except BaseException as error:
+        meeting.give_up(str(error))
+        raise
+    driver.serve(own.route, run)
+    driver.listen()
+    return Pipeline(plan.routes, 0, timeout, meeting, driver, None, None)
+
+
+class Pipeline:
+    """A program in several processes: `run` it like its module, and `close` it in the end."""
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        rank: int,
+        timeout: float,
+        meeting: Meeting,
+        driver: Driver | None,
+        served: Serving | None,
+        processes: Processes | None,
+    ) -> None:
+        self.rank = rank
+        self.timeout = timeout
+        """Seconds for which a run may go on without any stage finishing a micro-batch."""
+        self.stages = [route.modules for route in routes]
+        """The modules that each stage computes."""
+        self.processes = {} if processes is None else processes.ids
+        """By stage, the number of its process, if they were launched here."""
+        self._turn = threading.Lock()
+        self._meeting, self._driver = meeting, driver
+        self._served, self._processes = served, processes
+        self._end: str | None = None
+        """Why it cannot run any more."""
+        # Also where the program forgets to close, or ends: nothing may be left running.
+        self._shut = weakref.finalize(self, _shut, driver, processes)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The result for one batch, on rank 0; on other ranks None, when rank 0 has closed.
+
+        Calls from several threads take turns.
+        """
+        if self._driver is None:
+            return self.close()
+        with self._turn:
+            if self._end is not None:
+                raise PipelineError(f"the pipeline cannot run: {self._end}", fix="make another one")
+            batch = self._driver.batch(args, kwargs)
+            try:
+                return batch.result(self.timeout)
+            except BaseException as error:
+                self._give_up(error)
+                raise
+
+    def close(self) -> None:
+        """End all stages; on ranks other than 0, serve until that happens."""
+        if self._end is not None:
+            return
+        self._end = "it is closed"
+        try:
+            if self._served is not None:
+                self._serve(self._served)
+        finally:
+            self._meeting.is_over.set()
+            self._shut()
+
+    def _serve(self, served: Serving) -> None:
+        try:
+            served.until_closed()
+        except Exception as error:
+            # torchrun ends all ranks when one has failed: rank 0 is to say first what happened.
+            self._meeting.wait_for_the_end(_PATIENCE / 2)
+            if isinstance(error, Lost):
+                who = f"stage {error.stage}" if error.stage != FRONT else "the caller, rank 0,"
+                raise PipelineError(f"{who} is gone: {error}", rank=self.rank) from error
+            raise
+
+    def _give_up(self, error: BaseException) -> None:
+        """Leave nothing running after a run that has failed or was interrupted."""
+        self._end = f"a run has ended with {type(error).__name__}"
+        self._meeting.give_up(f"{type(error).__name__} on rank 0: {error}")
+        self._shut.detach()
+        if self._processes is not None:
+            self._processes.stop()
+        # At the end of the process: until then, others may wait for what this one has to say.
+        if self._driver is not None:
+            weakref.finalize(self, self._driver.join, _PATIENCE)
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _shut(driver: Driver | None, processes: Processes | None) -> None:
+    """End a pipeline from the side that calls it."""
+    if driver is not None:
+        driver.close()
+    if processes is not None:
+        processes.stop()
+    if driver is not None:
+        driver.join(_PATIENCE)
+
+
+class _Plan:
+    """A program cut into stages, and what the caller's side of it keeps."""
+
+    parts: Staged
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        stages: Stages,
+        micro_batches: int,
+        runtime: str,
+        batch: str | None,
+    ) -> None:
+        runtimes.check_runtime(runtime)
+        if type(micro_batches) is not int or micro_batches < 1:
+            raise StageError(f"micro_batches is {micro_batches!r}", fix="micro_batches=4")
+        self.places, count = cut(program, stages)
+        self.parts = staged(program, self.places, count)
+        self.routes = [stage.route for stage in self.parts.stages]
+        self.entrance = Entrance(program, check_guards=True)
+        self.out_spec: TreeSpec = program.call_spec.out_spec
+        self.batches: Whole | Split = (
+            Split(program, micro_batches, batch) if micro_batches > 1 else Whole()
+        )
+
+    def require(self, count: int, said: str) -> None:
+        if len(self.routes) != count:
+            raise StageError(
+                f"the program is cut into {len(self.routes)} stages, but {said}",
+                fix=f"as many processes as stages: {len(self.routes)}",
+            )
+
+    def driver(self, post: Post, failures: Failures) -> Driver:
+        front = self.parts.front
+        return Driver(front, self.entrance, self.out_spec, self.batches, post, failures)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _world() -> tuple[Any, int, int]:
+    """The store of torch.distributed that all ranks share, the number of this one, and of all."""
+    if dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+        return store, dist.get_rank(), dist.get_world_size()
+    if "RANK" not in os.environ:
+        raise StageError(
+            "this process is not one of several: torchrun has not started it",
+            fix=[
+                "torchrun --nproc-per-node 2 script.py",
+                "gp.partition.launch(program, processes=2), which starts processes itself",
+            ],
+        )
+    global _RENDEZVOUS
+    if _RENDEZVOUS is None:
+        _RENDEZVOUS = next(rendezvous("env://"))
+    return _RENDEZVOUS
+
+
+_RENDEZVOUS: tuple[Any, int, int] | None = None

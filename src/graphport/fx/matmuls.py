@@ -1,0 +1,336 @@
+"""Matrix products that share an operand, computed as one.
+
+    x @ A, x @ B  ->  x @ [A B], split by columns; the weights of layers are joined once
+    x @ A, y @ A  ->  [x; y] @ A, split by rows
+
+Products that depend on one another stay apart, and so do those whose operands the graph writes to.
+"""
+
+from __future__ import annotations
+
+import heapq
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from graphport.fx.dataless import Dataless
+from graphport.fx.effects import order, viewed
+from graphport.fx.layers import Layers, rank
+from graphport.fx.products import Product, joined, known_shape, product
+from graphport.fx.programs import copied, graph_of
+from graphport.fx.state import State
+from graphport.ops import Abstract
+from graphport.ops.tensor import abstract_tensor
+from graphport.program import ExportedProgram
+
+aten = torch.ops.aten
+Deps = dict[Node, list[Node]]
+
+# In graphs of operators the operators are called, and sizes are values of their own.
+_OVERLOADS: dict[Any, Any] = {
+    torch.cat: aten.cat.default,
+    torch.split: aten.split_with_sizes.default,
+    torch.reshape: aten.reshape.default,
+}
+# What does not take every layout, or shows it.
+_STRICT = frozenset(
+    {"view", "view_as", "as_strided", "stride", "is_contiguous", "data_ptr", "set_", "resize_"}
+)
+
+
+def merge_matmul(model: nn.Module | ExportedProgram) -> GraphModule:
+    """The model with products that share an operand merged; `matmul`, `mm`, `@` and linear layers.
+
+    The right sides have two dims: parameters and constants are known to, other values where the
+    graph knows shapes, by export or `ShapeProp`. What is not known to fit is left alone. Linear
+    layers with one input, like those for queries, keys and values, become a layer with the joined
+    parameters, which replaces theirs; all others are shared with the model.
+
+        >>> class Model(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.q, self.k = nn.Linear(4, 8), nn.Linear(4, 2)
+        ...
+        ...     def forward(self, x):
+        ...         return self.q(x), self.k(x)
+        >>> [str(m) for m in merge_matmul(Model()).children()]
+        ['Linear(in_features=4, out_features=10, bias=True)']
+    """
+    gm = copied(graph_of(model, "merge_matmul"))
+    _Merging(gm).run()
+    gm.graph.lint()
+    return copied(gm)
+
+
+class _Merging:
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        self.graph: Graph = gm.graph
+        self.state = State(gm)
+        self.layers = Layers(gm)
+        self.after: Deps = defaultdict(list)
+        for before, node in order(gm.graph, self.layers.modules):
+            self.after[node].append(before)
+        fixed = {*self.after, *(n for nodes in self.after.values() for n in nodes)}
+        free = (n for n in gm.graph.nodes if n not in fixed)
+        self.left = dict.fromkeys(n for n in free if product(n, self.layers) is not None)
+
+    def run(self) -> None:
+        stages: tuple[tuple[Callable[[Product], Any], Callable[[list[Product]], None]], ...] = (
+            (_by_left_of_weights, self.join_weights),
+            (_by_right, self.join_rows),
+            (_by_left, self.join_columns),
+        )
+        for key, join in stages:
+            groups = defaultdict(list)
+            for node in self.left:
+                p = self.product(node)
+                if key(p) is not None:
+                    groups[key(p)].append(node)
+            for group in groups.values():
+                # Found anew: what they multiply may have been merged itself.
+                for members in self.independent([self.product(n) for n in group if n in self.left]):
+                    if len(members) > 1:
+                        join(members)
+
+    def product(self, node: Node) -> Product:
+        found = product(node, self.layers)
+        assert found is not None
+        return found
+
+    def independent(self, group: list[Product]) -> Iterator[list[Product]]:
+        """Parts of a group none of whose members needs another.
+
+        Members at the same level do not: the level counts members on the longest path to a node.
+        """
+        if len(group) < 2:
+            return
+        if all(p.weight is not None and p.left is group[0].left for p in group):
+            yield group  # all that they need is the same value
+            return
+        nodes = {p.node for p in group}
+        levels: dict[Node, int] = {}
+        for node in self.graph.nodes:
+            needed = (*node.all_input_nodes, *self.after.get(node, ()))
+            levels[node] = max((levels[n] + (n in nodes) for n in needed), default=0)
+        parts = defaultdict(list)
+        for p in group:
+            parts[levels[p.node]].append(p)
+        yield from parts.values()
+
+    # x @ A, x @ B, with weights
+
+    def join_weights(self, group: list[Product]) -> None:
+        first = group[0]
+        weight, bias = joined(group)
+        with self.graph.inserting_before(first.node):
+            if first.path is not None:
+                layer = nn.Linear(1, 1, bias=bias is not None, device="meta")
+                layer.in_features, layer.out_features = first.sizes[0], sum(_widths(group))
+                layer.weight, layer.bias = weight, bias
+                layer.training = self.gm.training
+                path = self.state.free(first.path)
+                self.state.set(path, layer)
+                merged = self.call_module(path, first.left)
+            else:
+                args = [first.left, self.new_state(first, first.right, "weight", weight)]
+                if bias is not None:
+                    args.append(self.new_state(first, first.bias_node or first.right, "bias", bias))
+                merged = self.call(first, first.target, *args)
+        self.take_apart(group, first.node, merged, _widths(group), -1)
+
+    def new_state(self, like: Product, near: Node | None, name: str, value: torch.Tensor) -> Node:
+        """A node for a new parameter or buffer, beside another one."""
+        assert near is not None
+        parent = str(near.target).rpartition(".")[0]
+        path = self.state.free(f"{parent}.merged_{name}" if parent else f"merged_{name}")
+        self.state.set(path, value)
+        node = self.state.get_attr(path)
+        if "val" in like.node.meta:
+            shape, stride = tuple(value.size()), tuple(value.stride())
+            node.meta["val"] = abstract_tensor(Abstract(shape, value.dtype, value.device, stride))
+        return node
+
+    # x @ A, x @ B, with values that are computed
+
+    def join_columns(self, group: list[Product]) -> None:
+        first = group[0]
+        widths = _widths(group)
+        place, in_order = self.place(group)
+        with self.graph.inserting_before(place):
+            sizes = [w if isinstance(w, int) else self.size(p, p.right, 1)
+                     for p, w in zip(group, widths, strict=True)]  # fmt: skip
+            right = self.call(first, torch.cat, [p.right for p in group], 1)
+            merged = self.call(first, first.target, first.left, right)
+        self.take_apart(group, place, merged, sizes, -1)
+        if not in_order:
+            self.sort()
+
+    # x @ A, y @ A
+
+    def join_rows(self, group: list[Product]) -> None:
+        first = group[0]
+        inner, outer = first.sizes
+        place, in_order = self.place(group)
+        with self.graph.inserting_before(place):
+            plain = all(rank(p.left) == 2 for p in group)
+            rows = [p.left if plain else self.call(p, torch.reshape, p.left, [-1, inner])
+                    for p in group]  # fmt: skip
+            heights = [self.size(p, r, 0) for p, r in zip(group, rows, strict=True)]
+            args = [first.right] if first.bias_node is None else [first.right, first.bias_node]
+            both = self.call(first, torch.cat, rows, 0)
+            if first.path is not None:
+                merged = self.call_module(first.path, both)
+            else:
+                merged = self.call(first, first.target, both, *args)
+        self.take_apart(group, place, merged, heights, 0, None if plain else outer)
+        if not in_order:
+            self.sort()
+
+    def shaped(self, p: Product, part: Node, outer: int) -> Node:
+        """Rows as they lay in the tensor that they came from."""
+        if p.is_overload:
+            count = rank(p.left)
+            assert count is not None
+            dims = [self.size(p, p.left, i) for i in range(count - 1)]
+            return self.call(p, torch.reshape, part, [*dims, outer])
+        shape = self.graph.call_function(getattr, (p.left, "shape"))
+        batch = self.graph.call_function(operator.getitem, (shape, slice(None, -1)))
+        size = self.graph.call_function(operator.add, (batch, (outer,)))
+        return self.graph.call_function(torch.reshape, (part, size))
+
+    def size(self, p: Product, node: Node | None, dim: int) -> Any:
+        """A size as a number, where it is one, or as a node."""
+        assert node is not None
+        shape = known_shape(node)
+        if shape is not None and isinstance(shape[dim], int):
+            return shape[dim]
+        if p.is_overload:
+            return self.call(p, aten.sym_size.int, node, dim)
+        sizes = self.graph.call_function(getattr, (node, "shape"))
+        return self.graph.call_function(operator.getitem, (sizes, dim))
+
+    # The graph
+
+    def call_module(self, path: str, given: Node) -> Node:
+        node = self.graph.call_module(path, (given,))
+        self.state.add(node)
+        return node
+
+    def call(self, like: Product, target: Any, *args: Any) -> Node:
+        if not like.is_overload:
+            return self.graph.call_function(target, args)
+        node = self.graph.call_function(_OVERLOADS.get(target, target), args)
+        self.annotate(node, like.node)
+        return node
+
+    def annotate(self, node: Node, like: Node) -> None:
+        """Metadata as export would have noted them."""
+        node.meta = {k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack")}
+        if all("val" in n.meta for n in node.all_input_nodes):
+            args = map_arg(node.args, lambda n: n.meta["val"])
+            with Dataless():
+                node.meta["val"] = node.target(*args)
+
+    def take_apart(
+        self, group: list[Product], at: Node, merged: Node, sizes: list[Any], dim: int,
+        outer: Any = None,
+    ) -> None:  # fmt: skip
+        """Have the users of a group use the parts of what was merged; they are made before `at`."""
+        parts: list[Node] = []
+        with self.graph.inserting_before(at):
+            whole = self.call(group[0], torch.split, merged, sizes, dim)
+            for i, p in enumerate(group):
+                part = self.graph.call_function(operator.getitem, (whole, i))
+                part.meta = dict(p.node.meta)
+                if outer is not None:
+                    part = self.shaped(p, part, outer)
+                if dim == -1 and self.is_strict(p.node):
+                    part = (
+                        self.graph.call_function(aten.contiguous.default, (part,))
+                        if p.is_overload
+                        else self.graph.call_method("contiguous", (part,))
+                    )
+                part.meta = dict(p.node.meta)
+                parts.append(part)
+        for p, part in zip(group, parts, strict=True):
+            p.node.replace_all_uses_with(part)
+            self.erase(p)
+
+    def is_strict(self, node: Node) -> bool:
+        """Whether something depends on the layout: columns of a larger matrix have gaps."""
+        for user in node.users:
+            name = str(getattr(user.target, "_opname", getattr(user.target, "__name__", "")))
+            if user.op == "output" or {name, user.target} & _STRICT:
+                return True
+            if user.op.startswith("call_") and node in viewed(user, self.layers.modules):
+                if self.is_strict(user):
+                    return True
+        return False
+
+    def erase(self, p: Product) -> None:
+        del self.left[p.node]
+        used = p.node.all_input_nodes
+        self.state.erase(p.node)
+        self.state.erase_unused(used)
+
+    def place(self, group: list[Product]) -> tuple[Node, bool]:
+        """The last of a group, and whether all that use one of it come behind."""
+        places = {n: i for i, n in enumerate(self.graph.nodes)}
+        last = max((p.node for p in group), key=places.__getitem__)
+        users = (places[user] for p in group for user in p.node.users)
+        return last, all(places[last] < user for user in users)
+
+    def sort(self) -> None:
+        """Every node behind what it needs, and otherwise where it was."""
+        nodes = list(self.graph.nodes)
+        places = {n: i for i, n in enumerate(nodes)}
+        needs = {n: {*n.all_input_nodes, *self.after.get(n, ())} for n in nodes}
+        serves: Deps = defaultdict(list)
+        for node, needed in needs.items():
+            for n in needed:
+                serves[n].append(node)
+        ready = [places[n] for n in nodes if not needs[n]]
+        heapq.heapify(ready)
+        last: Node | None = None
+        while ready:
+            node = nodes[heapq.heappop(ready)]
+            if last is not None:
+                last.append(node)
+            last = node
+            for user in serves[node]:
+                needs[user].discard(node)
+                if not needs[user]:
+                    heapq.heappush(ready, places[user])
+
+
+def _widths(group: Iterable[Product]) -> list[Any]:
+    return [p.sizes[1] for p in group]
+
+
+def _kind(p: Product) -> tuple[Any, ...]:
+    """What products that are computed as one have in common."""
+    return p.linear, p.path is None, p.target, str(p.sizes[0]), p.dtype
+
+
+def _by_left_of_weights(p: Product) -> Any:
+    return None if p.weight is None else (p.left, p.weight.device, *_kind(p))
+
+
+def _by_left(p: Product) -> Any:
+    return None if p.linear or p.right is None else (p.left, *_kind(p))
+
+
+def _by_right(p: Product) -> Any:
+    inner, outer = p.sizes
+    if not isinstance(inner, int) or not isinstance(outer, int) or inner * outer == 0:
+        return None  # rows could not be counted
+    if p.is_overload and rank(p.left) is None:
+        return None
+    return (p.shared, *_kind(p))

@@ -1,0 +1,263 @@
+"""Models made ready for inference on a CPU: norms folded, dropout removed, MKL-DNN's layout used.
+
+MKL-DNN (oneDNN) keeps tensors in blocks that its kernels are fast on. Parts of the graph that it
+has kernels for are run in that layout throughout; tensors are converted where they enter and leave.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule, Node, Tracer
+from torch.fx.node import map_arg
+
+from graphport import errors
+from graphport.fx.conv_bn import fuse
+from graphport.fx.dropout import without_dropout
+from graphport.fx.layers import Layers
+from graphport.fx.mkldnn_support import BINARY, converted, first, is_binary, supported
+from graphport.fx.programs import copied, graph_of
+from graphport.fx.shape_prop import ShapeProp
+from graphport.fx.state import State
+from graphport.program import ExportedProgram
+
+
+@dataclass
+class MklSubgraph:
+    """A part of a graph that can run in MKL-DNN's layout, for a heuristic to judge.
+
+    `start_nodes` are the values that enter, `end_nodes` the results that leave.
+    """
+
+    fx_graph: Graph
+    nodes: list[Node] = field(default_factory=list)
+    start_nodes: list[Node] = field(default_factory=list)
+    end_nodes: list[Node] = field(default_factory=list)
+
+
+Heuristic = Callable[[MklSubgraph], bool]
+
+
+def use_mkl_length(graph: MklSubgraph) -> bool:
+    """A heuristic: whether there are more than two nodes, such that converting tensors pays."""
+    return len(graph.nodes) > 2
+
+
+def gen_mkl_autotuner(
+    example_inputs: torch.Tensor | Sequence[Any], iters: int = 10, warmup: int = 1
+) -> Heuristic:
+    """A heuristic that runs each part in both layouts, and takes the faster one.
+
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval()
+        >>> x = torch.randn(1, 3, 8, 8)
+        >>> tuned = {"mkldnn_layout_optimize": {"heuristic": gen_mkl_autotuner([x], iters=2)}}
+        >>> torch.testing.assert_close(optimize_for_inference(model, tuned)(x), model(x))
+
+    `example_inputs` are the arguments of the model, or the only one.
+    """
+    if iters < 0 or warmup < 0:
+        raise errors.InputError(f"iters is {iters} and warmup {warmup}: neither can be negative")
+    one = isinstance(example_inputs, torch.Tensor)
+    args: Sequence[Any] = [example_inputs] if one else example_inputs
+    known: list[Graph] = []
+
+    def is_faster(graph: MklSubgraph) -> bool:
+        gm = graph.fx_graph.owning_module
+        assert gm is not None
+        with torch.no_grad():
+            if graph.fx_graph not in known:
+                ShapeProp(gm).propagate(*args)
+                known.append(graph.fx_graph)
+            inputs = [torch.randn(n.meta["tensor_meta"].shape) for n in graph.start_nodes]
+            dense = _extracted(gm, graph)
+            blocked = copied(dense)
+            _use_layout(blocked, Layers(blocked), _parts(blocked))
+            return _seconds(blocked, inputs, iters, warmup) < _seconds(dense, inputs, iters, warmup)
+
+    return is_faster
+
+
+def _extracted(gm: GraphModule, part: MklSubgraph) -> GraphModule:
+    graph = Graph()
+    inside: dict[Node, Node] = {n: graph.placeholder(n.name) for n in part.start_nodes}
+    values = dict.fromkeys(a for n in part.nodes for a in n.all_input_nodes if a not in inside)
+    for node in (*(v for v in values if v.op == "get_attr"), *part.nodes):
+        inside[node] = graph.node_copy(node, inside.__getitem__)
+    graph.output(tuple(inside[n] for n in part.end_nodes))
+    return GraphModule(gm, graph)
+
+
+def _seconds(module: nn.Module, args: list[torch.Tensor], iters: int, warmup: int) -> float:
+    for _ in range(warmup):
+        module(*args)
+    start = time.perf_counter()
+    for _ in range(iters):
+        module(*args)
+    return time.perf_counter() - start
+
+
+_PASSES: dict[str, Any] = {
+    "conv_bn_fuse": True,
+    "remove_dropout": True,
+    "mkldnn_layout_optimize": {"heuristic": use_mkl_length},
+}
+
+
+def optimize_for_inference(
+    model: nn.Module | ExportedProgram,
+    pass_config: dict[str, Any] | None = None,
+    tracer: type[Tracer] = Tracer,
+) -> GraphModule:
+    """A copy of the model that computes the same, faster, on a CPU and without gradients.
+
+    Batch norms are folded into convolutions (`conv_bn_fuse`), dropout is removed
+    (`remove_dropout`), and parts of the graph for which a heuristic says so run in MKL-DNN's layout
+    (`mkldnn_layout_optimize`). `pass_config` turns a pass off by `False`, or gives another
+    heuristic: `{"mkldnn_layout_optimize": {"heuristic": gp.fx.gen_mkl_autotuner(inputs)}}`.
+
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+        >>> x = torch.randn(1, 3, 8, 8)
+        >>> fast = optimize_for_inference(model.eval())
+        >>> torch.testing.assert_close(fast(x), model(x))
+        >>> [n.target for n in fast.graph.nodes if n.op == "call_method"]
+        ['to_mkldnn', 'to_dense']
+
+    Layers whose settings or dtypes MKL-DNN does not take stay as they are. Inputs have a batch
+    dimension.
+    """
+    config = {**_PASSES, **(pass_config or {})}
+    unknown = set(config) - set(_PASSES)
+    if unknown:
+        raise errors.InputError(
+            f"pass_config has {', '.join(map(repr, sorted(unknown)))}, which is no pass",
+            fix=f"one of {', '.join(map(repr, _PASSES))}",
+        )
+    layout = config["mkldnn_layout_optimize"]
+    fix = 'pass_config={"mkldnn_layout_optimize": {"heuristic": gp.fx.use_mkl_length}}'
+    if layout is not False and not isinstance(layout, dict):
+        raise errors.GraphError(f"mkldnn_layout_optimize is {layout!r}, and not a dict", fix=fix)
+    if layout is not False and "heuristic" not in layout:
+        raise errors.GraphError("mkldnn_layout_optimize has no heuristic", fix=fix)
+    gm = graph_of(model, "optimize_for_inference", tracer=tracer)
+    gm = fuse(gm, no_trace=True) if config["conv_bn_fuse"] else copied(gm, deep=True)
+    if config["remove_dropout"]:
+        gm = without_dropout(gm)
+    if layout is not False and torch.backends.mkldnn.is_available():
+        parts = [part for part in _parts(gm) if layout["heuristic"](part)]
+        _use_layout(gm, Layers(gm), parts)
+    return gm
+
+
+# Which parts there are
+
+
+class _Sets:
+    """Disjoint sets of nodes."""
+
+    def __init__(self) -> None:
+        self.parent: dict[Node, Node] = {}
+
+    def find(self, node: Node) -> Node:
+        root = self.parent.setdefault(node, node)
+        while self.parent[root] is not root:
+            root = self.parent[root]
+        while self.parent[node] is not root:
+            self.parent[node], node = root, self.parent[node]
+        return root
+
+    def join(self, a: Node, b: Node) -> None:
+        self.parent[self.find(a)] = self.find(b)
+
+
+def _parts(gm: GraphModule) -> list[MklSubgraph]:
+    """What can run in the layout, in connected parts."""
+    layers, sets = Layers(gm), _Sets()
+    for node in gm.graph.nodes:
+        taken = supported(node, layers)
+        if is_binary(node):
+            taken = taken and all(arg in sets.parent for arg in node.all_input_nodes)
+        if taken:
+            sets.find(node)
+            for arg in _tensors(node):
+                if arg in sets.parent:
+                    sets.join(arg, node)
+    found: dict[Node, MklSubgraph] = {}
+    for node in gm.graph.nodes:
+        if node in sets.parent:
+            part = found.setdefault(sets.find(node), MklSubgraph(gm.graph))
+            part.nodes.append(node)
+            entering = [n for n in _tensors(node) if n not in sets.parent]
+            part.start_nodes.extend(n for n in entering if n not in part.start_nodes)
+            if any(user not in sets.parent for user in node.users):
+                part.end_nodes.append(node)
+    return list(found.values())
+
+
+def _tensors(node: Node) -> list[Node]:
+    """The arguments of a call that are to be in the layout: weights are not among them."""
+    return node.all_input_nodes if is_binary(node) else [first(node)]
+
+
+def _use_layout(gm: GraphModule, layers: Layers, parts: list[MklSubgraph]) -> None:
+    every = {n for part in parts for n in part.nodes}
+    made: dict[str, str] = {}
+    state = State(gm)
+    for part in parts:
+        _convert_borders(gm.graph, part)
+        for node in part.nodes:
+            if is_binary(node):
+                node.target = BINARY[node.target]
+            else:
+                _convert_layer(state, layers, node, every, made)
+    gm.graph.lint()
+    gm.recompile()
+
+
+def _convert_borders(graph: Graph, part: MklSubgraph) -> None:
+    """Convert what enters, once, and what leaves."""
+    inside = set(part.nodes)
+    entered: dict[Node, Node] = {}
+    for node in part.nodes:
+        for arg in _tensors(node):
+            if arg not in inside and arg not in entered:
+                with graph.inserting_before(node):
+                    entered[arg] = graph.call_method("to_mkldnn", (arg,))
+                entered[arg].meta.update(arg.meta)
+        node.args = map_arg(node.args, lambda n: entered.get(n, n))
+        node.kwargs = map_arg(node.kwargs, lambda n: entered.get(n, n))
+    for node in part.end_nodes:
+        outside = {user for user in node.users if user not in inside}
+        with graph.inserting_after(node):
+            dense = graph.call_method("to_dense", (node,))
+        dense.meta.update(node.meta)
+        node.replace_all_uses_with(dense, outside.__contains__)
+
+
+def _convert_layer(
+    state: State, layers: Layers, node: Node, every: set[Node], made: dict[str, str]
+) -> None:
+    """Make a node with weights call a module that has them in the layout."""
+    old = str(node.target) if node.op == "call_module" else None
+    if old in made:
+        state.call(node, made[old])
+        return
+    module = converted(node, layers)
+    if module is None:
+        return
+    if old is not None:
+        alone = every.issuperset(state.users_of(old))
+        path = made[old] = old if alone else state.free(old)
+    else:
+        path = state.free(f"mkldnn_{len(made)}")
+        made[path] = path
+    state.set(path, module)
+    used = node.all_input_nodes
+    given = first(node)
+    state.call(node, path)
+    node.args, node.kwargs = (given,), {}
+    state.erase_unused(used)

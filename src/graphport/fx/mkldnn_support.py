@@ -1,0 +1,197 @@
+"""What runs on tensors in the layout of MKL-DNN, and the layers that hold their weights in it."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx import Node
+
+from graphport.fx.effects import written
+from graphport.fx.layers import Layers
+
+with warnings.catch_warnings():
+    # torch's own modules for the layout are written in TorchScript, which torch warns of.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import torch.utils.mkldnn as mkldnn
+
+aten = torch.ops.aten
+
+
+def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return _elementwise(torch.add, a, b)
+
+
+def mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return _elementwise(torch.mul, a, b)
+
+
+def _elementwise(op: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """MKL-DNN does not broadcast, and a graph does not say whether it would have to."""
+    if a.shape == b.shape:
+        return op(a, b)
+    return op(a.to_dense(), b.to_dense()).to_mkldnn()
+
+
+# Of two tensors, if both are in the layout already.
+BINARY: dict[Any, Callable[..., torch.Tensor]] = {
+    operator.add: add, operator.iadd: add, torch.add: add, aten.add.Tensor: add,
+    operator.mul: mul, operator.imul: mul, torch.mul: mul, aten.mul.Tensor: mul,
+}  # fmt: skip
+
+_ALWAYS = frozenset(
+    {
+        torch.relu, F.relu, torch.sigmoid, F.sigmoid, torch.tanh, F.tanh, torch.transpose,
+        torch.flatten, aten.relu.default, aten.sigmoid.default, aten.tanh.default,
+        aten.transpose.int, aten.flatten.using_ints,
+    }
+)  # fmt: skip
+_METHODS = frozenset({"relu", "sigmoid", "tanh", "transpose", "flatten", "reshape"})
+# Functions with the names of arguments that must have this value, or be left out.
+_MAX = {"dilation": 1, "return_indices": False}
+_AVG = {"divisor_override": None}
+_ADAPTIVE = {"output_size": 1}
+_POOLS: dict[Any, tuple[tuple[str, ...], dict[str, Any]]] = {
+    F.max_pool2d: (("input", "kernel_size", "stride", "padding", "dilation"), _MAX),
+    F.max_pool3d: (("input", "kernel_size", "stride", "padding", "dilation"), _MAX),
+    F.avg_pool2d: (
+        ("input", "kernel_size", "stride", "padding", "ceil_mode", "include", "divisor_override"),
+        _AVG,
+    ),
+    F.adaptive_avg_pool2d: (("input", "output_size"), _ADAPTIVE),
+}
+_POOLS.update(
+    {
+        torch.max_pool2d: _POOLS[F.max_pool2d],
+        aten.max_pool2d.default: _POOLS[F.max_pool2d],
+        aten.max_pool3d.default: _POOLS[F.max_pool3d],
+        aten.avg_pool2d.default: _POOLS[F.avg_pool2d],
+        aten.adaptive_avg_pool2d.default: _POOLS[F.adaptive_avg_pool2d],
+    }
+)
+_MODULES: dict[type[nn.Module], dict[str, Any]] = {
+    nn.Identity: {}, nn.ReLU: {}, nn.Sigmoid: {}, nn.Tanh: {}, nn.Flatten: {}, nn.MaxPool2d: _MAX,
+    nn.MaxPool3d: _MAX, nn.AvgPool2d: _AVG, nn.AdaptiveAvgPool2d: _ADAPTIVE,
+    nn.BatchNorm2d: {"training": False, "affine": True, "track_running_stats": True},
+    nn.BatchNorm3d: {"training": False, "affine": True, "track_running_stats": True},
+}  # fmt: skip
+_CONVOLUTIONS: dict[int, tuple[type[nn.Module], type[Any]]] = {
+    1: (nn.Conv1d, mkldnn.MkldnnConv1d),
+    2: (nn.Conv2d, mkldnn.MkldnnConv2d),
+    3: (nn.Conv3d, mkldnn.MkldnnConv3d),
+}
+
+
+def supported(node: Node, layers: Layers) -> bool:
+    """Whether a call takes its inputs in the layout, and gives its result in it.
+
+    Of a binary operator, all inputs must be in the layout already: one may be a number.
+    """
+    if not node.op.startswith("call_") or not node.all_input_nodes:
+        return False
+    for value in written(node, layers.modules):
+        if len(value.users) > 1 or value.op in ("placeholder", "get_attr"):
+            return False  # what it writes to is seen elsewhere, and would be a copy here
+    if is_binary(node):
+        return True
+    if isinstance(first(node), Node):
+        if layers.layer(node) is not None:
+            return _is_dense_layer(node, layers)
+        if len(node.all_input_nodes) == 1:
+            if node.op == "call_module":
+                return _fits_module(layers.modules[str(node.target)])
+            known = _METHODS if node.op == "call_method" else _ALWAYS
+            return node.target in known or _fits_pool(node)
+    return False
+
+
+def first(node: Node) -> Any:
+    return node.args[0] if node.args else node.kwargs.get("input")
+
+
+def is_binary(node: Node) -> bool:
+    """A sum or product of two values, with nothing else to it."""
+    return (
+        node.op == "call_function"
+        and node.target in BINARY
+        and not node.kwargs
+        and len(node.args) == 2
+        and all(isinstance(arg, Node) for arg in node.args)
+    )
+
+
+def _is_float(t: torch.Tensor | None) -> bool:
+    return t is None or (t.dtype is torch.float32 and t.device.type == "cpu")
+
+
+def _is_dense_layer(node: Node, layers: Layers) -> bool:
+    layer = layers.layer(node)
+    if layer is None or layer.transposed or not _is_float(layer.weight):
+        return False
+    if layer.spatial == 0:
+        return _is_float(layer.bias)
+    settings = layers.settings(node)
+    return (
+        _is_float(layer.bias)
+        and settings.get("padding_mode", "zeros") == "zeros"
+        and not isinstance(settings.get("padding", 0), str)
+    )
+
+
+def _fits_module(module: nn.Module) -> bool:
+    if type(module) not in _MODULES or module._forward_hooks or module._forward_pre_hooks:
+        return False
+    given = {name: getattr(module, name) for name in _MODULES[type(module)]}
+    return _fits(given, _MODULES[type(module)]) and all(map(_is_float, module.parameters()))
+
+
+def _fits_pool(node: Node) -> bool:
+    if node.target not in _POOLS:
+        return False
+    names, wanted = _POOLS[node.target]
+    return _fits({**dict(zip(names, node.args, strict=False)), **node.kwargs}, wanted)
+
+
+def _fits(given: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    for name, value in wanted.items():
+        have = given.get(name, value)
+        if any(part != value for part in (have if isinstance(have, (list, tuple)) else [have])):
+            return False
+    return True
+
+
+def converted(node: Node, layers: Layers) -> nn.Module | None:
+    """The module that a call is to be in the layout, if it has weights."""
+    layer = layers.layer(node)
+    with torch.no_grad():
+        if layer is None:
+            module = layers.modules.get(str(node.target)) if node.op == "call_module" else None
+            is_norm = isinstance(module, (nn.BatchNorm2d, nn.BatchNorm3d))
+            return mkldnn.MkldnnBatchNorm(module) if is_norm else None
+        if layer.spatial == 0:
+            dense: Any = nn.Linear(1, 1, device="meta")
+            kind: Any = mkldnn.MkldnnLinear
+        else:
+            make, kind = _CONVOLUTIONS[layer.spatial]
+            given = layers.settings(node)
+            settings = {k: _tuple(given[k], layer.spatial)
+                        for k in ("stride", "padding", "dilation") if k in given}  # fmt: skip
+            outputs, inputs, *kernel = layer.weight.shape
+            dense = make(
+                inputs * layer.groups, outputs, kernel, groups=layer.groups, device="meta",
+                **settings,
+            )  # fmt: skip
+        dense.weight = nn.Parameter(layer.weight, requires_grad=False)
+        dense.bias = None if layer.bias is None else nn.Parameter(layer.bias, requires_grad=False)
+        made: nn.Module = kind(dense, torch.float)
+        return made
+
+
+def _tuple(value: Any, count: int) -> tuple[int, ...]:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return tuple(values) * (count if len(values) == 1 else 1)

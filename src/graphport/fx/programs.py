@@ -1,0 +1,143 @@
+"""Graphs to rewrite: of a model, of a traced module or of an exported program; and copies of them.
+
+The `module()` of an exported program is a GraphModule that knows how it is called. A rewritten one
+is called in the same way, with the same checks.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from typing import Any
+
+from torch import nn
+from torch.fx import Graph, GraphModule, Tracer
+from torch.fx.proxy import TraceError
+
+from graphport import errors
+from graphport.program import ExportedProgram
+from graphport.program.module import CONSTANTS, Entrance, give_state, graph_module, refuse
+
+
+def is_program(gm: GraphModule) -> bool:
+    """Whether a module is that of an exported program."""
+    return any(isinstance(hook, Entrance) for hook in gm._forward_pre_hooks.values())
+
+
+def graph_of(
+    model: nn.Module | ExportedProgram, what: str, *, inline: bool = True, tracer: Any = Tracer
+) -> GraphModule:
+    """The model as a graph, traced unless it is one; shares its modules and tensors.
+
+    With `inline`, a graph that calls modules which the tracer would trace is traced again.
+    """
+    if isinstance(model, ExportedProgram):
+        return model.module()
+    if not isinstance(model, nn.Module):
+        raise errors.InputError(
+            f"{what} takes a module or an ExportedProgram, not {type(model).__name__}"
+        )
+    trace = tracer()
+    if isinstance(model, GraphModule):
+        modules = dict(model.named_modules(remove_duplicate=False))
+        calls = [str(n.target) for n in model.graph.nodes if n.op == "call_module"]
+        if not inline or all(trace.is_leaf_module(modules[name], name) for name in calls):
+            return model
+    try:
+        graph = trace.trace(model)
+        return GraphModule(trace.root, graph, type(model).__name__)
+    except TraceError as problem:
+        raise errors.GraphError(
+            f"{type(model).__name__} cannot be traced by torch.fx: {problem}",
+            fix=f"capture it with example inputs: {what}(gp.export(model, args))",
+        ) from problem
+
+
+def copied(gm: GraphModule, *, deep: bool = False) -> GraphModule:
+    """A module with a copy of the graph. It shares what is called and read, or copies that too."""
+    result = empty(gm)
+    graph = Graph()
+    mapping: dict[Any, Any] = {}
+    # Metadata are copied one level deep, so that both graphs can be annotated.
+    output = graph.graph_copy(gm.graph, mapping, return_output_node=True)
+    assert output is not None
+    value, old = output
+    new = graph.output(value)
+    new.meta, new.type = dict(old.meta), old.type
+    memo: dict[int, Any] | None = {} if deep else None
+    for node in gm.graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            give(result, str(node.target), gm, memo=memo)
+    wear(result, graph, gm)
+    return result
+
+
+def empty(gm: GraphModule, *, lazy: bool = False) -> GraphModule:
+    """A module with nothing in it, in the same mode.
+
+    Code of a lazy one is generated when it is called: `forward` shows no parameters until then.
+    """
+    result = (graph_module if lazy else GraphModule)(nn.Module(), Graph())
+    result.training = gm.training
+    return result
+
+
+def wear(result: GraphModule, graph: Graph, gm: GraphModule) -> None:
+    """Give a module its graph, and have it called, shown and guarded as another one is."""
+    graph.set_codegen(gm.graph._codegen)
+    result.graph = graph
+    result.meta.update(gm.meta)
+    if not is_program(gm):
+        return
+    for name in ("_graphport_signature", CONSTANTS, "_in_spec", "_out_spec"):
+        if hasattr(gm, name):  # a deep copy of a GraphModule has lost them
+            setattr(result, name, getattr(gm, name))
+    for hook in gm._forward_pre_hooks.values():
+        if isinstance(hook, Entrance):
+            result.register_forward_pre_hook(hook, with_kwargs=True)
+    for mode in ("train", "eval"):
+        setattr(result, mode, types.MethodType(refuse(mode), result))
+
+
+def attribute(target: str, *places: nn.Module | None) -> Any:
+    """What a graph calls `target`, in the first place that has it."""
+    for place in places:
+        found: Any = place
+        for part in target.split("."):
+            found = getattr(found, part, None)
+        if found is not None:
+            return found
+    raise errors.GraphError(
+        f"the graph uses {target}, which the module does not have",
+        fix=f"graph_module.{target} = ...",
+    )
+
+
+def give(
+    module: nn.Module,
+    target: str,
+    source: nn.Module,
+    root: nn.Module | None = None,
+    memo: dict[int, Any] | None = None,
+) -> None:
+    """Make what the graph of `source` calls `target` an attribute of a module, at the same path.
+
+    It is shared, or copied deeply with a `memo`.
+    """
+    value = attribute(target, source, root)
+    if memo is not None:
+        value = copy.deepcopy(value, memo)
+    *path, name = target.split(".")
+    owner: Any = source
+    for part in path:
+        if not hasattr(module, part):
+            module.add_module(part, nn.Module())
+        module, owner = getattr(module, part), getattr(owner, part, None)
+    if getattr(module, name, None) is value:
+        return
+    if isinstance(value, nn.Module):
+        module.add_module(name, value)
+    else:
+        give_state(
+            module, name, value, name not in getattr(owner, "_non_persistent_buffers_set", ())
+        )

@@ -1,0 +1,153 @@
+"""The partitioner: a graph as submodules, each on the devices that a mode finds for it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from graphport.errors import InputError
+from graphport.fx.manipulation import get_size_of_all_nodes
+from graphport.fx.splitting import split_module
+from graphport.partition.aot_based import aot_based
+from graphport.partition.config import (
+    COSTED,
+    Device,
+    PartitionerConfig,
+    PartitionMode,
+    check,
+    check_ids,
+)
+from graphport.partition.cost_aware import cost_aware
+from graphport.partition.jobs import Job, check_memory, graph_bytes, make_job, whole
+from graphport.partition.kl_based import kl_based
+from graphport.partition.latency import latency_of
+from graphport.partition.linking import mark_order, owners, set_parents_and_children
+from graphport.partition.optimal import Plan, optimal
+from graphport.partition.pieces import DAG, DAGNode, Partition, PartitionResult
+from graphport.partition.saturating import saturate_host
+from graphport.partition.size_based import size_based
+from graphport.partition.sparse_nn import sparse_nn
+from graphport.program import ExportedProgram
+
+MODES: dict[PartitionMode, Callable[[Job], list[Partition]]] = {
+    PartitionMode.size_based: size_based,
+    PartitionMode.sparse_nn: sparse_nn,
+    PartitionMode.cost_aware: cost_aware,
+    PartitionMode.kl_based: kl_based,
+}
+"""What cuts a graph that no single device holds."""
+
+
+class Partitioner:
+    """Splits a graph over devices.
+
+    After `partition_graph`, `partitions` has the partitions, `node_to_partition` the id of the
+    partition of every operator, and `devices` the devices of the configuration.
+    """
+
+    def __init__(self) -> None:
+        self.partitions: list[Partition] = []
+        self.node_to_partition: dict[Node, int] = {}
+        self.devices: Sequence[Device] = []
+
+    def partition_graph(
+        self,
+        fx_module: GraphModule | ExportedProgram,
+        torch_module: nn.Module | None,
+        partitioner_config: PartitionerConfig,
+    ) -> PartitionResult:
+        """Partition a graph, or an exported program, and split it accordingly.
+
+        Sizes come from `node.meta`: what `gp.fx.get_size_of_all_nodes(gm, args)` found, or what
+        export recorded, where a dynamic size counts as in the example inputs. Unless the mode is
+        `aot_based` or `optimal`, a graph that fits one device is one partition on the largest.
+        Of an exported program, `module_with_submodules` is called as `ep.module()` is.
+
+            >>> import torch, graphport as gp
+            >>> from graphport.partition import Device, Partitioner, PartitionerConfig
+            >>> model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+            >>> ep = gp.export(model, (torch.randn(2, 8),))
+            >>> devices = [Device("a", 900, 0), Device("b", 900, 1)]
+            >>> result = Partitioner().partition_graph(ep, model, PartitionerConfig(devices))
+            >>> [(node.size_bytes, node.logical_device_ids) for node in result.dag.nodes]
+            [(768, [0]), (768, [1])]
+
+        Raises `gp.errors.PartitionError`, a `RuntimeError`, if devices are too few or a node is too
+        large for every one of them.
+        """
+        if isinstance(fx_module, ExportedProgram):
+            fx_module = fx_module.module()
+        if not isinstance(fx_module, GraphModule):
+            raise InputError(
+                f"partition_graph takes a GraphModule or an ExportedProgram, not"
+                f" {type(fx_module).__name__}",
+                fix=["torch.fx.symbolic_trace(model)", "gp.export(model, args)"],
+            )
+        config = partitioner_config
+        check(config)
+        get_size_of_all_nodes(fx_module)
+        mark_order(fx_module)
+        job = make_job(fx_module, config)
+        plan = _plan(job)
+        self.devices = config.devices
+        self.partitions = plan.partitions
+        set_parents_and_children(self.partitions)
+        if config.saturate_host:
+            saturate_host(self.partitions, self.devices)
+        of = owners(self.partitions)
+        self.node_to_partition = {node: of[node].partition_id for node in job.ops}
+        split = split_module(fx_module, torch_module, self.node_to_partition.__getitem__)
+        known = all(node in job.latencies for node in job.ops)
+        return PartitionResult(
+            dag=_dag(split, {str(p.partition_id): p for p in self.partitions}),
+            module_with_submodules=split,
+            graph_module=fx_module,
+            partitions=self.partitions,
+            devices=self.devices,
+            node_to_latency_mapping=job.latencies,
+            transfer_rate_bytes_per_sec=job.rate,
+            objective=config.objective,
+            value=job.value(self.partitions) if known and job.rate > 0 else None,
+            bound=plan.bound,
+            exact=plan.exact,
+            chosen=plan.chosen,
+        )
+
+
+def _plan(job: Job) -> Plan:
+    mode = job.config.mode
+    if mode is PartitionMode.aot_based:
+        return Plan(aot_based(job), mode.name)
+    if mode in COSTED:
+        for node in job.ops:
+            latency_of(node, job.latencies)
+    if mode is not PartitionMode.optimal and graph_bytes(job) <= job.largest.available_mem_bytes:
+        return Plan(whole(job), "one device")
+    check_memory(job)
+    check_ids(job.devices)
+    if mode is PartitionMode.optimal:
+        return optimal(job, MODES)
+    return Plan(MODES[mode](job), mode.name)
+
+
+def _dag(split: GraphModule, partitions: dict[str, Partition]) -> DAG:
+    """The calls of submodules, in the order in which they run."""
+    dag = DAG()
+    for node in split.graph.nodes:
+        if node.op != "call_module":
+            continue
+        partition = partitions[str(node.target).removeprefix("submod_").rstrip("_")]
+        parts = [user for user in node.users if user.target is operator.getitem]
+        dag.nodes.append(
+            DAGNode(
+                node,
+                list(node.all_input_nodes),
+                parts or [node],
+                partition.logical_device_ids,
+                partition.used_mem_bytes,
+            )
+        )
+    return dag

@@ -1,0 +1,178 @@
+"""Partitions, and what partitioning gives back.
+
+The bytes of a partition are those of its nodes and of the values that its nodes take from other
+partitions; a value from elsewhere is counted for every node that takes it, since each use may need
+a copy in the layout that it wants. A parameter or constant is counted once, however many nodes of
+the graph read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from graphport.errors import PartitionError
+from graphport.partition.config import Device, NodeLatency
+
+SOURCES = ("placeholder", "get_attr")
+"""Nodes that do nothing: every partition that reads one has it itself."""
+
+
+def is_op(node: Node) -> bool:
+    return node.op not in (*SOURCES, "output")
+
+
+def output_bytes(node: Node) -> int:
+    return _sizes(node).output_size
+
+
+def total_bytes(node: Node) -> int:
+    return _sizes(node).total_size
+
+
+def _sizes(node: Node) -> Any:
+    sizes = getattr(node, "size_bytes", None)
+    if sizes is None:
+        raise PartitionError(
+            f"node {node.name!r} has no size",
+            fix="gp.fx.get_size_of_all_nodes(graph_module, example_args)",
+        )
+    return sizes
+
+
+def get_extra_size_of(node: Node, nodes: set[Node]) -> int:
+    """The bytes that a partition of `nodes` needs more to have `node` too."""
+    taken = sum(output_bytes(n) for n in node.all_input_nodes if n not in nodes)
+    return taken + total_bytes(node)
+
+
+def runs_after(node: Node) -> list[Node]:
+    """What a node has to run after although it takes nothing from it (`linking.mark_order`)."""
+    return getattr(node, "runs_after", [])
+
+
+def bytes_of(nodes: Iterable[Node]) -> int:
+    """The bytes that a partition of these nodes uses."""
+    return _account(set(nodes))[0]
+
+
+def _account(nodes: set[Node]) -> tuple[int, dict[Node, int]]:
+    """The bytes that nodes use together, and those of them for each value from elsewhere."""
+    read: set[Any] = set()
+    own = 0
+    taken: dict[Node, int] = {}
+    for node in nodes:
+        if node.op == "get_attr":
+            if node.target in read:
+                continue
+            read.add(node.target)
+        own += total_bytes(node)
+        for value in node.all_input_nodes:
+            if value not in nodes:
+                taken[value] = taken.get(value, 0) + output_bytes(value)
+    return own + sum(taken.values()), taken
+
+
+class Partition:
+    """Nodes that run together, on the devices `logical_device_ids`."""
+
+    def __init__(self, partition_id: int, nodes: Iterable[Node] = ()) -> None:
+        self.partition_id = partition_id
+        self.nodes: set[Node] = set()
+        self.parents: set[Partition] = set()
+        self.children: set[Partition] = set()
+        self.bfs_level = -1
+        self.used_mem_bytes = 0
+        self.taken: dict[Node, int] = {}
+        """The values that come from other partitions, and the bytes that they use here."""
+        self.logical_device_ids: list[int] = []
+        for node in nodes:
+            self.nodes.update(n for n in node.all_input_nodes if n.op in SOURCES)
+            self.nodes.add(node)
+        if self.nodes:
+            self.recalculate_mem_size()
+
+    def __repr__(self) -> str:
+        return (
+            f"Partition({self.partition_id}, {len(self.ops())} operators,"
+            f" {self.used_mem_bytes:,} bytes, on {self.logical_device_ids})"
+        )
+
+    def ops(self) -> list[Node]:
+        """The nodes that do something, in the order of the graph."""
+        return sorted(node for node in self.nodes if is_op(node))
+
+    def recalculate_mem_size(self) -> None:
+        self.used_mem_bytes, self.taken = _account(self.nodes)
+
+    def add_node(self, node: Node) -> None:
+        """Add a node, and the inputs and constants that it reads."""
+        self.nodes.update(n for n in node.all_input_nodes if n.op in SOURCES)
+        self.nodes.add(node)
+        self.recalculate_mem_size()
+
+    def remove_node(self, node: Node) -> None:
+        """Remove a node, and the inputs and constants that no other node here reads."""
+        if node not in self.nodes:
+            return
+        self.nodes.remove(node)
+        for source in node.all_input_nodes:
+            if source.op in SOURCES and self.nodes.isdisjoint(source.users):
+                self.nodes.discard(source)
+        self.recalculate_mem_size()
+
+
+@dataclass(eq=False)
+class DAGNode:
+    """A partition as a node of the split module: what it takes, what it gives, and where it is."""
+
+    submodule_node: Node
+    input_nodes: list[Node]
+    output_nodes: list[Node]
+    logical_device_ids: list[int]
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return str(self.submodule_node)
+
+
+@dataclass(eq=False)
+class DAG:
+    """The partitions in the order in which the split module runs them."""
+
+    nodes: list[DAGNode] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class PartitionResult:
+    """What `Partitioner.partition_graph` gives back.
+
+    `value` is what the configuration's objective comes to, in seconds, where latencies were given.
+    `bound`: nothing that the mode could have chosen has a smaller one; `exact`: `value` is the
+    smallest. Both are found by `PartitionMode.optimal` alone.
+    """
+
+    dag: DAG
+    module_with_submodules: GraphModule
+    graph_module: GraphModule
+    """The graph whose nodes the partitions have."""
+    partitions: list[Partition]
+    devices: Sequence[Device]
+    node_to_latency_mapping: Mapping[Node, NodeLatency]
+    transfer_rate_bytes_per_sec: float
+    objective: str
+    value: float | None = None
+    bound: float | None = None
+    exact: bool = False
+    chosen: str = ""
+    """How `PartitionMode.optimal` found it."""
+
+    def svg(self, path: str | Path | None = None, micro_batches: int = 6) -> str:
+        """A picture of the partitions and of the pipeline's timeline, also written to `path`."""
+        from graphport.partition.timeline import picture
+
+        return picture(self, path, micro_batches=micro_batches)

@@ -1,0 +1,229 @@
+"""A picture of partitions and of the pipeline's timeline: one row per device.
+
+On the left what a device holds, on the right what it does for each micro-batch: the hatched part is
+receiving, the rest computing. The colours follow the viewer's light or dark background. No fonts,
+scripts or images are loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+from graphport.partition.config import Device
+from graphport.partition.latency import get_device_loads
+from graphport.partition.pieces import Partition, PartitionResult, is_op, output_bytes
+from graphport.partition.simulation import Task, schedule
+
+LEFT, RIGHT, ROW, TOP, EDGE = 350, 860, 74, 92, 24
+"""Widths of the two halves, height of a row, room for the title, margin."""
+
+COLOURS = (
+    "#2f6fb3", "#b4561d", "#2c8a5f", "#b03a63", "#6b4fb0", "#1f8796", "#8f6d12", "#9a3f9e",
+)  # fmt: skip
+"""Of micro-batches, in turn: white reads well on each, and each shows on either background."""
+
+STYLE = """
+text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2933; }
+.back { fill: #ffffff; } .title { font-size: 17px; font-weight: 600; } .name { font-weight: 600; }
+.small { font-size: 11px; fill: #5b6875; } .mid { text-anchor: middle; } .end { text-anchor: end; }
+.row { fill: #f4f6f8; } .grid { stroke: #d5dbe1; } .bar { fill: #dde3e9; } .held { fill: #4a7fb5; }
+.number { fill: #ffffff; font-weight: 600; }
+.hatch { stroke: #ffffff; stroke-opacity: .75; stroke-width: 2.5; } .busiest { fill: #c2410c; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6eaee; } .back { fill: #14181d; } .small { fill: #97a3af; }
+  .row { fill: #1d232a; } .grid { stroke: #343c46; } .bar { fill: #323a44; }
+  .held { fill: #6ba3dc; } .number { fill: #ffffff; } .busiest { fill: #fb923c; }
+}
+""" + "".join(f".b{i} {{ fill: {colour}; }} " for i, colour in enumerate(COLOURS))
+
+
+def picture(result: PartitionResult, path: str | Path | None = None, micro_batches: int = 6) -> str:
+    """The text of an SVG picture of a result, also written to `path`.
+
+    Without latencies and a transfer rate there is no timeline, and the picture has the left half.
+    """
+    timed = result.value is not None
+    rows = _rows(result)
+    width = 2 * EDGE + LEFT + (RIGHT + EDGE if timed else 0)
+    height = TOP + ROW * len(rows) + 48
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}"'
+        f' height="{height}" role="img" aria-label="partitions and timeline">',
+        f"<style>{STYLE}</style>",
+        '<defs><pattern id="hatch" width="7" height="7" patternUnits="userSpaceOnUse"'
+        ' patternTransform="rotate(45)"><line class="hatch" x1="0" y1="0" x2="0" y2="7"/>'
+        "</pattern></defs>",
+        f'<rect class="back" width="{width}" height="{height}"/>',
+        *_title(result, timed),
+    ]
+    for i, (device, partitions) in enumerate(rows):
+        y = TOP + ROW * i
+        parts.append(_box(EDGE, y, width - 2 * EDGE, ROW - 8, "row", 6))
+        parts += _card(result, device, partitions, y)
+    if timed:
+        parts += _timeline(result, [device for device, _ in rows], micro_batches)
+    parts += _idle(result, rows, height)
+    text = "\n".join([*parts, "</svg>", ""])
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+    return text
+
+
+def _rows(result: PartitionResult) -> list[tuple[Device, list[Partition]]]:
+    """The devices that hold something, in the order in which their partitions first run."""
+    by_id = {device.logical_id: device for device in result.devices}
+    rows: dict[int, list[Partition]] = {}
+    for partition in result.partitions:
+        for number in partition.logical_device_ids:
+            rows.setdefault(number, []).append(partition)
+    return [(by_id[number], partitions) for number, partitions in rows.items()]
+
+
+def _title(result: PartitionResult, timed: bool) -> Iterator[str]:
+    nodes = sum(is_op(node) for node in result.graph_module.graph.nodes)
+    cut = _count(len(result.partitions), "partition")
+    used = _count(len(_rows(result)), "device")
+    yield _text(EDGE, 34, f"{_count(nodes, 'node')}, {cut} on {used}", "title")
+    if timed:
+        loads = get_device_loads(
+            result.partitions, result.node_to_latency_mapping, result.transfer_rate_bytes_per_sec
+        )
+        slowest = max(load.overall_sec for load in loads.values())
+        facts = [f"busiest device {show_seconds(slowest)} per micro-batch"]
+        if slowest:
+            facts.append(f"{1 / slowest:,.4g} micro-batches per second")
+        if result.objective == "latency" and result.value is not None:
+            facts.append(f"critical path {show_seconds(result.value)}")
+        if result.bound is not None:
+            proven = f"no {result.objective} is below {show_seconds(result.bound)}"
+            facts.append(f"{result.objective} proven smallest" if result.exact else proven)
+        yield _text(EDGE, 58, " · ".join(facts), "small")
+
+
+def _card(
+    result: PartitionResult, device: Device, partitions: list[Partition], y: int
+) -> Iterator[str]:
+    """What a device holds: partitions, nodes, memory, and what it receives."""
+    x = EDGE + 12
+    ids = ", ".join(str(p.partition_id) for p in partitions)
+    yield _text(x, y + 19, _short(device.name, 20), "name")
+    label = "partition" if len(partitions) == 1 else "partitions"
+    yield _text(EDGE + LEFT - 12, y + 19, _short(f"{label} {ids}", 22), "small end")
+    ops = sorted({node for p in partitions for node in p.ops()})
+    names = ops[0].name if len(ops) == 1 else f"{ops[0].name} … {ops[-1].name}"
+    yield _text(x, y + 36, _short(f"{_count(len(ops), 'node')}: {names}", 46), "small")
+    used, there = sum(p.used_mem_bytes for p in partitions), device.available_mem_bytes
+    full = min(1.0, used / there) if there else 1.0
+    yield _box(x, y + 46, 110, 8, "bar", 4)
+    yield _box(x, y + 46, max(2, 110 * full), 8, "held", 4)
+    received = {value for p in partitions for value in p.taken}.difference(ops)
+    size = sum(map(output_bytes, received))
+    memory = f"{show_bytes(used)} of {show_bytes(there)}"
+    takes = f", receives {show_bytes(size)}" if size else ""
+    yield _text(x + 118, y + 54, memory + takes, "small")
+
+
+def _timeline(result: PartitionResult, devices: list[Device], micro_batches: int) -> Iterator[str]:
+    latencies, rate = result.node_to_latency_mapping, result.transfer_rate_bytes_per_sec
+    tasks = schedule(result.partitions, latencies, rate, micro_batches)
+    loads = get_device_loads(result.partitions, latencies, rate)
+    last = max((task.end for task in tasks), default=0.0) or 1.0
+    left, bottom = EDGE + LEFT + EDGE, TOP + ROW * len(devices)
+    scale = (RIGHT - 84) / last
+    for tick in _ticks(last):
+        x = left + tick * scale
+        yield f'<line class="grid" x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{bottom}"/>'
+        yield _text(x, TOP - 10, show_seconds(tick), "small mid")
+    rows = {device.logical_id: i for i, device in enumerate(devices)}
+    busiest = max(loads, key=lambda number: loads[number].overall_sec)
+    for number, i in rows.items():
+        style = "small end busiest" if number == busiest else "small end"
+        x, y = left + RIGHT - 10, TOP + ROW * i + 38
+        yield _text(x, y, show_seconds(loads[number].overall_sec), style)
+    for task in tasks:
+        yield from _task(task, left, TOP + ROW * rows[task.device] + 11, scale)
+    yield _text(
+        left, bottom + 14, "time; numbers are micro-batches, hatched is receiving; on the right"
+        " what a device does per micro-batch", "small",
+    )  # fmt: skip
+
+
+def _task(task: Task, left: float, y: float, scale: float) -> Iterator[str]:
+    x, width = left + task.start * scale, (task.end - task.start) * scale
+    taken = show_seconds(task.end - task.start)
+    tip = (
+        f"micro-batch {task.micro_batch + 1}, partition {task.partition.partition_id}: {taken},"
+        f" of which {show_seconds(task.ready - task.start)} receiving, from"
+        f" {show_seconds(task.start)}"
+    )
+    drawn = max(1.0, width - 1)
+    yield f"<g><title>{escape(tip)}</title>"
+    yield _box(x, y, drawn, ROW - 30, f"task b{task.micro_batch % len(COLOURS)}", 3)
+    receiving = (task.ready - task.start) * scale
+    if receiving >= 0.5:
+        yield (
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{min(receiving, drawn):.1f}"'
+            f' height="{ROW - 30}" fill="url(#hatch)" rx="3"/>'
+        )
+    if width > 13:
+        two = width > 60
+        yield _text(x + width / 2, y + (19 if two else 26), str(task.micro_batch + 1), "number mid")
+        if two:
+            yield _text(x + width / 2, y + 35, taken, "number mid")
+    yield "</g>"
+
+
+def _idle(
+    result: PartitionResult, rows: list[tuple[Device, list[Partition]]], height: int
+) -> Iterator[str]:
+    busy = {device.logical_id for device, _ in rows}
+    idle = [device.name for device in result.devices if device.logical_id not in busy]
+    if idle:
+        more = f" and {len(idle) - 6} more" if len(idle) > 6 else ""
+        yield _text(EDGE, height - 12, f"idle: {', '.join(idle[:6])}{more}", "small")
+
+
+def _ticks(last: float) -> list[float]:
+    """Round times, at most nine."""
+    step = 10.0 ** math.floor(math.log10(last))
+    for smaller in (0.1, 0.2, 0.5, 1.0):
+        if last / (step * smaller) <= 8:
+            step *= smaller
+            break
+    return [step * i for i in range(int(last / step) + 1)]
+
+
+def show_seconds(value: float) -> str:
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value / 1e-9:.3g} ns" if value else "0"
+
+
+def show_bytes(value: int) -> str:
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= unit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value} B"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _text(x: float, y: float, text: str, style: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}">{escape(text)}</text>'
+
+
+def _box(x: float, y: float, width: float, height: float, style: str, round_: int = 0) -> str:
+    return (
+        f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}"'
+        f' height="{height:.1f}" rx="{round_}"/>'
+    )

@@ -1,0 +1,131 @@
+"""A stage that fails ends the run with an error that names it, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import pytest
+import torch
+
+import graphport as gp
+from graphport.errors import PipelineError
+from tests.distributed import failing
+from tests.distributed.children import children, is_gone, none_left
+
+ROOT = Path(__file__).resolve().parents[2]
+FINE = torch.zeros(4, 3)
+BAD = torch.tensor([[0.0] * 3] * 3 + [[1.0] * 3])  # the last of four micro-batches
+
+
+def slow(*row: Any) -> Any:
+    """Each row starts processes, for seconds."""
+    return pytest.param(*row, marks=pytest.mark.slow)
+
+
+def launched(how: str, **options: Any) -> gp.partition.Pipeline:
+    return gp.partition.launch(
+        failing.program(how), 2, stages=["second"], micro_batches=4,
+        imports=["tests.distributed.failing"], **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", "raised ValueError: a number that this stage does not like in micro-batch 4"),
+        ("kill", "was killed by SIGKILL in micro-batch 4 of 4"),
+        slow("hang", "did not finish within 2 s in micro-batch 4 of 4"),
+        slow("exit", "ended with exit code 7 in micro-batch 4 of 4"),
+        slow("stop", "did not finish within 2 s"),
+    ],
+)
+def test_a_stage_that_fails_is_named(how: str, said: str) -> None:
+    with launched(how) as pipe:
+        ids = children()
+        assert pipe.run(torch.randn(4, 3), FINE).shape == (4, 3)
+        pipe.timeout = 2
+        began = monotonic()
+        with pytest.raises(PipelineError) as caught:
+            pipe.run(torch.randn(4, 3), BAD)
+        assert monotonic() - began < 12
+        assert none_left()
+        error = caught.value
+        assert f"GP521 stage 1 of 2 (rank 2, process {ids[1]}) {said}" in str(error)
+        assert "second" in str(error) and "third" in str(error)
+        assert (error.stage, error.rank, error.modules) == (1, 2, "second, third")
+        if how == "raise":
+            assert "failing.py" in str(error) and error.trace[-1].startswith("ValueError")
+        with pytest.raises(PipelineError, match="a run has ended with PipelineError"):
+            pipe.run(torch.randn(4, 3), FINE)
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_between_runs_is_named() -> None:
+    with launched("raise") as pipe:
+        first = children()[0]
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(PipelineError, match=r"stage 0 of 2 .* was killed by SIGKILL"):
+            pipe.run(torch.randn(4, 3), FINE)
+    assert none_left()
+
+
+@pytest.mark.slow
+def test_a_stage_that_cannot_start_is_named() -> None:
+    """The operator is not known in the processes: nothing imports it there."""
+    with pytest.raises(PipelineError, match=r"stage 1 of 2 .* could not start: Serial") as caught:
+        gp.partition.launch(failing.program("raise"), 2, stages=["second"])
+    assert "graphport_test::fail" in str(caught.value)
+    assert none_left()
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_all() -> None:
+    with launched("hang") as pipe:
+        main = threading.main_thread().ident
+        assert main is not None
+        timer = threading.Timer(1.0, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            pipe.run(torch.randn(4, 3), BAD)
+        assert none_left()
+
+
+PARENT = """
+import time, torch
+from tests.distributed import failing
+from tests.distributed.test_failures import BAD, launched
+pipe = launched("hang")
+print("ready", flush=True)
+pipe.run(torch.randn(4, 3), BAD)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_the_end_of_the_parent_is_the_end_of_all(number: int, tmp_path: Path) -> None:
+    """Also if it is killed in the middle of a run, with a stage that hangs."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    environment = {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env=environment,
+    )  # fmt: skip
+    try:
+        assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
+        sleep(0.5)
+        ids = children(parent=parent.pid)
+        assert len(ids) == 2
+        parent.send_signal(number)
+        assert all(is_gone(pid) for pid in ids)
+        parent.wait(20)
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert not list(tmp_path.iterdir())
