@@ -21,7 +21,10 @@ FILE = re.compile(r"# (\w+\.py)\n")
 COMMAND = re.compile(r"^\$ graphport (.+)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["onnx.md", "cli.md", "generation.md", "torch_compile.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["onnx.md", "cli.md", "generation.md", "torch_compile.md", "fx.md", "partition.md", "pipeline.md"],
+)
 def test_blocks_run(
     name: str,
     tmp_path: Path,

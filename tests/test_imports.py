@@ -18,13 +18,14 @@ pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "graphport"
 
-# errors.py, source.py and hooks.py are the ground that everything stands on.
-GROUND = {"errors", "source", "hooks"}
+# errors.py, source.py, hooks.py and loading.py are the ground that everything stands on.
+GROUND = {"errors", "source", "hooks", "loading"}
 EVERYTHING = {"*"}
 MAY_IMPORT = {
     "errors": GROUND,
     "source": GROUND,
     "hooks": GROUND,
+    "loading": GROUND,
     "symbolic": GROUND,
     "ops": GROUND | {"symbolic"},
     "program": GROUND | {"ops", "symbolic"},

@@ -28,7 +28,7 @@ def ends() -> tuple[Channel, Channel]:
     found: dict[int, Channel] = {}
 
     def connect(rank: int) -> None:
-        found[rank] = Meeting(stores[rank], rank, 2).connected(20, "127.0.0.1")
+        found[rank] = Meeting(stores[rank], rank, 2).connected("127.0.0.1")
 
     threads = [threading.Thread(target=connect, args=(r,)) for r in range(2)]
     for thread in threads:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node, Tracer, operator_schemas, symbolic_trace
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils._pytree import tree_map_only
 
 import graphport as gp
 from examples import resnet
@@ -45,11 +46,17 @@ class Call:
 
     def run(self, args: Any, kwargs: Any) -> Any:
         torch.manual_seed(0)
-        args, kwargs = copy.deepcopy((args, own_names(self.op, kwargs)))  # some write to them
+        # Some write to them.
+        args, kwargs = tree_map_only(Tensor, own, (args, own_names(self.op, kwargs)))
         return self.op(*args, **kwargs)
 
     def types(self) -> tuple[Any, Any]:
         return tuple(map(hint, self.args)), {k: hint(v) for k, v in self.kwargs.items()}
+
+
+def own(t: Tensor) -> Tensor:
+    """A copy, which has all of the memory that a view does not show."""
+    return copy.deepcopy(t) if t.layout is torch.strided else t.clone()
 
 
 def hint(value: Any) -> Any:

@@ -21,6 +21,8 @@ from graphport.distributed.stages import FRONT
 from graphport.distributed.wire import Channel
 from graphport.errors import PipelineError
 
+_CONNECT = 60.0
+"""Seconds in which processes that are all ready have to connect."""
 _PAUSE = 0.05
 _LOOK = 0.5
 """Seconds between two looks for the end of the pipeline."""
@@ -74,6 +76,19 @@ class Meeting:
                 )  # fmt: skip
         self.store.set("begin", "")
 
+    def assembled(self, failures: Failures, seconds: float, host: str | None = None) -> Channel:
+        """Connections to all ranks, when they are ready."""
+        self.gather(failures, seconds)
+        try:
+            return self.connected(host)
+        except RuntimeError as error:
+            for stage, how in failures.deaths().items():
+                words = failures.last_words(stage)
+                raise failures.error(
+                    stage, f"{how} before it was connected", trace=words
+                ) from error
+            raise PipelineError(f"the stages cannot be connected: {error}") from error
+
     def wait_to_begin(self, seconds: float) -> None:
         until = monotonic() + seconds
         while not self.store.check(["begin"]):
@@ -86,12 +101,12 @@ class Meeting:
                 )
             sleep(_PAUSE)
 
-    def connected(self, seconds: float, host: str | None = None) -> Channel:
+    def connected(self, host: str | None = None) -> Channel:
         """Connections between all ranks; on one machine, through its own address."""
         options = dist.ProcessGroupGloo._Options()
         make = dist.ProcessGroupGloo.create_device
         options._devices = [make(hostname=host) if host else _device()]
-        options._timeout = timedelta(seconds=seconds)
+        options._timeout = timedelta(seconds=_CONNECT)
         store = dist.PrefixStore("connect", self.store)
         return Channel(dist.ProcessGroupGloo(store, self.rank, self.size, options), self.rank)
 

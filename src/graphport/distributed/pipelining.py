@@ -31,8 +31,6 @@ from graphport.program.module import Entrance
 TIMEOUT = 300.0
 _PATIENCE = 10.0
 """Seconds to wait for others to end after the end of a pipeline."""
-_CONNECT = 60.0
-"""Seconds in which processes that are all ready have to connect."""
 _NUMBERS = itertools.count()
 
 
@@ -68,7 +66,7 @@ def launch(
     plan.require(processes, f"processes={processes}")
     store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     settings = {
-        "port": store.port, "runtime": runtime, "start_timeout": start_timeout, "connect": _CONNECT,
+        "port": store.port, "runtime": runtime, "start_timeout": start_timeout,
         "threads": threads or max(1, _cores() // processes), "imports": list(imports),
     }  # fmt: skip
     running = Processes(plan.parts, settings)
@@ -77,9 +75,8 @@ def launch(
     failures = Failures(plan.routes, ranks, running.deaths, running.last_words, running.ids)
     try:
         meeting.ready()
-        meeting.gather(failures, start_timeout)
-        post = Post(meeting.connected(_CONNECT, HOST), FRONT, ranks)
-        driver = plan.driver(post, failures)
+        channel = meeting.assembled(failures, start_timeout, HOST)
+        driver = plan.driver(Post(channel, FRONT, ranks), failures)
         driver.listen()
     except BaseException:
         running.stop()
@@ -119,12 +116,12 @@ def pipeline(
     if rank != 0:
         meeting.watch(f"stage {rank} (rank {rank})")
         meeting.wait_to_begin(start_timeout)
-        served = serving(own.route, run, meeting.connected(_CONNECT), ranks)
+        served = serving(own.route, run, meeting.connected(), ranks)
         return Pipeline(plan.routes, rank, timeout, meeting, None, served, None)
     failures = Failures(plan.routes, ranks)
     try:
-        meeting.gather(failures, start_timeout)
-        driver = plan.driver(Post(meeting.connected(_CONNECT), FRONT, ranks), failures)
+        channel = meeting.assembled(failures, start_timeout)
+        driver = plan.driver(Post(channel, FRONT, ranks), failures)
     except BaseException as error:
         meeting.give_up(str(error))
         raise

@@ -65,7 +65,7 @@ def _work(about: dict[str, Any], folder: Path, stage: int) -> None:
         raise
     meeting.ready()
     meeting.wait_to_begin(about["start_timeout"])
-    channel = meeting.connected(about["connect"], about["host"])
+    channel = meeting.connected(about["host"])
     try:
         serving(route, run, channel, ranks).until_closed()
     except Lost:

@@ -1,7 +1,8 @@
 """The FX toolkit: what works on graphs and symbolic sizes whatever they were captured with."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from graphport.loading import on_demand
 
 if TYPE_CHECKING:
     from graphport.fx.annotating import AnnotateTypesWithSchema, annotate_getitem_nodes
@@ -53,7 +54,7 @@ _PLACES = {
     "use_mkl_length": "mkldnn",
     "validate": "validation",
 }
-"""The file of each name, loaded when it is first used; no file is called as a name is."""
+"""The file of each name."""
 
 __all__ = [
     "AnnotateTypesWithSchema",
@@ -83,10 +84,4 @@ __all__ = [
     "validate",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'graphport.fx' has no attribute {name!r}")
-    found = getattr(import_module(f"graphport.fx.{_PLACES[name]}"), name)
-    globals()[name] = found
-    return found
+__getattr__ = on_demand(__name__, __name__, _PLACES)

@@ -1,7 +1,8 @@
 """The partitioner: a graph over several devices, and what runs it there."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from graphport.loading import on_demand
 
 if TYPE_CHECKING:
     from graphport.distributed.pipelining import Pipeline, launch, pipeline
@@ -66,7 +67,7 @@ _PLACES = {
     "set_parents_and_children": "partition.linking",
     "simulate": "partition.simulation",
 }
-"""The file of each name, loaded when it is first used; no file is called as a name is."""
+"""The file of each name."""
 
 __all__ = [
     "DAG",
@@ -102,10 +103,4 @@ __all__ = [
     "simulate",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'graphport.partition' has no attribute {name!r}")
-    found = getattr(import_module(f"graphport.{_PLACES[name]}"), name)
-    globals()[name] = found
-    return found
+__getattr__ = on_demand(__name__, "graphport", _PLACES)
