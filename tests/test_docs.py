@@ -23,7 +23,15 @@ COMMAND = re.compile(r"^\$ graphport (.+)$", re.MULTILINE)
 
 @pytest.mark.parametrize(
     "name",
-    ["onnx.md", "cli.md", "generation.md", "torch_compile.md", "fx.md", "partition.md", "pipeline.md"],
+    [
+        "onnx.md",
+        "cli.md",
+        "generation.md",
+        "torch_compile.md",
+        "fx.md",
+        "partition.md",
+        "pipeline.md",
+    ],
 )
 def test_blocks_run(
     name: str,

@@ -16,7 +16,6 @@ import linecache
 import os
 import re
 import sys
-import sysconfig
 import threading
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType
@@ -26,7 +25,7 @@ import torch
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _SITE = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 
 _WIDTH = 120  # of the source text in a message

@@ -265,8 +265,10 @@ def _same_rank(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape 
 @_rule("MatMul", "FusedMatMul")
 def _matmul(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
     a, b = _shape(inputs[0]), _shape(inputs[1])
-    if a is None or b is None or attributes:
+    if a is None or b is None or attributes.keys() - {"transB", "alpha"}:
         return None
+    if attributes.get("transB"):
+        b = (*b[:-2], *b[:-3:-1])
     batch = broadcast([a[:-2], b[:-2]]) or ()
     rows = a[-2:-1] if len(a) > 1 else ()
     columns = b[-1:] if len(b) > 1 else ()

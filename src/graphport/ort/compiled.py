@@ -30,7 +30,6 @@ from graphport.ort.region import Region, SessionRecord
 from graphport.ort.rooms import sizes_of
 from graphport.program import ExportedProgram, InputChecks
 from graphport.program.control import plain_copy, run_plainly
-from graphport.program.module import graph_module
 from graphport.symbolic import Expr
 
 if TYPE_CHECKING:
@@ -225,7 +224,8 @@ def _assembled(
     for node in list(graph.nodes):
         if node.op == "get_attr" and not node.users:
             graph.erase_node(node)
-    return graph_module(root, graph).eval()
+    # Called as a function: a module's hooks cost microseconds.
+    return GraphModule(root, graph).eval().forward
 
 
 def _attach(root: nn.Module, name: str, program: ExportedProgram) -> None:

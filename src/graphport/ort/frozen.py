@@ -7,7 +7,7 @@ compared as well: cheap enough for each call, and hardly any write leaves them a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -22,10 +22,10 @@ class Frozen:
 
     def differ(self, args: Sequence[Any]) -> bool:
         """Whether one is another tensor, lies elsewhere, or has other contents."""
-        for place, t, address, version, memory, where, known in self._rows:
+        for place, t, address, version, memory, (i, j, k), (a, b, c) in self._rows:
             if args[place] is not t or t._version != version or t.data_ptr() != address:
                 return True
-            if [memory[k] for k in where] != known:
+            if memory[i] != a or memory[j] != b or memory[k] != c:
                 return True
         return False
 
@@ -34,20 +34,21 @@ def _can_be_watched(t: torch.Tensor) -> bool:
     return t.device.type == "cpu" and not t.is_inference() and t.layout is torch.strided
 
 
-def _samples(t: torch.Tensor) -> tuple[Any, tuple[int, ...], list[int]]:
-    """The octets of a tensor, some places among them, and what is there."""
+Three = tuple[int, int, int]
+_FORMATS: dict[int, Literal["b", "h", "i"]] = {1: "b", 2: "h", 4: "i"}
+"""Integers that numbers of so many octets are read as; of larger ones, the first 8 are."""
+
+
+def _samples(t: torch.Tensor) -> tuple[Sequence[int], Three, Three]:
+    """The numbers of a tensor as integers, three places among them, and what is there."""
     flat = t.detach().untyped_storage()
-    count = flat.nbytes()
-    if not count:
-        return b"", (), []
-    octets = torch.empty(0, dtype=torch.uint8).set_(flat)
-    memory = memoryview(octets.numpy())
-    if t.numel() == 0:
-        return memory, (), []
     size = t.element_size()
-    first = t.storage_offset() * size
-    last = first + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) * size
-    # The octets of a number that change most: in a float, those of the mantissa.
-    spots = (first, first + (last - first) // (2 * size) * size, last)
-    where = tuple(min(spot + k, count - 1) for spot in spots for k in range(min(size, 4)))
-    return memory, where, [memory[k] for k in where]
+    if t.numel() == 0 or flat.nbytes() % size:
+        return (0,), (0, 0, 0), (0, 0, 0)
+    octets = torch.empty(0, dtype=torch.uint8).set_(flat)
+    memory = memoryview(octets.numpy()).cast(_FORMATS.get(size, "q"))
+    first = t.storage_offset()
+    last = first + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    wide = max(size // 8, 1)
+    i, j, k = (spot * wide for spot in (first, (first + last) // 2, last))
+    return memory, (i, j, k), (memory[i], memory[j], memory[k])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ def replacing(*paths: Path) -> Iterator[Any]:
 
     On an error nothing is left of them, and what was at the paths is as it was.
     """
-    beside = [path.with_name(f".{path.name}.{secrets.token_hex(8)}") for path in paths]
+    beside = [path.with_name(f".{path.name}.{os.urandom(8).hex()}") for path in paths]
     try:
         with ExitStack() as stack:
             files = [stack.enter_context(open(b, "xb", buffering=0)) for b in beside]

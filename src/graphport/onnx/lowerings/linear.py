@@ -19,12 +19,17 @@ def linear(b: Builder, input: Value, weight: Value, bias: Value | None) -> Value
     """Gemm for rows; for more dims MatMul, on the weight as tools that quantise expect it.
 
     A weight that is used elsewhere too (tied to an embedding), or that is given at run time, is not
-    transposed: the dims before the last become rows, which costs nothing.
+    transposed: ONNX Runtime's own operator takes it as it lies, as fast as MatMul does; for Gemm
+    the dims before the last become rows, and adding to a bias takes it 3 to 5% longer.
     """
     floats = input.dtype.is_floating_point and weight.rank == 2
     if input.rank == 2 and floats:
         return b.Gemm(input, weight, bias, transB=1)
-    if input.rank > 2 and floats and (weight in b.shared or weight.data is None):
+    as_it_lies = input.rank > 2 and floats and (weight in b.shared or weight.data is None)
+    if as_it_lies and b.target == "ort" and b.has("FusedMatMul", input.dtype):
+        out = b.FusedMatMul(input, weight, transB=1)
+        return out if bias is None else b.Add(out, bias)
+    if as_it_lies:
         rows = b.reshape(input, [math.prod(input.shape[:-1]), input.shape[-1]])  # type: ignore
         return b.reshape(b.Gemm(rows, weight, bias, transB=1), b.result.sizes)
     out = product(b, input, weight if weight.rank == 1 else b.transposed(weight))
