@@ -222,7 +222,7 @@ def test_defaults_are_what_python_takes() -> None:
         torch.device,
         Tensor.__getitem__,
     ],
-    ids=str,
+    ids=lambda target: target.__name__,
 )
 def test_what_has_no_names(target: Any) -> None:
     assert normalize_function(target, (X, X)) is None
