@@ -466,7 +466,9 @@ def test_room_for_results_is_made_by_torch(dynamic):
     calls = [(torch.randn(n, 4), 2) for n in (2, 3, 5, 0)]
     backend = check(f, *calls, options={"preallocate_output": True}, dynamic=dynamic)
     assert backend.execution_count == 4
-    regions = [m for c in backend.compiled.values() for m in c.run.modules() if hasattr(m, "rooms")]
+    modules = [m for c in backend.compiled.values() for m in c.run.__self__.modules()]
+    regions = [m for m in modules if hasattr(m, "rooms")]
+    assert regions
     assert all(sizes is not None for region in regions for _, _, sizes in region.rooms)
 
 
