@@ -93,6 +93,12 @@ def refused(fn: Any, *shapes: Any) -> str:
         (lambda x: x.sort(dim=0).values, "works along the batch"),
         (lambda x: torch.cat([x, x]), "works along the batch"),
         (lambda x: x.T.reshape(-1), "works along the batch"),
+        (lambda x: x.repeat(2, 1), "works along the batch"),
+        (lambda x: x.repeat(2, 1, 1).flatten(0, 1), "works along the batch"),
+        (lambda x: torch.einsum("bi,ci,cj->bj", x, x, x), "works along the batch"),
+        (lambda x: torch.einsum("...i,ci,cj->...j", x, x, x), "works along the batch"),
+        (lambda x: torch.zeros_like(x).masked_scatter(x > 0, x), "works along the batch"),
+        (lambda x: torch.take(x, x.long().clamp(0, 2)), "works along the batch"),
         (lambda x: x[1:], "has the sizes [batch - 1, 3]"),
         (lambda x: x[0], "has the sizes [3]"),
         (lambda x: x + torch.arange(x.shape[0])[:, None], "with the positions of the items"),
@@ -111,6 +117,28 @@ def refused(fn: Any, *shapes: Any) -> str:
 def test_programs_that_mix_the_items_are_refused(fn: Any, said: str) -> None:
     text = refused(fn)
     assert said in text and "test_schedule.py" in text
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.repeat(1, 2),
+        lambda x: x.repeat_interleave(2, 0),
+        lambda x: x.tile(3),
+        lambda x: torch.einsum("bi,ij->bj", x, torch.ones(3, 2)),
+        lambda x: torch.einsum("...i,...i->...", x, x),
+    ],
+)
+def test_items_that_stay_apart(fn: Any) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return fn(x)
+
+    program = gp.export(Model(), (torch.randn(4, 3),), dynamic_shapes=({0: gp.Dim("batch")},))
+    x = torch.randn(7, 3)
+    parts = [program.module()(part) for part in x.split(3)]
+    Split(program, 3, None)
+    torch.testing.assert_close(torch.cat(parts), fn(x))
 
 
 class Picking(nn.Module):

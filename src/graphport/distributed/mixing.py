@@ -110,6 +110,39 @@ def _loses_order(call: Call) -> bool:
     return a is not None and b is not None and _count(before[: a[0]]) != _count(after[: b[0]])
 
 
+def _again(name: str) -> Callable[[Call], bool]:
+    """All items once more after the last: of a part of the batch, after the last of the part."""
+
+    def rule(call: Call) -> bool:
+        times: Any = call.given[name]
+        place = None if call.dim is None else call.dim - call.rank + len(times)
+        return place is not None and place >= 0 and times[place] != 1
+
+    return rule
+
+
+def _over_other_labels(call: Call) -> bool:
+    """An einsum in which the batches of two operands are different dims: every pair meets."""
+    terms = call.given["equation"].replace(" ", "").split("->")[0].split(",")
+    dims = [(term, x, call.dim_of(x)) for term, x in
+            zip(terms, call.given["tensors"], strict=True)]  # fmt: skip
+    return len({_label(term, d, len(call.shape(x))) for term, x, d in dims if d is not None}) > 1
+
+
+def _label(term: str, dim: int, rank: int) -> Any:
+    """Of a dim in an operand of einsum; those under an ellipsis are counted from its end."""
+    before, dots, after = term.partition("...")
+    if not dots or dim < len(before):
+        return before[dim]
+    place = dim - rank + len(after)
+    return after[place] if place >= 0 else place
+
+
+def _anywhere(call: Call) -> bool:
+    """In the order of memory, whatever the dims."""
+    return True
+
+
 def _count(sizes: Sequence[Any]) -> Any:
     total: Any = 1
     for size in sizes:
@@ -135,8 +168,12 @@ _RULES: dict[Any, Callable[[Call], bool]] = {
         aten.cummax, aten.cummin, aten.logcumsumexp, aten.sort, aten.argsort, aten.msort,
         aten.gather, aten.scatter, aten.scatter_add, aten.scatter_reduce, aten.index_select,
         aten.index_add, aten.index_copy, aten.index_fill, aten.select_scatter, aten.slice_scatter,
-        aten.renorm, by=_along("dim"),
+        aten.renorm, aten.index_reduce, by=_along("dim"),
     ),
+    **_rows(aten.repeat, by=_again("repeats")),
+    **_rows(aten.tile, by=_again("dims")),
+    **_rows(aten.einsum, by=_over_other_labels),
+    **_rows(aten.masked_scatter, aten.take, aten.put, by=_anywhere),
     **_rows(aten.flip, aten.roll, by=_along("dims")),
     **_rows(aten.cat, aten.concat, aten.concatenate, by=_joins),
     **_rows(
