@@ -25,6 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from benchmarks.onnx_models import REST
+from examples import resnet
 
 ROOT = Path(__file__).resolve().parents[1]
 EAGER, OURS, INDUCTOR, BARE = "eager", "graphport", "inductor", "bare session"
@@ -120,12 +121,14 @@ def _case(model: str, threads: int, quick: bool = False) -> Any:
     torch.set_num_threads(threads)
     workload = WORKLOADS[model]
     case = workload.build(2 if quick else workload.layers)
+    if model == "resnet":  # at the size that it is used at
+        case = case._replace(args=(resnet.example(batch=1, size=224),))
     case.model.eval()
     return case
 
 
 def memory_child(model: str, contender: str) -> dict[str, Any]:
-    """Bytes that compiling and a call add to the process, beyond the model."""
+    """Bytes of the process, the model included, and those that compiling and a call have added."""
     case = _case(model, 1)
     import graphport.ort  # noqa: F401
 
@@ -133,7 +136,8 @@ def memory_child(model: str, contender: str) -> dict[str, Any]:
     before = resident()
     run = make(contender, case, 1)
     run()
-    return {"added": resident() - before, "weights": _weights(case.model)}
+    after = resident()
+    return {"resident": after, "added": after - before, "weights": _weights(case.model)}
 
 
 def _weights(model: torch.nn.Module) -> int:
@@ -249,15 +253,22 @@ def parts(result: dict[str, Any], table: Callable[[list[str], list[list[str]]], 
         f"{ROW} calls."
     )
     if result["memory"]:
-        megabytes = [
-            [key, *(f"{found[c]['added'] / 2**20:.0f}" for c in (OURS, BARE)),
-             f"{found[OURS]['weights'] / 2**20:.0f}"]
-            for key, found in result["memory"].items()
-        ]  # fmt: skip
-        said.append("What compiling and a first call add to the memory of a process:")
-        header = ["model", "graphport MB", "bare session MB", "weights MB"]
-        said.append(table(header, megabytes))
+        said.append(
+            "Resident memory of a process with the torch model, after compiling and a first call, "
+            "and what these have added:"
+        )
+        header = ["model", "weights MB", "graphport MB", "bare session MB", "graphport / bare",
+                  "graphport adds MB", "bare session adds MB"]  # fmt: skip
+        said.append(table(header, [_memory_row(*row) for row in result["memory"].items()]))
     return said
+
+
+def _memory_row(model: str, found: dict[str, Any]) -> list[str]:
+    ours, bare = found[OURS], found[BARE]
+    sizes = [ours["weights"], ours["resident"], bare["resident"], ours["added"], bare["added"]]
+    weights, *others = [f"{size / 2**20:.0f}" for size in sizes]
+    ratio = f"{ours['resident'] / bare['resident']:.2f}"
+    return [model, weights, *others[:2], ratio, *others[2:]]
 
 
 if __name__ == "__main__":

@@ -2,14 +2,23 @@
 
 Torch counts writes to a tensor, but not those through `.data`. So a few numbers of each weight are
 compared as well: cheap enough for each call, and hardly any write leaves them alone.
+
+A call finds the caches full of weights, and everything that is looked at here costs a miss. So
+nothing is looked at twice, and the loops are those of C.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from operator import attrgetter, is_
+from typing import Any
 
+import numpy as np
 import torch
+
+_version = attrgetter("_version")
+_address = torch.Tensor.data_ptr
 
 
 class Frozen:
@@ -18,37 +27,49 @@ class Frozen:
     def __init__(self, tensors: Mapping[int, torch.Tensor]) -> None:
         kept = {i: t for i, t in tensors.items() if _can_be_watched(t)}
         self.places = tuple(kept)
-        self._rows = [(i, t, t.data_ptr(), t._version, *_samples(t)) for i, t in kept.items()]
+        self._tensors = list(kept.values())
+        self._storages = [t.untyped_storage() for t in self._tensors]
+        """Kept, so that what is compared stays where it is, whatever becomes of the tensors."""
+        self._versions = [*map(_version, self._tensors)]
+        self._addresses = [*map(_address, self._tensors)]
+        self._memory, self._spots = _memory([a for t in self._tensors for a in _samples(t)])
+        self._numbers = self._memory.take(self._spots).tobytes()
 
     def differ(self, args: Sequence[Any]) -> bool:
         """Whether one is another tensor, lies elsewhere, or has other contents."""
-        for place, t, address, version, memory, (i, j, k), (a, b, c) in self._rows:
-            if args[place] is not t or t._version != version or t.data_ptr() != address:
-                return True
-            if memory[i] != a or memory[j] != b or memory[k] != c:
-                return True
-        return False
+        tensors = self._tensors
+        return not (
+            all(map(is_, map(args.__getitem__, self.places), tensors))
+            and [*map(_version, tensors)] == self._versions
+            # Before their memory is read: it may be gone.
+            and [*map(_address, tensors)] == self._addresses
+            and self._memory.take(self._spots).tobytes() == self._numbers
+        )
 
 
 def _can_be_watched(t: torch.Tensor) -> bool:
     return t.device.type == "cpu" and not t.is_inference() and t.layout is torch.strided
 
 
-Three = tuple[int, int, int]
-_FORMATS: dict[int, Literal["b", "h", "i"]] = {1: "b", 2: "h", 4: "i"}
-"""Integers that numbers of so many octets are read as; of larger ones, the first 8 are."""
-
-
-def _samples(t: torch.Tensor) -> tuple[Sequence[int], Three, Three]:
-    """The numbers of a tensor as integers, three places among them, and what is there."""
-    flat = t.detach().untyped_storage()
+def _samples(t: torch.Tensor) -> list[int]:
+    """Where three of its numbers are: the first, one in the middle, and the last."""
+    if t.numel() == 0:
+        return []
+    steps = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     size = t.element_size()
-    if t.numel() == 0 or flat.nbytes() % size:
-        return (0,), (0, 0, 0), (0, 0, 0)
-    octets = torch.empty(0, dtype=torch.uint8).set_(flat)
-    memory = memoryview(octets.numpy()).cast(_FORMATS.get(size, "q"))
-    first = t.storage_offset()
-    last = first + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    wide = max(size // 8, 1)
-    i, j, k = (spot * wide for spot in (first, (first + last) // 2, last))
-    return memory, (i, j, k), (memory[i], memory[j], memory[k])
+    starts = (t.data_ptr() + size * place for place in (0, steps // 2, steps))
+    return [word for a in starts for word in range(a // _WORD, (a + size - 1) // _WORD + 1)]
+
+
+_WORD = 4
+"""Octets that are read at once, at multiples of it: never beyond a page that a number is on."""
+
+
+def _memory(words: Sequence[int]) -> tuple[Any, Any]:
+    """The memory of the process from the first of some words to the last, and where they are.
+
+    As one array, so that they are gathered by one call. The rest of it is never read.
+    """
+    first, last = (min(words), max(words)) if words else (0, -1)
+    span = (ctypes.c_int32 * (last - first + 1)).from_address(first * _WORD)
+    return np.ctypeslib.as_array(span), np.array([word - first for word in words], dtype=np.int64)
