@@ -1,6 +1,6 @@
 """`torch.compile(backend="graphport")` against eager, inductor and a bare ONNX Runtime session.
 
-Each measurement is a process of its own. The contenders of a model run in turn, medians.
+Each measurement is a process of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import gc
 import json
 import math
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -24,13 +23,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from benchmarks.onnx_models import REST
-from examples import resnet
+from benchmarks.timing import in_turn
 
 ROOT = Path(__file__).resolve().parents[1]
 EAGER, OURS, INDUCTOR, BARE = "eager", "graphport", "inductor", "bare session"
 CONTENDERS = (EAGER, OURS, INDUCTOR, BARE)
-SECONDS = 2.0
+SECONDS = 5.0
 """To spend on each contender."""
 
 Run = Callable[[], Any]
@@ -76,23 +74,6 @@ def bare(case: Any, inputs: list[torch.Tensor], threads: int) -> Run:
     return lambda: made.session.run_with_iobinding(binding)
 
 
-def median(runs: dict[str, Run], seconds: float, threads: int) -> dict[str, float]:
-    """Seconds per call, the contenders called in turn, in another order each time.
-
-    Who is called after eager finds the caches as eager has left them: up to a tenth slower.
-    """
-    order = random.Random(0)
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    start = time.perf_counter()
-    while time.perf_counter() - start < seconds * len(runs) or len(times[next(iter(times))]) < 15:
-        for name, run in order.sample(list(runs.items()), len(runs)):
-            time.sleep(REST if threads > 1 else 0)
-            began = time.perf_counter()
-            run()
-            times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(t) for name, t in times.items()}
-
-
 # In processes of their own
 
 
@@ -112,7 +93,7 @@ def latency_child(model: str, threads: int, quick: bool) -> dict[str, Any]:
             continue
         first[contender] = time.perf_counter() - began
         runs[contender] = run
-    return {"call": median(runs, 0.3 if quick else SECONDS, threads), "first": first}
+    return {"call": in_turn(runs, 0.3 if quick else SECONDS), "first": first}
 
 
 def _case(model: str, threads: int, quick: bool = False) -> Any:
@@ -120,9 +101,7 @@ def _case(model: str, threads: int, quick: bool = False) -> Any:
 
     torch.set_num_threads(threads)
     workload = WORKLOADS[model]
-    case = workload.build(2 if quick else workload.layers)
-    if model == "resnet":  # at the size that it is used at
-        case = case._replace(args=(resnet.example(batch=1, size=224),))
+    case = workload.as_used(2 if quick else workload.layers)
     case.model.eval()
     return case
 
@@ -242,7 +221,8 @@ def parts(result: dict[str, Any], table: Callable[[list[str], list[list[str]]], 
     header = ["model", "threads", "eager ms", "graphport ms", "inductor ms", "bare session ms",
               "first result s", "inductor s"]  # fmt: skip
     said = [
-        '`torch.compile(backend="graphport")`, milliseconds for a call without gradients, medians:',
+        '`torch.compile(backend="graphport")`, milliseconds for a call without gradients, medians, '
+        "with inputs of the same sizes:",
         table(header, lines),
     ]
     over = {name: seconds * 1e6 for name, seconds in result["overhead"].items()}

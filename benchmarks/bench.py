@@ -46,29 +46,45 @@ CORE = "graphport, decomposed"
 TEXT = {"hidden": 512, "heads": 8, "batch": 2, "length": 32}
 
 
-def resnet_case(layers: int) -> Case:
+def resnet_case(layers: int, batch: int = 2, size: int = 64) -> Case:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = resnet.resnet50().eval()
-    return Case(model, (resnet.example(batch=2, size=64),), {}, resnet.spec)
+    return Case(model, (resnet.example(batch=batch, size=size),), {}, resnet.spec)
 
 
 @dataclass(frozen=True)
 class Workload:
+    """A model; `usual` are sizes at which it is used, where capture is content with less."""
+
     title: str
     layers: int
-    build: Callable[[int], Case]
+    build: Callable[..., Case]
     dims: str
+    usual: dict[str, int]
+
+    def as_used(self, layers: int) -> Case:
+        return self.build(layers, **self.usual)
+
+
+def text(build: Callable[..., Case]) -> Callable[..., Case]:
+    return lambda layers, **sizes: build(layers, **{**TEXT, **sizes})
+
+
+def image(layers: int, **sizes: int) -> Case:
+    return huggingface.vit(layers, hidden=512, heads=8, **sizes)
 
 
 WORKLOADS = {
-    "bert": Workload("BERT", 12, lambda n: huggingface.bert(n, **TEXT), "batch, length"),
-    "gpt2": Workload("GPT-2", 12, lambda n: huggingface.gpt2(n, **TEXT), "batch, length"),
-    "llama": Workload("LLaMA", 16, lambda n: huggingface.llama(n, **TEXT), "batch, length"),
-    "t5": Workload("T5", 6, lambda n: huggingface.t5(n, **TEXT), "batch, source, target"),
-    "vit": Workload("ViT", 12, lambda n: huggingface.vit(n, hidden=512, heads=8), "batch"),
-    "resnet": Workload("ResNet", 50, resnet_case, "batch, height, width"),
-}
+    "bert": Workload("BERT", 12, text(huggingface.bert), "batch, length", {"length": 128}),
+    "gpt2": Workload("GPT-2", 12, text(huggingface.gpt2), "batch, length", {"length": 128}),
+    "llama": Workload("LLaMA", 16, text(huggingface.llama), "batch, length", {"length": 128}),
+    "t5": Workload("T5", 6, text(huggingface.t5), "batch, source, target",
+                   {"length": 128, "target_length": 32}),
+    "vit": Workload("ViT", 12, image, "batch", {"image": 224, "batch": 1}),
+    "resnet": Workload("ResNet", 50, resnet_case, "batch, height, width",
+                       {"size": 224, "batch": 1}),
+}  # fmt: skip
 
 
 class Nothing(TorchDispatchMode):
@@ -201,13 +217,15 @@ def measure(case: Case, dynamic: bool, runners: list[Runner], repeats: int) -> d
     return cells
 
 
-def cases_of(keys: list[str], quick: bool) -> Iterator[tuple[str, str, Case, bool]]:
+def cases_of(
+    keys: list[str], quick: bool, as_used: bool = False
+) -> Iterator[tuple[str, str, Case, bool]]:
     """Workloads with fixed sizes, then with dynamic ones: title, sizes, case, whether dynamic."""
     for key in keys:
         work = WORKLOADS[key]
         # A ResNet has one depth; the others are cut to a quarter for a quick look.
         layers = max(2, work.layers // 4) if quick and key != "resnet" else work.layers
-        case = work.build(layers)
+        case = work.as_used(layers) if as_used else work.build(layers)
         for dynamic in (False, True):
             yield f"{work.title}-{layers}", work.dims if dynamic else "static", case, dynamic
 
@@ -314,7 +332,7 @@ def stored(repeats: int, quick: bool) -> list[Times]:
 def exported(keys: list[str], repeats: int, quick: bool) -> list[onnx_models.Result]:
     """From model to saved ONNX, and what the files run like."""
     results = []
-    for title, sizes, case, dynamic in cases_of(keys, quick):
+    for title, sizes, case, dynamic in cases_of(keys, quick, as_used=True):
         say(f"ONNX, {title}, {sizes}")
         results.append(onnx_models.compare(title, sizes, case, dynamic, repeats))
     return results
@@ -552,7 +570,9 @@ def onnx_parts(result: dict[str, Any]) -> list[str]:
         "From model to saved ONNX, against `torch.onnx.export(dynamo=True)` (one run of it, the "
         "median of ours):",
         onnx_models.table(result["onnx"], table),
-        "What the files take to run in ONNX Runtime, milliseconds, medians, same session options:",
+        "What the files take to run in ONNX Runtime, milliseconds, medians, same session options. "
+        "Inputs are of a size at which such models are used: 2 x 128 tokens, for T5 another 2 x 32 "
+        "to be written, one image of 224 x 224 pixels:",
         onnx_models.latency_table(result["onnx"], table),
     ]
     failed = [

@@ -1,7 +1,7 @@
 """From model to saved ONNX, against `torch.onnx.export(dynamo=True)`; and what the files run like.
 
 Export time counts from the model to the file on disk. The files of all contenders then run in ONNX
-Runtime with the same session options, one call of each in turn, medians.
+Runtime with the same session options.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from benchmarks.timing import in_turn
 from examples.huggingface import Case
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS, ORT, TORCH = "graphport", 'graphport, target="ort"', "torch.onnx"
 THREADS = (1, 2)
-REST = 0.005
-"""Seconds between two calls: the threads of the session before spin for a while, on our cores."""
 
 
 @dataclass
@@ -118,9 +118,9 @@ def _nodes(path: Path) -> int:
 
 
 def latencies(
-    case: Case, paths: dict[str, Path], names: Any, threads: int, least: float = 2.0
+    case: Case, paths: dict[str, Path], names: Any, threads: int, seconds: float = 4.0
 ) -> dict[str, float]:
-    """Medians over at least so many seconds, the sessions called in turn."""
+    """Seconds per call of the files."""
     import onnxruntime as ort
 
     sessions = {}
@@ -136,17 +136,8 @@ def latencies(
         name: dict(zip((i.name for i in s.get_inputs()), flat, strict=True))
         for name, s in sessions.items()
     }
-    runs: dict[str, list[float]] = {name: [] for name in sessions}
-    for name, session in sessions.items():
-        session.run(None, feeds[name])
-    start = time.perf_counter()
-    while time.perf_counter() - start < least * len(sessions) or len(runs[next(iter(runs))]) < 15:
-        for name, session in sessions.items():
-            time.sleep(REST)
-            began = time.perf_counter()
-            session.run(None, feeds[name])
-            runs[name].append(time.perf_counter() - began)
-    return {name: statistics.median(times) for name, times in runs.items()}
+    calls = {name: partial(s.run, None, feeds[name]) for name, s in sessions.items()}
+    return in_turn(calls, seconds)
 
 
 def table(results: list[Result], rows: Callable[[list[str], list[list[str]]], str]) -> str:
