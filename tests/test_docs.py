@@ -16,8 +16,8 @@ import pytest
 from graphport.cli import main
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"# (\w+\.py)\n")
+BLOCK = re.compile(r"^```(python|console|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
 COMMAND = re.compile(r"^\$ graphport (.+)$", re.MULTILINE)
 
 

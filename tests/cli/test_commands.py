@@ -200,3 +200,10 @@ def test_a_broken_program(run: Runner) -> None:
     done = run("inspect", "bad.gpx")
     assert done.code == 1
     assert done.err.startswith("GP400")
+
+
+def test_a_file_that_cannot_be_written(run: Runner) -> None:
+    long = "a" * 300
+    done = run("export", "models.py:build", "-o", f"{long}.onnx")
+    assert done.code == 2
+    assert "File name too long" in done.err and "bug" not in done.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from torch.fx import Node
 
 import graphport as gp
 from graphport.distributed.cutting import Stages, cut
+from graphport.distributed.driving import Batch
 from graphport.distributed.runtimes import runtime
 from graphport.distributed.stages import FRONT, Staged, staged
-from graphport.program import ConstantArgument, ExportedProgram
+from graphport.program import ExportedProgram
 from graphport.program.module import Entrance
 
 BATCH = {0: gp.Dim("batch", max=64)}
@@ -109,11 +111,7 @@ class InOneProcess:
             for to, names in route.sends.items():
                 assert to == FRONT or to > route.index
                 inbox.setdefault(to, {}).update({n: found[n] for n in names})
-        known = values | inbox.pop(FRONT, {})
+        found = inbox.pop(FRONT, {})
         assert not inbox
-        front.state.update({k: known[new] for k, new in front.updates.items()})
-        with torch.no_grad():
-            for target, name in front.written.items():
-                known[target].copy_(known[name])
-        results = [r.value if isinstance(r, ConstantArgument) else known[r] for r in front.results]
-        return torch.utils._pytree.tree_unflatten(results, self.out_spec)
+        driver: Any = SimpleNamespace(front=front, out_spec=self.out_spec, stages=())
+        return Batch(driver, leaves, [leaves])._structured(found)

@@ -27,9 +27,10 @@ def in_parts(program: gp.ExportedProgram, split: Split, leaves: list[Any]) -> An
     for part in split.split(leaves):
         args, kwargs = pytree.tree_unflatten(part, program.call_spec.in_spec)
         found = pytree.tree_leaves(run(*args, **kwargs))
-        parts.append(dict(zip(names, found, strict=True)))
-    found = split.joined(parts, leaves)
-    return pytree.tree_unflatten([found[n] for n in names], program.call_spec.out_spec)
+        parts.append({n: x for n, x in zip(names, found, strict=True) if n})
+    joined = split.joined(parts, leaves)
+    results = [joined[n] if n else x for n, x in zip(names, found, strict=True)]
+    return pytree.tree_unflatten(results, program.call_spec.out_spec)
 
 
 @settings(max_examples=12)
@@ -64,6 +65,9 @@ def test_the_batch_may_be_any_dim() -> None:
     split = Split(program, 3, "batch")
     assert [(p[0].shape[1], p[1].shape[0]) for p in split.split(leaves)] == [(3, 6), (3, 6), (1, 2)]
     close(in_parts(program, split, leaves), Sequence()(*leaves))
+
+
+TABLE = torch.linspace(-1, 1, 192).reshape(64, 3)
 
 
 def refused(fn: Any, *shapes: Any) -> str:
@@ -111,6 +115,35 @@ def refused(fn: Any, *shapes: Any) -> str:
         (lambda x: x * x.shape[0], "computes with the size of the batch"),
         (lambda x: nn.functional.batch_norm(x, None, None, training=True), "works along the batch"),
         (lambda x: (x > 0).nonzero(), "which are not those of a batch"),
+        (lambda x: x + TABLE[: x.shape[0]], "by their number"),
+        (lambda x: x + TABLE.gather(1, x.long().clamp(0, 2)), "works along the batch"),
+        (lambda x: x + torch.ones(x.shape[0], 1).cumsum(0), "works along the batch"),
+        (lambda x: x.rot90(2, [0, 1]), "works along the batch"),
+        (lambda x: x.renorm(2, 1, 0.5), "works along the batch"),
+        (lambda x: x.topk(x.shape[0], dim=0).values, "works along the batch"),
+        (lambda x: torch.bucketize(x[:, 0], x[:, 1]), "works along the batch"),
+        (lambda x: torch.searchsorted(x[:, 0], x[:, 1]), "works along the batch"),
+        (lambda x: torch.isin(x[:, 0], x[:, 1]), "works along the batch"),
+        (lambda x: nn.functional.embedding(x[:, 0].long() * 0, x), "works along the batch"),
+        (lambda x: x.repeat_interleave(2, 0)[: x.shape[0]], "works along the batch"),
+        (lambda x: x.repeat_interleave(2, 0).chunk(2)[0], "works along the batch"),
+        (lambda x: torch.fft.fft(x, dim=0), "works along the batch"),
+        (lambda x: torch.kron(TABLE[:2, :2], x), "works along the batch"),
+        (lambda x: torch.block_diag(x, x), "works along the batch"),
+        (lambda x: torch.cross(x, x + 1), "works along the batch"),
+        (lambda x: x.unique(dim=1)[:, :1], "works along the batch"),
+        (lambda x: x.index_fill(1, x[:, 0].long().clamp(0, 2), 0.0), "works along the batch"),
+        (lambda x: x.scatter(1, TABLE[:2].long().abs(), 0.0), "works along the batch"),
+        (lambda x: x.roll(x.shape[0], 1), "computes with the size of the batch"),
+        (lambda x: gp.scan(lambda c, v: (c + v, c + v), TABLE[0], x)[1], "goes along the batch"),
+        (
+            lambda x: torch.cond(TABLE.sum() > 0, lambda t: t.flip(0), lambda t: t + 1, (x,)),
+            "works along the batch",
+        ),
+        (
+            lambda x: torch.cond(TABLE.sum() > 0, lambda t: t - t.mean(0), lambda t: t + 1, (x,)),
+            "has the sizes [3]",
+        ),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -127,6 +160,19 @@ def test_programs_that_mix_the_items_are_refused(fn: Any, said: str) -> None:
         lambda x: x.tile(3),
         lambda x: torch.einsum("bi,ij->bj", x, torch.ones(3, 2)),
         lambda x: torch.einsum("...i,...i->...", x, x),
+        lambda x: nn.functional.normalize(x),
+        lambda x: x / torch.linalg.vector_norm(x, dim=1, keepdim=True),
+        lambda x: torch.linalg.cross(x, TABLE[:1].expand(x.shape[0], -1)),
+        lambda x: torch.cat([x, TABLE[:1].repeat(x.shape[0], 1)], 1),
+        lambda x: x.repeat_interleave(2, 0)[1::2],
+        lambda x: x.renorm(2, 0, 0.5),
+        lambda x: x @ x.new_ones(3, 3).tril() + torch.zeros_like(x),
+        lambda x: x.scatter_add(1, x.long().clamp(0, 2), x + 1),
+        lambda x: x.index_add(1, torch.tensor([2, 0]), x[:, :2]),
+        lambda x: nn.functional.embedding(x.long().clamp(0, 2), TABLE),
+        lambda x: torch.bucketize(x, TABLE[:, 0].sort().values),
+        lambda x: gp.map(lambda v: v - v.mean(), x),
+        lambda x: torch.cond(TABLE.sum() > 0, lambda t: t * 2, lambda t: t + TABLE[0], (x,)),
     ],
 )
 def test_items_that_stay_apart(fn: Any) -> None:

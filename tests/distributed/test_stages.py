@@ -130,6 +130,39 @@ def test_results_of_every_kind(stages: int) -> None:
         close(a, b)
 
 
+class Swapping(nn.Module):
+    """Inputs and state that become one another, and the old value of something that is changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(3))
+        self.register_buffer("other", torch.ones(3))
+
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        old, kept, y = a.clone(), self.last.clone(), c - self.last
+        a.copy_(b)
+        b.copy_(old)
+        self.last.copy_(self.other)
+        self.other.copy_(c.view(3))
+        c.add_(1)
+        return y * 2, old, kept, a
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_values_that_change_places(stages: int) -> None:
+    model = Swapping()
+    mine = [torch.randn(3) for _ in range(3)]
+    program = gp.export(copy.deepcopy(model), tuple(x.clone() for x in mine))
+    piped, theirs = InOneProcess(program, stages), [x.clone() for x in mine]
+    for _ in range(3):
+        found = piped(*mine)
+        close(found, model(*theirs))
+        close(mine, theirs)
+        assert found[3] is mine[0]
+        for x in (*mine, *theirs):
+            x.mul_(3)  # what the caller does with its tensors is no matter of the program's state
+
+
 class Branching(nn.Module):
     def forward(self, x: Tensor, flag: Tensor) -> Tensor:
         x = x.sin()
@@ -168,6 +201,13 @@ def test_values_only_go_to_later_stages() -> None:
     program = gp.export(nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.ones(2),))
     with pytest.raises(StageError, match="tanh is in stage 0, but takes relu of stage 1"):
         cut(program, lambda n: int(n.name == "relu"))
+
+
+def test_the_first_stage_may_be_named_too() -> None:
+    _, program, _ = tied()
+    first = calls(program)[0].name
+    assert cut(program, [first])[1] == cut(program, [])[1] == 1
+    assert cut(program, [first, "layers.1"]) == cut(program, ["layers.1"])
 
 
 def test_stages_that_begin_in_the_wrong_order() -> None:

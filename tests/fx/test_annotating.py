@@ -194,6 +194,9 @@ def indexed(hint: Any, program: Any) -> Any:
         (tuple[int, int], lambda v: v[v[0]], int),
         (tuple[int, str], lambda v: v[v[0]], None),
         (tuple, lambda v: v[0], None),
+        (typing.Tuple, lambda v: v[0], None),
+        (typing.List, lambda v: v[0], None),
+        (typing.Dict, lambda v: v["a"], None),
     ],
 )
 def test_indexing(hint: Any, program: Any, wanted: Any) -> None:

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.fx import symbolic_trace
+from torch.fx import GraphModule, Tracer, symbolic_trace
 
 import graphport as gp
 from examples import mobilenet, resnet
 from graphport import errors
-from graphport.fx import ShapeProp, fuse, split_module
+from graphport.fx import NormalizeArgs, ShapeProp, fuse, split_module
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
@@ -263,3 +263,80 @@ def test_metadata_are_kept() -> None:
 def test_wrong_inputs() -> None:
     with pytest.raises(errors.InputError, match="fuse takes a module or an ExportedProgram"):
         fuse(torch.relu)
+
+
+def test_state_that_is_read_elsewhere() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)
+
+        def forward(self, x: Any) -> Any:
+            y = self.bn(self.conv(x))
+            return y, self.conv.weight * 2, self.bn.running_var + self.bn.bias
+
+    model = ready(Model())
+    x = torch.randn(3, 2, 4)
+    for given in (model, symbolic_trace(model), gp.export(model, (x,))):
+        fused = fuse(given)
+        called = {str(n.target) for n in fused.graph.nodes}
+        assert not called & {"bn", "aten.batch_norm.default"}
+        close(fused(x), model(x))
+
+
+@pytest.mark.parametrize("name", ["conv.weight", "bn.running_mean"])
+def test_modules_whose_state_the_graph_writes_to(name: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)
+
+        def forward(self, x: Any) -> Any:
+            written = self.conv.weight if name == "conv.weight" else self.bn.running_mean
+            written.data.clamp_(0, 0.1)
+            return self.bn(self.conv(x))
+
+    class WithBuffers(Tracer):
+        proxy_buffer_attributes = True
+
+    model = ready(Model())
+    fused = fuse(GraphModule(model, WithBuffers().trace(model)))
+    x = torch.randn(3, 2, 4)
+    for _ in range(2):
+        close(fused(x), model(x))
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_arguments_by_name(exported: bool) -> None:
+    layers = nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ConvTranspose2d(4, 3, 1)
+    model = ready(nn.Sequential(*layers, nn.BatchNorm2d(3)))
+    x = torch.randn(2, 3, 5, 5)
+    gm = gp.export(model, (x,)).module() if exported else symbolic_trace(model)
+    fused = fuse(NormalizeArgs(gm).transform())
+    assert norms(fused) == 0
+    close(fused(x), model(x))
+
+
+def test_a_program_that_was_split_is_called_as_before() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)
+
+        def forward(self, batch: Any, *, flag: Any) -> Any:
+            y = self.bn(self.conv(batch["x"]))
+            z = torch.cond(flag, lambda v: v.sin(), lambda v: v.cos(), (y,))
+            return {"pair": (y, z), "flag": flag}
+
+    model = ready(Model())
+    batch, flag = {"x": torch.randn(3, 2, 4)}, torch.tensor(True)
+    shapes = {"batch": {"x": {0: gp.Dim("b")}}, "flag": None}
+    ep = gp.export(model, (batch,), {"flag": flag}, dynamic_shapes=shapes)
+    split = split_module(ep, None, lambda n: int("conv" not in n.name))
+    fused = fuse(split_module(split, None, lambda n: n.name))
+    calls = [n for n in fused.graph.nodes if n.op == "call_function"]
+    assert norms(fused) == 0 and all("val" in n.meta for n in calls)
+    batch = {"x": torch.randn(5, 2, 4)}
+    close(fused(batch, flag=flag), ep.module()(batch, flag=flag))
+    with pytest.raises(Exception, match="to be equal to 2"):
+        fused({"x": torch.randn(5, 3, 4)}, flag=flag)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, symbolic_trace
 
 import graphport as gp
-from graphport.fx import ShapeProp, merge_matmul
+from graphport.fx import NormalizeArgs, ShapeProp, merge_matmul
 
 aten = torch.ops.aten
 _PRODUCTS = {torch.matmul, torch.mm, operator.matmul, F.linear, aten.matmul.default,
@@ -243,3 +243,92 @@ def test_random_products(gm: GraphModule, shapes: bool) -> None:
     merged = merge_matmul(gm)
     assert count(merged) <= count(gm)
     torch.testing.assert_close(merged(*args), gm(*args), rtol=1e-4, atol=1e-5)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.relu = nn.Linear(4, 4), nn.Linear(4, 6), nn.ReLU(inplace=True)
+
+    def forward(self, x: Any) -> Any:
+        return self.q(x), self.k(x)
+
+
+def test_results_that_are_written_to() -> None:
+    class Model(Two):
+        def forward(self, x: Any) -> Any:
+            return self.relu(self.q(x)), F.relu(self.k(x).unsqueeze(0), inplace=True)
+
+    x = torch.randn(3, 4)
+    model = Model()
+    merged = check(model, (x,), 2, 2)
+    merged(x)[0].sum().backward()  # parts of a split cannot be written to
+    program = gp.export(model, (x,), training=True)
+    torch.testing.assert_close(merge_matmul(program)(x), model(x))
+
+
+def test_weights_that_are_read_or_written_elsewhere() -> None:
+    class Reading(Two):
+        def forward(self, x: Any) -> Any:
+            return *super().forward(x), self.q.weight * 2, F.linear(x, self.k.weight)
+
+    class Writing(Two):
+        def forward(self, x: Any) -> Any:
+            self.q.weight.data.mul_(2)
+            return super().forward(x)
+
+    x = torch.randn(3, 4)
+    check(Reading(), (x,), 3, 2)
+    model = Writing()
+    merged = merge_matmul(model)
+    for _ in range(2):
+        wanted = F.linear(x, 2 * model.q.weight, model.q.bias)
+        torch.testing.assert_close(merged(x)[0], wanted)
+
+
+def test_modules_of_the_model_are_left_as_they_are() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(7, 4), nn.Linear(4, 5)
+
+        def forward(self, ids: Any) -> Any:
+            x = self.embedding(ids)
+            tied = F.linear(x, self.embedding.weight)
+            return tied, F.linear(x, self.head.weight), self.head(x).relu()
+
+    model = Model()
+    before = list(model.state_dict())
+    ids = torch.tensor([[1, 2, 6]])
+    torch.testing.assert_close(merge_matmul(model)(ids), model(ids))
+    assert list(model.state_dict()) == before
+
+
+def flattened(x: torch.Tensor) -> torch.Tensor:
+    return x.view(-1)
+
+
+def test_functions_of_the_users_own_see_no_gaps() -> None:
+    graph, model = Graph(), Two()
+    x = graph.placeholder("x")
+    q, k = graph.call_module("q", (x,)), graph.call_module("k", (x,))
+    graph.output((graph.call_function(flattened, (q,)), graph.call_method("relu", (k,))))
+    gm = GraphModule(model, graph)
+    merged = merge_matmul(gm)
+    assert count(merged) == 1
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(merged(x), gm(x))
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_arguments_by_name(exported: bool) -> None:
+    class Model(Two):
+        def forward(self, x: Any) -> Any:
+            return *super().forward(x), torch.mm(x, self.q.weight), torch.matmul(x, self.q.bias)
+
+    x = torch.randn(3, 4)
+    model = Model()
+    gm = gp.export(model, (x,)).module() if exported else symbolic_trace(model)
+    merged = merge_matmul(NormalizeArgs(gm).transform())
+    assert count(merged) < count(gm)
+    torch.testing.assert_close(merged(x), model(x))

@@ -141,8 +141,18 @@ def in_place(x: Tensor) -> Tensor:
     return y
 
 
+def reshaped_in_place(x: Tensor) -> Any:
+    y, z = x.clone(), x.clone()
+    z.t_()
+    w = y.unsqueeze_(0).squeeze_(0).transpose_(0, 1)
+    y = y + 1 if y.shape == (3, 2) else y - 1
+    return y, w + len(w), z * 2 if z.shape[0] == 3 else z
+
+
 @pytest.mark.parametrize(
-    "program", [loop, questions, several, factories, padded, in_place], ids=lambda f: f.__name__
+    "program",
+    [loop, questions, several, factories, padded, in_place, reshaped_in_place],
+    ids=lambda f: f.__name__,
 )
 def test_what_python_asks(program: Callable[..., Any]) -> None:
     x = torch.randn(2, 3)
@@ -175,6 +185,42 @@ def test_structured_inputs() -> None:
     sizes = {"batch": {"x": x, "pair": (x, x)}, "rest": (x, x)}
     gm = meta_trace(program, sizes)
     torch.testing.assert_close(gm({"x": x, "pair": (x, x)}, True, x, x), 4 * x)
+
+
+def test_dictionaries() -> None:
+    def program(batch):
+        total = sum(v.sum() for v in batch.values())
+        for key, value in batch.items():
+            total = total + (value.mean() if key == "x" and value.shape[0] > 2 else 0)
+        return total * len(batch.items())
+
+    batch = {"x": torch.randn(3), "y": torch.randn(2)}
+    gm = meta_trace(program, {"batch": batch})
+    torch.testing.assert_close(gm(batch), program(batch))
+    assert not {n.target for n in gm.graph.nodes} & {"items", "values"}
+
+
+class Tables(nn.Module):
+    """Tensors that are no part of a trace, taken apart by sizes that are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(16, 16).tril())
+        self.plain = torch.arange(16.0)
+
+    def forward(self, x: Tensor) -> Any:
+        n = x.shape[0]
+        parts = self.plain.narrow(0, 0, n), torch.narrow(self.plain, 0, 1, n), self.plain[n]
+        return self.mask[:n, :n] * x, self.mask[None, -n:, 0], self.plain.repeat(n, 1), *parts
+
+
+def test_sizes_in_calls_on_other_tensors() -> None:
+    model = Tables()
+    gm = meta_trace(model, {"x": torch.empty(1, 1, device="meta")})
+    for size in (1, 3):
+        x = torch.randn(size, size)
+        torch.testing.assert_close(gm(x), model(x))
+    assert [name for name, _ in gm.named_buffers() if "mask" in name] == ["mask"]
 
 
 def test_concrete_arguments() -> None:

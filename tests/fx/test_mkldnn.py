@@ -106,11 +106,44 @@ _LAYERS: list[tuple[Any, tuple[int, ...], bool]] = [
 
 @pytest.mark.parametrize(("layer", "size", "taken"), _LAYERS)
 def test_layers(layer: nn.Module, size: tuple[int, ...], taken: bool) -> None:
-    model = nn.Sequential(layer).eval()
+    convs: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    flat = isinstance(layer, nn.Linear) or len(size) == 2
+    before = nn.Linear(4, 4) if flat else convs[len(size) - 3](4, 4, 1)
+    model = nn.Sequential(before, layer).eval()
+    parts: list[int] = []
+
+    def heuristic(part: Any) -> bool:
+        parts.append(len(part.nodes))
+        return True
+
+    config = {"conv_bn_fuse": False, "mkldnn_layout_optimize": {"heuristic": heuristic}}
     x = torch.randn(size)
-    (fast,) = check(model, x, exported=False)
-    assert (borders(fast) != (0, 0)) is taken
+    check(model, x, config, exported=False)
+    assert parts == [2 if taken else 1]
     check(model, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.float32])
+def test_parts_without_weights_may_be_of_any_dtype(dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.ReLU(), nn.Flatten(), nn.ReLU(), nn.Identity())
+    for fast in check(model, torch.ones(2, 3, 4, dtype=dtype), None):
+        assert borders(fast) == (0, 0)
+
+
+def test_a_branch_that_is_known_to_be_of_another_dtype() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 1)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return torch.relu(self.conv(x)) + torch.relu(torch.relu(y))
+
+    inputs = torch.randn(1, 3, 4, 4), torch.randn(1, 3, 4, 4).double()
+    program = gp.export(Model().eval(), inputs)
+    fast = optimize_for_inference(program, ALWAYS)
+    torch.testing.assert_close(fast(*inputs), program.module()(*inputs))
+    assert borders(fast) == (1, 1)
 
 
 def test_functions_numbers_and_broadcasts() -> None:
@@ -257,3 +290,117 @@ def test_plain_graphs_and_graphs_within_graphs() -> None:
         fast = optimize_for_inference(given)
         torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
         assert borders(fast) == (1, 1)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 1)
+        self.gate, self.relu = nn.Parameter(torch.tensor(0.3)), nn.ReLU(inplace=True)
+
+
+def test_values_whose_dtype_nothing_tells() -> None:
+    class Model(Two):
+        def forward(self, x: Any, y: Any, z: Any) -> Any:
+            whole = torch.relu(self.a(x)) + torch.relu(torch.relu(y))
+            return whole, self.b(torch.sigmoid(z)).tanh(), self.b(x) * torch.sigmoid(self.gate)
+
+    x = torch.randn(1, 3, 4, 4)
+    for dtype in (torch.float64, torch.int64):
+        check(Model().eval(), (x, x.to(dtype), x.long()))
+
+
+def test_what_enters_reaches_weights() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 3, 1), nn.Flatten()).eval()
+    seen: list[int] = []
+    config = {"mkldnn_layout_optimize": {"heuristic": lambda part: seen.append(len(part.nodes))}}
+    check(model, torch.randn(1, 3, 4, 4), config, exported=False)
+    assert seen == [4]
+
+
+def test_what_others_write_to_stays_as_it_is() -> None:
+    class Outside(Two):
+        def forward(self, x: Any) -> Any:
+            h = self.a(x)
+            h[:, 0].mul_(2)
+            return self.b(h).relu()
+
+    class Between(Two):
+        def forward(self, x: Any) -> Any:
+            x = x.clone()
+            y = self.a(x.flatten(0, 0))
+            x.add_(1)
+            return y + self.b(x)
+
+    class View(Two):
+        def forward(self, x: Any) -> Any:
+            h = self.a(x)
+            return self.relu(h.flatten(1)).sigmoid(), h
+
+    class Input(Two):
+        def forward(self, x: Any) -> Any:
+            return self.b(self.relu(x[:, :3])).sigmoid()
+
+    for kind in (Outside, Between, View, Input):
+        model = kind().eval()
+        x, y = torch.randn(2, 3, 4, 4).repeat(2, 1, 1, 1, 1)
+        fast = optimize_for_inference(model, ALWAYS)
+        torch.testing.assert_close(fast(x), model(y), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(x, y)
+
+
+def test_weights_that_are_read_or_written_elsewhere() -> None:
+    class Reading(Two):
+        def forward(self, x: Any) -> Any:
+            return self.a(x).relu() + self.a.weight.sum()
+
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x: Any) -> Any:
+            self.bn.running_mean.add_(1)
+            return self.bn(self.conv(x)).relu()
+
+    x = torch.randn(1, 3, 4, 4)
+    check(Reading().eval(), x)
+
+    class WithBuffers(Tracer):
+        proxy_buffer_attributes = True
+
+    model = Writing().eval()
+    fast = optimize_for_inference(model, ALWAYS, tracer=WithBuffers)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_arguments_by_name(exported: bool) -> None:
+    conv = nn.Conv2d(3, 3, 1)
+    model = nn.Sequential(conv, conv, nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), conv).eval()
+    x = torch.randn(1, 3, 4, 4)
+    gm = gp.export(model, (x,)).module() if exported else symbolic_trace(model)
+    fast = optimize_for_inference(gp.fx.NormalizeArgs(gm).transform())
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+    assert borders(fast) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "size"),
+    [
+        ((nn.Conv2d(3, 3, 1), nn.ReLU(), nn.Conv2d(3, 3, 1)), (3, 4, 4)),
+        ((nn.Conv1d(3, 3, 1), nn.ReLU()), (3, 4)),
+        ((nn.Linear(4, 4), nn.MaxPool2d(2), nn.ReLU()), (3, 4, 4)),
+        ((nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), (1, 2, 1, 2, 1, 2, 4)),
+        ((nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), (4,)),
+        ((nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), (0, 4)),
+    ],
+)
+def test_other_dims_where_shapes_are_known(layers: Any, size: tuple[int, ...]) -> None:
+    model, x = nn.Sequential(*layers).eval(), torch.randn(size)
+    known = symbolic_trace(model)
+    gp.fx.ShapeProp(known).propagate(x)
+    for given in (known, gp.export(model, (x,))):
+        fast = optimize_for_inference(given, ALWAYS)
+        torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)

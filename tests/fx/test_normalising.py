@@ -510,6 +510,13 @@ def test_calls_that_say_more_than_an_operator(program: Callable[..., Any]) -> No
     assert [n.target for n in done.graph.nodes] == [n.target for n in gm.graph.nodes]
 
 
+def test_numbers_that_a_function_makes_a_tensor_of() -> None:
+    x = torch.randn(3, 4)
+    gm = symbolic_trace(lambda x: torch.mul(x.size(0), 0.5))
+    ShapeProp(gm).propagate(x)
+    assert torch.equal(NormalizeOperators(gm).transform()(x), gm(x))
+
+
 def test_keywords_that_say_nothing() -> None:
     gm = symbolic_trace(lambda x, y: torch.div(torch.add(x, y, alpha=1), y, rounding_mode=None))
     done = NormalizeOperators(gm).transform()

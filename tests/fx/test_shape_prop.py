@@ -188,3 +188,24 @@ def test_what_needs_numbers() -> None:
 def test_what_is_no_graph() -> None:
     with pytest.raises(InputError, match="symbolic_trace"):
         ShapeProp(nn.ReLU())  # type: ignore[arg-type]
+
+
+def test_shapes_that_change_in_place() -> None:
+    def program(x: Tensor) -> Any:
+        y = x.clone()
+        y.t_()
+        pair = torch.max(y, 1, out=(x.new_empty(3), x.new_empty(3, dtype=torch.long)))
+        return y.unsqueeze_(0) + 1, y * 2, pair[0] + pair[1]
+
+    gm = symbolic_trace(program)
+    x = torch.randn(2, 3)
+    ShapeProp(gm).propagate(x)
+    real = noted(gm)
+    ShapeProp(gm).propagate(x.to("meta"))
+    shapes = noted(gm)
+    assert shapes["output"] == real["output"] and shapes["t_"] == real["t_"]
+
+
+def test_layers_that_are_made_by_their_first_input() -> None:
+    gm = symbolic_trace(nn.Sequential(nn.LazyConv2d(4, 1), nn.LazyBatchNorm2d()))
+    assert ShapeProp(gm).propagate(torch.randn(2, 3, 4, 4)).shape == (2, 4, 4, 4)

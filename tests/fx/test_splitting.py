@@ -18,7 +18,7 @@ from torch.fx.passes.split_module import split_module as reference
 
 import graphport as gp
 from graphport import errors
-from graphport.fx import split_module
+from graphport.fx import NormalizeArgs, ShapeProp, split_module
 
 
 def every(count: int) -> Callable[[Node], int]:
@@ -464,3 +464,80 @@ def test_metadata_of_programs_reach_the_pieces() -> None:
         for node in piece.graph.nodes:
             if node.op == "placeholder" or (node.op == "call_function" and node.users):
                 assert "val" in node.meta, node
+
+
+_VIEWS: list[Any] = [
+    lambda x: x.as_strided((3,), (1,)),
+    lambda x: torch.einsum("ij->ji", x),
+    lambda x: torch.broadcast_tensors(torch.ones(1), x)[1],
+    lambda x: torch.atleast_2d(x),
+    lambda x: torch.flatten(x, 0, 1),
+]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("view", _VIEWS)
+def test_writes_through_views_keep_their_place(view: Any, by_name: bool) -> None:
+    def program(x: Any) -> Any:
+        x = x.clone()
+        part = view(x)
+        before = x.sin()
+        part.mul_(2)
+        return before, x.cos()
+
+    x = torch.randn(2, 3)
+    gm = symbolic_trace(program)
+    ShapeProp(gm).propagate(x)
+    gm = NormalizeArgs(gm).transform() if by_name else gm
+    ids = {"sin": "late", "cos": "late"}
+    with pytest.raises(errors.GraphError, match="mul_ in submod_early must run after sin"):
+        split_module(gm, None, lambda n: ids.get(n.name, "early"))
+    ids = {"sin": "a", "mul_": "b", "cos": "a_"}
+    split = split_module(gm, None, lambda n: ids.get(n.name, "early"))
+    torch.testing.assert_close(split(x), program(x))
+
+
+def test_a_module_whose_weight_is_written_to() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = nn.Linear(3, 3)
+
+        def forward(self, x: Any) -> Any:
+            y = self.lin(x)
+            self.lin.weight.data.mul_(2)
+            return y, self.lin(x)
+
+    gm = symbolic_trace(Model())
+    with pytest.raises(errors.GraphError, match="must run after mul_"):
+        split_module(gm, None, lambda n: int(n.op == "call_module"))
+
+
+def test_buffers_over_the_same_memory() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("base", torch.zeros(4, 2))
+            self.register_buffer("part", self.base[:2])
+
+        def forward(self, x: Any) -> Any:
+            y = x.sin() + self.part
+            self.base.add_(1)
+            return y, self.part.cos()
+
+    x = torch.randn(2, 2)
+    ep = gp.export(Model(), (x,), training=True)
+    with pytest.raises(errors.GraphError, match="cos in submod_a must run after add_ in submod_b"):
+        split_module(ep, None, lambda n: "a" if n.name in ("sin", "cos") else "b")
+    split = split_module(ep, None, lambda n: n.name)
+    torch.testing.assert_close(split(x), Model()(x))
+
+
+def test_statistics_by_name() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).train()
+    x = torch.randn(4, 3)
+    gm = NormalizeArgs(gp.export(model, (x,), training=True).module()).transform()
+    split = split_module(gm, None, lambda n: n.name)
+    torch.testing.assert_close(split(x), model(x))
+    found = [b for name, b in split.named_buffers() if name.endswith("running_mean")]
+    torch.testing.assert_close(found, [model[1].running_mean])

@@ -128,3 +128,9 @@ def test_alpha_dropout_in_training() -> None:
 def test_dropping_everything() -> None:
     check_onnx(lambda x: (F.dropout(x, 1.0), torch.native_dropout(x, 1.0, True)), (torch.ones(4),))
     check_onnx(lambda x: torch.native_dropout(x, 0.3, False), (torch.ones(4),))
+
+
+def test_what_log_sigmoid_keeps_for_its_gradient() -> None:
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        x = torch.tensor([-30.0, -1.5, 0.0, 2.0, 30.0], dtype=dtype)
+        check_onnx(torch.ops.aten.log_sigmoid_forward.default, (x,))

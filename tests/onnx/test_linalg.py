@@ -254,3 +254,21 @@ def test_weighted_covariance() -> None:
     x = torch.randn(3, 5)
     check_onnx(lambda x, f, a: torch.cov(x, fweights=f, aweights=a), (x, f, a))
     check_onnx(lambda x, f: torch.cov(x, correction=0, fweights=f), (x, f))
+
+
+def test_transposed_matrices_and_vectors() -> None:
+    """ONNX Runtime makes one operator of both, which is not right for every vector."""
+    w, batch, v = torch.randn(4, 6), torch.randn(2, 4, 6), torch.randn(4)
+    for target in ("onnx", "ort"):
+        check_onnx(lambda w, v: w.T @ v, (w, v), target=target)
+        check_onnx(lambda w, v: torch.mv(w.mT, v), (w, v), target=target)
+        check_onnx(lambda w, v: torch.addmv(v[0].expand(6), w.T, v), (w, v), target=target)
+        check_onnx(lambda w, v: w.mT @ v, (batch, v), target=target)
+        check_onnx(lambda w, v: w.permute(0, 2, 1) @ v, (batch, v), target=target)
+        check_onnx(lambda w, v: v @ w.T, (w.T.contiguous(), v), target=target)
+        check_onnx(lambda w, v: v @ w.mT, (batch.mT.contiguous(), v), target=target)
+        check_onnx(lambda w: w.T @ (w @ w[0]), (w,), target=target)
+        check_onnx(
+            lambda w, v: w.T @ v, (w, v), dynamic_shapes=({0: gp.Dim("n"), 1: gp.Dim("m")},
+            {0: gp.Dim("n")}), others=[(torch.randn(5, 3), torch.randn(5))], target=target,
+        )  # fmt: skip

@@ -147,6 +147,18 @@ def test_modes(dynamic):
         check(mlp(), *rows(*SIZES, width=2), dynamic=dynamic, rtol=2e-2, atol=2e-2)
 
 
+def test_what_runs_in_torch_does_not_see_the_autocast_around():
+    def f(x):
+        with torch.autocast("cpu", enabled=False):
+            torch.manual_seed(3)
+            y = F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+        return y, x @ x.mT
+
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        backend = check(f, (torch.randn(1, 2, 4, 8),), rtol=1e-2, atol=1e-2)
+    assert "scaled_dot_product_attention.default: draws random numbers" in backend.explain()
+
+
 def test_inference_mode(dynamic):
     with torch.inference_mode():
         check(nn.Linear(3, 4), *rows(*SIZES), dynamic=dynamic)
@@ -238,6 +250,46 @@ def test_random_numbers_are_torchs(dynamic):
 
     backend = check(f, *rows(*SIZES), dynamic=dynamic)
     assert "aten.rand_like.default: draws random numbers" in backend.explain()
+
+
+def from_one_seed(f, *args):
+    torch.manual_seed(3)
+    return f(*args)
+
+
+def test_random_numbers_that_nobody_reads_are_drawn_all_the_same():
+    def f(x):
+        torch.rand(3)
+        F.dropout(x, 0.5)
+        return x + torch.rand(3)
+
+    x = torch.randn(2, 3)
+    compiled = torch.compile(f, backend=OrtBackend({"strict": False}))
+    same(from_one_seed(compiled, x), from_one_seed(f, x))
+    strict = torch.compile(
+        lambda x: (torch.rand(3), x * 2)[1], backend=OrtBackend({"strict": True})
+    )
+    same(strict(x), x * 2)
+
+
+def test_random_numbers_within_control_flow_are_torchs():
+    def f(x, p):
+        y = torch.cond(p, lambda x: x * torch.rand_like(x), lambda x: F.dropout(x, 0.5), (x + 1,))
+        return y, torch.rand(3)
+
+    backend = OrtBackend()
+    compiled = torch.compile(f, backend=backend)
+    x = torch.randn(2, 3)
+    for p in (torch.tensor(True), torch.tensor(False)):
+        same(from_one_seed(compiled, x, p), from_one_seed(f, x, p))
+    assert "cond: draws random numbers" in backend.explain()
+
+
+def test_recurrent_layers_without_dropout_draw_nothing():
+    m = nn.LSTM(3, 4, num_layers=2).train().requires_grad_(False)
+    with torch._dynamo.config.patch(allow_rnn=True):
+        backend = check(m, (torch.randn(5, 2, 3),), options={"strict": True}, strides=False)
+    assert backend.execution_count == 1
 
 
 def test_sizes_that_depend_on_data(dynamic):

@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from tests.ort.comparing import check
+from graphport.ort import OrtBackend
+from tests.ort.comparing import check, same
 
 SIZES = (2, 4, 6)
 
@@ -56,6 +58,18 @@ def test_layouts(make, dynamic):
         return x * 2 + 1, x.relu(), x.sum(0), x
 
     check(f, *[(make(n),) for n in SIZES], dynamic=dynamic)
+
+
+def test_strides_that_are_read(dynamic):
+    """Torch takes those of a tensor with gaps as symbols: a call with others is its own."""
+
+    def f(x):
+        return torch.ones(3) * x.stride(0), x.as_strided((2, 2), (x.stride(0), 1)) * 2
+
+    wide = [(torch.randn(4, n)[:, ::2],) for n in (6, 8, 12)]
+    turned = [(torch.randn(n, 4).t(),) for n in (6, 8, 12)]
+    inside = [(torch.randn(n, 5)[1:-1, 1:],) for n in (6, 8, 12)]
+    check(f, *wide, *turned, *inside, dynamic=dynamic)
 
 
 def test_results_lie_in_memory_as_in_eager(dynamic):
@@ -196,3 +210,59 @@ def test_a_dataclass_as_argument(dynamic):
         return p.first * 2 + p.rest
 
     check(f, *[(Pair(torch.randn(n), 2.0),) for n in SIZES], dynamic=dynamic)
+
+
+class Doubled(torch.Tensor):
+    """Made of another tensor, of which it is twice the value."""
+
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, size, stride):
+        return Doubled(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain = pytree.tree_map_only(Doubled, lambda t: t.inner * 2, (args, kwargs or {}))
+        return func(*plain[0], **plain[1])
+
+
+def test_tensors_that_are_made_of_others():
+    def f(w, x):
+        return x @ w
+
+    w, x = Doubled(torch.randn(3, 4)), torch.randn(2, 3)
+    backend = OrtBackend()
+    same(torch.compile(f, backend=backend)(w, x), f(w, x))
+    assert backend.execution_count == 1
+    torch._dynamo.reset()
+    backend = OrtBackend({"use_aot_autograd": False})
+    same(torch.compile(f, backend=backend)(w, x), f(w, x))
+    assert "an input is a Doubled" in backend.explain()
+
+
+def test_rows_of_different_lengths_run_in_torch():
+    rows = [torch.randn(2, 3), torch.randn(4, 3)]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    backend = OrtBackend()
+    found = torch.compile(lambda x: x * 2 + 1, backend=backend)(x)
+    same(list(found.unbind()), [t * 2 + 1 for t in rows], strides=False)
+    assert "differs from row to row" in backend.explain()
+
+
+def test_a_default_device_elsewhere():
+    """Numbers and room for results are on the CPU, where the session is."""
+
+    def f(x, k):
+        return x * k + 1, x.sum()
+
+    with torch.device("meta"):
+        check(f, *[(torch.randn(n, device="cpu"), n) for n in (2, 3, 5)],
+              options={"preallocate_output": True})  # fmt: skip

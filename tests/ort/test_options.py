@@ -7,6 +7,7 @@ import dataclasses
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import graphport as gp
@@ -93,6 +94,30 @@ def test_an_option_that_is_unknown():
         OrtBackend.get_cached_instance_for_options({"export_options": {"op": 20}})
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("strict", "an OrtBackendOptions or a mapping"),
+        ({"export_options": {"opset": 3}}, "opset=3"),
+        ({"export_options": {"nope": 3}}, "ExportOptions has no nope"),
+        ({"ort_session_options": {}}, "is an onnxruntime.SessionOptions"),
+    ],
+    ids=str,
+)
+def test_options_that_mean_nothing(options, says):
+    with pytest.raises(InputError, match=says):
+        OrtBackend(options)
+
+
+def test_an_instance_has_options_of_its_own():
+    x = torch.ones(2, 3)
+    backend = OrtBackend({"strict": True})
+    torch.compile(nn.Linear(3, 3), backend=backend, options={"strict": True})(x)
+    compiled = torch.compile(nn.Linear(3, 3), backend=OrtBackend(), options={"strict": True})
+    with pytest.raises(Exception, match="an OrtBackend has its own options"):
+        compiled(x)
+
+
 def test_one_instance_for_one_set_of_options_of_torch_compile():
     def twice(x):
         return x * 2
@@ -138,6 +163,12 @@ def test_preferred_providers_come_first_and_default_ones_last():
     assert of(default, "cuda") == ["CUDAExecutionProvider", "OpenVINOExecutionProvider"]
     both = {"preferred_execution_providers": [(CPU, {"a": "1"})], **default}
     assert of(both, "cpu") == [(CPU, {"a": "1"}), "OpenVINOExecutionProvider"]
+
+
+def test_a_name_alone_is_a_list_of_one():
+    cpu = "CPUExecutionProvider"
+    options = OrtBackendOptions(preferred_execution_providers="A", default_execution_providers=cpu)
+    assert providers(options, [], ["A", cpu]) == ["A", cpu]
 
 
 def test_providers_that_are_not_installed_are_passed_over():

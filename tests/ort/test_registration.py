@@ -57,3 +57,12 @@ def test_an_instance_is_a_backend_too():
 def test_modes_belong_to_other_backends():
     compiled = torch.compile(lambda x: x + 1, backend="graphport", mode="default")
     assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_a_graph_with_parameters_of_its_own_runs_in_torch():
+    """What becomes of the parameters could not be seen."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    x, backend = torch.randn(4, 3), OrtBackend()
+    call = backend(torch.fx.symbolic_trace(model), [x])
+    torch.testing.assert_close(call(x), model(x))
+    assert "parameters of its own" in backend.explain()

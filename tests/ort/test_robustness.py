@@ -218,6 +218,18 @@ def test_failure_leaves_inputs_alone() -> None:
             close((compiled(x, y), y), (fn(x, z), z))
 
 
+def test_a_call_that_torch_refuses_as_well() -> None:
+    """It raises what eager raises, and the session goes on."""
+    model, backend = nn.Embedding(10, 4), OrtBackend()
+    compiled = torch.compile(model, backend=backend)
+    good = torch.tensor([1, 2, 3])
+    compiled(good)
+    with pytest.raises(IndexError, match="out of range"):
+        compiled(torch.tensor([1, 20, 3]))
+    close(compiled(good), model(good))
+    assert backend.execution_count == 2
+
+
 def test_failure_of_a_backward_graph() -> None:
     model = mlp()
     backend = OrtBackend({"pre_ort_model_transforms": [only_three_rows]})

@@ -223,6 +223,18 @@ def test_inputs_over_the_same_memory(dynamic):
     assert check(f, *apart, dynamic=dynamic).execution_count == 3
 
 
+def test_inputs_over_the_same_memory_beside_constants():
+    def f(n, x, y, z):
+        x.add_(torch.tensor([1.0, 2.0, 3.0]))
+        return y * n, z * 2
+
+    calls = [(n, x, torch.randn(3), x[1:]) for n, (x,) in enumerate(single(), 2)]
+    assert check(f, *calls).execution_count == 0
+    torch._dynamo.reset()
+    apart = [(n, x, torch.randn(3), x.clone()) for n, (x,) in enumerate(single(), 2)]
+    assert check(f, *apart).execution_count == 3
+
+
 def test_batch_norm_in_training(dynamic):
     m = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU()).train().requires_grad_(False)
     backend = check(m, *single(), dynamic=dynamic)

@@ -213,6 +213,21 @@ def test_optimiser(optimizer: str) -> None:
     assert pair.backend.execution_count == 10
 
 
+# Torch imports what it deprecates when it compiles an optimiser.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_optimiser_that_is_compiled(optimizer: str) -> None:
+    pair = Pair(mlp())
+    ours, eager = (getattr(torch.optim, optimizer)(m.parameters(), lr=0.1)
+                   for m in (pair.model, pair.eager))  # fmt: skip
+    step = torch.compile(lambda: ours.step(), backend=pair.backend)
+    for _ in range(3):
+        pair.step(torch.randn(3, 4))
+        step()
+        eager.step()
+        pair.compare()
+
+
 def test_gradients_add_up() -> None:
     pair = Pair(mlp(), dynamic=False)
     for i in range(4):
@@ -364,3 +379,20 @@ def test_autocast() -> None:
         assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in m.parameters())
     for p, q in zip(model.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, rtol=3e-2, atol=3e-2)
+
+
+def test_batch_norm_under_autocast() -> None:
+    """Torch's rules have its statistics in the dtype of the input, its kernels in that of weights.
+
+    The session of the backward graph is for what the kernels give: one that fails would warn.
+    """
+    pair = Pair(convolution())
+    backend = pair.backend
+    for _, call in pair.both():
+        torch.manual_seed(0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = call(torch.randn(2, 3, 6, 6))
+        loss_of(out.float()).backward()
+    found, wanted = ([p.grad for p in m.parameters()] for m in (pair.model, pair.eager))
+    same(found, wanted, strides=False, rtol=5e-2, atol=5e-1)
+    assert backend.execution_count == 2 and counts(backend) == [1, 1]

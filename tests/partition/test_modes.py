@@ -319,3 +319,41 @@ def test_a_constant_that_is_read_twice_is_held_once() -> None:
     partitioner = Partitioner()
     partitioner.partition_graph(gm, None, PartitionerConfig([Device("d", 1600, 0)]))
     assert partitioner.partitions[0].used_mem_bytes == 1600
+
+
+def test_kl_based_finds_a_place_wherever_size_based_does() -> None:
+    """Each partition fills its device to the last byte."""
+    gm = traced(nn.Sequential(nn.Linear(4, 2, bias=False), nn.Linear(2, 9, bias=False)), X[None])
+    options = {
+        "node_to_latency_mapping": random_latencies(gm, 0),
+        "transfer_rate_bytes_per_sec": 1.0,
+    }
+    result = partitioned(gm, (56, 116), PartitionMode.kl_based, **options)
+    assert [p.logical_device_ids for p in result.partitions] == [[0], [1]]
+    assert [p.used_mem_bytes for p in result.partitions] == [56, 116]
+
+
+class Again(nn.Module):
+    """One layer, called three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.layer(self.layer(x)))
+
+
+def test_the_weights_of_a_module_count_once() -> None:
+    gm = traced(Again(), X)
+    (whole,) = partitioned(gm, (1000,), PartitionMode.size_based).partitions
+    assert whole.used_mem_bytes == 80 + 4 * 16
+    options = {
+        "node_to_latency_mapping": random_latencies(gm, 0),
+        "transfer_rate_bytes_per_sec": 1e9,
+    }
+    # Two of the calls together, with their input: 80 + 3 * 16; one alone: 80 + 2 * 16.
+    result = partitioned(gm, (128, 112), PartitionMode.optimal, **options)
+    assert sorted(p.used_mem_bytes for p in result.partitions) == [112, 128]
+    assert result.exact
+    assert_sound(result)

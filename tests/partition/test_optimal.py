@@ -25,6 +25,7 @@ from graphport.partition import (
     get_latency_of_partitioned_graph,
     get_partition_to_latency_mapping,
     reorganize_partitions,
+    simulate,
 )
 from graphport.partition.linking import in_order
 from graphport.partition.spans import Spans
@@ -205,6 +206,61 @@ def test_a_mapping_that_is_given_is_a_start() -> None:
     assert result.exact
 
 
+def test_a_mapping_that_does_not_fit_is_none() -> None:
+    gm, latencies = weighted_chain([1.0, 1.0, 1.0], [5, 5, 5])
+    options = {
+        "node_to_latency_mapping": latencies,
+        "transfer_rate_bytes_per_sec": 1.0,
+        "node_to_partition_mapping": dict.fromkeys(latencies, 0),
+        "partition_to_logical_device_mapping": {0: [0]},
+        "objective": "latency",
+    }
+    result = partitioned(gm, [10, 10], PartitionMode.optimal, **options)
+    assert (result.value, len(result.partitions)) == (8.0, 2)
+    assert_sound(result)
+
+
+def star(uses: int, size: int) -> tuple[GraphModule, dict]:
+    """One value that many nodes take."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    first = graph.call_function(torch.neg, (x,))
+    rest = [graph.call_function(torch.neg, (first,)) for _ in range(uses)]
+    graph.output(rest)
+    for node, octets in ((x, 0), (first, size), *((n, 1) for n in rest)):
+        node.meta["val"] = torch.empty(octets, dtype=torch.uint8, device="meta")
+    return GraphModule(torch.nn.Module(), graph), {n: NodeLatency(0.0, 1.0) for n in (first, *rest)}
+
+
+def test_a_stage_may_need_more_than_the_whole() -> None:
+    """Each of its nodes takes a copy of a large value from the stage before."""
+    gm, latencies = star(3, 100)
+    options = {"node_to_latency_mapping": latencies, "transfer_rate_bytes_per_sec": 1e9}
+    result = partitioned(gm, [400, 400], PartitionMode.optimal, **options)
+    assert len(result.partitions) == 2
+    assert result.value == pytest.approx(2.0)
+    (row,) = simulate(gm, latencies, 1e9, devices=(2,))
+    assert row.bottleneck_s == pytest.approx(2.0)
+
+
+def test_receiving_may_take_longer_than_everything_else() -> None:
+    """What crosses would not delay the end; still it is received."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    slow = graph.call_function(torch.neg, (x,))
+    firsts = [graph.call_function(torch.neg, (x,)) for _ in range(4)]
+    pairs = [graph.call_function(torch.add, two) for two in itertools.combinations(firsts, 2)]
+    graph.output([slow, *pairs])
+    for node in graph.nodes:
+        octets = 10 * (node in (*firsts, *pairs))
+        node.meta["val"] = torch.empty(octets, dtype=torch.uint8, device="meta")
+    gm = GraphModule(torch.nn.Module(), graph)
+    latencies = {n: NodeLatency(0.0, 1e-6) for n in (*firsts, *pairs)}
+    latencies[slow] = NodeLatency(0.0, 1.0)
+    (row,) = simulate(gm, latencies, 10.0, devices=(2,), memory_bytes=90)
+    assert (row.stages, row.bottleneck_s) == (2, pytest.approx(2.0, rel=1e-4))
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_spans(data: st.DataObject) -> None:
@@ -222,6 +278,7 @@ def test_spans(data: st.DataObject) -> None:
     for i in range(n):
         for j in range(i, n + 1):
             assert spans.weight(i, j) == weight(i, j)
+    assert spans.most == max(weight(i, n) for i in range(n))
     budget = data.draw(st.integers(0, 120))
     expected = [max(j for j in range(i, n + 1) if weight(i, j) <= budget) for i in range(n)]
     assert np.array_equal(spans.reach(budget), expected)
@@ -268,3 +325,12 @@ def test_a_thousand_nodes() -> None:
     assert result.value is not None and result.bound is not None
     assert result.value <= 1.1 * result.bound
     assert_sound(result)
+
+
+def test_what_is_repeated_is_bound_by_all_devices() -> None:
+    gm, latencies = weighted_chain([1.0, 3.0], [1, 1])
+    options = {"node_to_latency_mapping": latencies, "transfer_rate_bytes_per_sec": float("inf")}
+    alone = partitioned(gm, [9] * 2, PartitionMode.optimal, **options)
+    assert (alone.value, alone.bound, alone.exact) == (3.0, 3.0, True)
+    repeated = partitioned(gm, [9] * 4, PartitionMode.optimal, saturate_host=True, **options)
+    assert (repeated.value, repeated.bound, repeated.exact) == (1.5, 1.0, False)

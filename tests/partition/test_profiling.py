@@ -83,3 +83,35 @@ def test_latencies() -> None:
     (node, *_) = gm.graph.nodes
     assert latencies({node: NodeProfile(0.5, 1, 2)}) == {node: NodeLatency(0.5, 0.5)}
     assert gp.partition.profile is profile
+
+
+class Cache(nn.Module):
+    """Has room for two runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("at", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("rows", torch.zeros(2, 3), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows.index_copy_(0, self.at[None], x[None])
+        self.at.add_(1)
+        return self.rows.sum(0)
+
+
+def test_every_run_begins_with_the_same_state() -> None:
+    module = gp.export(Cache(), (torch.ones(3),)).module()
+    profile(module, torch.ones(3), runs=4)
+    assert module.at == 0 and not module.rows.any()
+
+
+def test_parts_of_one_memory_are_held_together() -> None:
+    class Halves(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            parts = (x + 1).chunk(2)
+            return parts[0].sin(), parts[1].sin()
+
+    gm = symbolic_trace(Halves())
+    found = {node.name: p.peak_bytes for node, p in profile(gm, torch.ones(8)).items()}
+    # Both halves and a sine of 16 bytes; then what is left of them.
+    assert (found["chunk"], found["sin"], found["sin_1"]) == (32, 48, 48)

@@ -46,6 +46,25 @@ examples:
   graphport export program.gpx -o model.onnx --target ort --report report.html
 """
 
+DEVICES = """\
+--devices is a TOML file:
+  transfer = "10 GB/s"     between two devices (default)
+
+  [[devices]]
+  name = "gpu"
+  memory = "16 GB"         kB MB GB TB, KiB MiB GiB TiB, or a number of bytes
+  count = 4                that many of them (default: 1)
+
+example:
+  graphport partition program.gpx --devices devices.toml --svg partitions.svg
+"""
+
+BENCH = """\
+examples:
+  graphport bench program.gpx
+  graphport bench models.py:build --threads 1 --no-inductor --json
+"""
+
 CODES = "exit codes: 0 done; 1 the export or a check failed; 2 the command line is at fault"
 
 
@@ -54,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         argparse.ArgumentParser,
         prog="graphport",
         epilog=CODES,
-        description="Carry PyTorch models to ONNX, look at the result, and verify it.",
+        description="Carry PyTorch models to ONNX, look at the result, verify, measure and cut it.",
     )
     top.add_argument("--version", action="version", version=f"graphport {_version()}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -115,8 +134,59 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--rtol", type=float, metavar="X", help="relative error that is accepted")
     verify.add_argument("--atol", type=float, metavar="X", help="absolute error that is accepted")
 
+    partition = _command(
+        commands, "partition", "a model over several devices", f"{DEVICES}\n{MODELS}\n{CODES}"
+    )
+    partition.add_argument("model", metavar="MODEL", help="what to cut: see below")
+    partition.add_argument("--devices", metavar="FILE.toml", required=True)
+    _add_inputs(partition)
+    partition.add_argument(
+        "--mode",
+        choices=("size_based", "sparse_nn", "cost_aware", "kl_based", "optimal"),
+        default="optimal",
+        help="how to cut (default: optimal); the last three measure the operators first",
+    )
+    partition.add_argument(
+        "--objective",
+        choices=("bottleneck", "latency"),
+        default="bottleneck",
+        help="bottleneck: most micro-batches per second (default); latency: soonest result",
+    )
+    partition.add_argument(
+        "--saturate-host", action="store_true", help="repeat the partitions on idle devices"
+    )
+    partition.add_argument(
+        "--runs", type=_positive, default=5, metavar="N", help="runs to measure (default: 5)"
+    )
+    partition.add_argument("--svg", metavar="FILE", help="write a picture of the result")
+
+    bench = _command(
+        commands,
+        "bench",
+        "eager, torch.compile and ONNX Runtime side by side",
+        f"{BENCH}\n{MODELS}\n{CODES}",
+    )
+    bench.add_argument("model", metavar="MODEL", help="what to run: see below")
+    _add_inputs(bench)
+    bench.add_argument(
+        "--threads", type=_positive, metavar="N", help="threads of each (default: PyTorch's)"
+    )
+    bench.add_argument(
+        "--seconds", type=float, default=2.0, metavar="S", help="to measure each (default: 2)"
+    )
+    bench.add_argument(
+        "--no-inductor", action="store_true", help="leave out PyTorch's own compiler"
+    )
+
     _command(commands, "doctor", "versions, execution providers, and what is missing", CODES)
     return top
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not a positive number")
+    return number
 
 
 def _version() -> str:

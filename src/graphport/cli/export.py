@@ -9,22 +9,23 @@ from typing import Any
 
 from graphport import report
 from graphport.cli.console import Console
-from graphport.errors import ConstraintViolationError, InputError, UsageError
+from graphport.errors import InputError, UsageError
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     _check(options)
     with console.step("loading PyTorch and ONNX", "load"):
         from graphport import onnx
+        from graphport.cli.capturing import described
 
         _as_usage(lambda: onnx.ExportOptions(opset=options.opset), "--opset")
     with console.step(f"building {options.model}", "build"):
-        model, args, kwargs, shapes = _described(options)
+        model = described(options)
     with console.step("capturing", "capture"):
-        captured = _captured(model, args, kwargs, shapes, options)
+        captured = model.captured()
     with console.step("lowering to ONNX", "lower"):
         program = onnx.export(captured, opset=options.opset, target=options.target)
-        program.eager = None if model.is_program else model.target
+        program.eager = None if model.model.is_program else model.eager
     verification = None
     if options.verify:
         with console.step("verifying on ONNX Runtime", "verify"):
@@ -58,34 +59,6 @@ def _as_usage(check: Callable[[], Any], option: str) -> None:
         check()
     except InputError as error:
         raise UsageError(error.what, where=option, fix=error.fix) from None
-
-
-def _described(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
-    """The model, its example inputs, and which sizes are dynamic."""
-    from graphport.cli import dynamic, inputs, models
-
-    model = models.resolve(options.model)
-    args, kwargs = inputs.arguments(model, options.input, options.inputs)
-    if model.is_program and options.dynamic:
-        raise UsageError("a saved program has its dynamic sizes already", fix="leave out --dynamic")
-    shapes = model.dynamic_shapes
-    if options.dynamic:
-        shapes = dynamic.shapes(options.dynamic, model.target, args, kwargs)
-    return model, args, kwargs, shapes
-
-
-def _captured(model: Any, args: Any, kwargs: Any, shapes: Any, options: argparse.Namespace) -> Any:
-    from graphport.capture import export as capture
-    from graphport.cli import dynamic
-
-    if model.is_program:
-        return model.target
-    try:
-        return capture(model.target, args, kwargs, dynamic_shapes=shapes)
-    except ConstraintViolationError as error:
-        if options.dynamic:
-            error.fix = dynamic.respelled(error.fix) or error.fix
-        raise
 
 
 def _tell(program: Any, verification: Any, options: argparse.Namespace, console: Console) -> None:

@@ -42,12 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             return FAILED
         except ExportError as error:
             return _failed(error, error, options, console)
-        # Whatever else there is, is our fault, and is told as such.
-        except Exception as error:  # noqa: BLE001
-            told = InternalError(
-                f"{type(error).__name__}: {error}", fix="run again with --debug for the traceback"
-            )
-            return _failed(error, told, options, console)
+        except Exception as error:  # noqa: BLE001  whatever there is, it is told
+            return _failed(error, _told(error), options, console)
+
+
+def _told(error: Exception) -> ExportError:
+    """A file that cannot be read or written is the user's matter; all else is our fault."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return UsageError(f"{error.filename}: {error.strerror}")
+    return InternalError(
+        f"{type(error).__name__}: {error}", fix="run again with --debug for the traceback"
+    )
 
 
 def _failed(

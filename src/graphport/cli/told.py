@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -11,8 +12,8 @@ def verified(report: Any) -> dict[str, Any]:
     return {
         "ok": report.ok,
         "outputs": [
-            {"name": o.name, "ok": o.ok, "max_abs_error": _number(o.max_abs_error),
-             "max_rel_error": _number(o.max_rel_error)}
+            {"name": o.name, "ok": o.ok, "max_abs_error": number(o.max_abs_error),
+             "max_rel_error": number(o.max_rel_error)}
             for o in report.outputs
         ],
         "sizes_tried": [dict(sizes) for sizes in report.sizes_tried],
@@ -22,6 +23,6 @@ def verified(report: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _number(x: float) -> float | str:
+def number(x: float | None) -> float | str | None:
     """JSON has no infinity and no NaN."""
-    return x if x == x and abs(x) != float("inf") else str(x)
+    return x if x is None or math.isfinite(x) else str(x)

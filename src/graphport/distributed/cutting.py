@@ -85,9 +85,8 @@ def _chosen(calls: Sequence[Node], choose: Callable[[Node], int]) -> tuple[dict[
 def _begun(calls: Sequence[Node], names: list[str]) -> tuple[dict[Node, int], int]:
     starts = [_first(calls, name) for name in names]
     if starts and starts[0] == 0:
-        starts = starts[1:]
-    for (a, b), name in zip(zip([0, *starts], starts, strict=False), names[-len(starts) :],
-                            strict=True):  # fmt: skip
+        starts, names = starts[1:], names[1:]
+    for a, b, name in zip([0, *starts], starts, names, strict=False):
         if b <= a:
             raise StageError(f"the stage that begins with {name!r} comes before the one before it")
     places = {node: bisect_right(starts, i) for i, node in enumerate(calls)}

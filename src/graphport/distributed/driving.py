@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -150,22 +150,44 @@ class Batch:
 
     def _structured(self, found: dict[str, Any]) -> Any:
         front = self.driver.front
-        known = dict(zip(front.inputs, self.leaves, strict=True)) | front.state | found
-        front.state.update({name: known[new] for name, new in front.updates.items()})
+        given = dict(zip(front.inputs, self.leaves, strict=True))
+        known = given | front.state | found
         with torch.no_grad():
+            known.update(self._kept_apart(known, given))
+            front.state.update({name: known[new] for name, new in front.updates.items()})
             for target, name in front.written.items():
-                known[target].copy_(known[name])
+                given[target].copy_(known[name])
         # A changed input that is also returned is the caller's own tensor.
-        own = {name: known[target] for target, name in front.written.items()}
+        own = {name: given[target] for target, name in front.written.items()}
         leaves = [r.value if isinstance(r, ConstantArgument) else own.get(r, known[r])
                   for r in front.results]  # fmt: skip
         return pytree.tree_unflatten(leaves, self.driver.out_spec)
+
+    def _kept_apart(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Copies of values in the caller's memory that is about to change; of state, any time."""
+        front = self.driver.front
+        theirs = {_memory(x) for x in given.values()} - {None}
+        overwritten = {_memory(given[target]) for target in front.written}
+        state = {*front.updates.values()}
+        wanted = {
+            *state,
+            *front.written.values(),
+            *(r for r in front.results if isinstance(r, str)),
+        }
+        return {name: known[name].clone() for name in wanted
+                if _memory(known[name]) in (theirs if name in state else overwritten)}  # fmt: skip
 
     def progress(self, stage: int) -> str:
         """In words, which micro-batch a stage was at."""
         total = len(self.parts)
         at = min(self.finished.get(stage, 0) + 1, total)
         return f"in micro-batch {at} of {total}" if total > 1 else "during a run"
+
+
+def _memory(x: Any) -> int | None:
+    """What tensors over the same memory have in common."""
+    is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
+    return x.untyped_storage().data_ptr() if is_dense else None
 
 
 def _listen(post: Post, stage: int, events: queue.SimpleQueue[Event]) -> None:

@@ -6,8 +6,8 @@ is there twice, each item met each other. Operators must not work along it (`mix
 follow from the size of the batch may be sizes, but not operands, and the positions of the items in
 the batch (`arange(batch)`) may pick each item's own, but nothing else.
 
-What cannot be seen: a custom operator that mixes items and keeps their number, and what happens in
-the branches and bodies of control flow. Those are taken to treat the items one by one.
+The branches and bodies of control flow are followed too. What cannot be seen is a custom operator
+that mixes items and keeps their number: it is taken to treat them one by one.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.fx import Node
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from graphport.distributed.described import shape_of, symbols_of
 from graphport.distributed.mixing import Call, batch_size, mixes
@@ -26,6 +27,7 @@ from graphport.program import ExportedProgram, InputKind, OutputKind
 from graphport.symbolic import Expr
 
 aten = torch.ops.aten
+higher_order = torch.ops.higher_order
 
 _WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
@@ -46,7 +48,7 @@ class _Walk:
     def __init__(self, program: ExportedProgram, symbol: Expr) -> None:
         self.program, self.symbol = program, symbol
         self.batched: set[Node] = set()
-        """Values that depend on what split inputs hold."""
+        """Values that depend on what split inputs hold, or have as many items all alike."""
         self.positions: set[Node] = set()
         """Those that count the items of the batch."""
 
@@ -58,10 +60,41 @@ class _Walk:
             if split and shape_of(node) is not None:
                 self._require_one_dim(node, "the input")
                 self.batched.add(node)
-        for node in nodes:
-            if node.op == "call_function":
-                self._call(node)
+        self._calls(self.program.graph_module)
         self._outputs(nodes[-1])
+
+    def _calls(self, module: GraphModule) -> None:
+        for node in module.graph.nodes:
+            if node.op == "call_function":
+                if isinstance(node.target, HigherOrderOperator):
+                    self._enter(node, module)
+                self._call(node)
+
+    def _enter(self, node: Node, module: GraphModule) -> None:
+        """Follow the operands of control flow into its graphs."""
+        place = _SCANNED.get(node.target)
+        along: Any = [] if place is None else node.args[place]
+        if any((batch_size(shape_of(x) or (), self.symbol) or (None,))[0] == 0 for x in along):
+            self._refuse(node, "goes along the batch")
+        graphs: list[GraphModule] = []
+        operands: list[Any] = []
+        for x in pytree.tree_leaves(node.args):
+            graph = _graph(x, module)
+            if graph is not None:
+                graphs.append(graph)
+                operands = []  # those of the graphs stand behind them
+            else:
+                operands.append(x)
+        if node.target is higher_order.associative_scan:
+            operands = [*along, *operands]  # it combines two
+        for graph in graphs:
+            inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
+            for entered, operand in zip(inputs, operands, strict=False):
+                # An element of a batch is one item.
+                if self.symbol in symbols_of(entered):
+                    for kind in (self.batched, self.positions):
+                        kind.update([entered] if operand in kind else ())
+            self._calls(graph)
 
     def _call(self, node: Node) -> None:
         val = node.meta.get("val")
@@ -77,7 +110,7 @@ class _Walk:
             if packet not in _VIEWS:
                 self._refuse(node, "computes with the positions of the items in the batch")
             self.positions.add(node)
-        elif any(n in self.batched for n in node.all_input_nodes):
+        elif any(n in self.batched for n in node.all_input_nodes) and packet not in _NEW:
             self.batched.add(node)
             self._require_one_dim(node, "the result of")
             if isinstance(node.target, OpOverload) and mixes(node, self.symbol):
@@ -89,8 +122,11 @@ class _Walk:
         """A tensor of the size of the batch that depends on no input."""
         if packet is aten.arange and len(node.args) == 1:
             self.positions.add(node)
-        elif packet not in _FILLED and not any(map(shape_of, node.all_input_nodes)):
-            self._refuse(node, "counts the items of the batch")
+        elif packet in _FILLED:
+            self.batched.add(node)
+            self._require_one_dim(node, "the result of")
+        else:
+            self._refuse(node, "gives the items of the batch something by their number")
 
     def _picks_others(self, node: Node) -> bool:
         """Whether the index for the batch is anything but each item's own position."""
@@ -131,6 +167,12 @@ class _Walk:
         )
 
 
+def _graph(x: Any, module: GraphModule) -> GraphModule | None:
+    """The graph that an argument is, of a module with graphs within."""
+    found = getattr(module, str(x.target), None) if isinstance(x, Node) else None
+    return found if isinstance(found, GraphModule) and x.op == "get_attr" else None
+
+
 def _place(node: Node) -> str | None:
     """The last line of the user's code that made a node."""
     lines = [x.strip() for x in (node.meta.get("stack_trace") or "").strip().splitlines()]
@@ -145,15 +187,24 @@ _VIEWS = (
     aten.alias, aten.detach, aten.to, aten.contiguous,
 )  # fmt: skip
 
-# Tensors of the batch's size that hold the same for every item, or as good as that.
-_FILLED = (
-    aten.zeros, aten.ones, aten.full, aten.empty, aten.zeros_like, aten.ones_like, aten.full_like,
-    aten.empty_like, aten.expand, aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty,
-    aten.scalar_tensor, aten.rand, aten.randn, aten.randint, aten.rand_like, aten.randn_like,
+# Take no more from a tensor than its dtype, device and sizes.
+_NEW = (
+    aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.zeros_like, aten.ones_like,
+    aten.full_like, aten.empty_like, aten.rand_like, aten.randn_like,
 )  # fmt: skip
 
-# Kinds of arguments that an operator computes with; sizes, dims and indices are ints.
+# Tensors of the batch's size that hold the same for every item, or as good as that.
+_FILLED = (
+    *_NEW, aten.zeros, aten.ones, aten.full, aten.empty, aten.expand, aten.repeat, aten.tile,
+    aten.scalar_tensor, aten.rand, aten.randn, aten.randint,
+)  # fmt: skip
+
+# Loops over the first dim of what this argument lists.
+_SCANNED = {higher_order.scan: 2, higher_order.associative_scan: 1}
+
+# Kinds of arguments that an operator computes with; ints are sizes, dims, or some of these places.
 _OPERANDS = ("Tensor", "Optional[Tensor]", "number", "float", "Optional[float]")
+_PLACES = ("diagonal", "index", "offset", "shifts")
 
 
 def _operands(node: Node) -> Sequence[Any]:
@@ -161,4 +212,5 @@ def _operands(node: Node) -> Sequence[Any]:
         return ()
     arguments = node.target._schema.arguments
     given = dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
-    return [given[a.name] for a in arguments if a.name in given and str(a.type) in _OPERANDS]
+    names = [a.name for a in arguments if str(a.type) in _OPERANDS or a.name in _PLACES]
+    return pytree.tree_leaves([given[name] for name in names if name in given])

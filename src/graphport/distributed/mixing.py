@@ -6,6 +6,7 @@ batch, or has it twice, the sizes of its result tell; those have no row here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -138,6 +139,52 @@ def _label(term: str, dim: int, rank: int) -> Any:
     return after[place] if place >= 0 else place
 
 
+def _takes_some(call: Call) -> bool:
+    """A part of the batch, unless it is the same part of each item: `x[::2]` of two rows each."""
+    before, given = batch_size(call.shape(call.first), call.symbol), call.given
+    if before is None or given["dim"] % call.rank != before[0]:
+        return False
+    if batch_size(call.shape(call.node), call.symbol) == before:
+        return False  # all of it
+    factor, step = before[1], given["step"]
+    apart = isinstance(factor, int) and isinstance(step, int) and factor % step == 0
+    return not apart or given["start"] not in range(step) or given["end"] not in (None, sys.maxsize)
+
+
+def _by_index(call: Call) -> bool:
+    """Along the batch; or rows of something else, each by the number of the item."""
+    dim, index = call.given["dim"] % max(call.rank, 1), call.dim_of(call.given["index"])
+    return call.dim == dim if call.dim is not None else index not in (None, dim)
+
+
+def _writes_by_index(call: Call) -> bool:
+    """Along the batch, or to places that the number of an item chooses; `index_add` and its like.
+
+    Of `scatter`, which has as many dims in its index, each item has to have its own part of it.
+    """
+    index, source = call.given["index"], call.given.get("src", call.given.get("source"))
+    tensors = [t for t in (index, source) if len(call.shape(t)) == call.rank]
+    apart = all(call.dim_of(t) == call.dim for t in tensors)
+    chosen = index not in tensors and call.dim_of(index) is not None
+    return call.dim is not None and (_along("dim")(call) or chosen or not apart)
+
+
+def _in(name: str) -> Callable[[Call], bool]:
+    """In what an argument has of all items."""
+    return lambda call: call.dim_of(call.given.get(name)) is not None
+
+
+def _beside(name: str) -> Callable[[Call], bool]:
+    """Over all dims but the one that an argument names."""
+    along = _along(name)
+    return lambda call: call.dim is not None and not along(call)
+
+
+def _nowhere(call: Call) -> bool:
+    """Along dims that the result does not have, if at all."""
+    return False
+
+
 def _anywhere(call: Call) -> bool:
     """In the order of memory, whatever the dims."""
     return True
@@ -165,39 +212,78 @@ def _rows(*packets: Any, by: Callable[[Call], bool]) -> dict[Any, Callable[[Call
 _RULES: dict[Any, Callable[[Call], bool]] = {
     **_rows(
         aten.softmax, aten._softmax, aten.log_softmax, aten._log_softmax, aten.cumsum, aten.cumprod,
-        aten.cummax, aten.cummin, aten.logcumsumexp, aten.sort, aten.argsort, aten.msort,
-        aten.gather, aten.scatter, aten.scatter_add, aten.scatter_reduce, aten.index_select,
-        aten.index_add, aten.index_copy, aten.index_fill, aten.select_scatter, aten.slice_scatter,
-        aten.renorm, aten.index_reduce, by=_along("dim"),
+        aten._safe_softmax, aten.cummax, aten.cummin, aten.logcumsumexp, aten.sort, aten.argsort,
+        aten.msort, aten.topk, aten.index_select, aten.select_scatter, aten.slice_scatter,
+        aten.chunk, aten.split, aten.split_with_sizes, aten.tensor_split, aten.unsafe_chunk,
+        aten.unsafe_split, aten.unsafe_split_with_sizes, aten.narrow, aten.take_along_dim,
+        aten.cross, by=_along("dim"),
     ),
+    **_rows(
+        aten.scatter, aten.scatter_add, aten.scatter_reduce, aten.index_add, aten.index_copy,
+        aten.index_fill, aten.index_reduce, by=_writes_by_index,
+    ),
+    **_rows(
+        aten.diagonal_scatter, by=lambda call: _along("dim1")(call) or _along("dim2")(call)
+    ),
+    **_rows(aten.slice, by=_takes_some),
+    **_rows(aten.gather, by=_by_index),
+    **_rows(aten.renorm, by=_beside("dim")),
+    **_rows(aten.embedding, by=lambda call: call.dim == 0),
+    **_rows(aten.bucketize, by=_in("boundaries")),
+    **_rows(aten.isin, by=_in("test_elements")),
+    **_rows(aten.kron, by=_in("other")),
+    **_rows(aten.searchsorted, by=_over_last(1)),
     **_rows(aten.repeat, by=_again("repeats")),
     **_rows(aten.tile, by=_again("dims")),
     **_rows(aten.einsum, by=_over_other_labels),
-    **_rows(aten.masked_scatter, aten.take, aten.put, by=_anywhere),
-    **_rows(aten.flip, aten.roll, by=_along("dims")),
+    **_rows(
+        aten.masked_scatter, aten.take, aten.put, aten.as_strided, aten.embedding_bag,
+        aten._embedding_bag, aten._embedding_bag_forward_only, aten.block_diag,
+        aten.segment_reduce, aten.unique_dim, aten.unique_consecutive, aten._unsafe_masked_index,
+        aten._unsafe_masked_index_put_accumulate, by=_anywhere,
+    ),
+    **_rows(aten.flip, aten.roll, aten.rot90, by=_along("dims")),
     **_rows(aten.cat, aten.concat, aten.concatenate, by=_joins),
     **_rows(
         aten.view, aten.reshape, aten._unsafe_view, aten.flatten, aten.unflatten, by=_loses_order
     ),
     **_rows(
         aten.batch_norm, aten._native_batch_norm_legit, aten.native_batch_norm,
+        aten._native_batch_norm_legit_functional,
         by=lambda call: bool(call.given["training"]) or call.dim not in (0, None),
     ),
-    **_rows(aten.layer_norm, aten.native_layer_norm, aten.rms_norm, by=_over_normalized),
+    **_rows(aten._batch_norm_with_update, by=_anywhere),
+    **_rows(
+        aten.layer_norm, aten.native_layer_norm, aten.rms_norm, aten._fused_rms_norm,
+        by=_over_normalized,
+    ),
     **_rows(aten.group_norm, aten.native_group_norm, aten.instance_norm, by=_beyond_first),
     **_rows(
+        aten.linalg_vector_norm, aten.linalg_norm, aten.linalg_matrix_norm, aten.linalg_cross,
+        aten.linalg_vecdot, aten.linalg_matmul, aten.linalg_multi_dot, by=_nowhere,
+    ),
+    **_rows(
         aten.scaled_dot_product_attention, aten.tril, aten.triu, aten.cholesky, aten.inverse,
-        by=_over_last(2),
+        aten.ormqr, by=_over_last(2),
+    ),
+    **_rows(
+        aten.lu_unpack,
+        by=lambda call: _over_last(2)(call) or call.dim_of(call.given["LU_pivots"]) != call.dim,
     ),
     **_rows(aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu, by=_over_time),
 }  # fmt: skip
 _PREFIXES: dict[str, Callable[[Call], bool]] = {
     "conv": _beyond_first,
+    "_conv": _beyond_first,
     "max_pool": _beyond_first,
     "avg_pool": _beyond_first,
     "adaptive_": _beyond_first,
+    "_adaptive_": _beyond_first,
     "upsample_": _beyond_first,
+    "_upsample_": _beyond_first,
+    "_scaled_dot_product_": _over_last(2),
     "linalg_": _over_last(2),
     "fft_": _along("dim"),
+    "_fft_": _along("dim"),
 }
 """By how the name of an operator begins."""

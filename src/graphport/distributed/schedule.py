@@ -74,9 +74,9 @@ class Split:
         found = {}
         sizes = None
         for name, first in parts[0].items():
-            node = self.values.get(name)
-            where = _cut(node, self.symbol) if node is not None else None
-            number = expression(node.meta.get("val")) if node is not None else None
+            node = self.values[name]
+            where = _cut(node, self.symbol)
+            number = expression(node.meta.get("val"))
             if where is not None and isinstance(first, torch.Tensor):
                 found[name] = torch.cat([p[name] for p in parts], dim=where[0])
             elif isinstance(number, Expr) and self.symbol in symbols(number):

@@ -159,6 +159,8 @@ def _part(container: Any, node: Node) -> Any:
         return fields.get(index) if isinstance(index, str) else None
     if fields:
         return _of_several(container, list(fields.values()), index, node)
+    if container in (typing.Tuple, typing.List, typing.Dict):  # noqa: UP006  (of anything)
+        return None
     origin, parts = typing.get_origin(container), list(typing.get_args(container))
     if origin is list and len(parts) == 1:
         return container if isinstance(index, slice) else parts[0]

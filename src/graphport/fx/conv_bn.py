@@ -14,6 +14,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from graphport.fx.layers import Layer, Layers, Norm, rank
+from graphport.fx.nodes import first
 from graphport.fx.programs import copied, graph_of
 from graphport.fx.state import State
 from graphport.program import ExportedProgram
@@ -138,8 +139,8 @@ def _set_arguments(
             dtype = getattr(mean[0].meta.get("val"), "dtype", None) if mean else None
             if dtype == bias.dtype:
                 new_bias.meta = dict(mean[0].meta)
-    rest = {k: v for k, v in node.kwargs.items() if k not in ("weight", "bias")}
-    node.args, node.kwargs = (node.args[0], new_weight, new_bias, *node.args[3:]), rest
+    rest = {k: v for k, v in node.kwargs.items() if k not in ("input", "weight", "bias")}
+    node.args, node.kwargs = (first(node), new_weight, new_bias, *node.args[3:]), rest
     state.erase_unused([n for n in (old_weight, old_bias) if n is not None])
 
 

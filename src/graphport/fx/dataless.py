@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -105,9 +106,27 @@ def _on_abstract(op: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Ten
         else meta_rule(called.op, described, named)
     )
     if info.mutated:
-        first = info.mutated[0]
-        return kwargs[first] if isinstance(first, str) else args[first]
+        return _after(op, [kwargs[m] if isinstance(m, str) else args[m] for m in info.mutated], out)
     return _tensors(out)
+
+
+def _after(op: OpOverload, written: list[Any], out: Any) -> Any:
+    """What an operator returns that has written `out` to tensors."""
+    if torch.Tag.inplace_view in op.tags and isinstance(written[0], AbstractTensor):
+        _become(written[0], out)
+    returns = op._schema.returns
+    if not returns:
+        return None
+    if any(r.alias_info is None for r in returns):  # results beside those that were written
+        return _tensors(out[: len(returns)] if isinstance(out, (list, tuple)) else out)
+    return written[0] if len(returns) == 1 else tuple(written[: len(returns)])
+
+
+def _become(tensor: AbstractTensor, abstract: Abstract) -> None:
+    """`t_`, `squeeze_`, ...: the tensor itself has other sizes from now on."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        tensor.data = abstract_tensor(abstract)
+    tensor._abstract = abstract
 
 
 def _described(x: Any) -> Any:
@@ -148,7 +167,8 @@ _RUNNERS: tuple[tuple[type, Run], ...] = ((AbstractTensor, _on_abstract), (FakeT
 @contextmanager
 def keeping_buffers(module: nn.Module) -> Iterator[None]:
     """Give buffers their numbers back: statistics of batches are no business of who looks on."""
-    before = [(b, b.detach().clone()) for b in module.buffers() if not has_no_data(b)]
+    buffers = (b for b in module.buffers() if not has_no_data(b) and not is_lazy(b))
+    before = [(b, b.detach().clone()) for b in buffers]
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.fx.nodes import first
 from graphport.fx.programs import copied, graph_of
 from graphport.program import ExportedProgram
 
@@ -71,7 +72,7 @@ def _layers(graph: Graph, modules: dict[str, nn.Module]) -> Iterator[_Layer]:
     for node in graph.nodes:
         result = _result(node, modules)
         if result is not None:
-            given = node.args[0] if node.args else node.kwargs["input"]
+            given = first(node)
             yield list(dict.fromkeys((node, result))), given, result
 
 

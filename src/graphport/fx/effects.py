@@ -17,10 +17,14 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from graphport.fx.nodes import first
+
 aten = torch.ops.aten
 
 # Write running statistics (arguments 3 and 4) when argument 5 says so; their schemas do not tell.
-_STATISTICS = frozenset({aten.batch_norm.default, aten.instance_norm.default})
+_STATISTICS = frozenset(
+    {aten.batch_norm.default, aten.instance_norm.default, aten.native_batch_norm.default}
+)
 _MODES = frozenset(
     {torch._C._set_grad_enabled, torch.amp._enter_autocast, torch.amp._exit_autocast}
 )
@@ -34,30 +38,40 @@ _ASSIGNMENTS = frozenset(
 # By the name of a function or method: results may lie in the memory of the first argument.
 _VIEWS = frozenset(
     {
-        "adjoint", "broadcast_to", "chunk", "contiguous", "cpu", "data", "detach", "diagonal",
-        "dropout", "dsplit", "expand", "expand_as", "flatten", "float", "double", "getitem",
-        "getattr", "hsplit", "imag", "mH", "mT", "H", "T", "moveaxis", "movedim", "narrow",
-        "permute", "ravel", "real", "requires_grad_", "reshape", "reshape_as", "select", "split",
-        "split_with_sizes", "squeeze", "swapaxes", "swapdims", "t", "tensor_split", "to",
-        "transpose", "type", "type_as", "unbind", "unflatten", "unfold", "unsqueeze", "view",
-        "view_as", "view_as_complex", "view_as_real", "vsplit",
+        "adjoint", "alias", "alpha_dropout", "as_strided", "bfloat16", "bool", "broadcast_to",
+        "byte", "char", "chunk", "conj", "contiguous", "cpu", "cuda", "data", "detach", "diagonal",
+        "double", "dropout", "dropout1d", "dropout2d", "dropout3d", "dsplit", "expand",
+        "expand_as", "feature_alpha_dropout", "feature_dropout", "flatten", "float", "getattr",
+        "getitem", "half", "hsplit", "imag", "int", "long", "mH", "mT", "H", "T", "moveaxis",
+        "movedim", "narrow", "permute", "pixel_shuffle", "pixel_unshuffle", "positive", "ravel",
+        "real", "requires_grad_", "reshape", "reshape_as", "resolve_conj", "resolve_neg", "select",
+        "short", "split", "split_with_sizes", "squeeze", "sum_to_size", "swapaxes", "swapdims",
+        "t", "tensor_split", "to", "to_dense", "transpose", "type", "type_as", "unbind",
+        "unflatten", "unfold", "unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes",
+        "unsqueeze", "view", "view_as", "view_as_complex", "view_as_real", "vsplit",
     }
 )  # fmt: skip
+# And these in that of any argument.
+_VIEWS_OF_ALL = frozenset(
+    {"atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "einsum", "meshgrid"}
+)
 _VIEW_MODULES = (
     nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle,
     nn.modules.dropout._DropoutNd,
 )  # fmt: skip
+
+_NOTHING = nn.Module()
 
 
 def written(node: Node, modules: Mapping[str, nn.Module]) -> list[Node]:
     """The values whose memory a call writes to."""
     if node.op in ("placeholder", "get_attr", "output"):
         return []
-    first = node.args[0] if node.args else node.kwargs.get("input")
     out = _nodes(node.kwargs.get("out"))
     if isinstance(node.target, OpOverload):
         if node.target in _STATISTICS:
-            return _nodes(node.args[3:5]) if node.args[5] else []
+            mean, var, training = (_passed(node, node.target, place) for place in (3, 4, 5))
+            return _nodes([mean, var]) if training else []
         return [n for arg, n in _given(node, node.target) if arg.alias_info.is_write]
     if node.op == "call_module":
         in_place = getattr(modules.get(str(node.target)), "inplace", False) is True
@@ -66,37 +80,74 @@ def written(node: Node, modules: Mapping[str, nn.Module]) -> list[Node]:
         in_place = (
             node.target in _ASSIGNMENTS
             or node.kwargs.get("inplace") is True
-            or (name.endswith("_") and not name.startswith("_") and name != "requires_grad_")
+            or (name.endswith("_") and not name.startswith("__") and name != "requires_grad_")
         )
-    return _nodes(first) + out if in_place else out
+    return _nodes(first(node)) + out if in_place else out
 
 
 def viewed(node: Node, modules: Mapping[str, nn.Module]) -> list[Node]:
     """The values whose memory the result of a call may lie in."""
     target = node.target
+    name = _name(node)
     if node.op == "call_module":
         views = isinstance(modules.get(str(target)), _VIEW_MODULES)
     elif isinstance(target, OpOverload):
         if any(r.alias_info is not None for r in target._schema.returns):
             return [n for _, n in _given(node, target)]
         # A composite operator may hand on what it was given, and its schema does not say so.
-        views = target._overloadpacket.__name__ in _VIEWS
+        name = target._overloadpacket.__name__
+        views = name in _VIEWS
     else:
-        views = node.op in ("call_function", "call_method") and _name(node) in _VIEWS
-    return _nodes(node.args[:1]) if views else written(node, modules)
+        views = node.op in ("call_function", "call_method") and name in _VIEWS
+    if name in _VIEWS_OF_ALL and node.op in ("call_function", "call_method"):
+        return node.all_input_nodes
+    return _nodes(first(node)) if views else written(node, modules)
 
 
-def changing(graph: Graph, modules: Mapping[str, nn.Module]) -> set[str]:
-    """The attributes whose memory the graph writes to, views included."""
-    found, seen = set(), set()
+def overwritten(graph: Graph, modules: Mapping[str, nn.Module]) -> set[Node]:
+    """The values whose memory the graph writes to, also through views of them."""
+    found: set[Node] = set()
     left = [value for node in graph.nodes for value in written(node, modules)]
     while left:
         node = left.pop()
-        if node.op == "get_attr":
-            found.add(str(node.target))
-        elif node.op.startswith("call_") and node not in seen:
-            seen.add(node)
-            left.extend(viewed(node, modules))
+        if node not in found:
+            found.add(node)
+            left.extend(viewed(node, modules) if node.op.startswith("call_") else ())
+    return found
+
+
+def memory_of(tensor: torch.Tensor) -> Any:
+    """What tensors over the same memory have in common; None where they cannot have any."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def memory_at(target: str, modules: Mapping[str, nn.Module]) -> Any:
+    """The memory of an attribute, or its name; `modules` has the graph's own at no path."""
+    found: Any = modules.get("")
+    for part in target.split("."):
+        found = getattr(found, part, None)
+    memory = memory_of(found) if isinstance(found, torch.Tensor) else None
+    return target if memory is None else memory
+
+
+def changing(graph: Graph, modules: Mapping[str, nn.Module]) -> set[Any]:
+    """The memory of attributes that the graph writes to."""
+    memory = owners(graph, modules)
+    values = [value for node in graph.nodes for value in written(node, modules)]
+    return {m for value in values for m in memory[value] if not isinstance(m, Node)}
+
+
+def owners(graph: Graph, modules: Mapping[str, nn.Module]) -> dict[Node, frozenset[Any]]:
+    """The memory that each value may lie in: that of an attribute, or of what another call gave."""
+    found: dict[Node, frozenset[Any]] = {}
+    for node in graph.nodes:
+        if node.op != "output":
+            shown = viewed(node, modules) if node.op.startswith("call_") else []
+            own = memory_at(str(node.target), modules) if node.op == "get_attr" else node
+            found[node] = frozenset().union(*(found[n] for n in shown)) or frozenset({own})
     return found
 
 
@@ -111,25 +162,24 @@ def order(graph: Graph, modules: Mapping[str, nn.Module]) -> Iterator[tuple[Node
     writes = {n: found for n in calls if (found := written(n, modules))}
     if not writes:
         return
-    owners: dict[Node, frozenset[Any]] = {}
+    memory = owners(graph, modules)
     last: dict[Any, Node] = {}
     readers: dict[Any, list[Node]] = {}
-    for node in graph.nodes:
-        if node.op == "output":
-            continue
-        shown = viewed(node, modules) if node.op.startswith("call_") else []
-        own = node.target if node.op == "get_attr" else node  # an attribute may be read twice
-        owners[node] = frozenset().union(*(owners[n] for n in shown)) or frozenset({own})
-        changed = {memory for n in writes.get(node, ()) for memory in owners[n]}
+    for node in calls:
+        changed = {m for n in writes.get(node, ()) for m in memory[n]}
         # What may give a view may also give a copy: it counts as a reader.
-        for memory in {memory for n in node.all_input_nodes for memory in owners[n]} - changed:
-            if memory in last:
-                yield last[memory], node
-            readers.setdefault(memory, []).append(node)
-        for memory in changed:
-            for before in (*readers.pop(memory, ()), *_some(last.get(memory))):
+        read = {m for n in node.all_input_nodes for m in memory[n]}
+        if node.op == "call_module":
+            module = modules.get(str(node.target), _NOTHING)
+            read.update(map(memory_of, (*module.parameters(), *module.buffers())))
+        for m in read - changed:
+            if m in last:
+                yield last[m], node
+            readers.setdefault(m, []).append(node)
+        for m in changed:
+            for before in (*readers.pop(m, ()), *_some(last.get(m))):
                 yield before, node
-            last[memory] = node
+            last[m] = node
 
 
 def _around_modes(graph: Graph) -> Iterator[tuple[Node, Node]]:
@@ -158,9 +208,15 @@ def _given(node: Node, op: OpOverload) -> Iterator[tuple[Any, Node]]:
     """The arguments that the schema says something of, and what was passed for them."""
     for place, arg in enumerate(op._schema.arguments):
         if arg.alias_info is not None:
-            passed = node.args[place] if place < len(node.args) else node.kwargs.get(arg.name)
-            for n in _nodes(passed):
+            for n in _nodes(_passed(node, op, place)):
                 yield arg, n
+
+
+def _passed(node: Node, op: OpOverload, place: int) -> Any:
+    """What an argument of an operator is, by position or by name."""
+    if place < len(node.args):
+        return node.args[place]
+    return node.kwargs.get(op._schema.arguments[place].name)
 
 
 def _nodes(x: Any) -> list[Node]:

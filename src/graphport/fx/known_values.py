@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import builtins
 import operator
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.fx import Node, Proxy
+from torch.fx.node import map_aggregate
+from torch.overrides import TorchFunctionMode
 
 UNKNOWN = object()
 
@@ -81,4 +85,25 @@ def value_of(x: Any) -> Any:
         return x._known()
     if isinstance(x, slice):
         return slice(*map(value_of, (x.start, x.stop, x.step)))
+    return x
+
+
+class Involving(TorchFunctionMode):
+    """Calls that take traced values are traced, also where the tensors are none: `table[:n]`."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        found: list[Known] = []
+        map_aggregate((args, kwargs), lambda x: _note(x, found))
+        if not found:
+            return func(*args, **(kwargs or {}))
+        if func is torch.Tensor.__getitem__:
+            return found[0].tracer.create_proxy("call_function", operator.getitem, args, {})
+        return Proxy.__torch_function__(func, types, args, kwargs)
+
+
+def _note(x: Any, found: list[Known]) -> Any:
+    if issubclass(type(x), Known):
+        found.append(x)
     return x

@@ -6,6 +6,7 @@ the graph runs: inputs, results of other calls and attributes that the graph wri
 
 from __future__ import annotations
 
+import itertools
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from graphport.fx.effects import changing
+from graphport.fx.effects import changing, memory_at, memory_of
 from graphport.fx.programs import attribute
 
 aten = torch.ops.aten
@@ -118,7 +119,8 @@ class Layers:
     def layer(self, node: Node) -> Layer | None:
         if node.op == "call_module":
             module: Any = self._module(node)
-            if type(module) not in _MODULES or len(node.args) != 1 or node.kwargs:
+            others = sum(value is not None for value in node.kwargs.values())
+            if type(module) not in _MODULES or len(node.args) + others != 1:
                 return None  # a size of the output that is asked for may be one, in a transposed
             spatial, transposed = _MODULES[type(module)]
             groups = getattr(module, "groups", 1)
@@ -175,16 +177,23 @@ class Layers:
 
     def tensor(self, value: Any) -> torch.Tensor | None:
         """The tensor that a node always stands for."""
-        if not isinstance(value, Node) or value.op != "get_attr" or value.target in self.changing:
+        if not isinstance(value, Node) or value.op != "get_attr":
+            return None
+        if memory_at(str(value.target), self.modules) in self.changing:
             return None
         found = attribute(str(value.target), self.gm)
         return found if isinstance(found, torch.Tensor) else None
 
+    def is_fixed(self, module: nn.Module) -> bool:
+        """Whether hooks and the graph leave a module as its type says."""
+        if module._forward_hooks or module._forward_pre_hooks:
+            return False
+        tensors = itertools.chain(module.parameters(), module.buffers())
+        return not self.changing or self.changing.isdisjoint(map(memory_of, tensors))
+
     def _module(self, node: Node) -> nn.Module | None:
-        """What is called, unless hooks do something that the type does not say."""
         module = self.modules.get(str(node.target))
-        hooked = module is not None and (module._forward_hooks or module._forward_pre_hooks)
-        return None if hooked else module
+        return module if module is not None and self.is_fixed(module) else None
 
 
 def rank(node: Node) -> int | None:

@@ -3,7 +3,8 @@
     x @ A, x @ B  ->  x @ [A B], split by columns; the weights of layers are joined once
     x @ A, y @ A  ->  [x; y] @ A, split by rows
 
-Products that depend on one another stay apart, and so do those whose operands the graph writes to.
+Products that depend on one another stay apart, and so do those whose operands or results the graph
+writes to.
 """
 
 from __future__ import annotations
@@ -12,16 +13,19 @@ import heapq
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from graphport.fx.dataless import Dataless
-from graphport.fx.effects import order, viewed
+from graphport.fx.effects import order, overwritten, viewed
 from graphport.fx.layers import Layers, rank
+from graphport.fx.module_arguments import is_standard
 from graphport.fx.products import Product, joined, known_shape, product
 from graphport.fx.programs import copied, graph_of
 from graphport.fx.state import State
@@ -40,8 +44,11 @@ _OVERLOADS: dict[Any, Any] = {
 }
 # What does not take every layout, or shows it.
 _STRICT = frozenset(
-    {"view", "view_as", "as_strided", "stride", "is_contiguous", "data_ptr", "set_", "resize_"}
-)
+    {
+        "view", "view_as", "view_as_complex", "as_strided", "stride", "is_contiguous", "data_ptr",
+        "set_", "resize_",
+    }
+)  # fmt: skip
 
 
 def merge_matmul(model: nn.Module | ExportedProgram) -> GraphModule:
@@ -77,7 +84,11 @@ class _Merging:
         self.after: Deps = defaultdict(list)
         for before, node in order(gm.graph, self.layers.modules):
             self.after[node].append(before)
-        fixed = {*self.after, *(n for nodes in self.after.values() for n in nodes)}
+        fixed = {
+            *self.after,
+            *(n for nodes in self.after.values() for n in nodes),
+            *overwritten(gm.graph, self.layers.modules),
+        }
         free = (n for n in gm.graph.nodes if n not in fixed)
         self.left = dict.fromkeys(n for n in free if product(n, self.layers) is not None)
 
@@ -137,6 +148,7 @@ class _Merging:
                 layer.training = self.gm.training
                 path = self.state.free(first.path)
                 self.state.set(path, layer)
+                self.layers.modules[path] = layer
                 merged = self.call_module(path, first.left)
             else:
                 args = [first.left, self.new_state(first, first.right, "weight", weight)]
@@ -267,12 +279,21 @@ class _Merging:
         """Whether something depends on the layout: columns of a larger matrix have gaps."""
         for user in node.users:
             name = str(getattr(user.target, "_opname", getattr(user.target, "__name__", "")))
-            if user.op == "output" or {name, user.target} & _STRICT:
+            if user.op == "output" or {name, user.target} & _STRICT or self.is_foreign(user):
                 return True
             if user.op.startswith("call_") and node in viewed(user, self.layers.modules):
                 if self.is_strict(user):
                     return True
         return False
+
+    def is_foreign(self, user: Node) -> bool:
+        """Whether a call is of something that is not torch's, and may depend on anything."""
+        target = user.target
+        if user.op == "call_module":
+            return not is_standard(self.layers.modules[str(target)])
+        if isinstance(target, OpOverload):
+            return target.namespace != "aten"
+        return isinstance(target, FunctionType) and str(target.__module__).split(".")[0] != "torch"
 
     def erase(self, p: Product) -> None:
         del self.left[p.node]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,7 +34,7 @@ from graphport.fx.dataless import (
     keeping_buffers,
     without_data,
 )
-from graphport.fx.known_values import UNKNOWN, Known, value_of
+from graphport.fx.known_values import UNKNOWN, Involving, Known, value_of
 from graphport.fx.type_hints import resolved
 from graphport.source import here
 
@@ -99,7 +99,8 @@ class MetaTracer(Tracer):
     ) -> Graph:
         self.device = device_of(root) if isinstance(root, nn.Module) else torch.device("cpu")
         self.meta_args = pytree.tree_map(self._bare, dict(meta_args or {}))
-        graph = super().trace(root, concrete_args)
+        with Involving():
+            graph = super().trace(root, concrete_args)
         self._settle(graph)
         names = [str(n.target).lstrip("*") for n in graph.nodes if n.op == "placeholder"]
         unknown = sorted(self.meta_args.keys() - set(names))
@@ -209,8 +210,12 @@ class MetaTracer(Tracer):
         value = value_of(obj)
         if value is UNKNOWN and not self.meta_args:
             return super().iter(obj)
-        if isinstance(value, dict):
+        if isinstance(value, (dict, KeysView)):
             return iter(value)
+        if isinstance(value, (ItemsView, ValuesView)):
+            given = self.proxy(obj.node.args[0])
+            pairs = [(key, given[key]) for key in value_of(given)]
+            return iter(pairs if isinstance(value, ItemsView) else [part for _, part in pairs])
         return iter([obj[i] for i in range(self.length(obj))])
 
     def keys(self, obj: Proxy) -> Any:

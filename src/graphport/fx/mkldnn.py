@@ -19,8 +19,10 @@ from torch.fx.node import map_arg
 from graphport import errors
 from graphport.fx.conv_bn import fuse
 from graphport.fx.dropout import without_dropout
+from graphport.fx.effects import owners, written
 from graphport.fx.layers import Layers
-from graphport.fx.mkldnn_support import BINARY, converted, first, is_binary, supported
+from graphport.fx.mkldnn_support import BINARY, converted, is_binary, keeps_dtype, supported
+from graphport.fx.nodes import first
 from graphport.fx.programs import copied, graph_of
 from graphport.fx.shape_prop import ShapeProp
 from graphport.fx.state import State
@@ -127,8 +129,8 @@ def optimize_for_inference(
         >>> [n.target for n in fast.graph.nodes if n.op == "call_method"]
         ['to_mkldnn', 'to_dense']
 
-    Layers whose settings or dtypes MKL-DNN does not take stay as they are. Inputs have a batch
-    dimension.
+    Layers whose settings or dtypes MKL-DNN does not take stay as they are. Where shapes are not
+    known, inputs are taken to have a batch dimension, and values no more than five dims.
     """
     config = {**_PASSES, **(pass_config or {})}
     unknown = set(config) - set(_PASSES)
@@ -175,19 +177,26 @@ class _Sets:
 
 
 def _parts(gm: GraphModule) -> list[MklSubgraph]:
-    """What can run in the layout, in connected parts."""
+    """What can run in the layout, in connected parts.
+
+    A value enters where it reaches weights before its dtype can change: nothing else tells that it
+    is of float32.
+    """
     layers, sets = Layers(gm), _Sets()
-    for node in gm.graph.nodes:
-        taken = supported(node, layers)
-        if is_binary(node):
-            taken = taken and all(arg in sets.parent for arg in node.all_input_nodes)
-        if taken:
+    able = _able(gm, layers)
+    reaching: set[Node] = set()
+    for node in reversed(able):
+        passes_on = keeps_dtype(node, layers) and not reaching.isdisjoint(node.users)
+        if passes_on or layers.layer(node) is not None:
+            reaching.add(node)
+    for node in able:
+        if node in reaching or all(arg in sets.parent for arg in _tensors(node)):
             sets.find(node)
             for arg in _tensors(node):
                 if arg in sets.parent:
                     sets.join(arg, node)
     found: dict[Node, MklSubgraph] = {}
-    for node in gm.graph.nodes:
+    for node in able:
         if node in sets.parent:
             part = found.setdefault(sets.find(node), MklSubgraph(gm.graph))
             part.nodes.append(node)
@@ -196,6 +205,18 @@ def _parts(gm: GraphModule) -> list[MklSubgraph]:
             if any(user not in sets.parent for user in node.users):
                 part.end_nodes.append(node)
     return list(found.values())
+
+
+def _able(gm: GraphModule, layers: Layers) -> list[Node]:
+    """The calls that take and give the layout, but for those of what others write to.
+
+    Those would write to a copy.
+    """
+    able = dict.fromkeys(n for n in gm.graph.nodes if supported(n, layers))
+    memory = owners(gm.graph, layers.modules)
+    changed = {m for n in gm.graph.nodes if n not in able
+               for value in written(n, layers.modules) for m in memory[value]}  # fmt: skip
+    return [n for n in able if all(changed.isdisjoint(memory[v]) for v in (n, *_tensors(n)))]
 
 
 def _tensors(node: Node) -> list[Node]:
@@ -244,18 +265,18 @@ def _convert_layer(
     """Make a node with weights call a module that has them in the layout."""
     old = str(node.target) if node.op == "call_module" else None
     if old in made:
-        state.call(node, made[old])
-        return
-    module = converted(node, layers)
-    if module is None:
-        return
-    if old is not None:
-        alone = every.issuperset(state.users_of(old))
-        path = made[old] = old if alone else state.free(old)
+        path = made[old]
     else:
-        path = state.free(f"mkldnn_{len(made)}")
-        made[path] = path
-    state.set(path, module)
+        module = converted(node, layers)
+        if module is None:
+            return
+        if old is not None:
+            alone = every.issuperset(state.users_of(old))
+            path = made[old] = old if alone else state.free(old)
+        else:
+            path = state.free(f"mkldnn_{len(made)}")
+            made[path] = path
+        state.set(path, module)
     used = node.all_input_nodes
     given = first(node)
     state.call(node, path)

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import Node
 
-from graphport.fx.effects import written
-from graphport.fx.layers import Layers
+from graphport.fx.effects import viewed, written
+from graphport.fx.layers import Layers, rank
+from graphport.fx.nodes import first
 
 with warnings.catch_warnings():
     # torch's own modules for the layout are written in TorchScript, which torch warns of.
@@ -56,9 +57,12 @@ _METHODS = frozenset({"relu", "sigmoid", "tanh", "transpose", "flatten", "reshap
 _MAX = {"dilation": 1, "return_indices": False}
 _AVG = {"divisor_override": None}
 _ADAPTIVE = {"output_size": 1}
+_MAX_POOL = (
+    "input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices",
+)  # fmt: skip
 _POOLS: dict[Any, tuple[tuple[str, ...], dict[str, Any]]] = {
-    F.max_pool2d: (("input", "kernel_size", "stride", "padding", "dilation"), _MAX),
-    F.max_pool3d: (("input", "kernel_size", "stride", "padding", "dilation"), _MAX),
+    F.max_pool2d: (_MAX_POOL, _MAX),
+    F.max_pool3d: (_MAX_POOL, _MAX),
     F.avg_pool2d: (
         ("input", "kernel_size", "stride", "padding", "ceil_mode", "include", "divisor_override"),
         _AVG,
@@ -94,9 +98,14 @@ def supported(node: Node, layers: Layers) -> bool:
     """
     if not node.op.startswith("call_") or not node.all_input_nodes:
         return False
-    for value in written(node, layers.modules):
+    if _is_other(node) or not _has_dims(node, layers):
+        return False
+    seen = written(node, layers.modules)
+    while seen:
+        value = seen.pop()
         if len(value.users) > 1 or value.op in ("placeholder", "get_attr"):
             return False  # what it writes to is seen elsewhere, and would be a copy here
+        seen.extend(viewed(value, layers.modules))
     if is_binary(node):
         return True
     if isinstance(first(node), Node):
@@ -104,14 +113,51 @@ def supported(node: Node, layers: Layers) -> bool:
             return _is_dense_layer(node, layers)
         if len(node.all_input_nodes) == 1:
             if node.op == "call_module":
-                return _fits_module(layers.modules[str(node.target)])
+                module = layers.modules[str(node.target)]
+                return layers.is_fixed(module) and _fits_module(module)
             known = _METHODS if node.op == "call_method" else _ALWAYS
             return node.target in known or _fits_pool(node)
     return False
 
 
-def first(node: Node) -> Any:
-    return node.args[0] if node.args else node.kwargs.get("input")
+# These make float32 of whole numbers, too.
+_TO_FLOAT = frozenset(
+    {
+        torch.sigmoid, F.sigmoid, torch.tanh, F.tanh, aten.sigmoid.default, aten.tanh.default,
+        nn.Sigmoid, nn.Tanh, "sigmoid", "tanh",
+    }
+)  # fmt: skip
+
+
+def keeps_dtype(node: Node, layers: Layers) -> bool:
+    """Whether the result of a call that is supported has the dtype of its only input."""
+    module = node.op == "call_module"
+    kind = type(layers.modules[str(node.target)]) if module else node.target
+    return not is_binary(node) and kind not in _TO_FLOAT
+
+
+_NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def _is_other(node: Node) -> bool:
+    """Whether metadata tell that a result is no tensor of float32."""
+    known = next((node.meta[key] for key in ("val", "tensor_meta") if key in node.meta), None)
+    return known is not None and getattr(known, "dtype", None) is not torch.float32
+
+
+def _has_dims(node: Node, layers: Layers) -> bool:
+    """Whether values have dims that the layout takes, batches included; as far as metadata tell."""
+    layer = layers.layer(node)
+    if layer is not None:
+        spatial = layer.spatial
+    else:
+        module = layers.modules.get(str(node.target)) if node.op == "call_module" else None
+        target = node.target if module is None else type(module)
+        name = getattr(target, "__name__", "")
+        spatial = next((count for count in (2, 3) if f"{count}d" in name), 0)  # of pools and norms
+    if spatial and rank(node) not in (None, spatial + 2):
+        return False
+    return all(rank(value) in (None, 1, 2, 3, 4, 5) for value in (node, *node.all_input_nodes))
 
 
 def is_binary(node: Node) -> bool:
@@ -144,7 +190,7 @@ def _is_dense_layer(node: Node, layers: Layers) -> bool:
 
 
 def _fits_module(module: nn.Module) -> bool:
-    if type(module) not in _MODULES or module._forward_hooks or module._forward_pre_hooks:
+    if type(module) not in _MODULES:
         return False
     given = {name: getattr(module, name) for name in _MODULES[type(module)]}
     return _fits(given, _MODULES[type(module)]) and all(map(_is_float, module.parameters()))
@@ -171,8 +217,7 @@ def converted(node: Node, layers: Layers) -> nn.Module | None:
     with torch.no_grad():
         if layer is None:
             module = layers.modules.get(str(node.target)) if node.op == "call_module" else None
-            is_norm = isinstance(module, (nn.BatchNorm2d, nn.BatchNorm3d))
-            return mkldnn.MkldnnBatchNorm(module) if is_norm else None
+            return mkldnn.MkldnnBatchNorm(module) if isinstance(module, _NORMS) else None
         if layer.spatial == 0:
             dense: Any = nn.Linear(1, 1, device="meta")
             kind: Any = mkldnn.MkldnnLinear

@@ -210,13 +210,7 @@ class Writer:
         short = getattr(value, "__name__", "")
         if isinstance(value, type) and getattr(nn, short, None) is value:
             return f"torch.nn.{short}"
-        module, name = _place(value)
-        if module is None or name is None:
-            raise _refusal(
-                path,
-                f"is {value!r}, which cannot be imported by name",
-                "define it at the top of a module of its own, or trace through it",
-            )
+        module, name = _place(value, path)
         if module == "torch" or module.startswith("torch."):
             self._imports[module] = f"import {module}"
             return f"{module}.{name}"
@@ -236,13 +230,7 @@ class Writer:
         elif value is type(None):
             self._imports[alias] = f"from types import NoneType as {alias}"
         else:
-            module, name = _place(value)
-            if module is None or name is None:
-                raise _refusal(
-                    alias,
-                    f"is {value!r}, which cannot be imported by name",
-                    "define it at the top of a module of its own",
-                )
+            module, name = _place(value, alias)
             first, *others = name.split(".")
             self._imports[alias] = f"from {module} import {first} as {alias}" + (
                 f"\n{alias} = {'.'.join([alias, *others])}" if others else ""
@@ -264,14 +252,18 @@ def _is_used(module: nn.Module, name: str, value: Any) -> bool:
     return any(n.op == "get_attr" and n.target.split(".")[0] == name for n in module.graph.nodes)
 
 
-def _place(value: Any) -> tuple[str | None, str | None]:
-    """Module and name under which a value can be imported."""
+def _place(value: Any, path: str) -> tuple[str, str]:
+    """Module and name under which a value can be imported; `path` is where it is used."""
     module = _module_of(value)
     for attribute in ("__qualname__", "_name", "__name__"):
         name = getattr(value, attribute, None)
         if isinstance(name, str) and module not in ("", "__main__") and _found(module, name, value):
             return module, name
-    return None, None
+    raise _refusal(
+        path,
+        f"is {value!r}, which cannot be imported by name",
+        "define it at the top of a module of its own, or trace through it",
+    )
 
 
 def _found(module: str, name: str, value: Any) -> bool:

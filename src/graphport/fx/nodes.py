@@ -1,10 +1,25 @@
-"""Where in the user's code a node comes from."""
+"""What nodes are given and refer to, and where in the user's code they come from."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch.fx import Node
 
 from graphport import source
+
+
+def first(node: Node) -> Any:
+    """The first argument of a call, by position or by name."""
+    if node.args:
+        return node.args[0]
+    return node.kwargs.get("input", node.kwargs.get("self"))
+
+
+def down_to(path: str) -> list[str]:
+    """`a`, `a.b` and `a.b.c`, of the last."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
 def place_of(node: Node) -> source.Location | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from numbers import Number
 from typing import Any
 
 import torch
@@ -162,9 +163,14 @@ def _operands(node: Node) -> tuple[Any, Any] | None:
         if name not in _MEANS_NOTHING or not _is(value, _MEANS_NOTHING[name]):
             return None
     # Of two numbers, a function of torch makes a tensor.
-    if len(sides) != 2 or not any(isinstance(s, Node) for s in sides):
+    if len(sides) != 2 or all(map(_is_number, sides)):
         return None
     return sides[0], sides[1]
+
+
+def _is_number(side: Any) -> bool:
+    hint = type_of(side)
+    return isinstance(hint, type) and issubclass(hint, Number)
 
 
 def _is(value: Any, wanted: Any) -> bool:

@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from graphport.fx.layers import Layers, rank
+from graphport.fx.nodes import first
 
 aten = torch.ops.aten
 
@@ -85,8 +86,9 @@ def product(node: Node, layers: Layers) -> Product | None:
     method = node.op == "call_method" and node.target in ("matmul", "mm", "__matmul__")
     if not method and (node.op != "call_function" or node.target not in _MATMULS):
         return None
-    sides = (*node.args, *(node.kwargs[k] for k in ("input", "mat2", "other") if k in node.kwargs))
-    if len(sides) != 2 or len(node.all_input_nodes) > len(sides) or "out" in node.kwargs:
+    names = ("input", "self", "mat2", "other")
+    sides = (*node.args, *(node.kwargs[k] for k in names if k in node.kwargs))
+    if len(sides) != 2 or any(v is not None for k, v in node.kwargs.items() if k not in names):
         return None
     left, right = sides
     if not isinstance(left, Node) or not isinstance(right, Node):
@@ -100,7 +102,7 @@ def _linear(node: Node, layers: Layers) -> Product | None:
     layer = layers.layer(node)
     if layer is None or layer.spatial != 0 or layer.transposed:
         return None
-    left: Any = node.args[0] if node.args else node.kwargs.get("input")
+    left = first(node)
     if not isinstance(left, Node):
         return None
     if node.op == "call_module":

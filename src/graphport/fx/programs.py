@@ -7,11 +7,13 @@ is called in the same way, with the same checks.
 from __future__ import annotations
 
 import copy
+import operator
 import types
 from typing import Any
 
 from torch import nn
-from torch.fx import Graph, GraphModule, Tracer
+from torch.fx import Graph, GraphModule, Node, Tracer
+from torch.fx.node import map_arg
 from torch.fx.proxy import TraceError
 
 from graphport import errors
@@ -29,7 +31,8 @@ def graph_of(
 ) -> GraphModule:
     """The model as a graph, traced unless it is one; shares its modules and tensors.
 
-    With `inline`, a graph that calls modules which the tracer would trace is traced again.
+    With `inline`, a graph that calls modules which the tracer would trace is traced again; that of
+    a program which was split is put together again.
     """
     if isinstance(model, ExportedProgram):
         return model.module()
@@ -43,6 +46,8 @@ def graph_of(
         calls = [str(n.target) for n in model.graph.nodes if n.op == "call_module"]
         if not inline or all(trace.is_leaf_module(modules[name], name) for name in calls):
             return model
+        if is_program(model):
+            return _joined(model)
     try:
         graph = trace.trace(model)
         return GraphModule(trace.root, graph, type(model).__name__)
@@ -51,6 +56,42 @@ def graph_of(
             f"{type(model).__name__} cannot be traced by torch.fx: {problem}",
             fix=f"capture it with example inputs: {what}(gp.export(model, args))",
         ) from problem
+
+
+def _joined(gm: GraphModule) -> GraphModule:
+    """A program with the graphs that it calls written out, called as before."""
+    graph = Graph()
+    old = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
+    new = graph.output(_written_out(gm, graph, "", {}))
+    new.meta, new.type = dict(old.meta), old.type
+    result = empty(gm)
+    for node in graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            give(result, str(node.target), gm)
+    wear(result, graph, gm)
+    return result
+
+
+def _written_out(gm: GraphModule, graph: Graph, path: str, values: dict[Node, Any]) -> Any:
+    """Copy the nodes of a module at a path, and find what it returns; `values` has its inputs."""
+    for node in gm.graph.nodes:
+        if node in values:
+            continue
+        args: Any = map_arg(node.args, lambda n: values[n])
+        if node.op == "output":
+            return args[0]
+        called = gm.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(called, GraphModule):
+            inputs = [n for n in called.graph.nodes if n.op == "placeholder"]
+            given = dict(zip(inputs, args, strict=True))
+            values[node] = _written_out(called, graph, f"{path}{node.target}.", given)
+        elif node.target is operator.getitem and isinstance(args[0], (list, tuple)):
+            values[node] = args[0][args[1]]
+        else:
+            values[node] = new = graph.node_copy(node, lambda n: values[n])
+            if node.op in ("call_module", "get_attr"):
+                new.target = f"{path}{node.target}"
+    raise AssertionError("a graph has an output")
 
 
 def copied(gm: GraphModule, *, deep: bool = False) -> GraphModule:

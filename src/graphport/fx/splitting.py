@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from graphport import errors
-from graphport.fx.effects import changing, order
+from graphport.fx.effects import changing, memory_at, order
 from graphport.fx.programs import attribute, empty, give, is_program, wear
 from graphport.program import ExportedProgram
 
@@ -150,10 +150,11 @@ class _Splitting:
         """The attributes that go to the pieces that use them."""
         changed = changing(self.gm.graph, self.modules) if self.is_program else set()
         getters = [n for n in self.gm.graph.nodes if n.op == "get_attr"]
+        memory = {n: memory_at(str(n.target), self.modules) for n in getters}
         homes: dict[Any, set[str]] = {}
         for node in getters:
             used = {self.piece_of[u].name for u in node.users if u is not self.output}
-            homes.setdefault(node.target, set()).update(used)
+            homes.setdefault(memory[node], set()).update(used)
         found = set()
         for node in getters:
             if not node.users or self.output in node.users:
@@ -161,7 +162,7 @@ class _Splitting:
             if isinstance(attribute(str(node.target), self.gm, self.root), nn.Module):
                 found.add(node)
             # One tensor in two pieces would be two tensors after `.to(...)`, and a write be lost.
-            elif self.is_program and (len(homes[node.target]) == 1 or node.target not in changed):
+            elif self.is_program and (len(homes[memory[node]]) == 1 or memory[node] not in changed):
                 found.add(node)
         return found
 

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
-from graphport.errors import ExportError
+from graphport.errors import ExportError, InputError
 from graphport.ort import explain
 from graphport.ort.compiled import Compiled
 from graphport.ort.forks import forkable_lock
@@ -42,6 +42,7 @@ class OrtBackend:
 
     def __init__(self, options: OrtBackendOptions | Mapping[str, Any] | None = None) -> None:
         self.options = OrtBackendOptions.of(options)
+        self.options.check()
         self.execution_count = 0
         """How often a session has run."""
         self._made: weakref.WeakValueDictionary[int, Compiled] = weakref.WeakValueDictionary()
@@ -49,8 +50,16 @@ class OrtBackend:
         self.refused: MutableMapping[GraphModule, str] = weakref.WeakKeyDictionary()
         """Graphs that run in PyTorch as a whole, and why."""
 
-    def __call__(self, module: GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+    def __call__(
+        self, module: GraphModule, inputs: Sequence[Any], *, options: Any = None, **_: Any
+    ) -> Callable[..., Any]:
         from graphport.ort import torch_compile
+
+        if options is not None and OrtBackendOptions.of(options) != self.options:
+            raise InputError(
+                "an OrtBackend has its own options, but torch.compile was given others",
+                fix="OrtBackend(options)",
+            )
 
         return torch_compile.compiled(self, module, inputs)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
-from graphport.errors import SessionError
+from graphport.errors import ExportError, SessionError
 from graphport.onnx.exporting import custom_lowerings, known_operators
 from graphport.onnx.lower import described
 from graphport.onnx.runtime import Session
@@ -21,7 +21,7 @@ from graphport.ops.abstract import Abstract
 from graphport.ort import dump, explain
 from graphport.ort.forks import forkable_lock
 from graphport.ort.frozen import Frozen
-from graphport.ort.graphs import captured
+from graphport.ort.graphs import captured, layout_of, layouts_read
 from graphport.ort.layouts import inverse
 from graphport.ort.lowering import Lowered, lowered
 from graphport.ort.memory import overlap, written_inputs
@@ -61,24 +61,34 @@ class Compiled:
         self.module = module
         self.backend = backend
         self.static = static
-        program = captured(module, inputs)
-        self.checks = _further_checks(program)
-        custom = custom_lowerings(backend.options.export)
-        self.program, self.missing = known_operators(program, custom)
         self.providers = providers
         self.records: list[SessionRecord] = []
         self.plan: Plan
         self.broken = False
+        self._capture(inputs, freeze)
+        self.unmet: Sequence[Any] | None = None if freeze else inputs
+        """What stood for the inputs, until the first call brings real ones."""
+
+    def _capture(self, inputs: Sequence[Any], freeze: bool) -> None:
+        program = captured(self.module, inputs)
+        self.checks = _further_checks(program)
+        self.layouts = layouts_read(self.module, inputs)
+        custom = custom_lowerings(self.backend.options.export)
+        self.program, self.missing = known_operators(program, custom)
         self.written = written_inputs(program)
-        unwritten = static.difference(self.written) if freeze else ()
+        unwritten = self.static.difference(self.written) if freeze else ()
         self.frozen = Frozen({i: inputs[i] for i in unwritten})
         self.run = self._built({i: inputs[i] for i in self.frozen.places})
 
     def __call__(self, *args: Any) -> Any:
+        if self.unmet is not None:
+            self._meet(args)
         if self.broken:
             return self.module(*args)
         if self.checks is not None and not self.checks(args):
             return self._in_torch(args, "the graph was captured for other sizes")
+        if self.layouts and any(layout_of(args[i]) != told for i, told in self.layouts.items()):
+            return self._in_torch(args, "the graph was captured for other strides")
         if self.written and overlap(args, self.written):
             return self._in_torch(args, "an input lies where another one is written to")
         try:
@@ -88,8 +98,29 @@ class Compiled:
         except SessionError as error:
             if self.backend.options.strict:
                 raise
-            self._give_up(error)
-            return self.module(*args)
+            failure = error
+        # If torch refuses the call as well, the session is not to blame.
+        result = self.module(*args)
+        self._give_up(failure)
+        return result
+
+    def _meet(self, args: Sequence[Any]) -> None:
+        """Capture again if dtypes are others than AOTAutograd said.
+
+        Its rules and torch's kernels differ in the statistics of a batch norm under autocast.
+        """
+        with _BUILDING:
+            if self.unmet is None:
+                return
+            inputs = [_like(x, t) for x, t in zip(self.unmet, args, strict=True)]
+            try:
+                if any(x is not t for x, t in zip(inputs, self.unmet, strict=True)):
+                    self._capture(inputs, freeze=False)
+            except ExportError as error:
+                if self.backend.options.strict:
+                    raise
+                self._give_up(error)
+            self.unmet = None
 
     def _thaw(self, args: Sequence[Any]) -> None:
         """Make sessions that have weights as inputs, unless another thread just has."""
@@ -99,7 +130,7 @@ class Compiled:
                 self.run = self._built({})
                 self.frozen = Frozen({})
 
-    def _give_up(self, error: SessionError) -> None:
+    def _give_up(self, error: ExportError) -> None:
         with _BUILDING:
             said, self.broken = self.broken, True
         if not said:
@@ -128,7 +159,8 @@ class Compiled:
                 raise explain.refusal(self.plan, self.missing)
             made = self._regions(regions, static)
             if made is not None:
-                return _assembled(self.plan, regions, made)
+                run = _assembled(self.plan, regions, made)
+                return _without_autocast(run) if torch._C._is_any_autocast_enabled() else run
 
     def _regions(
         self, regions: dict[tuple[Node, ...], Lowered], static: set[Node]
@@ -175,6 +207,12 @@ class Compiled:
         )  # fmt: skip
 
 
+def _like(example: Any, t: Any) -> Any:
+    """An example of the dtype that a tensor has."""
+    tensors = isinstance(example, torch.Tensor) and isinstance(t, torch.Tensor)
+    return example.to(t.dtype) if tensors and example.dtype is not t.dtype else example
+
+
 def _complex(inputs: Sequence[Node]) -> set[int]:
     """The places of complex tensors."""
     about = [described(n.meta.get("val")) for n in inputs]
@@ -202,9 +240,7 @@ def _assembled(
         if node.op == "placeholder":
             mapping[node] = graph.placeholder(node.name)
         elif node.op == "get_attr":
-            name = str(node.target)
-            _attach(root, name, plan.program)
-            mapping[node] = graph.get_attr(name)
+            mapping[node] = graph.get_attr(_attached(root, str(node.target), plan.program))
     for i, step in enumerate(plan.steps):
         if step.is_region:
             part = regions[step.nodes].part
@@ -228,9 +264,22 @@ def _assembled(
     return GraphModule(root, graph).eval().forward
 
 
-def _attach(root: nn.Module, name: str, program: ExportedProgram) -> None:
+def _without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
+    """The graph has the casts of the autocast around it: torch is not to add further ones."""
+
+    def running(*args: Any) -> Any:
+        with torch._C._DisableAutocast():
+            return run(*args)
+
+    return running
+
+
+def _attached(root: nn.Module, name: str, program: ExportedProgram) -> str:
+    """Under which name a module has a graph or a tensor of the program from now on."""
     inner = program.graph_module._modules.get(name)
     if inner is not None:
         root.add_module(name, plain_copy(inner))
-    elif not hasattr(root, name.replace(".", "_")):
-        root.register_buffer(name, program.tensor(name), persistent=False)
+        return name
+    own = f"tensor_{len(root._buffers)}"
+    root.register_buffer(own, program.tensor(name), persistent=False)
+    return own

@@ -38,7 +38,7 @@ class Frozen:
     def differ(self, args: Sequence[Any]) -> bool:
         """Whether one is another tensor, lies elsewhere, or has other contents."""
         tensors = self._tensors
-        return not (
+        return bool(tensors) and not (
             all(map(is_, map(args.__getitem__, self.places), tensors))
             and [*map(_version, tensors)] == self._versions
             # Before their memory is read: it may be gone.

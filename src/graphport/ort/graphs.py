@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from graphport.capture.export import Options, capture
+from graphport.capture.state import begins_inside, describe_tensor
 from graphport.errors import UnsupportedError
+from graphport.ops.strides import is_dense
 from graphport.ort.symbols import TorchSizes
 from graphport.program import ExportedProgram
 from graphport.source import of_trace, users_part
@@ -31,6 +34,13 @@ def captured(module: GraphModule, inputs: Sequence[Any]) -> ExportedProgram:
     """The program of a graph whose sizes are symbols of torch's, or numbers."""
     if any(isinstance(t, torch.Tensor) and t.is_meta for t in inputs):
         raise UnsupportedError("an input is on the meta device, where there is nothing to compute")
+    # Those of models are inputs; an optimiser's are not, and it writes to them.
+    if any(True for _ in module.parameters()):
+        raise UnsupportedError("the graph has parameters of its own, as that of an optimiser has")
+    made_of_others = next((t for t in inputs if is_traceable_wrapper_subclass(t)), None)
+    if made_of_others is not None:
+        kind = type(made_of_others).__name__
+        raise UnsupportedError(f"an input is a {kind}, which is taken apart by AOTAutograd")
     if differentiates(module):
         raise UnsupportedError("the graph takes derivatives, which is left to AOTAutograd")
     fixed = with_fixed_numbers(module)
@@ -39,6 +49,8 @@ def captured(module: GraphModule, inputs: Sequence[Any]) -> ExportedProgram:
             fixed, tuple(inputs), None, TorchSizes(_values(module, inputs)),
             Options("runtime_assert", once_more=True, keep_views=True),
         )  # fmt: skip
+    if program.graph_signature.buffers_to_mutate:
+        raise UnsupportedError("the graph writes to tensors of its own")
     _name_lines(program, fixed)
     return program
 
@@ -130,6 +142,32 @@ def _is_float_read(node: Node) -> bool:
         and node.args[0].op == "placeholder"
         and isinstance(node.meta.get("example_value"), torch.SymFloat)
     )
+
+
+Layout = tuple[tuple[Any, ...] | None, bool]
+"""The strides of a tensor with gaps, and whether it begins where its memory does."""
+
+
+def layout_of(t: torch.Tensor) -> Layout:
+    about = describe_tensor(t, None)
+    return None if is_dense(about) else about.strides, not begins_inside(t)
+
+
+def layouts_read(module: GraphModule, inputs: Sequence[Any]) -> dict[int, Layout]:
+    """How inputs lie in memory, by their places, for a graph that asks for it.
+
+    Sizes of torch's are symbols in the program, and so are strides that follow from them. The rest
+    is captured as it is in the example.
+    """
+    targets = (n.target for m in (module, *_inner(module)) for n in m.graph.nodes)
+    names = (t if isinstance(t, str) else getattr(t, "__name__", "") for t in targets)
+    if _ASKING.isdisjoint(name.split(".")[0] for name in names):
+        return {}
+    return {i: layout_of(t) for i, t in enumerate(inputs) if isinstance(t, torch.Tensor)}
+
+
+_ASKING = {"as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "stride",
+           "sym_stride"}  # fmt: skip
 
 
 def static_inputs(module: GraphModule, inputs: Sequence[Any]) -> frozenset[int]:

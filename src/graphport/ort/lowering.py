@@ -79,7 +79,7 @@ def _attempt(
             part.program,
             builder,
             custom_lowerings(options),
-            replace(options, input_names=names, share_weights=True),
+            replace(options, input_names=names, output_names=None, share_weights=True),
         )
     except ExportError as error:
         culprit = part.original.get(builder.origin) if builder.origin is not None else None

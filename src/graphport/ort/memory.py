@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from graphport.program import ExportedProgram
+from graphport.program import ExportedProgram, InputKind
 
 
 def written_inputs(program: ExportedProgram) -> tuple[int, ...]:
     """The places of the inputs that a program writes to."""
     signature = program.graph_signature
-    names = [spec.arg.name for spec in signature.input_specs]
-    return tuple(sorted({names.index(n) for n in signature.user_inputs_to_mutate.values()}))
+    given = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
+    return tuple(sorted({given.index(n) for n in signature.user_inputs_to_mutate.values()}))
 
 
 def overlap(args: Sequence[Any], written: Sequence[int]) -> bool:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+import onnxruntime
+
 from graphport.errors import InputError
 from graphport.onnx.options import ExportOptions
 
 if TYPE_CHECKING:
     import onnx
-    import onnxruntime
 
 Provider = str | tuple[str, Mapping[str, Any]]
 """An execution provider of ONNX Runtime by name, or its name and options."""
@@ -43,6 +44,10 @@ class OrtBackendOptions:
     def of(cls, given: OrtBackendOptions | Mapping[str, Any] | None) -> OrtBackendOptions:
         if isinstance(given, OrtBackendOptions):
             return given
+        if given is not None and not isinstance(given, Mapping):
+            raise InputError(
+                f"the options of the backend are an OrtBackendOptions or a mapping, got {given!r}"
+            )
         given = dict(given or {})
         unknown = sorted(set(given) - {f.name for f in fields(cls)})
         if unknown:
@@ -57,6 +62,13 @@ class OrtBackendOptions:
         """How graphs are lowered: for this ONNX Runtime, unless it is said otherwise."""
         given = self.export_options
         return ExportOptions(target="ort") if given is None else ExportOptions.of(given)
+
+    def check(self) -> None:
+        """Refuse what nothing can be compiled with."""
+        ExportOptions.of(self.export_options)
+        given = self.ort_session_options
+        if given is not None and not isinstance(given, onnxruntime.SessionOptions):
+            raise InputError(f"ort_session_options is an onnxruntime.SessionOptions, got {given!r}")
 
     @property
     def key(self) -> Any:

@@ -37,6 +37,8 @@ class Plan:
     graph: Graph
     free_views: set[Node]
     """Those that give results, for torch to run."""
+    draws: set[Node]
+    """Nodes that draw random numbers; they keep their order."""
     steps: list[Step] = field(default_factory=list)
     reasons: dict[Node, str] = field(default_factory=dict)
     """Why a node runs in torch that could have been computed elsewhere."""
@@ -49,10 +51,13 @@ class Plan:
     def settle(self) -> None:
         """Find the regions; those that compute nothing are torch's as well."""
         in_torch = _numbers_and_writes(self.graph) | self.reasons.keys() | self.free_views
+        in_torch |= self.draws
         taken = {n for n in self.graph.nodes if n.op == "call_function" and n not in in_torch}
         while True:
             _follow_sources(self.graph, taken)
-            found = steps(self.graph, taken.__contains__, _draws, _writes(self.graph))
+            found = steps(
+                self.graph, taken.__contains__, self.draws.__contains__, _writes(self.graph)
+            )
             idle = [s for s in found if s.is_region and not any(map(_computes, s.nodes))]
             if not idle:
                 self.steps = found
@@ -64,29 +69,25 @@ class Plan:
 def plan(program: ExportedProgram, missing: Mapping[Any, list[Node]]) -> Plan:
     """How to run a program, some operators of which have no lowering."""
     graph = unlifted(program)
-    made = Plan(program, graph, _with_free_views(graph))
+    draws = {n for n in graph.nodes if _draws(n, program.graph_module)}
+    made = Plan(program, graph, _with_free_views(graph, draws), draws)
     unknown = {n.name for nodes in missing.values() for n in nodes}
     for node in graph.nodes:
         if node.op == "call_function":
-            reason = _refusal(node, unknown, program.graph_module)
+            reason = _refusal(node, unknown, made)
             if reason:
                 made.reasons[node] = reason
     made.settle()
     return made
 
 
-def _refusal(node: Node, unknown: set[str], module: GraphModule) -> str:
+def _refusal(node: Node, unknown: set[str], plan: Plan) -> str:
     """Why a node does not run on ONNX Runtime; empty if it does."""
-    target: Any = node.target
     if node.name in unknown:
         return "no ONNX lowering"
-    if isinstance(target, HigherOrderOperator):
-        names = [str(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
-        inner = [module._modules.get(name) for name in names]
-        graphs = [m for m in inner if isinstance(m, GraphModule)]
-        if any(n.name in unknown for m in graphs for n in m.graph.nodes):
-            return "a graph within has operators without an ONNX lowering"
-    if _draws(node):
+    if any(n.name in unknown for n in _within(node, plan.program.graph_module)):
+        return "a graph within has operators without an ONNX lowering"
+    if node in plan.draws and node.users:
         return "draws random numbers"
     for about in map(_about, (node, *node.all_input_nodes)):
         for part in about if isinstance(about, tuple) else (about,):
@@ -103,7 +104,20 @@ def _about(node: Node) -> Any:
     return described(node.meta.get("val"))
 
 
-def _draws(node: Node) -> bool:
+def _within(node: Node, module: GraphModule) -> list[Node]:
+    """The nodes of the graphs that a node takes, control flow for one, and of those within them."""
+    if not isinstance(node.target, HigherOrderOperator):
+        return []
+    taken = [module._modules.get(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
+    parts = [part for m in taken if isinstance(m, GraphModule) for part in m.modules()]
+    return [n for part in parts if isinstance(part, GraphModule) for n in part.graph.nodes]
+
+
+def _draws(node: Node, module: GraphModule) -> bool:
+    return _draws_itself(node) or any(map(_draws_itself, _within(node, module)))
+
+
+def _draws_itself(node: Node) -> bool:
     """Whether a node draws random numbers; dropout in evaluation, or of nothing, does not."""
     target = node.target
     if not isinstance(target, OpOverload) or _RANDOM not in target.tags:
@@ -114,7 +128,7 @@ def _draws(node: Node) -> bool:
 
 
 _RANDOM = torch.Tag.nondeterministic_seeded
-_DRAWING = ("dropout_p", "train", "training")
+_DRAWING = ("dropout_p", "dropout", "train", "training")
 """Arguments that say whether anything is drawn."""
 
 
@@ -173,10 +187,11 @@ def is_view(node: Node) -> bool:
     return first.dtype is origin.dtype or node.target.overloadpacket is not aten.to
 
 
-def _with_free_views(graph: Graph) -> set[Node]:
+def _with_free_views(graph: Graph, draws: set[Node]) -> set[Node]:
     """Give each result that is a view one of its own, and say which nodes these are.
 
-    A view of what was written to an input shows the input.
+    A view of what was written to an input shows the input. What nobody reads goes, but for what
+    draws random numbers: others are drawn after it.
     """
     output = graph.output_node()
     copies: dict[Node, Node] = {}
@@ -195,7 +210,8 @@ def _with_free_views(graph: Graph) -> set[Node]:
 
     with graph.inserting_before(output):
         output.args = (tuple(freed(r) for r in output.args[0]),)
-    graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or _has_effects(n))
+    kept = ("placeholder", "output")
+    graph.eliminate_dead_code(lambda n: n.op in kept or n in draws or _has_effects(n))
     return set(copies.values())
 
 

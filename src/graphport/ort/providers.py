@@ -30,12 +30,12 @@ def providers(
     options: OrtBackendOptions, devices: Iterable[torch.device], installed: Sequence[str] = ()
 ) -> list[Any]:
     """Preferred ones, those of the devices, default ones; each once, as far as installed."""
-    wanted: list[Provider] = list(options.preferred_execution_providers or ())
+    wanted = _listed(options.preferred_execution_providers)
     if options.infer_execution_providers:
         kinds = dict.fromkeys(d.type for d in devices)
         # What computes on a device comes before what computes on the host.
         wanted += [OF_DEVICE[k] for k in sorted(kinds, key=lambda k: k == "cpu") if k in OF_DEVICE]
-    wanted += options.default_execution_providers or ("CPUExecutionProvider",)
+    wanted += _listed(options.default_execution_providers or "CPUExecutionProvider")
     installed = installed or ort.get_available_providers()
     found: dict[str, Any] = {}
     for provider in wanted:
@@ -49,3 +49,8 @@ def providers(
             fix=f"one of {', '.join(installed)}",
         )
     return list(found.values())
+
+
+def _listed(given: Sequence[Provider] | str | None) -> list[Provider]:
+    """A name alone stands for a list of one."""
+    return [given] if isinstance(given, str) else list(given or ())

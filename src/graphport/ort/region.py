@@ -147,7 +147,7 @@ class Region(nn.Module):
                 binding.bind_output(name, _HOST)
                 found.append(None)
             else:
-                t = torch.empty(sizes(args), dtype=dtype)
+                t = torch.empty(sizes(args), dtype=dtype, device="cpu")
                 binding.bind_ortvalue_output(name, ort_value(t)._ortvalue)
                 found.append(t)
         session.run_with_iobinding(binding, None)
@@ -178,7 +178,7 @@ _PLAIN = {
 def _tensor(x: Any, dtype: torch.dtype) -> torch.Tensor:
     """A tensor or a number as a tensor in order."""
     if not isinstance(x, torch.Tensor):
-        return torch.tensor(x, dtype=dtype)
+        return torch.tensor(x, dtype=dtype, device="cpu")
     if x.is_complex():
         x = torch.view_as_real(x.resolve_conj())
     return x.detach().resolve_neg().contiguous()
@@ -199,6 +199,8 @@ class _Weight:
         if tensor is t and address == t.data_ptr():
             return value
         value = _value(t)
-        if t.is_contiguous() and not t.is_complex():  # else a copy, which does not follow it
+        if (
+            t.is_contiguous() and not t.is_complex() and not t.is_neg()
+        ):  # else a copy, which does not follow it
             self.known = (t, t.data_ptr(), value)
         return value

@@ -62,6 +62,8 @@ def _declared(symbol: Any, env: Any, declare: Declare) -> Expr:
     hint = env.backed_var_to_val.get(symbol)
     if hint is None:
         raise UnsupportedError(f"{symbol}, a size that depends on data, comes from outside")
+    if not hint.is_number:
+        raise UnsupportedError(f"{symbol}, a size that differs from row to row, is no number")
     is_float = str(symbol).startswith("z")
     value = float(hint) if is_float else int(hint)
     known = env.var_to_range.get(symbol)

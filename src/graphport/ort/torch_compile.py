@@ -13,6 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from graphport.ort.backend import OrtBackend, needs_gradients
 from graphport.ort.graphs import differentiates
@@ -32,6 +33,8 @@ def backend(
 
 def compiled(backend: OrtBackend, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     wanted = needs_gradients(inputs) or differentiates(module)
+    # Of a tensor that is made of others, AOTAutograd gives the graph in terms of those.
+    wanted = wanted or any(map(is_traceable_wrapper_subclass, inputs))
     if not (backend.options.use_aot_autograd and wanted):
         return backend.compile(module, inputs, inference=True)
 

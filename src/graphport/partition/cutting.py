@@ -50,7 +50,7 @@ class Fleet:
 
 
 def make_fleet(devices: Sequence[Device], needed: int, positions: int) -> Fleet:
-    """`needed`: what the whole takes; devices with more are alike."""
+    """`needed`: what a stage takes at most; devices with more are alike."""
     sizes = [min(d.available_mem_bytes, needed) for d in devices]
     memory = sorted(set(sizes), reverse=True)
     # More stages than positions there are not.
@@ -91,7 +91,7 @@ class Cutter:
         times are whole numbers, so that it ends with the smallest.
         """
         time = self.order.time
-        best = self._within(time.weight(0, self.n) + int(self.order.crossing.sum()))
+        best = self._within(time.most)
         if best is None:
             return None
         low = -1

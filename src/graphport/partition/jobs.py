@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -59,7 +60,11 @@ def make_job(gm: GraphModule, config: PartitionerConfig) -> Job:
         raise PartitionError(
             "No Partition since no operations in the module: its outputs are inputs or constants"
         )
-    return Job(gm, config, ops, by_node(config.node_to_latency_mapping, ops))
+    latencies = by_node(config.node_to_latency_mapping, ops)
+    for node, latency in latencies.items():
+        if not all(0 <= seconds < math.inf for seconds in latency):
+            raise PartitionError(f"node {node.name!r} takes {latency}", where=node.format_node())
+    return Job(gm, config, ops, latencies)
 
 
 def by_node(mapping: Mapping[Any, T], ops: Sequence[Node]) -> dict[Node, T]:

@@ -26,7 +26,8 @@ Known = dict[Partition, PartitionLatency]
 
 
 def kl_based(job: Job) -> list[Partition]:
-    partitions = size_based(job)
+    partitions = start = size_based(job)
+    homes = [p.logical_device_ids for p in start]
     known = {p: get_latency_of_one_partition(p, job.latencies) for p in partitions}
     cost = get_latency_of_partitioned_graph(partitions, known, job.rate)
     for node in job.ops:
@@ -41,6 +42,9 @@ def kl_based(job: Job) -> list[Partition]:
         partitions = best
         known = {p: get_latency_of_one_partition(p, job.latencies) for p in partitions}
     reset_partition_device(partitions)
+    if partitions is start:
+        for partition, ids in zip(start, homes, strict=True):
+            partition.logical_device_ids = ids
     place(job, partitions)
     return partitions
 

@@ -35,6 +35,7 @@ from graphport.partition.latency import get_latency_of_one_partition, node_secon
 from graphport.partition.linking import reorganize_partitions
 from graphport.partition.orders import Order, orders, weigh
 from graphport.partition.pieces import Partition
+from graphport.partition.placing import fits
 from graphport.partition.refining import refined
 
 SMALL = 40
@@ -71,16 +72,23 @@ def optimal(job: Job, others: Modes) -> Plan:
     value = min(values)
     # The first of equal ones: pipelines stand in front.
     plan = plans[values.index(value)]
-    plan.bound = value if plan.exact else min(value, _bound(job, plan))
-    plan.exact = plan.exact or plan.bound == value
+    prove(job, plan)
     return plan
+
+
+def prove(job: Job, plan: Plan) -> None:
+    """Say how good a plan is; what is `exact` stays so."""
+    value = job.value(plan.partitions)
+    plan.bound = value if plan.exact else min(value, _bound(job, plan))
+    plan.exact = plan.bound == value
 
 
 def _pipelines(job: Job) -> Iterator[Plan]:
     """The best stages for each order."""
-    fleet = make_fleet(job.devices, graph_bytes(job), len(job.ops))
-    for ops in orders(job):
-        order = weigh(job, ops)
+    weighed = [weigh(job, ops) for ops in orders(job)]
+    needed = max(order.memory.most for order in weighed)
+    fleet = make_fleet(job.devices, needed, len(job.ops))
+    for order in weighed:
         stages, everywhere = _cut(job, order, fleet)
         if stages is not None:
             partitions = _partitions(job, order, stages)
@@ -118,8 +126,8 @@ def _others(job: Job, modes: Modes) -> Iterator[Plan]:
     tried: list[tuple[str, Callable[[Job], list[Partition]]]] = [
         (mode.name, cut) for mode, cut in modes.items() if len(job.ops) <= _LIMITS.get(mode, SMALL)
     ]
-    if job.config.node_to_partition_mapping:
-        yield Plan(aot_based(job), "node_to_partition_mapping")
+    if job.config.node_to_partition_mapping and fits(given := aot_based(job), job.devices):
+        yield Plan(given, "node_to_partition_mapping")
     for name, cut in tried:
         try:
             yield Plan(cut(job), name)

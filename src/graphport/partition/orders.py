@@ -71,6 +71,12 @@ def weigh(job: Job, ops: list[Node]) -> Order:
             if any(user.target is operator.getitem for user in node.users):
                 tuples[i + 1] += 1
                 tuples[uses[-1] + 1] -= 1
+        weights = total_bytes(node) - output_bytes(node)
+        if weights:
+            # Those of a module that is called several times are there once.
+            key: Any = ("weights", node.target if node.op == "call_module" else node)
+            sources.setdefault(key, set()).add(i)
+            size[key] = weights
         for source in node.all_input_nodes:
             if source.op in SOURCES:
                 key = source.target if source.op == "get_attr" else source
@@ -81,7 +87,7 @@ def weigh(job: Job, ops: list[Node]) -> Order:
         held += [(a, b, size[key]) for a, b in zip([-1, *uses], uses, strict=False)]
     return Order(
         ops=ops,
-        memory=Spans([total_bytes(node) for node in ops], held),
+        memory=Spans([output_bytes(node) for node in ops], held),
         time=Spans([round(cost / unit) for cost in costs], received),
         crossing=np.cumsum(crossing),
         may_cut=np.cumsum(tuples) == 0,

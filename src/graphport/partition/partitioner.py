@@ -25,7 +25,7 @@ from graphport.partition.jobs import Job, check_memory, graph_bytes, make_job, w
 from graphport.partition.kl_based import kl_based
 from graphport.partition.latency import latency_of
 from graphport.partition.linking import mark_order, owners, set_parents_and_children
-from graphport.partition.optimal import Plan, optimal
+from graphport.partition.optimal import Plan, optimal, prove
 from graphport.partition.pieces import DAG, DAGNode, Partition, PartitionResult
 from graphport.partition.saturating import saturate_host
 from graphport.partition.size_based import size_based
@@ -97,6 +97,11 @@ class Partitioner:
         set_parents_and_children(self.partitions)
         if config.saturate_host:
             saturate_host(self.partitions, self.devices)
+            if plan.bound is not None and any(
+                len(p.logical_device_ids) > 1 for p in plan.partitions
+            ):
+                plan.exact = False  # of one stage per device
+                prove(job, plan)
         of = owners(self.partitions)
         self.node_to_partition = {node: of[node].partition_id for node in job.ops}
         split = split_module(fx_module, torch_module, self.node_to_partition.__getitem__)

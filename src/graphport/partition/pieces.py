@@ -3,7 +3,7 @@
 The bytes of a partition are those of its nodes and of the values that its nodes take from other
 partitions; a value from elsewhere is counted for every node that takes it, since each use may need
 a copy in the layout that it wants. A parameter or constant is counted once, however many nodes of
-the graph read it.
+the graph read it, and so are those of a module that is called several times.
 """
 
 from __future__ import annotations
@@ -66,11 +66,12 @@ def _account(nodes: set[Node]) -> tuple[int, dict[Node, int]]:
     own = 0
     taken: dict[Node, int] = {}
     for node in nodes:
-        if node.op == "get_attr":
-            if node.target in read:
-                continue
-            read.add(node.target)
-        own += total_bytes(node)
+        again = (node.op, node.target) in read
+        if node.op in ("get_attr", "call_module"):
+            read.add((node.op, node.target))
+        if node.op == "get_attr" and again:
+            continue
+        own += output_bytes(node) if again else total_bytes(node)
         for value in node.all_input_nodes:
             if value not in nodes:
                 taken[value] = taken.get(value, 0) + output_bytes(value)

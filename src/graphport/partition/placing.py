@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from graphport.errors import PartitionError
 from graphport.partition.config import Device
-from graphport.partition.pieces import Partition
+from graphport.partition.pieces import Partition, bytes_of
 
 
 class DeviceStats(NamedTuple):
@@ -40,6 +40,15 @@ def get_device_partition_stats(
     return stats
 
 
+def fits(partitions: Sequence[Partition], devices: Sequence[Device]) -> bool:
+    """Whether every device has the memory for all that is on it."""
+    on = get_device_partition_stats(partitions, devices).device_to_partitions
+    return all(
+        bytes_of(node for p in there for node in p.nodes) <= device.available_mem_bytes
+        for device, there in on.items()
+    )
+
+
 def reset_partition_device(partitions: Sequence[Partition]) -> None:
     for partition in partitions:
         partition.logical_device_ids = []
@@ -51,8 +60,19 @@ def first_without_device(
     """Place every partition that has no device yet; the first that fits nowhere, or None.
 
     A partition goes where the least memory is left that is enough; a device that it would fill to
-    the last byte is taken only if there is no other.
+    the last byte is taken only if there is no other, unless that leaves partitions without.
     """
+    homeless = [p for p in partitions if not p.logical_device_ids]
+    found = _first_without(partitions, devices, to_the_last_byte=False)
+    if found is not None:
+        reset_partition_device(homeless)
+        found = _first_without(partitions, devices, to_the_last_byte=True)
+    return found
+
+
+def _first_without(
+    partitions: Sequence[Partition], devices: Sequence[Device], to_the_last_byte: bool
+) -> Partition | None:
     on, left, homeless = get_device_partition_stats(partitions, devices)
     held: dict[Device, set[Node]] = {
         d: set().union(*(p.nodes for p in there)) for d, there in on.items()
@@ -65,7 +85,7 @@ def first_without_device(
             there = held[device]
             known = sum(size for value, size in partition.taken.items() if value in there)
             extra = partition.used_mem_bytes - known
-            if extra < left[device]:
+            if extra < left[device] + to_the_last_byte:
                 break
             if extra == left[device] and exact is None:
                 exact = device, extra

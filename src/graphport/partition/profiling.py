@@ -58,15 +58,16 @@ def profile(
             f"profile takes a GraphModule or an ExportedProgram, not {type(gm).__name__}",
             fix=["torch.fx.symbolic_trace(model)", "gp.export(model, args)"],
         )
-    before = {name: value.clone() for name, value in gm.state_dict().items()}
     inputs = _leaves(gm, args, kwargs)
     runner = _Runner(gm)
-    try:
-        with torch.no_grad():
-            for _ in range(warmup + runs):
+    state = [(t, t.detach().clone()) for t in (*gm.parameters(), *gm.buffers())]
+    with torch.no_grad():
+        for _ in range(warmup + runs):
+            try:
                 runner.run(*_copied(inputs), enable_io_processing=False)
-    finally:
-        gm.load_state_dict(before)
+            finally:
+                for t, before in state:
+                    t.copy_(before)
     return {
         node: NodeProfile(statistics.median(times[warmup:]), runner.sizes[node], runner.peaks[node])
         for node, times in runner.times.items()
@@ -98,8 +99,8 @@ class _Runner(Interpreter):
             held += [self.env[node] for node in n.all_input_nodes if node.op == "get_attr"]
             if n.op == "call_module":
                 held += list(self.fetch_attr(str(n.target)).parameters())
-            self.sizes[n] = _bytes(result)
-            self.peaks[n] = _bytes([held, result], once=True)
+            self.sizes[n] = sum(t.numel() * t.element_size() for t in _tensors(result))
+            self.peaks[n] = _held([held, result])
         self.times.setdefault(n, []).append(taken)
         return result
 
@@ -108,13 +109,18 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
-def _bytes(value: Any, once: bool = False) -> int:
-    """The bytes of the tensors in a value; once: memory that several of them share counts once."""
-    sizes: dict[Any, int] = {}
-    for i, tensor in enumerate(_tensors(value)):
-        key = tensor.untyped_storage().data_ptr() if once else i
-        sizes[key] = max(sizes.get(key, 0), tensor.numel() * tensor.element_size())
-    return sum(sizes.values())
+def _held(value: Any) -> int:
+    """The bytes of memory that the tensors in a value lie in; what they share counts once."""
+    spans = []
+    for t in _tensors(value):
+        if t.numel():
+            last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+            spans.append((t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()))
+    total = reached = 0
+    for start, end in sorted(spans):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def _leaves(gm: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from graphport.errors import PartitionError
 from graphport.fx.manipulation import get_size_of_all_nodes
 from graphport.partition.config import Device, NodeLatency, PartitionerConfig, PartitionMode, check
-from graphport.partition.jobs import graph_bytes, make_job
+from graphport.partition.jobs import make_job
 from graphport.partition.latency import (
     get_bottleneck_of_partitioned_graph,
     latency_of,
@@ -26,6 +26,8 @@ from graphport.partition.linking import mark_order, owners
 from graphport.partition.optimal import optimal
 from graphport.partition.pieces import Partition, output_bytes
 from graphport.program import ExportedProgram
+
+_ENOUGH = 1 << 60
 
 
 class Task(NamedTuple):
@@ -123,20 +125,17 @@ def simulate(
     gm = fx_module.module() if isinstance(fx_module, ExportedProgram) else fx_module
     get_size_of_all_nodes(gm)
     mark_order(gm)
+    memory = _ENOUGH if memory_bytes is None else memory_bytes
     found = []
     for count in devices:
         config = PartitionerConfig(
-            [Device(f"device {i}", memory_bytes or 0, i) for i in range(count)],
+            [Device(f"device {i}", memory, i) for i in range(count)],
             PartitionMode.optimal,
             transfer_rate_bytes_per_sec,
             node_to_latency_mapping,
         )
         check(config)
         job = make_job(gm, config)
-        if memory_bytes is None:
-            enough = graph_bytes(job)
-            roomy = [d._replace(available_mem_bytes=enough) for d in config.devices]
-            job.config = config._replace(devices=roomy)
         alone = sum(node_seconds(latency_of(node, job.latencies)) for node in job.ops)
         try:
             plan = optimal(job, {})

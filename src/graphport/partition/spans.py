@@ -39,6 +39,15 @@ class Spans:
         order = np.argsort(keys, kind="stable")
         return size, keys[order], _running(self._weight[order])
 
+    @property
+    def most(self) -> int:
+        """What the heaviest span weighs: one that goes on to the end."""
+        entering: Any = np.zeros(self.n + 2, dtype=np.int64)
+        np.add.at(entering, self._from + 1, self._weight)
+        np.subtract.at(entering, self._to + 1, self._weight)
+        inside = self._before[-1] - self._before[:-1]
+        return int((inside + np.cumsum(entering)[: self.n]).max(initial=0))
+
     def weight(self, start: int, end: int) -> int:
         entering = (self._from < start) & (self._to >= start) & (self._to < end)
         inside = self._before[end] - self._before[start]

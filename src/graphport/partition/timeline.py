@@ -14,6 +14,7 @@ from pathlib import Path
 
 from graphport.partition.config import Device
 from graphport.partition.latency import get_device_loads
+from graphport.partition.linking import in_order
 from graphport.partition.pieces import Partition, PartitionResult, is_op, output_bytes
 from graphport.partition.simulation import Task, schedule
 
@@ -76,7 +77,7 @@ def _rows(result: PartitionResult) -> list[tuple[Device, list[Partition]]]:
     """The devices that hold something, in the order in which their partitions first run."""
     by_id = {device.logical_id: device for device in result.devices}
     rows: dict[int, list[Partition]] = {}
-    for partition in result.partitions:
+    for partition in in_order(result.partitions) or ():
         for number in partition.logical_device_ids:
             rows.setdefault(number, []).append(partition)
     return [(by_id[number], partitions) for number, partitions in rows.items()]

@@ -13,7 +13,7 @@ import torch
 
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.elementwise import wide
+from graphport.onnx.lowerings.elementwise import HALVES, wide
 from graphport.onnx.lowerings.special import erf_of, expm1_of, log1p_of
 from graphport.onnx.registry import lower, table
 
@@ -84,9 +84,10 @@ def log_sigmoid(b: Builder, self: Value) -> Value:
 @lower(aten.log_sigmoid_forward.default)
 def log_sigmoid_forward(b: Builder, self: Value) -> tuple[Value, Value]:
     """The second result is what CPU kernels keep for the gradient: exp(-|x|)."""
-    x = wide(b, self)
     result, buffer = b.result
-    return b.cast(log_sigmoid(b, x), result.dtype), b.cast(b.Exp(b.Neg(b.Abs(x))), buffer.dtype)
+    x = b.cast(self, torch.float32) if self.dtype in HALVES else self
+    soft = b.Neg(_softplus(b, b.Neg(x)))
+    return b.cast(soft, result.dtype), b.cast(b.Exp(b.Neg(b.Abs(x))), buffer.dtype)
 
 
 @lower(aten.hardswish.default)

@@ -25,10 +25,11 @@ def product(b: Builder, x: Value, y: Value) -> Value:
     """x @ y.
 
     ONNX Runtime brings a size of 0 together with a 1 only for a right operand of two dims: vectors
-    become matrices, and a 1 becomes 0 with the other.
+    become matrices, and a 1 becomes 0 with the other. Of a transpose and a vector on the right it
+    makes one operator of its own, which computes something else.
     """
     xs, ys = x.shape or (), y.shape or ()
-    if len(ys) == 1 and len(xs) > 1 and _may_be_empty(b, xs[:-1]):
+    if len(ys) == 1 and len(xs) > 1:
         return b.squeeze(product(b, x, b.unsqueeze(y, 1)), len(xs) - 1)
     if len(xs) == 1 and len(ys) > 2 and _may_be_empty(b, ys[:-2]):
         return b.squeeze(product(b, b.unsqueeze(x, 0), y), len(ys) - 2)

@@ -1,0 +1,218 @@
+"""`graphport bench`: a model in PyTorch, compiled, and on ONNX Runtime, side by side.
+
+The contenders are called in turn, so that what else the machine does meets all alike, and their
+results are compared with eager's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from graphport.cli.console import Console
+from graphport.errors import UsageError
+
+EAGER = "eager"
+INDUCTOR = "torch.compile, inductor"
+LEAST = 5
+"""Calls of each, however long they take."""
+
+
+@dataclass
+class Contender:
+    name: str
+    make: Callable[[], Callable[[], Any]]
+    call: Callable[[], Any] | None = None
+    first_sec: float | None = None
+    """To the first result, compiling included."""
+    calls_sec: list[float] = field(default_factory=list)
+    error: float | None = None
+    """The largest difference from eager's results."""
+    failure: str | None = None
+
+    def start(self) -> Any:
+        began = perf_counter()
+        try:
+            self.call = self.make()
+            result = self.call()
+        # Whatever a compiler raises: it is told, and the others go on.
+        except Exception as error:  # noqa: BLE001
+            self.call, self.failure = None, f"{type(error).__name__}: {error}".splitlines()[0]
+            return None
+        self.first_sec = perf_counter() - began
+        return result
+
+    @property
+    def call_sec(self) -> float | None:
+        return median(self.calls_sec) if self.calls_sec else None
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    if not options.seconds > 0:
+        raise UsageError(f"--seconds is {options.seconds}", fix="--seconds 2")
+    with console.step("loading PyTorch and ONNX", "load"):
+        import torch
+
+        from graphport.cli.capturing import described
+
+        if options.threads:
+            torch.set_num_threads(options.threads)
+    with console.step(f"building {options.model}", "build"):
+        model = described(options)
+    with console.step("capturing", "capture"):
+        program = model.captured()
+    with torch.no_grad():
+        module = model.eager
+        contenders = _contenders(model, module, program, inductor=not options.no_inductor)
+        buffers = list(module.buffers()) if isinstance(module, torch.nn.Module) else []
+        before = copied(buffers)
+        wanted: Any = None
+        for contender in contenders:
+            with console.step(f"preparing {contender.name}", "prepare"):
+                result = copied(contender.start())
+                for buffer, value in zip(buffers, before, strict=True):
+                    buffer.copy_(value)  # each begins with what eager began with
+            if contender.name == EAGER:
+                wanted = result
+            elif contender.failure is None:
+                contender.error = _largest_difference(result, wanted)
+        if contenders[0].failure:
+            raise UsageError(f"the model fails in PyTorch: {contenders[0].failure}")
+        with console.step("measuring", "measure"):
+            _measure([c for c in contenders if c.call], options.seconds)
+    _tell(contenders, torch.get_num_threads(), options, console)
+    return 1 if any(c.failure for c in contenders) else 0
+
+
+def _contenders(model: Any, module: Any, program: Any, inductor: bool) -> list[Contender]:
+    """Each with what makes it a call; eager is the first."""
+    import torch
+
+    def calling(fn: Any) -> Callable[[], Any]:
+        args, kwargs = copied((model.args, model.kwargs))  # a model may write to its inputs
+        return lambda: fn(*args, **kwargs)
+
+    def compiled(backend: Any) -> Callable[[], Any]:
+        return calling(torch.compile(module, backend=backend))
+
+    def ours() -> Callable[[], Any]:
+        from graphport.ort import OrtBackend
+
+        return compiled(OrtBackend({"ort_session_options": _session_options()}))
+
+    def onnx() -> Callable[[], Any]:
+        from graphport.onnx import export
+        from graphport.onnx.runtime import Session
+
+        made = export(program, target="ort")
+        made.run_on(Session(made.skeleton, made.tensors, _session_options()), same_within=True)
+        return calling(made)
+
+    found = [
+        Contender(EAGER, lambda: calling(module)),
+        Contender("torch.compile, graphport", ours),
+        Contender("ONNX Runtime", onnx),
+    ]
+    if inductor and _has_compiler():
+        found.insert(1, Contender(INDUCTOR, lambda: compiled("inductor")))
+    return found
+
+
+def _has_compiler() -> bool:
+    named = os.environ.get("CXX")
+    return any(shutil.which(name) for name in ([named] if named else ["g++", "clang++", "c++"]))
+
+
+def _session_options() -> Any:
+    import onnxruntime
+    import torch
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    return options
+
+
+def copied(value: Any) -> Any:
+    import torch
+    from torch.utils import _pytree as pytree
+
+    return pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, value)
+
+
+def _largest_difference(found: Any, wanted: Any) -> float:
+    """Infinite where results are not of the same kind or size."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    ours, theirs = pytree.tree_leaves(found), pytree.tree_leaves(wanted)
+    kinds, wanted_kinds = ([(type(x), getattr(x, "shape", None)) for x in leaves]
+                           for leaves in (ours, theirs))  # fmt: skip
+    if kinds != wanted_kinds:
+        return math.inf
+    largest = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        if isinstance(b, int | float):
+            a, b = torch.tensor(a), torch.tensor(b)
+        if isinstance(b, torch.Tensor) and b.numel():
+            wide = torch.complex128 if b.is_complex() else torch.float64
+            a, b = a.to(wide), b.to(wide)
+            same = (a == b) | (a.isnan() & b.isnan())
+            gap = (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(same, 0.0)
+            largest = max(largest, gap.max().item())
+    return largest
+
+
+def _measure(contenders: list[Contender], seconds: float) -> None:
+    until = perf_counter() + seconds * len(contenders)
+    while perf_counter() < until or len(contenders[0].calls_sec) < LEAST:
+        for contender in contenders:
+            assert contender.call is not None
+            began = perf_counter()
+            contender.call()
+            contender.calls_sec.append(perf_counter() - began)
+
+
+def _tell(
+    contenders: list[Contender], threads: int, options: argparse.Namespace, console: Console
+) -> None:
+    from graphport.cli.told import number
+    from graphport.partition.timeline import show_seconds
+    from graphport.report import sections
+    from graphport.report.document import Document, Section, Table, text
+
+    base = contenders[0].call_sec or 0.0
+    rows = []
+    for c in contenders:
+        cells = [f"fails: {c.failure}", "", "", ""]
+        if c.call_sec is not None and c.first_sec is not None:
+            error = "" if c.error is None else f"{c.error:.1e}"
+            cells = [show_seconds(c.call_sec), f"{base / c.call_sec:.2f}x", f"{c.first_sec:.1f} s",
+                     error]  # fmt: skip
+        rows.append((c.name, *cells))
+    columns = ("", "a call", "speedup", "first result", "largest difference")
+    calls = len(contenders[0].calls_sec)
+    counted = f"{threads} thread{'s' * (threads > 1)}, medians of {calls} calls in turn"
+    parts = [
+        Section(counted, [Table(columns, rows, frozenset({1, 2, 3, 4}))]),
+        sections.timings(console.timings),
+    ]
+    data = {
+        "ok": not any(c.failure for c in contenders),
+        "model": options.model,
+        "threads": threads,
+        "contenders": [
+            {"name": c.name, "call_sec": c.call_sec, "first_sec": c.first_sec,
+             "calls": len(c.calls_sec), "max_abs_error": number(c.error), "failure": c.failure}
+            for c in contenders
+        ],
+        "timings": console.timings,
+    }  # fmt: skip
+    console.result(text(Document(options.model, parts)), data)
