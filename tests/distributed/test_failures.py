@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,14 @@ FINE = torch.zeros(4, 3)
 BAD = torch.tensor([[0.0] * 3] * 3 + [[1.0] * 3])  # the last of four micro-batches
 
 
+# What a process has sent last may not have arrived.
+DIED = r"in micro-batch (4 of 4|[123] of 4 or later)"
+
+
+def first(error: PipelineError) -> str:
+    return str(error).splitlines()[0]
+
+
 def slow(*row: Any) -> Any:
     """Each row starts processes, for seconds."""
     return pytest.param(*row, marks=pytest.mark.slow)
@@ -39,11 +48,14 @@ def launched(how: str, **options: Any) -> gp.partition.Pipeline:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("raise", "raised ValueError: a number that this stage does not like in micro-batch 4"),
-        ("kill", "was killed by SIGKILL in micro-batch 4 of 4"),
+        (
+            "raise",
+            "raised ValueError: a number that this stage does not like in micro-batch 4 of 4",
+        ),
+        ("kill", rf"was killed by SIGKILL {DIED}"),
         slow("hang", "did not finish within 2 s in micro-batch 4 of 4"),
-        slow("exit", "ended with exit code 7 in micro-batch 4 of 4"),
-        slow("stop", "did not finish within 2 s"),
+        slow("exit", rf"ended with exit code 7 {DIED}"),
+        slow("stop", "did not finish within 2 s in micro-batch [1-4] of 4"),
     ],
 )
 def test_a_stage_that_fails_is_named(how: str, said: str) -> None:
@@ -57,7 +69,7 @@ def test_a_stage_that_fails_is_named(how: str, said: str) -> None:
         assert monotonic() - began < 12
         assert none_left()
         error = caught.value
-        assert f"GP521 stage 1 of 2 (rank 2, process {ids[1]}) {said}" in str(error)
+        assert re.match(rf"GP521 stage 1 of 2 \(rank 2, process {ids[1]}\) {said}$", first(error))
         assert "second" in str(error) and "third" in str(error)
         assert (error.stage, error.rank, error.modules) == (1, 2, "second, third")
         if how == "raise":

@@ -147,7 +147,7 @@ with gp.partition.pipeline(program, stages=2, micro_batches=2, runtime=sys.argv[
             torch.testing.assert_close(found, model(*args, **kwargs), rtol=1e-4, atol=1e-5)
         else:
             assert found is None
-print(json.dumps([pipe.rank, pipe.stages]), flush=True)
+print(json.dumps([pipe.rank, pipe.stages]) + "\\n", end="", flush=True)  # as one piece
 """
 
 

@@ -177,11 +177,12 @@ class Batch:
         return {name: known[name].clone() for name in wanted
                 if _memory(known[name]) in (theirs if name in state else overwritten)}  # fmt: skip
 
-    def progress(self, stage: int) -> str:
-        """In words, which micro-batch a stage was at."""
+    def progress(self, stage: int, died: bool = False) -> str:
+        """In words, which micro-batch a stage was at; what it sent last is lost if it died."""
         total = len(self.parts)
         at = min(self.finished.get(stage, 0) + 1, total)
-        return f"in micro-batch {at} of {total}" if total > 1 else "during a run"
+        later = " or later" if died and at < total else ""
+        return f"in micro-batch {at} of {total}{later}" if total > 1 else "during a run"
 
 
 def _memory(x: Any) -> int | None:

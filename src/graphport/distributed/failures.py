@@ -19,7 +19,7 @@ from graphport.errors import PipelineError
 Event = tuple[int, Message | ConnectionError]
 """What is heard from a stage, or that its connection is lost."""
 
-Progress = Callable[[int], str]
+Progress = Callable[..., str]
 """What a stage was at, in words."""
 
 _GATHER = 0.5
@@ -71,14 +71,14 @@ class Failures:
                 return self.error(stage, f"raised {what} {progress(stage)}", trace=trace)
         for stage, how in self.deaths().items():
             words = self.last_words(stage)
-            return self.error(stage, f"{how} {progress(stage)}", trace=words)
+            return self.error(stage, f"{how} {progress(stage, True)}", trace=words)
         lost = {stage: str(e) for stage, e in reversed(heard) if not isinstance(e, Message)}
         said = {e.note["stage"]: str(e.note["what"]) for _, e in reversed(heard)
                 if isinstance(e, Message) and "stage" in e.note}  # fmt: skip
         for stage, what in reversed([*said.items(), *lost.items()]):
             if stage != FRONT:
                 return self.error(
-                    stage, f"is gone {progress(stage)}: {what}",
+                    stage, f"is gone {progress(stage, True)}: {what}",
                     fix="look at what its process wrote last; every rank has to call run or close",
                 )  # fmt: skip
         return PipelineError("the pipeline has failed, and no stage has said why")
