@@ -173,6 +173,7 @@ def test_programs_that_mix_the_items_are_refused(fn: Any, said: str) -> None:
         lambda x: torch.bucketize(x, TABLE[:, 0].sort().values),
         lambda x: gp.map(lambda v: v - v.mean(), x),
         lambda x: torch.cond(TABLE.sum() > 0, lambda t: t * 2, lambda t: t + TABLE[0], (x,)),
+        lambda x: x.view(-1, 3)[torch.arange(x.shape[0])[:, None], torch.arange(3)[None]],
     ],
 )
 def test_items_that_stay_apart(fn: Any) -> None:

@@ -107,7 +107,8 @@ class _Walk:
         if packet in _INDEXED and self._picks_others(node):
             self._refuse(node, "picks items of the batch")
         if any(n in self.positions for n in node.all_input_nodes) and packet not in _INDEXED:
-            if packet not in _VIEWS:
+            # `positions[:, None]` begins with a slice that takes all of them.
+            if packet not in _VIEWS and (packet is not aten.slice or mixes(node, self.symbol)):
                 self._refuse(node, "computes with the positions of the items in the batch")
             self.positions.add(node)
         elif any(n in self.batched for n in node.all_input_nodes) and packet not in _NEW:
