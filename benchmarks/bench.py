@@ -572,7 +572,8 @@ def onnx_parts(result: dict[str, Any]) -> list[str]:
         onnx_models.table(result["onnx"], table),
         "What the files take to run in ONNX Runtime, milliseconds, medians, same session options. "
         "Inputs are of a size at which such models are used: 2 x 128 tokens, for T5 another 2 x 32 "
-        "to be written, one image of 224 x 224 pixels:",
+        "to be written, one image of 224 x 224 pixels. Ratios are medians of the ratios in each "
+        "round of calls:",
         onnx_models.latency_table(result["onnx"], table),
     ]
     failed = [

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from benchmarks.timing import in_turn
+from benchmarks.timing import Rounds, in_turn, ratio, usual
 from examples.huggingface import Case
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,13 +34,13 @@ THREADS = (1, 2)
 
 @dataclass
 class Result:
-    """What became of one model: by contender, seconds, nodes, latency per number of threads."""
+    """What became of one model: by contender, seconds and nodes; latencies by number of threads."""
 
     model: str
     sizes: str
     seconds: dict[str, float] = field(default_factory=dict)
     nodes: dict[str, int] = field(default_factory=dict)
-    latency: dict[str, dict[int, float]] = field(default_factory=dict)
+    latency: dict[int, Rounds] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
     def ratio(self) -> float | None:
@@ -50,8 +50,8 @@ class Result:
 
     def speed(self, name: str, threads: int) -> float | None:
         """How many times faster than torch.onnx's file."""
-        theirs, ours = self.latency.get(TORCH), self.latency.get(name)
-        return theirs[threads] / ours[threads] if theirs and ours else None
+        rounds = self.latency[threads]
+        return ratio(rounds, TORCH, name) if {TORCH, name} <= rounds.keys() else None
 
 
 def export_ours(case: Case, dynamic: bool, path: Path, target: str = "onnx") -> None:
@@ -99,8 +99,7 @@ def compare(title: str, sizes: str, case: Case, dynamic: bool, repeats: int) -> 
             result.seconds[name] = statistics.median(runs[1:] or runs)
             result.nodes[name] = _nodes(paths[name])
         for threads in THREADS:
-            for name, seconds in latencies(case, paths, result.seconds, threads).items():
-                result.latency.setdefault(name, {})[threads] = seconds
+            result.latency[threads] = latencies(case, paths, result.seconds, threads)
     return result
 
 
@@ -118,8 +117,8 @@ def _nodes(path: Path) -> int:
 
 
 def latencies(
-    case: Case, paths: dict[str, Path], names: Any, threads: int, seconds: float = 4.0
-) -> dict[str, float]:
+    case: Case, paths: dict[str, Path], names: Any, threads: int, seconds: float = 8.0
+) -> Rounds:
     """Seconds per call of the files."""
     import onnxruntime as ort
 
@@ -160,25 +159,26 @@ def table(results: list[Result], rows: Callable[[list[str], list[list[str]]], st
 def latency_table(results: list[Result], rows: Callable[[list[str], list[list[str]]], str]) -> str:
     lines = []
     for r in results:
-        line = [r.model, r.sizes]
-        for threads in THREADS:
-            line += [
-                f"{r.latency[n][threads] * 1e3:.2f}" if n in r.latency else "fails"
-                for n in (TORCH, OURS, ORT)
-            ]
-        lines.append(line)
-    means = ["geometric mean", "torch.onnx / ours"]
+        for threads, rounds in r.latency.items():
+            line = [r.model, r.sizes, str(threads)]
+            for name in (TORCH, OURS, ORT):
+                line.append(f"{usual(rounds, name) * 1e3:.2f}" if name in rounds else "fails")
+                if name != TORCH:
+                    line.append(_times(r.speed(name, threads), 3))
+            lines.append(line)
     for threads in THREADS:
-        means.append("")
+        line = ["geometric mean", "", str(threads), ""]
         for name in (OURS, ORT):
             speeds = [x for r in results if (x := r.speed(name, threads)) is not None]
-            means.append(f"{statistics.geometric_mean(speeds):.2f}x" if speeds else "")
-    lines.append(means)
-    header = ["model", "sizes"]
-    for threads in THREADS:
-        unit = f"{threads} thread{'s' if threads > 1 else ''}"
-        header += [f"torch.onnx, {unit}", "graphport", 'target="ort"']
+            line += ["", _times(statistics.geometric_mean(speeds) if speeds else None, 2)]
+        lines.append(line)
+    header = ["model", "sizes", "threads", "torch.onnx ms", "graphport ms", "torch.onnx / ours",
+              'target="ort" ms', "torch.onnx / ours"]  # fmt: skip
     return rows(header, lines)
+
+
+def _times(found: float | None, digits: int) -> str:
+    return "" if found is None else f"{found:.{digits}f}x"
 
 
 def _milliseconds(result: Result, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import statistics
 import time
@@ -14,20 +15,39 @@ them, and that one's threads may still spin on the cores."""
 PAUSE = 0.05
 """Seconds in which such threads go to sleep. Without, two threads are no faster than one here."""
 LEAST = 4
-"""Rows of each, however long they take."""
+"""Rounds, however long they take."""
+
+Rounds = dict[str, list[float]]
+"""Seconds per call by contender, one number for each round."""
 
 
-def in_turn(runs: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
-    """Seconds per call, medians; in another order each time, for `seconds` per contender."""
+def in_turn(runs: Mapping[str, Callable[[], Any]], seconds: float) -> Rounds:
+    """Each contender once a round, in another order each time, for `seconds` per contender."""
     order = random.Random(0)
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    rounds: Rounds = {name: [] for name in runs}
     until = time.perf_counter() + seconds * len(runs)
-    while time.perf_counter() < until or len(min(times.values(), key=len)) < LEAST * ROW:
+    while time.perf_counter() < until or len(min(rounds.values(), key=len)) < LEAST:
         for name, run in order.sample(list(runs.items()), len(runs)):
             time.sleep(PAUSE)
             run()
-            for _ in range(ROW):
-                began = time.perf_counter()
-                run()
-                times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(t) for name, t in times.items()}
+            rounds[name].append(statistics.median(_seconds(run) for _ in range(ROW)))
+    return rounds
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def usual(rounds: Rounds, name: str) -> float:
+    """Seconds per call, the median."""
+    return statistics.median(rounds[name])
+
+
+def ratio(rounds: Rounds, over: str, under: str) -> float:
+    """How many times longer `over` takes, the median of the rounds.
+
+    What slows the machine for longer than a round slows both, and does not count.
+    """
+    return statistics.median(map(operator.truediv, rounds[over], rounds[under]))
