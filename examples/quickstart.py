@@ -1,4 +1,4 @@
-"""Capture a small text classifier once, run it at any batch size: `make demo`."""
+"""Capture a small text classifier once, run it at any batch size: python examples/quickstart.py"""
 
 from __future__ import annotations
 

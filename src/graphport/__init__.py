@@ -102,4 +102,9 @@ def _write_report(*details: Any) -> None:
     import_module("graphport.report").write(*details)
 
 
+def _check_report(path: Any) -> None:
+    import_module("graphport.report").check_path(path)
+
+
+hooks.check_report = _check_report
 hooks.write_report = _write_report

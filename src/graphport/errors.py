@@ -7,6 +7,7 @@ rendered in one place. Text is built only when an error is raised.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,12 @@ class ExportError(Exception):
         # Not super(): an error that is also of a user's own class must not run its initialiser.
         Exception.__init__(self, self.render())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process: the text and the parts, without what cannot be sent there."""
+        kinds = (c for c in type(self).__mro__ if globals().get(c.__name__) is c)
+        parts = {name: value for name, value in vars(self).items() if _sends(value)}
+        return _received, (next(kinds), self.args), parts
+
     def located(self, where: Location | None) -> None:
         """Say where it happened, unless that is known."""
         if self.where is None:
@@ -43,6 +50,19 @@ class ExportError(Exception):
             lines.append(f"  at   {self.where}")
         lines.extend(f"  fix  {line}" for line in self.fix)
         return "\n".join(lines)
+
+
+def _received(kind: type[ExportError], args: tuple[Any, ...]) -> ExportError:
+    """An error of a class, whatever its initialiser takes."""
+    return kind.__new__(kind, *args)
+
+
+def _sends(value: Any) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # noqa: BLE001  whatever an object of the user's raises
+        return False
+    return True
 
 
 class UserError(ExportError):

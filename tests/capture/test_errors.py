@@ -6,6 +6,7 @@ After a failed export everything is as it was before.
 
 from __future__ import annotations
 
+import pickle
 import traceback
 
 import numpy as np
@@ -17,6 +18,32 @@ import graphport as gp
 from tests.capture import errors
 from tests.capture.errors import golden
 from tests.capture.programs import compiled
+
+
+def raised(fn, *args, **options):
+    with pytest.raises(gp.errors.ExportError) as caught:
+        fn(*args, **options)
+    return caught.value
+
+
+def test_errors_go_to_other_processes():
+    """A pool of processes sends them; one that cannot be unpickled breaks the pool."""
+    x = torch.ones(2, 2)
+    relu = {"aten::relu": lambda b, self: b.Neg(self)}
+    for error in (
+        raised(gp.onnx.export, torch.linalg.eigvals, (x,)),
+        raised(gp.onnx.export, torch.relu, (x,), custom_lowerings=relu, verify=True),
+        raised(gp.export, lambda x: {}["key"], (x,)),
+        raised(gp.export, lambda x: x + 1 if x.shape[0] == 2 else x, (x,),
+               dynamic_shapes=({0: gp.Dim("n")},)),
+        gp.errors.PipelineError("what", where="here", stage=3),
+        gp.errors.ValidationError("what", counterexample={"s": 1}),
+    ):  # fmt: skip
+        again = pickle.loads(pickle.dumps(error))
+        assert str(again) == str(error) and again.code == error.code
+        assert isinstance(again, type(error).__mro__[0 if error.code != "GP150" else 1])
+        assert (again.what, again.fix) == (error.what, error.fix)
+    assert pickle.loads(pickle.dumps(gp.errors.PipelineError("what", stage=3))).stage == 3
 
 
 class Leaf(nn.Module):

@@ -181,3 +181,19 @@ def test_indexing_errors(line, text):
         return
     with pytest.raises((IndexError, TypeError, ValueError, RuntimeError), match=text):
         gp.export(program("pass", line), given)
+
+
+def test_vmap_over_a_position():
+    def body(rows, at):
+        return torch.vmap(lambda row, i: row[i])(rows, at)
+
+    n = gp.Dim("n")
+    given = lambda n: (torch.randn(n, 4), torch.arange(n) % 4)
+    shapes = {"rows": {0: n}, "at": {0: n}}
+    check(body, given(3), dynamic_shapes=shapes, others=[given(6)])
+
+
+def test_numbers_in_a_vmap_within_a_vmap():
+    body = lambda x: torch.vmap(torch.vmap(lambda v: v * 2.5 + 1))(x)
+    check(body, (torch.randn(3, 4),))
+    check(body, (torch.arange(12).reshape(3, 4),))

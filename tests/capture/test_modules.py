@@ -281,3 +281,56 @@ def test_symbolic_outputs():
         have = ep.module()(given)
         assert have[:3] == (n, 2 * n + 1, 4 * n) and have[3] == pytest.approx(n**0.5)
         assert have[4] == n // 2 and have[6] == 4 * n * n
+
+
+def test_marks_for_the_profiler_are_no_part_of_the_program():
+    class Model(nn.Module):
+        def forward(self, v):
+            with torch.profiler.record_function("sum"):
+                return v + 1
+
+    ep = check(Model(), (x(),))
+    assert [n.name for n in ep.graph.nodes] == ["v", "add", "output"]
+
+
+def test_a_module_with_a_length():
+    """Nothing asks whether a module is true: of one without elements that is not so."""
+
+    class Bank(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(3))
+            self.register_buffer("cache", torch.ones(3), persistent=False)
+
+        def __len__(self):
+            return 0
+
+        def forward(self, v):
+            return v.sum(1) + self.rows + self.cache
+
+    ep = check(Bank(), (x(),))
+    assert list(ep.state_dict) == ["rows"] and "cache" in ep.constants
+
+
+def test_a_module_that_torch_compile_has_wrapped():
+    model = nn.Linear(4, 2)
+    wrapped = torch.compile(model, backend="eager")
+    ep = gp.export(wrapped, (x(),), dynamic_shapes={"input": {0: gp.Dim("rows")}})
+    assert list(ep.state_dict) == ["weight", "bias"]
+    torch.testing.assert_close(ep.module()(x()[:2]), model(x()[:2]))
+
+
+def test_distributions_are_not_asked_whether_they_are_valid(monkeypatch):
+    """They would look at data."""
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    normal = torch.distributions.Normal(torch.zeros(4), torch.ones(4))
+
+    def loss(mean, spread):
+        given = torch.distributions.Normal(mean, spread.exp())
+        return torch.distributions.kl_divergence(given, normal).sum(-1), normal.log_prob(mean)
+
+    rows = gp.Dim("rows", min=1)
+    check(
+        loss, (x(), x()), dynamic_shapes=({0: rows}, {0: rows}), others=[(x()[:1], x()[1:2])]
+    )  # fmt: skip
+    assert torch.distributions.Distribution._validate_args

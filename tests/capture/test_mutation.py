@@ -386,6 +386,67 @@ def test_state_that_shares_memory():
     check(Model(), (torch.ones(2),))
 
 
+class Shared(nn.Module):
+    """State that overlaps in memory, and a forward that writes to some of it."""
+
+    def __init__(self, state, write):
+        super().__init__()
+        for name, t in state.items():
+            if name.startswith("plain"):
+                setattr(self, name, t)
+            else:
+                self.register_buffer(name, t)
+        self.write = write
+
+    def forward(self, v):
+        self.write(self)
+        return [v.sum() + t for t in (*self.buffers(), getattr(self, "plain", v))]
+
+
+def test_a_plain_attribute_that_shares_memory_with_a_buffer():
+    for write in (lambda m: m.buf.add_(1), lambda m: m.plain.add_(1)):
+        buf = torch.zeros(3, 4)
+        check(Shared({"buf": buf, "plain": buf[1]}, write), (x(),))
+
+
+def test_state_that_overlaps_and_is_no_view_is_not_written_to():
+    memory, pair = torch.zeros(4), torch.zeros(3, dtype=torch.complex64)
+    turned = torch.zeros(3, 4).t()
+    cases = {
+        "beyond": {"a": memory[:3], "b": memory[1:]},
+        "other dtype": {"a": pair, "b": torch.view_as_real(pair)},
+        "of one that is not contiguous": {"a": turned, "b": turned[1]},
+    }
+    for state in cases.values():
+        with pytest.raises(gp.errors.MutationError, match="share memory"):
+            gp.export(Shared(state, lambda m: m.a.add_(1)), (x(),))
+        check(Shared(state, lambda m: None), (x(),))
+
+
+def test_state_side_by_side_in_one_memory_is_written_to():
+    memory = torch.zeros(4, 6)
+    check(Shared({"a": memory[:, :3], "b": memory[:, 3:]}, lambda m: m.a.add_(1)), (x(),))
+
+
+def test_inputs_that_overlap_are_not_written_to_and_then_read():
+    same, memory = torch.ones(4), torch.ones(4)
+
+    def read_later(a, b):
+        a.add_(1)
+        return a * b
+
+    for inputs in ((same, same), (memory[:3], memory[1:])):
+        with pytest.raises(gp.errors.MutationError, match="share memory"):
+            gp.export(read_later, inputs)
+    check(read_later, (memory[:2], memory[2:]))
+
+    def read_before(a, b):
+        first = b * 2
+        return first + a[0], a.add_(1)[1:]
+
+    check(read_before, (same, same))
+
+
 def test_training_layers_update_their_statistics():
     for layer in (nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False),
                   nn.BatchNorm2d(3, affine=False),

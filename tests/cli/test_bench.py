@@ -101,3 +101,35 @@ def test_each_begins_with_the_same_inputs_and_state(run: Runner) -> None:
     done = run("bench", "changing.py:build", *QUICK, "--json")
     assert done.code == 0, done.err
     assert all(c["max_abs_error"] < 1e-5 for c in done.data["contenders"][1:])
+
+
+GROWING = """
+import torch, transformers as hf
+
+
+class Appends(torch.nn.Module):
+    def forward(self, x, cache):
+        assert cache.get_seq_length() == 4
+        keys, values = cache.update(x, x, 0)
+        return keys.sum() + values.sum()
+
+
+def build():
+    cache = hf.DynamicCache()
+    cache.update(torch.ones(1, 2, 4, 3), torch.ones(1, 2, 4, 3), 0)
+    return Appends(), (torch.ones(1, 2, 1, 3), cache)
+"""
+
+
+def test_each_call_begins_with_the_same_cache(run: Runner) -> None:
+    (run.folder / "growing.py").write_text(GROWING)
+    done = run("bench", "growing.py:build", *QUICK, "--json")
+    assert done.code == 0, done.err
+    assert all(c["calls"] >= 5 for c in done.data["contenders"])
+
+
+def test_inputs_that_the_model_itself_refuses(run: Runner) -> None:
+    (run.folder / "table.py").write_text("import torch\nmodel = torch.nn.Embedding(10, 4)\n")
+    done = run("bench", "table.py:model", "--input", "input=i64[2](50..99)", *QUICK)
+    assert done.code == 1
+    assert done.err.startswith("GP150 the model fails in PyTorch: IndexError")

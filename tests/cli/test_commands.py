@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pty
@@ -202,8 +203,29 @@ def test_a_broken_program(run: Runner) -> None:
     assert done.err.startswith("GP400")
 
 
+def test_what_the_output_cannot_encode_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / "mödel.py").write_text("import torch\nmodel = torch.nn.ReLU()\n")
+    command = [sys.executable, "-m", "graphport", "export", "mödel.py:model", "-o", "ö.onnx"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*command, "--input", "input=f32[2]"], capture_output=True, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(rb"m\xf6del.py:model -> \xf6.onnx")
+
+
+def test_a_full_disk_is_not_our_fault(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("graphport.program.replacing.os.fsync", full)
+    done = run("export", "models.py:build", "-o", "m.onnx")
+    assert done.code == 1
+    assert done.err == "GP400 a file cannot be written or read: No space left on device\n"
+
+
 def test_a_file_that_cannot_be_written(run: Runner) -> None:
     long = "a" * 300
     done = run("export", "models.py:build", "-o", f"{long}.onnx")
     assert done.code == 2
-    assert "File name too long" in done.err and "bug" not in done.err
+    assert done.err == f"GP190 {long}.onnx: File name too long\n"

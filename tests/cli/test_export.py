@@ -126,6 +126,9 @@ def test_json_and_report(run: Runner) -> None:
     ("argv", "says"),
     [
         (["models.py"], "fix  models.py:Mlp"),
+        (["models.py:"], "fix  models.py:Mlp"),
+        ([":build"], "fix  PKG.MODULE:NAME, FILE.py:NAME or PROGRAM.gpx"),
+        (["model.onnx"], "fix  PKG.MODULE:NAME, FILE.py:NAME or PROGRAM.gpx"),
         (["nowhere.py:build"], "there is no file nowhere.py"),
         (["no.where:build"], "there is no module no.where"),
         (["models.py:Nothing"], "models has no Nothing"),
@@ -138,12 +141,23 @@ def test_json_and_report(run: Runner) -> None:
         (["models.py:build", "--input", "x=f33[2]"], 'at   --input "x=f33[2]"'),
         (["models.py:build", "--input", "x"], 'at   --input "x"'),
         (["models.py:build", "--input", "x=?"], 'at   --input "x=?"'),
+        (["models.py:build", "--input", "x=f32[2 8]"], 'at   --input "x=f32[2 8]"'),
+        (["models.py:build", "--input", "x=f32[2,,8]"], 'at   --input "x=f32[2,,8]"'),
+        (["models.py:build", "--input", "x={[1]: 2}"], 'at   --input "x={[1]: 2}"'),
+        (["models.py:build", "--input", "x=u8[2](0..300)"], "fix  within 0..255"),
+        (["models.py:build", "--input", "x=i64[2](3..1)"], "the range 3..1 is empty"),
+        (["models.py:build", "--input", f"x=f32[{10**12},{10**12}]"], 'at   --input "x=f32[1000'),
         (["models.py:build", "--inputs", "gone.npz"], "there is no file gone.npz"),
         (["models.py:build", "--inputs", "gone"], "models has no gone"),
         (["models.py:build", "--inputs", "wrong", "--input", "x=f32[2,8]"], "both --input and"),
         (["models.py:build", "--dynamic", "x=n"], "fix  x:0=n"),
         (["models.py:build", "--dynamic", "y:0=n"], "the model has no input y"),
         (["models.py:build", "--dynamic", "x:4=n"], "x has 2 axes, and no axis 4"),
+        (["models.py:build", "--dynamic", "x:0=n,0=m"], "axis 0 is said twice"),
+        (["models.py:build", "--dynamic", "x:0=n", "--dynamic", "x:0=m"], "axis 0 is said twice"),
+        (["models.py:build", "--dynamic", "x:0=n,-2=m"], "axis -2 of x is said twice"),
+        (["models.py:build", "--dynamic", "x:0=2*auto"], "auto stands for itself"),
+        (["models.py:pair", "--dynamic", "scale:0=n"], "fix  scale=n"),
         (["models.py:build", "--dynamic", "x:0=n["], 'at   --dynamic "x:0=n["'),
         (["models.py:build", "--dynamic", "x:0=n[1..4],1=n[2..]"], "n has two ranges"),
         (["models.py:build", "--dynamic", "x:0=n[4..1]"], "max=1 is smaller than min=4"),
@@ -177,6 +191,85 @@ def test_failures_are_told_without_a_traceback(run: Runner, argv: list[str], say
     assert says in done.err
     assert "Traceback" not in done.err and not done.out
     assert not Path("m.onnx").exists()
+
+
+def test_files_of_inputs_that_are_broken(run: Runner) -> None:
+    for name, content in (("a", b""), ("b", b"PK\x03\x04 cut off"), ("c", b"text")):
+        Path(f"{name}.npz").write_bytes(content)
+        done = run("export", "models.py:build", "-o", "m.onnx", "--inputs", f"{name}.npz")
+        assert done.code == 2 and f"{name}.npz cannot be read" in done.err, done.err
+
+
+def test_parameters_that_have_no_keyword(run: Runner) -> None:
+    Path("only.py").write_text("def add(a, b, /, c): return a + b + c\n")
+    given = [y for x in "bca" for y in ("--input", f"{x}=f32[2]")]
+    done = run("export", "only.py:add", "-o", "m.onnx", *given)
+    assert done.code == 0, done.err
+    assert list(shapes("m.onnx")) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("where", ["import", "build", "forward"])
+def test_code_that_ends_the_process(run: Runner, where: str) -> None:
+    """A script that is not guarded must not end in silence, with nothing done and 0."""
+    leave = "import sys; sys.exit(0)\n"
+    parts = {name: leave if name == where else "" for name in ("import", "build", "forward")}
+    Path("script.py").write_text(
+        f"import torch\n{parts['import']}"
+        f"def model(x):\n    {parts['forward']}\n    return x\n"
+        f"def build():\n    {parts['build']}\n    return model, (torch.ones(2),)\n"
+    )
+    done = run("export", "script.py:build", "-o", "m.onnx")
+    assert done.code == 1 and not Path("m.onnx").exists()
+    assert "GP150 the model's code ends the process: sys.exit(0)\n  at   script.py:" in done.err
+    assert 'if __name__ == "__main__":' in done.err
+
+
+def test_files_beside_the_model_are_found_when_it_is_built(run: Runner) -> None:
+    Path("deep").mkdir()
+    Path("deep/parts.py").write_text("import torch\nlayer = torch.nn.ReLU()\n")
+    Path("deep/net.py").write_text(
+        "def build():\n    import torch\n    from parts import layer\n"
+        "    return layer, (torch.ones(2),)\n"
+    )
+    done = run("export", "deep/net.py:build", "-o", "m.onnx")
+    assert done.code == 0, done.err
+
+
+def test_a_file_of_a_package(run: Runner) -> None:
+    Path("pack/sub").mkdir(parents=True)
+    for folder in ("pack", "pack/sub"):
+        Path(folder, "__init__.py").write_text("")
+    Path("pack/base.py").write_text("import torch\nlayer = torch.nn.ReLU()\n")
+    Path("pack/sub/net.py").write_text(
+        "import torch\nfrom ..base import layer\ndef build(): return layer, (torch.ones(2),)\n"
+    )
+    done = run("export", "pack/sub/net.py:build", "-o", "m.onnx")
+    assert done.code == 1
+    assert f"fix  pack.sub.net:NAME, in the folder {run.folder}" in done.err
+    done = run("export", "pack.sub.net:build", "-o", "m.onnx")
+    assert done.code == 0, done.err
+
+
+def test_inputs_that_the_model_itself_refuses(run: Runner) -> None:
+    Path("table.py").write_text("import torch\nmodel = torch.nn.Embedding(10, 4)\n")
+    argv = ("export", "table.py:model", "-o", "m.onnx", "--input", "input=i64[2](50..99)")
+    assert run(*argv).code == 0
+    done = run(*argv, "--verify")
+    assert done.code == 1
+    assert done.err.startswith("GP150 IndexError in the program: index out of range")
+
+
+def test_missing_lowerings_as_json(run: Runner) -> None:
+    argv = ("models.py:unsupported", "-o", "m.onnx", "--input", "x=f32[2,2]", "--json")
+    error = run("export", *argv).data["error"]
+    assert "models.py" in error["where"] and "torch.linalg.eigvals(x)" in error["where"]
+
+
+def test_the_size_of_what_was_written(run: Runner) -> None:
+    argv = ("export", "models.py:wide", "-o", "m.onnx", "--input", "input=f32[2,64]", "--json")
+    apart = run(*argv, "--external-data").data["bytes"]
+    assert apart == sum(Path(f"m.onnx{s}").stat().st_size for s in ("", ".data"))
+    assert run(*argv).data["bytes"] == Path("m.onnx").stat().st_size  # the second file is old
 
 
 def test_a_model_that_differs_is_not_written(run: Runner) -> None:

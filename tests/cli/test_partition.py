@@ -125,6 +125,15 @@ def test_wrong_files_of_devices(run: Runner, program: str, text: str, said: str)
     assert done.code == 2 and said in done.err
 
 
+def test_an_example_that_cannot_be_run(run: Runner, program: str) -> None:
+    (run.folder / "table.py").write_text("import torch\nmodel = torch.nn.Embedding(10, 4)\n")
+    (run.folder / "gpus.toml").write_text('[[devices]]\nmemory = "1 GB"\ncount = 2\n')
+    done = run("partition", "table.py:model", "--devices", "gpus.toml",
+               "--input", "input=i64[2](50..99)")  # fmt: skip
+    assert done.code == 1
+    assert done.err.startswith("GP150 the program cannot be run on its example: IndexError: index")
+
+
 def test_wrong_commands(run: Runner, program: str) -> None:
     for argv in (
         ["--devices", "nowhere.toml"],

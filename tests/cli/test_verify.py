@@ -82,7 +82,7 @@ def test_where_another_file_differs_is_not_guessed(run: Runner) -> None:
 
 
 def test_a_file_of_another_tool(run: Runner) -> None:
-    """Other names are taken by position; sizes are as the user says."""
+    """Other names are taken by position; sizes are as the user says, or else as the file does."""
     x = helper.make_tensor_value_info("left", 1, ["rows?", 3])
     y = helper.make_tensor_value_info("right", 1, ["rows?", 3])
     graph = helper.make_graph([helper.make_node("Relu", ["left"], ["right"])], "g", [x], [y])
@@ -92,6 +92,30 @@ def test_a_file_of_another_tool(run: Runner) -> None:
     done = run(*argv, "--dynamic", "input:0=n", "--json")
     assert done.code == 0, done.err
     assert len(done.data["verification"]["sizes_tried"]) > 1
+    done = run(*argv, "--json")
+    assert done.code == 0, done.err
+    assert len({sizes["rows_"] for sizes in done.data["verification"]["sizes_tried"]}) > 2
+
+
+def test_sizes_of_a_file_with_names_of_its_own(run: Runner) -> None:
+    rows = gp.Dim("rows", min=2, max=9)
+    x = torch.ones(3, 4)
+    gp.onnx.export(torch.nn.ReLU(), (x,), dynamic_shapes=({0: rows},), input_names=["left"]).save(
+        "relu.onnx"
+    )
+    done = run("verify", "relu.onnx", "--against", "torch.nn:ReLU", "--input", "input=f32[3,4]",
+               "--json")  # fmt: skip
+    assert done.code == 0, done.err
+    tried = [sizes["rows"] for sizes in done.data["verification"]["sizes_tried"]]
+    assert len(set(tried)) > 2 and all(2 <= n <= 9 for n in tried)
+
+
+def test_fixes_are_spelled_as_options(run: Runner) -> None:
+    assert run("export", "models.py:needs_two", "-o", "m.onnx", "--input", "x=f32[9]").code == 0
+    done = run("verify", "m.onnx", "--against", "models.py:needs_two", "--input", "x=f32[9]",
+               "--dynamic", "x:0=n")  # fmt: skip
+    assert done.code == 1
+    assert "Suggested fixes:\n  --dynamic with n[5..] in place of n" in done.err
 
 
 @pytest.mark.parametrize(

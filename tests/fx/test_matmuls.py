@@ -153,6 +153,22 @@ def test_what_is_not_known_to_fit_is_left_alone() -> None:
     torch.testing.assert_close(merged(*args), gm(*args))
 
 
+class Products(nn.Module):
+    def forward(self, x: Any, y: Any, z: Any) -> Any:
+        a, b = x + 1, x.T * 2
+        return y @ a, z @ a, y @ b, y @ a.T, (z[None] @ a) * 2
+
+
+def test_sizes_that_shape_propagation_saw_are_an_example() -> None:
+    gm = symbolic_trace(Products())
+    ShapeProp(gm).propagate(torch.randn(3, 3), torch.randn(4, 3), torch.randn(2, 3))
+    merged = merge_matmul(gm)
+    assert count(merged) < count(gm)
+    for n in (3, 5, 1):
+        args = torch.randn(n, n), torch.randn(n + 2, n), torch.randn(n + 3, n)
+        torch.testing.assert_close(merged(*args), gm(*args))
+
+
 def test_dtypes_are_not_mixed() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -318,6 +334,21 @@ def test_functions_of_the_users_own_see_no_gaps() -> None:
     assert count(merged) == 1
     x = torch.randn(3, 4)
     torch.testing.assert_close(merged(x), gm(x))
+
+
+def test_random_numbers_are_drawn_in_the_same_order() -> None:
+    class Model(Two):
+        def forward(self, x: Any, y: Any) -> Any:
+            first = F.dropout(self.q(x))
+            second = torch.rand_like(y)
+            return first, second, self.q(y)
+
+    model, args = Model(), (torch.randn(3, 4), torch.randn(3, 4))
+    merged = merge_matmul(symbolic_trace(model))
+    torch.manual_seed(0)
+    expected = model(*args)
+    torch.manual_seed(0)
+    torch.testing.assert_close(merged(*args), expected)
 
 
 @pytest.mark.parametrize("exported", [False, True])

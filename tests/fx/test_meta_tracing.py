@@ -246,6 +246,26 @@ def test_values_are_noted() -> None:
     assert "size" in view.kwargs
 
 
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.rand(1, 4))
+        self.plain = torch.rand(1, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[0]
+        more = self.table.new_ones(n, 4) + self.plain.new_zeros((n, 4))
+        return x + self.table.expand(n, -1) + self.plain.expand(x.size(0), x.size(1)) + more
+
+
+def test_sizes_one_by_one_given_to_tensors_that_are_not_traced() -> None:
+    model, x = Table(), torch.rand(2, 4)
+    gm = meta_trace(model, {"x": torch.empty(3, 4, device="meta")})
+    torch.testing.assert_close(gm(x), model(x))
+    torch.testing.assert_close(pickle.loads(pickle.dumps(gm))(x), model(x))
+    assert "expand" not in vars(Tensor)
+
+
 def test_without_sizes_it_is_a_plain_trace() -> None:
     def program(x):
         return x + 1

@@ -19,6 +19,7 @@ from torch.fx.passes.split_module import split_module as reference
 import graphport as gp
 from graphport import errors
 from graphport.fx import NormalizeArgs, ShapeProp, split_module
+from graphport.fx.effects import draws
 
 
 def every(count: int) -> Callable[[Node], int]:
@@ -307,6 +308,76 @@ def test_pieces_run_in_the_order_in_which_they_appear() -> None:
     split = split_module(gm, None, every(1))
     calls = [n.target for n in split.graph.nodes if n.op == "call_module"]
     assert calls == ["submod_0", "submod_1", "submod_2"]
+
+
+class Drawing(nn.Module):
+    """What is drawn belongs to one of two pieces by the side that it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 4), nn.Dropout(0.5)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        left = self.left(x)
+        right = torch.rand_like(self.right(y)).bernoulli()
+        return nn.functional.dropout(left, 0.5), right
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_random_numbers_are_drawn_in_the_order_of_the_graph(exported: bool) -> None:
+    model, args = Drawing(), (torch.rand(3, 4), torch.rand(3, 4))
+    gm = gp.export(model, args).module() if exported else symbolic_trace(model)
+    found = {}
+    for node in gm.graph.nodes:
+        taken = [n.name if n.op == "placeholder" else found.get(n) for n in node.all_input_nodes]
+        found[node] = "x" if "x" in taken else "y"
+    split = split_module(gm, None, found.__getitem__)
+    calls = [n.target for n in split.graph.nodes if n.op == "call_module"]
+    assert calls == ["submod_y", "submod_x"]
+    torch.manual_seed(0)
+    expected = model(*args)
+    torch.manual_seed(0)
+    same(split(*args), expected)
+
+
+def test_an_order_of_random_numbers_that_pieces_cannot_keep() -> None:
+    gm = symbolic_trace(lambda x: (x.bernoulli(), x.bernoulli(), x.bernoulli()))
+    split = split_module(gm, None, lambda n: n.name == "bernoulli_1")
+    split(torch.rand(3))
+    assert [n.target for n in split.graph.nodes if n.op == "call_module"] == [
+        "submod_False", "submod_True",
+    ]  # fmt: skip
+
+
+@torch.fx.wrap
+def noisy(x: Any) -> Any:
+    return x + torch.rand_like(x)
+
+
+def test_what_may_draw() -> None:
+    layers = {
+        "drop": nn.Dropout(), "off": nn.Dropout().eval(), "lstm": nn.LSTM(2, 2, 2, dropout=0.1),
+        "gru": nn.GRU(2, 2), "encoder": nn.TransformerEncoderLayer(4, 2), "own": Drawing(),
+        "linear": nn.Linear(2, 2), "graph": symbolic_trace(lambda x: x.bernoulli()),
+    }  # fmt: skip
+    graph = Graph()
+    x = graph.placeholder("x")
+    for name in layers:
+        graph.call_module(name, (x,))
+    for method in ("relu", "uniform_"):
+        graph.call_method(method, (x,))
+    functions: Any = (
+        noisy, torch.rand, torch.cos, nn.functional.dropout2d, operator.add, torch.ops.aten.rand,
+    )  # fmt: skip
+    for function in functions:
+        graph.call_function(function, (x,))
+    for training in (True, False):
+        graph.call_function(torch.ops.aten.dropout.default, (x, 0.5, training), name="dropped")
+    found = [n.name for n in graph.nodes if draws(n, layers)]
+    assert found == [
+        "drop", "lstm", "encoder", "own", "graph", "uniform_", "noisy", "rand", "dropout2d",
+        "rand_1", "dropped",
+    ]  # fmt: skip
 
 
 def test_wrong_inputs() -> None:

@@ -165,3 +165,7 @@ def test_extremes() -> None:
 def test_what_is_missing_is_told() -> None:
     with pytest.raises(gp.errors.UnsupportedError, match="acos"):
         gp.onnx.export(lambda x: torch.acos(x), (torch.randn(3, dtype=torch.complex64),))
+
+
+def test_true_is_what_is_not_zero_in_either_part() -> None:
+    check_onnx(lambda x: x.to(torch.bool), (torch.tensor([0j, 1j, 2, 1 + 1j]),))

@@ -148,3 +148,22 @@ def test_several_of_them_together() -> None:
         program, inputs(6), dynamic_shapes=({0: n}, {0: n}),
         others=[inputs(9), inputs(1), inputs(0), (torch.randn(3, 4), -torch.rand(3))],
     )  # fmt: skip
+
+
+def test_an_assertion_on_the_whole_of_a_tensor_is_left_out() -> None:
+    """As models of text and images compare their placeholders with what is to stand there."""
+
+    def program(ids, features):  # type: ignore[no-untyped-def]
+        places = ids == 7
+        torch._check_tensor_all(places.sum() * 3 == features.numel())
+        embedded = ids[..., None].expand(-1, -1, 3).to(features.dtype)
+        return embedded.masked_scatter(places[..., None], features)
+
+    def inputs(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = torch.tensor([[7, 1, 7, 2, 3]]).repeat(batch, 1)
+        return ids, torch.randn(batch, 2, 3)
+
+    batch = gp.Dim("batch", max=8)
+    check_onnx(
+        program, inputs(2), dynamic_shapes=({0: batch}, {0: batch}), others=[inputs(1), inputs(5)]
+    )

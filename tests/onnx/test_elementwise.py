@@ -179,3 +179,43 @@ def test_arithmetic_is_one_node() -> None:
     ):  # fmt: skip
         program = gp.onnx.export(fn, (x,), dynamic_shapes=dims)
         assert [n.op_type for n in program.model_proto.graph.node] == [op]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=str)
+def test_numbers_that_small_integers_do_not_hold(dtype: torch.dtype) -> None:
+    """They wrap around too, before anything is computed with them."""
+    x = torch.arange(-128, 128).to(dtype)
+    check_onnx(
+        lambda x: (x + 100200, x * 70001, 66000 - x, x // 66300, x % 66300, x == 65536 + 44,
+                   x < 66000, x & 66559, x >> 65537),
+        (x,),
+    )  # fmt: skip
+
+
+def test_all_bits_of_unsigned_integers_are_shifted() -> None:
+    x = torch.tensor([255, 128, 127, 1], dtype=torch.uint8)
+    by = torch.tensor([7, 7, 7, 0], dtype=torch.uint8)
+    check_onnx(lambda x, by: (x >> by, x >> 7, x << 7, x >> 8), (x, by))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+def test_infinity_has_no_bound_where_none_is_given(dtype: torch.dtype) -> None:
+    x = EDGES.to(dtype)
+    check_onnx(lambda x: (x.clamp(min=0), x.clamp(max=1), x.clamp_min(-2), x.clamp_max(2)), (x,))
+
+
+def test_logarithms_of_powers_are_whole() -> None:
+    for dtype in (torch.float32, torch.float64):
+        twos = 2.0 ** torch.arange(-40, 60).to(dtype)
+        check_onnx(lambda x: x.log2().floor(), (twos,))
+        tens = torch.tensor([10.0**i for i in range(16)], dtype=dtype)[
+            : 11 if dtype.itemsize < 8 else 16
+        ]
+        check_onnx(lambda x: x.log10().floor(), (tens,))
+    check_onnx(lambda x: (x.log2(), x.log10()), (EDGES,))
+
+
+def test_what_is_beyond_eight_bits_is_not_the_largest_number() -> None:
+    x = torch.tensor([1.0, -1.5, 1e6, -1e6, INF, -INF, NAN])
+    for dtype in (torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
+        check_onnx(lambda x, dtype=dtype: x.to(dtype).float(), (x,))

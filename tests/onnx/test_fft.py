@@ -95,3 +95,33 @@ def test_istft() -> None:
         return torch.istft(spectrum(x), 16, 4, window=window, length=64)
 
     check_onnx(fn, (torch.randn(2, 64),))
+
+
+@pytest.mark.parametrize("length", ["given", "left out"])
+def test_istft_of_any_length(length: str) -> None:
+    window = torch.hann_window(12)
+
+    def fn(x: Tensor) -> Tensor:
+        spectrum = torch.stft(x, 16, 4, 12, window, normalized=True, return_complex=True)
+        wanted = x.shape[-1] if length == "given" else None
+        return torch.istft(spectrum * 2, 16, 4, 12, window, normalized=True, length=wanted)
+
+    check_onnx(
+        fn, (torch.randn(2, 64),), dynamic_shapes=({0: gp.Dim("b"), 1: gp.Dim("t", min=32)},),
+        others=[(torch.randn(3, 101),), (torch.randn(1, 43),)],
+    )  # fmt: skip
+
+
+def test_istft_of_one_signal_and_beyond_its_end() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        options = {"window": torch.ones(16)}
+        return torch.istft(x, 16, 4, length=80, **options), torch.istft(
+            x, 16, 4, center=False, **options
+        )
+
+    spectra = [torch.randn(9, frames, dtype=torch.complex64) for frames in (14, 9, 12)]
+    with pytest.warns(UserWarning, match="length of signal is shorter"):
+        check_onnx(
+            fn, (spectra[0],), dynamic_shapes=({1: gp.Dim("t", max=16)},),
+            others=[(x,) for x in spectra[1:]],
+        )  # fmt: skip

@@ -83,25 +83,75 @@ def test_constants_of_functions_are_not_in_the_file_twice(tmp_path: Path) -> Non
     assert {i.name for i in proto.graph.initializer} <= used
 
 
-def test_a_module_whose_results_come_back_to_it_stays_as_it_is(tmp_path: Path) -> None:
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.linear(x))
+
+
+def test_calls_of_one_module_share_a_function(tmp_path: Path) -> None:
+    """Also where two modules are called in turns, each with what the other gave."""
+
     class Outer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = Inner()
+            self.first, self.second = Inner(), Inner()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.inner(torch.tanh(self.inner(x)))
+            one, two = self.first(x), self.second(torch.tanh(x))
+            return self.first(two) - self.second(one)
 
-    class Inner(nn.Module):
+    proto = written(Outer(), [Inner], tmp_path)
+    assert [f.name for f in proto.functions] == ["Inner"]
+    assert [n.op_type for n in proto.graph.node].count("Inner") == 4
+
+
+def test_names_of_weights_that_are_names_of_inputs_too(tmp_path: Path) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("x", "mul", "block"):
+                setattr(self, name, nn.Parameter(torch.rand(8)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.mul - self.x / self.block
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Named()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(x)
+
+    (function,) = written(Outer(), [Named], tmp_path).functions
+    assert set(function.input) == {"x", "block.x", "block.mul", "block"}
+
+
+def test_a_module_with_a_branch_between_its_nodes_stays_as_it_is(tmp_path: Path) -> None:
+    """What the branch gives comes back to the module, which it sees from within."""
+
+    class Branching(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.linear = nn.Linear(8, 8)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.relu(self.linear(x))
+        def forward(self, x: Tensor, positive: Tensor) -> Tensor:
+            y = self.linear(x)
+            return torch.cond(positive, lambda y: y * 2, lambda y: y - 1, (y,)) + y
 
-    proto = written(Outer(), [Inner], tmp_path)
-    assert not proto.functions
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branching = Branching()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.branching(x, x.sum() > 0)
+
+    assert not written(Outer().requires_grad_(False), [Branching], tmp_path).functions
 
 
 def test_what_is_not_there_is_an_error() -> None:

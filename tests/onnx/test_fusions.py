@@ -100,8 +100,43 @@ def test_not_quite_gelu() -> None:
     assert "Gelu" not in fused(lambda x: x * 0.5 * (1.0 + torch.erf(x / 1.5)), torch.randn(2, 3, 8))
 
 
+def test_no_gelu_of_integers() -> None:
+    for form in GELU.values():
+        assert "Gelu" not in fused(form, torch.randint(-3, 4, (2, 3, 8)))
+
+
 def rotate_half(x: Tensor) -> Tensor:
     return torch.cat((-x[..., x.shape[-1] // 2 :], x[..., : x.shape[-1] // 2]), dim=-1)
+
+
+def test_options_of_operators_count() -> None:
+    """`add` with an alpha is another sum."""
+    weight, table = torch.rand(8), torch.rand(1, 1, 5, 4)
+    table = torch.cat((table, table), -1)
+
+    def rms(x: Tensor) -> Tensor:
+        mean = x.pow(2).mean(-1, keepdim=True)
+        return weight * (x * torch.rsqrt(torch.add(mean, 0.5, alpha=4)))
+
+    def gelu(x: Tensor) -> Tensor:
+        return 0.5 * x * torch.add(torch.erf(x / math.sqrt(2)), 1.0, alpha=2)
+
+    def rotary(x: Tensor) -> Tensor:
+        return torch.add(x * table, rotate_half(x) * table, alpha=-1)
+
+    x = torch.randn(2, 3, 5, 8)
+    for fn in (rms, gelu, rotary):
+        check_onnx(fn, (x,))
+
+
+def test_no_rms_norm_of_what_is_rounded_to_integers() -> None:
+    weight = torch.rand(8) + 0.5
+
+    def rounded(x: Tensor) -> Tensor:
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return weight * (y * 10).to(torch.int8) + weight * y.to(torch.int32)
+
+    assert "RMSNormalization" not in fused(rounded, torch.randn(2, 3, 8))
 
 
 class Rotary(nn.Module):

@@ -405,6 +405,18 @@ def test_sizes_of_a_program_are_decided() -> None:
         gp.onnx.export(ep, dynamic_shapes=({0: batch},))
 
 
+def test_arguments_that_are_no_tuple() -> None:
+    x = torch.ones(2)
+    ep = gp.export(torch.nn.ReLU(), (x,))
+    with pytest.raises(InputError, match=r"got Tensor\n  fix  \(x,\)"):
+        gp.onnx.export(ep, x)
+    program = gp.onnx.export(ep)
+    with pytest.raises(InputError, match=r"got Tensor\n  fix  \(x,\)"):
+        program.verify(x)
+    with pytest.raises(InputError, match="the result has 2 leaves, that of the program 1"):
+        program.adapt_torch_outputs_to_onnx((x, x))
+
+
 def test_plain_callables() -> None:
     check_onnx(torch.sigmoid, (torch.randn(2),))
     check_onnx(nn.Linear(2, 3).forward, (torch.randn(1, 2),))

@@ -107,3 +107,66 @@ def test_octets_are_refused_where_they_are_rounded() -> None:
         gp.onnx.export(
             lambda x: F.interpolate(x, size=(4, 9), mode="bilinear"), (octets((1, 3, 5, 6)),)
         )
+
+
+HOW = ({}, {"mode": "bilinear"}, {"mode": "bicubic"}, {"mode": "bilinear", "align_corners": True})
+
+
+@pytest.mark.parametrize("order", [(0, 3, 1, 2), (0, 2, 3, 1), (2, 1, 0, 3)], ids=str)
+def test_resizing_between_transposes(order: tuple[int, ...]) -> None:
+    """ONNX Runtime moves the first one behind the Resize, and has no kernel for what is left."""
+    back = [order.index(d) for d in range(4)]
+    dims = ({order[0]: gp.Dim("n"), order[2]: gp.Dim("h", min=2), order[3]: gp.Dim("w", min=2)},)
+
+    def image(*sizes: int) -> tuple[torch.Tensor]:
+        return (torch.randn(sizes).permute(back),)
+
+    def resized(x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.permute(order).relu()
+        to = [{"size": (7, 5)}, {"scale_factor": 2}, {"scale_factor": 0.5}]
+        return [F.interpolate(x, **where, **how).permute(back) + 1 for where in to for how in HOW]
+
+    check_onnx(
+        resized, image(2, 3, 6, 4), dynamic_shapes=dims,
+        others=[image(1, 3, 4, 8), image(0, 3, 2, 2)],
+    )  # fmt: skip
+
+
+def test_a_table_of_positions_at_other_sizes() -> None:
+    """As vision transformers have it."""
+    table = torch.randn(1, 16, 8)
+
+    def positions(x: torch.Tensor) -> torch.Tensor:
+        grid = table.reshape(1, 4, 4, 8).permute(0, 3, 1, 2)
+        grid = F.interpolate(grid, size=x.shape[1:3], mode="bicubic")
+        return x + grid.permute(0, 2, 3, 1)
+
+    dims = ({0: gp.Dim("n"), 1: gp.Dim("h", min=1), 2: gp.Dim("w", min=1)},)
+    check_onnx(
+        positions, (torch.randn(2, 5, 3, 8),), dynamic_shapes=dims,
+        others=[(torch.randn(1, 4, 4, 8),), (torch.randn(1, 1, 9, 8),)],
+    )  # fmt: skip
+
+
+SAME = {
+    1: ({}, {"mode": "linear"}, {"mode": "nearest-exact"}),
+    2: (*HOW, {"mode": "nearest-exact"}, {"mode": "bilinear", "antialias": True},
+        {"mode": "bicubic", "antialias": True}),
+    3: ({}, {"mode": "trilinear"}, {"mode": "nearest-exact"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n", SAME)
+def test_a_factor_that_leaves_a_size_or_doubles_it(n: int) -> None:
+    """Some of torch's kernels go by the sizes then, and some by the factor."""
+
+    def resized(x: torch.Tensor) -> list[torch.Tensor]:
+        factors = (1.2, 1.25, 2.2)
+        return [F.interpolate(x, scale_factor=f, **how) for f in factors for how in SAME[n]]
+
+    sizes = [(2, 3, *(s + i for i in range(n))) for s in (3, 4, 2, 6)]
+    others = [(torch.randn(s),) for s in sizes]
+    dims = ({d + 2: gp.Dim("hwd"[d], min=2) for d in range(n)},)
+    for x in others[:3]:
+        check_onnx(resized, x)
+    check_onnx(resized, others[0], dynamic_shapes=dims, others=others)

@@ -272,3 +272,28 @@ def test_transposed_matrices_and_vectors() -> None:
             lambda w, v: w.T @ v, (w, v), dynamic_shapes=({0: gp.Dim("n"), 1: gp.Dim("m")},
             {0: gp.Dim("n")}), others=[(torch.randn(5, 3), torch.randn(5))], target=target,
         )  # fmt: skip
+
+
+def test_products_over_nothing_are_zero() -> None:
+    """Of a batch ONNX Runtime clears the first one only: the others are what memory was."""
+    n = gp.Dim("n")
+
+    def check(fn: Any, shapes: Any, *sizes: tuple[int | None, ...]) -> None:
+        others = [tuple(torch.randn([k if s is None else s for s in size]) for size in sizes)
+                  for k in (7, 0, 1, 0)]  # fmt: skip
+        check_onnx(fn, others[0], dynamic_shapes=shapes, others=others)
+
+    check(lambda x: x.mT @ x, ({1: n},), (3, None, 2))
+    check(lambda x: x @ x.mT, ({3: n},), (2, 3, 4, None))
+    check(lambda x, y: x @ y, ({0: n}, {1: n}), (None,), (3, None, 2))
+    check(lambda x, y: x @ y, ({1: n}, {1: n}), (5, None), (3, None, 2))
+    check(lambda x, y: torch.einsum("bij,bjk->bik", x, y), ({2: n}, {1: n}), (3, 5, None),
+          (3, None, 2))  # fmt: skip
+    attention = torch.nn.functional.scaled_dot_product_attention
+    check(lambda q, k: attention(q, k, k), ({}, {2: n}), (2, 3, 4, 8), (2, 3, None, 8))
+
+
+def test_a_product_that_is_empty_with_its_sum_needs_no_choice() -> None:
+    dims = ({1: gp.Dim("n")},)
+    program = gp.onnx.export(lambda x: x @ x.mT @ x, (torch.randn(2, 3, 4),), dynamic_shapes=dims)
+    assert "Where" not in [n.op_type for n in program.model_proto.graph.node]

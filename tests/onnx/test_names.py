@@ -221,8 +221,34 @@ def test_lowering_for_good() -> None:
     assert gp.onnx.supported_ops()["onnx_names::negate.default"] is lowering
     with pytest.raises(ValueError, match="has a lowering already"):
         gp.onnx.lowering("onnx_names::negate")(lowering)
-    with pytest.raises(TypeError, match=r"no arguments \['y'\]"):
+    with pytest.raises(TypeError, match=r"takes y, .*\n.*\n  fix  def lower\(b, x, by\)"):
         gp.onnx.lowering("onnx_names::scale")(lambda b, y: y)
+
+
+def test_lowering_of_an_operator_itself() -> None:
+    op = torch.ops.aten.relu
+    for key in (op, op.default, "aten::relu", "aten.relu.default"):
+        check_onnx(torch.relu, (x,), custom_lowerings={key: lambda b, self: b.Max(self, 0.0)})
+
+
+@pytest.mark.parametrize(
+    ("lowering", "text"),
+    [
+        (lambda b, self: None, "returned NoneType\n  at .*\n  fix  return what a method"),
+        (lambda b, self: 3.0, "returned float"),
+        (lambda b, self: [b.Relu(self)], "returned 1 values"),
+        (3, "the lowering for aten.relu.default is 3"),
+    ],
+)
+def test_lowerings_that_give_nothing(lowering: Any, text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        gp.onnx.export(lambda x: x.relu(), (x,), custom_lowerings={"aten::relu": lowering})
+    with pytest.raises(InputError, match=r"returned 2 values\n  at .*\n  fix  return a tuple of 3"):
+        gp.onnx.export(
+            lambda x: x.unbind(0)[0],
+            (torch.ones(3, 2),),
+            custom_lowerings={"aten::unbind.int": lambda b, self, dim: (self, self)},
+        )
 
 
 def test_lowering_of_what_is_no_operator() -> None:

@@ -124,3 +124,22 @@ def test_zeros_are_zeros_before_pooling(pool: torch.nn.Module) -> None:
     """ONNX Runtime would make them the padding of the pool, which is of another number."""
     model = torch.nn.Sequential(torch.nn.ZeroPad2d(1), pool)
     check_onnx(model, (-torch.rand(1, 2, 6, 6),))
+
+
+def test_padding_between_transposes() -> None:
+    """ONNX Runtime moves the first one behind the Pad, so that both are gone."""
+    dims = {0: gp.Dim("n"), 1: gp.Dim("h"), 2: gp.Dim("w")}
+    for pad in ((1, 1), (0, 2, 1, 0), (1, 0, 0, 0, 0, 1), (1, -1)):
+        for value in (0.0, 2.0):
+            check_onnx(
+                lambda x, pad=pad, value=value: F.pad(
+                    x.permute(0, 3, 1, 2).relu(), pad, value=value
+                ).permute(0, 2, 3, 1) + 1,
+                (torch.randn(2, 3, 4, 5),), dynamic_shapes=(dims,),
+                others=[(torch.randn(1, 5, 2, 5),)],
+            )  # fmt: skip
+
+
+def test_folding_windows_of_brains() -> None:
+    x = torch.randint(0, 4, (2, 3, 5, 6)).to(torch.bfloat16)
+    check_onnx(lambda x: F.fold(F.unfold(x, 2, 1, 1, 1), (5, 6), 2, 1, 1, 1), (x,))

@@ -74,6 +74,7 @@ ROWS = [
         name="zero_dims"),
     row(lambda x: torch.mode(x, 1)[0], "b t", make=ints(4), least=SOME, name="mode"),
     row(lambda x: x.to(torch.uint8).any(1), "b t", make=ints(2), name="any_of_bytes"),
+    row(lambda x: (torch._is_all_true(x > 0), torch._is_any_true(x > 0)), "b t", name="is_true"),
     row(lambda x: x.to(torch.int16).amax(1), "b t", make=ints(9), least=SOME, name="amax_int16"),
 ]  # fmt: skip
 OTHER_DTYPES = [
@@ -130,3 +131,10 @@ def test_mean_of_what_has_elements_is_one_node() -> None:
     dims = ({0: gp.Dim("b"), 1: gp.Dim("t", min=1)},)
     program = gp.onnx.export(lambda x: x.mean(1), (torch.randn(2, 3),), dynamic_shapes=dims)
     assert [n.op_type for n in program.model_proto.graph.node] == ["ReduceMean"]
+
+
+def test_mean_of_halves_is_of_their_exact_sum() -> None:
+    """Neither a sum of 777 nor a count of 259 is a bfloat16."""
+    x = torch.full((2, 259), 3.0, dtype=torch.bfloat16)
+    program = gp.onnx.export(lambda x: x.mean(1), (x,), dynamic_shapes=({1: gp.Dim("n")},))
+    assert program(x).tolist() == [3.0, 3.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,8 +206,72 @@ def test_a_failure_leaves_what_was_there(model: Model, tmp_path: Path, external:
 
 
 def test_a_folder_that_is_not_there(model: Model, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        gp.onnx.export(model, (x,)).save(tmp_path / "nowhere" / "m.onnx")
+    path = tmp_path / "nowhere" / "m.onnx"
+    with pytest.raises(FileNotFoundError, match=f"{path}'"):
+        gp.onnx.export(model, (x,)).save(path)
+
+
+class Normed(nn.Module):
+    """A convolution whose weights the file has in another form, and some as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 70)
+        nn.init.uniform_(self.norm.running_mean)
+        nn.init.uniform_(self.norm.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.norm(self.conv(x)).mean((2, 3)))
+
+
+def test_weights_that_change_after_the_export(tmp_path: Path) -> None:
+    """All of them are what they are at the time, in calls and in files; never some of them."""
+    model, other, given = Normed().eval(), Normed().eval(), torch.randn(2, 3, 6, 6)
+    program = gp.onnx.export(model, (given,))
+    session = program.session
+    torch.testing.assert_close(program(given), model(given), rtol=1e-4, atol=1e-4)
+    assert program.session is session
+    model.load_state_dict(other.state_dict())
+    torch.testing.assert_close(program(given), other(given), rtol=1e-4, atol=1e-4)
+    assert program.verify().ok
+    for external in (True, False):
+        program.save(tmp_path / "m.onnx", external_data=external)
+        torch.testing.assert_close(
+            run(tmp_path / "m.onnx", given), other(given).detach(), rtol=1e-4, atol=1e-4
+        )
+    onnx.save(program.model_proto, tmp_path / "m.onnx")
+    torch.testing.assert_close(
+        run(tmp_path / "m.onnx", given), other(given).detach(), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_weights_that_are_of_another_dtype_by_now(tmp_path: Path) -> None:
+    layer = nn.Linear(40, 30)
+    program = gp.onnx.export(layer, (torch.ones(2, 40),))
+    layer.half()
+    with pytest.raises(WeightsError) as caught:
+        program.save(tmp_path / "m.onnx")
+    assert str(caught.value) == (
+        "GP171 weight was float32[30, 40] when the model was exported, and is float16[30, 40] now\n"
+        "  fix  export the model as it is now"
+    )
+
+
+def test_what_is_no_file_is_written_to(model: Model, tmp_path: Path) -> None:
+    """Nobody wants /dev/null to be replaced."""
+    os.mkfifo(tmp_path / "pipe")
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    gp.onnx.export(model, (x,)).save(tmp_path / "pipe")
+    reader.join()
+    assert os.listdir(tmp_path) == ["pipe"] and (tmp_path / "pipe").is_fifo()
+    onnx.checker.check_model(found[0])
+
+
+def test_a_folder_is_not_written_to(model: Model, tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=f"{tmp_path}'"):
+        gp.onnx.export(model, (x,)).save(tmp_path)
 
 
 # Weights from elsewhere
@@ -421,6 +486,36 @@ def test_checkpoints_that_are_broken(empty: Model, tmp_path: Path) -> None:
     (tmp_path / "w.npy").write_bytes(b"")
     with pytest.raises(InputError, match="is not known to be a checkpoint"):
         program.save(path, state_dict=tmp_path / "w.npy")
+
+
+def test_names_that_are_not_the_models(model: Model, empty: Model, tmp_path: Path) -> None:
+    """Also for a model that has weights: it would be written with those, in silence."""
+    state = saved(model)
+    wrapped = {f"module.{name}": t for name, t in state.items()}
+    for target in (model, empty):
+        program = gp.onnx.export(target, (x,))
+        with pytest.raises(WeightsError, match="none of them is one of its own") as caught:
+            program.save(tmp_path / "m.onnx", state_dict=wrapped)
+        assert caught.value.fix == [
+            'state_dict={name.removeprefix("module."): t for name, t in weights.items()}'
+        ]
+        with pytest.raises(WeightsError) as caught:
+            program.save(tmp_path / "m.onnx", state_dict={"epoch": 3, "model": state})
+        assert caught.value.fix == ["state_dict=checkpoint['model']"]
+        with pytest.raises(WeightsError, match="given: none"):
+            program.save(tmp_path / "m.onnx", state_dict={})
+    assert os.listdir(tmp_path) == []
+
+
+def test_checkpoints_that_cannot_be_read(empty: Model, tmp_path: Path) -> None:
+    program = gp.onnx.export(empty, (x,))
+    torch.save(nn.Linear(2, 2), tmp_path / "whole.pt")
+    (tmp_path / "empty.pt").write_bytes(b"")
+    (tmp_path / "text.pt").write_text("version https://git-lfs.github.com/spec/v1")
+    for name in ("whole", "empty", "text"):
+        with pytest.raises(SerializationError, match=rf"{name}.pt cannot be read: \w") as caught:
+            program.save(tmp_path / "m.onnx", state_dict=tmp_path / f"{name}.pt")
+        assert "torch.save(model.state_dict(), path)" in str(caught.value)
 
 
 class Evil:

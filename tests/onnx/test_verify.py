@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import graphport as gp
 from graphport.errors import MismatchError, VerificationError
@@ -204,6 +204,20 @@ def test_random_results_are_judged_by_kind() -> None:
     assert not report.outputs[1].note
 
 
+def test_memory_that_is_written_before_it_is_read_is_not_random() -> None:
+    def program(order: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        places = torch.empty_like(order)
+        places[order] = torch.arange(order.shape[0])
+        return torch.sin(x)[places], torch.empty_like(x)
+
+    inputs = (torch.tensor([2, 0, 1]), torch.randn(3))
+    report = gp.onnx.export(program, inputs).verify()
+    assert report.ok and not report.outputs[0].note
+    assert report.outputs[1].note.startswith("random")
+    wrong = {"aten::sin": lambda b, self: b.Cos(self)}
+    assert not gp.onnx.export(program, inputs, custom_lowerings=wrong).verify().ok
+
+
 # Labels
 
 
@@ -368,6 +382,28 @@ def test_the_users_model_is_the_reference() -> None:
             return x + (1 if torch.compiler.is_compiling() else 2)
 
     assert not gp.onnx.export(Model(), (torch.ones(2),)).verify().ok
+
+
+def test_a_model_without_weights() -> None:
+    with gp.fake_mode():
+        layer = nn.Linear(3, 2)
+    with pytest.raises(gp.errors.NoDataError, match="there is no data for weight, bias"):
+        gp.onnx.export(layer, (torch.ones(4, 3),)).verify()
+
+
+def test_what_eager_refuses_is_told_with_its_line() -> None:
+    layer = nn.Embedding(10, 4)
+    program = gp.onnx.export(lambda i: layer(i), (torch.tensor([50]),))
+    with pytest.raises(gp.errors.ForwardError, match="GP150 IndexError in the program: index") as e:
+        program.verify()
+    assert isinstance(e.value, IndexError) and "layer(i)" in str(e.value.where)
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan")])
+def test_tolerances_that_would_accept_anything(wrong: float) -> None:
+    program = gp.onnx.export(torch.relu, (torch.ones(2),))
+    with pytest.raises(gp.errors.InputError, match=r"rtol=.* is no error that can be accepted"):
+        program.verify(rtol=wrong)
 
 
 def test_example_inputs_without_data() -> None:

@@ -35,7 +35,7 @@ ROWS = [
     row(torch.trace, "b t"),
     row(torch.cdist, "b t 3", "b k 3", layout=False),
     row(torch.pdist, "t 3", least={"t": 2}),
-    row(lambda a: torch.linalg.multi_dot([a, a.mT, a]), "b t", fixed="bt", name="multi_dot"),
+    row(lambda a: torch.linalg.multi_dot([a, a.mT, a]), "b t", name="multi_dot"),
     row(torch.linalg.matrix_norm, "b t k", least={"t": 1, "k": 1}),
     row(lambda a: torch.linalg.matrix_power(a, 3), "b n n", name="matrix_power"),
     row(torch.linalg.inv, "b n n", make=square, least={"n": 1}),

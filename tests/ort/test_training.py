@@ -25,6 +25,8 @@ class Pair:
         self.model = model
         self.backend = OrtBackend(options)
         self.compiled = torch.compile(model, backend=self.backend, **how)
+        self.drawn: list[Tensor] = []
+        """What follows a step of each, of random numbers."""
 
     def both(self) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
         yield self.model, self.compiled
@@ -40,6 +42,7 @@ class Pair:
             torch.manual_seed(0)
             out = call(*inputs)
             loss_of(out).backward()
+            self.drawn = [*self.drawn[-1:], torch.rand(1)]
             seen.append((out, [t.grad for t in inputs if t.requires_grad]))
         close(*seen)
         self.compare()
@@ -338,9 +341,11 @@ def test_views_of_what_lies_otherwise(dynamic: bool) -> None:
 
 
 class Checkpointed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.inner, self.last = mlp(), nn.Linear(2, 2)
+        if dropout:
+            self.inner.append(nn.Dropout(dropout))
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
@@ -351,6 +356,16 @@ def test_checkpointing() -> None:
     pair = Pair(Checkpointed(), dynamic=False)
     pair.step(torch.randn(3, 4, requires_grad=True))
     assert counts(pair.backend) == [1, 1]
+
+
+def test_checkpointing_with_dropout() -> None:
+    """The backward graph draws what the forward graph drew, and leaves the generator alone."""
+    pair = Pair(Checkpointed(0.5), dynamic=False)
+    for _ in range(2):
+        pair.step(torch.randn(3, 4, requires_grad=True))
+        torch.testing.assert_close(*pair.drawn)
+    assert not pair.backend.refused
+    assert pair.backend.execution_count >= 4 and all(counts(pair.backend))
 
 
 def test_loss_within() -> None:

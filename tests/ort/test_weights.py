@@ -118,6 +118,14 @@ def test_a_module_that_is_copied_or_saved_keeps_its_own_weights():
     same(compiled(x), m(x))
     file = io.BytesIO()
     torch.save(compiled.state_dict(), file)
+    whole = copy.deepcopy(compiled)
+    add(whole)
+    same(whole(x), other(x))
+    file = io.BytesIO()
+    torch.save(compiled, file)
+    file.seek(0)
+    same(torch.load(file, weights_only=False)(x), m(x))
+    same(compiled(x), m(x))
 
 
 def test_statistics_that_the_graph_updates_are_no_reason_to_build_again():

@@ -38,6 +38,7 @@ def check_round_trip(ep: gp.ExportedProgram) -> gp.ExportedProgram:
     assert repr(back.graph_signature) == repr(ep.graph_signature)  # nan is not equal to itself
     assert back.call_spec == ep.call_spec
     assert back.argument_names == ep.argument_names
+    assert back.positional == ep.positional
     assert back.module_call_graph == ep.module_call_graph
     assert back.dialect == ep.dialect
     assert back.notes == ep.notes

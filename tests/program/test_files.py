@@ -286,9 +286,34 @@ def test_every_field_is_saved() -> None:
     fields = {f.name for f in dataclasses.fields(gp.ExportedProgram)}
     assert fields == {
         "graph_module", "graph_signature", "state_dict", "constants", "range_constraints",
-        "call_spec", "example_inputs", "checks", "argument_names", "module_call_graph", "dialect",
-        "notes", "scope",
+        "call_spec", "example_inputs", "checks", "argument_names", "positional",
+        "module_call_graph", "dialect", "notes", "scope",
     }  # fmt: skip
+
+
+def shrinking(steps: int) -> gp.ExportedProgram:
+    """Sizes that mention the one before them twice: n - n//3, and that of it, ..."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[0]
+        for _ in range(steps):
+            n = n - n // 3
+        return x.new_zeros(n)
+
+    return gp.export(f, (torch.ones(900),), dynamic_shapes=({0: gp.Dim("n", min=2)},))
+
+
+def test_sizes_that_share_their_parts() -> None:
+    ep = shrinking(11)
+    back = loaded(saved(ep))
+    assert back.module()(torch.ones(100)).shape == ep.module()(torch.ones(100)).shape
+
+
+def test_sizes_that_could_not_be_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ep = shrinking(4)
+    monkeypatch.setattr("graphport.program.files.limits.EXPRESSION_NODES", 20)
+    with pytest.raises(SerializationError, match="a size takes too many operations to be saved"):
+        gp.save(ep, io.BytesIO())
 
 
 # What cannot be saved

@@ -46,7 +46,7 @@ def test_nested_modules():
     un = unflattened(model, (x(),), dynamic_shapes=({0: B},), others=[(x(1),), (x(7),)])
     assert called(un) == ["layers.0", "layers.1", "head"]
     assert called(un.layers.get_submodule("0")) == ["lin", "act"]
-    assert un.head.get_submodule("0").kind == "torch.nn.modules.normalization.LayerNorm"
+    assert un.head.get_submodule("0")._get_name() == "LayerNorm"
     assert un.unused.weight is model.unused.weight
     block = un.layers.get_submodule("1")
     torch.testing.assert_close(block(x(5)), model.layers[1](x(5)))
@@ -890,3 +890,54 @@ def test_assertions_stay_in_their_modules():
     assert not any("assert" in str(n.target) for n in un.graph.nodes)
     with pytest.raises(RuntimeError):
         un(torch.tensor(12), v)
+
+
+def test_parametrized_weights():
+    """Their modules have a parameter `original`."""
+    for wrap in (nn.utils.parametrizations.orthogonal, nn.utils.parametrizations.weight_norm):
+        model = nn.Sequential(wrap(nn.Linear(4, 4)), nn.ReLU())
+        unflattened(model, (x(),))
+
+
+def test_what_only_the_last_of_several_calls_returns_from_deep_within():
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(4))
+
+        def forward(self, v):
+            self.kept = (v * self.w).sin()
+            return self.kept * 2
+
+    class Around(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, v):
+            return self.inner(v) + 1
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.outer = Around(Around(Keeps()))
+
+        def forward(self, v):
+            for _ in range(3):
+                v = self.outer(v)
+            return v + self.outer.inner.inner.kept
+
+    model = Model()
+    with pytest.warns(UserWarning, match="kept"):
+        ep = gp.export(model, (x(),))
+    un = gp.unflatten(ep)
+    torch.testing.assert_close(un(x()), ep.module()(x()))
+    assert paths(un) == ["", "outer", "outer.inner", "outer.inner.inner"]
+
+
+def test_it_is_pickled_with_what_it_checks():
+    un = gp.unflatten(gp.export(Block(), (x(),), dynamic_shapes=({0: B},)))
+    back = pickle.loads(pickle.dumps(un))
+    torch.testing.assert_close(back(x(7)), un(x(7)))
+    with pytest.raises(RuntimeError, match="to be <= 64, but got 65"):
+        back(x(65))

@@ -132,6 +132,15 @@ def test_a_form_that_is_not_known(tmp_path: Path) -> None:
         write(exported(), tmp_path / "net.pdf")
 
 
+def test_a_report_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
+    def never(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("the export has begun")
+
+    for path, said in (("report.pdf", "is not known"), ("no/report.md", "there is no folder")):
+        with pytest.raises(InputError, match=said):
+            gp.onnx.export(never, (torch.ones(2),), report=tmp_path / path)
+
+
 def test_text_of_the_user_is_escaped() -> None:
     table = Table(("<b>", "n"), [("a|b<c>", "1")], frozenset({1}))
     document = Document("<script>", [Section("x & y", [table, Code("1 < 2"), "words"])])

@@ -91,6 +91,14 @@ ROWS = {
         lambda x: eq((x.n + (-x.n) % 4) % 4, 0),
         True,
     ),
+    "padding two sizes to a multiple": (
+        lambda x: [],
+        lambda x: eq(
+            (x.n + (-x.n) % 4) * (x.s + (-x.s) % 4),
+            16 * ((x.n + (-x.n) % 4) // 4) * ((x.s + (-x.s) % 4) // 4),
+        ),
+        True,
+    ),
     "an exact quotient": (
         lambda x: [eq(x.n % 4, 0)],
         lambda x: eq(x.n // 4 * 4, x.n),

@@ -1,7 +1,9 @@
 """Canonical form: what is the same value is the same object, and constants are plain numbers."""
 
+import copy
 import gc
 import math
+import pickle
 import weakref
 
 import pytest
@@ -44,6 +46,7 @@ from graphport.symbolic import (
     truediv,
     type_of,
 )
+from graphport.symbolic.facts import occurs
 
 pytestmark = pytest.mark.smoke
 
@@ -79,11 +82,17 @@ SAME = [
     ((a % 4) // 4, 0),
     ((a + (-a) % 4) // 4, -(-a // 4)),
     ((a + (-a) % 4 + 8) // 4, -(-a // 4) + 2),
+    (16 * (-a // 4) * (-b // 4) // ((a + (-a) % 4) * (b + (-b) % 4)), 1),
+    ((16 * a * (-a // 4) * (-b // 4)) % ((a + (-a) % 4) * (b + (-b) % 4)), 0),
     # modulo
     ((4 * a) % 4, 0),
     ((5 * a + 7) % 4, (a + 3) % 4),
     ((2 * a + 1) % 4, 2 * (a % 2) + 1),
     ((a % 8) % 4, a % 4),
+    ((7 - a % 7) % 7, (-a) % 7),
+    ((a + (7 - a % 7) % 7) % 7, 0),
+    ((a + (7 - a % 7) % 7) // 7, -(-a // 7)),
+    ((b + 2 * (a % 4) + 3 * (b % 16)) % 8, (2 * a + 4 * b) % 8),
     ((a % 4) % 8, a % 4),
     (a % -4, -((-a) % 4)),
     ((a * b) % a, 0),
@@ -250,3 +259,26 @@ def test_a_scope_is_released_with_its_expressions():
     del s, n
     gc.collect()
     assert gone() is None
+
+
+def test_expressions_are_pickled_together():
+    s = Scope()
+    n, m = s.symbol("n", lower=2), s.symbol("m", upper=9)
+    given = (n * m + n // 3, ge(min_(n, m % 4), 1), sqrt(n) * 0.5, n)
+    back = pickle.loads(pickle.dumps(given))
+    assert list(map(str, back)) == list(map(str, given))
+    assert back[3] in symbols(back[0]) and back[3].arena is not n.arena
+    assert back[0] - back[3] * symbols(back[0])[1] is back[3] // 3
+    env = dict(zip(symbols(back[0]), (7, 5), strict=True))
+    assert [evaluate(e, env) for e in back[:3]] == [evaluate(e, {n: 7, m: 5}) for e in given[:3]]
+    assert copy.deepcopy(given)[0] is given[0]
+
+
+def test_a_part_is_looked_for_once_wherever_it_is_shared():
+    s = Scope()
+    n, m = s.symbol("n"), s.symbol("m")
+    e = n
+    for _ in range(60):
+        e = e - e // 3
+    assert not occurs(m // 2, e + m)
+    assert occurs(n // 3, e + m)

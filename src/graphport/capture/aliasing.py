@@ -4,14 +4,20 @@ Capture records a copy where a view is not possible for sizes in general. Whethe
 share memory at other sizes is seen only by a program that writes to one and reads the other later,
 or that writes to a copy of its input. Only then does it matter, and only then is it settled: as the
 example has it, and checked when the program runs.
+
+Inputs and state that overlap in memory, and of which none is a view of another, are refused then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
+from graphport.capture.fake_tensors import offset_of, sizes_of, strides_of
 from graphport.capture.values import Storage, Value
 from graphport.errors import MutationError
 from graphport.ops import Abstract
@@ -30,7 +36,11 @@ class Doubt:
     shared: Asks
     said: tuple[str, str]
     """What is wrong when they are one, and what to write instead."""
+    lasts: bool = True
+    """Whether what is written to one must be seen in the other when the program has ended."""
     settled: bool = False
+    behind: set[Storage] = field(default_factory=set)
+    """What has to be settled before it is read."""
 
     def settle(self) -> None:
         if self.settled:
@@ -48,9 +58,12 @@ _AT_SOME_SIZES = (
 )
 
 
-def doubt(base: Value, copy: Value, shared: Asks, said: tuple[str, str] = _AT_SOME_SIZES) -> None:
+def doubt(
+    base: Value, copy: Value, shared: Asks, said: tuple[str, str] = _AT_SOME_SIZES,
+    lasts: bool = True,
+) -> None:  # fmt: skip
     """Remember that a copy may be a view at other sizes."""
-    found = Doubt((base.storage, copy.storage), shared, said)
+    found = Doubt((base.storage, copy.storage), shared, said, lasts)
     for storage in found.storages:
         storage.doubts = (*storage.doubts, found)
 
@@ -59,15 +72,42 @@ def written(storage: Storage) -> None:
     """After a write: what may share the memory is out of date until it is settled."""
     for found in storage.doubts:
         other = found.storages[found.storages[0] is storage]
-        if other.origin is not None:
+        if other.origin is not None and found.lasts:
             found.settle()
         else:
             other.version += 1
+            found.behind.add(other)
 
 
 def settle(storage: Storage) -> None:
     for found in storage.doubts:
-        found.settle()
+        if storage in found.behind:
+            found.settle()
+
+
+def doubt_overlap(
+    a: Value, b: Value, tensors: tuple[torch.Tensor, torch.Tensor], what: str, lasts: bool
+) -> None:
+    """Remember that two tensors from outside lie in the same piece of memory."""
+    said = (
+        f"the program writes to one of {what}, which share memory, and the other must show it",
+        "pass or keep a copy: x.clone()",
+    )
+    doubt(a, b, lambda: _overlap(*tensors), said, lasts)
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors in one piece of memory have bytes in common."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return bool(torch.isin(_bytes(a), _bytes(b)).any())
+
+
+def _bytes(t: torch.Tensor) -> torch.Tensor:
+    """Where the bytes of a tensor are."""
+    places = torch.tensor([offset_of(t) * t.itemsize])
+    for size, stride in zip(sizes_of(t), strides_of(t), strict=True):
+        places = (places[:, None] + torch.arange(size) * (stride * t.itemsize)).unique()
+    return (places[:, None] + torch.arange(t.itemsize)).flatten()
 
 
 # Whether eager shares memory, step by step as torch decides it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from graphport.program import (
     TensorArgument,
 )  # fmt: skip
 
+aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -43,7 +44,7 @@ def mutations_of(
     tracer: Tracer, entries: list[Entry], inputs: Iterable[tuple[Node, Value | None]]
 ) -> list[tuple[Node, OutputSpec]]:
     """Outputs for what the program writes: state first, then inputs."""
-    found = []
+    found: list[tuple[Node, OutputKind, str]] = []
     for entry in entries:
         written = entry.replaced or entry.value
         if written is None:
@@ -57,13 +58,23 @@ def mutations_of(
                 else OutputKind.BUFFER_MUTATION)  # fmt: skip
         if entry.kind is InputKind.CONSTANT_TENSOR:
             entry.kind, entry.persistent = InputKind.BUFFER, False
-        found.append((node, OutputSpec(kind, TensorArgument(node.name), entry.names[0])))
+        found.append((node, kind, entry.names[0]))
     for node, value in inputs:
         if value is not None and value.storage.mutated and value.node is not node:
-            new = tracer.read(value)
-            kind = OutputKind.USER_INPUT_MUTATION
-            found.append((new, OutputSpec(kind, TensorArgument(new.name), node.name)))
-    return found
+            found.append((tracer.read(value), OutputKind.USER_INPUT_MUTATION, node.name))
+    return list(_told_apart(tracer, found))
+
+
+def _told_apart(
+    tracer: Tracer, written: Iterable[tuple[Node, OutputKind, str]]
+) -> Iterator[tuple[Node, OutputSpec]]:
+    """A write is known by the name of its node: a value that is written twice has two."""
+    seen: set[Node] = set()
+    for node, kind, target in written:
+        if node in seen:
+            node = tracer.recorder.emit(aten.clone.default, node)
+        seen.add(node)
+        yield node, OutputSpec(kind, TensorArgument(node.name), target)
 
 
 def _state_spec(entry: Entry) -> InputSpec:

@@ -14,9 +14,16 @@ from graphport.capture.example import outside
 from graphport.capture.tracer import Tracer, pure, special
 from graphport.errors import DataDependentError
 from graphport.ops import Abstract, OpInfo, info_of
-from graphport.ops.index import index
+from graphport.ops.index import MASK_DTYPES, check_masks, index
 from graphport.ops.shape import permute, transpose
-from graphport.ops.sizes import expected, numel, require_equal, wrap_dim
+from graphport.ops.sizes import (
+    broadcast,
+    expected,
+    numel,
+    require_equal,
+    require_sizes,
+    wrap_dim,
+)
 from graphport.symbolic import Expr, eq, ne, not_, type_of
 from graphport.symbolic.bridge import from_torch, to_torch
 
@@ -199,8 +206,9 @@ def nonzero(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 def masked_select(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     x = tracer.value(args[0]).abstract
     sized = Sized(tracer)
-    same = tracer.value(args[1]).abstract.sizes == x.sizes
-    count = sized.ones(args[1]) if same else sized.size(0, 0, numel(x.sizes))
+    mask = tracer.value(args[1]).abstract
+    sizes = broadcast(x.sizes, mask.sizes)
+    count = sized.ones(args[1]) if mask.sizes == sizes else sized.size(0, 0, numel(sizes))
     return sized.record(info, args, kwargs, x.like((count,)))
 
 
@@ -313,7 +321,10 @@ def bincount(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     dtype = torch.int64
     if weights is not None:
-        dtype = tracer.value(weights).abstract.dtype
+        given = tracer.value(weights).abstract
+        require_sizes(given.sizes, x.sizes, "bincount: weights {0} and input {1} differ in length",
+                      given, x)  # fmt: skip
+        dtype = given.dtype
         dtype = torch.float32 if dtype is torch.float32 else torch.float64
     sized = Sized(tracer)
     return sized.record(info, args, kwargs, x.like((sized.size(0, 0),), dtype))
@@ -342,6 +353,7 @@ def index_tensor(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> A
         if _is_mask(i) and not all(j is None or _is_mask(j) for j in indices):
             tracer.call(aten.nonzero.default, given)
     x = tracer.value(args[0]).abstract
+    check_masks(x, indices)
     sized = Sized(tracer)
     count: Expr | None = None
     integer: list[Abstract | None] = []
@@ -359,4 +371,4 @@ def index_tensor(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> A
 
 
 def _is_mask(i: Abstract | None) -> bool:
-    return i is not None and i.dtype in (torch.bool, torch.uint8)
+    return i is not None and i.dtype in MASK_DTYPES

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
 from graphport.capture import (  # noqa: F401  register their operators
+    aliasing,
     autograd_functions,
     cache_lengths,
     changes,
@@ -31,6 +32,7 @@ from graphport.capture import (  # noqa: F401  register their operators
     higher_order,
     indexing,
     loops,
+    pooling,
     regions,
     special,
     strictness,
@@ -40,9 +42,9 @@ from graphport.capture.assemble import mutations_of, signature_of
 from graphport.capture.call_signatures import CallSignatures
 from graphport.capture.cleanup import remove_unused
 from graphport.capture.example import Example
-from graphport.capture.fake_tensors import home_of, sizes_of
+from graphport.capture.fake_tensors import home_of, memory_of, sizes_of
 from graphport.capture.functions import Functions
-from graphport.capture.inputs import CONSTANTS, Inputs, bind
+from graphport.capture.inputs import CONSTANTS, Inputs, Leaf, bind, plain
 from graphport.capture.modules import Modules
 from graphport.capture.names import Names
 from graphport.capture.outcome import Outcome, judge
@@ -148,6 +150,7 @@ def capture(
     mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, options: Options
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
     """The program, and the errors that a draft passed over."""
+    mod = plain(mod)
     program, passed_over = _captured(mod, args, kwargs, dynamic_shapes, options)
     if options.strict:
         _compare(program, mod, dynamic_shapes, options)
@@ -343,6 +346,8 @@ class _Capture:
                 self.input_values.append(None)
                 leaves.append(value)
         self._define_numbers()
+        if not self.options.keep_views:  # else whoever asks for them knows of it
+            self._find_shared()
         self.state.first_input = self.input_nodes[0] if self.input_nodes else None
         self.recorder.frame.entry = self.input_nodes[-1] if self.input_nodes else None
         return leaves
@@ -369,6 +374,20 @@ class _Capture:
         self.input_values.append(value)
         return self.tracer.wrap(value)
 
+    def _find_shared(self) -> None:
+        """Inputs that overlap in the example must not be written to, and then read."""
+        found: dict[Any, list[tuple[Leaf, Value]]] = {}
+        for leaf, value in zip(self.inputs.leaves, self.input_values, strict=True):
+            memory = memory_of(leaf.value) if value is not None else None
+            if value is None or memory is None:
+                continue
+            group = found.setdefault(memory, [])
+            for other, shown in group:
+                what = f"the inputs at {other.path} and {leaf.path}"
+                tensors = (other.value, leaf.value)
+                aliasing.doubt_overlap(shown, value, tensors, what, lasts=False)
+            group.append((leaf, value))
+
     def _define_numbers(self) -> None:
         """Where a dim is both a size and a number, the graph takes the number."""
         for node, leaf in zip(self.input_nodes, self.inputs.leaves, strict=True):
@@ -393,7 +412,7 @@ class _Capture:
             error.__cause__ = None
             raise
         except Exception as error:
-            raise _forward_error(error, self._place_of(error)) from error
+            raise forward_error(error, self._place_of(error)) from error
 
     def _place_of(self, error: Exception) -> source.Location | None:
         """The user's line that failed, and the module that was running it."""
@@ -527,6 +546,7 @@ class _Capture:
             example_inputs=(self.inputs.args, self.inputs.kwargs),
             checks=checks,
             argument_names=self.inputs.argument_names,
+            positional=self.inputs.positional,
             module_call_graph=self.kept.module_calls(self.modules.calls),
             notes=outcome.notes,
             dialect="TRAINING" if self.options.training else "ATEN",
@@ -567,7 +587,7 @@ def _shape(leaf: Any, spec: Spec) -> InputShape:
 _NO_DEVICE = "Torch not compiled with"  # CUDA, XPU, ... enabled
 
 
-def _forward_error(error: Exception, where: source.Location | None) -> Exception:
+def forward_error(error: Exception, where: source.Location | None) -> Exception:
     """The user's exception, with the place; it can be caught as the user's own class too."""
     said = f": {error}" if str(error) else ""
     what = f"{type(error).__name__} in the program{said}"

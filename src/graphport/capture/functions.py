@@ -17,14 +17,17 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from graphport import source
+from graphport.capture import composites
 from graphport.capture.data_dependent import by_data, by_example
 from graphport.capture.example import outside
 from graphport.capture.tracer import Tracer
 from graphport.errors import DataDependentError, MutationError, UnsupportedError
+from graphport.ops import info_of
 from graphport.ops.tensor import AbstractTensor
 from graphport.symbolic import symbols
 from graphport.symbolic.bridge import from_torch, sym_ite
 
+aten = torch.ops.aten
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Override = Callable[..., Any]
@@ -123,6 +126,16 @@ def python_number(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         ),
     )
     return by_example(tracer, error, args[0], kind)
+
+
+@overrides(torch.istft, torch.Tensor.istft)
+def istft(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Its schema takes a plain number for the length."""
+    length = args[8] if len(args) > 8 else kwargs.get("length")
+    if not isinstance(length, torch.SymInt):
+        return NotImplemented
+    kwargs = {"self" if k == "input" else k: v for k, v in kwargs.items()}
+    return composites.istft(tracer, info_of(aten.istft.default), args, kwargs)
 
 
 @overrides(torch.sym_ite)

@@ -1,14 +1,15 @@
-"""`torch.no_grad()` inside of a program: what it computes takes no part in differentiation.
+"""`torch.no_grad()` and `detach()` inside of a program: what takes no part in differentiation.
 
 The graph has no regions. A value that was computed without gradients from something that has them
 is detached where the rest of the program reads it, so that differentiating the captured program
-gives the gradients of the original.
+gives the gradients of the original. What the program itself detaches stays detached wherever a run
+may have a gradient, whether or not the example asks for one.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -17,6 +18,27 @@ from torch.fx import Node
 from graphport.capture.recorder import Recorder
 
 aten = torch.ops.aten
+
+
+def reaches(node: Node, state: Collection[Node], known: dict[Node, bool]) -> bool:
+    """Whether a run can have a gradient at a node, of an input or of `state` that has one.
+
+    `known` is what was found out about nodes before.
+    """
+    waiting = [node]
+    while waiting:
+        top = waiting[-1]
+        val = top.meta.get("val")
+        reads = [] if top.target is aten.detach.default else top.all_input_nodes
+        if top in known:
+            waiting.pop()
+        elif not _is_differentiable(val) or top.op == "placeholder":
+            known[top] = _is_differentiable(val) and (val.requires_grad or top not in state)
+        elif any(known.get(n) for n in reads) or all(n in known for n in reads):
+            known[top] = any(known.get(n) for n in reads)
+        else:
+            waiting.extend(n for n in reads if n not in known)
+    return known[node]
 
 
 def cut(recorder: Recorder, results: Iterable[Any]) -> dict[Node, Node]:

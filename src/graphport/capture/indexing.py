@@ -45,6 +45,8 @@ def _is_plain(tracer: Tracer, part: Any) -> bool:
     if type(part) is slice:
         return not any(isinstance(x, torch.Tensor) for x in (part.start, part.stop, part.step))
     if isinstance(part, torch.Tensor):
+        if torch._C._functorch.is_functorch_wrapped_tensor(part):  # many, in torch.vmap
+            return True
         return not _is_number(tracer, part) and not _is_flag(tracer, part)
     if isinstance(part, (list, tuple)):
         return not any(isinstance(p, torch.SymInt) for p in part)

@@ -47,6 +47,8 @@ class Inputs:
     kwargs: dict[str, Any]
     argument_names: list[str] = field(default_factory=list)
     """Names of the positional arguments, then of the keyword arguments, in the order of `spec`."""
+    positional: int = 0
+    """How many of them, from the first, can be given by position."""
     parameters: dict[str, tuple[str, Any]] = field(default_factory=dict)
     """By parameter name: where its value is ("args[0]", "kwargs['x']"), and the value."""
     target: Any = None
@@ -104,13 +106,21 @@ def bind(
     spec = pytree.tree_structure((args, kwargs))
     return Inputs(
         leaves, spec, args, kwargs, [name for name, _, _ in named],
-        _parameters(signature, bound, args), target,
+        _positional(signature, args, kwargs), _parameters(signature, bound, args), target,
         tuple(name for name in signature.parameters if name not in bound.arguments),
         _keywords(signature, bound),
     )  # fmt: skip
 
 
+def plain(target: Any) -> Any:
+    """The module itself of one that `torch.compile` has wrapped: told without importing that."""
+    while type(target).__name__ == "OptimizedModule" and hasattr(target, "_orig_mod"):
+        target = target._orig_mod
+    return target
+
+
 def signature_of(target: Any) -> inspect.Signature:
+    target = plain(target)
     if isinstance(target, nn.Module):
         own = getattr(target, "_graphport_signature", None)
         if own is not None:
@@ -137,6 +147,18 @@ def _named(
     pairs = enumerate(zip(names, args, strict=False))
     positional = [(name, f"*args[{i}]", a) for i, (name, a) in pairs]
     return [*positional, *((k, f"kwargs[{k!r}]", v) for k, v in kwargs.items())]
+
+
+def _positional(signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> int:
+    """Up to the first keyword that stands behind a parameter which was left out."""
+    names = [p.name for p in signature.parameters.values()
+             if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]  # fmt: skip
+    count = len(args)
+    for key in kwargs:
+        if key not in names[count : count + 1]:
+            break
+        count += 1
+    return count
 
 
 def _parameters(

@@ -52,9 +52,22 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def _distributions_unchecked() -> Iterator[None]:
+    """`torch.distributions` looks at the data of parameters and samples, and there is none yet."""
+    kind = torch.distributions.Distribution
+    before = kind._validate_args
+    kind._validate_args = False
+    try:
+        yield
+    finally:
+        kind._validate_args = before
+
+
 NO_COLLECTION = ProcessWide(_no_garbage_collection)
 _SETTINGS = (
     ProcessWide(_compiling_flags),
+    ProcessWide(_distributions_unchecked),
     ProcessWide(symbolic_builtins),
     ProcessWide(direct_control_flow),
     ProcessWide(open_windows),

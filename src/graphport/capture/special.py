@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from graphport import source
-from graphport.capture import aliasing
+from graphport.capture import aliasing, gradients
+from graphport.capture.recorder import describe
 from graphport.capture.tracer import (
     Tracer,
     decompose,
@@ -23,8 +24,9 @@ from graphport.capture.values import Value
 from graphport.errors import DataDependentError, MutationError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.abstract import channels_last, row_major
+from graphport.ops.factory import number_dtype
 from graphport.ops.shape import resolved_sizes, slice_at
-from graphport.ops.sizes import broadcast, expected, wrap_dim
+from graphport.ops.sizes import broadcast, expected, require_sizes, wrap_dim
 from graphport.ops.strides import at_example, is_dense
 from graphport.ops.tensor import AbstractTensor
 from graphport.symbolic import ge, le, min_
@@ -50,15 +52,29 @@ def lift_fresh(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
 
 @special(aten.detach_.default)
 def detach_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    value = tracer.value(args[0])
+    if _has_gradient(tracer, args, value):
+        tracer.recorder.frame.keep(value)
+        value.node = tracer.recorder.emit(aten.detach.default, tracer.read(value))
+    if type(args[0]) is AbstractTensor:
+        args[0].requires_grad_(False)
     return args[0]
+
+
+def _has_gradient(tracer: Tracer, args: Any, value: Value) -> bool:
+    """Whether a run may have one, whatever the example does."""
+    if tracer.decomposing or wants_grad(args):
+        return wants_grad(args)
+    state = {entry.node for entry in tracer.state.entries}
+    return gradients.reaches(tracer.read(value), state, tracer.reached)
 
 
 @special(aten.detach.default, aten.alias.default)
 def alias(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """Another name for a tensor. Only where it cuts off a gradient does the graph say so."""
-    if wants_grad(args):
-        return view(tracer, info, args, kwargs)
     base = tracer.value(args[0])
+    if info.op is aten.detach.default and _has_gradient(tracer, args, base):
+        return view(tracer, info, args, kwargs)
     value = Value.view(base, base.abstract, tracer.read(base), aten.alias.default, ())
     value.constant, value.number = base.constant, base.number
     return tracer.wrap(value)
@@ -135,6 +151,8 @@ def _converted(
     """`flags` are the positional non_blocking, copy, memory_format."""
     copy = flags[1] if len(flags) > 1 else kwargs.get("copy", False)
     memory_format = flags[2] if len(flags) > 2 else kwargs.get("memory_format")
+    if not isinstance(t, torch.Tensor):  # a number that one of torch's kernels took for a tensor
+        t = tracer.call(aten.scalar_tensor.default, t, dtype=number_dtype(t))
     have = tracer.value(t).abstract
     wanted: Keywords = {}
     if dtype is not None and dtype is not have.dtype:
@@ -348,6 +366,26 @@ def tensor_split(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> A
     return pieces
 
 
+_REPLACED = {
+    aten.select_scatter.default: aten.select.int,
+    aten.slice_scatter.default: aten.slice.Tensor,
+    aten.diagonal_scatter.default: aten.diagonal.default,
+    aten.as_strided_scatter.default: aten.as_strided.default,
+}
+
+
+@special(*_REPLACED)
+def scatter_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """What is put in the place of a view has the sizes of the view."""
+    base, new, *rest = (tracer.lower(a) for a in args)
+    keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
+    view = info_of(_REPLACED[info.op]).rule(describe(base), *rest, **keywords)
+    require_sizes(describe(new).sizes, view.sizes,
+                  "expected src to have the size of the view, {1}, but got {0}",
+                  describe(new), view)  # fmt: skip
+    return pure(tracer, info, args, kwargs)
+
+
 def copied_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """`expand_copy`, `unbind_copy`, ...: the views, each copied."""
     packet = getattr(aten, info.name.removesuffix("_copy"))
@@ -369,6 +407,15 @@ special(
     aten.view_as_complex_copy.default, aten.view_as_real_copy.default, aten.view_copy.default,
     aten.view_copy.dtype,
 )(copied_view)  # fmt: skip
+
+
+# Marks for the profiler
+
+
+@special(torch.ops.profiler._record_function_exit._RecordFunction)
+def end_of_a_region(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> None:
+    """`torch.profiler.record_function` says nothing about what is computed."""
+    info.op(*args, **kwargs)
 
 
 # Questions about sizes

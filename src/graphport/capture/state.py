@@ -7,7 +7,6 @@ operator first receives it: under its attribute's name if a module holds it, els
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from torch import nn
 from torch.fx import Node
 from torch.nn.parameter import UninitializedTensorMixin
 
+from graphport.capture import aliasing
 from graphport.capture.fake_tensors import memory_of, offset_of, sizes_of, strides_of
 from graphport.capture.names import Names
 from graphport.capture.recorder import Recorder
@@ -74,6 +74,7 @@ class State:
         """Inputs for state go before this node."""
         self._by_id: dict[int, Entry] = {}
         self._attributes: dict[int, list[str]] | None = None
+        self._memory: dict[tuple[str, int], list[Entry]] = {}
         self._literals = 0
 
     def lift_module(self) -> None:
@@ -83,7 +84,7 @@ class State:
         for name, p in self.root.named_parameters(remove_duplicate=False):
             if not is_lazy(p):
                 self._add(p, InputKind.PARAMETER, name)
-        persistent = set(self.root.state_dict(keep_vars=True)) if self.root else set()
+        persistent = set(self.root.state_dict(keep_vars=True))
         constants = _constants_of_programs(self.root)
         for name, b in self.root.named_buffers(remove_duplicate=False):
             if name in constants:
@@ -96,6 +97,7 @@ class State:
         entry = self._by_id.get(id(t))
         if entry is None:
             entry = self._lift(t)
+            _join(entry, [e for e in self._sharing(entry) if e.value.parent is None])
         return entry.value
 
     def entry(self, t: torch.Tensor) -> Entry:
@@ -109,8 +111,15 @@ class State:
         entry = Entry(t, kind, [name], node, value, persistent)
         self.entries.append(entry)
         self._by_id.setdefault(id(t), entry)
-        if name == f"lifted_tensor_{self._literals}":
+
+    def _literal_name(self) -> str:
+        """One that neither the program nor its module has a use for."""
+        taken = {name.partition(".")[0] for entry in self.entries for name in entry.names}
+        while True:
+            name = f"lifted_tensor_{self._literals}"
             self._literals += 1
+            if name not in taken and not hasattr(self.root, name):
+                return name
 
     def _add(
         self, t: torch.Tensor, kind: InputKind, name: str, persistent: bool | None = None
@@ -142,8 +151,7 @@ class State:
                 if b is t:
                     return self._add(b, InputKind.BUFFER, name, True)
         if names is None:
-            names = [f"lifted_tensor_{self._literals}"]
-            self._literals += 1
+            names = [self._literal_name()]
         entry = self._add(t, InputKind.CONSTANT_TENSOR, names[0])
         entry.names = names
         return entry
@@ -178,19 +186,23 @@ class State:
 
     def join_aliases(self) -> None:
         """Tensors over one memory become views of the one that spans it."""
-        groups: dict[tuple[str, int], list[Entry]] = {}
         for entry in self.entries:
-            if entry.value is None:
-                continue
-            memory = memory_of(entry.tensor) if 0 not in entry.value.abstract.sizes else None
-            if memory is not None:
-                groups.setdefault(memory, []).append(entry)
-        for group in groups.values():
+            self._sharing(entry)
+        for group in self._memory.values():
             if len(group) > 1:
-                base = max(group, key=lambda e: math.prod(e.value.abstract.sizes))
-                for entry in group:
-                    if entry is not base:
-                        _view_of(entry, base)
+                _join_all(group)
+
+    def _sharing(self, entry: Entry) -> list[Entry]:
+        """Entries so far that lie in the same piece of memory."""
+        if entry.value is None or 0 in entry.value.abstract.sizes:
+            return []
+        with torch._C.DisableTorchFunction():  # it is not the program that asks for memory
+            memory = memory_of(entry.tensor)
+        if memory is None:
+            return []
+        group = self._memory.setdefault(memory, [])
+        group.append(entry)
+        return group[:-1]
 
 
 def _constants_of_programs(root: nn.Module) -> set[str]:
@@ -207,15 +219,50 @@ def is_lazy(t: torch.Tensor) -> bool:
     return isinstance(t, UninitializedTensorMixin)
 
 
-def _view_of(entry: Entry, base: Entry) -> None:
-    small, large = entry.value.abstract, base.value.abstract
-    offset = offset_of(entry.tensor) - offset_of(base.tensor)
-    if not large.is_contiguous or small.dtype != large.dtype or offset < 0:
-        return
-    args = (list(small.sizes), list(small.strides), offset)
-    entry.value = Value.view(
-        base.value, entry.value.abstract, entry.node, aten.as_strided.default, args
-    )
+def _join_all(group: list[Entry]) -> None:
+    """From the beginning of a piece of memory to its end."""
+    whole: list[Entry] = []
+    for entry in sorted(group, key=_order):
+        start, _ = _extent(entry)
+        whole = [other for other in whole if _extent(other)[1] > start]
+        _join(entry, whole)
+        if entry.value.parent is None:
+            whole.append(entry)
+
+
+def _order(entry: Entry) -> tuple[int, int, bool]:
+    start, end = _extent(entry)
+    return start, -end, not entry.value.abstract.is_contiguous
+
+
+def _extent(entry: Entry) -> tuple[int, int]:
+    """Where in its memory a tensor begins and ends, in bytes."""
+    about, offset = entry.value.abstract, offset_of(entry.tensor)
+    pairs = zip(about.sizes, about.strides, strict=True)
+    end = offset + 1 + sum((size - 1) * stride for size, stride in pairs)
+    return offset * about.dtype.itemsize, end * about.dtype.itemsize
+
+
+def _join(entry: Entry, others: list[Entry]) -> None:
+    """Let a tensor be a view of another that spans it; what else it meets is not to be written."""
+    about = entry.value.abstract
+    start, end = _extent(entry)
+    met = [(o, *_extent(o)) for o in others]
+    met = [(o, first, last) for o, first, last in met if first < end and start < last]
+    for base, first, last in met:
+        large = base.value.abstract
+        if large.is_contiguous and large.dtype == about.dtype and first <= start and end <= last:
+            offset = (start - first) // about.dtype.itemsize
+            args = (list(about.sizes), list(about.strides), offset)
+            view = Value.view(base.value, about, entry.node, aten.as_strided.default, args)
+            if base.value.storage.mutated:
+                view.version = -1  # found only after the other was written to
+            entry.value = view
+            return
+    for other, _, _ in met:
+        what = f"{entry.names[0]!r} and {other.names[0]!r}"
+        tensors = (entry.tensor, other.tensor)
+        aliasing.doubt_overlap(entry.value, other.value, tensors, what, lasts=True)
 
 
 def _tensor_attributes(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

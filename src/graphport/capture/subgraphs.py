@@ -209,7 +209,7 @@ def _users_own(fn: Any) -> Any:
     """The function that torch's Python code for an operator has wrapped."""
     if isinstance(fn, functools.partial):
         inner = [*fn.keywords.values(), fn.func]
-    elif getattr(fn, "__module__", "").startswith("torch._higher_order_ops"):
+    elif (getattr(fn, "__module__", "") or "").startswith("torch._higher_order_ops"):
         inner = [cell.cell_contents for cell in fn.__closure__ or ()]
     else:
         return fn

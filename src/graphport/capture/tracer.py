@@ -85,6 +85,8 @@ class Tracer(TorchDispatchMode):
         """Where a draft takes the data from that the program asks for."""
         self.counts: dict[Node, Expr] = {}
         """How many elements of a mask are set, where that has been asked."""
+        self.reached: dict[Node, bool] = {}
+        """Whether a run can have a gradient at a node, where that has been asked."""
         self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
 
     @classmethod
@@ -361,7 +363,7 @@ def view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
         out, made = tracer.recorder.record(info, (node, *rest), kwargs)
     else:
         made = tracer.recorder.node(info.op, (node, *rest), kwargs, out, info.name)
-    grad = wants_grad(args[:1])
+    grad = op is not aten.detach.default and wants_grad(args[:1])
     if isinstance(out, Abstract):
         if type(out) is Fresh:
             copy = Value(out, made)

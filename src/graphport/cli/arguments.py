@@ -131,8 +131,8 @@ def parser() -> argparse.ArgumentParser:
         "--against", metavar="MODEL", required=True, help="the model in PyTorch: see below"
     )
     _add_inputs(verify)
-    verify.add_argument("--rtol", type=float, metavar="X", help="relative error that is accepted")
-    verify.add_argument("--atol", type=float, metavar="X", help="absolute error that is accepted")
+    verify.add_argument("--rtol", type=_error, metavar="X", help="relative error that is accepted")
+    verify.add_argument("--atol", type=_error, metavar="X", help="absolute error that is accepted")
 
     partition = _command(
         commands, "partition", "a model over several devices", f"{DEVICES}\n{MODELS}\n{CODES}"
@@ -186,6 +186,13 @@ def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not a positive number")
+    return number
+
+
+def _error(text: str) -> float:
+    number = float(text)
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"{number} is no error that can be accepted")
     return number
 
 

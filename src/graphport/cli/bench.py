@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from graphport.cli.console import Console
-from graphport.errors import UsageError
+from graphport.errors import ForwardError, UsageError
 
 EAGER = "eager"
 INDUCTOR = "torch.compile, inductor"
@@ -28,8 +28,10 @@ LEAST = 5
 @dataclass
 class Contender:
     name: str
-    make: Callable[[], Callable[[], Any]]
-    call: Callable[[], Any] | None = None
+    make: Callable[[], Callable[..., Any]]
+    inputs: Callable[[], tuple[Any, Any]]
+    """New ones for each call: a model may write to them, or append to a cache."""
+    fn: Callable[..., Any] | None = None
     first_sec: float | None = None
     """To the first result, compiling included."""
     calls_sec: list[float] = field(default_factory=list)
@@ -38,16 +40,24 @@ class Contender:
     failure: str | None = None
 
     def start(self) -> Any:
+        args, kwargs = self.inputs()
         began = perf_counter()
         try:
-            self.call = self.make()
-            result = self.call()
+            self.fn = self.make()
+            result = self.fn(*args, **kwargs)
         # Whatever a compiler raises: it is told, and the others go on.
         except Exception as error:  # noqa: BLE001
-            self.call, self.failure = None, f"{type(error).__name__}: {error}".splitlines()[0]
+            self.fn, self.failure = None, f"{type(error).__name__}: {error}".splitlines()[0]
             return None
         self.first_sec = perf_counter() - began
         return result
+
+    def measure(self) -> None:
+        assert self.fn is not None
+        args, kwargs = self.inputs()
+        began = perf_counter()
+        self.fn(*args, **kwargs)
+        self.calls_sec.append(perf_counter() - began)
 
     @property
     def call_sec(self) -> float | None:
@@ -84,44 +94,43 @@ def run(options: argparse.Namespace, console: Console) -> int:
             elif contender.failure is None:
                 contender.error = _largest_difference(result, wanted)
         if contenders[0].failure:
-            raise UsageError(f"the model fails in PyTorch: {contenders[0].failure}")
+            raise ForwardError(f"the model fails in PyTorch: {contenders[0].failure}")
         with console.step("measuring", "measure"):
-            _measure([c for c in contenders if c.call], options.seconds)
+            _measure([c for c in contenders if c.fn is not None], options.seconds)
     _tell(contenders, torch.get_num_threads(), options, console)
     return 1 if any(c.failure for c in contenders) else 0
 
 
 def _contenders(model: Any, module: Any, program: Any, inductor: bool) -> list[Contender]:
-    """Each with what makes it a call; eager is the first."""
+    """Each with what makes it a function; eager is the first."""
     import torch
 
-    def calling(fn: Any) -> Callable[[], Any]:
-        args, kwargs = copied((model.args, model.kwargs))  # a model may write to its inputs
-        return lambda: fn(*args, **kwargs)
+    def inputs() -> Any:
+        return copied((model.args, model.kwargs))
 
-    def compiled(backend: Any) -> Callable[[], Any]:
-        return calling(torch.compile(module, backend=backend))
+    def compiled(backend: Any) -> Any:
+        return torch.compile(module, backend=backend)
 
-    def ours() -> Callable[[], Any]:
+    def ours() -> Any:
         from graphport.ort import OrtBackend
 
         return compiled(OrtBackend({"ort_session_options": _session_options()}))
 
-    def onnx() -> Callable[[], Any]:
+    def onnx() -> Any:
         from graphport.onnx import export
         from graphport.onnx.runtime import Session
 
         made = export(program, target="ort")
         made.run_on(Session(made.skeleton, made.tensors, _session_options()), same_within=True)
-        return calling(made)
+        return made
 
     found = [
-        Contender(EAGER, lambda: calling(module)),
-        Contender("torch.compile, graphport", ours),
-        Contender("ONNX Runtime", onnx),
+        Contender(EAGER, lambda: module, inputs),
+        Contender("torch.compile, graphport", ours, inputs),
+        Contender("ONNX Runtime", onnx, inputs),
     ]
     if inductor and _has_compiler():
-        found.insert(1, Contender(INDUCTOR, lambda: compiled("inductor")))
+        found.insert(1, Contender(INDUCTOR, lambda: compiled("inductor"), inputs))
     return found
 
 
@@ -174,10 +183,7 @@ def _measure(contenders: list[Contender], seconds: float) -> None:
     until = perf_counter() + seconds * len(contenders)
     while perf_counter() < until or len(contenders[0].calls_sec) < LEAST:
         for contender in contenders:
-            assert contender.call is not None
-            began = perf_counter()
-            contender.call()
-            contender.calls_sec.append(perf_counter() - began)
+            contender.measure()
 
 
 def _tell(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
-from graphport.errors import ExportError
+from graphport.errors import ExportError, MissingLoweringError
 
 
 class Console:
@@ -35,7 +35,13 @@ class Console:
             self.timings[name] = self.timings.get(name, 0.0) + perf_counter() - began
 
     def result(self, text: str, data: Mapping[str, Any]) -> None:
-        print(json.dumps(data, indent=2) if self.as_json else text, file=self.output, flush=True)
+        self._print(json.dumps(data, indent=2) if self.as_json else text)
+
+    def _print(self, text: str) -> None:
+        """What the output cannot encode is shown escaped, as on standard error."""
+        encoding = getattr(self.output, "encoding", None) or "utf-8"
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+        print(text, file=self.output, flush=True)
 
     def warn(self, text: str) -> None:
         _say(f"warning: {text}", "yellow")
@@ -44,7 +50,7 @@ class Console:
         _say(str(error), "red")
         if self.as_json:
             told = {"ok": False, "error": described(error)}
-            print(json.dumps(told, indent=2), file=self.output, flush=True)
+            self._print(json.dumps(told, indent=2))
 
 
 def described(error: ExportError) -> dict[str, Any]:
@@ -53,28 +59,38 @@ def described(error: ExportError) -> dict[str, Any]:
         "code": type(error).code,
         "type": type(error).__name__,
         "what": error.what,
-        "where": None if error.where is None else str(error.where),
+        "where": _where(error),
         "fix": error.fix,
     }
 
 
+def _where(error: ExportError) -> str | None:
+    if isinstance(error, MissingLoweringError):
+        return "\n".join(error.lines)
+    return None if error.where is None else str(error.where)
+
+
 @contextmanager
 def _spinner(doing: str) -> Iterator[None]:
-    if not sys.stderr.isatty():
+    if not _on_terminal():
         yield
         return
     from rich.console import Console as Terminal
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=Terminal(stderr=True), transient=True) as progress:
         progress.add_task(doing, total=None)
         yield
 
 
+def _on_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()  # None where it is closed
+
+
 def _say(text: str, colour: str) -> None:
     """On standard error; the code or the first word in colour on a terminal."""
-    if not sys.stderr.isatty():
+    if not _on_terminal():
         print(text, file=sys.stderr)
         return
     from rich.console import Console as Terminal

@@ -54,16 +54,30 @@ def shapes_of_file(path: Path, target: Any, args: tuple[Any, ...], kwargs: dict[
     model = load_onnx(path)
     ranges = {size.name: (size.least, size.most) for size in of_model(model).sizes}
     inputs = bind(target, args, kwargs)
-    names = {leaf.name: p for leaf, p in zip(inputs.leaves, _paths(inputs), strict=True)}
+    paths = list(zip(inputs.leaves, _paths(inputs), strict=True))
+    names = {leaf.name: path for leaf, path in paths}
+    weights = {t.name for t in model.graph.initializer}
+    given = [v.name for v in model.graph.input if v.name not in weights]
+    tensors = [path for leaf, path in paths if isinstance(leaf.value, torch.Tensor)]
+    if not names.keys() >= set(given) and len(given) == len(tensors):
+        names = dict(zip(given, tensors, strict=True))  # other names are taken by position
     written: Sizes = {}
     for value in model.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            match = _SIZE.fullmatch(dim.dim_param)
-            if match and value.name in names:
-                size = _size(dim.dim_param, f"{value.name}:{axis}={dim.dim_param}")
+            text = _named(dim.dim_param)
+            if _SIZE.fullmatch(text) and value.name in names:
+                size = _size(text, f"{value.name}:{axis}={text}")
                 size.least, size.most = ranges.get(size.name, (None, None))
                 written.setdefault(names[value.name], {})[axis] = size
     return _along(written, inputs) if written else None
+
+
+def _named(text: str) -> str:
+    """What another tool calls a size, as a name of ours; a formula is left as it is."""
+    if not text or set(text) & set("*+-/%(),"):
+        return text
+    name = re.sub(r"\W", "_", text, flags=re.ASCII)
+    return f"dim_{name}" if name[0].isdigit() else name
 
 
 def _along(written: Sizes, inputs: Inputs) -> Any:
@@ -110,9 +124,12 @@ def _part(key: Any) -> str:
 def _spec(path: str, leaf: Any, axes: dict[int | None, Written], dims: dict[str, Dim]) -> Any:
     first = next(iter(axes.values()))
     is_tensor = isinstance(leaf, torch.Tensor)
-    if is_tensor == (None in axes):
-        kind = "a tensor" if is_tensor else type(leaf).__name__
+    may_vary = is_tensor or type(leaf) in (int, float)
+    if not may_vary or is_tensor != (None not in axes) or (len(axes) > 1 and None in axes):
+        kind = "a tensor" if is_tensor else repr(leaf)
         fix = f"{path}:0={first.name}" if is_tensor else f"{path}={first.name}"
+        if not may_vary:
+            fix = f"leave out {path}: only tensors and numbers have sizes that vary"
         raise UsageError(f"{path} is {kind}", where=f'--dynamic "{first.text}"', fix=fix)
     if None in axes:
         return _dim(axes[None], dims)
@@ -123,12 +140,19 @@ def _spec(path: str, leaf: Any, axes: dict[int | None, Written], dims: dict[str,
             raise UsageError(
                 f"{path} has {leaf.dim()} axes, and no axis {axis}", where=f'--dynamic "{w.text}"'
             )
+        if axis % leaf.dim() in found:
+            raise UsageError(f"axis {axis} of {path} is said twice", where=f'--dynamic "{w.text}"')
         found[axis % leaf.dim()] = _dim(w, dims)
     return found
 
 
 def _dim(w: Written, dims: dict[str, Dim]) -> Any:
     if w.name in _HINTS:
+        if (w.factor, w.offset) != (1, 0):
+            raise UsageError(
+                f"{w.name} stands for itself: nothing is computed of it",
+                where=f'--dynamic "{w.text}"', fix="a name, such as 2*half+1",
+            )  # fmt: skip
         hint = _HINTS[w.name]
         return hint if (w.least, w.most) == (None, None) else hint(min=w.least, max=w.most)
     try:
@@ -171,15 +195,22 @@ def parse(texts: Sequence[str]) -> Sizes:
             name, equals, size = (part.strip() for part in text.partition("="))
             if not equals:
                 raise _unreadable(text)
-            found.setdefault(name, {})[None] = _size(size, text)
+            _put(found.setdefault(name, {}), None, _size(size, text))
             continue
         axes = found.setdefault(head.strip(), {})
         for part in tail.split(","):
             axis, equals, size = (p.strip() for p in part.partition("="))
             if not equals or not re.fullmatch(r"-?\d+", axis):
                 raise _unreadable(text)
-            axes[int(axis)] = _size(size, text)
+            _put(axes, int(axis), _size(size, text))
     return found
+
+
+def _put(axes: dict[int | None, Written], axis: int | None, size: Written) -> None:
+    if axis in axes:
+        what = "its size" if axis is None else f"axis {axis}"
+        raise UsageError(f"{what} is said twice", where=f'--dynamic "{size.text}"')
+    axes[axis] = size
 
 
 def _size(size: str, text: str) -> Written:

@@ -33,8 +33,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
     ok = verification is None or verification.ok
     if ok:
         with console.step(f"writing {options.output}", "save"):
-            external = True if options.external_data else "auto"
-            program.save(options.output, external_data=external, state_dict=options.weights)
+            program.save(
+                options.output, external_data=_external(options), state_dict=options.weights
+            )
     if options.report:
         report.write(program, options.report, console.timings, verification)
     _tell(program, verification, options, console)
@@ -68,7 +69,7 @@ def _tell(program: Any, verification: Any, options: argparse.Namespace, console:
 
     facts = facts_of(program)
     ok = verification is None or verification.ok
-    size = _bytes_written(Path(options.output)) if ok else 0
+    size = _bytes_written(program, options) if ok else 0
     parts = [
         sections.summary(facts, **({"file": f"{options.output}, {sections.octets(size)}"}
                                    if ok else {"file": "not written"})),
@@ -92,6 +93,14 @@ def _tell(program: Any, verification: Any, options: argparse.Namespace, console:
     console.result(text(Document(f"{options.model} -> {options.output}", parts)), data)
 
 
-def _bytes_written(path: Path) -> int:
-    beside = path.with_name(f"{path.name}.data")
-    return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)
+def _bytes_written(program: Any, options: argparse.Namespace) -> int:
+    """Of the file, and of the one beside it if this export has written one."""
+    from graphport.onnx import weights
+
+    path = Path(options.output)
+    apart = weights.is_apart(program.tensors, _external(options))
+    return path.stat().st_size + (weights.beside(path).stat().st_size if apart else 0)
+
+
+def _external(options: argparse.Namespace) -> bool | str:
+    return True if options.external_data else "auto"

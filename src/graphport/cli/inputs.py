@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import torch
 
@@ -42,8 +43,8 @@ def arguments(model: Model, written: Sequence[str], given: str | None) -> Argume
     if given and given.endswith(_FILES):
         return bound(model.target, read(Path(given)))
     if given:
-        function, _ = named_object(given, model.home)
-        return normal(model.target, call(function, given), given)
+        found, _ = named_object(given, model.home)
+        return normal(model.target, call(found, given) if callable(found) else found, given)
     if model.args is not None or model.kwargs:
         args, kwargs = normal(model.target, () if model.args is None else model.args, "args")
         return args, {**kwargs, **(model.kwargs or {})}
@@ -86,7 +87,9 @@ def bound(target: Any, named: Mapping[str, Any]) -> Arguments:
             f"there is no example input for {', '.join(missing)}",
             fix=[f'--input "{name}=f32[2,3]"' for name in missing],
         )
-    chosen = signature.bind(**{n: named[n] for n in (*names, *named) if n in named})
+    first = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY and p.name in named]
+    rest = {n: named[n] for n in (*names, *named) if n in named and n not in first}
+    chosen = signature.bind(*(named[n] for n in first), **rest)
     return chosen.args, chosen.kwargs
 
 
@@ -112,18 +115,42 @@ def _value(value: str, text: str, generator: torch.Generator) -> Any:
         dtype, sizes, least, most = tensor.groups()
         if dtype not in DTYPES:
             raise _unreadable(text, f"a dtype: {', '.join(SHORT.values())}")
-        shape = [int(size) for size in sizes.split(",") if size.strip()]
+        try:
+            shape = [int(size) for size in sizes.split(",")] if sizes.strip() else []
+        except ValueError:
+            raise _unreadable(text, f"{dtype}[2,3]") from None
         limits = (int(least), int(most)) if least else None
-        return random_tensor(DTYPES[dtype], shape, limits, generator)
+        _require_range(DTYPES[dtype], limits, text)
+        try:
+            return random_tensor(DTYPES[dtype], shape, limits, generator)
+        except (RuntimeError, MemoryError) as error:  # of torch: too large
+            raise UsageError(str(error).splitlines()[0], where=f'--input "{text}"') from None
     if value.lower() in _WORDS:
         return _WORDS[value.lower()]
     try:
         literal = ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         raise _unreadable(
             text, "a type and sizes (f32[2,3]), a number, true, false, none or a 'text'"
         ) from None
     return literal
+
+
+def _require_range(dtype: torch.dtype, limits: tuple[int, int] | None, text: str) -> None:
+    if limits is None:
+        return
+    least, most = limits
+    if least > most:
+        raise UsageError(f"the range {least}..{most} is empty", where=f'--input "{text}"')
+    fits = (0, 1) if dtype is torch.bool else (-(1 << 63), (1 << 63) - 2)
+    if not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool):
+        info = torch.iinfo(dtype)
+        fits = max(info.min, fits[0]), min(info.max, fits[1])
+    if least < fits[0] or most > fits[1]:
+        raise UsageError(
+            f"the range {least}..{most} has numbers that {str(dtype).removeprefix('torch.')} "
+            "does not have", where=f'--input "{text}"', fix=f"within {fits[0]}..{fits[1]}",
+        )  # fmt: skip
 
 
 def random_tensor(
@@ -137,8 +164,6 @@ def random_tensor(
         wide = torch.complex64 if dtype.is_complex else torch.float32
         return torch.randn(shape, dtype=wide, generator=generator).to(dtype)
     least, most = limits or (0, 1)
-    if least > most:
-        raise UsageError(f"the range {least}..{most} is empty")
     drawn = torch.randint(least, most + 1, (prod(shape),), generator=generator)
     return drawn.reshape(list(shape)).to(dtype)
 
@@ -162,7 +187,7 @@ def read(path: Path) -> dict[str, Any]:
     import numpy
 
     try:
-        with numpy.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, numpy.load(file, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    except (ValueError, OSError, TypeError) as error:
+    except (ValueError, OSError, TypeError, EOFError, BadZipFile) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None

@@ -14,7 +14,14 @@ from typing import Any
 
 from graphport.cli.arguments import parser
 from graphport.cli.console import Console
-from graphport.errors import CaptureWarning, ExportError, InternalError, UsageError
+from graphport.errors import (
+    CaptureWarning,
+    ExportError,
+    ForwardError,
+    InternalError,
+    SerializationError,
+    UsageError,
+)
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -36,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run(options, console)
         except KeyboardInterrupt:
             return FAILED
+        except SystemExit as stop:
+            return _failed(stop, _left(stop), options, console)
         except BrokenPipeError:
             # The reader has gone, as `head` does; Python would complain once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), console.output.fileno())
@@ -50,13 +59,27 @@ def _told(error: Exception) -> ExportError:
     """A file that cannot be read or written is the user's matter; all else is our fault."""
     if isinstance(error, OSError) and error.filename is not None:
         return UsageError(f"{error.filename}: {error.strerror}")
+    if isinstance(error, OSError) and error.strerror:
+        return SerializationError(f"a file cannot be written or read: {error.strerror}")
     return InternalError(
         f"{type(error).__name__}: {error}", fix="run again with --debug for the traceback"
     )
 
 
+def _left(stop: SystemExit) -> ExportError:
+    """A script that ends the process when it is imported would do so in silence."""
+    from graphport import source
+
+    said = "" if stop.code is None else repr(stop.code)
+    return ForwardError(
+        f"the model's code ends the process: sys.exit({said})",
+        where=source.of_traceback(stop),
+        fix='what only a script does goes below: if __name__ == "__main__":',
+    )
+
+
 def _failed(
-    error: Exception, told: ExportError, options: argparse.Namespace, console: Console
+    error: BaseException, told: ExportError, options: argparse.Namespace, console: Console
 ) -> int:
     if options.debug:
         traceback.print_exception(error)

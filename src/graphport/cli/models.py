@@ -67,9 +67,12 @@ def load_onnx(path: Path) -> Any:
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
     try:
-        return onnx.load(path, load_external_data=False)
+        model = onnx.load(path, load_external_data=False)
     except DecodeError as error:
         raise UsageError(f"{path} is not an ONNX file: {error}") from None
+    if not model.HasField("graph"):
+        raise UsageError(f"{path} is not an ONNX file: it has no graph")
+    return model
 
 
 def named_object(text: str, beside: ModuleType | None = None) -> tuple[Any, ModuleType]:
@@ -78,14 +81,9 @@ def named_object(text: str, beside: ModuleType | None = None) -> tuple[Any, Modu
     A mere NAME is looked up in the module `beside`.
     """
     place, colon, name = text.rpartition(":")
-    if not colon and beside is None:
-        is_file = text.endswith(".py")
-        module = _module(text) if is_file else None
-        names = _candidates(module) if module else []
-        raise UsageError(
-            f"{text} names no object",
-            fix=[f"{text}:{n}" for n in names[:5]] or f"{text}:NAME",
-        )
+    if not name or (colon and not place) or (not colon and beside is None):
+        place = place or name
+        raise UsageError(f"{text} names no object", fix=_named_within(place))
     module = _module(place) if colon else beside
     assert module is not None
     found: Any = module
@@ -100,12 +98,19 @@ def named_object(text: str, beside: ModuleType | None = None) -> tuple[Any, Modu
     return found, module
 
 
+def _named_within(place: str) -> str | list[str]:
+    """Objects of a file to choose from; else how they are named."""
+    if not place.endswith(".py"):
+        return "PKG.MODULE:NAME, FILE.py:NAME or PROGRAM.gpx"
+    return [f"{place}:{n}" for n in _candidates(_module(place))[:5]] or f"{place}:NAME"
+
+
 def _candidates(module: ModuleType) -> list[str]:
     """What a module defines itself that could be meant."""
     return [
         name for name, x in vars(module).items()
-        if not name.startswith("_") and getattr(x, "__module__", None) == module.__name__
-        and (callable(x) or isinstance(x, nn.Module))
+        if not name.startswith("_") and (isinstance(x, nn.Module) or (
+            callable(x) and getattr(x, "__module__", None) == module.__name__))
     ]  # fmt: skip
 
 
@@ -145,15 +150,25 @@ def _file_module(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(path.parent))  # as when the file is run
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as when the file is run
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the user's own code
         del sys.modules[name]
-        raise _raised(f"import {path.name}", error) from error
-    finally:
-        sys.path.remove(str(path.parent))
+        fix = _as_part(path) if "relative import" in str(error) else ()
+        raise _raised(f"import {path.name}", error, fix) from error
     return module
+
+
+def _as_part(path: Path) -> str:
+    """How a file is named that belongs to a package, and imports from it."""
+    names = [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return f"{'.'.join(names)}:NAME, in the folder {folder}"
 
 
 def _made(found: Any, text: str) -> Model:
@@ -185,17 +200,17 @@ def call(fn: Callable[[], Any], text: str) -> Any:
         raise _raised(text, error) from error
 
 
-def _raised(doing: str, error: Exception) -> ForwardError:
+def _raised(doing: str, error: Exception, fix: str | tuple[str, ...] = ()) -> ForwardError:
     where = source.of_traceback(error)
-    return ForwardError(f"{doing} raised {type(error).__name__}: {error}", where=where)
+    return ForwardError(f"{doing} raised {type(error).__name__}: {error}", where=where, fix=fix)
 
 
 def _required(fn: Callable[..., Any]) -> list[str]:
-    """Parameters that must be given."""
+    """Parameters that must be given; a function of torch's that does not tell has some."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except (TypeError, ValueError):
-        return []
+        return [] if isinstance(fn, type) else ["input"]
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.default is p.empty and p.kind not in several]
 

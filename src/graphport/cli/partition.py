@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from graphport.cli.console import Console
-from graphport.errors import GraphError, UsageError
+from graphport.errors import ExportError, ForwardError, GraphError, UsageError
 
 _RATE = 10**10
 """Octets per second between devices, if nothing is said: that of a good network."""
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     latencies = {}
     if mode in COSTED:
         with console.step("measuring its operators", "profile"):
-            latencies = partition.latencies(partition.profile(program, runs=options.runs))
+            latencies = partition.latencies(_profiled(program, options.runs))
     config = partition.PartitionerConfig(
         fleet.devices, mode, fleet.transfer or _RATE, latencies,
         saturate_host=options.saturate_host, objective=options.objective,
@@ -46,6 +46,20 @@ def run(options: argparse.Namespace, console: Console) -> int:
         result.svg(options.svg)
     _tell(result, options, console)
     return 0
+
+
+def _profiled(program: Any, runs: int) -> Any:
+    from graphport.partition import profile
+
+    try:
+        return profile(program, runs=runs)
+    except ExportError:
+        raise
+    except Exception as error:  # of operators, for the data of the example
+        said = str(error).strip().splitlines() or [""]
+        raise ForwardError(
+            f"the program cannot be run on its example: {type(error).__name__}: {said[0]}"
+        ) from error
 
 
 def _know_sizes(module: Any, program: Any) -> None:

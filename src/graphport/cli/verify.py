@@ -21,17 +21,15 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"there is no file {path}")
     with console.step("loading PyTorch and ONNX", "load"):
         from graphport import onnx
-        from graphport.capture import export as capture
         from graphport.cli import inputs, models
+        from graphport.cli.capturing import Described
         from graphport.cli.sessions import FileSession
     with console.step(f"building {options.against}", "build"):
         model = models.resolve(options.against)
         args, kwargs = inputs.arguments(model, options.input, options.inputs)
         shapes = _shapes(options, model, args, kwargs)
     with console.step("capturing", "capture"):
-        captured = model.target
-        if not model.is_program:
-            captured = capture(captured, args, kwargs, dynamic_shapes=shapes)
+        captured = Described(model, args, kwargs, shapes, bool(options.dynamic)).captured()
         file = models.load_onnx(path)
         program = onnx.export(captured, **_written_for(file))
         program.eager = None if model.is_program else model.target

@@ -72,7 +72,11 @@ class Driver:
 
     def batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
         """A batch that is ready to be sent; what is wrong with the arguments is raised here."""
-        leaves = self.entrance.flat(args, kwargs)
+        entrance = self.entrance
+        args, kwargs = entrance.arranged(args, kwargs)
+        if not entrance.accepts(args, kwargs) and (told := entrance.difference(args, kwargs)):
+            raise ValueError(told)
+        leaves = entrance.flat(args, kwargs)
         return Batch(self, leaves, self.batches.split(leaves))
 
     def send(self, stage: int, message: Message) -> None:

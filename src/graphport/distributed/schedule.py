@@ -8,6 +8,7 @@ parts are the parts of the result.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Whole:
 
 
 class Split:
-    """Up to `count` micro-batches of equal size, but for the last, which may be smaller."""
+    """Up to `count` micro-batches whose sizes differ by one at most, as `tensor_split` cuts."""
 
     def __init__(self, program: ExportedProgram, count: int, batch: str | None) -> None:
         self.count, self.checks = count, program.checks
@@ -46,12 +47,13 @@ class Split:
     def split(self, leaves: Sequence[Any]) -> list[Sequence[Any]]:
         numbers = self.checks(leaves)
         total = int(numbers[self.symbol])
-        size = -(-total // self.count) if total else 0
-        sizes = [min(size, total - at) for at in range(0, total, size)] if total else [0]
+        count = max(1, min(self.count, total))
+        ends = [i * (total // count) + min(i, total % count) for i in range(count + 1)]
+        sizes = [b - a for a, b in pairwise(ends)]
         where = [cut and (cut[0], evaluate(cut[1], numbers)) for cut in self.inputs]
         parts: list[Sequence[Any]] = [
-            [_piece(x, cut, i * size, n) for x, cut in zip(leaves, where, strict=True)]
-            for i, n in enumerate(sizes)
+            [_piece(x, cut, start, n) for x, cut in zip(leaves, where, strict=True)]
+            for start, n in zip(ends, sizes, strict=False)
         ]
         for part, n in {n: (p, n) for p, n in zip(parts, sizes, strict=True)}.values():
             self._check(part, n, total)

@@ -1,21 +1,25 @@
-"""What the calls of a graph write to, and which of them must keep their order for it.
+"""What the calls of a graph do besides giving a value, and which must keep their order for it.
 
 A graph says which values a call needs, not what it overwrites. In `y = x + 1; x.mul_(2)` nothing
 leads from one call to the other, and yet they cannot change places. Memory is followed through what
 is known to give views. A function or module of the user's own is taken to write to nothing and to
 give new tensors, as FX takes it.
+
+Nor does a graph say what is drawn from the generator of random numbers, which gives others to
+whatever draws after it. There, what is not known may draw.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
-from torch.fx import Graph, Node
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Graph, GraphModule, Node
 
 from graphport.fx.nodes import first
 
@@ -59,6 +63,21 @@ _VIEW_MODULES = (
     nn.Identity, nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle,
     nn.modules.dropout._DropoutNd,
 )  # fmt: skip
+
+# Arguments of operators that say whether anything is drawn.
+_DRAWING = ("dropout_p", "dropout", "train", "training")
+# Functions that draw through operators of other names.
+_DRAWING_FUNCTIONS = frozenset(
+    {
+        "dropout1d", "dropout2d", "dropout3d", "fractional_max_pool2d", "fractional_max_pool3d",
+        "gumbel_softmax", "multi_head_attention_forward",
+    }
+)  # fmt: skip
+_DRAWING_MODULES = (
+    nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d,
+)  # fmt: skip
+# Where functions are from that draw only if they are known to.
+_KNOWN = frozenset({"torch", "_operator", "operator", "builtins", "math", "graphport"})
 
 _NOTHING = nn.Module()
 
@@ -180,6 +199,62 @@ def order(graph: Graph, modules: Mapping[str, nn.Module]) -> Iterator[tuple[Node
             for before in (*readers.pop(m, ()), *_some(last.get(m))):
                 yield before, node
             last[m] = node
+
+
+def draws(node: Node, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a call may draw random numbers. A function or module of the user's own may."""
+    target = node.target
+    if node.op == "call_module":
+        return _draws_within(modules.get(str(target), _NOTHING))
+    if isinstance(target, OpOverload):
+        return _operator_draws(node, target)
+    if isinstance(target, HigherOrderOperator):
+        taken = (modules.get(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr")
+        return any(_draws_within(m) for m in taken if m is not None)
+    if not node.op.startswith("call_"):
+        return False
+    name = _name(node)
+    origin = str(getattr(target, "__module__", None) or "torch").split(".")[0]
+    known = node.op == "call_method" or origin in _KNOWN
+    return not known or name in _DRAWING_FUNCTIONS or _named_draws(name)
+
+
+def _draws_within(module: nn.Module) -> bool:
+    for m in module.modules():
+        if isinstance(m, GraphModule):
+            inner = dict(m.named_modules(remove_duplicate=False))
+            if any(draws(n, inner) for n in m.graph.nodes if n.op != "call_module"):
+                return True
+        elif not type(m).__module__.startswith("torch."):
+            return True
+        # Beside layers for it, recurrent ones and attention have dropout of their own.
+        elif m.training and (isinstance(m, _DRAWING_MODULES) or isinstance(_rate(m), float)):
+            return True
+    return False
+
+
+def _rate(module: nn.Module) -> Any:
+    return getattr(module, "dropout", None) or None
+
+
+def _operator_draws(node: Node, op: OpOverload) -> bool:
+    """Dropout in evaluation, or of nothing, does not."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    arguments = op._schema.arguments
+    given = {a.name: a.default_value for a in arguments}
+    given |= dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
+    return all(given.get(name, True) for name in _DRAWING)
+
+
+@cache
+def _named_draws(name: str) -> bool:
+    """Whether an operator of a function's or method's name may draw."""
+    packet = getattr(aten, name, None)
+    return packet is not None and any(
+        torch.Tag.nondeterministic_seeded in getattr(packet, overload).tags
+        for overload in packet.overloads()
+    )
 
 
 def _around_modes(graph: Graph) -> Iterator[tuple[Node, Node]]:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from types import MethodDescriptorType
 from typing import Any
 
 import torch
 from torch.fx import Node, Proxy
 from torch.fx.node import map_aggregate
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
 
 UNKNOWN = object()
 
@@ -98,9 +101,42 @@ class Involving(TorchFunctionMode):
         map_aggregate((args, kwargs), lambda x: _note(x, found))
         if not found:
             return func(*args, **(kwargs or {}))
+        create = found[0].tracer.create_proxy
         if func is torch.Tensor.__getitem__:
-            return found[0].tracer.create_proxy("call_function", operator.getitem, args, {})
+            return create("call_function", operator.getitem, args, {})
+        if isinstance(getattr(func, "__wrapped__", func), MethodDescriptorType):
+            return create("call_method", func.__name__, args, kwargs or {})
         return Proxy.__torch_function__(func, types, args, kwargs)
+
+
+_SIZED = ("expand", "new_empty", "new_ones", "new_zeros", "resize_")
+
+
+@contextmanager
+def sizes_as_one() -> Iterator[None]:
+    """Let these methods of plain tensors take sizes one by one, the first of them a traced one.
+
+    Their bindings take that for the list of all, and the rest for too many arguments, before
+    anything else hears of the call.
+    """
+    is_tensor_method_or_property(torch.Tensor.expand)  # torch remembers what is one from now on
+    for name in _SIZED:
+        setattr(torch.Tensor, name, _taking_sizes(getattr(torch.Tensor, name)))
+    try:
+        yield
+    finally:
+        for name in _SIZED:
+            delattr(torch.Tensor, name)  # what the class inherits
+
+
+def _taking_sizes(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def taking(self: torch.Tensor, *sizes: Any, **kwargs: Any) -> Any:
+        if len(sizes) > 1 and issubclass(type(sizes[0]), Known):
+            return method(self, sizes, **kwargs)
+        return method(self, *sizes, **kwargs)
+
+    return taking
 
 
 def _note(x: Any, found: list[Known]) -> Any:

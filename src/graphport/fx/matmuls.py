@@ -13,6 +13,7 @@ import heapq
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from types import FunctionType
 from typing import Any
 
@@ -23,7 +24,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from graphport.fx.dataless import Dataless
-from graphport.fx.effects import order, overwritten, viewed
+from graphport.fx.effects import draws, order, overwritten, viewed
 from graphport.fx.layers import Layers, rank
 from graphport.fx.module_arguments import is_standard
 from graphport.fx.products import Product, joined, known_shape, product
@@ -82,12 +83,14 @@ class _Merging:
         self.state = State(gm)
         self.layers = Layers(gm)
         self.after: Deps = defaultdict(list)
-        for before, node in order(gm.graph, self.layers.modules):
+        modules = self.layers.modules
+        drawing = [n for n in gm.graph.nodes if draws(n, modules)]
+        for before, node in (*order(gm.graph, modules), *pairwise(drawing)):
             self.after[node].append(before)
         fixed = {
             *self.after,
             *(n for nodes in self.after.values() for n in nodes),
-            *overwritten(gm.graph, self.layers.modules),
+            *overwritten(gm.graph, modules),
         }
         free = (n for n in gm.graph.nodes if n not in fixed)
         self.left = dict.fromkeys(n for n in free if product(n, self.layers) is not None)
@@ -173,11 +176,9 @@ class _Merging:
 
     def join_columns(self, group: list[Product]) -> None:
         first = group[0]
-        widths = _widths(group)
         place, in_order = self.place(group)
         with self.graph.inserting_before(place):
-            sizes = [w if isinstance(w, int) else self.size(p, p.right, 1)
-                     for p, w in zip(group, widths, strict=True)]  # fmt: skip
+            sizes = [self.size(p, p.right, 1) if p.weight is None else p.sizes[1] for p in group]
             right = self.call(first, torch.cat, [p.right for p in group], 1)
             merged = self.call(first, first.target, first.left, right)
         self.take_apart(group, place, merged, sizes, -1)
@@ -218,9 +219,9 @@ class _Merging:
         return self.graph.call_function(torch.reshape, (part, size))
 
     def size(self, p: Product, node: Node | None, dim: int) -> Any:
-        """A size as a number, where it is one, or as a node."""
+        """A size as a number, where it always is that one, or as a node."""
         assert node is not None
-        shape = known_shape(node)
+        shape = known_shape(node) if _is_exported(node) else None
         if shape is not None and isinstance(shape[dim], int):
             return shape[dim]
         if p.is_overload:
@@ -354,4 +355,11 @@ def _by_right(p: Product) -> Any:
         return None  # rows could not be counted
     if p.is_overload and rank(p.left) is None:
         return None
+    if p.weight is None and rank(p.left) != 2 and not _is_exported(p.right):
+        return None  # rows of a length that is an example
     return (p.shared, *_kind(p))
+
+
+def _is_exported(node: Node | None) -> bool:
+    """Whether metadata tell sizes as they are at all times, not as they were once."""
+    return node is not None and "val" in node.meta

@@ -34,7 +34,7 @@ from graphport.fx.dataless import (
     keeping_buffers,
     without_data,
 )
-from graphport.fx.known_values import UNKNOWN, Involving, Known, value_of
+from graphport.fx.known_values import UNKNOWN, Involving, Known, sizes_as_one, value_of
 from graphport.fx.type_hints import resolved
 from graphport.source import here
 
@@ -99,7 +99,7 @@ class MetaTracer(Tracer):
     ) -> Graph:
         self.device = device_of(root) if isinstance(root, nn.Module) else torch.device("cpu")
         self.meta_args = pytree.tree_map(self._bare, dict(meta_args or {}))
-        with Involving():
+        with Involving(), sizes_as_one():
             graph = super().trace(root, concrete_args)
         self._settle(graph)
         names = [str(n.target).lstrip("*") for n in graph.nodes if n.op == "placeholder"]

@@ -18,7 +18,8 @@ from torch.fx.proxy import TraceError
 
 from graphport import errors
 from graphport.program import ExportedProgram
-from graphport.program.module import CONSTANTS, Entrance, give_state, graph_module, refuse
+from graphport.program.attributes import CONSTANTS
+from graphport.program.module import Entrance, give_state, graph_module, refuse
 
 
 def is_program(gm: GraphModule) -> bool:

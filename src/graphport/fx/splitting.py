@@ -2,7 +2,8 @@
 
 Each piece is a `GraphModule` that takes the values it needs from outside and returns those that are
 needed outside. Names, metadata and types of nodes are kept. The pieces run in the order in which
-they first appear in the graph, as far as their dependencies allow.
+they first appear in the graph, as far as their dependencies allow, and the order in which random
+numbers are drawn.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import heapq
 import operator
 import re
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -20,7 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from graphport import errors
-from graphport.fx.effects import changing, memory_at, order
+from graphport.fx.effects import changing, draws, memory_at, order
 from graphport.fx.programs import attribute, empty, give, is_program, wear
 from graphport.program import ExportedProgram
 
@@ -181,21 +183,26 @@ class _Splitting:
         for before, after in order(self.gm.graph, self.modules):
             edge = places[self.piece_of[before].name], places[self.piece_of[after].name]
             reasons.setdefault(edge, (before, after))
-        needs: list[set[int]] = [set() for _ in pieces]
-        serves: list[list[int]] = [[] for _ in pieces]
-        for a, b in reasons:
-            if a != b:
-                needs[b].add(a)
-                serves[a].append(b)
-        ready = [i for i, needed in enumerate(needs) if not needed]
-        found = []
+        needs, serves = _links(len(pieces), reasons)
+        # Pieces may be such that random numbers cannot be drawn as before: nothing fails for it.
+        drawing = [n for n in self.piece_of if draws(n, self.modules)]
+        drawn = (places[self.piece_of[n].name] for n in drawing)
+        awaits, precedes = _links(len(pieces), pairwise(drawn))
+        ready = [(bool(awaits[i]), i) for i, needed in enumerate(needs) if not needed]
+        heapq.heapify(ready)
+        found: dict[int, None] = {}
         while ready:
-            i = heapq.heappop(ready)
-            found.append(i)
+            _, i = heapq.heappop(ready)
+            if i in found:
+                continue
+            found[i] = None
             for j in serves[i]:
                 needs[j].discard(i)
+            for j in precedes[i]:
+                awaits[j].discard(i)
+            for j in {*serves[i], *precedes[i]}:
                 if not needs[j]:
-                    heapq.heappush(ready, j)
+                    heapq.heappush(ready, (bool(awaits[j]), j))
         if len(found) < len(pieces):
             raise _cycle_error(pieces, _cycle(needs, serves), reasons)
         return [pieces[i] for i in found]
@@ -270,6 +277,17 @@ def _called(graph: Graph, piece: _Piece, args: tuple[Node, ...]) -> dict[Node, N
         part.meta.update(node.meta)
         found[node] = part
     return found
+
+
+def _links(count: int, edges: Iterable[tuple[int, int]]) -> tuple[list[set[int]], list[list[int]]]:
+    """By piece, the other ones before it, and those behind it."""
+    before: list[set[int]] = [set() for _ in range(count)]
+    behind: list[list[int]] = [[] for _ in range(count)]
+    for a, b in edges:
+        if a != b and a not in before[b]:
+            before[b].add(a)
+            behind[a].append(b)
+    return before, behind
 
 
 def _cycle_error(

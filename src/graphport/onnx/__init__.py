@@ -16,8 +16,8 @@ __all__ = ["ExportOptions", "ONNXProgram", "export", "lowering", "supported_ops"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def lowering(name: str) -> Callable[[F], F]:
-    """Teach one operator, by its name: `@gp.onnx.lowering("mylib::scale")`."""
+def lowering(name: Any) -> Callable[[F], F]:
+    """Teach one operator, by its name: `@gp.onnx.lowering("mylib::scale")`, or given itself."""
     return lower(operator_named(name))
 
 

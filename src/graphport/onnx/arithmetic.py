@@ -134,16 +134,12 @@ def _ffloordiv(b: Builder, a: Value, c: Value) -> Value:
     return b.Round(b.Div(b.Sub(a, _fmod(b, a, c)), c))
 
 
-def _log(base: float) -> Callable[..., Value]:
+def log_to(b: Builder, x: Value, base: float) -> Value:
     """Exact where the number is a power of the base."""
-
-    def lowering(b: Builder, x: Value) -> Value:
-        exponent = b.Div(b.Log(x), math.log(base))
-        whole = b.Round(exponent)
-        power = b.Pow(b.scalar(base, torch.float64), whole)
-        return b.Where(b.Equal(power, x), whole, exponent)
-
-    return lowering
+    exponent = b.Div(b.Log(x), math.log(base))
+    whole = b.Round(exponent)
+    power = b.Pow(b.scalar(base, like=x), whole)
+    return b.Where(b.Equal(power, x), whole, exponent)
 
 
 _MANY = {"min": "Min", "max": "Max", "fmin": "Min", "fmax": "Max"}
@@ -167,8 +163,8 @@ _FORMULAS: dict[str, Callable[..., Value]] = {
     "truediv": _truediv,
     "fmod": _fmod,
     "ffloordiv": _ffloordiv,
-    "log2": _log(2.0),
-    "log10": _log(10.0),
+    "log2": lambda b, x: log_to(b, x, 2.0),
+    "log10": lambda b, x: log_to(b, x, 10.0),
     "tan": lambda b, x: b.Div(b.Sin(x), b.Cos(x)),
     "ge0": lambda b, x: b.GreaterOrEqual(x, 0),
     "eq0": lambda b, x: b.Equal(x, 0),

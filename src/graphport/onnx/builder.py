@@ -16,7 +16,7 @@ import torch
 from graphport.errors import UnsupportedError
 from graphport.onnx import kernels
 from graphport.onnx.inference import infer
-from graphport.onnx.ir import Derived, Graph, Node, Shape, Value
+from graphport.onnx.ir import Derived, Graph, Node, Shape, Value, marks
 from graphport.onnx.schemas import Signature, fixed, runtime_signature, signature
 from graphport.onnx.sizes import Sizes
 from graphport.onnx.types import ONNX_OF, TORCH_OF
@@ -29,6 +29,10 @@ Operand = Value | Number
 # The result is not determined by the inputs.
 _NOT_PURE = {"Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
              "Multinomial", "Dropout"}  # fmt: skip
+
+# What is beyond these is infinite, or not a number; Cast would give the largest number instead.
+_NOT_SATURATED = {torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
+_NARROW = {torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32}
 
 
 class Builder:
@@ -182,6 +186,8 @@ class Builder:
         dtype = dtype or like.dtype
         if type(x) is Expr:
             return self.cast(self.sizes.number(x), dtype)
+        if type(x) is int and dtype in _NARROW:  # wraps around, as an operand of torch's does
+            return self.constant(torch.tensor(x).to(dtype))
         return self.constant(torch.tensor(x, dtype=dtype))
 
     def derived(self, name: str, make: Callable[..., Any], *sources: Value) -> Value:
@@ -193,7 +199,7 @@ class Builder:
                 tensor = make(*(v.data for v in sources))
             constant = all(v.weight is None for v in sources)
             known = (self.initializer if constant else self.weight)(name, tensor)
-            known.derived = Derived(make, sources)
+            known.derived = Derived(make, sources, marks(sources))
             self._derived[key] = known
         return known
 
@@ -213,7 +219,8 @@ class Builder:
             return self.constant(x.tensor.to(dtype))
         if dtype is torch.bool and x.dtype.is_floating_point:
             return self.Not(self.Equal(x, 0.0))  # nan is true, and Cast does not say so
-        return self.Cast(x, to=ONNX_OF[dtype], dtype=dtype)
+        beyond = {"saturate": 0} if dtype in _NOT_SATURATED else {}
+        return self.Cast(x, to=ONNX_OF[dtype], dtype=dtype, **beyond)
 
     def common(self, *operands: Operand, dtype: torch.dtype | None = None) -> list[Value]:
         """Operands in one dtype: the given one, or that which torch promotes them to."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from graphport.capture.checkpoints import Shard
 from graphport.capture.fake_mode import fake_mode
 from graphport.errors import InputError, SerializationError, WeightsError
-from graphport.onnx.ir import Value, sources
+from graphport.onnx.ir import Value, present, sources
 from graphport.onnx.weights import has_data
 
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt")
@@ -89,8 +89,15 @@ def _file(path: Path) -> Mapping[str, Any]:
             f"{path} is not known to be a checkpoint",
             fix=f"one of .safetensors, {', '.join(_PICKLED)}, or a folder",
         )
-    with fake_mode():
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        with fake_mode():
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of a file that is none of its own torch raises anything
+        why = str(error).strip().splitlines() or [type(error).__name__]
+        raise SerializationError(
+            f"{path} cannot be read: {why[0].partition('. ')[0]}",
+            fix="a file that torch.save(model.state_dict(), path) has written",
+        ) from error
     inner = loaded.get("state_dict") if isinstance(loaded, Mapping) else None
     found = inner if isinstance(inner, Mapping) else loaded
     if not isinstance(found, Mapping):
@@ -110,6 +117,7 @@ def fitted(
     under any of its names in `state`.
     """
     names = _names_of(state)
+    used: set[str] = set()
     problems: dict[str, list[str]] = {"missing": [], "of another shape": [], "of another dtype": []}
     known: dict[Value, Any] = {}
     for source in dict.fromkeys(s for value in initializers.values() for s in sources(value)):
@@ -121,10 +129,13 @@ def fitted(
             if origin is not None and not has_data(want):
                 problems["missing"].append(origin)
             continue
+        used.add(found)
         have = given[found]
         if isinstance(have, torch.Tensor) and have.is_complex():
             have = torch.view_as_real(have.resolve_conj())  # as the model has it
-        if not isinstance(have, torch.Tensor) or not has_data(have):
+        if not isinstance(have, torch.Tensor):
+            problems["missing"].append(f"{found} (given as {type(have).__name__}, not a tensor)")
+        elif not has_data(have):
             problems["missing"].append(f"{found} (there is no data in what was given)")
         elif have.shape != want.shape:
             problems["of another shape"].append(
@@ -134,10 +145,51 @@ def fitted(
             problems["of another dtype"].append(f"{found} is {_kind(have)}, not {_kind(want)}")
         else:
             known[source] = have
+    if origins and not used:
+        raise WeightsError(
+            "the weights do not fit the model: none of them is one of its own\n"
+            f"  of the model: {_some(origins.values())}\n  given: {_some(given)}",
+            fix=_renamed(origins.values(), given),
+        )
     if any(problems.values()):
-        lines = [f"  {what}: {'; '.join(dict.fromkeys(p))}" for what, p in problems.items() if p]
-        raise WeightsError("\n".join(["the weights do not fit the model", *lines]))
+        lines = [f"  {what}: {_some(p, '; ')}" for what, p in problems.items() if p]
+        lost = [n for n in problems["missing"] if n in origins.values() and n not in state]
+        raise WeightsError(
+            "\n".join(["the weights do not fit the model", *lines]),
+            fix=_given_otherwise(problems, lost),
+        )
     return {name: _made(value, known) for name, value in initializers.items()}
+
+
+def _some(texts: Iterable[Any], comma: str = ", ") -> str:
+    found = list(dict.fromkeys(map(str, texts)))
+    more = [f"and {len(found) - 5} more"] if len(found) > 5 else []
+    return comma.join([*found[:5], *more]) or "none"
+
+
+def _given_otherwise(problems: Mapping[str, Sequence[str]], lost: Sequence[str]) -> tuple[str, ...]:
+    """What to write where that is plain."""
+    if lost:
+        return (f"build the model under gp.fake_mode(): {lost[0]} is computed, not saved",)
+    if [what for what, found in problems.items() if found] == ["of another dtype"]:
+        return ("model.to(...) before it is exported, or t.to(...) of what is given",)
+    return ()
+
+
+def _renamed(own: Iterable[str], given: Mapping[str, Any]) -> str | tuple[str, ...]:
+    """What to write if names have a prefix, or the weights are within something else."""
+    for inner, value in given.items():
+        if isinstance(value, Mapping):
+            return f"state_dict=checkpoint[{inner!r}]"
+    for theirs, name in ((str(theirs), name) for name in own for theirs in given):
+        if theirs.endswith(f".{name}"):
+            changed = f'name.removeprefix("{theirs.removesuffix(name)}")'
+        elif name.endswith(f".{theirs}"):
+            changed = f'"{name.removesuffix(theirs)}" + name'
+        else:
+            continue
+        return f"state_dict={{{changed}: t for name, t in weights.items()}}"
+    return ()
 
 
 def _made(value: Value, known: Mapping[Value, Any]) -> Any:
@@ -146,7 +198,7 @@ def _made(value: Value, known: Mapping[Value, Any]) -> Any:
         return known[value]
     given = [known[s] for s in value.derived.sources]
     if all(x is s.data for x, s in zip(given, value.derived.sources, strict=True)):
-        return value.data
+        return present(value)
     with torch.no_grad():
         return value.derived.make(*given)
 

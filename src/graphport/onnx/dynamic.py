@@ -69,6 +69,11 @@ def of_axes(
 
     Axes of one name are one dim.
     """
+    if not isinstance(axes, Mapping):
+        raise SpecError(
+            f"dynamic_axes is a dict by input name, got {axes!r}",
+            fix='dynamic_axes={"x": {0: "batch"}}',
+        )
     dims: dict[str, Dim] = {}
     known = [*(names or ()), *bind(model, args, kwargs).parameters]
     rest = set(axes) - set(known) - set(outputs or ())

@@ -7,7 +7,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
 from torch.fx import Node
 
 from graphport import hooks
@@ -18,7 +18,7 @@ from graphport.onnx.builder import Builder
 from graphport.onnx.interface import Interface, InterfaceBuilder
 from graphport.onnx.model import assign_names, prune
 from graphport.onnx.options import ExportOptions
-from graphport.onnx.program import ONNXProgram
+from graphport.onnx.program import ONNXProgram, require_arguments
 from graphport.onnx.registry import COMPLEX, LOWERINGS, Lowering, is_known, operator_named
 from graphport.ops import info_of
 from graphport.program import ExportedProgram, from_torch, services
@@ -56,6 +56,8 @@ def export(
         optimize=optimize, verify=verify, custom_lowerings=custom_lowerings, report=report,
         module_functions=module_functions,
     )  # fmt: skip
+    if report is not None:
+        hooks.check_report(report)
     began = perf_counter()
     captured = _captured(model, args, kwargs, dynamic_shapes, dynamic_axes, options)
     lowering = perf_counter()
@@ -87,6 +89,7 @@ def _captured(
             fix="dynamic_shapes alone",
         )
     if isinstance(model, ExportedProgram) or _is_torchs(model):
+        require_arguments(args, kwargs)
         if shapes is not None or axes is not None:
             raise InputError(
                 "the sizes of a program are decided when it is captured",
@@ -141,9 +144,7 @@ def walked(
 def custom_lowerings(options: ExportOptions) -> dict[OpOverload, Lowering]:
     found = {}
     for op, fn in (options.custom_lowerings or {}).items():
-        if isinstance(op, OpOverloadPacket):
-            op = op.default
-        overload = op if isinstance(op, OpOverload) else operator_named(str(op))
+        overload = operator_named(op)
         found[overload] = Lowering(overload, fn)
     return found
 

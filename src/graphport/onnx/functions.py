@@ -36,9 +36,11 @@ class Function:
     """The module of that call."""
 
     def names(self) -> dict[str, str]:
-        """Formal names of the inputs: weights without the path of the module."""
-        prefix = f"{self.path}."
-        return {v.name: v.name.removeprefix(prefix) for v in self.inputs}
+        """Formal names of the inputs: weights without the path of the module, if that is free."""
+        made = (v for n in self.nodes for v in n.outputs if v is not None)
+        taken = {v.name for v in (*self.inputs, *self.constants, *made)}
+        short = {v.name: v.name.removeprefix(f"{self.path}.") for v in self.inputs}
+        return {name: name if own in taken else own for name, own in short.items()}
 
 
 @dataclass
@@ -59,23 +61,22 @@ def outlined(graph: Graph, wanted: Sequence[Any]) -> Outlined:
     chosen = _chooser(wanted)
     groups: dict[str, list[Node]] = {}
     for node in graph.nodes:
-        found = _instance(node, chosen)
+        found = _call_of(node, chosen)
         if found is not None:
             groups.setdefault(found, []).append(node)
     if not groups:
         raise InputError(f"module_functions={list(wanted)!r}: the program has no such modules")
-    home = {n: path for path, nodes in groups.items() for n in nodes}
+    home = {n: call for call, nodes in groups.items() for n in nodes}
     _hoist(graph, groups, home)
     functions: dict[Any, Function] = {}
     items: list[list[Node]] = []
     calls: dict[int, Node] = {}
     used = _users(graph)
     for nodes in _convex(graph, groups, home):
-        path = home.get(nodes[0])
-        if path is None:
+        if nodes[0] not in home:
             items.append(nodes)
             continue
-        key, made = _described(nodes, used, path, _class_of(nodes[0], chosen))
+        key, made = _described(nodes, used, *_module_of(nodes[0], chosen))
         function = functions.get(key)
         if function is None:
             taken = {f.name for f in functions.values()}
@@ -128,40 +129,43 @@ def _chosen(node: Node, chosen: Chooser) -> tuple[str, tuple[str, str]] | None:
     return next(((key, entry) for key, entry in _stack(node) if chosen(*entry)), None)
 
 
-def _instance(node: Node, chosen: Chooser) -> str | None:
+def _call_of(node: Node, chosen: Chooser) -> str | None:
+    """Which call of a module that is wanted a node is of: a module may be called again."""
     found = _chosen(node, chosen)
-    return None if found is None or next(node.graphs(), None) is not None else found[1][0]
+    return None if found is None or next(node.graphs(), None) is not None else found[0]
 
 
-def _class_of(node: Node, chosen: Chooser) -> str:
+def _module_of(node: Node, chosen: Chooser) -> tuple[str, str]:
+    """The path of the module that is wanted around a node, and its class."""
     found = _chosen(node, chosen)
     assert found is not None
-    return str(found[1][1]).rpartition(".")[2]
+    path, kind = found[1]
+    return path, str(kind).rpartition(".")[2]
 
 
 def _hoist(graph: Graph, groups: dict[str, list[Node]], home: dict[Node, str]) -> None:
     """Take out of a group what others use as well and what depends on nothing within it."""
     users = _users(graph)
-    for path, nodes in groups.items():
+    for call, nodes in groups.items():
         for node in nodes:
-            if all(home.get(u) in (path, None) for u in users.get(node, ())):  # type: ignore[arg-type]
+            if all(home.get(u) in (call, None) for u in users.get(node, ())):  # type: ignore[arg-type]
                 continue
-            needed = _needed(node, home, path)
+            needed = _needed(node, home, call)
             # A result of the module itself depends on its weights; a table does not.
             if not any(v is not None and v.weight is not None for n in needed for v in n.inputs):
                 for n in needed:
                     home.pop(n, None)
-    for path in groups:
-        groups[path] = [n for n in groups[path] if home.get(n) == path]
+    for call in groups:
+        groups[call] = [n for n in groups[call] if home.get(n) == call]
 
 
-def _needed(node: Node, home: dict[Node, str], path: str) -> list[Node]:
+def _needed(node: Node, home: dict[Node, str], call: str) -> list[Node]:
     """A node and those of its group that it depends on."""
     found, waiting = {node: None}, [node]
     while waiting:
         for v in waiting.pop().inputs:
             made = v.producer if v is not None else None
-            if made is not None and made not in found and home.get(made) == path:
+            if made is not None and made not in found and home.get(made) == call:
                 found[made] = None
                 waiting.append(made)
     return list(found)
@@ -189,7 +193,7 @@ def _convex(
         inside = set(nodes)
         after: set[Node] = set()
         for node in graph.nodes:
-            made = {v.producer for v in node.inputs if v is not None}
+            made = set(_producers(node))
             if node not in inside and (made & inside or made & after):
                 after.add(node)
             elif node in inside and made & after:
@@ -198,12 +202,12 @@ def _convex(
                 break
     seen: set[str] = set()
     for node in graph.nodes:
-        path_ = home.get(node)
-        if path_ is None:
+        call = home.get(node)
+        if call is None:
             yield [node]
-        elif path_ not in seen:
-            seen.add(path_)
-            yield [n for n in groups[path_] if n in home]
+        elif call not in seen:
+            seen.add(call)
+            yield [n for n in groups[call] if n in home]
 
 
 def _order(items: list[list[Node]]) -> list[int]:

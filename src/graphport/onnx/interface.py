@@ -7,7 +7,7 @@ order and are followed by what has become of the state. Every name is used once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -276,13 +276,15 @@ def _require_type(dtype: torch.dtype, what: str) -> None:
 
 
 def _checked(names: Sequence[str] | None, what: str) -> list[str]:
+    if isinstance(names, Mapping):
+        raise InputError(f"{what} is a {type(names).__name__}", fix=f"{what}=[...], in order")
     found = [names] if isinstance(names, str) else list(names or ())
-    repeated = sorted({n for n in found if found.count(n) > 1})
-    if repeated:
-        raise InputError(f"{what} has {', '.join(repeated)} more than once")
     wrong = [n for n in found if not isinstance(n, str) or not n]
     if wrong:
         raise InputError(f"{what} has {wrong[0]!r}, which is no name")
+    repeated = sorted({n for n in found if found.count(n) > 1})
+    if repeated:
+        raise InputError(f"{what} has {', '.join(repeated)} more than once")
     return found
 
 

@@ -7,11 +7,13 @@ program's dims. A constant knows its tensor. Values of a graph may be used in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
+from graphport.errors import WeightsError
+from graphport.ops.weightless import lacks_data
 from graphport.symbolic import Expr
 
 Size = int | Expr
@@ -95,11 +97,55 @@ class Derived(NamedTuple):
 
     make: Callable[..., Any]
     sources: tuple[Value, ...]
+    seen: tuple[Any, ...] = ()
+    """What the sources were when it was made."""
 
 
 def sources(weight: Value) -> tuple[Value, ...]:
     """The weights of the program that one of the file is, or is made of."""
     return (weight,) if weight.derived is None else weight.derived.sources
+
+
+def marks(weights: Iterable[Value]) -> tuple[Any, ...]:
+    """What tells whether weights have been written to: addresses, and torch's count of writes."""
+    return tuple(map(_mark, weights))
+
+
+def _mark(weight: Value) -> tuple[int, int] | None:
+    t = weight.data
+    if lacks_data(t):
+        return None
+    return t.data_ptr(), 0 if t.is_inference() else t._version
+
+
+def present(weight: Value) -> Any:
+    """The tensor of an initialiser; one that is made of others is made anew if they have changed.
+
+    A program refers to the weights of the user's model, which may be trained on.
+    """
+    derived = weight.derived
+    if derived is not None:
+        seen = marks(derived.sources)
+        if seen != derived.seen:
+            with torch.no_grad():
+                made = derived.make(*(v.data for v in derived.sources))
+            weight.derived = derived._replace(seen=seen)
+            if weight.weight is None:
+                weight.tensor = made
+            else:
+                weight.weight = made
+    data = weight.data
+    if data.dtype is not weight.dtype or tuple(data.shape) != weight.shape:
+        raise WeightsError(
+            f"{weight.name} was {_kind(weight.dtype, weight.sizes)} when the model was exported, "
+            f"and is {_kind(data.dtype, data.shape)} now",
+            fix="export the model as it is now",
+        )
+    return data
+
+
+def _kind(dtype: torch.dtype, sizes: Iterable[Any]) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(sizes)}"
 
 
 class Node:

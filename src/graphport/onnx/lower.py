@@ -15,7 +15,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
-from graphport.errors import ExportError, MissingLoweringError
+from graphport.errors import ExportError, InputError, MissingLoweringError
 from graphport.onnx.builder import Builder
 from graphport.onnx.fold import folded
 from graphport.onnx.ir import Complex, Value
@@ -91,6 +91,7 @@ class Lowerer:
         b.origin, b.result = node, result
         try:
             value = self._lowered(node, target)
+            _require_results(target, value, result)
         except ExportError as error:
             error.located(of_trace(node.meta.get("stack_trace")))
             raise
@@ -155,6 +156,19 @@ class Lowerer:
         if isinstance(x, dict):
             return {k: self.values(v) for k, v in x.items()}
         return x
+
+
+def _require_results(target: Any, value: Any, result: Any) -> None:
+    """A lowering of the user's may have forgotten to return something."""
+    several = isinstance(value, (tuple, list))
+    if isinstance(result, Abstract) and not isinstance(value, (Value, Complex)):
+        wanted = "what a method of the builder returns"
+    elif isinstance(result, tuple) and len(value if several else (value,)) != len(result):
+        wanted = f"a tuple of {len(result)} values"
+    else:
+        return
+    given = f"{len(value)} values" if several else type(value).__name__
+    raise InputError(f"the lowering for {target} returned {given}", fix=f"return {wanted}")
 
 
 _NUMBERS = (Expr, int, float, bool)

@@ -47,7 +47,7 @@ class Name(Pattern):
 
 
 class Call(Pattern):
-    """A call of one of several operators with these operands; further arguments do not matter."""
+    """A call of one of several operators with these operands, and no options besides."""
 
     def __init__(self, targets: Any, *operands: Any) -> None:
         self.targets = targets if isinstance(targets, tuple) else (targets,)
@@ -56,11 +56,23 @@ class Call(Pattern):
     def find(self, x: Any, found: Found) -> Iterator[Found]:
         if not isinstance(x, Node) or x.target not in self.targets:
             return
-        if len(x.args) < len(self.operands):
+        if len(x.args) < len(self.operands) or x.kwargs:
             return
         yield from _all(self.operands, x.args, found)
         if x.target in _COMMUTE:
             yield from _all(self.operands, x.args[1::-1], found)
+
+
+class Converted(Pattern):
+    """A conversion of a pattern to another dtype of floats."""
+
+    def __init__(self, pattern: Any) -> None:
+        self.pattern = pattern
+
+    def find(self, x: Any, found: Found) -> Iterator[Found]:
+        if isinstance(x, Node) and x.target is aten._to_copy.default:
+            if x.meta["val"].dtype.is_floating_point:
+                yield from _one(self.pattern, x.args[0], found)
 
 
 class OneOf(Pattern):
@@ -106,8 +118,8 @@ def tensor(name: str) -> Name:
 
 
 def maybe_converted(pattern: Any) -> OneOf:
-    """The pattern, or a conversion of it to another dtype."""
-    return OneOf(pattern, Call(aten._to_copy.default, pattern))
+    """The pattern, or a conversion of it to another dtype of floats."""
+    return OneOf(pattern, Converted(pattern))
 
 
 def is_true(mask: Value) -> bool:

@@ -7,7 +7,8 @@ away otherwise is computed by itself then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,20 @@ def replaced(target: Any, name: str, tensor: torch.Tensor) -> Place:
     return found
 
 
+def _copy(x: Any) -> Any:
+    return x.clone() if isinstance(x, torch.Tensor) else x
+
+
+def _trace(x: Any) -> Any:
+    """What tells a value from another, without its memory."""
+    if isinstance(x, (tuple, list)):
+        return [_trace(part) for part in x]
+    if not isinstance(x, torch.Tensor):
+        return x
+    plain = x.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return list(x.shape), x.dtype, zlib.crc32(plain.view(torch.uint8).numpy())
+
+
 class Probe:
     """Both sides, for the same inputs."""
 
@@ -81,15 +96,31 @@ class Probe:
         return self.program.lowered_program.graph
 
     def eager(
-        self, names: Iterable[str], given: Mapping[str, torch.Tensor] | None = None
+        self,
+        names: Iterable[str],
+        given: Mapping[str, torch.Tensor] | None = None,
+        keep: Callable[[Any], Any] = _copy,
     ) -> dict[str, Any]:
         """What torch computes for nodes; some of them may be given instead of computed."""
         module, _ = runnable(self.program.lowered_program, self.program.initial_state)
         flat = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in self.flat]
-        recorder = _Recorder(module, set(names), given or {})
+        recorder = _Recorder(module, set(names), given or {}, keep)
         with torch.no_grad():
             recorder.run(*flat, enable_io_processing=False)
         return recorder.found
+
+    def unwritten(self) -> set[str]:
+        """Nodes that are others where memory that was never written holds something else."""
+        sources = {n.name for n in self.graph.nodes if _is_uninitialised(n.target)}
+        if not sources:
+            return set()
+        names = dependents(self.graph, lambda n: n.name in sources)
+        found = self.eager(sources)
+        one, other = (
+            self.eager(names, {k: torch.full_like(x, fill) for k, x in found.items()}, _trace)
+            for fill in (0, 1)
+        )
+        return sources | {name for name in names if one[name] != other[name]}
 
     def model(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """What ONNX Runtime computes for nodes that are values of the model."""
@@ -107,17 +138,19 @@ class Probe:
 
 class _Recorder(Interpreter):
     def __init__(
-        self, module: GraphModule, wanted: set[str], given: Mapping[str, torch.Tensor]
-    ) -> None:
+        self, module: GraphModule, wanted: set[str], given: Mapping[str, torch.Tensor],
+        keep: Callable[[Any], Any],
+    ) -> None:  # fmt: skip
         super().__init__(module)
         self.wanted = wanted
         self.given = given
+        self.keep = keep
         self.found: dict[str, Any] = {}
 
     def run_node(self, n: Node) -> Any:
         out = self.given[n.name] if n.name in self.given else super().run_node(n)
         if n.name in self.wanted:
-            self.found[n.name] = out.clone() if isinstance(out, torch.Tensor) else out
+            self.found[n.name] = self.keep(out)
         return out
 
 
@@ -138,11 +171,15 @@ def precisions(graph: Graph) -> dict[str, torch.dtype]:
 
 
 def random_nodes(graph: Graph) -> set[str]:
-    """Nodes that depend on random numbers, or on memory that was never written."""
+    """Nodes that depend on random numbers."""
+    return dependents(graph, _draws)
+
+
+def dependents(graph: Graph, on: Callable[[Node], bool]) -> set[str]:
+    """Such nodes, and all that depend on them."""
     found: set[str] = set()
     for node in graph.nodes:
-        drawn = _draws(node) or _is_uninitialised(node.target)
-        if drawn or any(i.name in found for i in node.all_input_nodes):
+        if on(node) or any(i.name in found for i in node.all_input_nodes):
             found.add(node.name)
     return found
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from graphport.errors import InputError
 from graphport.onnx import checkpoint, metadata, weights
 from graphport.onnx.functions import outlined
 from graphport.onnx.interface import Interface
-from graphport.onnx.ir import Graph, Value
+from graphport.onnx.ir import Graph, Value, present, sources
 from graphport.onnx.model import model_proto
 from graphport.onnx.options import ExportOptions
+from graphport.ops.weightless import lacks_data
 from graphport.program import ExportedProgram
 from graphport.program.module import Entrance
 
@@ -53,6 +55,8 @@ class ONNXProgram:
         self.example_inputs = program.example_inputs
         self.entrance = Entrance(program, check_guards=True)
         self._state: dict[str, torch.Tensor] = {}
+        self._seen: list[Any] | None = None
+        """What the weights were when the session was made."""
         self._turn = threading.RLock()
 
     # The parts
@@ -92,7 +96,7 @@ class ONNXProgram:
     @property
     def tensors(self) -> dict[str, Any]:
         """The initialisers by name."""
-        return {name: value.data for name, value in self.graph.initializers.items()}
+        return {name: present(value) for name, value in self.graph.initializers.items()}
 
     @property
     def initial_state(self) -> dict[str, Any]:
@@ -111,22 +115,40 @@ class ONNXProgram:
         with self._turn:
             for name in ("lowered_program", "graph", "interface", "opset", "options"):
                 setattr(self, name, getattr(made, name))
-            for name in ("skeleton", "file", "_session"):
+            for name in ("skeleton", "file", "_session", "_weights"):
                 vars(self).pop(name, None)
+            self._seen = None
             self._state = {}
 
     # Running
 
     @property
     def session(self) -> Session:
-        """ONNX Runtime, with the weights of the program; made on first use."""
+        """ONNX Runtime, with the weights of the program; made on first use.
+
+        It is made anew when they have been written to: it has some of them in a form of its own.
+        """
         with self._turn:
+            if self._seen is not None and self._seen != self._marks():
+                del self._session
             return self._session
+
+    def _marks(self) -> list[Any]:
+        """What tells whether weights have been written to; 0.2 microseconds for each."""
+        return [(t.data_ptr(), t._version) for t in self._weights]
+
+    @cached_property
+    def _weights(self) -> list[Any]:
+        """The tensors of the user's model that the session has."""
+        used = (s for v in self.graph.initializers.values() for s in sources(v))
+        tensors = [v.weight for v in dict.fromkeys(used) if v.weight is not None]
+        return [t for t in tensors if not lacks_data(t) and not t.is_inference()]
 
     @cached_property
     def _session(self) -> Session:
         from graphport.onnx.runtime import Session
 
+        self._seen = self._marks()
         return Session(self.skeleton, self.tensors)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -159,6 +181,7 @@ class ONNXProgram:
         """
         with self._turn:
             self.__dict__["_session"] = session
+            self._seen = None
             self._state = {}
             if not same_within:
                 self.interface = replace(self.interface, values={})
@@ -191,6 +214,12 @@ class ONNXProgram:
     def adapt_torch_outputs_to_onnx(self, out: Any) -> list[torch.Tensor]:
         """The user's outputs of the model, in its order, from a result of the program."""
         leaves = pytree.tree_leaves(out)
+        if len(leaves) != len(self.interface.results):
+            raise InputError(
+                f"the result has {len(leaves)} leaves, that of the program "
+                f"{len(self.interface.results)}",
+                fix="what the model returns, in its own structure",
+            )
         pairs = zip(leaves, self.interface.results, strict=True)
         return [_tensor(x) for x, r in pairs if r.kind not in ("constant", "input")]
 
@@ -210,6 +239,8 @@ class ONNXProgram:
         """
         from graphport.onnx.verification import verify
 
+        if args is not None:
+            require_arguments(args, kwargs)
         given = (
             self.example_inputs if args is None and kwargs is None else (args or (), kwargs or {})
         )
@@ -226,13 +257,24 @@ class ONNXProgram:
         `.safetensors`, `.pt` or `.bin` file, or the folder of a sharded checkpoint.
         """
         model, initializers = self.file
-        tensors = {name: value.data for name, value in initializers.items()}
+        tensors = {name: present(value) for name, value in initializers.items()}
         if state_dict is not None:
             tensors = checkpoint.fitted(
                 initializers, self.interface.weights, self.exported_program.state_dict,
                 checkpoint.read(state_dict),
             )  # fmt: skip
         weights.save(model, tensors, Path(path), external_data)
+
+
+def require_arguments(args: Any, kwargs: Any) -> None:
+    """A tensor alone is a common mistake, and so is a list."""
+    if not isinstance(args, tuple):
+        raise InputError(
+            f"args must be a tuple of the positional arguments, got {type(args).__name__}",
+            fix="(x,)" if isinstance(args, torch.Tensor) else "tuple(...)",
+        )
+    if not isinstance(kwargs, dict | None):
+        raise InputError(f"kwargs must be a dict by parameter name, got {type(kwargs).__name__}")
 
 
 def result_of(kind: str, t: torch.Tensor) -> Any:

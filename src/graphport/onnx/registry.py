@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 
+from graphport import source
 from graphport.errors import InputError, UnsupportedError
 
 Fn = Callable[..., Any]
@@ -32,6 +33,8 @@ class Lowering:
     __slots__ = ("arguments", "defaults", "fn", "named", "op", "unnamed")
 
     def __init__(self, op: OpOverload, fn: Fn, first: OpOverload | None = None) -> None:
+        if not callable(fn):
+            raise InputError(f"the lowering for {op} is {fn!r}", fix="a function (b, ...)")
         self.op = op
         self.fn = fn
         self.named = {p.name for p in list(inspect.signature(fn).parameters.values())[1:]}
@@ -44,7 +47,11 @@ class Lowering:
         }
         unknown = sorted(self.named - set(self.arguments.values()))
         if unknown:
-            raise TypeError(f"lowering {fn.__name__} for {op}: no arguments {unknown} in {schema}")
+            raise InputError(
+                f"the lowering for {op} takes {', '.join(unknown)}, which is no argument of it",
+                where=source.of_function(fn),
+                fix=f"def lower(b, {', '.join(self.arguments.values())})",
+            )
         defaults = {
             name: a.default_value if a.has_default_value() else inspect.Parameter.empty
             for a, name in zip(schema, self.arguments.values(), strict=True)
@@ -183,13 +190,20 @@ def fusion(*roots: OpOverload) -> Callable[[F], F]:
     return register
 
 
-def operator_named(name: str) -> OpOverload:
-    """The overload of a name like `aten::add.Tensor`; of the only one, or `default`, without."""
+def operator_named(name: Any) -> OpOverload:
+    """The overload of a name like `aten::add.Tensor`; of the only one, or `default`, without.
+
+    An operator itself, such as `torch.ops.aten.relu`, names itself.
+    """
+    if isinstance(name, OpOverload):
+        return name
+    name = str(name)
     namespace, _, rest = name.replace("::", ".").partition(".")
     packet_name, _, overload = rest.partition(".")
     try:
         packet = getattr(getattr(torch.ops, namespace), packet_name)
-        return getattr(packet, overload or "default")
+        only = packet.overloads()
+        return getattr(packet, overload or (only[0] if len(only) == 1 else "default"))
     except AttributeError:
         raise InputError(
             f"there is no operator {name}", fix='its name as in "aten::add.Tensor"'

@@ -13,7 +13,10 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from graphport import source
+from graphport.capture.export import forward_error
 from graphport.capture.snapshot import Snapshot, holders
+from graphport.errors import ExportError, InputError
 from graphport.onnx import samples
 from graphport.onnx.divergence import Divergence, first_divergence
 from graphport.onnx.judgement import Judgement, Tolerance, judge, same_kind
@@ -27,6 +30,7 @@ from graphport.onnx.probing import (
     runnable,
 )
 from graphport.onnx.program import like, result_of
+from graphport.onnx.weights import require_data
 from graphport.ops.weightless import lacks_data
 from graphport.program.signature import InputKind, OutputKind
 
@@ -109,6 +113,13 @@ def verify(
     atol: float | None,
 ) -> VerificationReport:
     """Run both sides on everything that is to be tried."""
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if value is not None and not value >= 0:
+            raise InputError(f"{name}={value} is no error that can be accepted", fix=f"{name}=1e-3")
+    require_data(
+        program.tensors,
+        "within gp.fake_mode(): model.load_state_dict(torch.load(path), assign=True), and export",
+    )
     args, kwargs = samples.with_data(inputs)
     exported = program.exported_program
     leaves = program.entrance.flat(args, kwargs)
@@ -143,13 +154,17 @@ class _Run:
     def compare(self, sizes: dict[str, int], flat: Sequence[Any], required: bool = False) -> None:
         try:
             want = self.eager(_copies(flat))
-        except Exception:  # whatever the user's code raises
-            if required:
+        except Exception as error:  # whatever the user's code raises
+            if required and isinstance(error, ExportError):
                 raise
+            if required:
+                raise forward_error(error, source.of_traceback(error)) from error
             self.refused.append(sizes)
             return
-        self.tried.append(sizes)
         probe = Probe(self.program, flat)
+        if not self.tried:
+            self.random |= probe.unwritten()
+        self.tried.append(sizes)
         try:
             rows = self._rows(flat, want)
         except Exception as error:  # noqa: BLE001  what ONNX Runtime raises is the finding
@@ -190,8 +205,8 @@ class _Run:
         for i, name in interface.written.items():
             ours, theirs = like(flat[i], found[name]), want.inputs[i]
             rows.append(_Compared(name, changed[True, places[i]], ours, theirs))
-        for source, name in interface.state.items():
-            target = interface.weights[source]
+        for own, name in interface.state.items():
+            target = interface.weights[own]
             theirs = want.state[target]
             rows.append(_Compared(name, changed[False, target], like(theirs, found[name]), theirs))
         return rows

@@ -15,7 +15,7 @@ import onnx
 import torch
 
 from graphport.errors import InputError, NoDataError
-from graphport.onnx.ir import Value
+from graphport.onnx.ir import Value, present
 from graphport.onnx.model import octets, write_header, write_tensor
 from graphport.ops.weightless import WeightlessTensor, lacks_data
 from graphport.program.replacing import replacing
@@ -59,12 +59,12 @@ def inline(skeleton: onnx.ModelProto, initializers: Mapping[str, Value]) -> onnx
     model = onnx.ModelProto()
     model.CopyFrom(skeleton)
     for name, value in initializers.items():
-        proto = model.graph.initializer.add()
-        if lacks_data(value.data):
-            write_header(name, value.data, proto)
-            refer(proto, name, 0, nbytes(value.data))
+        proto, tensor = model.graph.initializer.add(), present(value)
+        if lacks_data(tensor):
+            write_header(name, tensor, proto)
+            refer(proto, name, 0, nbytes(tensor))
         else:
-            write_tensor(name, value.data, proto)
+            write_tensor(name, tensor, proto)
     return model
 
 
@@ -87,12 +87,10 @@ def save(
     if external not in (True, False, "auto"):
         raise InputError(f"external_data={external!r}", fix='one of True, False, "auto"')
     require_data(tensors, "program.save(path, state_dict=...)")
-    total = sum(map(nbytes, tensors.values()))
-    if external == "auto":
-        external = total > _LARGE
-    if external:
+    if is_apart(tensors, external):
         _save_apart(skeleton, tensors, path)
         return
+    total = sum(map(nbytes, tensors.values()))
     if total + skeleton.ByteSize() > _LARGEST:
         raise InputError(
             f"a file of ONNX ends at 2 GB, and the weights take {total / 1e9:.1f} GB",
@@ -103,8 +101,20 @@ def save(
             _write(file, piece)
 
 
+def is_apart(tensors: Mapping[str, Any], external: bool | str) -> bool:
+    """Whether weights go to a file of their own."""
+    if external == "auto":
+        return sum(map(nbytes, tensors.values())) > _LARGE
+    return bool(external)
+
+
+def beside(path: Path) -> Path:
+    """The file of the weights."""
+    return path.with_name(f"{path.name}.data")
+
+
 def _save_apart(skeleton: onnx.ModelProto, tensors: Mapping[str, Any], path: Path) -> None:
-    beside = path.with_name(f"{path.name}.data")
+    data_path = beside(path)
     places = _layout(tensors)
     model = onnx.ModelProto()
     model.CopyFrom(skeleton)
@@ -112,10 +122,10 @@ def _save_apart(skeleton: onnx.ModelProto, tensors: Mapping[str, Any], path: Pat
         proto = model.graph.initializer.add()
         if name in places:
             write_header(name, t, proto)
-            refer(proto, beside.name, places[name], nbytes(t))
+            refer(proto, data_path.name, places[name], nbytes(t))
         else:
             write_tensor(name, in_memory(t), proto)
-    with replacing(beside, path) as (data, file):
+    with replacing(data_path, path) as (data, file):
         written = -1
         for name, offset in places.items():
             if offset > written:

@@ -10,7 +10,7 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes, channels_last
 from graphport.ops.registry import Rule, shape_rule
-from graphport.ops.sizes import require, require_equal, taken
+from graphport.ops.sizes import require, require_equal, require_sizes, taken
 from graphport.symbolic import Expr, floor, ge, ite, mul, to_float
 
 aten = torch.ops.aten
@@ -43,7 +43,17 @@ def _laid_out(sizes: Sizes, like: Abstract, *others: Abstract, dtype: Any = None
     return Abstract(sizes, dtype or like.dtype, like.device, channels_last(sizes) if last else None)
 
 
-def _check_channels(input: Abstract, weight: Abstract, expected: Size, channel: int) -> None:
+def _check_channels(
+    input: Abstract, weight: Abstract, bias: Abstract | None, groups: int, transposed: bool
+) -> None:
+    n = weight.rank - 2
+    if input.rank not in (n + 1, n + 2):
+        raise ShapeError(f"conv{n}d: expected {n + 1}D (unbatched) or {n + 2}D (batched) input, "
+                         f"but got {input}")  # fmt: skip
+    channel = input.rank - n - 1
+    expected, made = weight.sizes[0], weight.sizes[1] * groups
+    if not transposed:
+        expected, made = made, expected
     require_equal(
         input.sizes[channel], expected,
         "convolution: weight {0} expects {1} channels, but the input {2} has {3}",
@@ -53,6 +63,13 @@ def _check_channels(input: Abstract, weight: Abstract, expected: Size, channel: 
         raise ShapeError(
             f"Input type ({input.dtype}) and weight type ({weight.dtype}) should be the same"
         )
+    if groups != 1:
+        require_equal(weight.sizes[0] % groups, 0,
+                      "convolution: weight {0} does not divide into {1} groups",
+                      weight, groups)  # fmt: skip
+    if bias is not None:
+        require_sizes(bias.sizes, (made,), "convolution: expected a bias of {0} elements, got {1}",
+                      made, bias)  # fmt: skip
 
 
 @shape_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
@@ -62,7 +79,7 @@ def conv(
 ) -> Abstract:  # fmt: skip
     n = weight.rank - 2
     pads = _each(padding, n)
-    return _conv(input, weight, stride, pads, pads, dilation, groups)
+    return _conv(input, weight, bias, stride, pads, pads, dilation, groups)
 
 
 @shape_rule(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
@@ -76,19 +93,16 @@ def conv_padding(
         total = [d * (k - 1) for d, k in zip(_each(dilation, n), weight.sizes[2:], strict=True)]
     before = [t // 2 for t in total]
     after = [t - b for t, b in zip(total, before, strict=True)]
-    return _conv(input, weight, stride, before, after, dilation, groups)
+    return _conv(input, weight, bias, stride, before, after, dilation, groups)
 
 
 def _conv(
-    input: Abstract, weight: Abstract, stride: Ints, before: Sequence[int],
-    after: Sequence[int], dilation: Ints, groups: int,
+    input: Abstract, weight: Abstract, bias: Abstract | None, stride: Ints,
+    before: Sequence[int], after: Sequence[int], dilation: Ints, groups: int,
 ) -> Abstract:  # fmt: skip
+    _check_channels(input, weight, bias, groups, transposed=False)
     n = weight.rank - 2
-    if input.rank not in (n + 1, n + 2):
-        raise ShapeError(f"conv{n}d: expected {n + 1}D (unbatched) or {n + 2}D (batched) input, "
-                         f"but got {input}")  # fmt: skip
     lead = input.rank - n
-    _check_channels(input, weight, weight.sizes[1] * groups, lead - 1)
     steps, holes = _each(stride, n), _each(dilation, n)
     spatial = tuple(
         window(input.sizes[lead + i], weight.sizes[2 + i], steps[i], before[i], after[i], holes[i])
@@ -117,9 +131,9 @@ def conv_transpose(
     input: Abstract, weight: Abstract, bias: Abstract | None, stride: Ints, padding: Ints,
     output_padding: Ints, groups: int, dilation: Ints,
 ) -> Abstract:  # fmt: skip
+    _check_channels(input, weight, bias, groups, transposed=True)
     n = weight.rank - 2
     lead = input.rank - n
-    _check_channels(input, weight, weight.sizes[0], lead - 1)
     steps, pads = _each(stride, n), _each(padding, n)
     extra, holes = _each(output_padding, n), _each(dilation, n)
     spatial = tuple(
@@ -231,6 +245,12 @@ shape_rule(aten._adaptive_avg_pool3d.default)(_adaptive_avg_pool(3))
 def fractional_max_pool(
     self: Abstract, kernel_size: Ints, output_size: Sequence[int], random_samples: Abstract
 ) -> tuple[Abstract, Abstract]:
+    n = len(output_size)
+    require_sizes(random_samples.sizes[-2:], (self.sizes[-1 - n], n),
+                  "fractional_max_pool: samples {1} for {0}", self, random_samples)  # fmt: skip
+    if self.rank == n + 2:
+        require_equal(random_samples.sizes[0], self.sizes[0],
+                      "fractional_max_pool: samples {1} for {0}", self, random_samples)  # fmt: skip
     sizes = (*self.sizes[: self.rank - len(output_size)], *output_size)
     return self.like(sizes), self.like(sizes, torch.int64)
 
@@ -295,6 +315,14 @@ def pixel_unshuffle(self: Abstract, downscale_factor: int) -> Abstract:
 
 @shape_rule(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(input: Abstract, grid: Abstract, *_: Any) -> Abstract:
+    if input.rank != grid.rank:
+        raise ShapeError(f"grid_sampler: expected as many dims in grid and input: {input}, {grid}")
+    require_equal(input.sizes[0], grid.sizes[0],
+                  "grid_sampler: batch sizes of input {0} and grid {1} differ",
+                  input, grid)  # fmt: skip
+    require_equal(grid.sizes[-1], input.rank - 2,
+                  "grid_sampler: expected grid to have size {0} in last dimension, but got {1}",
+                  input.rank - 2, grid)  # fmt: skip
     return input.like((*input.sizes[:2], *grid.sizes[1:-1]))
 
 
@@ -333,5 +361,12 @@ def col2im(
     stride: Ints,
 ) -> Abstract:  # fmt: skip
     kernels = _each(kernel_size, 2)
-    *lead, channels, _ = self.sizes
+    *lead, channels, columns = self.sizes
+    require_equal(channels % (kernels[0] * kernels[1]), 0,
+                  "col2im: {0} is not a multiple of the kernel {1}", self, kernels)  # fmt: skip
+    image = self.like((channels, *output_size))
+    places = _pool(image, 2, kernel_size, stride, padding, dilation, False)[-2:]
+    require_equal(columns, places[0] * places[1],
+                  "col2im: {0} has {1} columns, but the window has {2} places",
+                  self, columns, places[0] * places[1])  # fmt: skip
     return self.like((*lead, channels // (kernels[0] * kernels[1]), *output_size))

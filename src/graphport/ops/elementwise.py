@@ -11,7 +11,7 @@ from graphport.ops import promote
 from graphport.ops.abstract import Abstract
 from graphport.ops.promote import Promotion
 from graphport.ops.registry import Rule, shape_rule, table
-from graphport.ops.sizes import broadcast, require_equal
+from graphport.ops.sizes import broadcast, require_equal, wrap_dim
 from graphport.ops.strides import elementwise_strides
 
 aten = torch.ops.aten
@@ -230,7 +230,9 @@ def normal_both(mean: Abstract, std: Abstract, *, generator: Any) -> Abstract:
 
 @shape_rule(aten.glu.default)
 def glu(self: Abstract, dim: int) -> Abstract:
-    dim %= self.rank
+    dim = wrap_dim(dim, self.rank)
+    require_equal(self.sizes[dim] % 2, 0, "glu: halving dimension {0} of {1}, which is not even",
+                  dim, self)  # fmt: skip
     half = self.sizes[dim] // 2
     sizes = (*self.sizes[:dim], half, *self.sizes[dim + 1 :])
     return mapped((Abstract(sizes, self.dtype, self.device, self.strides),), self.dtype)

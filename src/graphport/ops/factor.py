@@ -11,7 +11,15 @@ from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size, Sizes, permuted
 from graphport.ops.registry import shape_rule
 from graphport.ops.shape import is_one
-from graphport.ops.sizes import broadcast, equal, holds, known, require_equal
+from graphport.ops.sizes import (
+    broadcast,
+    equal,
+    expected,
+    holds,
+    known,
+    require_equal,
+    require_sizes,
+)
 from graphport.symbolic import le, min_
 
 aten = torch.ops.aten
@@ -76,6 +84,11 @@ def geqrf(self: Abstract) -> tuple[Abstract, Abstract]:
 
 @shape_rule(aten.linalg_householder_product.default)
 def linalg_householder_product(input: Abstract, tau: Abstract) -> Abstract:
+    batch, m, n = _matrix(input, "linalg.householder_product")
+    require_sizes(tau.sizes[:-1], batch, "householder_product: {0} and tau {1} do not fit",
+                  input, tau)  # fmt: skip
+    if not expected(le(tau.sizes[-1], n)) or not expected(le(n, m)):
+        raise ShapeError(f"householder_product: {input} and tau {tau} do not fit")
     return _columns(input, input.sizes)
 
 
@@ -83,6 +96,12 @@ def linalg_householder_product(input: Abstract, tau: Abstract) -> Abstract:
 def ormqr(
     self: Abstract, input2: Abstract, input3: Abstract, left: bool, transpose: bool
 ) -> Abstract:
+    batch, rows, columns = _matrix(self, "ormqr")
+    side = input3.sizes[-2 if left else -1]
+    require_equal(side, rows, "ormqr: {0} and {1} do not fit", self, input3)
+    require_sizes(input2.sizes, (*batch, _least(side, columns)),
+                  "ormqr: tau {1} does not fit {0}", self, input2)  # fmt: skip
+    require_sizes(input3.sizes[:-2], batch, "ormqr: {0} and {1} do not fit", self, input3)
     return _columns(input3, input3.sizes)
 
 
@@ -281,6 +300,11 @@ def cov(
 ) -> Abstract:
     if self.rank > 2:
         raise ShapeError(f"cov(): expected input to have two or fewer dimensions, got {self}")
+    observations = self.sizes[-1:] or (1,)
+    for weights in (fweights, aweights):
+        if weights is not None:
+            require_sizes(weights.sizes, observations, "cov(): weights {0} for the observations of "
+                          "{1}", weights, self)  # fmt: skip
     # A single variable gives a number, not a matrix of one.
     one = self.rank < 2 or is_one(self.sizes[0])
     sizes = () if one else (self.sizes[0], self.sizes[0])

@@ -12,8 +12,8 @@ from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes, permuted
 from graphport.ops.registry import shape_rule
 from graphport.ops.shape import formatted
-from graphport.ops.sizes import expected
-from graphport.symbolic import Expr, ceil, ge, sub, truediv
+from graphport.ops.sizes import expected, require
+from graphport.symbolic import Expr, ceil, ge, le, sub, truediv
 
 aten = torch.ops.aten
 
@@ -195,5 +195,10 @@ def new_empty_strided(
 
 
 @shape_rule(aten.multinomial.default)
-def multinomial(self: Abstract, num_samples: Size, *_: Any, **__: Any) -> Abstract:
+def multinomial(
+    self: Abstract, num_samples: Size, replacement: bool, *, generator: Any
+) -> Abstract:
+    if not replacement:
+        require(le(num_samples, self.sizes[-1]),
+                "cannot sample {0} of {1} without replacement", num_samples, self)  # fmt: skip
     return self.like((*self.sizes[:-1], num_samples), torch.int64)

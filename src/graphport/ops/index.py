@@ -10,11 +10,21 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import broadcast, numel, wrap_dim
+from graphport.ops.sizes import (
+    broadcast,
+    numel,
+    require,
+    require_equal,
+    require_fits,
+    require_sizes,
+    wrap_dim,
+)
 from graphport.ops.strides import elementwise_strides, preserved
+from graphport.symbolic import le
 
 aten = torch.ops.aten
 
+MASK_DTYPES = (torch.bool, torch.uint8)
 INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
@@ -28,6 +38,19 @@ def indexed_sizes(self: Abstract, indices: Sequence[Abstract | None]) -> Sizes:
         s for d, s in enumerate(self.sizes) if d not in used and not (adjacent and d < used[0])
     )
     return (*rest_before, *common, *rest_after)
+
+
+def check_masks(self: Abstract, indices: Sequence[Abstract | None]) -> int:
+    """A mask has the sizes of the dims that it stands for. How many dims are indexed in all."""
+    at = 0
+    for i in indices:
+        is_mask = i is not None and i.dtype in MASK_DTYPES
+        if is_mask:
+            require_sizes(i.sizes, self.sizes[at : at + i.rank],
+                          "The shape of the mask {0} does not match the shape of the indexed "
+                          "tensor {1}", i, self)  # fmt: skip
+        at += i.rank if is_mask else 1
+    return at
 
 
 @shape_rule(aten.index.Tensor, aten._unsafe_index.Tensor)
@@ -73,11 +96,29 @@ def index_put(
             f"Index put requires the source and destination dtypes match, got {self.dtype} for "
             f"the destination and {values.dtype} for the source."
         )
+    used = [i for i in indices if i is not None]
+    if any(i.dtype in MASK_DTYPES for i in used):
+        rest = self.sizes[check_masks(self, indices) :]
+        require_fits(values.sizes[max(0, values.rank - len(rest)) :], rest, "shape mismatch: value "
+                     "tensor {0} cannot be broadcast to what is indexed of {1}",
+                     values, self)  # fmt: skip
+    elif used:
+        sizes = indexed_sizes(self, indices)
+        require_fits(values.sizes, sizes, "shape mismatch: value tensor {0} cannot be broadcast to "
+                     "indexing result of shape {1}", values, list(sizes))  # fmt: skip
     return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+
+
+@shape_rule(aten._unsafe_masked_index.default)
+def _unsafe_masked_index(
+    self: Abstract, mask: Abstract, indices: Sequence[Abstract | None], fill: Any
+) -> Abstract:
+    return self.like(broadcast(indexed_sizes(self, indices), mask.sizes))
 
 
 @shape_rule(aten.index_select.default)
 def index_select(self: Abstract, dim: int, index: Abstract) -> Abstract:
+    _require_row(index, "index_select")
     dim = wrap_dim(dim, self.rank)
     count = index.sizes[0] if index.rank else 1
     return self.like((*self.sizes[:dim], count, *self.sizes[dim + 1 :]) if self.rank else ())
@@ -87,9 +128,7 @@ def index_select(self: Abstract, dim: int, index: Abstract) -> Abstract:
 def gather(self: Abstract, dim: int, index: Abstract, **_: Any) -> Abstract:
     dim = wrap_dim(dim, self.rank)
     _require_positions(self, index, "gather")
-    for d, (have, most) in enumerate(zip(index.sizes, self.sizes, strict=False)):
-        if d != dim and type(have) is int and type(most) is int and have > most:
-            raise ShapeError(f"gather: index {index} is larger than the input {self} in dim {d}")
+    _require_within(index, self, dim, "gather")
     return self.like(index.sizes)
 
 
@@ -103,26 +142,56 @@ def _require_positions(self: Abstract, index: Abstract, what: str) -> None:
         raise ShapeError(f"{what}: index {index} must have as many dims as the input {self}")
 
 
+def _require_row(index: Abstract, what: str) -> None:
+    if index.rank > 1:
+        raise ShapeError(f"{what}: the index must be a vector or a number, got {index}")
+
+
+def _require_within(index: Abstract, other: Abstract, dim: int | None, what: str) -> None:
+    """An index is nowhere longer than what it is about, but for the dim that it chooses in."""
+    if 0 in index.sizes:
+        return
+    for d, (have, most) in enumerate(zip(index.sizes, other.sizes, strict=False)):
+        if d != dim and have is not most:
+            require(le(have, most), "{0}: index {1} is larger than {2} in dim {3}",
+                    what, index, other, d)  # fmt: skip
+
+
 @shape_rule(
     aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce,
     aten.scatter_add.default, aten.scatter_reduce.two,
 )  # fmt: skip
 def scatter(self: Abstract, dim: int, index: Abstract, src: Any, *_: Any, **__: Any) -> Abstract:
-    wrap_dim(dim, self.rank)
+    dim = wrap_dim(dim, self.rank)
     _require_positions(self, index, "scatter")
-    if isinstance(src, Abstract) and src.dtype is not self.dtype:
-        raise ShapeError(f"scatter(): Expected self.dtype to be equal to src.dtype: {self}, {src}")
+    _require_within(index, self, dim, "scatter")
+    if isinstance(src, Abstract):
+        if src.dtype is not self.dtype:
+            raise ShapeError(
+                f"scatter(): Expected self.dtype to be equal to src.dtype: {self}, {src}"
+            )
+        _require_within(index, src, None, "scatter")
     return self.like()
 
 
 @shape_rule(aten.index_add.default, aten.index_copy.default, aten.index_reduce.default)
-def index_add(self: Abstract, dim: int, index: Abstract, *_: Any, **__: Any) -> Abstract:
-    wrap_dim(dim, self.rank)
+def index_add(
+    self: Abstract, dim: int, index: Abstract, source: Abstract, *_: Any, **__: Any
+) -> Abstract:
+    """A slice of `source` for each element of `index`."""
+    dim = wrap_dim(dim, self.rank)
+    _require_row(index, "index_add")
+    if self.rank and source.rank:
+        count = index.sizes[0] if index.rank else 1
+        require_sizes(source.sizes, (*self.sizes[:dim], count, *self.sizes[dim + 1 :]),
+                      "{0} slices of {1} in dim {2} are to be written, but the source is {3}",
+                      count, self, dim, source)  # fmt: skip
     return self.like()
 
 
 @shape_rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(self: Abstract, dim: int, index: Abstract, value: Any) -> Abstract:
+    _require_row(index, "index_fill")
     wrap_dim(dim, self.rank)
     return Abstract(self.sizes, self.dtype, self.device, preserved(self))
 
@@ -130,6 +199,14 @@ def index_fill(self: Abstract, dim: int, index: Abstract, value: Any) -> Abstrac
 @shape_rule(aten.masked_scatter.default)
 def masked_scatter(self: Abstract, mask: Abstract, source: Abstract) -> Abstract:
     return self.like(broadcast(self.sizes, mask.sizes))
+
+
+@shape_rule(aten.put.default)
+def put(self: Abstract, index: Abstract, source: Abstract, accumulate: bool) -> Abstract:
+    require_equal(numel(index.sizes), numel(source.sizes),
+                  "put: index {0} and source {1} differ in the number of elements",
+                  index, source)  # fmt: skip
+    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
 
 
 @shape_rule(aten.take.default)
@@ -185,6 +262,14 @@ def searchsorted(
     sorted_sequence: Abstract, self: Abstract, *, out_int32: bool, right: bool,
     side: str | None, sorter: Abstract | None,
 ) -> Abstract:  # fmt: skip
+    if sorted_sequence.rank > 1:
+        require_sizes(self.sizes[:-1], sorted_sequence.sizes[:-1],
+                      "searchsorted: {0} and {1} differ in another dim than the last",
+                      sorted_sequence, self)  # fmt: skip
+    if sorter is not None:
+        require_sizes(sorter.sizes, sorted_sequence.sizes,
+                      "searchsorted: sorter {0} and sequence {1} differ in size",
+                      sorter, sorted_sequence)  # fmt: skip
     return self.like(dtype=torch.int32 if out_int32 else torch.int64)
 
 
@@ -203,6 +288,10 @@ def _embedding_bag(
     padding_idx: int,
 ) -> tuple[Abstract, ...]:  # fmt: skip
     """The bags, and what the backward pass needs: the bag of each index, sizes of bags, maxima."""
+    if per_sample_weights is not None:
+        require_sizes(per_sample_weights.sizes, indices.sizes,
+                      "embedding_bag: per_sample_weights {0} and indices {1} differ in size",
+                      per_sample_weights, indices)  # fmt: skip
     bags = offsets.sizes[0] - int(include_last_offset)
     out = weight.like((bags, weight.sizes[1]))
     fast = mode == _SUM and padding_idx < 0 and weight.dtype is not torch.float64

@@ -13,7 +13,14 @@ from graphport.ops.abstract import Abstract, Size
 from graphport.ops.elementwise import mapped
 from graphport.ops.meta import layout_by_meta
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import broadcast, require_equal, wrap_dim
+from graphport.ops.sizes import (
+    broadcast,
+    equal,
+    require_equal,
+    require_fits,
+    require_sizes,
+    wrap_dim,
+)
 
 aten = torch.ops.aten
 
@@ -30,6 +37,19 @@ def _inner(a: Size, b: Size, what: str, x: Abstract, y: Abstract) -> None:
     if a is not b:
         require_equal(a, b, "{2}: inner sizes of {0} and {1} differ: mat1 and mat2 shapes cannot be"
                       " multiplied", x, y, what)  # fmt: skip
+
+
+def _added(term: Abstract | None, out: Abstract, what: str) -> Abstract:
+    """A product to which a term is added that fits it."""
+    if term is not None and term.sizes != out.sizes[-1:]:
+        require_fits(term.sizes, out.sizes, "{2}: {0} cannot be added to a product of {1}",
+                     term, out, what)  # fmt: skip
+    return out
+
+
+def _require_rank(a: Abstract, rank: int, what: str) -> None:
+    if a.rank != rank:
+        raise ShapeError(f"{what}: expected a tensor with {rank} dims, but got {a}")
 
 
 @shape_rule(aten.mm.default)
@@ -54,36 +74,34 @@ def bmm(self: Abstract, mat2: Abstract) -> Abstract:
 
 @shape_rule(aten.addmm.default)
 def addmm(self: Abstract, mat1: Abstract, mat2: Abstract, **_: Any) -> Abstract:
-    out = mm(mat1, mat2)
-    broadcast(out.sizes, self.sizes)
-    return out
+    return _added(self, mm(mat1, mat2), "addmm")
 
 
 @shape_rule(aten.baddbmm.default)
 def baddbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: Any) -> Abstract:
-    out = bmm(batch1, batch2)
-    broadcast(out.sizes, self.sizes)
-    return out
+    return _added(self, bmm(batch1, batch2), "baddbmm")
 
 
 @shape_rule(aten.addmv.default)
 def addmv(self: Abstract, mat: Abstract, vec: Abstract, **_: Any) -> Abstract:
-    out = mv(mat, vec)
-    broadcast(out.sizes, self.sizes)
-    return out
+    return _added(self, mv(mat, vec), "addmv")
 
 
 @shape_rule(aten.addr.default)
 def addr(self: Abstract, vec1: Abstract, vec2: Abstract, **_: Any) -> Abstract:
+    for vec in (vec1, vec2):
+        _require_rank(vec, 1, "addr")
     column, row = vec1.like((vec1.sizes[0], 1)), vec2.like((1, vec2.sizes[0]))
+    require_fits(self.sizes, (vec1.sizes[0], vec2.sizes[0]),
+                 "addr: {0} cannot be added to a product of {1} and {2}",
+                 self, vec1, vec2)  # fmt: skip
     return mapped((self, column, row), promote.result_type((self, vec1, vec2)))
 
 
 @shape_rule(aten.addbmm.default)
 def addbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: Any) -> Abstract:
     out = bmm(batch1, batch2)
-    broadcast(out.sizes[1:], self.sizes)
-    return out.like(out.sizes[1:])
+    return _added(self, out.like(out.sizes[1:]), "addbmm")
 
 
 @shape_rule(aten.trace.default)
@@ -101,6 +119,8 @@ def _pdist_forward(self: Abstract, p: float) -> Abstract:
 
 @shape_rule(aten.mv.default)
 def mv(self: Abstract, vec: Abstract) -> Abstract:
+    _require_rank(self, 2, "mv")
+    _require_rank(vec, 1, "mv")
     _inner(self.sizes[1], vec.sizes[0], "mv", self, vec)
     return self.like((self.sizes[0],))
 
@@ -108,6 +128,8 @@ def mv(self: Abstract, vec: Abstract) -> Abstract:
 @shape_rule(aten.dot.default, aten.vdot.default)
 def dot(self: Abstract, tensor: Abstract) -> Abstract:
     _require_dtype(self, tensor, "dot")
+    for vec in (self, tensor):
+        _require_rank(vec, 1, "dot")
     _inner(self.sizes[0], tensor.sizes[0], "dot", self, tensor)
     return self.like(())
 
@@ -132,11 +154,13 @@ def linear(input: Abstract, weight: Abstract, bias: Abstract | None) -> Abstract
     if not input.rank:
         raise ShapeError(f"linear: input needs at least 1 dim, got {input}")
     _inner(input.sizes[-1], weight.sizes[-1], "linear", input, weight)
-    return input.like(input.sizes[:-1] + weight.sizes[:-1])
+    return _added(bias, input.like(input.sizes[:-1] + weight.sizes[:-1]), "linear")
 
 
 @shape_rule(aten.outer.default)
 def outer(self: Abstract, vec2: Abstract) -> Abstract:
+    for vec in (self, vec2):
+        _require_rank(vec, 1, "outer")
     return self.like((self.sizes[0], vec2.sizes[0]))
 
 
@@ -190,7 +214,13 @@ def einsum(equation: str, tensors: Sequence[Abstract], *, path: Any) -> Abstract
 
 @shape_rule(aten.cross.default)
 def cross(self: Abstract, other: Abstract, dim: int | None) -> Abstract:
-    return self.like(broadcast(self.sizes, other.sizes))
+    """Without a dim it is along the first of size 3, whichever that is."""
+    if dim is not None:
+        return linalg_cross(self, other, dim=dim)
+    found = next((d for d, size in enumerate(self.sizes) if equal(size, 3)), None)
+    if found is None:
+        raise ShapeError(f"no dimension of size 3 in input: {self}")
+    return linalg_cross(self, other, dim=found)
 
 
 @shape_rule(aten.linalg_cross.default)
@@ -201,11 +231,12 @@ def linalg_cross(self: Abstract, other: Abstract, *, dim: int) -> Abstract:
         size = t.sizes[wrap_dim(dim, t.rank)]
         require_equal(size, 3, "linalg.cross: inputs dimension {0} must have length 3, got {1}",
                       dim, t)  # fmt: skip
-    return cross(self, other, dim)
+    return self.like(broadcast(self.sizes, other.sizes))
 
 
 @shape_rule(aten.cdist.default, aten._cdist_forward.default)
 def cdist(x1: Abstract, x2: Abstract, p: float, compute_mode: int | None) -> Abstract:
+    _inner(x1.sizes[-1], x2.sizes[-1], "cdist", x1, x2)
     batch = broadcast(x1.sizes[:-2], x2.sizes[:-2])
     return x1.like((*batch, x1.sizes[-2], x2.sizes[-2]))
 
@@ -216,4 +247,7 @@ def bilinear(
 ) -> Abstract:
     _inner(input1.sizes[-1], weight.sizes[1], "bilinear", input1, weight)
     _inner(input2.sizes[-1], weight.sizes[2], "bilinear", input2, weight)
-    return input1.like((*input1.sizes[:-1], weight.sizes[0]))
+    require_sizes(input1.sizes[:-1], input2.sizes[:-1],
+                  "bilinear: input batch dimensions do not match: {0} and {1}",
+                  input1, input2)  # fmt: skip
+    return _added(bias, input1.like((*input1.sizes[:-1], weight.sizes[0])), "bilinear")

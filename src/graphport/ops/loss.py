@@ -11,7 +11,7 @@ from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size
 from graphport.ops.elementwise import mapped
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import broadcast, require_equal
+from graphport.ops.sizes import broadcast, require_equal, require_fits, require_sizes
 
 aten = torch.ops.aten
 
@@ -49,6 +49,12 @@ def kl_div(self: Abstract, target: Abstract, reduction: int, *, log_target: bool
 def binary_cross_entropy(
     self: Abstract, target: Abstract, weight: Abstract | None, reduction: int
 ) -> Abstract:
+    require_sizes(target.sizes, self.sizes,
+                  "binary_cross_entropy: {0} and {1} differ in size", self, target)  # fmt: skip
+    if weight is not None:
+        require_fits(weight.sizes, self.sizes,
+                     "binary_cross_entropy: a weight of {0} does not fit {1}",
+                     weight, self)  # fmt: skip
     return _reduced(self.like(), reduction)
 
 
@@ -61,13 +67,27 @@ def binary_cross_entropy_with_logits(
     return _reduced(mapped(own, promote.result_type(own)), reduction)
 
 
+def _check_labels(
+    self: Abstract, target: Abstract, weight: Abstract | None, what: str, probable: bool = False
+) -> None:
+    """A label for each element of the batch; with `probable`, a probability for each class."""
+    if not self.rank:
+        raise ShapeError(f"{what}: input needs a dim of classes, got {self}")
+    classes = self.sizes[min(self.rank - 1, 1)]
+    batch = self.sizes[:1] if self.rank > 1 else ()
+    wanted = self.sizes if probable else (*batch, *self.sizes[2:])
+    require_sizes(target.sizes, wanted, "{0}: input {1} and target {2} do not fit",
+                  what, self, target)  # fmt: skip
+    if weight is not None:
+        require_sizes(weight.sizes, (classes,), "{0}: a weight of {1} for the classes of {2}",
+                      what, weight, self)  # fmt: skip
+
+
 @shape_rule(aten.nll_loss_nd.default)
 def nll_loss_nd(
     self: Abstract, target: Abstract, weight: Abstract | None, reduction: int, ignore_index: Size
 ) -> Abstract:
-    if self.rank > 1:
-        require_equal(self.sizes[0], target.sizes[0],
-                      "nll_loss: batch sizes of {0} and {1} differ", self, target)  # fmt: skip
+    _check_labels(self, target, weight, "nll_loss")
     return self.like(() if reduction else target.sizes)
 
 
@@ -76,12 +96,11 @@ def cross_entropy_loss(
     self: Abstract, target: Abstract, weight: Abstract | None, reduction: int,
     ignore_index: Size, label_smoothing: float,
 ) -> Abstract:  # fmt: skip
-    if self.rank > 1:
-        require_equal(self.sizes[0], target.sizes[0],
-                      "cross_entropy: batch sizes of {0} and {1} differ", self, target)  # fmt: skip
+    probable = self.rank == target.rank  # class probabilities
+    _check_labels(self, target, weight, "cross_entropy", probable)
     if reduction:
         return self.like(())
-    if self.rank == target.rank:  # class probabilities
+    if probable:
         return self.like((*self.sizes[:1], *self.sizes[2:]) if self.rank > 1 else ())
     return self.like(target.sizes)
 
@@ -90,6 +109,7 @@ def cross_entropy_loss(
 def nll_loss_forward(
     self: Abstract, target: Abstract, weight: Abstract | None, reduction: int, ignore_index: Size
 ) -> tuple[Abstract, Abstract]:
+    _check_labels(self, target, weight, "nll_loss")
     out = self.like((self.sizes[0],) if self.rank == 2 and not reduction else ())
     return out, self.like(())
 
@@ -98,6 +118,7 @@ def nll_loss_forward(
 def nll_loss2d_forward(
     self: Abstract, target: Abstract, weight: Abstract | None, reduction: int, ignore_index: Size
 ) -> tuple[Abstract, Abstract]:
+    _check_labels(self, target, weight, "nll_loss")
     return self.like(() if reduction else target.sizes), self.like(())
 
 
@@ -105,6 +126,13 @@ def nll_loss2d_forward(
 def multi_margin_loss(
     self: Abstract, target: Abstract, p: Any, margin: Any, weight: Abstract | None, reduction: int
 ) -> Abstract:
+    rows, classes = self.sizes[:-1], self.sizes[-1:]
+    require_sizes(target.sizes or (1,), rows or (1,), "multi_margin_loss: {0} and {1} do not fit",
+                  self, target)  # fmt: skip
+    if weight is not None:
+        require_sizes(weight.sizes, classes or (1,),
+                      "multi_margin_loss: a weight of {0} for the classes of {1}",
+                      weight, self)  # fmt: skip
     return self.like(() if reduction else target.sizes)
 
 
@@ -113,7 +141,7 @@ def multilabel_margin_loss_forward(
     self: Abstract, target: Abstract, reduction: int
 ) -> tuple[Abstract, Abstract]:
     """A rule, since torch's decomposition is wrong on rows with fewer labels than classes."""
-    require_equal(self.sizes[-1] if self.rank else 1, target.sizes[-1] if target.rank else 1,
+    require_sizes(self.sizes or (1,), target.sizes or (1,),
                   "multilabel_margin_loss: {0} and {1} differ in size", self, target)  # fmt: skip
     return self.like(() if reduction else self.sizes[:-1]), self.like(target.sizes)
 
@@ -126,6 +154,14 @@ def ctc_loss(
     if log_probs.rank not in (2, 3):
         raise ShapeError(f"ctc_loss: log_probs must have 2 or 3 dimensions, got {log_probs}")
     batch = log_probs.sizes[1:-1]
+    for lengths in (input_lengths, target_lengths):
+        sizes = lengths.sizes if isinstance(lengths, Abstract) else (len(lengths),)
+        require_sizes(sizes or (1,), batch or (1,),
+                      "ctc_loss: {0} lengths for a batch of {1}",
+                      list(sizes), log_probs)  # fmt: skip
+    if targets.rank == 2 and batch:
+        require_equal(targets.sizes[0], batch[0], "ctc_loss: batch sizes of {0} and {1} differ",
+                      log_probs, targets)  # fmt: skip
     return log_probs.like(() if reduction else batch)
 
 

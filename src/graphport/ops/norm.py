@@ -10,19 +10,32 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import require_equal
+from graphport.ops.sizes import numel, require_equal, require_sizes
 from graphport.ops.strides import preserved
 
 aten = torch.ops.aten
 
 
-def _checked(input: Abstract, normalized_shape: Sequence[Size], what: str) -> None:
-    for have, want in zip(
-        input.sizes[input.rank - len(normalized_shape) :], normalized_shape, strict=True
-    ):
-        if have is not want:
-            require_equal(have, want, "{0}: normalized_shape {1} does not fit the input {2}",
-                          what, list(normalized_shape), input)  # fmt: skip
+def _checked(
+    input: Abstract, normalized_shape: Sequence[Size], what: str, *affine: Abstract | None
+) -> None:
+    shape = tuple(normalized_shape)
+    if not shape:
+        raise ShapeError(f"{what}: normalized_shape must have at least one dim")
+    require_sizes(input.sizes[-len(shape) :], shape,
+                  "{0}: normalized_shape {1} does not fit the input {2}",
+                  what, normalized_shape, input)  # fmt: skip
+    for a in affine:
+        if a is not None:
+            require_sizes(a.sizes, shape, "{0}: normalized_shape {1} does not fit a weight of {2}",
+                          what, normalized_shape, a)  # fmt: skip
+
+
+def _check_channels(input: Abstract, what: str, *by_channel: Abstract | None) -> None:
+    for a in by_channel:
+        if a is not None:
+            require_sizes(a.sizes, input.sizes[1:2], "{0}: {1} does not fit the channels of {2}",
+                          what, a, input)  # fmt: skip
 
 
 def _laid_out(input: Abstract) -> Abstract:
@@ -36,7 +49,7 @@ def layer_norm(
     input: Abstract, normalized_shape: Sequence[Size], weight: Abstract | None,
     bias: Abstract | None, eps: float, cudnn_enable: bool,
 ) -> Abstract:  # fmt: skip
-    _checked(input, normalized_shape, "layer_norm")
+    _checked(input, normalized_shape, "layer_norm", weight, bias)
     return input.like()
 
 
@@ -44,7 +57,7 @@ def layer_norm(
 def rms_norm(
     input: Abstract, normalized_shape: Sequence[Size], weight: Abstract | None, eps: float | None
 ) -> Abstract:
-    _checked(input, normalized_shape, "rms_norm")
+    _checked(input, normalized_shape, "rms_norm", weight)
     return input.like()
 
 
@@ -53,7 +66,7 @@ def native_layer_norm(
     input: Abstract, normalized_shape: Sequence[Size], weight: Abstract | None,
     bias: Abstract | None, eps: float,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
-    _checked(input, normalized_shape, "layer_norm")
+    _checked(input, normalized_shape, "layer_norm", weight, bias)
     outer = input.rank - len(normalized_shape)
     stats = input.like((*input.sizes[:outer], *(1 for _ in normalized_shape)))
     return input.like(), stats, stats
@@ -67,6 +80,7 @@ def group_norm(
     require_equal(input.sizes[1] % num_groups, 0,
                   "group_norm: {0} channels of {1} do not divide into {2} groups",
                   input.sizes[1], input, num_groups)  # fmt: skip
+    _check_channels(input, "group_norm", weight, bias)
     return _laid_out(input)
 
 
@@ -75,12 +89,20 @@ def native_group_norm(
     input: Abstract, weight: Abstract | None, bias: Abstract | None, N: Size, C: Size, HxW: Size,
     group: int, eps: float,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    require_equal(numel(input.sizes), N * C * HxW,
+                  "native_group_norm: {0} does not have {1}*{2}*{3} elements",
+                  input, N, C, HxW)  # fmt: skip
+    _check_channels(input, "native_group_norm", weight, bias)
     stats = input.like((N, group), (input if weight is None else weight).dtype)
     return _laid_out(input), stats, stats
 
 
 @shape_rule(aten.batch_norm.default)
-def batch_norm(input: Abstract, *_: Any) -> Abstract:
+def batch_norm(
+    input: Abstract, weight: Abstract | None, bias: Abstract | None,
+    running_mean: Abstract | None, running_var: Abstract | None, *_: Any,
+) -> Abstract:  # fmt: skip
+    _check_channels(input, "batch_norm", weight, bias, running_mean, running_var)
     return _laid_out(input)
 
 
@@ -92,7 +114,7 @@ def native_batch_norm(
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
     known = next((a for a in (running_mean, weight) if a is not None), input)
     stats = known.like(input.sizes[1:2] if training else (0,))
-    return batch_norm(input), stats, stats
+    return batch_norm(input, weight, bias, running_mean, running_var), stats, stats
 
 
 @shape_rule(aten._batch_norm_with_update_functional.default)
@@ -102,13 +124,17 @@ def batch_norm_with_update(
 ) -> tuple[Abstract, ...]:  # fmt: skip
     stats = running_mean.like()
     reserve = input.like((0,), torch.uint8)
-    return batch_norm(input), stats, stats, reserve, running_mean.like(), running_var.like()
+    out = batch_norm(input, weight, bias, running_mean, running_var)
+    return out, stats, stats, reserve, running_mean.like(), running_var.like()
 
 
 @shape_rule(aten._native_batch_norm_legit_no_training.default)
-def batch_norm_no_training(input: Abstract, *_: Any) -> tuple[Abstract, Abstract, Abstract]:
+def batch_norm_no_training(
+    input: Abstract, weight: Abstract | None, bias: Abstract | None, running_mean: Abstract,
+    running_var: Abstract, *_: Any,
+) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
     empty = input.like((0,))
-    return batch_norm(input), empty, empty
+    return batch_norm(input, weight, bias, running_mean, running_var), empty, empty
 
 
 @shape_rule(aten._native_batch_norm_legit_functional.default)
@@ -119,7 +145,8 @@ def batch_norm_functional(
     if input.rank < 2:
         raise ShapeError(f"batch_norm: the input needs a dimension of channels, got {input}")
     stats = running_mean.like(running_mean.sizes if training else (0,))
-    return batch_norm(input), stats, stats, running_mean.like(), running_var.like()
+    out = batch_norm(input, weight, bias, running_mean, running_var)
+    return out, stats, stats, running_mean.like(), running_var.like()
 
 
 @shape_rule(aten._native_batch_norm_legit.no_stats)
@@ -128,7 +155,7 @@ def batch_norm_no_stats(
     momentum: float, eps: float,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
     stats = input.like((input.sizes[1],) if training else (0,))
-    return batch_norm(input), stats, stats
+    return batch_norm(input, weight, bias, None, None), stats, stats
 
 
 @shape_rule(aten._weight_norm_interface.default)
@@ -137,5 +164,9 @@ def weight_norm(v: Abstract, g: Abstract, dim: int) -> tuple[Abstract, Abstract]
 
 
 @shape_rule(aten.instance_norm.default)
-def instance_norm(input: Abstract, *_: Any) -> Abstract:
+def instance_norm(
+    input: Abstract, weight: Abstract | None, bias: Abstract | None,
+    running_mean: Abstract | None, running_var: Abstract | None, *_: Any,
+) -> Abstract:  # fmt: skip
+    _check_channels(input, "instance_norm", weight, bias, running_mean, running_var)
     return input.like()

@@ -12,8 +12,9 @@ from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size, Sizes
 from graphport.ops.promote import Promotion
 from graphport.ops.registry import Rule, shape_rule, table
-from graphport.ops.sizes import wrap_dim, wrap_dims
+from graphport.ops.sizes import require, require_equal, require_sizes, wrap_dim, wrap_dims
 from graphport.ops.strides import preserved
+from graphport.symbolic import le
 
 aten = torch.ops.aten
 Dims = int | Sequence[int] | None
@@ -94,7 +95,15 @@ def extreme_along(self: Abstract, dim: int, keepdim: bool) -> tuple[Abstract, Ab
 
 @shape_rule(aten.kthvalue.default)
 def kthvalue(self: Abstract, k: Size, dim: int, keepdim: bool) -> tuple[Abstract, Abstract]:
+    _check_count(self, k, dim, "kthvalue")
     return extreme_along(self, dim, keepdim)
+
+
+def _check_count(self: Abstract, k: Size, dim: int, what: str) -> None:
+    size = self.sizes[wrap_dim(dim, self.rank)] if self.rank else 1
+    if k is not size:
+        require(le(k, size), "{0}: selected number k = {1} is out of range for dimension {2} of "
+                "{3}", what, k, dim, self)  # fmt: skip
 
 
 @shape_rule(aten.var.correction, aten.std.correction)
@@ -184,6 +193,7 @@ def argsort(self: Abstract, dim: int, descending: bool) -> Abstract:
 def topk(
     self: Abstract, k: Size, dim: int, largest: bool, sorted: bool
 ) -> tuple[Abstract, Abstract]:
+    _check_count(self, k, dim, "topk")
     dim = wrap_dim(dim, self.rank)
     sizes = (*self.sizes[:dim], k, *self.sizes[dim + 1 :]) if self.rank else ()
     return self.like(sizes), self.like(sizes, torch.int64)
@@ -194,26 +204,54 @@ def histc(self: Abstract, bins: int, min: Any, max: Any) -> Abstract:
     return self.like((bins,))
 
 
+def _check_weight(weight: Abstract | None, elements: Sizes) -> None:
+    if weight is not None:
+        require_sizes(weight.sizes, elements, "histogram: a weight of {0} for elements of size {1}",
+                      weight, list(elements))  # fmt: skip
+
+
 @shape_rule(aten.histogram.bin_ct)
-def histogram(self: Abstract, bins: int, **_: Any) -> tuple[Abstract, Abstract]:
+def histogram(
+    self: Abstract, bins: int, *, weight: Abstract | None, **_: Any
+) -> tuple[Abstract, Abstract]:
+    _check_weight(weight, self.sizes)
     return self.like((bins,)), self.like((bins + 1,))
 
 
 @shape_rule(aten.histogram.bins_tensor)
-def histogram_edges(self: Abstract, bins: Abstract, **_: Any) -> tuple[Abstract, Abstract]:
+def histogram_edges(
+    self: Abstract, bins: Abstract, *, weight: Abstract | None, **_: Any
+) -> tuple[Abstract, Abstract]:
+    _check_weight(weight, self.sizes)
     return self.like((bins.sizes[0] - 1,)), self.like(bins.sizes)
 
 
+def _check_points(self: Abstract, bins: Sequence[Any], weight: Abstract | None) -> None:
+    """A point for each row, a coordinate for each way to count."""
+    require_equal(self.sizes[-1], len(bins), "histogramdd: {1} bins for points of {0}",
+                  self, len(bins))  # fmt: skip
+    _check_weight(weight, self.sizes[:-1])
+
+
 @shape_rule(aten._histogramdd_bin_edges.default)
-def _histogramdd_bin_edges(self: Abstract, bins: Sequence[int], **_: Any) -> list[Abstract]:
+def _histogramdd_bin_edges(
+    self: Abstract, bins: Sequence[int], *, weight: Abstract | None, **_: Any
+) -> list[Abstract]:
+    _check_points(self, bins, weight)
     return [self.like((n + 1,)) for n in bins]
 
 
 @shape_rule(aten._histogramdd_from_bin_cts.default)
-def _histogramdd_from_bin_cts(self: Abstract, bins: Sequence[int], **_: Any) -> Abstract:
+def _histogramdd_from_bin_cts(
+    self: Abstract, bins: Sequence[int], *, weight: Abstract | None, **_: Any
+) -> Abstract:
+    _check_points(self, bins, weight)
     return self.like(tuple(bins))
 
 
 @shape_rule(aten._histogramdd_from_bin_tensors.default)
-def _histogramdd_from_bin_tensors(self: Abstract, bins: Sequence[Abstract], **_: Any) -> Abstract:
+def _histogramdd_from_bin_tensors(
+    self: Abstract, bins: Sequence[Abstract], *, weight: Abstract | None, **_: Any
+) -> Abstract:
+    _check_points(self, bins, weight)
     return self.like(tuple(edges.sizes[0] - 1 for edges in bins))

@@ -548,12 +548,25 @@ def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract
 
 
 @shape_rule(
-    aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default,
-    aten.replication_pad1d.default, aten.replication_pad2d.default,
-    aten.replication_pad3d.default,
-)  # fmt: skip
-def mirror_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
-    sizes = constant_pad_nd(self, padding, 0).sizes
+    aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default
+)
+def reflection_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
+    for i, p in enumerate(padding):
+        require(le(p + 1, self.sizes[-1 - i // 2]),
+                "Padding size should be less than the corresponding input dimension, but got "
+                "{0} at dimension {1} of {2}", p, self.rank - 1 - i // 2, self)  # fmt: skip
+    return replication_pad(self, padding)
+
+
+@shape_rule(
+    aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default
+)
+def replication_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
+    n = len(padding) // 2
+    padded = [self.sizes[-1 - i] + padding[2 * i] + padding[2 * i + 1] for i in range(n)]
+    for size in padded:
+        require(ge(size, 1), "padding {0} of {1} leaves nothing", list(padding), self)
+    sizes = (*self.sizes[:-n], *reversed(padded))
     layout = channels_last(sizes) if self.is_channels_last else None
     return Abstract(sizes, self.dtype, self.device, layout)
 

@@ -98,6 +98,32 @@ def require_equal(a: Size, b: Size, message: str, *values: object) -> None:
         raise ShapeError(message.format(*values))
 
 
+def require_sizes(have: Sizes, want: Sizes, message: str, *values: object) -> None:
+    """That a tensor has just these sizes."""
+    if len(have) != len(want):
+        raise ShapeError(message.format(*values))
+    for a, b in zip(have, want, strict=True):
+        if a is not b and a != b:
+            require_equal(a, b, message, *values)
+
+
+def require_fits(have: Sizes, want: Sizes, message: str, *values: object) -> None:
+    """That a tensor can be expanded to these sizes. Of data the operator itself makes sure."""
+    if len(have) > len(want):
+        raise ShapeError(message.format(*values))
+    for a, b in zip(reversed(have), reversed(want), strict=False):
+        if a is b or a == b or a == 1:
+            continue
+        scope = scope_of(a, b) if isinstance(a, Expr) or isinstance(b, Expr) else None
+        hints = (a, b) if scope is None else (scope.hint(a), scope.hint(b))
+        if None in hints:
+            continue
+        if hints[0] == 1 and hints[1] != 1 and scope is not None:
+            scope.specialize(a)
+        else:
+            require_equal(a, b, message, *values)
+
+
 def _settled(x: Size, other: Size) -> Size:
     """Of a minimum that is to equal a third size, the part that it is in the example.
 

@@ -63,6 +63,12 @@ class OrtBackend:
 
         return torch_compile.compiled(self, module, inputs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> OrtBackend:
+        return self  # a copy of a compiled module is compiled by the same
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrtBackend, (self.options,)  # what was compiled is compiled again
+
     def count(self) -> None:
         with _COUNTING:
             self.execution_count += 1

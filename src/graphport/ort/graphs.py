@@ -19,6 +19,7 @@ from graphport.capture.export import Options, capture
 from graphport.capture.state import begins_inside, describe_tensor
 from graphport.errors import UnsupportedError
 from graphport.ops.strides import is_dense
+from graphport.ort.generators import with_states_as_values
 from graphport.ort.symbols import TorchSizes
 from graphport.program import ExportedProgram
 from graphport.source import of_trace, users_part
@@ -44,6 +45,8 @@ def captured(module: GraphModule, inputs: Sequence[Any]) -> ExportedProgram:
     if differentiates(module):
         raise UnsupportedError("the graph takes derivatives, which is left to AOTAutograd")
     fixed = with_fixed_numbers(module)
+    if all(t.device.type == "cpu" for t in inputs if isinstance(t, torch.Tensor)):
+        fixed = with_states_as_values(fixed)
     with torch.no_grad():
         program, _ = capture(
             fixed, tuple(inputs), None, TorchSizes(_values(module, inputs)),

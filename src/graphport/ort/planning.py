@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.fx.effects import draws
 from graphport.fx.regions import Step, steps
 from graphport.onnx.lower import described
 from graphport.onnx.types import ONNX_OF
@@ -69,8 +70,9 @@ class Plan:
 def plan(program: ExportedProgram, missing: Mapping[Any, list[Node]]) -> Plan:
     """How to run a program, some operators of which have no lowering."""
     graph = unlifted(program)
-    draws = {n for n in graph.nodes if _draws(n, program.graph_module)}
-    made = Plan(program, graph, _with_free_views(graph, draws), draws)
+    inner = dict(program.graph_module.named_modules(remove_duplicate=False))
+    drawing = {n for n in graph.nodes if draws(n, inner)}
+    made = Plan(program, graph, _with_free_views(graph, drawing), drawing)
     unknown = {n.name for nodes in missing.values() for n in nodes}
     for node in graph.nodes:
         if node.op == "call_function":
@@ -83,12 +85,12 @@ def plan(program: ExportedProgram, missing: Mapping[Any, list[Node]]) -> Plan:
 
 def _refusal(node: Node, unknown: set[str], plan: Plan) -> str:
     """Why a node does not run on ONNX Runtime; empty if it does."""
+    if node in plan.draws:
+        return "draws random numbers" if node.users else ""
     if node.name in unknown:
         return "no ONNX lowering"
     if any(n.name in unknown for n in _within(node, plan.program.graph_module)):
         return "a graph within has operators without an ONNX lowering"
-    if node in plan.draws and node.users:
-        return "draws random numbers"
     for about in map(_about, (node, *node.all_input_nodes)):
         for part in about if isinstance(about, tuple) else (about,):
             if not isinstance(part, Abstract):
@@ -111,25 +113,6 @@ def _within(node: Node, module: GraphModule) -> list[Node]:
     taken = [module._modules.get(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
     parts = [part for m in taken if isinstance(m, GraphModule) for part in m.modules()]
     return [n for part in parts if isinstance(part, GraphModule) for n in part.graph.nodes]
-
-
-def _draws(node: Node, module: GraphModule) -> bool:
-    return _draws_itself(node) or any(map(_draws_itself, _within(node, module)))
-
-
-def _draws_itself(node: Node) -> bool:
-    """Whether a node draws random numbers; dropout in evaluation, or of nothing, does not."""
-    target = node.target
-    if not isinstance(target, OpOverload) or _RANDOM not in target.tags:
-        return False
-    given = dict(zip((a.name for a in target._schema.arguments), node.args, strict=False))
-    given = {a.name: a.default_value for a in target._schema.arguments} | given | node.kwargs
-    return all(given.get(name, True) for name in _DRAWING)
-
-
-_RANDOM = torch.Tag.nondeterministic_seeded
-_DRAWING = ("dropout_p", "dropout", "train", "training")
-"""Arguments that say whether anything is drawn."""
 
 
 def _numbers_and_writes(graph: Graph) -> set[Node]:

@@ -9,7 +9,7 @@ import torch
 
 from graphport.capture.spec import Declare
 from graphport.errors import ShapeError, UnsupportedError
-from graphport.program.torch_interop.expressions import FromSympy, bound
+from graphport.program.torch_interop.expressions import FromSympy, bound, values_of
 from graphport.symbolic import Expr, Range, Scope
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
@@ -59,7 +59,7 @@ def _environment(value: Any) -> Any:
 
 
 def _declared(symbol: Any, env: Any, declare: Declare) -> Expr:
-    hint = env.backed_var_to_val.get(symbol)
+    hint = values_of(env).get(symbol)
     if hint is None:
         raise UnsupportedError(f"{symbol}, a size that depends on data, comes from outside")
     if not hint.is_number:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch.fx import GraphModule, Node
 
-from graphport.fx.effects import order
+from graphport.fx.effects import draws, order
 from graphport.partition.pieces import Partition, is_op, runs_after
 
 
@@ -16,11 +16,12 @@ def mark_order(gm: GraphModule) -> None:
 
     Those are what writes to memory, and what has effects of its own, such as drawing a number.
     """
-    modules = dict(gm.named_modules())
+    modules = dict(gm.named_modules(remove_duplicate=False))
     behind: dict[Node, list[Node]] = {}
     for before, after in order(gm.graph, modules):
         behind.setdefault(after, []).append(before)
-    impure = [node for node in gm.graph.nodes if is_op(node) and node.is_impure()]
+    ops = [node for node in gm.graph.nodes if is_op(node)]
+    impure = [node for node in ops if node.is_impure() or draws(node, modules)]
     for before, after in pairwise(impure):
         behind.setdefault(after, []).append(before)
     for node in gm.graph.nodes:

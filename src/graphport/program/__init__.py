@@ -1,8 +1,9 @@
 """Captured programs: signature, state, checks, the callable module."""
 
+from graphport.program.attributes import CONSTANTS
 from graphport.program.checks import InputChecks, InputShape
 from graphport.program.exported import CallSpec, ExportedProgram, ModuleCall
-from graphport.program.module import CONSTANTS, RESERVED, graph_module
+from graphport.program.module import RESERVED, graph_module
 from graphport.program.mutation import owner
 from graphport.program.signature import (
     Argument,

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
-from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 higher_order = torch.ops.higher_order
 Function = Callable[..., Any]
@@ -79,17 +78,16 @@ def run_plainly(graph: Graph) -> None:
 
 
 def plain_copy(module: nn.Module) -> nn.Module:
-    """A graph within a graph, and those within it, likewise; the program's own stay as they are."""
+    """A graph within a graph, and those within it, likewise; the program's own stay as they are.
+
+    Not modules that get their code when they are first called: torch.compile refuses those here.
+    """
     if not isinstance(module, GraphModule):
-        return module
-    inner = dict(module.named_children())
-    if not any(n.target in PLAIN for n in module.graph.nodes if n.op == "call_function"):
         return module
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     run_plainly(graph)
     root = nn.Module()
-    for name, child in inner.items():
+    for name, child in module.named_children():
         root.add_module(name, plain_copy(child))
-    with _use_lazy_graph_module(True):
-        return _make_graph_module(root, graph, "GraphModule")
+    return GraphModule(root, graph)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -56,6 +58,8 @@ class ExportedProgram:
     example_inputs: tuple[tuple[Any, ...], dict[str, Any]]
     checks: InputChecks
     argument_names: list[str]
+    positional: int | None = None
+    """How many arguments, from the first, can be given by position; None for all of them."""
     module_call_graph: list[ModuleCall] = field(default_factory=list)
     dialect: str = "ATEN"
     notes: list[str] = field(default_factory=list)
@@ -116,6 +120,21 @@ class ExportedProgram:
         """Raise `VerificationError` unless the program obeys its own rules."""
         verify(self)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExportedProgram:
+        """Graphs and tensors are copied. What is known of the sizes is not: they refer to it."""
+        memo.update((id(known), known) for known in (self.scope, self.checks))
+        made = memo[id(self)] = replace(self)
+        vars(made).update((name, copy.deepcopy(x, memo)) for name, x in vars(self).items())
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it is saved."""
+        from graphport.program.files import save
+
+        file = io.BytesIO()
+        save(self, file)
+        return _unpickled, (file.getvalue(),)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
             "An ExportedProgram is data and is not callable. Use `ep.module()(...)` instead."
@@ -125,3 +144,9 @@ class ExportedProgram:
         return render(self)
 
     __repr__ = __str__
+
+
+def _unpickled(saved: bytes) -> ExportedProgram:
+    from graphport.program.files import load
+
+    return load(io.BytesIO(saved))

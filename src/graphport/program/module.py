@@ -7,7 +7,7 @@ import inspect
 import keyword
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,12 @@ from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_modu
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
+from graphport.program import attributes
+from graphport.program.attributes import CONSTANTS
 from graphport.program.check_steps import variable
 from graphport.program.checks import InputChecks
 from graphport.program.control import plain_copy, run_plainly
-from graphport.program.mutation import owner, written
+from graphport.program.mutation import keep_statistics, owner, written
 from graphport.program.signature import GraphSignature, InputKind, OutputKind
 from graphport.program.structure import Unpacking, first_difference, leaf_expressions, literal
 from graphport.program.weights import require_weights
@@ -37,10 +39,6 @@ _STATE = (
 _WRITES = {
     OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION,
 }  # fmt: skip
-
-
-CONSTANTS = "_graphport_constants"
-"""Where a module says which of its buffers are constants of the program that it was made from."""
 
 
 def graph_module(root: nn.Module, graph: Graph) -> GraphModule:
@@ -95,20 +93,24 @@ def parameter_names(names: list[str]) -> list[str]:
     return safe
 
 
-def shown_signature(names: list[str]) -> inspect.Signature:
+def shown_signature(program: ExportedProgram) -> inspect.Signature:
     """The signature as the user knows it; names that no parameter can have are keywords."""
-    kinds = inspect.Parameter
+    kinds, names = inspect.Parameter, program.argument_names
+    by_position = names[: program.positional]
     plain = [n for n in names if n.isidentifier() and not keyword.iskeyword(n)]
-    parameters = [kinds(n, kinds.POSITIONAL_OR_KEYWORD) for n in plain]
+    parameters = [
+        kinds(n, kinds.POSITIONAL_OR_KEYWORD if n in by_position else kinds.KEYWORD_ONLY)
+        for n in plain
+    ]
     if len(plain) < len(names):
         parameters.append(kinds("kwargs", kinds.VAR_KEYWORD))
     return inspect.Signature(parameters)
 
 
-def unlifted(program: ExportedProgram) -> Graph:
+def unlifted(program: ExportedProgram, clashes: Mapping[str, str] = {}) -> Graph:
     """The program as a graph of the user's inputs: state are attributes, and writes are written."""
     signature = program.graph_signature
-    graph, getters = _unlifted(program.graph, signature)
+    graph, getters = _unlifted(program.graph, signature, clashes)
     _write_back(graph, signature, getters)
     for getter in getters.values():
         if getter.op == "get_attr" and not getter.users:
@@ -117,8 +119,10 @@ def unlifted(program: ExportedProgram) -> Graph:
 
 
 def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule:
-    graph = unlifted(program)
+    clashes = _clashes(program)
+    graph = unlifted(program, clashes)
     run_plainly(graph)
+    keep_statistics(graph)
     info = _PyTreeInfo(
         parameter_names(program.argument_names), program.call_spec.in_spec,
         program.call_spec.out_spec,
@@ -126,15 +130,15 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     graph.set_codegen(UserSignature(info))
 
     root = nn.Module()
-    _attach_state(root, program)
+    _attach_state(root, program, clashes)
     for name, inner in program.graph_module.named_children():
         root.add_module(name, plain_copy(inner))
     module = graph_module(root, graph)
-    _attach_state(module, program)
+    _attach_state(module, program, clashes)
     # `forward` is generated when it is first needed: until then it does not show its parameters.
-    module._graphport_signature = shown_signature(program.argument_names)
+    module._graphport_signature = shown_signature(program)
     kinds = program.graph_signature.inputs_to_lifted_tensor_constants
-    setattr(module, CONSTANTS, frozenset(kinds.values()))
+    setattr(module, CONSTANTS, frozenset(_path(n, clashes) for n in kinds.values()))
     module._in_spec = program.call_spec.in_spec
     module._out_spec = program.call_spec.out_spec
     module.meta.update(program.graph_module.meta)
@@ -147,7 +151,21 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     return module
 
 
-def _unlifted(lifted: Graph, signature: GraphSignature) -> tuple[Graph, dict[str, Node]]:
+def _clashes(program: ExportedProgram) -> dict[str, str]:
+    """What is stored under another name, because a graph module has a use of its own for it."""
+    names = (*program.state_dict, *program.constants)
+    return attributes.renamed((n.partition(".")[0] for n in names), attributes.of_graphs())
+
+
+def _path(name: str, clashes: Mapping[str, str]) -> str:
+    """Where a module has the state of a name."""
+    first, dot, rest = name.partition(".")
+    return clashes.get(first, first) + dot + rest
+
+
+def _unlifted(
+    lifted: Graph, signature: GraphSignature, clashes: Mapping[str, str]
+) -> tuple[Graph, dict[str, Node]]:
     """A copy of the graph in which inputs for state are attributes; nodes by name of the input."""
     graph = Graph()
     specs = {s.arg.name: s for s in signature.input_specs}
@@ -157,7 +175,8 @@ def _unlifted(lifted: Graph, signature: GraphSignature) -> tuple[Graph, dict[str
         spec = specs.get(node.name) if node.op == "placeholder" else None
         if spec is not None and spec.kind in _STATE:
             assert spec.target is not None
-            new = graph.create_node("get_attr", spec.target, (), {}, name=node.name)
+            target = _path(spec.target, clashes)
+            new = graph.create_node("get_attr", target, (), {}, name=node.name)
             new.meta = dict(node.meta)
         else:
             new = graph.node_copy(node, lambda n: mapping[n])
@@ -210,9 +229,9 @@ def _kept_apart(graph: Graph, values: list[Any], targets: list[Node | None]) -> 
     return [apart.get(v, v) if isinstance(v, Node) else v for v in values]
 
 
-def _attach_state(module: nn.Module, program: ExportedProgram) -> None:
+def _attach_state(module: nn.Module, program: ExportedProgram, clashes: Mapping[str, str]) -> None:
     for name, t, persistent in own_state(program):
-        _assign(module, name, t, persistent)
+        _assign(module, _path(name, clashes), t, persistent)
 
 
 def own_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
@@ -221,21 +240,24 @@ def own_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
     Parameters are shared; buffers that the program mutates are copies of the module's own.
     """
     signature = program.graph_signature
-    mutated = set(signature.buffers_to_mutate.values())
-    if program.dialect == "TRAINING":
-        by_input = {s.arg.name: s.target for s in signature.input_specs if s.target is not None}
-        mutated = {by_input[n] for n in written(program.graph_module) if n in by_input}
+    in_place = program.dialect == "TRAINING"
+    names: set[str | None]
+    if in_place:
+        by_input = {s.arg.name: s.target for s in signature.input_specs}
+        names = {by_input[n] for n in written(program.graph_module) if n in by_input}
+    else:
+        names = {s.target for s in signature.output_specs if s.kind is OutputKind.BUFFER_MUTATION}
+    mutated = [program.tensor(n) for n in names if n is not None]
+    same, memory = {id(t) for t in mutated}, {_memory(t) for t in mutated if in_place} - {None}
     persistent = {s.target: s.persistent for s in signature.input_specs}
     copies: dict[int, torch.Tensor] = {}
-    in_place = program.dialect == "TRAINING"
-    memory = {_memory(program.tensor(n)) for n in mutated} - {None} if in_place else set()
     memo: dict[int, Any] = {}
     for name, t in (*program.state_dict.items(), *program.constants.items()):
         if isinstance(t, torch.Tensor) and not isinstance(t, nn.Parameter):
             if in_place and _memory(t) in memory:
                 # Copied together: what is written to one is seen by all that share its memory.
                 t = copies.setdefault(id(t), copy.deepcopy(t.detach(), memo))
-            elif name in mutated or id(t) in copies:
+            elif id(t) in same:
                 t = copies.setdefault(id(t), t.detach().clone())
         in_state = name in program.state_dict
         yield name, t, in_state and persistent.get(name, True) is not False
@@ -256,8 +278,8 @@ def _assign(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
             module.add_module(part, nn.Module())
         module = getattr(module, part)
     # What the GraphModule copied from its root is replaced: it forgets what is persistent.
-    for attributes in (module._parameters, module._buffers, module.__dict__):
-        attributes.pop(last, None)
+    for store in (module._parameters, module._buffers, module.__dict__):
+        store.pop(last, None)
     give_state(module, last, t, persistent)
 
 
@@ -277,6 +299,7 @@ class Entrance:
     def __init__(self, program: ExportedProgram, check_guards: bool) -> None:
         self.spec = program.call_spec.in_spec
         self.names = program.argument_names
+        self.positional = program.positional
         self.checks = program.checks if check_guards else None
         safe = parameter_names(self.names)
         self.renamed = {n: s for n, s in zip(self.names, safe, strict=True) if n != s}
@@ -327,15 +350,20 @@ class Entrance:
         """Raise what is wrong with arguments that were not accepted."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self.spec:
-            pairs = zip(("*args", "kwargs"), self.spec.children(), spec.children(), strict=True)
-            path, want, got = next(pair for pair in pairs if pair[1] != pair[2])
             raise ValueError(
                 "Trying to flatten user inputs with exported input tree spec:\n"
                 f"{self.spec}\nbut actually got inputs with tree spec of:\n{spec}\n"
-                f"{first_difference(want, got, path)}"
+                f"{self.difference(args, kwargs)}"
             )
         if self.checks is not None:
             self.checks.explain(leaves)
+
+    def difference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Where arguments are structured otherwise than the program takes them, in words."""
+        found = pytree.tree_structure((args, kwargs))
+        pairs = zip(("*args", "kwargs"), self.spec.children(), found.children(), strict=True)
+        other = ((path, want, got) for path, want, got in pairs if want != got)
+        return next((first_difference(want, got, path) for path, want, got in other), None)
 
     def arranged(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments as positional or keyword ones the way the program was captured."""
@@ -348,8 +376,9 @@ class Entrance:
                 args = (*args, *(kwargs[n] for n in missing))
                 kwargs = {k: v for k, v in kwargs.items() if k not in missing}
         if len(args) > count:
-            extra = [k for k in named if k not in kwargs][: len(args) - count]
-            if len(extra) == len(args) - count:
+            extra = list(named)[: len(args) - count]
+            most = len(self.names) if self.positional is None else self.positional
+            if len(args) <= most and not kwargs.keys() & extra:
                 kwargs = {**dict(zip(extra, args[count:], strict=True)), **kwargs}
                 args = args[:count]
         if list(kwargs) != list(named) and set(kwargs) == set(named):

@@ -1,4 +1,4 @@
-"""Which inputs a graph in training form writes to when it runs."""
+"""Which inputs a graph in training form writes to when it runs, and what to keep of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 aten = torch.ops.aten
 
 # Write running statistics (arguments 3 and 4) when argument 5 says so; their schemas do not tell.
 _STATISTICS = (aten.batch_norm.default, aten.instance_norm.default)
+# Returns them instead, and keeps what it was given for the backward pass.
+_FUNCTIONAL = aten._native_batch_norm_legit_functional.default
 
 
 def written(module: GraphModule) -> set[str]:
@@ -42,6 +44,23 @@ def _targets(module: GraphModule, node: Node) -> list[Node]:
     inputs = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
     return [n for n, name in zip(node.args[2:], inputs, strict=True)
             if name in inside and isinstance(n, Node)]  # fmt: skip
+
+
+def keep_statistics(graph: Graph) -> None:
+    """Let batch norm have copies of statistics that are written to before its backward pass."""
+    for node in graph.find_nodes(op="call_function", target=_FUNCTIONAL):
+        for i in (3, 4):
+            old = node.args[i]
+            if old.op in ("get_attr", "placeholder"):
+                with graph.inserting_before(node):
+                    new = graph.call_function(kept, (old,))
+                new.meta = dict(old.meta)
+                node.update_arg(i, new)
+
+
+def kept(t: torch.Tensor) -> torch.Tensor:
+    """A copy, where there may be a backward pass."""
+    return t.clone() if torch.is_grad_enabled() and not torch.compiler.is_compiling() else t
 
 
 def _nodes(x: Any) -> list[Node]:

@@ -37,12 +37,16 @@ def write(
 
 
 def check_path(path: str | Path) -> None:
-    """Raise unless the suffix says how the report is written."""
+    """Raise unless the suffix says how the report is written, and there is a folder for it."""
     if Path(path).suffix.lower() not in RENDERERS:
         raise InputError(
             f"the form of the report {str(path)!r} is not known",
             fix=f"a file that ends in {', '.join(RENDERERS)}",
         )
+    if Path(path).is_dir():
+        raise InputError(f"the report {str(path)!r} is a folder")
+    if not Path(path).absolute().parent.is_dir():
+        raise InputError(f"there is no folder {Path(path).parent} for the report {str(path)!r}")
 
 
 def facts_of(program: ONNXProgram) -> Facts:

@@ -86,6 +86,10 @@ def _take_multiples(a: Expr, b: Size) -> tuple[Size, Size]:
         q, r = divmod(const, b)
         return polynomial(a.arena, divisible, q), polynomial(a.arena, rest, r)
     exact = divide_exactly(a, b)
+    if exact is None:
+        divisor = without_mods(b)
+        spread = divisor is not b and divisor != 0
+        exact = divide_exactly(without_mods(a), divisor) if spread else None
     if exact is not None:
         return exact, 0
     divisors, offset = split(b)
@@ -144,19 +148,29 @@ def floordiv(a: Size, b: Size) -> Size:
     return add(whole, floordiv(x, y))
 
 
-def without_mods(a: Expr) -> Size:
-    """`a` with each term x % m, for a constant m, written as x - m*(x // m)."""
+def without_mods(a: Size) -> Size:
+    """`a` with each x % m, for a constant m, written as x - m*(x // m), within products too."""
+    if type(a) is not Expr:
+        return a
     terms, const = split(a)
-    if not any(mono.kind == "mod" and type(mono.args[1]) is int for mono, _ in terms):
+    if not any(_by_constant(part) for mono, _ in terms for part, _ in powers_of(mono)):
         return a
     total: Size = const
     for mono, coef in terms:
-        part: Size = mono
-        if mono.kind == "mod" and type(mono.args[1]) is int:
-            x, m = mono.args
-            part = sub(x, scale(floordiv(x, m), m))
-        total = add(total, scale(part, coef))
+        product: Size = coef
+        for part, power in powers_of(mono):
+            whole: Size = part
+            if _by_constant(part):
+                x, m = part.args
+                whole = sub(x, scale(floordiv(x, m), m))
+            for _ in range(power):
+                product = mul(product, whole)
+        total = add(total, product)
     return total
+
+
+def _by_constant(part: Expr) -> bool:
+    return part.kind == "mod" and type(part.args[1]) is int
 
 
 def _reduce_by_constant(a: Expr, b: int) -> tuple[Size, int]:
@@ -187,7 +201,8 @@ def mod(a: Size, b: Size) -> Size:
     """a % b, with the sign of b.
 
     (q*b + r) % b == r % b;  (g*x) % (g*y) == g*(x % y);  a % -n == -(-a % n);
-    (g*x + c) % (g*m) == g*((x + c//g) % m) + c % g for constants g > 0, m > 0, c.
+    (g*x + c) % (g*m) == g*((x + c//g) % m) + c % g for constants g > 0, m > 0, c;
+    (a + k*(x % m)) % b == (a + k*x) % b where b divides k*m: (7 - x % 7) % 7 == -x % 7.
     """
     if type(b) is not Expr:
         if type(a) is not Expr:
@@ -214,6 +229,9 @@ def _mod_constant(a: Expr, b: int) -> Size:
     if b == 1:
         return 0
     terms, const = split(a)
+    for mono, coef in terms:
+        if _by_constant(mono) and coef * mono.args[1] % b == 0:
+            return mod(add(a, scale(sub(mono.args[0], mono), coef)), b)
     # Reduce towards zero, so that (-n) % 4 keeps reading as it was written.
     reduced = {mono: coef % b if coef > 0 else -(-coef % b) for mono, coef in terms if coef % b}
     if not reduced:

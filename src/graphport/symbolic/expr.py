@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from graphport.symbolic import division, floats, integers, logic
-from graphport.symbolic.evaluation import evaluate, substitute
+from graphport.symbolic.evaluation import build, evaluate, substitute
 from graphport.symbolic.logic import ite
 from graphport.symbolic.nodes import (
+    Arena,
     Expr,
     Number,
     Size,
@@ -31,6 +32,7 @@ from graphport.symbolic.nodes import (
     symbols,
 )
 from graphport.symbolic.printing import symbolic_repr, to_str
+from graphport.symbolic.ranges import Range
 
 __all__ = [
     "Expr",
@@ -227,7 +229,27 @@ def prod(values: Iterable[Value]) -> Value:
     return result
 
 
+def _reduced(e: Expr) -> tuple[Any, ...]:
+    """For pickles: a symbol by its name and range, anything else by its operands."""
+    if e.kind == "symbol":
+        return _symbol, (e.arena, e.name, e.type, e.span)
+    return _restored, (e.arena, e.kind, e.args, e.const)
+
+
+def _symbol(arena: Arena, name: str, type_: type, span: Range) -> Expr:
+    return arena.symbols.get(name) or arena.symbol(name, type_, span)
+
+
+def _restored(arena: Arena, kind: str, args: tuple[Any, ...], const: int) -> Any:
+    if kind == "add":
+        return integers.sum_([const, *(integers.scale(mono, coef) for mono, coef in args)])
+    if kind == "mul":
+        return prod(integers.pow_(part, power) for part, power in args)
+    return build(kind, args)
+
+
 _OPERATORS: dict[str, Callable[..., Any]] = {
+    "__reduce__": _reduced,
     "__add__": add,
     "__radd__": lambda a, b: add(b, a),
     "__sub__": sub,

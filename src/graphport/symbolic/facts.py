@@ -317,8 +317,16 @@ def _consequences(part: Expr, r: Range) -> Iterator[Truth]:
 
 def occurs(part: Value, e: Value) -> bool:
     """Whether `part` is somewhere inside `e`."""
-    if e is part:
-        return True
-    if type(e) is not Expr or e.kind == "symbol":
-        return False
-    return any(occurs(part, x) for x in operands(e))
+    if type(part) is Expr and part.kind == "symbol":
+        return part in symbols(e)
+    # What `e` has several times is looked into once: n - n//3, and that of it, and so on.
+    seen: set[Value] = set()
+    waiting = [e]
+    while waiting:
+        x = waiting.pop()
+        if x is part:
+            return True
+        if type(x) is Expr and x not in seen:
+            seen.add(x)
+            waiting.extend(operands(x))
+    return False

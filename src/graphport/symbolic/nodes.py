@@ -52,6 +52,10 @@ class Arena:
         self.products: dict[tuple[Any, ...], Expr] = {}
         self.owner = owner
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Expressions of a pickle share a new arena, and fill it."""
+        return Arena, ()
+
     def symbol(self, name: str, type_: type, span: Range) -> Expr:
         """A new symbol. Names are unique in an arena."""
         if name in self.symbols:
@@ -122,6 +126,9 @@ class Expr:
 
     def __repr__(self) -> str:
         return str(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Expr:
+        return self  # it never changes
 
     def __bool__(self) -> bool:
         raise TypeError(f"{self} has no truth value: ask scope.guard() or scope.decide()")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -136,6 +137,11 @@ def bitwise_not(b: Builder, self: Value) -> Value:
     return b.Not(self) if self.dtype is torch.bool else b.BitwiseNot(self)
 
 
+def _wide(b: Builder, *xs: Operand) -> list[Value]:
+    """Operands as they are in the dtype of the result, in int64."""
+    return [b.cast(x, torch.int64) for x in b.common(*xs, dtype=b.result.dtype)]
+
+
 @lower(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar,
        aten.bitwise_left_shift.Scalar_Tensor, aten.__lshift__.Tensor,
        aten.__lshift__.Scalar)  # fmt: skip
@@ -143,7 +149,7 @@ def bitwise_left_shift(b: Builder, self: Operand, other: Operand) -> Value:
     if b.result.dtype.is_floating_point:  # __lshift__ of floats
         x, y = operands(b, self, other)
         return b.Mul(x, b.Pow(b.scalar(2.0, like=y), y))
-    x, e = b.common(self, other, dtype=torch.int64)
+    x, e = _wide(b, self, other)
     return b.Mul(x, power_of_two(b, e, b.result.dtype))
 
 
@@ -154,8 +160,9 @@ def bitwise_right_shift(b: Builder, self: Operand, other: Operand) -> Value:
     if b.result.dtype.is_floating_point:
         x, y = operands(b, self, other)
         return b.Div(x, b.Pow(b.scalar(2.0, like=y), y))
-    x, e = b.common(self, other, dtype=torch.int64)
-    zero, last = b.scalar(0, torch.int64), torch.iinfo(b.result.dtype).bits - 1
+    x, e = _wide(b, self, other)
+    dtype = b.result.dtype
+    zero, last = b.scalar(0, torch.int64), torch.iinfo(dtype).bits - int(dtype.is_signed)
     # A shift by more than there is, or by less than nothing, leaves the sign.
     inside = b.And(b.GreaterOrEqual(e, 0), b.Less(e, last))
     factors = b.constant(torch.tensor([2**i for i in range(last)]))
@@ -209,6 +216,11 @@ def clamp(b: Builder, self: Value, min: Operand | None, max: Operand | None) -> 
     x = b.cast(self, b.result.dtype)
     low, high = (None if v is None else b.common(v, dtype=x.dtype)[0] for v in (min, max))
     if all(_is_plain(v) for v in (min, max)):
+        if x.dtype.is_floating_point:  # without a bound it is the largest number, not infinity
+            low, high = (
+                b.scalar(bound, x.dtype) if v is None else v
+                for v, bound in ((low, -math.inf), (high, math.inf))
+            )
         return b.Clip(x, low, high)
     if low is not None:
         x = b.Max(x, low)

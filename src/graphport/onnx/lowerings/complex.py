@@ -152,6 +152,8 @@ def polar(b: Builder, abs: Value, angle: Value) -> Complex:
 def to_copy(b: Builder, self: Operand, dtype: Any) -> Operand:
     if b.result.dtype.is_complex:
         return Complex(*both(b, self))
+    if b.result.dtype is torch.bool:
+        return b.Or(b.cast(self.re, torch.bool), b.cast(self.im, torch.bool))
     return b.cast(self.re, b.result.dtype)
 
 

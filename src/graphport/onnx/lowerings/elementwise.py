@@ -227,7 +227,7 @@ def _roomy(b: Builder, *xs: Operand) -> list[Value]:
     """Integers in a dtype that holds what a step of a formula may go beyond their own."""
     dtype = b.result.dtype
     small = dtype in (torch.int8, torch.int16, torch.int32)
-    return b.common(*xs, dtype=torch.int64 if small else dtype)
+    return [b.cast(x, torch.int64 if small else dtype) for x in b.common(*xs, dtype=dtype)]
 
 
 def _disagrees(b: Builder, rest: Value, divisor: Value) -> Value:

@@ -15,7 +15,7 @@ from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.shape import counting
 from graphport.onnx.registry import lower, table
-from graphport.symbolic import Expr, floordiv, max_, type_of
+from graphport.symbolic import Expr, floordiv, ge, max_, type_of
 
 aten = torch.ops.aten
 
@@ -122,9 +122,15 @@ def arange_step(b: Builder, start: Any, end: Any, step: Any, dtype: Any) -> Valu
 
 
 def _range(b: Builder, start: Any, end: Any, step: Any) -> Value:
-    """Of integers it is Range. ONNX Runtime adds up floats, and torch multiplies."""
+    """Of integers it is Range. ONNX Runtime adds up floats, and torch multiplies.
+
+    ONNX Runtime takes a Gather by a Range for a Slice with the same ends, where -1 is the last
+    place and not the one before the first: what may lead below zero is the negative of a Range.
+    """
     if all(type_of(x) is int for x in (start, end, step)):
-        return b.Range(*(b.sizes.number(x) for x in (start, end, step)))
+        if all(b.scope.decide(ge(x, 0)) is True for x in (start, step)):
+            return b.Range(*(b.sizes.number(x) for x in (start, end, step)))
+        return b.Neg(b.Range(*(b.sizes.number(-x) for x in (start, end, step))))
     if not b.result.dtype.is_floating_point:  # numbers are converted first
         start, step = (x if type(x) is Expr else int(x) for x in (start, step))
     along = counting(b, b.result.sizes[0])

@@ -267,7 +267,8 @@ def gelu(lowerer: Lowerer, node: Node) -> Value | None:
     for kind, pattern in _GELU.items():
         found = match(pattern, node)
         if found is not None:
-            return b.Gelu(lowerer.env[found["x"]], approximate=kind)
+            x = lowerer.env[found["x"]]
+            return b.Gelu(x, approximate=kind) if x.dtype is b.result.dtype else None
     return None
 
 

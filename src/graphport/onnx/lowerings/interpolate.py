@@ -24,9 +24,51 @@ aten = torch.ops.aten
 _RESIZED = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _scales(given: Sequence[float | None] | None, n: int) -> list[float | None]:
-    """Factors that say how far apart samples are; sizes do where there are none."""
-    return [s if s is not None and s > 0 else None for s in given] if given else [None] * n
+Dim = tuple[Any, Any, "float | None"]
+"""The size of a dim, that of the result, and the factor between them if one is given."""
+
+
+def _dims(
+    x: Value, out: Sequence[Any], given: Sequence[float | None] | None, whole: Sequence[int]
+) -> list[Dim]:
+    """Factors say how far apart samples are; sizes do where there are none.
+
+    They do as well where a size becomes one of the `whole` multiples of itself.
+    """
+    scales = given or [None] * len(out)
+    return [
+        (size, o, s if s is not None and s > 0 and o not in [size * n for n in whole] else None)
+        for size, o, s in zip(sizes_of(x)[2:], out, scales, strict=True)
+    ]
+
+
+def _resized(b: Builder, x: Value, factors: Any, out: Sequence[Any], **how: Any) -> Value:
+    """By factors if there are any, else to sizes.
+
+    ONNX Runtime moves transposes from before a Resize to behind it, and then has no kernel for the
+    order of dims. What may come from one is resized plane by plane, through a Reshape.
+    """
+    batch, channels, *spatial = sizes_of(x)
+    moved = _may_be_transposed(x)
+    front = (batch * channels, 1) if moved else (batch, channels)
+    if moved:
+        x = b.reshape(x, (*front, *spatial))
+    scales = None if factors is None else torch.tensor([1.0, 1.0, *factors])
+    made = b.Resize(x, None, scales, [*front, *out] if factors is None else None, **how)
+    return b.reshape(b.shaped(made, (*front, *out)), (batch, channels, *out)) if moved else made
+
+
+_LEAVES_ORDER = {"Conv", "ConvTranspose", "MaxPool", "AveragePool", "Reshape", "Flatten", "Einsum"}
+
+
+def _may_be_transposed(x: Value, depth: int = 8) -> bool:
+    """Whether there is a transpose before a value, with nothing between that ends its way."""
+    made = x.producer
+    if made is None or made.op in _LEAVES_ORDER:
+        return False
+    if made.op == "Transpose" or depth == 0:
+        return True
+    return any(_may_be_transposed(v, depth - 1) for v in made.inputs if v is not None and v.shape)
 
 
 # Nearest
@@ -34,32 +76,39 @@ def _scales(given: Sequence[float | None] | None, n: int) -> list[float | None]:
 
 def _nearest(exact: bool) -> Any:
     def lowering(b: Builder, x: Value, given: Sequence[float | None] | None) -> Value:
-        sizes: tuple[Any, ...] = tuple(sizes_of(x)[2:])
         out = b.result.sizes[2:]
-        scales = _scales(given, len(out))
-        dims = list(zip(sizes, out, scales, strict=True))
+        dims = _dims(x, out, given, _whole(exact, len(out)))
         if b.has("Resize", x.dtype) and all(_is_exact(b, exact, *dim) for dim in dims):
-            return b.Resize(
-                x, None, None, [*out], axes=list(range(2, x.rank)), mode="nearest",
+            return _resized(
+                b, x, None, out, mode="nearest",
                 coordinate_transformation_mode="half_pixel" if exact else "asymmetric",
                 nearest_mode="round_prefer_ceil" if exact else "floor",
             )  # fmt: skip
         for axis, (size, o, scale) in enumerate(dims, 2):
-            if size != o or not is_plain(size, o):
-                x = b.Gather(x, _places(b, exact, size, o, scale).node, axis=axis)
+            if size != o or scale is not None or not is_plain(size, o):
+                places = _places(b, exact, size, o, scale, _whole(exact, len(out)))
+                x = b.Gather(x, places.node, axis=axis)
         return x
 
     return lowering
 
 
-def _places(b: Builder, exact: bool, size: Any, out: Any, scale: float | None) -> Numbers:
+def _whole(exact: bool, n: int) -> tuple[int, ...]:
+    """In images torch goes by the sizes where they stay, or double, whatever the factor."""
+    return (1, 2) if n == 2 and not exact else ()
+
+
+def _places(
+    b: Builder, exact: bool, size: Any, out: Any, scale: float | None, whole: Sequence[int] = ()
+) -> Numbers:
     """Which element is the nearest: torch says, or its formula does."""
     if is_plain(size, out):
         op = aten._upsample_nearest_exact1d if exact else aten.upsample_nearest1d
         line = torch.arange(size, dtype=torch.float32).reshape(1, 1, size)
         return Numbers(b, op(line, [out], scale).reshape(out).long())
     place = Numbers.up_to(b, out).to(torch.float32)
-    place = (place + 0.5 if exact else place) * _step(b, size, out, scale, torch.float32)
+    step = _step(b, size, out, scale, torch.float32, whole=whole)
+    place = (place + 0.5 if exact else place) * step
     return place.floor().to(torch.int64).at_most(size - 1)
 
 
@@ -88,15 +137,22 @@ _POWERS = (1, 2, 4, 8, 16)
 
 
 def _step(
-    b: Builder, size: Any, out: Any, scale: float | None, dtype: torch.dtype, align: bool = False
-) -> Numbers:
+    b: Builder, size: Any, out: Any, scale: float | None, dtype: torch.dtype, align: bool = False,
+    whole: Sequence[int] = (),
+) -> Numbers:  # fmt: skip
     """How far apart samples are, in elements."""
     if align:
         more = _number(b, out - 1, dtype)
         return _number(b, size - 1, dtype) / more.at_least(1) * more.at_most(1)
-    if scale is not None:
-        return _number(b, 1.0 / scale, dtype)
-    return _number(b, size, dtype) / _number(b, out, dtype)
+    by_size = _number(b, size, dtype) / _number(b, out, dtype)
+    if scale is None:
+        return by_size
+    step = _number(b, 1.0 / scale, dtype)
+    for n in whole:
+        if b.scope.decide(eq(out, size * n)) is not False:
+            same = b.Equal(b.sizes.number(out), b.sizes.number(size * n))
+            step = Numbers(b, b.Where(same, by_size.node, step.node))
+    return step
 
 
 def _number(b: Builder, x: Any, dtype: torch.dtype) -> Numbers:
@@ -109,22 +165,23 @@ def _interpolated(mode: str, antialias: bool = False) -> Any:
     ) -> Value:
         if not x.dtype.is_floating_point:
             raise UnsupportedError(f"interpolation of {x.dtype} rounds as no ONNX operator does")
-        sizes: tuple[Any, ...] = tuple(sizes_of(x)[2:])
         out = b.result.sizes[2:]
-        scales = _scales(None if align_corners else given, len(out))
-        dims = list(zip(sizes, out, scales, strict=True))
+        # A size that stays is left as it is.
+        whole = (1,) if mode == "linear" or antialias else ()
+        dims = _dims(x, out, None if align_corners else given, whole)
         by_scale = not all(_agrees(b, *dim) for dim in dims)
-        fits = not by_scale or all(_is_floor(*dim) for dim in dims)
+        # What has its sizes already ONNX Runtime hands on, whatever the factors.
+        stays = all(size == o for size, o, _ in dims)
+        fits = not by_scale or (not stays and all(_is_floor(*dim) for dim in dims))
         if x.dtype in _RESIZED and fits and not antialias:
-            factors = b.constant(torch.tensor([s or 1.0 for s in scales])) if by_scale else None
-            return b.Resize(
-                x, None, factors, None if by_scale else [*out], axes=list(range(2, x.rank)),
+            return _resized(
+                b, x, [s or 1.0 for _, _, s in dims] if by_scale else None, out,
                 mode=mode, cubic_coeff_a=-0.75 if mode == "cubic" else None,
                 coordinate_transformation_mode="align_corners" if align_corners else "half_pixel",
             )  # fmt: skip
         dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
         for axis, (size, o, scale) in enumerate(dims, 2):
-            step = _step(b, size, o, scale, dtype, align_corners)
+            step = _step(b, size, o, scale, dtype, align_corners, whole)
             if antialias:
                 x = _smoothed(b, x, axis, mode, size, o, step)
             else:
@@ -144,12 +201,15 @@ def _agrees(b: Builder, size: Any, out: Any, scale: float | None) -> bool:
 
 
 def _is_floor(size: Any, out: Any, scale: float | None) -> bool:
-    """Whether Resize, which multiplies in float32, finds the size that torch does."""
+    """Whether Resize, which multiplies in float32, finds the size that torch does.
+
+    With a factor from 1 to 1.5 a size of 2 and more may stay as it is.
+    """
     if scale is None:
         return size is out or size == out
     if is_plain(size, out):
         return int(torch.tensor(scale, dtype=torch.float32) * size) == out
-    return float(scale * 256).is_integer() and scale < 256
+    return float(scale * 256).is_integer() and scale < 256 and not 1 < scale < 1.5
 
 
 def _sampled(

@@ -39,7 +39,16 @@ def product(b: Builder, x: Value, y: Value) -> Value:
         return b.MatMul(x, y)
     rank = max(x.rank, y.rank)
     out = b.MatMul(_moved(b, x), _moved(b, y))
-    return b.squeeze(out, 0) if out.rank > rank else out
+    out = b.squeeze(out, 0) if out.rank > rank else out
+    return _zero_of_nothing(b, out, xs[-1], (*xs[:-2], *ys[:-2]))
+
+
+def _zero_of_nothing(b: Builder, out: Value, inner: Any, batch: Iterable[Any]) -> Value:
+    """A batch of products over a size that may be 0: ONNX Runtime clears only the first of them."""
+    single = all(s == 1 for s in batch)
+    if single or not _may_be_empty(b, [inner]) or inner in (out.shape or ()):
+        return out
+    return b.Where(b.Equal(b.sizes.element(inner), 0), b.scalar(0, like=out), out)
 
 
 def _moved(b: Builder, x: Value) -> Value:

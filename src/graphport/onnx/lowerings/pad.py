@@ -14,6 +14,7 @@ from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.shape import LAST, sliced
+from graphport.onnx.lowerings.spatial import all_dims
 from graphport.onnx.registry import lower
 from graphport.symbolic import ge, max_, min_
 
@@ -26,10 +27,8 @@ def constant_pad_nd(b: Builder, self: Value, pad: Sequence[Any], value: Any) -> 
     before, behind = ends(pad, self.rank)
     if all(type(p) is int and p <= 0 for p in pad):
         return cropped(b, self, before, behind)
-    # With axes: else ONNX Runtime takes zeros for what MaxPool pads with, and moves them there.
-    dims = [d for d in range(self.rank) if before[d] != 0 or behind[d] != 0]
-    pads = [*(before[d] for d in dims), *(behind[d] for d in dims)]
-    return b.Pad(self, pads, None if value == 0 else b.scalar(value, like=self), dims)
+    fill = None if value == 0 else b.scalar(value, like=self)
+    return b.Pad(self, [*before, *behind], fill, all_dims(self.rank))
 
 
 def ends(pad: Sequence[Any], rank: int) -> tuple[list[Any], list[Any]]:

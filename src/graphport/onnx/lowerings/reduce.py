@@ -167,6 +167,7 @@ def average(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
         return x
     if is_certain(b, count):
         return apply(b, "ReduceMean", x, axes, keepdim)
+    x = wide(b, x)  # halves hold neither the sum nor the count
     return b.Div(total(b, x, axes, keepdim), b.scalar(count, like=x))
 
 
@@ -252,7 +253,13 @@ def _truth_of_all(op: str) -> Any:
     return lambda b, self: _truth(op)(b, self, None, False)
 
 
-table({aten.any.default: "ReduceMax", aten.all.default: "ReduceMin"}, _truth_of_all)
+table(
+    {
+        aten.any.default: "ReduceMax", aten.all.default: "ReduceMin",
+        aten._is_any_true.default: "ReduceMax", aten._is_all_true.default: "ReduceMin",
+    },
+    _truth_of_all,
+)  # fmt: skip
 table(
     {
         aten.any.dim: "ReduceMax", aten.all.dim: "ReduceMin",

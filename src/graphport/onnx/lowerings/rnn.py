@@ -248,7 +248,8 @@ def _pad_packed_sequence(
     out = b.Where(inside, b.Gather(data, rows, axis=0), padding_value)
     if type(total_length) is not int or total_length > 0:
         missing = total_length - sizes_of(batch_sizes)[0]
-        out = b.Pad(out, [0, missing], padding_value, [0])
+        none = [0] * data.rank
+        out = b.Pad(out, [0, *none, missing, *none], padding_value)
     out = b.transpose(out, (1, 0, *range(2, data.rank + 1))) if batch_first else out
     return out, b.ReduceSum(b.cast(taken, torch.int64), [0], keepdims=0)
 

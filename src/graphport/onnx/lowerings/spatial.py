@@ -119,13 +119,23 @@ class Numbers:
         return Numbers(self.b, self.b.unsqueeze(self.value, *range(rank, rank + dims)))
 
 
+def all_dims(rank: int) -> list[int]:
+    """The axes of a Pad.
+
+    Without any ONNX Runtime takes its zeros for what a MaxPool pads with, and moves them there; and
+    where some are left out it fails to move a transpose from before the Pad to behind it.
+    """
+    return list(range(rank))
+
+
 def padded(b: Builder, x: Value, before: Sequence[Any], after: Sequence[Any], fill: Any) -> Value:
     """The last dims with so much more, or less, at each end."""
     if not any(type(p) is Expr or p for p in (*before, *after)):
         return x
     first = x.rank - len(before)
-    axes = list(range(first, x.rank))
-    out = b.Pad(x, [*before, *after], None if fill == 0 else fill, axes)
+    none = [0] * first
+    pads = [*none, *before, *none, *after]
+    out = b.Pad(x, pads, None if fill == 0 else fill, all_dims(x.rank))
     sizes = [*sizes_of(x)]
     for i, (p, q) in enumerate(zip(before, after, strict=True), first):
         sizes[i] = None if sizes[i] is None else sizes[i] + p + q

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
+from graphport.onnx.arithmetic import log_to
 from graphport.onnx.builder import Builder, Operand
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings import fitted
@@ -58,7 +59,7 @@ def _power_of(base: float) -> Formula:
 
 
 def _log_to(base: float) -> Formula:
-    return lambda b, x: b.Div(b.Log(x), math.log(base))
+    return lambda b, x: log_to(b, x, base)
 
 
 def _sinc(b: Builder, x: Value) -> Value:

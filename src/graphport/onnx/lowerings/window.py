@@ -89,6 +89,8 @@ def col2im(
 ) -> Value:  # fmt: skip
     """Col2Im, which wants a batch; in types that it does not have a sum by positions."""
     x = self if self.rank == 3 else b.unsqueeze(self, 0)
+    if x.dtype is torch.bfloat16:
+        x = b.cast(x, torch.float32)
     if b.has("Col2Im", x.dtype):
         out = b.Col2Im(
             x, output_size, list(kernel_size), dilations=list(dilation),

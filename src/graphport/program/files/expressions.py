@@ -26,7 +26,7 @@ from graphport.symbolic.evaluation import build
 from graphport.symbolic.facts import Contradiction
 from graphport.symbolic.floats import FUNCTIONS
 from graphport.symbolic.integers import mul, pow_, scale, split, sum_
-from graphport.symbolic.nodes import remember_factors
+from graphport.symbolic.nodes import operands, remember_factors
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _TYPES = {"int": int, "float": float, "bool": bool}
@@ -59,6 +59,7 @@ class ExpressionTable:
         self.rows: list[Any] = []
         self._scope = scope
         self._numbers: dict[Expr, int] = {s: i for i, s in enumerate(scope.symbols)}
+        self._extent: dict[Expr, tuple[int, int]] = {}
 
     def symbols(self) -> list[dict[str, Any]]:
         rows = []
@@ -87,9 +88,18 @@ class ExpressionTable:
             if e.arena is not self._scope.arena:
                 raise SerializationError(f"the size {e} belongs to another program")
             row = self._row(e)  # its parts come first
+            self._check_extent(e)
             known = self._numbers[e] = len(self._numbers)
             self.rows.append(row)
         return known
+
+    def _check_extent(self, e: Expr) -> None:
+        """Refuse what could not be loaded again."""
+        parts = [self._extent.get(x, (0, 1)) for x in operands(e) if type(x) is Expr]
+        depth, nodes = 1 + max(d for d, _ in parts), 1 + sum(n for _, n in parts)
+        if depth > limits.EXPRESSION_DEPTH or nodes > limits.EXPRESSION_NODES:
+            raise SerializationError("a size takes too many operations to be saved")
+        self._extent[e] = depth, nodes
 
     def _row(self, e: Expr) -> list[Any]:
         if e.kind == "add":

@@ -27,8 +27,8 @@ TREE_DEPTH = 64
 GRAPH_DEPTH = 32
 
 EXPRESSION_DEPTH = 100
-EXPRESSION_NODES = 2_000
-"""When written out, shared parts as often as they occur."""
+EXPRESSION_NODES = 1 << 20
+"""When written out, shared parts as often as they occur: as in n - n//3, and that of it, ..."""
 
 DEGREE = 64
 """The sum of powers in a product, operations within it included."""

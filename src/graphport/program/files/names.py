@@ -6,25 +6,15 @@ that they are named after. A name of a file must not become anything else there.
 
 from __future__ import annotations
 
-import functools
 import keyword
 import unicodedata
 
-from torch import nn
-from torch.fx import Graph, GraphModule
-
+from graphport.program import attributes
 from graphport.program.files.items import Item, shown
 from graphport.program.module import RESERVED, parameter_names
 
 # The two sides of a text in quotes.
 _QUOTES = set("\"'\\")
-
-
-@functools.cache
-def _attributes() -> frozenset[str]:
-    """What a module has by itself: no tensor can be stored there."""
-    bare = GraphModule(nn.Module(), Graph())
-    return frozenset({*dir(bare), *vars(bare), *dir(nn.Module), "forward"})
 
 
 def is_identifier(name: str) -> bool:
@@ -44,7 +34,7 @@ def is_path(path: str) -> bool:
         and part.isprintable()
         and not _QUOTES.intersection(part)
         and not part.startswith("__")
-        and part not in _attributes()
+        and part not in attributes.of_modules()
         for part in path.split(".")
     )
 
@@ -67,7 +57,8 @@ def node(item: Item) -> str:
 def child(item: Item) -> str:
     """The name of a graph within a graph."""
     name = item.text()
-    if not is_identifier(name) or name in RESERVED or not is_path(name):
+    taken = name in RESERVED or name in attributes.of_graphs()
+    if not is_identifier(name) or taken or not is_path(name):
         item.fail(f"{shown(name)} cannot be the name of a graph")
     return name
 

@@ -110,7 +110,9 @@ class _Reader:
             raise SerializationError(f"the text has {len(text)} bytes: too many", where=place)
         self.document = parse(text, place)
         _check_version(self.document)
-        parts = self.document.fields("format", "version", "producer", *_TABLES, *_PARTS)
+        parts = self.document.fields(
+            "format", "version", "producer", *_TABLES, *_PARTS, optional=("positional",)
+        )
         self.parts = parts
         producer = parts["producer"].fields("graphport", "torch")
         versions = ", ".join(f"{k} {shown(v.text())}" for k, v in producer.items())
@@ -140,6 +142,7 @@ class _Reader:
             example_inputs=self._examples(parts["example_inputs"], call),
             checks=read_checks(parts["checks"], self.expressions, self.values),
             argument_names=names.arguments(parts["argument_names"].list()),
+            positional=self._positional(),
             module_call_graph=[
                 read_module_call(item, self.trees, self.values)
                 for item in parts["module_calls"].list()
@@ -150,6 +153,11 @@ class _Reader:
         )
         self._check(program)
         return program
+
+    def _positional(self) -> int | None:
+        if "positional" not in self.parts:
+            return None
+        return self.parts["positional"].integer(0, len(self.parts["argument_names"].list()))
 
     def _state(self, item: Item) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -103,6 +103,8 @@ def _document(program: ExportedProgram, tensors: TensorTable) -> dict[str, Any]:
         "symbols": expressions.symbols(),
         "facts": expressions.facts(),
     }
+    if program.positional is not None:
+        document["positional"] = program.positional
     return {
         **document,
         "expressions": expressions.rows,

@@ -184,3 +184,9 @@ def bound(x: Any) -> float:
     if isinstance(x, NegativeIntInfinity) or x == -sympy.oo:
         return float("-inf")
     return int(x) if x.is_integer else float(x)
+
+
+def values_of(shape_env: Any) -> Any:
+    """By symbol of torch's, the size in the example; `var_to_val` in older versions."""
+    found = getattr(shape_env, "backed_var_to_val", None)
+    return shape_env.var_to_val if found is None else found

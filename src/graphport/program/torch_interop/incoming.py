@@ -24,7 +24,7 @@ from graphport.program.checks import InputChecks, InputShape
 from graphport.program.exported import CallSpec, ExportedProgram, ModuleCall
 from graphport.program.module import graph_module
 from graphport.program.torch_interop.conventions import our_stack
-from graphport.program.torch_interop.expressions import FromSympy, bound
+from graphport.program.torch_interop.expressions import FromSympy, bound, values_of
 from graphport.program.torch_interop.guards import GuardReader
 from graphport.symbolic import Expr, Range, Scope, Truth, ge, le
 from graphport.symbolic.bridge import from_torch, to_torch
@@ -87,6 +87,7 @@ class _Conversion:
             example_inputs=self._example(shapes),
             checks=InputChecks(shapes, ranges, facts),
             argument_names=self._argument_names(),
+            positional=spec.in_spec.children()[0].num_children,
             module_call_graph=list(map(_call, given.module_call_graph)),
             dialect=given.dialect,
             scope=self.scope,
@@ -127,10 +128,9 @@ class _Conversion:
         return Range(bound(told.lower), bound(told.upper))
 
     def _hint(self, symbol: Any, limits: Range, kind: type) -> Any:
-        if self.shape_env is not None and symbol in self.shape_env.backed_var_to_val:
-            hint = kind(self.shape_env.backed_var_to_val[symbol])
-            if hint in limits:
-                return hint
+        known = {} if self.shape_env is None else values_of(self.shape_env)
+        if symbol in known and (hint := kind(known[symbol])) in limits:
+            return hint
         return kind(limits.lower if abs(limits.lower) != math.inf else 0)
 
     def _ranges(self) -> dict[Expr, Range]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch.fx import Graph
 
 from graphport.program.control import run_plainly
-from graphport.program.module import Entrance
+from graphport.program.mutation import keep_statistics
 from graphport.program.unflattening.build import Builder, build_root
 from graphport.program.unflattening.calls import calls_of
 from graphport.program.unflattening.flow import Flow
@@ -54,8 +54,8 @@ def unflatten(program: ExportedProgram) -> UnflattenedModule:
     writes = Writes(program, root, home, state)
     flow = Flow(program, root, home, state, writes)
     pieces = Pieces(root, flow, program.graph_module)
-    whole = UnflattenedModule(root.kind, Graph(), Entrance(program, check_guards=True))
-    tree = Tree(whole, state)
+    whole = UnflattenedModule(root.kind, Graph(), program)
+    tree = Tree(whole, state, (piece.name for piece in pieces))
     modules = {p: whole if p.call is root else CapturedModule(p.call.kind, Graph()) for p in pieces}
     for piece, module in modules.items():
         tree.add(piece.name, module)
@@ -66,8 +66,9 @@ def unflatten(program: ExportedProgram) -> UnflattenedModule:
         else:
             builder.write()
         run_plainly(module.graph)
+        keep_statistics(module.graph)
         if piece.name != piece.call.path:
-            module.original["of"] = tree.at(piece.call.path)
+            module._original["of"] = tree.at(piece.call.path)
     tree.assemble(program)
     require_weights(whole)
     return whole

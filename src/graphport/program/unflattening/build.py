@@ -85,11 +85,11 @@ class Builder:
 
     def _reached(self, value: Node, way: Way) -> Node:
         if isinstance(way, Read):
-            return self._attribute(way.name, value)
+            return self._attribute(self.tree.attribute(way.name), value)
         if isinstance(way, Elsewhere):
             owner, _, last = way.name.rpartition(".")
             name = self.tree.reference(self.module, owner)
-            return self._attribute(f"{name}.{last}", value)
+            return self._attribute(f"{name}.{self.tree.attribute(last)}", value)
         if isinstance(way, SizeOf):
             steps = (
                 (aten.sym_size.int, way.dim, None), (operator.sub, way.offset, 0),

@@ -149,13 +149,19 @@ class Flow:
             self._take(value, call)
 
     def _value(self, value: Node, call: Call) -> None:
-        around = self._home[value].chain
-        if call not in around:
+        if call in self._home[value].chain:
+            self.hand_out(value, call)
+        else:
             self._take(value, call)
-            return
-        for inner in around[: around.index(call)]:
+
+    def hand_out(self, value: Node, call: Call) -> list[Call]:
+        """Let the calls within a call return a value that is made there, up to the call itself."""
+        around = self._home[value].chain
+        within = around[: around.index(call)]
+        for inner in within:
             self._give(value, inner)
         self.ways[call][value] = Made()
+        return within
 
     def _take(self, value: Node, call: Call) -> None:
         assert call.parent is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from torch.fx.graph_module import _forward_from_src, _print_readable
 from torch.fx.node import Node, map_arg
 
 from graphport.program.module import Entrance, refuse, shown_signature
+
+if TYPE_CHECKING:
+    from graphport.program.exported import ExportedProgram
 
 
 class CapturedModule(nn.Module):
@@ -26,12 +29,13 @@ class CapturedModule(nn.Module):
 
     def __init__(self, kind: str, graph: Graph) -> None:
         super().__init__()
-        self.kind = kind
+        # Private names: a model has children and parameters of any other.
+        self._kind = kind
         """The class of the original module."""
         self.graph = graph
-        self.elsewhere: dict[str, nn.Module] = {}
+        self._elsewhere: dict[str, nn.Module] = {}
         """Modules that are used but not children of this one."""
-        self.original: dict[str, nn.Module] = {}
+        self._original: dict[str, nn.Module] = {}
         """The module that has the state, if it is not this one; in a dict, so as to be no child."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -78,14 +82,14 @@ class CapturedModule(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name in self.__dict__.get("elsewhere", ()):
-                return self.elsewhere[name]
-            for original in self.__dict__.get("original", {}).values():
+            if name in self.__dict__.get("_elsewhere", ()):
+                return self._elsewhere[name]
+            for original in self.__dict__.get("_original", {}).values():
                 return getattr(original, name)
             raise
 
     def _get_name(self) -> str:
-        return self.kind.rpartition(".")[2]
+        return self._kind.rpartition(".")[2]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:
         new: CapturedModule = type(self).__new__(type(self))
@@ -105,14 +109,15 @@ class CapturedModule(nn.Module):
 class UnflattenedModule(CapturedModule):
     """A program as a module with the original hierarchy; its inputs are checked."""
 
-    def __init__(self, kind: str, graph: Graph, entrance: Entrance) -> None:
+    def __init__(self, kind: str, graph: Graph, program: ExportedProgram) -> None:
         super().__init__(kind, graph)
-        self.shown = shown_signature(entrance.names)
+        self._shown = shown_signature(program)
+        entrance = Entrance(program, check_guards=True)
         self.register_forward_pre_hook(entrance, with_kwargs=True, prepend=True)
 
     @property
     def _graphport_signature(self) -> inspect.Signature:
-        return self.shown
+        return self._shown
 
     train = refuse("train")
     eval = refuse("eval")

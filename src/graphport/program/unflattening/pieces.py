@@ -37,6 +37,8 @@ class Pieces:
         self._known: dict[Any, Piece] = {}
         for call in (*root.silent, root):
             self._find(call)
+        while any(self._complete(piece) for piece in self):
+            pass
 
     def __iter__(self) -> Any:
         return iter(dict.fromkeys(self.of.values()))
@@ -49,6 +51,16 @@ class Pieces:
         piece = self._known.setdefault(self._body(call), Piece(call))
         piece.results.update((self.place(v, call), None) for v in self.flow.outputs[call])
         self.of[call] = piece
+
+    def _complete(self, piece: Piece) -> bool:
+        """Let the first call find what only a later one returns, and has from a call within it."""
+        found = False
+        for value, place in self.places[piece.call].items():
+            if place in piece.results and value not in self.flow.ways[piece.call]:
+                for inner in self.flow.hand_out(value, piece.call):
+                    self.of[inner].results[self.place(value, inner)] = None
+                found = True
+        return found
 
     def place(self, value: Node, call: Call) -> Any:
         """Where in a call a value is made, in terms that are the same for equal calls."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from graphport.program import attributes
 from graphport.program.module import give_state, own_state
 from graphport.program.unflattening.calls import Call
 from graphport.program.unflattening.module import CapturedModule
@@ -20,13 +22,20 @@ if TYPE_CHECKING:
 class Tree:
     """Modules by path, made as they are asked for."""
 
-    def __init__(self, root: CapturedModule, state: State) -> None:
+    def __init__(self, root: CapturedModule, state: State, called: Iterable[str]) -> None:
+        """`called` are the paths of modules that have a graph."""
         self.root = root
         self.state = state
         self.modules: dict[str, nn.Module] = {"": root}
         self.aliases: dict[str, str] = {}
         """Paths at which a module stands a second time, and the first."""
         self._references: dict[int, dict[str, str]] = {}
+        parts = (part for path in (*state.tensors, *called) for part in path.split("."))
+        self._clashes = attributes.renamed(parts, {*dir(root), *vars(root)})
+
+    def attribute(self, path: str) -> str:
+        """Where a module has what is called so below it."""
+        return ".".join(self._clashes.get(part, part) for part in path.split("."))
 
     def add(self, path: str, module: nn.Module) -> None:
         self.modules[path] = module
@@ -54,7 +63,7 @@ class Tree:
             self._hang(second)
             return
         self._hang(owner)
-        give_state(self.modules[owner], last, t, persistent)
+        give_state(self.modules[owner], self.attribute(last), t, persistent)
 
     def _hang(self, path: str) -> None:
         """Make a module a child of the one that its path says, from the root down."""
@@ -62,7 +71,7 @@ class Tree:
             return
         parent, _, last = path.rpartition(".")
         self._hang(parent)
-        self.at(parent).add_module(last, self.at(path))
+        self.at(parent).add_module(self.attribute(last), self.at(path))
 
     # How a module gets at another
 
@@ -70,11 +79,11 @@ class Tree:
         """What a module calls another one."""
         name = piece.name
         if caller.owns(name):
-            return name[len(caller.path) + 1 :] if caller.path else name
+            return self.attribute(name[len(caller.path) + 1 :] if caller.path else name)
         if "@" not in name.rpartition(".")[2]:
             alias = self.state.alias(name, caller.path)
             if alias is not None and self._stands_at(alias, name):
-                return alias[len(caller.path) + 1 :] if caller.path else alias
+                return self.attribute(alias[len(caller.path) + 1 :] if caller.path else alias)
         return self.reference(module, name)
 
     def _stands_at(self, alias: str, name: str) -> bool:
@@ -94,9 +103,9 @@ class Tree:
         if path not in known:
             wanted = path.rpartition(".")[2] or "program"
             names = itertools.chain([wanted], (f"{wanted}_{i}" for i in itertools.count(1)))
-            taken = set(module.elsewhere) | set(dir(type(module)))
+            taken = set(module._elsewhere) | set(dir(type(module)))
             known[path] = next(n for n in names if n not in taken)
-            module.elsewhere[known[path]] = self.at(path)
+            module._elsewhere[known[path]] = self.at(path)
         return known[path]
 
     def child(self, module: CapturedModule, name: str, inner: nn.Module) -> str:
