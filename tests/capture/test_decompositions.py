@@ -357,3 +357,34 @@ def test_dropout_is_one_core_operator(spec: Any) -> None:
     assert targets(core) == {aten.native_dropout.default, operator.getitem}
     out = core.module()(torch.ones(1000, 4) if spec else torch.ones(3, 4))
     assert set(out.unique().tolist()) <= {0.0, 2.0}
+
+
+class Tokens(nn.Module):
+    """Pixels as a row of tokens and back, as in the attention of diffusion models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.GroupNorm(2, 8), nn.Linear(8, 8)
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.mix(x.flatten(2).transpose(1, 2)).transpose(-1, -2).reshape(x.shape)
+        return self.norm(y), self.norm(torch.relu(self.conv(x)) + self.conv(y)), self.norm(x)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2), (2, 3, 0, 1), (0, 2, 1, 3)])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_group_norm_of_what_is_laid_out_otherwise(batch: int, order: tuple[int, ...]) -> None:
+    model, size = Tokens().eval(), Dim("size", min=2)
+    spec = ({0: Dim("batch"), 2: size, 3: size},)
+    core = gp.export(model, (torch.randn(2, 8, 4, 4),), dynamic_shapes=spec).run_decompositions()
+    sizes = (batch, 8, 6, 6)
+    x = torch.randn([sizes[order.index(d)] for d in range(4)]).permute(order)
+    torch.testing.assert_close(core.module()(x), model(x))
+
+
+def test_group_norm_of_convolutions_needs_no_copy() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.GroupNorm(2, 8)).eval()
+    spec = {"input": {0: Dim("batch"), 2: Dim("height", min=3)}}
+    core = gp.export(model, (torch.randn(2, 3, 8, 8),), dynamic_shapes=spec).run_decompositions()
+    assert aten.clone.default not in targets(core)

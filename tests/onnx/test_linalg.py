@@ -102,6 +102,7 @@ ROWS = [
         name="baddbmm_factors",
     ),
     row(torch.outer, "b", "t"),
+    row(lambda x, y: torch.outer(x, y.double()), "b", "t", name="outer_mixed"),
     row(torch.outer, "b", "t", make=ints(5), name="outer_int"),
     row(torch.kron, "b 2", "t 3"),
     row(torch.kron, "b", "t 3", name="kron_ranks"),

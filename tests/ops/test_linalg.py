@@ -25,6 +25,7 @@ ROWS = [
     row(torch.addbmm, "t k", "b t 4", "b 4 k"),
     row(torch.baddbmm, "b t k", "b t 4", "b 4 k"),
     row(torch.outer, "b", "t"),
+    row(lambda x, y: torch.outer(x, y.double()), "b", "t", name="outer_mixed"),
     row(torch.kron, "b 2", "t 3"),
     row(lambda a, b: torch.tensordot(a, b, dims=([1], [0])), "b t", "t k", name="tensordot"),
     row(lambda a, b: torch.einsum("bij,bjk->bik", a, b), "b t 4", "b 4 k", name="einsum"),

@@ -224,6 +224,37 @@ def inner_view(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> 
     return reshape(tracer, info_of(aten.reshape.default), args, kwargs)
 
 
+def group_norm(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The kernel wants its input dense, which its caller has seen to at the example sizes only.
+
+    At a batch of 1 even a view of the same kind may be laid out otherwise.
+    """
+    x, *rest = args
+    value = tracer.value(x)
+    if not _is_dense_always(tracer, tracer.read(value)):
+        last = value.abstract.is_channels_last and not value.abstract.is_contiguous
+        order = torch.channels_last if last else torch.contiguous_format
+        x = tracer.call(aten.clone.default, x, memory_format=order)
+    return pure(tracer, info, (x, *rest), kwargs)
+
+
+def _is_dense_always(tracer: Any, node: Node) -> bool:
+    """Whether a value is in the order of its dims, or made by convolutions, at any size."""
+    waiting, seen = [node], {node}
+    while waiting:
+        top = waiting.pop()
+        if top.target is aten.convolution.default or (
+            tracer.layouts.is_certain(top) and top.meta["val"]._abstract.is_contiguous
+        ):
+            continue
+        if not isinstance(top.target, OpOverload) or torch.Tag.pointwise not in top.target.tags:
+            return False
+        read = [n for n in top.all_input_nodes if isinstance(n.meta["val"], AbstractTensor)]
+        waiting += [n for n in read if n not in seen]
+        seen.update(read)
+    return True
+
+
 def max_pool1d(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """torch's kernel takes plain sizes only; as one row of two dims it is core ATen."""
     x, *windows, ceil_mode = (*args, *_DEFAULT_WINDOWS[len(args) - 2 :])
@@ -265,6 +296,7 @@ _OWN: dict[OpOverload, Handler] = {
 _INNER: dict[OpOverload, Handler] = {
     aten.view.default: inner_view,
     aten.expand.default: expand,
+    aten.native_group_norm.default: group_norm,
 }
 _FAILURES = (RuntimeError, TypeError, AssertionError, ArithmeticError, UnsupportedError)
 # What torch makes of them fails on sizes of 0, where they do not.

@@ -161,7 +161,7 @@ def linear(input: Abstract, weight: Abstract, bias: Abstract | None) -> Abstract
 def outer(self: Abstract, vec2: Abstract) -> Abstract:
     for vec in (self, vec2):
         _require_rank(vec, 1, "outer")
-    return self.like((self.sizes[0], vec2.sizes[0]))
+    return self.like((self.sizes[0], vec2.sizes[0]), promote.result_type((self, vec2)))
 
 
 @shape_rule(aten.kron.default)
