@@ -14,7 +14,7 @@ ROW = 4
 them, and that one's threads may still spin on the cores."""
 PAUSE = 0.05
 """Seconds in which such threads go to sleep. Without, two threads are no faster than one here."""
-LEAST = 4
+LEAST = 12
 """Rounds, however long they take."""
 
 Rounds = dict[str, list[float]]
