@@ -110,7 +110,8 @@ def mlp() -> nn.Module:
 
 
 def convolution() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+    """Without a bias: before a batch norm its gradient is zero, and what is computed is noise."""
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
 
 
 def words(*size: int) -> Tensor:
