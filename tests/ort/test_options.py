@@ -171,19 +171,29 @@ def test_a_name_alone_is_a_list_of_one():
     assert providers(options, [], ["A", cpu]) == ["A", cpu]
 
 
+ABSENT = "RknpuExecutionProvider"
+"""Known to ONNX Runtime, and no part of its packages."""
+
+
 def test_providers_that_are_not_installed_are_passed_over():
-    assert of({"preferred_execution_providers": ["Missing", CPU]}, "cpu", installed=()) == [CPU]
-    alone = {"infer_execution_providers": False, "default_execution_providers": ["Missing"]}
-    with pytest.raises(UsageError, match="none of the execution providers Missing") as error:
+    assert of({"preferred_execution_providers": [ABSENT, CPU]}, "cpu", installed=()) == [CPU]
+    alone = {"infer_execution_providers": False, "default_execution_providers": [ABSENT]}
+    with pytest.raises(UsageError, match=f"none of the execution providers {ABSENT}") as error:
         of(alone, "cpu")
     assert CPU in error.value.fix[0]
 
 
 def test_a_provider_that_is_missing_is_an_error_not_a_fallback():
-    options = {"infer_execution_providers": False, "default_execution_providers": ["Missing"]}
+    options = {"infer_execution_providers": False, "default_execution_providers": [ABSENT]}
     compiled = torch.compile(lambda x: x + 1, backend=OrtBackend(options))
-    with pytest.raises(BackendCompilerFailed, match="execution providers Missing"):
+    with pytest.raises(BackendCompilerFailed, match=f"execution providers {ABSENT}"):
         compiled(torch.ones(3))
+
+
+def test_a_name_that_no_provider_has_is_an_error():
+    with pytest.raises(UsageError, match="has no execution provider CudaProvider") as error:
+        of({"preferred_execution_providers": ["CudaProvider", CPU]}, "cpu")
+    assert CPU in error.value.fix[0]
 
 
 def test_options_of_a_provider_reach_the_session():

@@ -42,6 +42,11 @@ def providers(
         name = provider if isinstance(provider, str) else provider[0]
         if name in installed:
             found.setdefault(name, provider)
+        elif name not in ort.get_all_providers():
+            raise UsageError(
+                f"ONNX Runtime has no execution provider {name}",
+                fix=f"one of {', '.join(installed)}",
+            )
     if not found:
         names = ", ".join(p if isinstance(p, str) else p[0] for p in wanted)
         raise UsageError(
