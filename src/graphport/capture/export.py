@@ -552,6 +552,7 @@ class _Capture:
             ],
             self.spec.ranges,
             outcome.checks,
+            None if self.options.training else self._written(),
         )
         return ExportedProgram(
             graph_module=module_of(self.recorder.frame),
@@ -570,6 +571,15 @@ class _Capture:
             scope=self.scope,
         )
 
+    def _written(self) -> dict[int, list[int]]:
+        """The inputs that are written to, and the tensors among them that are read later."""
+        index = {node: i for i, node in enumerate(self.input_nodes)}
+        return {
+            index[node]: sorted(index[n] for n in later if self.input_values[index[n]] is not None)
+            for node, later in self.tracer.read_after_write.items()
+            if node in index
+        }
+
     def _shape(self, node: Node, leaf: Leaf) -> InputShape:
         """What an input must be when the program is called."""
         path, value = leaf.path, leaf.value
@@ -580,7 +590,10 @@ class _Capture:
             strides = None
             if node in self.tracer.laid_out:
                 strides = node.meta["val"]._abstract.strides
-            return InputShape(path, sizes, value.dtype, device=device, strides=strides)
+            from_start = node in self.tracer.from_start
+            return InputShape(
+                path, sizes, value.dtype, device=device, strides=strides, from_start=from_start
+            )
         number = self.spec.numbers.get(path)
         if isinstance(number, Expr):
             return InputShape(path, number=number)

@@ -83,6 +83,13 @@ class Functions(TorchFunctionMode):
         return f"{name}_{count}", f"{type(func).__name__}.{name}"
 
 
+@overrides(torch.Tensor.stride)
+def stride(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Numbers that differ with the layout of the inputs."""
+    tracer.demand_layout(tracer.read(tracer.value(args[0])))
+    return NotImplemented
+
+
 @overrides(torch.Tensor.numpy, torch.Tensor.__array__)
 def numpy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     value = tracer.value(args[0])

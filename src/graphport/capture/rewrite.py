@@ -143,7 +143,7 @@ class Rewriter:
         """Those of the program, and what has been assumed since."""
         checks, found = self.program.checks, self.program.scope.facts[self.known :]
         facts = (*checks.facts, *(fact.cond for fact in found))
-        return InputChecks(checks.inputs, checks.ranges, facts) if found else checks
+        return replace(checks, facts=facts) if found else checks
 
     def _named(self, name: str) -> Any:
         """What stands for a node of the old graph, by its name; None if nothing does."""

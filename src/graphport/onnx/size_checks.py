@@ -26,7 +26,7 @@ from graphport.capture.sites import Site
 from graphport.errors import ConstraintViolationError, SizeWarning
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
-from graphport.program import ExportedProgram, InputChecks
+from graphport.program import ExportedProgram
 from graphport.source import Location
 from graphport.symbolic import Expr, Range, evaluate, symbols
 from graphport.symbolic.integers import split
@@ -92,9 +92,7 @@ def narrow(program: ExportedProgram, declare: Callable[[], Declared]) -> Exporte
         )
     if not changes:
         return program
-    checks = InputChecks(
-        program.checks.inputs, ends.apply(program.checks.ranges), program.checks.facts
-    )
+    checks = replace(program.checks, ranges=ends.apply(program.checks.ranges))
     return replace(
         program, checks=checks, range_constraints=ends.apply(program.range_constraints)
     )  # fmt: skip
