@@ -40,7 +40,7 @@ from graphport.program.check_steps import (
     Within,
     variable,
 )
-from graphport.symbolic import Expr, Range, Truth, ge, le, substitute, symbols
+from graphport.symbolic import Expr, Range, Truth, Value, ge, le, substitute, symbols
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class _Plan:
             waiting = left
         return waiting
 
-    def _known(self, e: Truth) -> bool:
+    def _known(self, e: Value) -> bool:
         return all(s in self.origins for s in symbols(e))
 
     def _tell(self, place: Place, e: Expr, by_products: bool = False) -> bool:
