@@ -1,6 +1,6 @@
 """Python that asks for the data of a tensor, by itself or inside of torch: right, or refused.
 
-A program that is captured must agree with eager on other data and at other sizes than the example's.
+A program that is captured agrees with eager on other data and at other sizes than in the example.
 """
 
 from __future__ import annotations
