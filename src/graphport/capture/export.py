@@ -22,6 +22,7 @@ from graphport.capture import (  # noqa: F401  register their operators
     autograd_functions,
     cache_lengths,
     changes,
+    collectives,
     composites,
     control,
     custom,
