@@ -55,7 +55,7 @@ def unflatten(program: ExportedProgram) -> UnflattenedModule:
     flow = Flow(program, root, home, state, writes)
     pieces = Pieces(root, flow, program.graph_module)
     whole = UnflattenedModule(root.kind, Graph(), program)
-    tree = Tree(whole, state, (piece.name for piece in pieces))
+    tree = Tree(whole, state, (piece.call.path for piece in pieces))
     modules = {p: whole if p.call is root else CapturedModule(p.call.kind, Graph()) for p in pieces}
     for piece, module in modules.items():
         tree.add(piece.name, module)
