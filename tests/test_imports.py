@@ -54,6 +54,7 @@ BANNED = (
 )
 MAY_USE_BANNED = {
     "program/torch_interop/": "converts to and from torch.export.ExportedProgram",
+    "onnx/torch_flag.py": "answers torch.onnx.is_in_onnx_export(), which models branch on",
     "ort/torch_compile.py": "registers with torch.compile and AOTAutograd",
     "capture/fake_tensors.py": "reads a FakeTensor that a user passes in",
 }
