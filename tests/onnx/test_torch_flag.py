@@ -1,4 +1,4 @@
-"""`torch.onnx.is_in_onnx_export()` is true where a model is on its way to ONNX, and nowhere else."""
+"""`torch.onnx.is_in_onnx_export()` is true for a model on its way to ONNX, and nowhere else."""
 
 from __future__ import annotations
 
