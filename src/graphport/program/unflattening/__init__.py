@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch.fx import Graph
 
+from graphport.arguments import PROGRAM, takes
 from graphport.program.control import run_plainly
 from graphport.program.mutation import keep_statistics
 from graphport.program.unflattening.build import Builder, build_root
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["CapturedModule", "UnflattenedModule", "unflatten"]
 
 
+@takes(program=PROGRAM)
 def unflatten(program: ExportedProgram) -> UnflattenedModule:
     """A module with the hierarchy of the original one, each part a graph of its own.
 
