@@ -30,7 +30,9 @@ Provider = str | tuple[str, Mapping[str, Any]]
 """An execution provider of ONNX Runtime by name, or its name and options."""
 
 
-_PROVIDERS = several(TEXT | Kind("(name, options)", lambda x: isinstance(x, tuple))) | TEXT | NONE
+_PROVIDERS = (
+    several(TEXT | Kind("(name, options)", lambda x: isinstance(x, (list, tuple)))) | TEXT | NONE
+)
 _EXPORT = instance_of("an ExportOptions", "graphport.onnx.options:ExportOptions")
 _SESSION = instance_of("an onnxruntime.SessionOptions", "onnxruntime:SessionOptions")
 

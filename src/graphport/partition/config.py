@@ -94,11 +94,6 @@ def check(config: PartitionerConfig) -> None:
         raise PartitionError(
             "No devices", fix='PartitionerConfig([Device("dev_0", available_mem_bytes, 0)], ...)'
         )
-    for device in config.devices:
-        if not device.available_mem_bytes >= 0:
-            raise PartitionError(
-                f"device {device.name!r} has {device.available_mem_bytes} bytes of memory"
-            )
     if not isinstance(config.mode, PartitionMode):
         raise PartitionError(
             f"mode {config.mode!r} is not a PartitionMode",
