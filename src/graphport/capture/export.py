@@ -17,11 +17,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
+from graphport.arguments import FLAG, NAMES, NONE, TABLE, one_of, takes
 from graphport.capture import (  # noqa: F401  register their operators
     aliasing,
     autograd_functions,
     cache_lengths,
     changes,
+    collectives,
     composites,
     control,
     custom,
@@ -89,6 +91,10 @@ aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+@takes(
+    strict=FLAG, training=FLAG, decompose=one_of("core") | TABLE | NONE,
+    preserve_module_call_signature=NAMES, guards=one_of("error", "runtime_assert"),
+)  # fmt: skip
 def export(
     mod: nn.Module | Callable[..., Any],
     args: tuple[Any, ...],
@@ -117,10 +123,6 @@ def export(
     >>> ep.module()(torch.randn(7, 4)).shape
     torch.Size([7, 2])
     """
-    if guards not in ("error", "runtime_assert"):
-        raise InputError(f'guards is "error" or "runtime_assert", got {guards!r}')
-    if isinstance(decompose, str) and decompose != "core":
-        raise InputError(f'decompose is "core", a table or None, got {decompose!r}')
     kept = preserve_module_call_signature
     options = Options(guards, strict=strict, training=training, preserve_module_call_signature=kept)
     program, _ = capture(mod, args, kwargs, dynamic_shapes, options)

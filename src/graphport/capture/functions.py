@@ -7,8 +7,10 @@ the few calls that would need the data of a tensor.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from graphport.symbolic.bridge import from_torch, sym_ite
 aten = torch.ops.aten
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_NUMBERS = (bool, int, float, complex, *_SYMBOLIC)
 Override = Callable[..., Any]
 
 HIGHER_ORDER = "higher-order operators that nothing else is known of"
@@ -64,6 +67,8 @@ class Functions(TorchFunctionMode):
             result = override(self.tracer, func, args, kwargs or {})
             if result is not NotImplemented:
                 return result
+        if type(func) is FunctionType:
+            args, kwargs = _decide_flags(func, args, kwargs)
         scope, recorder = self.tracer.scope, self.recorder
         outer, before = recorder.torch_fn, scope.internal
         recorder.torch_fn = self._name(func)
@@ -88,6 +93,44 @@ def stride(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """Numbers that differ with the layout of the inputs."""
     tracer.demand_layout(tracer.read(tracer.value(args[0])))
     return NotImplemented
+
+
+def _decide_flags(func: FunctionType, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Symbolic arguments for bool parameters of Python code of torch's, as plain bools.
+
+    The branch is the user's: asked within torch, it would count as a question about sizes that
+    makes no difference to the result.
+    """
+    if not any(isinstance(x, _SYMBOLIC) for x in (*args, *(kwargs or {}).values())):
+        return args, kwargs
+    try:
+        bound = inspect.signature(func).bind(*args, **(kwargs or {}))
+    except (TypeError, ValueError):  # torch will say what is wrong with the call
+        return args, kwargs
+    for name, value in bound.arguments.items():
+        parameter = bound.signature.parameters[name]
+        is_flag = type(parameter.default) is bool or "bool" in str(parameter.annotation)
+        if is_flag and isinstance(value, _SYMBOLIC):
+            bound.arguments[name] = bool(value)
+    return bound.args, bound.kwargs
+
+
+@overrides(torch.Tensor.__contains__)
+def contains(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """`element in tensor` is a Python bool, and torch reads it from the data."""
+    value, element = tracer.value(args[0]), args[1]
+    if value.literal is not None or not isinstance(element, (torch.Tensor, *_NUMBERS)):
+        return NotImplemented
+    found = (args[0] == element).any()
+    if tracer.value(found).literal is not None:
+        return bool(found)
+    error = DataDependentError(
+        "Could not guard on data-dependent expression: `in` compares with the data of a tensor, "
+        "which capture does not know",
+        where=source.here(),
+        fix="(tensor == element).any() gives the answer as a tensor",
+    )
+    return by_example(tracer, error, found, bool)
 
 
 @overrides(torch.Tensor.numpy, torch.Tensor.__array__)

@@ -49,7 +49,10 @@ COMPOSITE = "custom operators that are made of others"
 # Composite operators of torch's own are taken apart unless a rule describes them whole.
 _OWN_NAMESPACES = ("aten", "prims", "prim")
 SPECIAL: dict[OpOverload | str, Handler] = {}
-"""Operators that need more than a shape rule; filled by the modules that know them."""
+"""Operators that need more than a shape rule; filled by the modules that know them.
+
+Those that are not there before a part of torch is imported are told by name, or by namespace.
+"""
 
 
 def special(*ops: OpOverload | str) -> Callable[[Handler], Handler]:
@@ -120,7 +123,8 @@ class Tracer(TorchDispatchMode):
         if isinstance(op, HigherOrderOperator):
             raise UnsupportedError(f"{op.name()} cannot be captured yet", where=source.here())
         info = info_of(op)
-        handler = SPECIAL.get(op) or _handler(info)
+        special = (SPECIAL.get(key) for key in (op, op.name(), op.namespace))
+        handler = next(filter(None, special), None) or _handler(info)
         return SPECIAL[FAKED] if handler is pure and fake_of(op) is not None else handler, info
 
     # Values

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 from torch.utils._pytree import TreeSpec
 
-from graphport.distributed import runtimes
+from graphport.arguments import NAMES, NONE, SECONDS, TEXT, integer, takes
+from graphport.distributed import cutting, runtimes
 from graphport.distributed.cutting import Stages, cut
 from graphport.distributed.driving import Driver
 from graphport.distributed.failures import Failures
@@ -34,6 +35,10 @@ _PATIENCE = 10.0
 _NUMBERS = itertools.count()
 
 
+@takes(
+    processes=integer(1) | NONE, batch=TEXT | NONE, threads=integer(1) | NONE, imports=NAMES,
+    timeout=SECONDS, start_timeout=SECONDS,
+)  # fmt: skip
 def launch(
     program: ExportedProgram,
     processes: int | None = None,
@@ -84,6 +89,7 @@ def launch(
     return Pipeline(plan.routes, 0, timeout, meeting, driver, None, running)
 
 
+@takes(batch=TEXT | NONE, timeout=SECONDS, start_timeout=SECONDS)
 def pipeline(
     program: ExportedProgram,
     stages: Stages | None = None,
@@ -100,6 +106,7 @@ def pipeline(
     the result on rank 0; on the others `run` and `close` serve until rank 0 closes, and `run`
     gives None.
     """
+    _check(program, 1 if stages is None else stages, micro_batches, runtime)
     store, rank, size = _world()
     store = dist.PrefixStore(f"graphport/pipeline{next(_NUMBERS)}", store)
     meeting = Meeting(store, rank, size)
@@ -244,9 +251,7 @@ class _Plan:
         runtime: str,
         batch: str | None,
     ) -> None:
-        runtimes.check_runtime(runtime)
-        if type(micro_batches) is not int or micro_batches < 1:
-            raise StageError(f"micro_batches is {micro_batches!r}", fix="micro_batches=4")
+        _check(program, stages, micro_batches, runtime)
         self.places, count = cut(program, stages)
         self.parts = staged(program, self.places, count)
         self.routes = [stage.route for stage in self.parts.stages]
@@ -266,6 +271,14 @@ class _Plan:
     def driver(self, post: Post, failures: Failures) -> Driver:
         front = self.parts.front
         return Driver(front, self.entrance, self.out_spec, self.batches, post, failures)
+
+
+def _check(program: Any, stages: Any, micro_batches: Any, runtime: Any) -> None:
+    """What can be said of the arguments before there is anything else."""
+    runtimes.check_runtime(runtime)
+    if type(micro_batches) is not int or micro_batches < 1:
+        raise StageError(f"micro_batches is {micro_batches!r}", fix="micro_batches=4")
+    cutting.check(program, stages)
 
 
 def _cores() -> int:

@@ -22,6 +22,7 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, Tracer
 
+from graphport.arguments import DICT, NONE, TRACEABLE, takes
 from graphport.source import is_the_users
 
 Key = tuple[str, int]
@@ -46,6 +47,7 @@ class RewritingTracer(Tracer):
         AssertionError: must be positive
     """
 
+    @takes(root=TRACEABLE, concrete_args=DICT | NONE)
     def trace(
         self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
     ) -> Graph:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch.fx import GraphModule
 
+from graphport.arguments import PATH, TEXT, takes
 from graphport.errors import InputError
 from graphport.fx.copying import require_graph_module
 from graphport.fx.module_source import Writer
@@ -22,6 +23,7 @@ from graphport.program.replacing import replacing
 _WEIGHTS = "weights.pt"
 
 
+@takes(folder=PATH, module_name=TEXT)
 def to_folder(
     gm: GraphModule, folder: str | os.PathLike[str], module_name: str = "FxModule"
 ) -> None:

@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
+from graphport.arguments import DICT, NONE, TRACEABLE, takes
 from graphport.errors import (
     DataDependentError,
     ExportError,
@@ -47,6 +48,7 @@ _FACTORIES = (
 """Functions of torch that do not look for traced values among their arguments."""
 
 
+@takes(root=TRACEABLE, meta_args=DICT | NONE, concrete_args=DICT | NONE)
 def meta_trace(
     root: nn.Module | Callable[..., Any],
     meta_args: Mapping[str, Any] | None = None,

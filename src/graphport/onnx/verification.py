@@ -30,6 +30,7 @@ from graphport.onnx.probing import (
     runnable,
 )
 from graphport.onnx.program import like, result_of
+from graphport.onnx.torch_flag import call_for_onnx
 from graphport.onnx.weights import require_data
 from graphport.ops.weightless import lacks_data
 from graphport.program.signature import InputKind, OutputKind
@@ -272,7 +273,7 @@ def _eager(program: ONNXProgram) -> Callable[[list[Any]], _Outcome]:
         try:
             owned = {name: replaced(target, name, t) for name, t in initial.items()}
             with torch.no_grad():
-                leaves = pytree.tree_leaves(target(*args, **kwargs))
+                leaves = pytree.tree_leaves(call_for_onnx(target, *args, **kwargs))
             return _Outcome(leaves, flat, {n: held[last] for n, (held, last) in owned.items()})
         finally:
             kept.restore()

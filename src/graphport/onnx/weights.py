@@ -84,8 +84,6 @@ def save(
     skeleton: onnx.ModelProto, tensors: Mapping[str, Any], path: Path, external: bool | str
 ) -> None:
     """Write a model and its weights."""
-    if external not in (True, False, "auto"):
-        raise InputError(f"external_data={external!r}", fix='one of True, False, "auto"')
     require_data(tensors, "program.save(path, state_dict=...)")
     if is_apart(tensors, external):
         _save_apart(skeleton, tensors, path)

@@ -12,6 +12,7 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from graphport.arguments import NODE, instance_of, integer, mapping, takes
 from graphport.errors import InputError
 from graphport.partition.config import NodeLatency
 from graphport.partition.pieces import is_op
@@ -32,6 +33,7 @@ class NodeProfile(NamedTuple):
     peak_bytes: int
 
 
+@takes(runs=integer(1), warmup=integer(0))
 def profile(
     gm: GraphModule | ExportedProgram, /, *args: Any, runs: int = 5, warmup: int = 1, **kwargs: Any
 ) -> dict[Node, NodeProfile]:
@@ -47,8 +49,6 @@ def profile(
         >>> [(node.name, p.output_bytes, p.peak_bytes) for node, p in found.items()]
         [('_0', 128, 544)]
     """
-    if runs < 1:
-        raise InputError(f"profile needs at least one run, not {runs}", fix="runs=5")
     if isinstance(gm, ExportedProgram):
         if not args and not kwargs and gm.example_inputs is not None:
             args, kwargs = gm.example_inputs
@@ -74,6 +74,7 @@ def profile(
     }
 
 
+@takes(profiled=mapping(NODE, instance_of("a NodeProfile", f"{__name__}:NodeProfile")))
 def latencies(profiled: Mapping[Node, NodeProfile]) -> dict[Node, NodeLatency]:
     """A profile as `node_to_latency_mapping`: what was measured is both memory and computing."""
     return {node: NodeLatency(found.latency_s, found.latency_s) for node, found in profiled.items()}

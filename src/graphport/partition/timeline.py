@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
+from graphport.arguments import NONE, PATH, instance_of, integer, takes
 from graphport.partition.config import Device
 from graphport.partition.latency import get_device_loads
 from graphport.partition.linking import in_order
@@ -41,6 +42,10 @@ text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f
 """ + "".join(f".b{i} {{ fill: {colour}; }} " for i, colour in enumerate(COLOURS))
 
 
+@takes(
+    result=instance_of("a PartitionResult", "graphport.partition.pieces:PartitionResult"),
+    path=PATH | NONE, micro_batches=integer(1),
+)  # fmt: skip
 def picture(result: PartitionResult, path: str | Path | None = None, micro_batches: int = 6) -> str:
     """The text of an SVG picture of a result, also written to `path`.
 

@@ -106,7 +106,7 @@ class Scope:
         self._facts = Facts()
         self._witnesses = Witnesses(self._facts, self._hints)
         self._prover = Prover(self._facts, self._witnesses)
-        self._sizes = GenericSizes(self._facts, self._hints, self._prover)
+        self._sizes = GenericSizes(self._facts, self._hints, self._prover, self.origins)
         self.decide = self._prover.decide
         self.simplify = self._facts.simplify
         self.simplified = self._facts.simplified
