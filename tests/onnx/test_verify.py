@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import graphport as gp
 from graphport.errors import MismatchError, VerificationError
 from graphport.onnx.judgement import Tolerance, judge
-from graphport.onnx.samples import others
+from graphport.onnx.samples import Samples
 from tests.onnx.helpers import check_onnx
 
 batch, length = gp.Dim("batch"), gp.Dim("length")
@@ -65,8 +65,8 @@ def test_sizes_satisfy_conditions() -> None:
         f, (torch.randn(8), torch.randn(3)), guards="runtime_assert",
         dynamic_shapes=({0: 4 * gp.Dim("quarter")}, {0: gp.Dim("m")}),
     )  # fmt: skip
-    found = [tuple(t.shape[0] for t in flat)
-             for _, flat in others(ep, [torch.randn(8), torch.randn(3)], {})]  # fmt: skip
+    samples = Samples(ep, [torch.randn(8), torch.randn(3)])
+    found = [tuple(t.shape[0] for t in samples.drawn(sizes)) for sizes in samples.others(5)]
     assert len(found) > 2 and all(a % 4 == 0 and b < a for a, b in found)
 
 
