@@ -44,7 +44,7 @@ _INPUT = OutputKind.USER_INPUT_MUTATION
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, _INPUT)
 
 
-_TIMES = 2
+_TIMES = 1.8
 """How much longer than the example all other sizes may take together."""
 _SECONDS = 1.0
 """That they may take in any case."""
