@@ -80,6 +80,11 @@ def _offsets(call: Call) -> Rule | None:
     return Rule(0, count, ascending=True, first=0, last=last)
 
 
+def _pivots(call: Call) -> Rule | None:
+    """Rows that are exchanged, counted from 1; eager does not look whether there are so many."""
+    return Rule(1, next(v for k, v in call.items() if k.startswith("LU")).sizes[-2])
+
+
 def _segment_lengths(call: Call) -> Rule | None:
     return Rule(total=call["data"].sizes[call.get("axis") or 0])
 
@@ -120,6 +125,8 @@ RULES: dict[str, dict[str, Need_of]] = {
     **_rows("nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward", target=_labels),
     **_rows("cross_entropy_loss", target=_labels),
     **_rows("multi_margin_loss multilabel_margin_loss", target=_into("self", -1)),
+    **_rows("lu_unpack", LU_pivots=_pivots),
+    **_rows("linalg_lu_solve", pivots=_pivots),
     **_rows("searchsorted", sorted_sequence=_in_order),
     **_rows("bucketize", boundaries=_in_order),
     **_rows("segment_reduce", lengths=_segment_lengths, offsets=_segment_offsets),
