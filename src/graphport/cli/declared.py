@@ -50,6 +50,8 @@ def _parameters(target: Any, given: Sequence[str]) -> list[str] | None:
     names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if set(given) <= set(names):
         return list(given)
+    if any(text.startswith(f"{name}_") for text in given for name in names):
+        return None  # parts of a parameter that is a list, tuple or dict
     required = [p.name for p in parameters if p.name in names and p.default is p.empty]
     for some in (required, names):
         if len(some) == len(given):
