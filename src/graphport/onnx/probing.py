@@ -209,7 +209,7 @@ def _draws(node: Node) -> bool:
 def _is_uninitialised(target: Any) -> bool:
     schema = getattr(target, "_schema", None)
     name = schema.name.partition("::")[2] if schema is not None else ""
-    return name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+    return name.startswith(("empty", "new_empty"))
 
 
 def ancestors(node: Node) -> set[Node]:
