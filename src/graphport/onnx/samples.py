@@ -99,18 +99,18 @@ class Samples:
             return
         known: list[Sizes] = [{s: self.example.get(s, 0) for s in self.symbols}]
         count = 0
-        for proposal in itertools.islice(self._proposals(), _TRIES):
-            if not affords(0):
+        telling, rest = self._telling(), self._mixed()
+        if not affords(sum(map(self.cost, telling))):
+            telling.sort(key=self.cost)  # where time is short, the ends come before larger ones
+        for proposal in itertools.islice(itertools.chain(telling, rest), _TRIES):
+            if not affords(0) or count == limit:
                 return
             if proposal in known or self.refusal(proposal) is not None:
                 continue
             known.append(proposal)
-            if not affords(self.cost(proposal)):
-                continue
-            yield proposal
-            count += 1
-            if count == limit:
-                return
+            if affords(self.cost(proposal)):
+                count += 1
+                yield proposal
 
     def refusals(self) -> list[Refusal]:
         """For each condition on sizes, sizes at which it does not hold."""
@@ -197,28 +197,38 @@ class Samples:
         span = self.checks.ranges.get(s, s.span)
         return int(max(span.lower, -(1 << 31))), int(min(span.upper, 1 << 31))
 
-    def _proposals(self) -> Iterator[Sizes]:
-        """Values of the symbols, the most telling ones first; conditions may refuse them."""
-        limits = {s: self._limits(s) for s in self.symbols}
+    def _within(self, s: Expr, n: int) -> int:
+        low, high = self._limits(s)
+        return min(max(n, low), high)
 
-        def within(s: Expr, n: int) -> int:
-            low, high = limits[s]
-            return min(max(n, low), high)
+    @cached_property
+    def _now(self) -> Sizes:
+        return {s: self.example.get(s, self._within(s, 2)) for s in self.symbols}
 
-        now = {s: self.example.get(s, within(s, 2)) for s in self.symbols}
-        yield {s: within(s, now[s] + 1 + i) for i, s in enumerate(self.symbols)}  # all different
-        yield {s: within(s, 1) for s in self.symbols}
-        yield {s: within(s, 0) for s in self.symbols}
-        yield {s: within(s, 2 * now[s]) for s in self.symbols}
-        yield {s: within(s, now[s] - 1 - i) for i, s in enumerate(self.symbols)}
-        for s in self.symbols:
+    def _telling(self) -> list[Sizes]:
+        """The most telling sizes: all different, the ends, larger and smaller ones."""
+        now, places = self._now, list(enumerate(self.symbols))
+        return [
+            {s: self._within(s, now[s] + 1 + i) for i, s in places},
+            {s: self._within(s, 1) for s in now},
+            {s: self._within(s, 0) for s in now},
+            {s: self._within(s, 2 * now[s]) for s in now},
+            {s: self._within(s, now[s] - 1 - i) for i, s in places},
+        ]
+
+    def _mixed(self) -> Iterator[Sizes]:
+        """One size after the other, then any; conditions may refuse them."""
+        now = self._now
+        for s in now:
             for n in (0, 1, now[s] + 1, 2 * now[s], now[s] - 1):
-                yield {**now, s: within(s, n)}
+                yield {**now, s: self._within(s, n)}
         choice = random.Random(_SEED)
         for reach in itertools.count(2):
-            most = {s: min(within(s, limits[s][0] + 2 * reach), 4 * now[s] + 8) for s in now}
-            yield {s: within(s, choice.randint(limits[s][0], max(limits[s][0], most[s])))
-                   for s in now}  # fmt: skip
+            lows = {s: self._limits(s)[0] for s in now}
+            most = {s: min(self._within(s, low + 2 * reach), 4 * now[s] + 8)
+                    for s, low in lows.items()}  # fmt: skip
+            yield {s: self._within(s, choice.randint(low, max(low, most[s])))
+                   for s, low in lows.items()}  # fmt: skip
 
     def _around(self, fact: Any) -> Iterator[Sizes]:
         """Sizes at which a condition does not hold, those near the example's first."""

@@ -44,7 +44,7 @@ _INPUT = OutputKind.USER_INPUT_MUTATION
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, _INPUT)
 
 
-_TIMES = 1.8
+_TIMES = 1.7
 """How much longer than the example all other sizes may take together."""
 _SECONDS = 1.0
 """That they may take in any case."""
@@ -205,12 +205,16 @@ def verify(
 class _Clock:
     """The time that there is for other sizes, from what the example has taken."""
 
+    began: float
+    spent: float
+    """Seconds for the example, with what is done once."""
     run: float
     """Seconds of one comparison at the sizes of the example."""
-    until: float
 
     def affords(self, cost: float) -> bool:
-        return perf_counter() + self.run * cost <= self.until
+        """Whether there is time for inputs so many times as large as the example."""
+        until = self.began + max(_TIMES * self.spent, _SECONDS)
+        return perf_counter() + self.run * cost <= until
 
 
 class _Run:
@@ -234,7 +238,7 @@ class _Run:
         """The time that is left once the example has been compared."""
         now = perf_counter()
         spent = now - self.began
-        return _Clock(spent - self.loading, now + max(_TIMES * spent, _SECONDS))
+        return _Clock(now, spent, spent - self.loading)
 
     def report(self) -> VerificationReport:
         return VerificationReport(
