@@ -170,6 +170,10 @@ class CaptureWarning(UserWarning):
     """Something that a single trace cannot prove to be sound."""
 
 
+class SizeWarning(CaptureWarning):
+    """An ONNX file that is not for all sizes that `dynamic_shapes` allows."""
+
+
 class UnsupportedError(ExportError):
     """Something that graphport cannot capture yet, or never will."""
 

@@ -115,17 +115,18 @@ def test_padding_on_the_left() -> None:
     with torch.no_grad():
         model(PROMPT[:2, :3], past_key_values=cache)
     batch, past, new = gp.Dim("batch", min=1), gp.Dim("past"), gp.Dim("new", min=1)
-    program = gp.onnx.export(
-        model,
-        kwargs={
-            "input_ids": PROMPT[:2, :2], "attention_mask": padded(PROMPT[:2, :5]),
-            "position_ids": torch.tensor([[3, 4], [1, 2]]), "past_key_values": cache,
-        },
-        dynamic_shapes={
-            "input_ids": {0: batch, 1: new}, "attention_mask": {0: batch, 1: gp.Dim("total")},
-            "position_ids": {0: batch, 1: new}, "past_key_values": {0: batch, 2: past},
-        },
-    )  # fmt: skip
+    with pytest.warns(gp.errors.SizeWarning, match="new \\+ past <= total"):
+        program = gp.onnx.export(
+            model,
+            kwargs={
+                "input_ids": PROMPT[:2, :2], "attention_mask": padded(PROMPT[:2, :5]),
+                "position_ids": torch.tensor([[3, 4], [1, 2]]), "past_key_values": cache,
+            },
+            dynamic_shapes={
+                "input_ids": {0: batch, 1: new}, "attention_mask": {0: batch, 1: gp.Dim("total")},
+                "position_ids": {0: batch, 1: new}, "past_key_values": {0: batch, 2: past},
+            },
+        )  # fmt: skip
     session = session_of(program)
     mask = padded(PROMPT).numpy()
     state = generation.empty_cache(session, len(PROMPT))

@@ -3,14 +3,17 @@
 Capture records a copy where a view is not possible for sizes in general. Whether the two tensors
 share memory at other sizes is seen only by a program that writes to one and reads the other later,
 or that writes to a copy of its input. Only then does it matter, and only then is it settled: as the
-example has it, and checked when the program runs.
+example has it, and checked when the program runs. Whether `reshape` copies also depends on how
+inputs lie in memory; where that matters the program demands the layout of the example.
 
 Inputs and state that overlap in memory, and of which none is a view of another, are refused then.
+So is a write to a tensor of which several elements are one piece of memory, as in eager.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -21,10 +24,11 @@ from graphport.capture.fake_tensors import offset_of, sizes_of, strides_of
 from graphport.capture.values import Storage, Value
 from graphport.errors import MutationError
 from graphport.ops import Abstract
-from graphport.ops.abstract import Sizes
+from graphport.ops.abstract import Size, Sizes
 from graphport.ops.sizes import expected
 from graphport.symbolic import Expr, eq, lt, not_
 
+aten = torch.ops.aten
 Asks = Callable[[], bool]
 
 
@@ -108,6 +112,73 @@ def _bytes(t: torch.Tensor) -> torch.Tensor:
     for size, stride in zip(sizes_of(t), strides_of(t), strict=True):
         places = (places[:, None] + torch.arange(size) * (stride * t.itemsize)).unique()
     return (places[:, None] + torch.arange(t.itemsize)).flatten()
+
+
+# Elements that share memory
+
+_REPEATING = {aten.expand.default, aten.unfold.default, aten.as_strided.default}
+"""Views in which one element of what is viewed may be several."""
+
+
+def ways_up(v: Value) -> Iterator[tuple[list[Value], Value]]:
+    """How a write to a view goes on to the base: the views that it passes, and where it arrives.
+
+    From view to view, but past those that repeat elements in one go: in what is between, a write
+    to one element is seen in others.
+    """
+    path = list(v.ancestry())
+    last = max((i for i, x in enumerate(path) if x.op in _REPEATING), default=-1)
+    if last >= 0:
+        yield path[last::-1], path[last + 1]
+    for below, above in itertools.pairwise(path[last + 1 :]):
+        yield [below], above
+
+
+def require_distinct(v: Value, uniform: bool = False) -> None:
+    """Refuse a write to a tensor whose elements are not all memory of their own, as eager does.
+
+    Where all elements get the same number it makes no difference.
+    """
+    path = list(v.ancestry())
+    if path[-1].storage.origin is None and not any(x.op in _REPEATING for x in path):
+        return
+    own, from_outside = "the written-to tensor", "the input or state written to"
+    for value, whose in ((path[-1], from_outside), *([] if uniform else [(v, own)])):
+        if not _distinct(value.abstract):
+            raise MutationError(
+                f"unsupported operation: more than one element of {whose} refers to a single "
+                "memory location",
+                where=source.here(),
+                fix="write to a copy: x = x.clone()",
+            )
+
+
+def _distinct(a: Abstract) -> bool:
+    """Whether no two elements are one piece of memory."""
+    if a._strides is None or 0 in a.sizes:
+        return True
+    pairs = [(step, size) for step, size in zip(a.strides, a.sizes, strict=True) if size != 1]
+    reach: Size = 0
+    for step, size in sorted(pairs, key=lambda pair: _example(pair[0])):
+        if (step == 0 or not _is(lt(reach, step))) and not _is(eq(size, 1)):
+            return _enumerated(pairs)
+        reach = reach + step * (size - 1)
+    return True
+
+
+def _enumerated(pairs: list[tuple[Size, Size]]) -> bool:
+    """The same where strides interleave, at the sizes of the example, which are then fixed."""
+    if not all(type(x) is int for pair in pairs for x in pair):
+        return False
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        places = torch.zeros(1, dtype=torch.int64)
+        for stride, size in pairs:
+            places = (places[:, None] + torch.arange(size) * stride).flatten()
+        return places.numel() == places.unique().numel()
+
+
+def _example(size: Size) -> int:
+    return size if type(size) is int else int(size.scope.hint(size) or 0)
 
 
 # Whether eager shares memory, step by step as torch decides it

@@ -98,7 +98,8 @@ class Dim(_Arithmetic):
         self.__name__ = name
         self.min = 0 if min is None else min
         self.max = max
-        self._given = (min, max)
+        self.given = (min, max)
+        """The ends of the range that were written."""
 
     @property
     def root(self) -> Dim:
@@ -167,7 +168,7 @@ class Dim(_Arithmetic):
         return root.__name__, root.min, root.max, self.linear
 
     def __repr__(self) -> str:
-        parts = [repr(self.__name__), _limits_text(*self._given)]
+        parts = [repr(self.__name__), _limits_text(*self.given)]
         return f"Dim({', '.join(filter(None, parts))})"
 
 
@@ -179,7 +180,7 @@ class DerivedDim(Dim):
         self.__name__ = _linear_text(root.__name__, factor, offset)
         self.min = max(self.at(root.min), 0)
         self.max = None if root.max is None else self.at(root.max)
-        self._given = (None, None)
+        self.given = (None, None)
 
     @property
     def root(self) -> Dim:

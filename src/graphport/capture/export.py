@@ -265,7 +265,9 @@ class _Capture:
         self.kept = CallSignatures(root, options.preserve_module_call_signature, self.tracer)
         self.modules.signatures = self.kept
         self.input_nodes: list[Node] = []
+        self.tracer.inputs = self.input_nodes
         self.input_values: list[Value | None] = []
+        self.memory_of_inputs: dict[Any, list[tuple[Leaf, Value]]] = {}
         self.refused: tuple[str, ...] = ()
         """Questions that make the program refuse a size that the spec allows."""
         if options.draft:
@@ -284,6 +286,7 @@ class _Capture:
     def run(self) -> ExportedProgram:
         leaves = self._open_inputs()
         self.state.lift_module()
+        self._find_shared_with_state()
         snapshot = Snapshot((self.root, *holders(self.mod)))
         surroundings = changes.Surroundings(self.mod, self.root)
         self.modules.on_initialised = snapshot.renew
@@ -387,6 +390,17 @@ class _Capture:
                 tensors = (other.value, leaf.value)
                 aliasing.doubt_overlap(shown, value, tensors, what, lasts=False)
             group.append((leaf, value))
+        self.memory_of_inputs = found
+
+    def _find_shared_with_state(self) -> None:
+        """The same of inputs that are state of the module, too."""
+        for entry in self.state.entries if self.memory_of_inputs else ():
+            if not isinstance(entry.tensor, torch.Tensor):
+                continue
+            for leaf, value in self.memory_of_inputs.get(memory_of(entry.tensor), ()):
+                what = f"the input at {leaf.path} and {entry.names[0]!r}"
+                tensors = (leaf.value, entry.tensor)
+                aliasing.doubt_overlap(value, entry.value, tensors, what, lasts=False)
 
     def _define_numbers(self) -> None:
         """Where a dim is both a size and a number, the graph takes the number."""
@@ -532,7 +546,10 @@ class _Capture:
         state, constants = state_of(self.root, self.state.entries)
         signature = signature_of(graph, self.state.entries, self.input_nodes, mutations, results)
         checks = InputChecks(
-            [_shape(leaf, self.spec) for leaf in self.inputs.leaves],
+            [
+                self._shape(node, leaf)
+                for node, leaf in zip(self.input_nodes, self.inputs.leaves, strict=True)
+            ],
             self.spec.ranges,
             outcome.checks,
         )
@@ -553,6 +570,22 @@ class _Capture:
             scope=self.scope,
         )
 
+    def _shape(self, node: Node, leaf: Leaf) -> InputShape:
+        """What an input must be when the program is called."""
+        path, value = leaf.path, leaf.value
+        if isinstance(value, torch.Tensor):
+            sizes = self.spec.sizes.get(path) or sizes_of(value)
+            # The meta device stands for any: programs are captured there to be run elsewhere.
+            device = None if value.is_meta else value.device
+            strides = None
+            if node in self.tracer.laid_out:
+                strides = node.meta["val"]._abstract.strides
+            return InputShape(path, sizes, value.dtype, device=device, strides=strides)
+        number = self.spec.numbers.get(path)
+        if isinstance(number, Expr):
+            return InputShape(path, number=number)
+        return InputShape(path, value=value)
+
 
 source.boundaries.add(_Capture._call.__code__)
 
@@ -570,18 +603,6 @@ def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...
         return given._strides
     order = sorted(range(len(sizes)), key=lambda d: (-given.strides[d], d))
     return permuted(sizes, order)
-
-
-def _shape(leaf: Any, spec: Spec) -> InputShape:
-    if isinstance(leaf.value, torch.Tensor):
-        sizes = spec.sizes.get(leaf.path) or sizes_of(leaf.value)
-        # The meta device stands for any: programs are captured there to be run elsewhere.
-        device = None if leaf.value.is_meta else leaf.value.device
-        return InputShape(leaf.path, sizes, leaf.value.dtype, device=device)
-    number = spec.numbers.get(leaf.path)
-    if isinstance(number, Expr):
-        return InputShape(leaf.path, number=number)
-    return InputShape(leaf.path, value=leaf.value)
 
 
 _NO_DEVICE = "Torch not compiled with"  # CUDA, XPU, ... enabled

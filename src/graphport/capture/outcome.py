@@ -272,7 +272,7 @@ class _Judge:
             for root in symbols(form) if isinstance(form, Expr) else ():
                 if root not in self.solver.forms and root not in named:
                     named[root] = self._new_name(s)
-                    yield _definition(named[root], self.solver.bounds[root])
+                    yield definition(named[root], self.solver.bounds[root])
         later = []
         for s in changed:
             form = self.solver.forms[s]
@@ -280,7 +280,7 @@ class _Judge:
                 value = form if isinstance(form, int) else None
                 yield f"{self.spec.declared[s.name].place} = {value}"
             elif form is s:
-                yield _definition(s.name, self.solver.bounds[s])
+                yield definition(s.name, self.solver.bounds[s])
             elif not isinstance(form, Expr):
                 yield f"{s} = {form}"
             else:
@@ -327,7 +327,7 @@ def _linear(name: str, factor: int, const: int) -> str:
     return f"{text} {'+' if const > 0 else '-'} {abs(const)}" if const else text
 
 
-def _definition(name: str, limits: Range) -> str:
+def definition(name: str, limits: Range) -> str:
     parts = [repr(name)]
     parts += [f"min={int(limits.lower)}"] if limits.lower > 0 else []
     parts += [f"max={int(limits.upper)}"] if limits.upper != math.inf else []

@@ -54,6 +54,8 @@ class Recorder:
     def __init__(self, scope: Scope) -> None:
         self.frame = Frame()
         self.graph: Graph = self.frame.graph
+        self.outermost = self.graph
+        """The program's own graph, whichever is being written."""
         """The graph that is being written: that of the frame."""
         self.scope = scope
         self.grad_mode = torch.is_grad_enabled()

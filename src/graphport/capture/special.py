@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from graphport.capture.tracer import (
     wants_grad,
 )
 from graphport.capture.values import Value
-from graphport.errors import DataDependentError, MutationError, UnsupportedError
+from graphport.errors import DataDependentError, MutationError, ShapeError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.abstract import channels_last, row_major
 from graphport.ops.factory import number_dtype
@@ -121,6 +122,24 @@ def reshape_alias(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> 
     return tracer.call(aten.reshape.default, args[0], args[1])
 
 
+@special(aten.flatten.using_ints)
+def flatten(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """A reshape, so that it is one also in what it shares: torch's kernel asks for the layout."""
+    given = {**dict(zip(("self", "start_dim", "end_dim"), args, strict=False)), **kwargs}
+    sizes = given["self"].shape
+    if not sizes:
+        return tracer.call(aten.reshape.default, given["self"], [1])
+    first = wrap_dim(given.get("start_dim", 0), len(sizes))
+    last = wrap_dim(given.get("end_dim", -1), len(sizes))
+    if first > last:
+        raise ShapeError("flatten() has invalid args: start_dim cannot come after end_dim")
+    if first == last:
+        return given["self"]
+    merged = math.prod(sizes[first : last + 1])
+    shape = [*sizes[:first], merged, *sizes[last + 1 :]]
+    return tracer.call(aten.reshape.default, given["self"], shape)
+
+
 # Conversions
 
 
@@ -162,7 +181,8 @@ def _converted(
     if memory_format is not None and not _is_in(have, memory_format):
         wanted["memory_format"] = memory_format
     if not wanted and not copy:
-        return t
+        asks_layout = memory_format not in (None, torch.preserve_format)
+        return _in_layout(tracer, t) if asks_layout else t
     copied = pure(tracer, info_of(aten._to_copy.default), (t,), wanted)
     if not copy and list(wanted) == ["memory_format"]:
         _doubt_copy(tracer, tracer.value(t), copied, memory_format)
@@ -187,24 +207,29 @@ def contiguous(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     memory_format = kwargs.get("memory_format", torch.contiguous_format)
     base = tracer.value(args[0])
     if _is_in(base.abstract, memory_format):
-        if memory_format is not torch.contiguous_format:
-            return args[0]
-        return tracer.wrap(
-            Value.view(base, base.abstract, tracer.read(base), info.op, ()), wants_grad(args)
-        )
+        return _in_layout(tracer, args[0])
     copy = pure(tracer, info_of(aten.clone.default), args[:1], {"memory_format": memory_format})
     _doubt_copy(tracer, base, copy, memory_format)
     return copy
 
 
+def _in_layout(tracer: Tracer, t: Any) -> Any:
+    """A tensor that has the layout asked for; in another one of the inputs it is a copy."""
+    base = tracer.value(t)
+    node = tracer.read(base)
+    value = Value.view(base, base.abstract, node, aten.contiguous.default, ())
+    value.viewed = node
+    return tracer.wrap(value, wants_grad((t,)))
+
+
 def _doubt_copy(tracer: Tracer, base: Value, copy: Any, memory_format: Any) -> None:
     """A copy that changes nothing but the layout is none where the layout was right."""
-    have = base.abstract
+    have, node = base.abstract, tracer.read(base)
     lines = {torch.contiguous_format: row_major, torch.channels_last: channels_last,
              torch.channels_last_3d: channels_last}.get(memory_format)  # fmt: skip
     if lines is not None:
-        aliasing.doubt(base, tracer.value(copy),
-                       lambda: aliasing.laid_out_as(have, lines(have.sizes)))  # fmt: skip
+        tracer.doubt(base, tracer.value(copy), node,
+                     lambda: aliasing.laid_out_as(have, lines(have.sizes)))  # fmt: skip
 
 
 # Writes

@@ -24,6 +24,7 @@ from graphport import source
 from graphport.capture import aliasing
 from graphport.capture.assertions import Assertions
 from graphport.capture.example import Example
+from graphport.capture.layout import Layouts
 from graphport.capture.numbers import number
 from graphport.capture.recorder import Recorder, describe
 from graphport.capture.state import State
@@ -35,7 +36,7 @@ from graphport.ops.registry import OpInfo
 from graphport.ops.shape import Fresh
 from graphport.ops.strides import is_dense
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
-from graphport.ops.views import inverted
+from graphport.ops.views import INVERSES, inverted, scattered
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, to_torch
 
@@ -85,6 +86,10 @@ class Tracer(TorchDispatchMode):
         """Where a draft takes the data from that the program asks for."""
         self.counts: dict[Node, Expr] = {}
         """How many elements of a mask are set, where that has been asked."""
+        self.inputs: list[Node] = []
+        """The placeholders of the user's inputs."""
+        self.laid_out: set[Node] = set()
+        """Those of them that must lie in memory as in the example."""
         self.reached: dict[Node, bool] = {}
         """Whether a run can have a gradient at a node, where that has been asked."""
         self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
@@ -131,15 +136,52 @@ class Tracer(TorchDispatchMode):
         """A value that is behind, made again in the graph that is being written."""
         if v.storage.doubts:
             aliasing.settle(v.storage)
+        if v.storage.unsure:
+            self._settle_layouts(v)
         if v.parent is None:
             v.version = v.storage.version
             return v.node
         assert v.op is not None
+        if v.viewed is not None:
+            self.require_layout(v)
         self.recorder.frame.keep(v)
         v.node = self.view_node(v.op, self.read(v.parent), v.args)
         v.version = v.storage.version
         v.constant = v.number = None
         return v.node
+
+    def _settle_layouts(self, v: Value) -> None:
+        """A value is read after a write through a view of its memory that may be a copy."""
+        for written in v.storage.unsure:
+            self.require_layout(written)
+        v.storage.unsure = ()
+
+    def require_layout(self, v: Value) -> None:
+        """Demand of inputs the layout of the example, in which a value is a view and no copy."""
+        if v.viewed is not None:
+            self.demand_layout(v.viewed)
+            v.viewed = None
+
+    def demand_layout(self, node: Node) -> None:
+        """Demand of inputs the layout of the example, where that of a node depends on it."""
+        if node.graph is self.recorder.outermost and Layouts(self.state).is_certain(node):
+            return
+        waiting, seen = [node], {node}
+        while waiting:
+            reads = [n for n in waiting.pop().all_input_nodes if n not in seen]
+            seen.update(reads)
+            waiting.extend(reads)
+        within = node.graph is not self.recorder.outermost
+        self.laid_out.update(self.inputs if within else seen.intersection(self.inputs))
+
+    def doubt(self, base: Value, copy: Value, node: Node, shared: Callable[[], bool]) -> None:
+        """Remember that a copy may be a view at other sizes, or in another layout of the node."""
+
+        def ask() -> bool:
+            self.demand_layout(node)
+            return shared()
+
+        aliasing.doubt(base, copy, ask)
 
     def seen(self, v: Value) -> Node:
         """The value as a view of what it shares memory with, also if that was written through it.
@@ -155,25 +197,64 @@ class Tracer(TorchDispatchMode):
             return self.read(v)
         return self.view_node(v.op, self.seen(v.parent), v.args)
 
-    def write(self, v: Value, node: Node) -> None:
-        """Give a tensor a new value, and with it every tensor that it is a view of."""
-        news = [(v, node)]
-        while v.parent is not None:
-            base = self.read(v.parent)
-            node = inverted(self.recorder.emit, v.op, base, v.parent.abstract, node, v.args)
-            v = v.parent
-            news.append((v, node))
+    def write(self, v: Value, node: Node, uniform: bool = False) -> None:
+        """Give a tensor a new value, and with it every tensor that it is a view of.
+
+        `uniform`: each element of it is the same number.
+        """
+        aliasing.require_distinct(v, uniform)
+        news, unsure = [(v, node, False)], list[Value]()
+        for views, above in aliasing.ways_up(v):
+            unsure += [view for view in views if view.viewed is not None]
+            node = self._written_above(views, above, node)
+            news.append((above, node, bool(unsure)))
         storage = v.storage
-        for value, _ in news:
+        for value, _, _ in news:
             self.recorder.frame.writing(value)
         storage.version += 1
         storage.mutated = True
-        for value, new in news:
+        for value, new, is_unsure in news:
             value.node = new
-            value.version = storage.version
+            # One that is unsure is looked at again when it is read.
+            value.version = storage.version - is_unsure
             value.constant = value.number = None
+        if self.recorder.frame.parent is not None:
+            for view in unsure:
+                self.require_layout(view)
+        elif unsure:
+            storage.unsure = (*storage.unsure, *unsure)
         if storage.doubts:
             aliasing.written(storage)
+
+    def _written_above(self, views: list[Value], above: Value, new: Node) -> Node:
+        """What a tensor holds after the last of some views of views of it was given a new value."""
+        base = self._current(above)
+        emit, shape = self.recorder.emit, above.abstract
+        if len(views) == 1 and views[0].op in INVERSES:
+            return inverted(emit, views[0].op, base, shape, new, views[0].args)
+        for view, whole in zip(views, (above, *views), strict=False):
+            if view.op is aten.as_strided.default and not whole.abstract.is_contiguous:
+                raise MutationError(
+                    "a write through as_strided to memory that the tensor does not fill has no "
+                    "functional form",
+                    where=source.here(),
+                    fix="make the tensor contiguous first: x = x.contiguous()",
+                )
+
+        def see(numbers: Node) -> Node:
+            for view in views:
+                assert view.op is not None
+                numbers = self.view_node(view.op, numbers, view.args)
+            return numbers
+
+        return scattered(emit, base, shape, new, see)
+
+    def _current(self, v: Value) -> Node:
+        """The node that holds a value which is about to be written to: nobody reads it."""
+        unsure, v.storage.unsure = v.storage.unsure, ()
+        node = self.read(v)
+        v.storage.unsure = unsure
+        return node
 
     def wrap(self, value: Value, grad: bool = False) -> AbstractTensor:
         """A tensor for the user to hold: the one that describes the value's node."""
@@ -368,9 +449,11 @@ def view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
         if type(out) is Fresh:
             copy = Value(out, made)
             seen, sizes = base.abstract, out.sizes
-            aliasing.doubt(base, copy, lambda: aliasing.viewable_as(seen, sizes))
+            tracer.doubt(base, copy, node, lambda: aliasing.viewable_as(seen, sizes))
             return tracer.wrap(copy, grad)
         value = Value.view(base, out, made, info.op, rest)
+        if op is aten.reshape.default or (op is aten.view.default and tracer.decomposing):
+            value.viewed = node
         if base.literal is not None and not any(type(r) is Expr for r in pytree.tree_leaves(rest)):
             value.constant = op(base.literal, *args[1:], **kwargs)
         return tracer.wrap(value, grad)
@@ -400,11 +483,15 @@ def inplace(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> 
         return SPECIAL[MUTATING](tracer, info, args, kwargs)
     target = args[0]
     results = tracer.call(info.functional, *info.arranged(args), **kwargs)
-    many = isinstance(target, (list, tuple))
+    many, uniform = isinstance(target, (list, tuple)), info.op in _UNIFORM
     for t, result in zip(target, results, strict=True) if many else ((target, results),):
         value, new = tracer.value(t), tracer.value(result)
-        tracer.write(value, fitted(tracer, value.abstract, new.abstract, tracer.read(new), info.op))
+        node = fitted(tracer, value.abstract, new.abstract, tracer.read(new), info.op)
+        tracer.write(value, node, uniform)
     return target
+
+
+_UNIFORM = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
 
 
 def fitted(tracer: Tracer, want: Abstract, have: Abstract, node: Node, op: OpOverload) -> Node:

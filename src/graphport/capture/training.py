@@ -48,9 +48,9 @@ class TrainingTracer(Tracer):
             return super().read(v)
         return v.node if v.node.graph is self.recorder.graph else self.recorder.brought(v.node)
 
-    def write(self, v: Value, node: Node) -> None:
+    def write(self, v: Value, node: Node, uniform: bool = False) -> None:
         if self.recorder.frame.parent is not None:
-            super().write(v, node)
+            super().write(v, node, uniform)
             return
         self.overwritten(v, self.recorder.emit(aten.copy_.default, self.read(v), node))
 

@@ -9,6 +9,7 @@ behind is remade from its parent when it is next read. So the graph never mutate
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from graphport.ops import Abstract
 class Storage:
     """Memory that several values may share."""
 
-    __slots__ = ("base", "doubts", "inside", "mutated", "origin", "version")
+    __slots__ = ("base", "doubts", "inside", "mutated", "origin", "unsure", "version")
 
     def __init__(self, base: Value, origin: Any = None) -> None:
         self.base = base
@@ -33,6 +34,8 @@ class Storage:
         """Whether the tensor from outside is only part of its memory, and does not begin it."""
         self.doubts: tuple[Any, ...] = ()
         """Other storages that may be this one at some sizes; see `aliasing`."""
+        self.unsure: tuple[Value, ...] = ()
+        """Views that another layout makes copies, and that were written through since."""
 
 
 class Value:
@@ -40,6 +43,7 @@ class Value:
 
     __slots__ = (
         "abstract", "args", "constant", "node", "number", "op", "parent", "storage", "version",
+        "viewed",
     )  # fmt: skip
 
     def __init__(self, abstract: Abstract, node: Node, origin: Any = None) -> None:
@@ -54,6 +58,8 @@ class Value:
         """The data, when it is a literal of the program."""
         self.number: Any = None
         """The value as an expression, when it is an integer scalar made from sizes."""
+        self.viewed: Node | None = None
+        """Of a view that is a copy where its parent has another layout: the node that it viewed."""
 
     @classmethod
     def view(
@@ -69,7 +75,15 @@ class Value:
         value.args = args
         value.constant = None
         value.number = None
+        value.viewed = None
         return value
+
+    def ancestry(self) -> Iterator[Value]:
+        """The value, what it is a view of, and so on to the base."""
+        value: Value | None = self
+        while value is not None:
+            yield value
+            value = value.parent
 
     @property
     def literal(self) -> torch.Tensor | None:

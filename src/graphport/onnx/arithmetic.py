@@ -79,9 +79,9 @@ def _product(sizes: Sizes, x: Expr) -> Value:
 def _divisor(sizes: Sizes, c: int | Expr) -> Value:
     """A divisor; 1 instead of 0."""
     b, value = sizes.b, sizes.element(c)
-    if b.scope.decide(ne(c, 0)):
+    if type(c) is int or (not sizes.guarded and b.scope.decide(ne(c, 0))):
         return value
-    if b.scope.decide(ge(c, 0)):
+    if not sizes.guarded and b.scope.decide(ge(c, 0)):
         return b.Max(value, 1)
     return b.Where(b.Equal(value, 0), 1, value)
 
@@ -90,7 +90,7 @@ def _floordiv(sizes: Sizes, a: int | Expr, c: int | Expr) -> Value:
     """ONNX divides towards zero."""
     b = sizes.b
     x, y = sizes.element(a), _divisor(sizes, c)
-    if b.scope.decide(ge(a, 0)) and b.scope.decide(ge(c, 0)):
+    if not sizes.checking and b.scope.decide(ge(a, 0)) and b.scope.decide(ge(c, 0)):
         return b.Div(x, y)
     return b.Div(b.Sub(x, b.Mod(x, y)), y)
 

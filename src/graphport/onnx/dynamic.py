@@ -15,6 +15,7 @@ import torch
 from graphport.capture.dims import Dim
 from graphport.capture.inputs import bind
 from graphport.capture.shapes import along
+from graphport.capture.sites import Site, read
 from graphport.errors import InputError, SpecError
 
 _DEFAULT_OUTPUT = re.compile(r"output(_\d+)?")
@@ -48,6 +49,17 @@ def by_parameter(
         raise _unknown("dynamic_shapes", unknown, known)
     numbers = iter(range(len(leaves)))
     return {**along(lambda _: spec.get(chosen.get(next(numbers))), inputs), **own}
+
+
+def declared(spec: Any, model: Any, args: Any, kwargs: Any) -> dict[str, Site]:
+    """Where a spec first speaks of each symbol: by the name of a Dim, or the place of a size."""
+    found: dict[str, Site] = {}
+    for entry in read(bind(model, args, kwargs), spec):
+        for site in entry.sites:
+            found.setdefault(
+                site.wish.root.__name__ if isinstance(site.wish, Dim) else site.path, site
+            )
+    return found
 
 
 def _takers(leaves: Sequence[Any], names: Sequence[str]) -> list[int]:

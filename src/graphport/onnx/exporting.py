@@ -13,7 +13,7 @@ from torch.fx import Node
 from graphport import hooks
 from graphport.capture import export as capture
 from graphport.errors import InputError, MismatchError
-from graphport.onnx import dynamic, lower, opsets
+from graphport.onnx import dynamic, lower, opsets, size_checks
 from graphport.onnx.builder import Builder
 from graphport.onnx.interface import Interface, InterfaceBuilder
 from graphport.onnx.model import assign_names, prune
@@ -22,6 +22,7 @@ from graphport.onnx.program import ONNXProgram, require_arguments
 from graphport.onnx.registry import COMPLEX, LOWERINGS, Lowering, is_known, operator_named
 from graphport.ops import info_of
 from graphport.program import ExportedProgram, from_torch, services
+from graphport.symbolic import Expr
 
 
 def export(
@@ -95,13 +96,15 @@ def _captured(
                 "the sizes of a program are decided when it is captured",
                 fix="gp.export(model, args, dynamic_shapes=...)",
             )
-        return model if isinstance(model, ExportedProgram) else from_torch(model)
+        program = model if isinstance(model, ExportedProgram) else from_torch(model)
+        return size_checks.narrow(program, dict)
     names, outputs = options.input_names, options.output_names
     if axes is not None:
         shapes = dynamic.of_axes(axes, model, args, kwargs, names, outputs)
     else:
         shapes = dynamic.by_parameter(shapes, model, args, kwargs, names)
-    return capture(model, args, kwargs, dynamic_shapes=shapes)
+    program = capture(model, args, kwargs, dynamic_shapes=shapes)
+    return size_checks.narrow(program, lambda: dynamic.declared(shapes, model, args, kwargs))
 
 
 def _is_torchs(model: Any) -> bool:
@@ -119,7 +122,7 @@ def lowered(program: ExportedProgram, options: ExportOptions) -> ONNXProgram:
         raise lower.report(missing, opset)
     opset = options.opset or lower.newest(simpler.graph_module, opset)
     builder = Builder(simpler.scope, opset, options.target)
-    interface = walked(simpler, builder, custom, options)
+    interface = walked(simpler, builder, custom, options, size_checks.select_checks(simpler))
     if simpler.checks is not program.checks:  # a program of torch.export takes more for granted
         program = replace(program, checks=simpler.checks)
     return ONNXProgram(program, simpler, builder.main, interface, opset, options)
@@ -130,11 +133,13 @@ def walked(
     builder: Builder,
     custom: Mapping[OpOverload, Lowering],
     options: ExportOptions,
+    conditions: Sequence[Expr] = (),
 ) -> Interface:
-    """Lower a program in known operators; its inputs and outputs."""
+    """Lower a program in known operators, which is right for sizes that meet the conditions."""
     walk = lower.Lowerer(builder, custom, options.optimize)
     interface = InterfaceBuilder(program, walk, options)
     interface.open()
+    interface.check_sizes(conditions)
     interface.close(walk.run(program.graph_module))
     prune(builder.main)
     assign_names(builder.main)

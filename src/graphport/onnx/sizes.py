@@ -34,6 +34,10 @@ class Sizes:
         self._shown: dict[Expr, tuple[Value, int]] = {}
         """Of a symbol that is a size by itself: the value and the dim."""
         self._values: dict[tuple[Graph, Expr], Value] = {}
+        self.checking = False
+        """Whether a condition is being computed that the program takes for granted."""
+        self.guarded = False
+        """Whether the file checks conditions; until it stops it computes at other sizes, too."""
 
     @contextmanager
     def inner(self) -> Iterator[None]:
@@ -99,7 +103,8 @@ class Sizes:
         """A number as a tensor of one dim and one element."""
         if type(x) is not Expr:
             return self.b.constant(torch.tensor([x], dtype=_TYPES[type(x)]))
-        x = self.b.scope.simplify(x)
+        if not self.checking:
+            x = self.b.scope.simplify(x)
         if type(x) is not Expr:
             return self.element(x)
         for graph in self.b.graph.chain():
@@ -110,6 +115,15 @@ class Sizes:
         made.shape = (1,)
         self._values[self.b.graph, x] = made
         return made
+
+    def check(self, cond: Expr) -> Value:
+        """Whether a condition holds that the program takes for granted."""
+        computed_so_far, self._values = self._values, {}
+        self.checking = True
+        try:
+            return self.element(cond)
+        finally:
+            self.checking, self._values = False, computed_so_far
 
     def _source(self, symbol: Expr) -> Value:
         source = self._sources.get(symbol)

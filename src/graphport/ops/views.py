@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from graphport.errors import MutationError
 from graphport.ops.abstract import Abstract, Size
 from graphport.ops.sizes import numel, wrap_dim
 
@@ -95,17 +94,11 @@ def view_dtype(emit: Emit, base: Any, shape: Abstract, new: Any, dtype: torch.dt
     return emit(aten.view.dtype, new, shape.dtype)
 
 
-def scattered(emit: Emit, op: OpOverload, base: Any, shape: Abstract, new: Any, args: Any) -> Any:
+def scattered(emit: Emit, base: Any, shape: Abstract, new: Any, view: Callable[[Any], Any]) -> Any:
     """Number the elements of the base, view the numbers, and scatter by them."""
-    if op is aten.as_strided.default and not shape.is_contiguous:
-        raise MutationError(
-            "a write through as_strided to memory that the tensor does not fill has no functional "
-            "form",
-            fix="make the tensor contiguous first: x = x.contiguous()",
-        )
     total = numel(shape.sizes)
     numbers = emit(aten.arange.default, total, device=shape.device)
-    places = emit(op, emit(aten.reshape.default, numbers, list(shape.sizes)), *args)
+    places = view(emit(aten.reshape.default, numbers, list(shape.sizes)))
     flat = emit(aten.reshape.default, base, [-1])
     where = emit(aten.reshape.default, places, [-1])
     values = emit(aten.reshape.default, new, [-1])
@@ -117,5 +110,5 @@ def inverted(emit: Emit, op: OpOverload, base: Any, shape: Abstract, new: Any, a
     """The new base after the view `op(base, *args)` was given the value `new`."""
     own = INVERSES.get(op)
     if own is None:
-        return scattered(emit, op, base, shape, new, args)
+        return scattered(emit, base, shape, new, lambda numbers: emit(op, numbers, *args))
     return own(emit, base, shape, new, *args)

@@ -39,6 +39,7 @@ class Code:
         self.names: dict[str, Any] = {
             "Tensor": torch.Tensor, "math": math, "inf": math.inf, "nan": math.nan,
             "evaluate": evaluate, "is_int": is_int, "is_float": is_float, "same": same,
+            "is_apart": is_apart,
         }  # fmt: skip
 
     def object(self, value: Any) -> str:
@@ -417,3 +418,122 @@ class Holds:
 
     def lines(self, code: Code) -> list[str]:
         return [f"if not {code.text(self.cond)}: return False"]
+
+
+# Memory
+
+
+@dataclass(frozen=True)
+class IsLaidOut:
+    """A tensor that lies in memory as that of the example: else another view would be a copy."""
+
+    path: str
+    index: int
+    strides: tuple[int | Expr, ...]
+
+    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+        leaf = leaves[self.index]
+        want = tuple(evaluate(s, env) for s in self.strides)
+        if not _differs(leaf.shape, leaf.stride(), want):
+            return None
+        return (
+            f"Expected input at {self.path} to have strides {want}, as the program writes to a "
+            f"tensor that shares its memory only in this layout, but got {leaf.stride()}"
+        )
+
+    def lines(self, code: Code) -> list[str]:
+        x, differs = variable(self.index), code.object(_differs)
+        want = "".join(f"{code.text(s)}, " for s in self.strides)
+        return [f"if {differs}({x}.shape, {x}.stride(), ({want})): return False"]
+
+
+def _differs(sizes: Sequence[Any], have: Sequence[Any], want: Sequence[Any]) -> bool:
+    """Whether strides differ; those of a single element, or of none at all, do not matter."""
+    if 0 in sizes:
+        return False
+    return any(n != 1 and a != b for n, a, b in zip(sizes, have, want, strict=True))
+
+
+@dataclass(frozen=True)
+class IsApart:
+    """An input that is written to, and of which each element is memory of its own."""
+
+    index: int
+    paths: Mapping[int, str]
+    """All inputs that are tensors."""
+
+    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+        written, path = leaves[self.index], self.paths[self.index]
+        if not is_apart(written):
+            return (
+                f"Expected input at {path}, which the program writes to, to have memory for each "
+                "of its elements, but got a tensor in which several share it: pass a clone()"
+            )
+        for i, other in self.paths.items():
+            if i != self.index and not is_apart(written, leaves[i]):
+                return (
+                    f"Expected input at {path}, which the program writes to, to share no memory "
+                    f"with others, but it does with the input at {other}: pass a clone()"
+                )
+        return None
+
+    def lines(self, code: Code) -> list[str]:
+        others = [variable(i) for i in self.paths if i != self.index]
+        given = ", ".join([variable(self.index), *others])
+        return [f"if not is_apart({given}): return False"]
+
+
+def is_apart(t: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Whether no two elements of a tensor share memory, and none does with other tensors."""
+    if not t.is_contiguous() and _repeats(t):
+        return False
+    extent = _extent(t)
+    return not any(_meet(extent, _extent(other)) and _overlap(t, other) for other in others)
+
+
+_MOST_ELEMENTS = 1 << 20
+"""What is larger is not looked at element by element, and taken to overlap if it may."""
+
+
+def _extent(t: torch.Tensor) -> tuple[int, int]:
+    """The addresses from the first byte of a tensor to the one after the last."""
+    try:
+        start = t.data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor without memory
+        return 0, 0
+    if not start or not t.numel():
+        return 0, 0
+    last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+    return start, start + (last + 1) * t.itemsize
+
+
+def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
+
+
+def _repeats(t: torch.Tensor) -> bool:
+    """Whether several elements share memory."""
+    steps = sorted((step, n) for n, step in zip(t.shape, t.stride(), strict=True) if n != 1)
+    if not t.numel():
+        return False
+    reach = 0
+    for step, n in steps:
+        if step <= reach:
+            return t.numel() > _MOST_ELEMENTS or _places(t).unique().numel() < t.numel()
+        reach += step * (n - 1)
+    return False
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have elements in one place; those of different sizes are taken to."""
+    if max(a.numel(), b.numel()) > _MOST_ELEMENTS or a.itemsize != b.itemsize:
+        return True
+    return bool(torch.isin(_places(a), _places(b)).any())
+
+
+def _places(t: torch.Tensor) -> torch.Tensor:
+    """The addresses of the elements of a tensor."""
+    places = torch.tensor([t.data_ptr()])
+    for size, step in zip(t.shape, t.stride(), strict=True):
+        places = (places[:, None] + torch.arange(size) * (step * t.itemsize)).flatten()
+    return places

@@ -28,7 +28,9 @@ from graphport.program.check_steps import (
     Environment,
     Equals,
     Holds,
+    IsApart,
     IsConstant,
+    IsLaidOut,
     IsNumber,
     IsTensor,
     Place,
@@ -44,8 +46,9 @@ from graphport.symbolic import Expr, Range, Truth, ge, le, substitute, symbols
 class InputShape:
     """What an input must be: `path` as the user passes it, and one of three kinds.
 
-    A tensor has `sizes`, `dtype` and the device it was captured on, of which the type counts; a
-    number that is an input of the program has `number`; anything else is the constant `value`.
+    A tensor has `sizes`, `dtype` and the device it was captured on, of which the type counts, and
+    `strides` if the program depends on them; a number that is an input of the program has
+    `number`; anything else is the constant `value`.
     """
 
     path: str
@@ -54,17 +57,26 @@ class InputShape:
     value: Any = None
     number: Expr | None = None
     device: torch.device | None = None
+    strides: tuple[int | Expr, ...] | None = None
 
 
 class InputChecks:
-    """Checks flat inputs; raises RuntimeError in the user's terms."""
+    """Checks flat inputs; raises RuntimeError in the user's terms.
+
+    `written` are the inputs that the program writes to, which share no memory with others then.
+    """
 
     def __init__(
-        self, inputs: Sequence[InputShape], ranges: dict[Expr, Range], facts: Sequence[Expr]
+        self,
+        inputs: Sequence[InputShape],
+        ranges: dict[Expr, Range],
+        facts: Sequence[Expr],
+        written: Sequence[int] = (),
     ) -> None:
         self.inputs = tuple(inputs)
         self.ranges = dict(ranges)
         self.facts = tuple(facts)
+        self.written = tuple(written)
 
     def __call__(self, leaves: Sequence[Any]) -> Environment:
         """Walk through the checks; the values of the symbols."""
@@ -139,6 +151,11 @@ class _Plan:
                    for cond in _conditions(e, limits)]  # fmt: skip
         known = [cond for cond in (*derived, *checks.facts) if self._known(cond)]
         self.steps += [Holds(cond, self.origins) for cond in known]
+        for i, shape in enumerate(checks.inputs):
+            if shape.strides is not None and all(map(self._known, shape.strides)):
+                self.steps.append(IsLaidOut(shape.path, i, shape.strides))
+        tensors = {i: s.path for i, s in enumerate(checks.inputs) if s.sizes is not None}
+        self.steps += [IsApart(i, tensors) for i in checks.written if i in tensors]
 
     def _settle(self, waiting: list[tuple[Place, Expr]]) -> list[tuple[Place, Expr]]:
         """Steps for places that had to wait; those that no input tells enough about."""

@@ -293,6 +293,21 @@ def give_state(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
         setattr(module, name, t)
 
 
+def checks_of_call(program: ExportedProgram) -> InputChecks:
+    """The checks of a program, and of the memory that it writes to if that is its caller's.
+
+    A program in training form writes as eager does, whatever shares the memory.
+    """
+    if program.dialect == "TRAINING":
+        return program.checks
+    signature = program.graph_signature
+    names = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
+    written = [names.index(s.target) for s in signature.output_specs
+               if s.kind is OutputKind.USER_INPUT_MUTATION and s.target in names]  # fmt: skip
+    checks = program.checks
+    return InputChecks(checks.inputs, checks.ranges, checks.facts, written) if written else checks
+
+
 class Entrance:
     """Checks the structure and sizes of the arguments before `forward` sees them."""
 
@@ -300,7 +315,7 @@ class Entrance:
         self.spec = program.call_spec.in_spec
         self.names = program.argument_names
         self.positional = program.positional
-        self.checks = program.checks if check_guards else None
+        self.checks = checks_of_call(program) if check_guards else None
         safe = parameter_names(self.names)
         self.renamed = {n: s for n, s in zip(self.names, safe, strict=True) if n != s}
         self.original = {s: n for n, s in self.renamed.items()}

@@ -192,6 +192,8 @@ def _encode_shape(shape: InputShape, expressions: ExpressionTable) -> dict[str, 
         row["sizes"] = [expressions.operand(s) for s in shape.sizes]
         row["dtype"] = None if shape.dtype is None else _DTYPE_NAMES.get(shape.dtype)
         row["device"] = None if shape.device is None else str(shape.device)
+        if shape.strides is not None:
+            row["strides"] = [expressions.operand(s) for s in shape.strides]
     elif shape.number is not None:
         row["number"] = expressions.operand(shape.number)
     else:
@@ -208,11 +210,14 @@ def read_checks(item: Item, expressions: Expressions, values: Values) -> InputCh
     )
 
 
+_OF_TENSORS = ("dtype", "device", "strides")
+
+
 def _shape(item: Item, expressions: Expressions, values: Values) -> InputShape:
-    fields = item.fields("path", optional=("sizes", "dtype", "device", "number", "value"))
+    fields = item.fields("path", optional=("sizes", *_OF_TENSORS, "number", "value"))
     path = fields["path"].text()
     kinds = [kind for kind in ("sizes", "number", "value") if kind in fields]
-    if len(kinds) != 1 or (kinds != ["sizes"] and ("dtype" in fields or "device" in fields)):
+    if len(kinds) != 1 or (kinds != ["sizes"] and fields.keys() & {*_OF_TENSORS}):
         item.fail("an input has sizes (with a dtype and a device), or a number, or a value")
     if "number" in fields:
         number = expressions.number(fields["number"])
@@ -224,9 +229,16 @@ def _shape(item: Item, expressions: Expressions, values: Values) -> InputShape:
     for name in ("dtype", "device"):
         if name not in fields:
             item.fail(f"the field {name!r} is missing")
+    sizes = tuple(expressions.integer(size, 0) for size in fields["sizes"].list())
+    strides = None
+    if "strides" in fields:
+        strides = tuple(expressions.integer(step, 0) for step in fields["strides"].list())
+        if len(strides) != len(sizes):
+            fields["strides"].fail("one stride for each size")
     return InputShape(
         path,
-        tuple(expressions.integer(size, 0) for size in fields["sizes"].list()),
+        sizes,
         None if fields["dtype"].value is None else dtype(fields["dtype"]),
         device=None if fields["device"].value is None else device(fields["device"]),
+        strides=strides,
     )

@@ -1,0 +1,306 @@
+"""Makes a file right at every size that it declares.
+
+Capture takes one path through the program. Sizes for which Python would take another are excluded
+by conditions (`b != 1`, `a <= c`), which `.module()` checks at every call; but an ONNX file runs
+where nobody checks. So a condition at an end of a dim's range narrows the range that the file
+declares; every other one, and every one that a branch of the user's code depends on, is computed in
+the file, which stops at sizes that do not meet it.
+
+A branch that the user's code took is told: as an error where it breaks an end of a range that the
+user wrote, else as a warning. What operators need of their sizes is told only if it breaks such an
+end: eager stops at most of these sizes itself.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from graphport.capture.dims import Dim
+from graphport.capture.outcome import definition
+from graphport.capture.sites import Site
+from graphport.errors import ConstraintViolationError, SizeWarning
+from graphport.onnx.builder import Builder
+from graphport.onnx.ir import Value
+from graphport.program import ExportedProgram, InputChecks
+from graphport.source import Location
+from graphport.symbolic import Expr, Range, evaluate, symbols
+from graphport.symbolic.integers import split
+
+_STEPS = 1024
+"""As many sizes at an end of a range are tried with a condition that is not linear."""
+
+Declared = Mapping[str, Site]
+"""What the user's spec says of a symbol: by the name of a Dim, or the place of an unnamed size."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What must hold of input sizes for the captured program to be the user's."""
+
+    cond: Expr
+    where: Location | None = None
+    is_branch: bool = False
+    """Whether it is the outcome of a branch in the user's code."""
+
+    def __str__(self) -> str:
+        return f"{self.cond} ({self.where})" if self.where is not None else str(self.cond)
+
+
+def list_conditions(program: ExportedProgram) -> list[Condition]:
+    """The conditions on input sizes beyond their ranges, with the user's lines."""
+    simplify = program.scope.simplify
+    facts = {simplify(fact.cond): fact for fact in program.scope.facts}
+    found = []
+    for cond in program.checks.facts:
+        fact = facts.get(simplify(cond))
+        if fact is None:
+            found.append(Condition(cond))
+        else:
+            is_branch = fact.kind == "guard" and not fact.internal
+            found.append(Condition(cond, fact.where, is_branch))
+    return found
+
+
+def narrow(program: ExportedProgram, declare: Callable[[], Declared]) -> ExportedProgram:
+    """The program with ranges that its conditions leave; the user is told of every condition."""
+    conditions = list_conditions(program)
+    if not conditions:
+        return program
+    ends = _Ends(program, declare())
+    changes: dict[Expr, list[Condition]] = {}
+    while found := next(filter(ends.narrow, conditions), None):
+        changes.setdefault(symbols(found.cond)[0], []).append(found)
+    _refuse(program, ends, changes)
+    for symbol, why in changes.items():
+        if not ends.breaks_promise(symbol) and not any(c.is_branch for c in why):
+            continue
+        _warn(
+            f"{_place(program, symbol)} is narrowed to {ends.ranges[symbol]}: the program as "
+            f"captured is right only where {_join(why)}",
+            f"to say so, {ends.fix(symbol)}",
+        )
+    left = [c for c in conditions if c.is_branch and not ends.implies(c.cond)]
+    if left:
+        _warn(
+            f"the program as captured is right only where {_join(left)}",
+            "the ONNX file stops at other sizes",
+        )
+    if not changes:
+        return program
+    checks = InputChecks(
+        program.checks.inputs, ends.apply(program.checks.ranges), program.checks.facts
+    )
+    return replace(
+        program, checks=checks, range_constraints=ends.apply(program.range_constraints)
+    )  # fmt: skip
+
+
+def select_checks(program: ExportedProgram) -> list[Expr]:
+    """The conditions that a file has to check itself: beyond the ranges that it declares."""
+    ends = _Ends(program, {})
+    return [c.cond for c in list_conditions(program) if c.is_branch or not ends.implies(c.cond)]
+
+
+def _warn(what: str, then: str) -> None:
+    # Below the caller of gp.onnx.export: export, _captured, narrow.
+    warnings.warn(f"{what}; {then}", SizeWarning, stacklevel=5)
+
+
+def _join(conditions: Iterable[Condition]) -> str:
+    return " and ".join(map(str, conditions))
+
+
+def _place(program: ExportedProgram, symbol: Expr) -> str:
+    return f"{symbol} = {program.scope.origins.get(symbol) or 'a size of the inputs'}"
+
+
+def _refuse(
+    program: ExportedProgram, ends: _Ends, changes: Mapping[Expr, Sequence[Condition]]
+) -> None:
+    """An end of a range that the user wrote is a promise, which a branch must not break."""
+    broken = {
+        s: why for s, why in changes.items()
+        if ends.breaks_promise(s) and any(c.is_branch for c in why)
+    }  # fmt: skip
+    if not broken:
+        return
+    lines = [
+        f"  - Not all values of {_place(program, s)} in the specified range "
+        f"{ends.before[s]} satisfy the generated guard {condition.cond}"
+        + (f"\n      at {condition.where}" if condition.where is not None else "")
+        for s, why in broken.items()
+        for condition in why
+    ]
+    raise ConstraintViolationError(
+        f"Constraints violated ({', '.join(map(str, broken))})! An ONNX file runs where nobody "
+        "checks its inputs, and would be wrong at sizes that dynamic_shapes allows:\n"
+        + "\n".join(lines),
+        fix=[ends.fix(s) for s in broken],
+    )
+
+
+class _Ends:
+    """The ranges of symbols while conditions narrow them."""
+
+    def __init__(self, program: ExportedProgram, declared: Declared) -> None:
+        self.hint = program.scope.hint
+        self.before = {s: r for s, r in program.checks.ranges.items() if s.kind == "symbol"}
+        self.ranges = dict(self.before)
+        origins = program.scope.origins
+        self.sites = {
+            s: declared.get(s.name) or declared.get(str(origins.get(s))) for s in self.before
+        }
+
+    def written(self, symbol: Expr) -> tuple[float | None, float | None]:
+        """The ends of a range that the user wrote."""
+        site = self.sites[symbol]
+        if site is None or site.wish is None or isinstance(site.wish, int):
+            return None, None
+        return (
+            site.wish.root.given if isinstance(site.wish, Dim) else (site.wish.min, site.wish.max)
+        )
+
+    def breaks_promise(self, symbol: Expr) -> bool:
+        (low, high), now, before = self.written(symbol), self.ranges[symbol], self.before[symbol]
+        return (low is not None and now.lower != before.lower) or (
+            high is not None and now.upper != before.upper
+        )
+
+    def fix(self, symbol: Expr) -> str:
+        """The corrected definition."""
+        site, limits = self.sites[symbol], self.ranges[symbol]
+        if site is None or isinstance(site.wish, Dim):
+            return definition(symbol.name, limits)
+        low, high = self.written(symbol)
+        low = int(limits.lower) if limits.lower > 0 else low
+        high = int(limits.upper) if limits.upper != math.inf else high
+        return f"{site.place} = {replace(site.wish, min=low, max=high)!r}"  # type: ignore[type-var]
+
+    def narrow(self, condition: Condition) -> bool:
+        """Whether a condition excludes sizes at an end of a range, which is then narrower."""
+        cond = condition.cond
+        symbol = self._only_symbol(cond)
+        if symbol is None or self.implies(cond):
+            return False
+        old = self.ranges[symbol]
+        new = self.ranges[symbol] = self._trim(cond, symbol, old)
+        return new != old
+
+    def implies(self, cond: Expr) -> bool:
+        """Whether the ranges are such that a condition always holds."""
+        symbol = self._only_symbol(cond)
+        if symbol is None:
+            return False
+        limits = self.ranges[symbol]
+        bound, excluded = _half_line(cond), _excluded(cond)
+        if bound is not None:
+            return limits & bound == limits
+        if excluded is not None:
+            return not limits.lower <= excluded <= limits.upper
+        return limits.upper - limits.lower <= _STEPS and all(
+            evaluate(cond, {symbol: v})
+            for v in range(int(limits.lower), int(limits.upper) + 1)
+        )  # fmt: skip
+
+    def _only_symbol(self, cond: Expr) -> Expr | None:
+        found = symbols(cond)
+        alone = len(found) == 1 and found[0].type is int and found[0] in self.ranges
+        return found[0] if alone else None
+
+    def _trim(self, cond: Expr, symbol: Expr, limits: Range) -> Range:
+        """A range without the sizes at its ends for which a condition does not hold."""
+        bound = _half_line(cond)
+        if bound is not None:
+            return limits & bound
+        example = self.hint(symbol)
+        assert isinstance(example, int)
+        low, high = limits.lower, limits.upper
+        # An end that was left open is where sizes are special cases: of 1 as well as of 0.
+        if low == 0 and example > 1 and self.written(symbol)[0] is None:
+            low = low if evaluate(cond, {symbol: 1}) else 2
+        for _ in range(_STEPS):
+            if low < example and not evaluate(cond, {symbol: int(low)}):
+                low += 1
+            if high > example and high != math.inf and not evaluate(cond, {symbol: int(high)}):
+                high -= 1
+        return Range(low, high)
+
+    def apply(self, ranges: Mapping[Expr, Range]) -> dict[Expr, Range]:
+        """Ranges of symbols and of what is derived from them."""
+        return {e: self._narrowed(e, r) for e, r in ranges.items()}
+
+    def _narrowed(self, e: Expr, limits: Range) -> Range:
+        terms, offset = split(e)
+        if len(terms) != 1 or terms[0][0] not in self.ranges:
+            return limits
+        symbol, factor = terms[0]
+        root = self.ranges[symbol]
+        ends = sorted((root.lower * factor + offset, root.upper * factor + offset))
+        return limits & Range(*ends)
+
+
+def _linear(cond: Expr) -> tuple[int, int] | None:
+    """(factor, offset) where a condition compares factor*symbol + offset with 0."""
+    terms, offset = split(cond.args[0])
+    if len(terms) != 1 or terms[0][0].kind != "symbol":
+        return None
+    return terms[0][1], offset
+
+
+def _half_line(cond: Expr) -> Range | None:
+    """The range that a linear inequality of one symbol says."""
+    linear = _linear(cond) if cond.kind == "ge0" else None
+    if linear is None:
+        return None
+    factor, offset = linear
+    if factor > 0:
+        return Range(-(offset // factor), math.inf)
+    return Range(-math.inf, offset // -factor)
+
+
+def _excluded(cond: Expr) -> int | None:
+    """The one value that a condition excludes."""
+    if cond.kind != "not" or cond.args[0].kind != "eq0":
+        return None
+    linear = _linear(cond.args[0])
+    if linear is None or linear[1] % linear[0]:
+        return None
+    return -linear[1] // linear[0]
+
+
+class Gate:
+    """Stops the file at sizes that do not meet the conditions; lets values through unchanged."""
+
+    def __init__(self, b: Builder, conditions: Iterable[Expr]) -> None:
+        self.b = b
+        b.sizes.guarded = True
+        self.zero: Value | None = None
+        for cond in conditions:
+            zero = self._zero_where(cond)
+            self.zero = zero if self.zero is None else b.Add(self.zero, zero)
+
+    def _zero_where(self, cond: Expr) -> Value:
+        """0 where a condition holds; else one element cannot be given the shape of two.
+
+        What the node is called is what ONNX Runtime says when it stops there.
+        """
+        b = self.b
+        count = b.Where(b.sizes.check(cond), b.scalar(1, torch.int64), b.scalar(2, torch.int64))
+        zero = b.Reshape(b.constant(torch.zeros(1, dtype=torch.int64)), count)
+        zero.shape = (1,)
+        zero.name = f"requires {cond}"
+        return zero
+
+    def through(self, value: Value) -> Value:
+        """A value that is there only if all conditions hold."""
+        if self.zero is None:
+            return value
+        sizes = self.b.Add(self.b.Shape(value), self.zero)
+        made: Value = self.b.Reshape(value, sizes, allowzero=1)
+        made.shape = value.shape
+        return made
