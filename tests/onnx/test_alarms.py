@@ -6,6 +6,8 @@ import pytest
 
 from tests.onnx import alarms, sweep, zoo
 
+pytestmark = pytest.mark.filterwarnings("ignore::graphport.errors.SizeWarning")
+
 OPERATORS = {sweep.name_of(op): op for op in sweep.op_db}
 MODELS = {case.name: case for case in zoo.cases()}
 QUICK = (

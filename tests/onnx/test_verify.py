@@ -102,6 +102,7 @@ def test_sizes_that_eager_refuses() -> None:
         program.verify((torch.randn(1),))
 
 
+@pytest.mark.filterwarnings("ignore::graphport.errors.SizeWarning")
 def test_sizes_that_the_program_refuses() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x = x + 1 if x.shape[0] == 4 else x + 2
@@ -119,6 +120,25 @@ def test_sizes_that_the_program_refuses() -> None:
     assert other["c"] > other["b"]
     assert "refused: b=4, c=" in str(report)
     assert "because b != 4 does not hold" in str(report)
+
+
+@pytest.mark.filterwarnings("ignore::graphport.errors.SizeWarning")
+def test_sizes_that_a_branch_has_left_out() -> None:
+    f = lambda x: x + 1 if x.shape[0] == 1 else x + 2
+    report = gp.onnx.export(f, (torch.randn(3),), dynamic_shapes=({0: batch},)).verify()
+    assert report.ok and report.sizes_refused == [{"batch": 1}]
+    assert "refused: batch=1, because batch != 1 does not hold" in str(report)
+
+
+def test_layouts_and_memory_that_a_program_needs() -> None:
+    def f(x: Tensor) -> Tensor:
+        x.permute(1, 0).flatten().mul_(10)
+        return x + 0
+
+    x = torch.randn(4, 3).T
+    program = gp.onnx.export(f, (x,), dynamic_shapes=({0: gp.Dim("a"), 1: gp.Dim("b")},))
+    report = program.verify()
+    assert report.ok and sum(t.compared for t in report.sizes_tried) == 6, report
 
 
 def test_what_came_of_each_size() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -23,7 +23,7 @@ from graphport.errors import InputError
 from graphport.onnx import needs
 from graphport.onnx.drawing import draw, draw_any, repeat
 from graphport.ops.weightless import lacks_data
-from graphport.program import ExportedProgram
+from graphport.program import ExportedProgram, InputChecks
 from graphport.program.check_steps import UNDEFINED
 from graphport.symbolic import Expr, evaluate, symbols
 
@@ -59,7 +59,10 @@ class Samples:
 
     def __init__(self, program: ExportedProgram, leaves: Sequence[Any]) -> None:
         self.program = program
-        self.checks = program.checks
+        checks = self.checks = program.checks
+        # Of sizes alone: what is looked at first has no memory of its own.
+        shapes = [replace(shape, strides=None) for shape in checks.inputs]
+        self.size_checks = InputChecks(shapes, checks.ranges, checks.facts)
         self.leaves = leaves
         self.example: Sizes = {s: n for s, n in self.checks(leaves).items() if s.type is int}
         self.refused: dict[Any, Refusal] = {}
@@ -116,9 +119,9 @@ class Samples:
         """For each condition on sizes, sizes at which it does not hold."""
         for fact in self.checks.facts:
             if fact not in self.refused and len(self.refused) < _REFUSALS:
-                for proposal in self._around(fact):
-                    if self.refusal(proposal) is not None and fact in self.refused:
-                        break
+                sizes = next(self._around(fact), None)
+                if sizes is not None:
+                    self.refused[fact] = Refusal(sizes, f"{fact} does not hold")
         return list(self.refused.values())[:_REFUSALS]
 
     def cost(self, sizes: Sizes) -> float:
@@ -132,14 +135,14 @@ class Samples:
         made = self._made(sizes, _sketch)
         if made is None:
             return "there are no tensors of such sizes"
-        if self.checks.accepts(made):
+        if self.size_checks.accepts(made):
             return None
         try:
-            self.checks(made)
+            self.size_checks(made)
         except RuntimeError as error:
             failed = next((f for f in self.checks.facts if not _holds(f, sizes)), None)
             reason = str(error) if failed is None else f"{failed} does not hold"
-            if failed is not None and self._is_within(sizes):
+            if failed is not None:
                 self.refused.setdefault(failed, Refusal(sizes, reason))
             return reason
         return None
@@ -149,21 +152,30 @@ class Samples:
         generator = _generator()
 
         def like(i: int, t: torch.Tensor, wanted: list[int]) -> torch.Tensor:
-            return draw(t, wanted, generator, needs.at(self._needs[i], sizes))
+            made = draw(t, wanted, generator, needs.at(self._needs[i], sizes))
+            return self._laid_out(i, made, sizes)
 
         return self._made(sizes, like) or []
 
     def repeated(self, sizes: Sizes) -> list[Any]:
         """Flat inputs of these sizes with the example's values, for programs that need those."""
-        return self._made(sizes, lambda i, t, wanted: repeat(t, wanted)) or []
+
+        def like(i: int, t: torch.Tensor, wanted: list[int]) -> torch.Tensor:
+            return self._laid_out(i, repeat(t, wanted), sizes)
+
+        return self._made(sizes, like) or []
+
+    def _laid_out(self, i: int, t: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+        """A tensor in the layout that the program needs, if it depends on one."""
+        wanted = self.checks.inputs[i].strides
+        if wanted is None:
+            return t
+        strides = [_value(stride, sizes, 1) for stride in wanted]
+        return torch.empty_strided(t.shape, strides, dtype=t.dtype).copy_(t)
 
     @cached_property
     def _needs(self) -> list[list[needs.Rule]]:
         return needs.of_inputs(self.program)
-
-    def _is_within(self, sizes: Sizes) -> bool:
-        spans = ((n, *self._limits(s)) for s, n in sizes.items())
-        return all(low <= n <= high for n, low, high in spans)
 
     def _made(
         self, sizes: Mapping[Expr, int], like: Callable[[int, torch.Tensor, list[int]], Any]
@@ -231,7 +243,7 @@ class Samples:
                    for s, low in lows.items()}  # fmt: skip
 
     def _around(self, fact: Any) -> Iterator[Sizes]:
-        """Sizes at which a condition does not hold, those near the example's first."""
+        """Sizes at which a condition does not hold: within the ranges, or below what it left."""
         named = [s for s in symbols(fact) if s in self.symbols]
         now = {s: self.example.get(s, self._limits(s)[0]) for s in self.symbols}
         choices = [self._nearby(s, now[s], fact) for s in named]
@@ -245,8 +257,8 @@ class Samples:
         low, high = self._limits(s)
         around = sorted(range(now - _NEARBY, now + _NEARBY), key=lambda n: abs(n - now))
         said = (c + d for c in _constants(fact) for d in (0, -1, 1))
-        wanted = (0, 1, low, *said, *around)
-        return list(dict.fromkeys(n for n in wanted if low <= n <= high))[: 2 * _NEARBY]
+        wanted = dict.fromkeys(n for n in (0, 1, low, *said, *around) if min(low, 0) <= n <= high)
+        return sorted(wanted, key=lambda n: n < low)[: 2 * _NEARBY]
 
 
 def _constants(e: Any) -> Iterator[int]:
