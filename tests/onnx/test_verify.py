@@ -171,6 +171,8 @@ def test_no_other_sizes() -> None:
 def test_sizes_that_are_given() -> None:
     report = doubled(max=64).verify(sizes=[{"batch": 5}, {"batch": 65}])
     assert report.ok and report.sizes_tried == [{"batch": n} for n in (3, 5, 65)]
+    many = doubled().verify(sizes=[{"batch": -1}, {"batch": 10**14}, {"batch": 2**62 - 1}])
+    assert many.ok and [t.outcome for t in many.sizes_refused] == ["refused"] * 3
     outside = report.sizes_tried[2]
     assert outside.outcome == "refused" and "64" in outside.reason
     assert len(doubled().verify(sizes={"batch": 9}, limit=2).sizes_tried) == 4
@@ -195,7 +197,8 @@ def test_inputs_that_are_given() -> None:
         ({"limit": 2, "other_sizes": False}, "limit=2 asks for other sizes"),
         ({"other_sizes": "no"}, "other_sizes='no'"),
         ({"sizes": [{"rows": 3}]}, "the program has no dim 'rows'; it has batch"),
-        ({"sizes": [{"batch": 1.5}]}, "batch=1.5 is not an int"),
+        ({"sizes": [{"batch": 1.5}]}, "batch=1.5 is no size"),
+        ({"sizes": [{"batch": 10**30}]}, "is no size"),
         ({"sizes": [3]}, "sizes has 3"),
         ({"sizes": "batch=3"}, "sizes must be a list of dicts"),
         ({"inputs": []}, "inputs is empty"),

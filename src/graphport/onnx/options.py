@@ -134,5 +134,5 @@ def _require_sizes(sizes: Any) -> None:
             fix='sizes=[{"batch": 7}]',
         )
     for name, n in sizes.items():
-        if type(n) is not int:
-            raise InputError(f"sizes: {name}={n!r} is not an int", fix=f'sizes=[{{"{name}": 7}}]')
+        if type(n) is not int or n.bit_length() > 62:
+            raise InputError(f"sizes: {name}={n!r} is no size", fix=f'sizes=[{{"{name}": 7}}]')

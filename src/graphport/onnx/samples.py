@@ -132,7 +132,10 @@ class Samples:
 
     def refusal(self, sizes: Sizes) -> str | None:
         """Why the program does not take such sizes."""
-        made = self._made(sizes, _sketch)
+        try:
+            made = self._made(sizes, _sketch)
+        except RuntimeError:  # of torch: more elements than can be counted
+            made = None
         if made is None:
             return "there are no tensors of such sizes"
         if self.size_checks.accepts(made):

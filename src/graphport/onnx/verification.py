@@ -251,11 +251,16 @@ class _Run:
         if reason is not None:
             self.tried.append(Trial(_named(sizes), "refused", reason))
             return
-        for flat in (some.drawn(sizes), some.repeated(sizes)):
-            error = self.compare(sizes, flat)
-            if error is None:
+        for make in (some.drawn, some.repeated):
+            try:
+                flat = make(sizes)
+            except (RuntimeError, MemoryError) as error:  # of torch: too large
+                self.tried.append(Trial(_named(sizes), "refused", _first_line(error)))
                 return
-            reason = reason or _first_line(error)
+            refused = self.compare(sizes, flat)
+            if refused is None:
+                return
+            reason = reason or _first_line(refused)
         self.tried.append(Trial(_named(sizes), "eager refuses", reason or ""))
 
     def refuse(self, refusals: Sequence[Refusal]) -> None:
