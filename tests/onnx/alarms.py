@@ -38,7 +38,6 @@ DIFFERENCES: dict[str, str] = {
     "native_batch_norm": _BATCH_NORM,
     "_native_batch_norm_legit": _BATCH_NORM,
     "_batch_norm_with_update": _BATCH_NORM,
-    "nn.functional.glu": "Split of nothing is refused by ONNX Runtime",
     "nn.functional.multi_head_attention_forward": "no queries: ONNX Runtime divides by zero",
 }
 

@@ -52,3 +52,10 @@ def test_operators(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str) -> None:
     check_model(name)
+
+
+@pytest.mark.slow
+def test_differences_are_differences() -> None:
+    jobs = [("operator", name, seed) for name in alarms.DIFFERENCES for seed in range(2)]
+    found = {name for (_, name, _), some, _ in alarms.done(jobs) if some}
+    assert found == {*alarms.DIFFERENCES}, "some are none any more"
