@@ -18,7 +18,7 @@ pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "graphport"
 
-# errors.py, arguments.py, source.py, hooks.py and loading.py are the ground that everything stands on.
+# errors.py, arguments.py, source.py, hooks.py, loading.py: the ground that everything stands on.
 GROUND = {"errors", "arguments", "source", "hooks", "loading"}
 EVERYTHING = {"*"}
 MAY_IMPORT = {

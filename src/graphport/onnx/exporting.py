@@ -37,7 +37,7 @@ def export(
     opset: int | None = None,
     target: str = "onnx",
     optimize: bool = True,
-    verify: bool = False,
+    verify: bool | Mapping[str, Any] = False,
     custom_lowerings: Mapping[Any, Callable[..., Any]] | None = None,
     report: str | None = None,
     module_functions: Sequence[Any] = (),
@@ -70,9 +70,9 @@ def export(
     elif args or kwargs:
         program.example_inputs = (args, kwargs or {})
     found = None
-    if verify:
+    if verify is not False:
         verifying = perf_counter()
-        found = program.verify()
+        found = program.verify(**(verify if isinstance(verify, Mapping) else {}))
         timings["verify"] = perf_counter() - verifying
     if report is not None:
         hooks.write_report(program, report, timings, found)
