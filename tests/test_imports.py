@@ -18,14 +18,15 @@ pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "graphport"
 
-# errors.py, source.py, hooks.py and loading.py are the ground that everything stands on.
-GROUND = {"errors", "source", "hooks", "loading"}
+# errors.py, source.py, hooks.py, loading.py and process.py are what everything stands on.
+GROUND = {"errors", "source", "hooks", "loading", "process"}
 EVERYTHING = {"*"}
 MAY_IMPORT = {
     "errors": GROUND,
     "source": GROUND,
     "hooks": GROUND,
     "loading": GROUND,
+    "process": GROUND,
     "symbolic": GROUND,
     "ops": GROUND | {"symbolic"},
     "program": GROUND | {"ops", "symbolic"},

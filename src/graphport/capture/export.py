@@ -50,7 +50,7 @@ from graphport.capture.names import Names
 from graphport.capture.outcome import Outcome, judge
 from graphport.capture.recorder import Recorder
 from graphport.capture.retell import retell
-from graphport.capture.settings import NO_COLLECTION, capturing
+from graphport.capture.settings import WORKING, capturing
 from graphport.capture.shapes import AdditionalInputs
 from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
@@ -72,6 +72,7 @@ from graphport.ops import Abstract
 from graphport.ops.abstract import permuted
 from graphport.ops.strides import is_dense
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
+from graphport.process import contained, undone
 from graphport.program import (
     CallSpec,
     ExportedProgram,
@@ -146,6 +147,7 @@ class Options:
     """Whether results are views in the graph wherever they are, also after a write."""
 
 
+@contained
 def capture(
     mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, options: Options
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
@@ -174,7 +176,7 @@ def _captured(
     root = _root(mod)
     inputs = bind(mod, args, kwargs)
     # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
-    with NO_COLLECTION, _disable_current_modes():
+    with WORKING, _disable_current_modes():
         first = _Capture(mod, root, inputs, dynamic_shapes, options)
 
         def answered(answers: forks.Answers) -> ExportedProgram:
@@ -287,12 +289,10 @@ class _Capture:
         snapshot = Snapshot((self.root, *holders(self.mod)))
         surroundings = changes.Surroundings(self.mod, self.root)
         self.modules.on_initialised = snapshot.renew
-        try:
+        with undone(snapshot.restore):
             outputs, out_spec = self._call(leaves)
             self._find_replaced_buffers(snapshot)
             self._tell_changes(snapshot, surroundings)
-        finally:
-            snapshot.restore()
         # The program has returned: what is recorded now has no line of the user's.
         with self.recorder.saying({"nn_module_stack": {}, "stack_trace": ""}):
             if self.options.keep_views:
@@ -426,7 +426,7 @@ class _Capture:
             if self.options.training:
                 stack.enter_context(autograd_functions.recorded(self.tracer))
             if self.options.strict:
-                stack.enter_context(strictness.no_text())
+                stack.enter_context(strictness.NO_TEXT)
             stack.enter_context(self.modules.watching())
             stack.enter_context(self.tracer)
             stack.enter_context(Functions(self.tracer))

@@ -11,9 +11,8 @@ A capture inside of the mode does not see it: the program makes its tensors wher
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,12 +20,12 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from graphport import process
 from graphport.capture.checkpoints import readers, replaced
-from graphport.capture.process import ProcessWide
 from graphport.ops.weightless import WeightlessTensor, deferred, notes_of, without_data
 
 _LARGE = 1 << 20  # bytes; what is smaller costs less to make than to think about
-_here = threading.local()
+_here = process.thread_local()
 
 
 @contextmanager
@@ -46,8 +45,16 @@ def fake_mode() -> Iterator[None]:
     parameters.
     """
     _teach_initialisers()
-    with _replaced, _Building():
-        yield
+    holder = object()
+    try:
+        try:
+            _replaced.hold(holder)
+            with _Building():
+                yield
+        finally:
+            _replaced.release(holder)
+    finally:
+        _replaced.release(holder)
 
 
 class _Building(TorchDispatchMode):
@@ -154,18 +161,15 @@ def _load_state_dict(original: Any, *args: Any, **kwargs: Any) -> Any:
         _here.loading = outer
 
 
-@contextmanager
-def _replacing() -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, name, new in (
-            (nn.Parameter, "__new__", _parameter),
-            (nn.Module, "register_buffer", _register_buffer),
-            (nn.Module, "__setattr__", _set_attribute),
-            (nn.Module, "load_state_dict", _load_state_dict),
-            *readers(),
-        ):
-            stack.enter_context(replaced(owner, name, new, _is_active))
-        yield
+def _replacements() -> Iterator[process.Replacement]:
+    for owner, name, new in (
+        (nn.Parameter, "__new__", _parameter),
+        (nn.Module, "register_buffer", _register_buffer),
+        (nn.Module, "__setattr__", _set_attribute),
+        (nn.Module, "load_state_dict", _load_state_dict),
+        *readers(),
+    ):
+        yield replaced(owner, name, new, _is_active)
 
 
-_replaced = ProcessWide(_replacing)
+_replaced = process.Patch(_replacements)

@@ -21,9 +21,11 @@ from graphport.onnx.options import ExportOptions
 from graphport.onnx.program import ONNXProgram, require_arguments
 from graphport.onnx.registry import COMPLEX, LOWERINGS, Lowering, is_known, operator_named
 from graphport.ops import info_of
+from graphport.process import contained
 from graphport.program import ExportedProgram, from_torch, services
 
 
+@contained
 def export(
     model: Any,
     args: tuple[Any, ...] = (),
