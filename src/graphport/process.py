@@ -7,14 +7,18 @@ undoing may be repeated; and a contained call undoes what its record says twice,
 finds nothing to do unless the first was interrupted.
 
 Contexts within such a call (`Patch`, `undone`, and torch's own) undo what they do as ever; the
-record is for what they miss.
+record is for what they miss. A context made of a generator that was interrupted as it was entered
+undoes it whenever the traceback is dropped, which is too late: so the frames of an interrupt are
+cleared before the thread is restored, but for the user's.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -37,6 +41,12 @@ def contained(fn: Callable[P, T]) -> Callable[P, T]:
             try:
                 _here.record = record
                 return fn(*args, **kwargs)
+            except BaseException as error:
+                interrupt = interrupt_behind(error, record.handled)
+                if interrupt is None:
+                    raise
+                _clear_frames(error, record.handled)
+                raise interrupt  # noqa: B904  it has its own context
             finally:
                 record.undo()
         finally:
@@ -45,7 +55,45 @@ def contained(fn: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-class undone:  # noqa: N801  used as a function
+def interrupt_behind(
+    error: BaseException | None, handled: BaseException | None
+) -> BaseException | None:
+    """The interrupt that `error` is, or covers up: it came while that was under way.
+
+    `handled` is what the caller was handling before anything began.
+    """
+    for e in _chain(error, handled):
+        if not isinstance(e, Exception):
+            return e
+        if type(e) is TypeError and _SWALLOWED in str(e):
+            return KeyboardInterrupt()
+    return None
+
+
+_SWALLOWED = 'with error "KeyboardInterrupt'
+"""What torch makes of one that comes while it asks an argument for its value."""
+
+
+def _chain(error: BaseException | None, handled: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and error is not handled and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__context__
+
+
+def _clear_frames(error: BaseException, handled: BaseException | None) -> None:
+    """Drop what the frames of other packages hold that have ended."""
+    for e in _chain(error, handled):
+        trace = e.__traceback__
+        while trace is not None:
+            frame, trace = trace.tb_frame, trace.tb_next
+            if not source.is_the_users(frame.f_code):
+                with suppress(RuntimeError):  # it is running
+                    frame.clear()
+
+
+class undone:
     """While this lasts, something is different, which `undo` undoes; it may be called again."""
 
     def __init__(self, undo: Callable[[], object]) -> None:
@@ -61,7 +109,7 @@ class undone:  # noqa: N801  used as a function
         self._steps.remove(self._undo)
 
 
-class undone_unless_finished(undone):  # noqa: N801
+class undone_unless_finished(undone):
     """What is only undone if it does not come to its end."""
 
     def __exit__(self, kind: Any, *_: object) -> None:
@@ -175,7 +223,7 @@ _LOCALS: list[threading.local] = [source.running]
 # Whatever a guard of torch's may exclude: modes, autograd, autocast.
 _EXCLUDED = [
     key for name, key in torch._C.DispatchKey.__members__.items()
-    if name.startswith(("Autocast", "Python")) and name != "PythonDispatcher"
+    if (name.startswith(("Autocast", "Python")) and name != "PythonDispatcher")
     or name in ("ADInplaceOrView", "AutogradFunctionality", "AutogradOther",
                 "AutogradNestedTensor", "PreDispatch")
 ]  # fmt: skip
@@ -188,6 +236,7 @@ class _Record:
     def __init__(self) -> None:
         self.steps: list[Callable[[], object]] = []
         """What undoes the changes that are under way, the last one last."""
+        self.handled = sys.exc_info()[1]
         self._outer = _here.record
         self._locals = [dict(vars(local)) for local in _LOCALS]
         self._function_modes = _get_current_function_mode_stack()
@@ -220,7 +269,7 @@ class _Record:
                 torch._C._push_on_torch_function_stack(mode)
         if not _same(_get_current_dispatch_mode_stack(), self._dispatch_modes):
             while torch._C._len_torch_dispatch_stack():
-                torch._C._pop_torch_dispatch_stack()
+                torch._C._pop_torch_dispatch_stack(None)
             for mode in self._dispatch_modes:
                 torch._C._push_on_torch_dispatch_stack(mode)
         torch._C._set_torch_function_state(self._function_state)

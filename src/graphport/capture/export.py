@@ -50,7 +50,7 @@ from graphport.capture.names import Names
 from graphport.capture.outcome import Outcome, judge
 from graphport.capture.recorder import Recorder
 from graphport.capture.retell import retell
-from graphport.capture.settings import WORKING, capturing
+from graphport.capture.settings import FLAGS, NO_COLLECTION, capturing
 from graphport.capture.shapes import AdditionalInputs
 from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
@@ -72,7 +72,7 @@ from graphport.ops import Abstract
 from graphport.ops.abstract import permuted
 from graphport.ops.strides import is_dense
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
-from graphport.process import contained, undone
+from graphport.process import contained, interrupt_behind, undone
 from graphport.program import (
     CallSpec,
     ExportedProgram,
@@ -176,7 +176,7 @@ def _captured(
     root = _root(mod)
     inputs = bind(mod, args, kwargs)
     # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
-    with WORKING, _disable_current_modes():
+    with NO_COLLECTION, FLAGS, _disable_current_modes():
         first = _Capture(mod, root, inputs, dynamic_shapes, options)
 
         def answered(answers: forks.Answers) -> ExportedProgram:
@@ -399,6 +399,7 @@ class _Capture:
 
     def _call(self, leaves: list[Any]) -> tuple[list[Any], pytree.TreeSpec]:
         """Run the program on flat inputs; flat outputs. Containers may compute as they are made."""
+        handled = sys.exc_info()[1]
         try:
             with self._capturing():
                 self.recorder.stop = sys._getframe()
@@ -412,6 +413,9 @@ class _Capture:
             error.__cause__ = None
             raise
         except Exception as error:
+            interrupt = interrupt_behind(error, handled)
+            if interrupt is not None:
+                raise interrupt  # noqa: B904
             raise forward_error(error, self._place_of(error)) from error
 
     def _place_of(self, error: Exception) -> source.Location | None:

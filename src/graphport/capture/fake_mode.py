@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from graphport import process
 from graphport.capture.checkpoints import readers, replaced
+from graphport.capture.settings import FLAGS
 from graphport.ops.weightless import WeightlessTensor, deferred, notes_of, without_data
 
 _LARGE = 1 << 20  # bytes; what is smaller costs less to make than to think about
@@ -45,16 +46,17 @@ def fake_mode() -> Iterator[None]:
     parameters.
     """
     _teach_initialisers()
-    holder = object()
+    mode = _Building()
     try:
         try:
-            _replaced.hold(holder)
-            with _Building():
+            FLAGS.hold(mode)
+            _replaced.hold(mode)
+            with mode:
                 yield
         finally:
-            _replaced.release(holder)
-    finally:
-        _replaced.release(holder)
+            _leave(mode)
+    finally:  # an interrupt may come in the midst of the other one
+        _leave(mode)
 
 
 class _Building(TorchDispatchMode):
@@ -72,6 +74,19 @@ class _Building(TorchDispatchMode):
             if later is not None:
                 return later
         return op(*args, **kwargs)
+
+
+def _leave(mode: _Building) -> None:
+    """Undo what is left to undo; modes that were entered since stay."""
+    stack = _get_current_dispatch_mode_stack()
+    if mode in stack:
+        keep = stack[stack.index(mode) + 1 :]
+        for _ in (mode, *keep):
+            torch._C._pop_torch_dispatch_stack(None)
+        for later in keep:
+            torch._C._push_on_torch_dispatch_stack(later)
+    _replaced.release(mode)
+    FLAGS.release(mode)
 
 
 _factories: dict[Any, bool] = {}

@@ -24,7 +24,7 @@ from graphport.capture.call_signatures import rewritten
 from graphport.capture.cleanup import remove_unused
 from graphport.capture.names import Names
 from graphport.capture.recorder import Recorder
-from graphport.capture.settings import WORKING, capturing
+from graphport.capture.settings import FLAGS, NO_COLLECTION, capturing
 from graphport.capture.state import State, state_of
 from graphport.capture.subgraphs import Subgraph, module_of
 from graphport.capture.tracer import Tracer
@@ -69,9 +69,9 @@ class Rewriter:
     def run(self) -> ExportedProgram:
         scope = self.program.scope
         reopen = functools.partial(setattr, scope, "closed", scope.closed)
-        with undone_unless_finished(scope.checkpoint()), undone(reopen), WORKING, capturing():
+        with undone_unless_finished(scope.checkpoint()), undone(reopen), NO_COLLECTION, FLAGS:
             scope.closed = self.settled
-            with torch._C._DisableAutocast():
+            with capturing(), torch._C._DisableAutocast():
                 self._open()
                 for node in self.program.graph.nodes:
                     if node.op not in ("placeholder", "output"):

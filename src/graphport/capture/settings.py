@@ -85,11 +85,7 @@ def _no_autocast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(enabled)
 
 
-def _whole_time() -> Iterator[Replacement]:
-    yield from _no_collection()
-    yield from _flags_of_modes()
-
-
-WORKING = Patch(_whole_time)
+NO_COLLECTION = Patch(_no_collection)
+FLAGS = Patch(_flags_of_modes)
 """From before the first mode to after the last."""
 _SETTINGS = Patch(_while_user_code_runs)
