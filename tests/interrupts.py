@@ -20,7 +20,7 @@ import tempfile
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
@@ -90,11 +90,12 @@ def _traced(run: Callable[[], Any], tracer: _Tracer) -> Any:
         sys.settrace(before)
 
 
-def points(run: Callable[[], Any]) -> Counter[Point]:
-    """The places that a call passes, and how often."""
+def points(run: Callable[[], Any], around: bool = True) -> Counter[Point]:
+    """The places that a call passes, and how often; `around`: also contexts of Python and torch."""
     found: Counter[Point] = Counter()
     _traced(run, _Tracer(lambda point: found.update((point,))))
-    return found
+    own = {p: n for p, n in found.items() if around or p[0].co_filename not in _AROUND}
+    return Counter(own)
 
 
 def interrupt(run: Callable[[], Any], point: Point, time: int) -> KeyboardInterrupt | None:
@@ -205,8 +206,3 @@ def difference(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     return [n for n in {**old, **new} if old.get(n, difference) is not new.get(n, difference)]
-
-
-def times_of(count: int) -> Iterable[int]:
-    """The first time and the last that a place is passed."""
-    return dict.fromkeys((1, count))

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
 import random
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +19,15 @@ import torch
 from torch import nn
 
 import graphport as gp
+from graphport.process import _PATCHES, Patch, contained
 from tests.interrupts import (
+    Point,
     difference,
     interrupt,
     model_state,
     points,
     process_state,
     said,
-    times_of,
 )
 
 
@@ -112,6 +120,19 @@ def _again(model: nn.Module) -> Any:
     return gp.export(CAPTURED_MODULE, (X,))
 
 
+def _compile(model: nn.Module) -> Any:
+    torch.compiler.reset()
+    return torch.compile(model, backend=gp.ort.OrtBackend())(X)
+
+
+def _trace(model: nn.Module) -> Any:
+    return gp.fx.meta_trace(model, {"x": X})
+
+
+def _profile(model: nn.Module) -> Any:
+    return gp.partition.profile(CAPTURED, runs=1, warmup=0)
+
+
 CAPTURED = gp.export(Branching(), (X,))
 CAPTURED_MODULE = CAPTURED.module()
 
@@ -124,30 +145,53 @@ WAYS: dict[str, tuple[Callable[[nn.Module], Any], type[nn.Module]]] = {
     "fake_mode": (_fake, Plain),
     "decompose": (_decompose, Plain),
     "again": (_again, Plain),
+    "compile": (_compile, Plain),
+    "trace": (_trace, Plain),
+    "profile": (_profile, Plain),
 }
 
 
-def _sweep(way: str, sample: int | None = None) -> int:
-    """Interrupt at every point that the way passes; the number of interrupts."""
+TORCH_AROUND = ("compile", "trace")
+"""Ways on which torch's own contexts are around ours, and are torch's to undo."""
+FEW = {"compile": 4, "onnx": 20}
+"""Where one interrupt takes long."""
+MANY = {"compile": 200}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody else makes temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def _passed(way: str) -> tuple[Callable[[], Any], nn.Module, Counter[Point]]:
+    """A way to run, its model, and the places that it passes when all is loaded."""
     run_on, make = WAYS[way]
     model = make()
-    run = lambda: run_on(model)  # noqa: E731
-    for _ in range(2):  # what is loaded or remembered for good
+    run = functools.partial(run_on, model)
+    for _ in range(2):
         run()
-    found = points(run)
-    cases = [(p, n) for p, count in found.items() for n in times_of(count)]
+    return run, model, points(run, around=way not in TORCH_AROUND)
+
+
+def _sweep(way: str, sample: int | None, known: Iterable[Point] = ()) -> int:
+    """Interrupt at the first and the last time that each place is passed; how often it came."""
+    run, model, found = _passed(way)
+    for point in known:
+        found.pop(point, None)
+    cases = [(p, n) for p, count in found.items() for n in dict.fromkeys((1, count))]
     if sample is not None and len(cases) > sample:
         cases = random.Random(way).sample(cases, sample)
     whole, mine = process_state(), model_state(model)
     hits = 0
     for point, time in cases:
         error = interrupt(run, point, time)
-        if way != "fake_mode" and error is not None:  # also while its traceback is kept
-            assert difference(whole, process_state()) == [], (said(point), time, "at once")
         hits += error is not None
+        if way != "fake_mode":  # which is a context of the user's: also while the error is kept
+            assert difference(whole, process_state()) == [], (said(point), time)
         del error
-        assert difference(whole, process_state()) == [], (said(point), time)
-        assert difference(mine, model_state(model)) == [], (said(point), time)
+        changed = difference(whole, process_state()) + difference(mine, model_state(model))
+        assert changed == [], (said(point), time)
     run()
     assert torch.equal(nn.Identity()(X), X)
     assert hits > 0.9 * len(cases)
@@ -156,10 +200,63 @@ def _sweep(way: str, sample: int | None = None) -> int:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupt_leaves_the_process_as_it_was(way: str) -> None:
-    _sweep(way, sample=40)
+    _sweep(way, FEW.get(way, 40))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupt_at_every_line(way: str) -> None:
-    print(way, _sweep(way))
+    """Places that an earlier way has passed are its to try."""
+    earlier = itertools.takewhile(lambda w: w != way, WAYS)
+    known = {point for w in earlier if w != "compile" for point in _passed(w)[2]}
+    _sweep(way, MANY.get(way), known)
+
+
+@pytest.mark.slow
+def test_real_signals() -> None:
+    command = [sys.executable, "-m", "tests.signals", "1000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert not [what for what in found if what.startswith("LEFT")], found
+    assert sum(found.values()) == 1000
+
+
+def test_an_interrupt_that_another_error_covers_up_is_raised() -> None:
+    @contained
+    def work() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("trying to pop from empty mode stack")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+
+
+def test_an_error_while_an_interrupt_is_handled_is_that_error() -> None:
+    @contained
+    def work() -> None:
+        raise ValueError("as ever")
+
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        with pytest.raises(ValueError, match="as ever"):
+            work()
+
+
+def test_threads_that_leave_in_any_order() -> None:
+    """The patch is there until the last has left, and only then put back."""
+
+    class Owner:
+        value = "own"
+
+    patch = Patch(lambda: [(Owner, "value", "patched"), (Owner, "other", "new")])
+    patch.hold("a")
+    patch.hold("b")
+    patch.release("a")
+    assert (Owner.value, vars(Owner)["other"]) == ("patched", "new")
+    patch.release("b")
+    patch.release("b")
+    assert Owner.value == "own" and "other" not in vars(Owner)
+    _PATCHES.remove(patch)

@@ -38,7 +38,7 @@ def report(changes: list[Change], depends: bool, strict: bool) -> None:
         error = StrictError(what.format(change.name), where=change.where, fix=_FIX[what])
         if strict:
             raise error
-        warnings.warn(str(error), CaptureWarning, stacklevel=7)
+        warnings.warn(str(error), CaptureWarning, stacklevel=8)
 
 
 def other_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
