@@ -17,11 +17,13 @@ from torch.fx import GraphModule
 from graphport.errors import InputError
 from graphport.fx.copying import require_graph_module
 from graphport.fx.module_source import Writer
+from graphport.process import contained
 from graphport.program.replacing import replacing
 
 _WEIGHTS = "weights.pt"
 
 
+@contained
 def to_folder(
     gm: GraphModule, folder: str | os.PathLike[str], module_name: str = "FxModule"
 ) -> None:
