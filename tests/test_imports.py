@@ -18,8 +18,8 @@ pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "graphport"
 
-# errors.py, arguments.py, source.py, hooks.py, loading.py: the ground that everything stands on.
-GROUND = {"errors", "arguments", "source", "hooks", "loading"}
+# errors, arguments, source, hooks, loading and process are what everything stands on.
+GROUND = {"errors", "arguments", "source", "hooks", "loading", "process"}
 EVERYTHING = {"*"}
 MAY_IMPORT = {
     "errors": GROUND,
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "source": GROUND,
     "hooks": GROUND,
     "loading": GROUND,
+    "process": GROUND,
     "symbolic": GROUND,
     "ops": GROUND | {"symbolic"},
     "program": GROUND | {"ops", "symbolic"},

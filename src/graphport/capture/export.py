@@ -52,7 +52,7 @@ from graphport.capture.names import Names
 from graphport.capture.outcome import Outcome, judge
 from graphport.capture.recorder import Recorder
 from graphport.capture.retell import retell
-from graphport.capture.settings import NO_COLLECTION, capturing
+from graphport.capture.settings import FLAGS, NO_COLLECTION, capturing
 from graphport.capture.shapes import AdditionalInputs
 from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
@@ -74,6 +74,7 @@ from graphport.ops import Abstract
 from graphport.ops.abstract import permuted
 from graphport.ops.strides import is_dense
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
+from graphport.process import contained, interrupt_behind, undone
 from graphport.program import (
     CallSpec,
     ExportedProgram,
@@ -148,6 +149,7 @@ class Options:
     """Whether results are views in the graph wherever they are, also after a write."""
 
 
+@contained
 def capture(
     mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, options: Options
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
@@ -176,7 +178,7 @@ def _captured(
     root = _root(mod)
     inputs = bind(mod, args, kwargs)
     # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
-    with NO_COLLECTION, _disable_current_modes():
+    with NO_COLLECTION, FLAGS, _disable_current_modes():
         first = _Capture(mod, root, inputs, dynamic_shapes, options)
 
         def answered(answers: forks.Answers) -> ExportedProgram:
@@ -292,12 +294,10 @@ class _Capture:
         snapshot = Snapshot((self.root, *holders(self.mod)))
         surroundings = changes.Surroundings(self.mod, self.root)
         self.modules.on_initialised = snapshot.renew
-        try:
+        with undone(snapshot.restore):
             outputs, out_spec = self._call(leaves)
             self._find_replaced_buffers(snapshot)
             self._tell_changes(snapshot, surroundings)
-        finally:
-            snapshot.restore()
         # The program has returned: what is recorded now has no line of the user's.
         with self.recorder.saying({"nn_module_stack": {}, "stack_trace": ""}):
             if self.options.keep_views:
@@ -415,6 +415,7 @@ class _Capture:
 
     def _call(self, leaves: list[Any]) -> tuple[list[Any], pytree.TreeSpec]:
         """Run the program on flat inputs; flat outputs. Containers may compute as they are made."""
+        handled = sys.exc_info()[1]
         try:
             with self._capturing():
                 self.recorder.stop = sys._getframe()
@@ -428,6 +429,9 @@ class _Capture:
             error.__cause__ = None
             raise
         except Exception as error:
+            interrupt = interrupt_behind(error, handled)
+            if interrupt is not None:
+                raise interrupt  # noqa: B904
             raise forward_error(error, self._place_of(error)) from error
 
     def _place_of(self, error: Exception) -> source.Location | None:
@@ -442,7 +446,7 @@ class _Capture:
             if self.options.training:
                 stack.enter_context(autograd_functions.recorded(self.tracer))
             if self.options.strict:
-                stack.enter_context(strictness.no_text())
+                stack.enter_context(strictness.NO_TEXT)
             stack.enter_context(self.modules.watching())
             stack.enter_context(self.tracer)
             stack.enter_context(Functions(self.tracer))

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils import _pytree as pytree
 
 from graphport import source
@@ -58,6 +58,11 @@ class Functions(TorchFunctionMode):
         tracer.above = self
         self.recorder = tracer.recorder
         self._calls: dict[str, int] = {}
+
+    def __exit__(self, *error: Any) -> None:
+        """Unless an interrupt has popped it already: to fail now would cover that up."""
+        if _get_current_function_mode() is self:
+            super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         override = OVERRIDES.get(func)

@@ -18,7 +18,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from graphport import source
 from graphport.capture import aliasing
@@ -105,6 +105,11 @@ class Tracer(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Capture never runs under Dynamo; the guard against it would import Dynamo."""
         return False
+
+    def __exit__(self, *error: Any) -> None:
+        """Unless an interrupt has popped it already: to fail now would cover that up."""
+        if _get_current_dispatch_mode() is self:
+            super().__exit__(*error)
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         entry = self._handlers.get(op)

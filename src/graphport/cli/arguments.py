@@ -105,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--external-data",
         action="store_true",
-        help="weights in a second file, FILE.onnx.data (default: from 1.5 GB on)",
+        help="weights in a second file beside it, FILE.*.data (default: from 1.5 GB on)",
     )
     export.add_argument(
         "--weights",

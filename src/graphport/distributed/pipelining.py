@@ -20,7 +20,7 @@ from graphport.distributed.cutting import Stages, cut
 from graphport.distributed.driving import Driver
 from graphport.distributed.failures import Failures
 from graphport.distributed.fingerprints import fingerprint
-from graphport.distributed.launching import HOST, Processes
+from graphport.distributed.launching import Processes
 from graphport.distributed.meeting import Meeting
 from graphport.distributed.schedule import Split, Whole
 from graphport.distributed.serving import Lost, Post, Serving, described, serving
@@ -69,19 +69,18 @@ def launch(
     plan = _Plan(program, wanted, micro_batches, runtime, batch)
     processes = len(plan.routes) if processes is None else processes
     plan.require(processes, f"processes={processes}")
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     settings = {
-        "port": store.port, "runtime": runtime, "start_timeout": start_timeout,
+        "runtime": runtime, "start_timeout": start_timeout,
         "threads": threads or max(1, _cores() // processes), "imports": list(imports),
     }  # fmt: skip
     running = Processes(plan.parts, settings)
     ranks = {FRONT: 0, **{k: k + 1 for k in range(processes)}}
-    meeting = Meeting(store, 0, len(ranks))
+    meeting = Meeting(running.board, 0, len(ranks))
     failures = Failures(plan.routes, ranks, running.deaths, running.last_words, running.ids)
     try:
         meeting.ready()
-        channel = meeting.assembled(failures, start_timeout, HOST)
-        driver = plan.driver(Post(channel, FRONT, ranks), failures)
+        meeting.gather(failures, start_timeout)
+        driver = plan.driver(Post(running.channel, FRONT, ranks), failures)
         driver.listen()
     except BaseException:
         running.stop()

@@ -22,10 +22,12 @@ from graphport.onnx.program import ONNXProgram, require_arguments
 from graphport.onnx.registry import COMPLEX, LOWERINGS, Lowering, is_known, operator_named
 from graphport.onnx.torch_flag import call_for_onnx
 from graphport.ops import info_of
+from graphport.process import contained
 from graphport.program import ExportedProgram, from_torch, services
 from graphport.symbolic import Expr
 
 
+@contained
 def export(
     model: Any,
     args: tuple[Any, ...] = (),

@@ -16,6 +16,7 @@ from graphport.arguments import NODE, instance_of, integer, mapping, takes
 from graphport.errors import InputError
 from graphport.partition.config import NodeLatency
 from graphport.partition.pieces import is_op
+from graphport.process import contained, undone
 from graphport.program import ExportedProgram
 from graphport.program.module import Entrance
 
@@ -34,6 +35,7 @@ class NodeProfile(NamedTuple):
 
 
 @takes(runs=integer(1), warmup=integer(0))
+@contained
 def profile(
     gm: GraphModule | ExportedProgram, /, *args: Any, runs: int = 5, warmup: int = 1, **kwargs: Any
 ) -> dict[Node, NodeProfile]:
@@ -61,13 +63,15 @@ def profile(
     inputs = _leaves(gm, args, kwargs)
     runner = _Runner(gm)
     state = [(t, t.detach().clone()) for t in (*gm.parameters(), *gm.buffers())]
+
+    def put_back() -> None:
+        for t, before in state:
+            t.detach().copy_(before)
+
     with torch.no_grad():
         for _ in range(warmup + runs):
-            try:
+            with undone(put_back):
                 runner.run(*_copied(inputs), enable_io_processing=False)
-            finally:
-                for t, before in state:
-                    t.copy_(before)
     return {
         node: NodeProfile(statistics.median(times[warmup:]), runner.sizes[node], runner.peaks[node])
         for node, times in runner.times.items()

@@ -18,6 +18,7 @@ from graphport.partition.latency import get_device_loads
 from graphport.partition.linking import in_order
 from graphport.partition.pieces import Partition, PartitionResult, is_op, output_bytes
 from graphport.partition.simulation import Task, schedule
+from graphport.program.replacing import write_text
 
 LEFT, RIGHT, ROW, TOP, EDGE = 350, 860, 74, 92, 24
 """Widths of the two halves, height of a row, room for the title, margin."""
@@ -74,7 +75,7 @@ def picture(result: PartitionResult, path: str | Path | None = None, micro_batch
     parts += _idle(result, rows, height)
     text = "\n".join([*parts, "</svg>", ""])
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        write_text(Path(path), text)
     return text
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
@@ -44,8 +44,7 @@ _WRITES = {
 
 def graph_module(root: nn.Module, graph: Graph) -> GraphModule:
     """A GraphModule whose Python code is generated when it is first needed."""
-    with _use_lazy_graph_module(True):
-        return _make_graph_module(root, graph, "GraphModule")
+    return _LazyGraphModule(root, graph, "GraphModule")
 
 
 class UserSignature(_PyTreeCodeGen):

@@ -309,6 +309,20 @@ class Scope:
                     with suppress(Contradiction):  # learnt where nobody comes
                         self._facts.learn(fact.cond)
 
+    def checkpoint(self) -> Callable[[], None]:
+        """What goes back to all that is known and set now; symbols made since stay."""
+        count = len(self.facts)
+        flags = (self.internal, self.off_path, self.following, self.closed)
+        parts = [part.remembered() for part in (self._facts, self._prover, self._sizes)]
+
+        def go_back() -> None:
+            del self.facts[count:]
+            self.internal, self.off_path, self.following, self.closed = flags
+            for step in parts:
+                step()
+
+        return go_back
+
     def outlasts(self, fact: Fact) -> bool:
         """Whether what a branch takes for granted is demanded of every run."""
         return fact.kind == "guard" and not any(map(self.is_fresh, expr.symbols(fact.cond)))
