@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from graphport.onnx.arithmetic import quotient
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Size, Value
+from graphport.onnx.lowerings.reduce import total
 from graphport.onnx.lowerings.spatial import (
     Numbers,
     each,
@@ -162,17 +164,21 @@ def _avg_pool(n: int) -> Any:
         sizes, ones = b.result.sizes[-n:], [1] * n
         win = windows(b, _reachable(b, x, sizes, kernel, strides, pads, ones, 0), sizes, kernel,
                       strides, ones)  # fmt: skip
-        total = b.ReduceSum(win, list(range(3, 3 + 2 * n, 2)), keepdims=0)
+        summed = total(b, win, list(range(3, 3 + 2 * n, 2)), False)
         if divisor_override is not None:
-            return unbatched(b.Div(total, divisor_override))
+            return unbatched(_parted(b, summed, b.scalar(divisor_override, like=summed)))
         counts = [
             window_counts(b, o, k, s, p, size, count_include_pad)
             for o, k, s, p, size in zip(sizes, kernel, strides, pads, _spatial(x, n), strict=True)
         ]
         count = reduce(mul, (c.then(n - 1 - i) for i, c in enumerate(counts)))
-        return unbatched(b.Div(total, count.to(total.dtype).node))
+        return unbatched(_parted(b, summed, count.to(summed.dtype).node))
 
     return lowering
+
+
+def _parted(b: Builder, x: Value, y: Value) -> Value:
+    return b.Div(x, y) if x.dtype.is_floating_point else quotient(b, x, y)
 
 
 def _average_of_line(b: Builder, self: Value, kernel_size: Any, stride: Any, padding: Any,

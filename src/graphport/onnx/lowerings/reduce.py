@@ -64,20 +64,27 @@ def wide(b: Builder, x: Value, dtype: torch.dtype | None = None) -> Value:
 
 
 def total(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
+    """A sum; of integers the last digits, where ONNX Runtime adds up in float64 and saturates."""
     if not x.rank:
         return x
-    if x.dtype is torch.int64 and not _is_small(x):
-        return _exact(b, x, axes, keepdim, _last_of_sums)
-    return apply(b, "ReduceSum", x, axes, keepdim)
+    if x.dtype.is_floating_point or _is_small(x, axes):
+        return apply(b, "ReduceSum", x, axes, keepdim)
+    if x.dtype is not torch.int64:
+        return b.cast(total(b, b.cast(x, torch.int64), axes, keepdim), x.dtype)
+    return _exact(b, x, axes, keepdim, _last_of_sums)
 
 
-_SMALL = (torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32)
+_SMALL = (torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16)
 
 
-def _is_small(x: Value) -> bool:
-    """Whether sums stay below 2^53: ONNX Runtime adds up int64 in float64."""
+def _is_small(x: Value, axes: list[int]) -> bool:
+    """Whether the sums of an int64 are below 2^53, in which float64 is exact."""
     made = x.producer
-    return made is not None and made.op == "Cast" and made.inputs[0].dtype in _SMALL  # type: ignore[union-attr]
+    if made is None or made.op != "Cast" or made.inputs[0] is None or x.dtype is not torch.int64:
+        return False
+    source, count = made.inputs[0].dtype, count_of(x, axes)
+    few = type(count) is int and count <= 1 << 22
+    return source in _SMALL or (source is torch.int32 and few)
 
 
 def _exact(b: Builder, x: Value, axes: list[int], keepdim: bool, along: Any) -> Value:
