@@ -187,13 +187,13 @@ def mul(b: Builder, self: Operand, other: Operand) -> Value:
 @lower(aten.addcmul.default)
 def addcmul(b: Builder, self: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
     x, y, z = operands(b, self, tensor1, tensor2)
-    return b.Add(x, _times(b, b.Mul(y, z), value))
+    return b.Add(x, b.Mul(_times(b, y, value), z))
 
 
 @lower(aten.addcdiv.default)
 def addcdiv(b: Builder, self: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
     x, y, z = operands(b, self, tensor1, tensor2)
-    return b.Add(x, _times(b, b.Div(y, z), value))
+    return b.Add(x, b.Div(_times(b, y, value), z))
 
 
 @lower(aten.lerp.Scalar, aten.lerp.Tensor)

@@ -178,7 +178,8 @@ def addr(b: Builder, self: Value, vec1: Value, vec2: Value, beta: Number, alpha:
         both = b.And(b.unsqueeze(vec1, 1), vec2) if alpha else b.constant(torch.tensor(False))
         return b.Or(self, both) if beta else b.expand(both, b.result.sizes)
     vec1, vec2 = b.common(vec1, vec2, dtype=dtype)
-    return _plus(b, self, b.Mul(b.unsqueeze(vec1, 1), vec2), beta, alpha)
+    scaled = vec1 if alpha == 1 else b.Mul(vec1, alpha)
+    return _plus(b, self, b.Mul(b.unsqueeze(scaled, 1), vec2), beta, 1)
 
 
 # Of vectors

@@ -311,17 +311,17 @@ def aminmax(b: Builder, self: Value, dim: int | None, keepdim: bool) -> tuple[Va
     return (extreme(b, "ReduceMin", self, axes, keep), extreme(b, "ReduceMax", self, axes, keep))
 
 
-def _place(b: Builder, op: str, x: Value, dim: int, keepdim: bool) -> Value:
-    """Where the extreme is: the first of equal ones, the first nan if there is one.
-
-    nan is told from infinity only by coming first: where both are, the first of the two is taken.
-    """
+def place(b: Builder, op: str, x: Value, dim: int, keepdim: bool) -> Value:
+    """Where the extreme is: the first of equal ones, the first nan if there is one."""
+    axis, kept = dim % x.rank, int(keepdim)
     if x.dtype is torch.bool:
         x = b.cast(x, torch.uint8)
-    elif x.dtype.is_floating_point:
-        most = math.inf if op == "ArgMax" else -math.inf
-        x = b.Where(b.IsNaN(x), b.scalar(most, like=x), x)
-    return getattr(b, op)(x, axis=dim % x.rank, keepdims=int(keepdim))
+    found = getattr(b, op)(x, axis=axis, keepdims=kept)
+    if not x.dtype.is_floating_point:
+        return found
+    nan = b.cast(b.IsNaN(x), torch.uint8)
+    some = b.cast(b.ReduceMax(nan, [axis], keepdims=kept), torch.bool)
+    return b.Where(some, b.ArgMax(nan, axis=axis, keepdims=kept), found)
 
 
 def _arg(op: str) -> Any:
@@ -330,8 +330,8 @@ def _arg(op: str) -> Any:
             return b.expand(b.scalar(0, torch.int64), b.result.sizes)
         if dim is None:
             flat = b.reshape(self, [count_of(self, axes_of(self, None))])
-            return b.reshape(_place(b, op, flat, 0, keepdim), b.result.sizes)
-        return _place(b, op, self, dim, keepdim)
+            return b.reshape(place(b, op, flat, 0, keepdim), b.result.sizes)
+        return place(b, op, self, dim, keepdim)
 
     return lowering
 
@@ -344,7 +344,7 @@ def _with_place(op: str) -> Any:
         if not self.rank:
             return self, b.scalar(0, torch.int64)
         axis = dim % self.rank
-        return _picked(b, self, _place(b, op, self, axis, True), axis, keepdim)
+        return _picked(b, self, place(b, op, self, axis, True), axis, keepdim)
 
     return lowering
 
