@@ -60,7 +60,7 @@ for _text in HELPERS.values():
     exec(_text, SPACE)
 HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\nimport graphport as gp\n"
 FAILURES = (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError, OverflowError,
-            NotImplementedError, UserWarning)  # fmt: skip
+            NotImplementedError, UserWarning, AssertionError)  # fmt: skip
 """What eager may raise at a size or a dtype that a statement does not bear."""
 
 Sizes = dict[str, int]
