@@ -24,6 +24,9 @@ _CHOICES = {"sort", "argsort", "topk", "max", "min", "argmax", "argmin", "median
             "unique_dim", "_unique2"}  # fmt: skip
 _PLACES = {"index_put", "index_put_", "_index_put_impl_", "index_copy", "index_copy_",
            "scatter", "scatter_"}  # fmt: skip
+_INDEXED = {"index", "index_fill", "index_fill_", "index_select", "gather", "take"} | _PLACES
+BEYOND = "position beyond a tensor without elements"
+"""Which eager lets pass, and nobody else does."""
 _FILLS = {"fill_", "zero_"}
 
 
@@ -68,6 +71,8 @@ class Diagnosis(TorchDispatchMode):
                 self.causes.add("tie")
         if name in _PLACES and _twice(name, given):
             self.causes.add("place written twice")
+        if name in _INDEXED and isinstance(first, torch.Tensor) and not first.numel():
+            self.causes.add(BEYOND)
         if name in ("_to_copy", "copy_"):
             source = given.get("src", first)
             target = given.get("dtype") or (first.dtype if name == "copy_" else None)

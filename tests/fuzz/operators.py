@@ -402,9 +402,6 @@ torch.meshgrid({x:any r1}, {y:any r1}, indexing="ij")[0]
 {x:any r1+}.unbind({d:dim x})[0]
 {x:any r1+}.unbind({d:dim x})[-1]
 {x:any r1+}.tensor_split(2)[1]
-{x:any r1+}.as_strided({x}.shape, {x}.stride())
-{x:any r1+}.as_strided((2,), (1,))
-{x:any r1+}.as_strided((2, 2), (1, 1))
 {x:any}.detach()
 {x:any}.view_as({x})
 {x:any}.to({x}.dtype)
@@ -418,6 +415,13 @@ torch.view_as_real({x:complex})
 {x:float r1+}.view(torch.int32) if {x}.dtype == torch.float32 else {x}
 {x:any r1+ last4}.unflatten(-1, (2, 2))
 {x:any r1+}.unflatten(0, (-1, 1))
+"""
+
+# What they give depends on how their argument lies in memory.
+STRIDED = """
+{x:any r1+}.as_strided({x}.shape, {x}.stride())
+{x:any r1+}.as_strided((2,), (1,))
+{x:any r1+}.as_strided((2, 2), (1, 1))
 """
 
 COMPLEX = """
@@ -597,11 +601,15 @@ F.dropout({x:float}, 0.5, training=False, inplace=True)
 {x:bool r1+}[{i:at x}] = True
 {x:num}.where({m:mask x}, {x} * 2).add_(1)
 {x:num r2+}.swapaxes(0, 1)[0].zero_()
-{x:num r1+}.as_strided((2,), (1,)).fill_({k:k})
 {x:num}.detach().add_({k:k})
 {x:num r1+}.squeeze(0).add_({k:k})
 {x:num r1+}.sort({d:dim x}, stable=True).values.add_(1)
 torch._foreach_add_([{x:num}], {k:k})
+"""
+
+STRIDED_WRITES = """
+{x:num r1+}.as_strided((2,), (1,)).fill_({k:k})
+{x:num r1+}.as_strided((1,), (1,)).add_({k:k})
 """
 
 # {o} is a new name. They may take several lines.
@@ -711,10 +719,12 @@ def rows(table: str) -> list[str]:
 # How often a statement comes from a table: the first are expressions, whose value gets a name.
 EXPRESSIONS = {
     "pointwise": (rows(POINTWISE), 24), "reduce": (rows(REDUCE), 14), "matmul": (rows(MATMUL), 6),
-    "spatial": (rows(SPATIAL), 6), "shape": (rows(SHAPE), 10), "views": (rows(VIEWS), 24),
+    "spatial": (rows(SPATIAL), 6), "shape": (rows(SHAPE), 10), "views": (rows(VIEWS), 23),
+    "strided": (rows(STRIDED), 1),
     "complex": (rows(COMPLEX), 3), "index": (rows(INDEX), 10), "factory": (rows(FACTORY), 8),
 }  # fmt: skip
 OTHERS = {
-    "writes": (rows(WRITES), 22), "statements": (rows(STATEMENTS), 10), "data": (rows(DATA), 4),
+    "writes": (rows(WRITES), 21), "strided writes": (rows(STRIDED_WRITES), 1),
+    "statements": (rows(STATEMENTS), 10), "data": (rows(DATA), 4),
 }  # fmt: skip
 SIZE_ROWS, CONDITION_ROWS = rows(SIZES), rows(CONDITIONS)

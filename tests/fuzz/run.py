@@ -9,7 +9,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ TOGETHER = 500
 class Options:
     programs: int = 1000
     seed: int = 0
-    processes: int = 1
+    processes: int = 0
+    """Where 0, everything runs in this one, which dies with a program that does."""
     compile_share: float = 0.0
     without: tuple[str, ...] = ()
     failures: Path | None = None
@@ -46,12 +47,12 @@ def run_one(options: Options, number: int) -> Tally:
     try:
         return check(program, compile_it)
     except Exception:
-        return _fault(name, "checked", traceback.format_exc(), program.source)
+        return _fault(name, "checked", traceback.format_exc(), program.parts)
 
 
-def _fault(name: str, route: str, detail: str, source: str = "") -> Tally:
+def _fault(name: str, route: str, detail: str, parts: dict[str, Any] | None = None) -> Tally:
     """The generator itself is at fault."""
-    return Tally(programs=1, failures=[Failure(name, route, "fault", "", detail, source)])
+    return Tally(programs=1, failures=[Failure(name, route, "fault", "", detail, parts or {})])
 
 
 def run(options: Options) -> Tally:
@@ -64,7 +65,7 @@ def run(options: Options) -> Tally:
             with options.failures.open("a") as file:
                 file.writelines(f.as_json() + "\n" for f in tally.failures)
         now = time.perf_counter()
-        if options.processes > 1 and now - shown > 30:
+        if options.processes and now - shown > 30:
             shown = now
             rate = total.programs / (now - began)
             print(f"{total.programs} programs, {rate:.1f} per second, "
@@ -73,7 +74,7 @@ def run(options: Options) -> Tally:
 
 
 def _tallies(options: Options) -> Iterator[Tally]:
-    if options.processes <= 1:
+    if not options.processes:
         for number in range(options.programs):
             yield run_one(options, number)
         return
@@ -126,8 +127,8 @@ class Worker:
     def _lost(self, kind: str, detail: str) -> Tally:
         seed, number = self.options.seed, self.next
         self.next += 1
-        source = generate(seed, number, self.options.without).source
-        failure = Failure(f"{seed}:{number}", "any", kind, "", detail, source)
+        parts = generate(seed, number, self.options.without).parts
+        failure = Failure(f"{seed}:{number}", "any", kind, "", detail, parts)
         return Tally(programs=1, failures=[failure])
 
 
@@ -153,11 +154,3 @@ def summary(total: Tally, most: int = 40) -> str:
         for text, count in counts.most_common(most):
             lines.append(f"{count:8d}  {text.splitlines()[0]}")
     return "\n".join(lines)
-
-
-def first_of_each(failures: list[Failure]) -> list[Failure]:
-    """One failure of every kind, without its source where another has it."""
-    seen: dict[Any, Failure] = {}
-    for failure in failures:
-        seen.setdefault(failure.signature, failure)
-    return [replace(f) for f in seen.values()]
