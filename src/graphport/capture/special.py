@@ -16,6 +16,7 @@ from graphport.capture.tracer import (
     decompose,
     fitted,
     inplace,
+    inside,
     pure,
     special,
     view,
@@ -249,6 +250,8 @@ def _doubt_copy(tracer: Tracer, base: Value, copy: Any, memory_format: Any) -> N
 def copy_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """The written tensor takes the other's value; only what differs is converted."""
     target, source_ = args[0], args[1]
+    if not isinstance(source_, torch.Tensor):
+        return inside(tracer, torch.Tensor.fill_, (target, source_), {})
     value, new = tracer.value(target), tracer.value(source_)
     want, have = value.abstract, new.abstract
     node = tracer.read(new)

@@ -532,7 +532,7 @@ def inplace(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> 
         value, new = tracer.value(t), tracer.value(result)
         node = fitted(tracer, value.abstract, new.abstract, tracer.read(new), info.op)
         tracer.write(value, node, uniform)
-    return target
+    return target if info.op._schema.returns else None
 
 
 _UNIFORM = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
