@@ -581,7 +581,7 @@ class _Capture:
         """The inputs that are written to, and the tensors among them that are read later."""
         index = {node: i for i, node in enumerate(self.input_nodes)}
         return {
-            index[node]: sorted(index[n] for n in later if self.input_values[index[n]] is not None)
+            index[node]: sorted(index[n] for n in later if n in index)
             for node, later in self.tracer.read_after_write.items()
             if node in index
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,7 +37,7 @@ def report(changes: list[Change], depends: bool, strict: bool) -> None:
         error = StrictError(what.format(change.name), where=change.where, fix=_FIX[what])
         if strict:
             raise error
-        warnings.warn(str(error), CaptureWarning, stacklevel=8)
+        source.warn(str(error), CaptureWarning)
 
 
 def other_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 from graphport.arguments import (
     ANYTHING,
     CLASS,
+    DICT,
     FLAG,
     FUNCTION,
     NAMES,
@@ -27,7 +28,7 @@ OLDEST, NEWEST = 18, 25
 
 
 @made_of(
-    input_names=NAMES | NONE, output_names=NAMES | NONE, optimize=FLAG, verify=FLAG,
+    input_names=NAMES | NONE, output_names=NAMES | NONE, optimize=FLAG, verify=FLAG | DICT,
     custom_lowerings=mapping(ANYTHING, FUNCTION) | NONE, report=PATH | NONE,
     module_functions=several(CLASS | TEXT), dynamic_shapes=FLAG | NONE, share_weights=FLAG,
 )  # fmt: skip

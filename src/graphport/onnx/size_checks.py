@@ -14,12 +14,12 @@ end: eager stops at most of these sizes itself.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from graphport import source
 from graphport.capture.dims import Dim
 from graphport.capture.outcome import definition
 from graphport.capture.sites import Site
@@ -105,8 +105,7 @@ def select_checks(program: ExportedProgram) -> list[Expr]:
 
 
 def _warn(what: str, then: str) -> None:
-    # Below the caller of gp.onnx.export: export, _captured, narrow.
-    warnings.warn(f"{what}; {then}", SizeWarning, stacklevel=5)
+    source.warn(f"{what}; {then}", SizeWarning)
 
 
 def _join(conditions: Iterable[Condition]) -> str:
