@@ -72,7 +72,7 @@ def _is_the_users(file: str) -> bool:
 
 def warn(message: str, category: type[Warning]) -> None:
     """A warning about the line of the user's that called graphport."""
-    level, frame = 1, sys._getframe(1)
+    level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
