@@ -21,6 +21,22 @@ INTEGER = 1 << 127
 SIZE = 1 << 63
 """Sizes, strides and offsets are below."""
 
+TEXT = 1 << 20
+"""Characters of a text that is for people, such as a stack trace."""
+
+NAME = 1_024
+"""Characters of the name of an argument or symbol."""
+
+PATH = 4_096
+"""Characters of the path of a module, and of a node that is named after one."""
+
+PATHS = 1 << 25
+"""Characters of all paths of modules, those of the modules that they are within included."""
+
+STACK_ENTRIES = 32
+MORE_STACK_ENTRIES = 100_000
+"""Modules that nodes are within: so many per node on average, and so many besides."""
+
 RANK = 64
 VALUE_DEPTH = 32
 TREE_DEPTH = 64

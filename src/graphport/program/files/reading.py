@@ -30,6 +30,7 @@ from graphport.program.files.values import Decoder, Values
 from graphport.program.files.writing import FORMAT, VERSION
 from graphport.program.signature import GraphSignature, InputKind, OutputKind, TensorArgument
 
+_DIALECTS = {name: name for name in ("ATEN", "TRAINING")}
 _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
 
 
@@ -147,7 +148,7 @@ class _Reader:
                 read_module_call(item, self.trees, self.values)
                 for item in parts["module_calls"].list()
             ],
-            dialect=parts["dialect"].text(),
+            dialect=parts["dialect"].choice(_DIALECTS, "dialect"),
             notes=[note.text() for note in parts["notes"].list()],
             scope=self.expressions.scope,
         )
@@ -165,7 +166,7 @@ class _Reader:
         for row in item.list():
             key, inner = row.list(2)
             value = self.values.decode(inner, more)
-            name = names.path(key) if isinstance(value, torch.Tensor) else key.text()
+            name = names.path(key)
             if name in found:
                 key.fail(f"{shown(name)} is given twice")
             found[name] = value
@@ -250,13 +251,14 @@ def _check_outputs(item: Item, signature: GraphSignature, program: ExportedProgr
 
 def _check_attributes(item: Item, program: ExportedProgram) -> None:
     """A tensor and a graph, or a tensor and a module with tensors in it, cannot share a name."""
-    tensors = [k for state in (program.state_dict, program.constants)
-               for k, v in state.items() if isinstance(v, torch.Tensor)]  # fmt: skip
-    taken = {name for name, _ in program.graph_module.named_children()}
-    taken.update(tensors)
-    for name in tensors:
-        *path, _ = name.split(".")
-        prefixes = [".".join(path[: i + 1]) for i in range(len(path))]
-        clash = next((p for p in prefixes if p in taken), None)
-        if clash is not None or name in dict(program.graph_module.named_children()):
-            item.fail(f"{shown(name)} cannot be stored: {shown(clash or name)} is something else")
+    modules: dict[str, Any] = dict.fromkeys(n for n, _ in program.graph_module.named_children())
+    tree = names.Tree()
+    for name in (*program.state_dict, *program.constants):
+        tree.add(item, name)
+        inside = modules
+        *path, last = name.split(".")
+        for part in path:
+            inside = inside.setdefault(part, {}) if inside is not None else None
+        if inside is None or last in inside:
+            item.fail(f"{shown(name)} cannot be stored: a part of it is something else")
+        inside[last] = None

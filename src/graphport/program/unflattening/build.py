@@ -12,7 +12,8 @@ from torch.fx.graph import _PyTreeInfo
 from torch.fx.node import map_arg
 
 from graphport.program.control import plain_copy
-from graphport.program.module import RESERVED, UserSignature, parameter_names
+from graphport.program.identifiers import RESERVED, unique_identifiers
+from graphport.program.module import UserSignature
 from graphport.program.unflattening.calls import Call
 from graphport.program.unflattening.flow import Computed, Elsewhere, Flow, Read, SizeOf, Way
 from graphport.program.unflattening.module import CapturedModule
@@ -177,7 +178,7 @@ class Builder:
             else:
                 self.take(value, name)
         info = _PyTreeInfo(
-            parameter_names(list(signature.argument_names)), signature.in_spec, signature.out_spec
+            unique_identifiers(signature.argument_names), signature.in_spec, signature.out_spec
         )
         self.graph.set_codegen(UserSignature(info))
 
@@ -242,7 +243,7 @@ def build_root(builder: Builder, program: ExportedProgram) -> None:
             builder.take(node)
     builder.body()
     info = _PyTreeInfo(
-        parameter_names(program.argument_names), program.call_spec.in_spec,
+        unique_identifiers(program.argument_names), program.call_spec.in_spec,
         program.call_spec.out_spec,
     )  # fmt: skip
     results = builder.write_back(builder.flow.results)
