@@ -18,11 +18,12 @@ pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "graphport"
 
-# errors.py, source.py, hooks.py and loading.py are the ground that everything stands on.
-GROUND = {"errors", "source", "hooks", "loading"}
+# The ground that everything stands on.
+GROUND = {"errors", "escaping", "source", "hooks", "loading"}
 EVERYTHING = {"*"}
 MAY_IMPORT = {
     "errors": GROUND,
+    "escaping": GROUND,
     "source": GROUND,
     "hooks": GROUND,
     "loading": GROUND,
