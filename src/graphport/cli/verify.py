@@ -25,7 +25,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         from graphport.cli.capturing import Described
         from graphport.cli.sessions import FileSession
     with console.step(f"building {options.against}", "build"):
-        model = models.resolve(options.against)
+        model = models.resolve(options.against, options.allow)
         args, kwargs = inputs.arguments(model, options.input, options.inputs)
         shapes = _shapes(options, model, args, kwargs)
     with console.step("capturing", "capture"):

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 
+from graphport.program.bounds import check_bounds
+
 higher_order = torch.ops.higher_order
 Function = Callable[..., Any]
 
@@ -87,6 +89,7 @@ def plain_copy(module: nn.Module) -> nn.Module:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     run_plainly(graph)
+    check_bounds(graph)
     root = nn.Module()
     for name, child in module.named_children():
         root.add_module(name, plain_copy(child))

@@ -17,6 +17,7 @@ from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
 from graphport.program.attributes import CONSTANTS, Places
+from graphport.program.bounds import check_bounds
 from graphport.program.check_steps import variable
 from graphport.program.checks import InputChecks
 from graphport.program.control import plain_copy, run_plainly
@@ -101,6 +102,7 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     graph = unlifted(program, places)
     run_plainly(graph)
     keep_statistics(graph)
+    check_bounds(graph)
     info = _PyTreeInfo(
         unique_identifiers(program.argument_names), program.call_spec.in_spec,
         program.call_spec.out_spec,

@@ -13,6 +13,7 @@ from typing import Any
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from graphport.program.bounds import CHECKS, arguments
 from graphport.program.files.items import Item
 
 _UNARY = {operator.neg, operator.pos, operator.abs, operator.invert, operator.not_, operator.index}
@@ -40,6 +41,8 @@ def check_call(item: Item, target: Any, args: tuple[Any, ...], kwargs: dict[str,
         )
         if wrong:
             item.fail(f"the arguments do not fit {target._schema}")
+        if target in CHECKS:
+            _check_tensors(item, target, arguments(target, args, kwargs))
         if is_view and not (args and isinstance(args[0], Node)):
             item.fail(f"the first argument of {target} is a node")
     elif getattr(target, "__module__", "") == "_operator":
@@ -47,3 +50,17 @@ def check_call(item: Item, target: Any, args: tuple[Any, ...], kwargs: dict[str,
             item.fail(f"the arguments do not fit operator.{target.__name__}")
         if target is operator.getitem and not isinstance(args[0], Node):
             item.fail("an item is taken of a node")
+
+
+def _check_tensors(item: Item, op: OpOverload, args: tuple[Any, ...]) -> None:
+    """Nodes where an operator takes tensors, numbers where it takes numbers."""
+    for argument, x in zip(op._schema.arguments, args, strict=True):
+        kind = str(argument.type)
+        is_list = kind.startswith("List[")
+        parts = x if is_list and isinstance(x, (list, tuple)) else [x]
+        wanted = Node if "Tensor" in kind else (Node, int, float, type(None))
+        optional = kind.startswith("Optional[") and x is None
+        if (is_list and parts is not x) or not (
+            optional or all(isinstance(part, wanted) for part in parts)
+        ):
+            item.fail(f"the argument {argument.name} of {op} is not of the type {kind}")

@@ -146,7 +146,7 @@ class GraphReader:
         self._expressions = expressions
         self._values = values
         self._targets = targets
-        self._texts = [item.text() for item in texts.list()]
+        self._texts = [item.words() for item in texts.list()]
         tree = names.Tree()
         self._stacks = [_stack(item, tree) for item in stacks.list()]
         self._entries = limits.MORE_STACK_ENTRIES
@@ -305,5 +305,5 @@ def _stack(item: Item, tree: names.Tree) -> dict[str, tuple[str, str]]:
         if not names.is_call_of(names.call(key), place) or key.value in found:
             key.fail(f"{shown(key.value)} is not a call of the module {shown(place)}")
         tree.add(path, place)
-        found[key.value] = (place, kind.text(limits.PATH))
+        found[key.value] = (place, kind.words()[: limits.PATH])
     return found

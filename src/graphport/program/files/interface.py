@@ -220,7 +220,7 @@ def read_checks(item: Item, expressions: Expressions, values: Values) -> InputCh
 
 def _shape(item: Item, expressions: Expressions, values: Values) -> InputShape:
     fields = item.fields("path", optional=("sizes", "dtype", "device", "number", "value"))
-    path = fields["path"].text()
+    path = fields["path"].words()
     kinds = [kind for kind in ("sizes", "number", "value") if kind in fields]
     if len(kinds) != 1 or (kinds != ["sizes"] and ("dtype" in fields or "device" in fields)):
         item.fail("an input has sizes (with a dtype and a device), or a number, or a value")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from graphport import escaping
 from graphport.errors import SerializationError
 from graphport.program.files import limits
 
@@ -144,6 +145,10 @@ class Item:
         if not is_utf8(value):
             self.fail(f"{shown(value)} has half of a character in it")
         return value
+
+    def words(self) -> str:
+        """A text that is for people: it may be shown as it is."""
+        return escaping.terminal(self.text())
 
     def truth(self) -> bool:
         if type(self.value) is not bool:

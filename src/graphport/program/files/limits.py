@@ -43,8 +43,19 @@ TREE_DEPTH = 64
 GRAPH_DEPTH = 32
 
 EXPRESSION_DEPTH = 100
-EXPRESSION_NODES = 1 << 20
+EXPRESSION_NODES = 1 << 14
 """When written out, shared parts as often as they occur: as in n - n//3, and that of it, ..."""
+
+ALL_EXPRESSION_NODES = 1 << 18
+MORE_EXPRESSION_NODES = 64
+"""Of all expressions together: so many, and so many more for each."""
+
+OPERANDS = 64
+"""Of a minimum, a maximum, or of conditions that are connected."""
+
+COMPARISONS = 1 << 16
+MORE_COMPARISONS = 16
+"""Of the operands of minima, and of the terms of products: in all, and for each expression."""
 
 DEGREE = 64
 """The sum of powers in a product, operations within it included."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import mmap
 import os
+import stat
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from graphport.program.files.interface import (
     read_signature,
 )
 from graphport.program.files.items import Item, parse, shown
+from graphport.program.files.operators import Permits
 from graphport.program.files.targets import Targets
 from graphport.program.files.tensors import Tensors
 from graphport.program.files.trees import Trees
@@ -34,15 +37,19 @@ _DIALECTS = {name: name for name in ("ATEN", "TRAINING")}
 _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
 
 
-def load(file: Any, *, verify: bool = True) -> ExportedProgram:
+def load(file: Any, *, verify: bool = True, allow: Iterable[str] = ()) -> ExportedProgram:
     """Read a program from a path or from a binary file, from where it stands to its end.
 
     Tensors of a file at a path are not read but mapped: memory is taken when they are used, and
     writing to them does not change the file. `verify=False` leaves out the checksum over them,
     which reads them once.
+
+    A program may call operators of PyTorch that compute and check their arguments. Others are
+    allowed by namespace or by name: `allow=("torchvision", "mylib::attention")`.
     """
+    permits = Permits(allow)
     if isinstance(file, (str, os.PathLike)):
-        return _load_path(os.fspath(file), verify)
+        return _load_path(os.fspath(file), verify, permits)
     if isinstance(file, io.TextIOBase) or not hasattr(file, "read"):
         raise SerializationError(
             f"gp.load reads a path or a binary file, got {type(file).__name__}",
@@ -56,7 +63,7 @@ def load(file: Any, *, verify: bool = True) -> ExportedProgram:
     data[:] = content
     del content
     view = memoryview(data)
-    return _load(data, view, lambda at, size: view[at : at + size], _name_of(file), verify)
+    return _load(data, view, lambda at, size: view[at : at + size], _name_of(file), verify, permits)
 
 
 def _name_of(file: Any) -> str:
@@ -64,8 +71,10 @@ def _name_of(file: Any) -> str:
     return os.path.basename(name) if isinstance(name, str) else "the file"
 
 
-def _load_path(path: str | bytes, verify: bool) -> ExportedProgram:
+def _load_path(path: str | bytes, verify: bool, permits: Permits) -> ExportedProgram:
     name = os.path.basename(os.fsdecode(path))
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe waits for somebody to write to it
+        raise SerializationError("not a regular file", where=name)
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise SerializationError("the file is empty", where=name)
@@ -75,16 +84,18 @@ def _load_path(path: str | bytes, verify: bool) -> ExportedProgram:
             """Not through the mapping: its pages would stay in memory."""
             return os.pread(file.fileno(), size, at)
 
-        return _load(data, memoryview(data), read, name, verify)
+        return _load(data, memoryview(data), read, name, verify, permits)
 
 
-def _load(data: Any, view: memoryview, read: Any, name: str, verify: bool) -> ExportedProgram:
+def _load(
+    data: Any, view: memoryview, read: Any, name: str, verify: bool, permits: Permits
+) -> ExportedProgram:
     try:
         found = Archive(view, name)
         found.check(archive.PROGRAM, read)
         if verify:
             found.check(archive.TENSORS, read)
-        return _Reader(found, data).program()
+        return _Reader(found, data, permits).program()
     except RecursionError:
         raise SerializationError("something in it is nested too deeply", where=name) from None
     except _UNFORESEEN as error:
@@ -104,7 +115,7 @@ _PARTS = (
 class _Reader:
     """Reads the parts of a document, tables first."""
 
-    def __init__(self, file: Archive, data: Any) -> None:
+    def __init__(self, file: Archive, data: Any, permits: Permits) -> None:
         place = f"{file.name}, {archive.PROGRAM}"
         text = file.bytes_of(archive.PROGRAM)
         if len(text) > limits.JSON_BYTES:
@@ -122,7 +133,7 @@ class _Reader:
         )
         start += file.members[archive.TENSORS].start
         self.tensors = Tensors(parts["tensors"], entries, data, start)
-        targets = Targets(versions)
+        targets = Targets(versions, permits)
         self.values = Values(targets)
         self.trees = Trees(self.values)
         self.expressions = Expressions(parts["symbols"], parts["expressions"], parts["facts"])
@@ -149,7 +160,7 @@ class _Reader:
                 for item in parts["module_calls"].list()
             ],
             dialect=parts["dialect"].choice(_DIALECTS, "dialect"),
-            notes=[note.text() for note in parts["notes"].list()],
+            notes=[note.words() for note in parts["notes"].list()],
             scope=self.expressions.scope,
         )
         self._check(program)

@@ -17,9 +17,11 @@ from torch.utils import _pytree as pytree
 from graphport.errors import UnsupportedError
 from graphport.program import signature as ours
 from graphport.program.attributes import Places
+from graphport.program.bounds import CHECKS
 from graphport.program.exported import ExportedProgram
 from graphport.program.identifiers import is_quotable, unique_identifiers
 from graphport.program.module import own_state
+from graphport.program.torch_interop.assertions import assert_bounds
 from graphport.program.torch_interop.conventions import torch_stack
 from graphport.program.torch_interop.environment import Environment
 from graphport.symbolic import Expr, bitand, bitor
@@ -130,6 +132,8 @@ class _Conversion:
                 new.name = node.name
             mapping[node] = new
             new.meta = self._metadata(node, is_input=is_top and node.op == "placeholder")
+            if node.target in CHECKS:
+                assert_bounds(graph, new)
         return GraphModule(root, graph)
 
     def _xor(self, graph: Graph, node: Node, args: tuple[Any, ...]) -> Node:
