@@ -102,7 +102,8 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     graph = unlifted(program, places)
     run_plainly(graph)
     keep_statistics(graph)
-    check_bounds(graph)
+    if program.from_file:
+        check_bounds(graph)
     info = _PyTreeInfo(
         unique_identifiers(program.argument_names), program.call_spec.in_spec,
         program.call_spec.out_spec,
@@ -112,7 +113,7 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     root = nn.Module()
     _attach_state(root, program, places)
     for name, inner in program.graph_module.named_children():
-        root.add_module(name, plain_copy(inner))
+        root.add_module(name, plain_copy(inner, program.from_file))
     module = graph_module(root, graph)
     _attach_state(module, program, places)
     # `forward` is generated when it is first needed: until then it does not show its parameters.

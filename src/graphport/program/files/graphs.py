@@ -13,7 +13,7 @@ from graphport.errors import SerializationError
 from graphport.ops import Abstract
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.program.files import limits, names
-from graphport.program.files.calls import check_call
+from graphport.program.files.calls import check_call, check_result
 from graphport.program.files.expressions import Expressions, ExpressionTable
 from graphport.program.files.items import Item, shown
 from graphport.program.files.targets import Targets, require_name
@@ -221,6 +221,8 @@ class GraphReader:
             node.name = name
             graph._graph_namespace._used_names.add(name)
         node.meta = self._metadata(fields)
+        if op == "call_function" and "val" in fields:
+            check_result(fields["val"], target, node.meta["val"])
         return node
 
     def _arguments(

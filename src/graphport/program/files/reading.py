@@ -6,17 +6,18 @@ import io
 import mmap
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from graphport.errors import SerializationError, VerificationError
+from graphport.program.check_steps import same
 from graphport.program.exported import CallSpec, ExportedProgram
 from graphport.program.files import archive, limits, names, safetensors
 from graphport.program.files.archive import Archive
-from graphport.program.files.expressions import Expressions
+from graphport.program.files.expressions import SYMBOLIC, Expressions
 from graphport.program.files.graphs import GraphReader
 from graphport.program.files.interface import (
     read_call,
@@ -162,6 +163,7 @@ class _Reader:
             dialect=parts["dialect"].choice(_DIALECTS, "dialect"),
             notes=[note.words() for note in parts["notes"].list()],
             scope=self.expressions.scope,
+            from_file=True,
         )
         self._check(program)
         return program
@@ -203,6 +205,7 @@ class _Reader:
         parts = self.parts
         _check_inputs(parts, program)
         _check_outputs(parts["signature"], program.graph_signature, program)
+        _check_descriptions(parts["signature"], program)
         _check_attributes(parts["state_dict"], program)
         try:
             program.validate()
@@ -242,6 +245,37 @@ def _check_inputs(parts: dict[str, Item], program: ExportedProgram) -> None:
     nodes = [n.name for n in program.graph.nodes if n.op == "placeholder"]
     if nodes != [s.arg.name for s in signature.input_specs]:
         parts["signature"].fail("the inputs are not those of the graph")
+
+
+def _check_descriptions(item: Item, program: ExportedProgram) -> None:
+    """What nodes say of the inputs is what the tensors are, and what `.module()` checks."""
+    shapes = iter(program.checks.inputs)
+    nodes = program.graph.find_nodes(op="placeholder")
+    for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
+        val, name = node.meta.get("val"), shown(node.name)
+        if spec.kind is InputKind.USER_INPUT:
+            shape = next(shapes)
+            if shape.sizes is not None:
+                fits = isinstance(val, torch.Tensor) and _fits(val, shape.sizes, shape.dtype)
+            elif shape.number is not None:
+                fits = isinstance(val, (*SYMBOLIC, int, float))
+            else:
+                fits = same(val, shape.value)
+            if not fits:
+                item.fail(f"the input {name} is not described as it is checked")
+        else:
+            t = program.tensor(str(spec.target))
+            if not isinstance(val, torch.Tensor) or not _fits(val, t.shape, t.dtype):
+                item.fail(f"the input {name} is not described as the tensor {shown(spec.target)}")
+            if isinstance(t, torch.nn.Parameter) is not (spec.kind is InputKind.PARAMETER):
+                item.fail(f"{shown(spec.target)} is no {spec.kind.name}")
+
+
+def _fits(val: torch.Tensor, sizes: Sequence[Any], dtype: torch.dtype | None) -> bool:
+    """Whether a description has this dtype and rank, and these sizes as far as both are numbers."""
+    return dtype in (None, val.dtype) and val.ndim == len(sizes) and all(
+        a == b for a, b in zip(val.shape, sizes, strict=True) if type(a) is type(b) is int
+    )  # fmt: skip
 
 
 def _check_outputs(item: Item, signature: GraphSignature, program: ExportedProgram) -> None:

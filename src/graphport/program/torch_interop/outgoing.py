@@ -72,12 +72,14 @@ def convert(program: ExportedProgram) -> export.ExportedProgram:
 def _check_texts(program: ExportedProgram) -> None:
     """Refuse what torch would write into Python code as it is: keys of inputs, inputs of text."""
     keywords = program.call_spec.in_spec.child(1).context
-    texts = [x for x in pytree.tree_leaves(program.example_inputs) if isinstance(x, str)]
+    said = [n.meta.get("val") for n in program.graph.find_nodes(op="placeholder")]
+    leaves = [*said, *pytree.tree_leaves(program.example_inputs)]
+    texts = [x for x in leaves if isinstance(x, str)]
     try:
-        leaves = pytree.tree_flatten_with_path(program.example_inputs)[0]
+        paths = pytree.tree_flatten_with_path(program.example_inputs)[0]
     except ValueError:  # a container that does not tell its keys: torch names no input then
-        leaves = []
-    places = [pytree.keystr(path) for path, _ in leaves]
+        paths = []
+    places = [pytree.keystr(path) for path, _ in paths]
     # A place has the keys of dicts in quotes: double ones if there is a quote in the key.
     unquotable = [x for x in (*keywords, *texts) if not is_quotable(x)]
     unquotable += [x for x in places if not is_quotable(x.replace("'", ""))]
@@ -110,6 +112,7 @@ class _Conversion:
     def __init__(self, program: ExportedProgram, environment: Environment, paths: _Paths) -> None:
         self.environment = environment
         self.paths = paths
+        self.checked = program.from_file
         stacks = (n.meta.get("nn_module_stack") or {} for n in program.graph.nodes)
         first = next((stack for stack in stacks if stack), None)
         self.root = next(iter(first.values())) if first else ("", "torch.nn.modules.module.Module")
@@ -132,7 +135,7 @@ class _Conversion:
                 new.name = node.name
             mapping[node] = new
             new.meta = self._metadata(node, is_input=is_top and node.op == "placeholder")
-            if node.target in CHECKS:
+            if self.checked and node.target in CHECKS:
                 assert_bounds(graph, new)
         return GraphModule(root, graph)
 

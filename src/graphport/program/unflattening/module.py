@@ -40,9 +40,13 @@ class CapturedModule(nn.Module):
         """Modules that are used but not children of this one."""
         self._original: dict[str, nn.Module] = {}
         """The module that has the state, if it is not this one; in a dict, so as to be no child."""
+        self._renamed: dict[str, str] = {}
+        """Keywords of its call that the generated code has other names for."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         compiled = self.__dict__.get(COMPILED)
+        if self._renamed:
+            kwargs = {self._renamed.get(name, name): x for name, x in kwargs.items()}
         return (compiled or self.recompile())(self, *args, **kwargs)
 
     def recompile(self) -> Callable[..., Any]:
