@@ -18,11 +18,12 @@ pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "graphport"
 
-# errors, arguments, source, hooks, loading and process are what everything stands on.
-GROUND = {"errors", "arguments", "source", "hooks", "loading", "process"}
+# What everything stands on.
+GROUND = {"errors", "escaping", "arguments", "source", "hooks", "loading", "process"}
 EVERYTHING = {"*"}
 MAY_IMPORT = {
     "errors": GROUND,
+    "escaping": GROUND,
     "arguments": GROUND,
     "source": GROUND,
     "hooks": GROUND,

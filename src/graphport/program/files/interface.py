@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch.utils._pytree import TreeSpec
+
 from graphport.errors import SerializationError
 from graphport.program.checks import InputChecks, InputShape
 from graphport.program.exported import CallSpec, ModuleCall
@@ -132,15 +134,19 @@ def encode_call(call: CallSpec, where: str) -> dict[str, Any]:
 def read_call(item: Item, trees: Trees) -> CallSpec:
     fields = item.fields("inputs", "outputs")
     call = CallSpec(trees.read(fields["inputs"]), trees.read(fields["outputs"]))
-    inputs = call.in_spec
-    if inputs.type is not tuple or inputs.num_children != 2:
-        fields["inputs"].fail("the inputs are a tuple of the arguments and the keyword arguments")
-    args, kwargs = inputs.children()
-    if args.type is not tuple or kwargs.type is not dict:
-        fields["inputs"].fail("the inputs are a tuple of a tuple and a dict")
-    if any(type(key) is not str for key in kwargs.context):
-        fields["inputs"].fail("the names of keyword arguments are texts")
+    check_arguments(fields["inputs"], call.in_spec)
     return call
+
+
+def check_arguments(item: Item, spec: TreeSpec) -> None:
+    """The structure of a call: positional arguments, and those by keyword."""
+    if spec.type is not tuple or spec.num_children != 2:
+        item.fail("the inputs are a tuple of the arguments and the keyword arguments")
+    args, kwargs = spec.children()
+    if args.type is not tuple or kwargs.type is not dict:
+        item.fail("the inputs are a tuple of a tuple and a dict")
+    if any(type(key) is not str for key in kwargs.context):
+        item.fail("the names of keyword arguments are texts")
 
 
 def encode_module_call(call: ModuleCall) -> dict[str, Any]:
@@ -160,8 +166,9 @@ def encode_module_call(call: ModuleCall) -> dict[str, Any]:
 
 def read_module_call(item: Item, trees: Trees, values: Values) -> ModuleCall:
     fields = item.fields("fqn", optional=("signature",))
+    key = names.call(fields["fqn"])
     if "signature" not in fields:
-        return ModuleCall(fields["fqn"].text())
+        return ModuleCall(key)
     parts = fields["signature"].fields("inputs", "outputs", "in_spec", "out_spec", "argument_names")
     specs = [trees.read(parts["in_spec"]), trees.read(parts["out_spec"])]
     arguments = [
@@ -172,7 +179,10 @@ def read_module_call(item: Item, trees: Trees, values: Values) -> ModuleCall:
         arguments[0], arguments[1], specs[0], specs[1],
         tuple(names.arguments(parts["argument_names"].list())),
     )  # fmt: skip
-    return ModuleCall(fields["fqn"].text(), kept)
+    check_arguments(parts["in_spec"], kept.in_spec)
+    if len(kept.argument_names) != sum(child.num_children for child in kept.in_spec.children()):
+        parts["argument_names"].fail("there is not a name for each argument")
+    return ModuleCall(key, kept)
 
 
 # Checks
@@ -232,7 +242,7 @@ _OF_TENSORS = ("dtype", "device", "strides", "from_start")
 
 def _shape(item: Item, expressions: Expressions, values: Values) -> InputShape:
     fields = item.fields("path", optional=("sizes", *_OF_TENSORS, "number", "value"))
-    path = fields["path"].text()
+    path = fields["path"].words()
     kinds = [kind for kind in ("sizes", "number", "value") if kind in fields]
     if len(kinds) != 1 or (kinds != ["sizes"] and fields.keys() & {*_OF_TENSORS}):
         item.fail("an input has sizes (with a dtype and a device), or a number, or a value")

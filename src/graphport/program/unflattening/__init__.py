@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from torch.fx import Graph
 
 from graphport.arguments import PROGRAM, takes
+from graphport.program.bounds import check_bounds
 from graphport.program.control import run_plainly
 from graphport.program.mutation import keep_statistics
 from graphport.program.unflattening.build import Builder, build_root
@@ -69,6 +70,8 @@ def unflatten(program: ExportedProgram) -> UnflattenedModule:
             builder.write()
         run_plainly(module.graph)
         keep_statistics(module.graph)
+        if program.from_file:
+            check_bounds(module.graph)
         if piece.name != piece.call.path:
             module._original["of"] = tree.at(piece.call.path)
     tree.assemble(program)

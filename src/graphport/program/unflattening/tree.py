@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from graphport.program import attributes
+from graphport.program.identifiers import rename
 from graphport.program.module import give_state, own_state
 from graphport.program.unflattening.calls import Call
-from graphport.program.unflattening.module import CapturedModule, Parent
+from graphport.program.unflattening.module import COMPILED, CapturedModule, Parent
 from graphport.program.unflattening.pieces import Piece
 from graphport.program.unflattening.state import State
 
@@ -31,7 +31,7 @@ class Tree:
         """Paths at which a module stands a second time, and the first."""
         self._references: dict[int, dict[str, str]] = {}
         parts = (part for path in (*state.tensors, *called) for part in path.split("."))
-        self._clashes = attributes.renamed(parts, {*dir(root), *vars(root)})
+        self._clashes = rename(parts, {*dir(root), *vars(root), COMPILED})
 
     def attribute(self, path: str) -> str:
         """Where a module has what is called so below it."""
@@ -108,7 +108,7 @@ class Tree:
         """The name under which a module that is no child of it is known to a module."""
         known = self._references.setdefault(id(module), {})
         if path not in known:
-            wanted = path.rpartition(".")[2] or "program"
+            wanted = self.attribute(path.rpartition(".")[2]) or "program"
             names = itertools.chain([wanted], (f"{wanted}_{i}" for i in itertools.count(1)))
             taken = set(module._elsewhere) | set(dir(type(module)))
             known[path] = next(n for n in names if n not in taken)
