@@ -72,6 +72,7 @@ class _Tracer:
         return self.step
 
     def step(self, frame: FrameType, event: str, arg: Any) -> Any:
+        del arg  # what a function returns: not to be held by the traceback
         if event == "opcode":
             self.visit((frame.f_code, event, frame.f_lasti))
         elif event == "line" and not frame.f_trace_opcodes:

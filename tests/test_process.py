@@ -133,6 +133,13 @@ def _profile(model: nn.Module) -> Any:
     return gp.partition.profile(CAPTURED, runs=1, warmup=0)
 
 
+def _save(model: nn.Module) -> None:
+    folder = Path(tempfile.gettempdir())
+    gp.save(CAPTURED, folder / "m.gpx")
+    WIDE.save(folder / "m.onnx", external_data=True)
+
+
+WIDE = gp.onnx.export(nn.Linear(32, 32), (torch.ones(1, 32),))
 CAPTURED = gp.export(Branching(), (X,))
 CAPTURED_MODULE = CAPTURED.module()
 
@@ -145,6 +152,7 @@ WAYS: dict[str, tuple[Callable[[nn.Module], Any], type[nn.Module]]] = {
     "fake_mode": (_fake, Plain),
     "decompose": (_decompose, Plain),
     "again": (_again, Plain),
+    "save": (_save, Plain),
     "compile": (_compile, Plain),
     "trace": (_trace, Plain),
     "profile": (_profile, Plain),

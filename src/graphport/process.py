@@ -42,11 +42,10 @@ def contained(fn: Callable[P, T]) -> Callable[P, T]:
                 _here.record = record
                 return fn(*args, **kwargs)
             except BaseException as error:
-                interrupt = interrupt_behind(error, record.handled)
-                if interrupt is None:
-                    raise
-                _clear_frames(error, record.handled)
-                raise interrupt  # noqa: B904  it has its own context
+                if interrupt_behind(error, record.handled) is not None:
+                    _clear_frames(error, record.handled)
+                raise_interrupt_behind(error, record.handled)
+                raise
             finally:
                 record.undo()
         finally:
@@ -68,6 +67,16 @@ def interrupt_behind(
         if type(e) is TypeError and _SWALLOWED in str(e):
             return KeyboardInterrupt()
     return None
+
+
+def raise_interrupt_behind(error: BaseException, handled: BaseException | None) -> None:
+    """Raise it, if there is one that `error` covers up."""
+    interrupt = interrupt_behind(error, handled)
+    try:
+        if interrupt is not None and interrupt is not error:
+            raise interrupt
+    finally:
+        del interrupt  # else it would hold this frame, and this frame it
 
 
 _SWALLOWED = 'with error "KeyboardInterrupt'
@@ -106,7 +115,11 @@ class undone:
 
     def __exit__(self, *_: object) -> None:
         self._undo()
-        self._steps.remove(self._undo)
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._undo in self._steps:  # unless an interrupt has seen to it
+            self._steps.remove(self._undo)
 
 
 class undone_unless_finished(undone):
@@ -115,7 +128,7 @@ class undone_unless_finished(undone):
     def __exit__(self, kind: Any, *_: object) -> None:
         if kind is not None:
             self._undo()
-        self._steps.remove(self._undo)
+        self._forget()
 
 
 # The whole process

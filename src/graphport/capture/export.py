@@ -74,7 +74,7 @@ from graphport.ops import Abstract
 from graphport.ops.abstract import permuted
 from graphport.ops.strides import is_dense
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
-from graphport.process import contained, interrupt_behind, undone
+from graphport.process import contained, raise_interrupt_behind, undone
 from graphport.program import (
     CallSpec,
     ExportedProgram,
@@ -429,9 +429,7 @@ class _Capture:
             error.__cause__ = None
             raise
         except Exception as error:
-            interrupt = interrupt_behind(error, handled)
-            if interrupt is not None:
-                raise interrupt  # noqa: B904
+            raise_interrupt_behind(error, handled)
             raise forward_error(error, self._place_of(error)) from error
 
     def _place_of(self, error: Exception) -> source.Location | None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
 
@@ -58,6 +60,8 @@ class NewFiles:
     """Files in the making."""
 
     def __init__(self) -> None:
+        self._folders: list[int] = []
+        """Those that are open."""
         self._open = ExitStack()
         self._beside: list[Path] = []
         self._targets: dict[IO[bytes], tuple[Path, Path]] = {}
@@ -72,7 +76,7 @@ class NewFiles:
         beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
         self._beside.append(beside)
         try:
-            with _turn_in(path.parent):
+            with self._turn_in(path.parent):
                 _remove_abandoned(path)
                 file = self._open.enter_context(_created(beside))
                 _lock(file.fileno())
@@ -92,18 +96,32 @@ class NewFiles:
         folders = {path.parent for _, path in self._targets.values()}
         with ExitStack() as stack:
             for folder in sorted(folders):
-                stack.enter_context(_turn_in(folder))
+                stack.enter_context(self._turn_in(folder))
             before()
             for beside, path in self._targets.values():
                 os.replace(beside, path)
-            for folder in folders:
-                _sync(folder)
+            for entry in self._folders:
+                os.fsync(entry)  # so that the names survive a power cut
 
     def remove(self) -> None:
         """Whatever has no name yet."""
         for beside in self._beside:
             beside.unlink(missing_ok=True)
         self._open.close()
+        _close(self._folders, len(self._folders))
+
+    @contextmanager
+    def _turn_in(self, folder: Path) -> Iterator[None]:
+        """Alone among those that give names in a folder, where the file system knows of locks."""
+        # Opened and noted by one call: between two of Python's an interrupt could come.
+        self._folders.extend(map(os.open, (folder,), (os.O_RDONLY,)))
+        try:
+            if fcntl is not None:
+                with suppress(OSError):
+                    fcntl.flock(self._folders[-1], fcntl.LOCK_EX)
+            yield
+        finally:
+            _close(self._folders, min(1, len(self._folders)))
 
 
 def _created(path: Path) -> IO[bytes]:
@@ -130,23 +148,6 @@ def _lock(file: int) -> bool:
     return True
 
 
-@contextmanager
-def _turn_in(folder: Path) -> Iterator[None]:
-    """Alone among those that give names in a folder, where the file system knows of locks."""
-    entry = os.open(folder, os.O_RDONLY)
-    try:
-        if fcntl is not None:
-            with suppress(OSError):
-                fcntl.flock(entry, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(entry)
-
-
-def _sync(folder: Path) -> None:
-    """Let the names in a folder survive a power cut."""
-    entry = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(entry)
-    finally:
-        os.close(entry)
+def _close(entries: list[int], count: int) -> None:
+    """Close the last ones, each of which is forgotten by the same call that closes it."""
+    deque(map(os.close, map(list.pop, repeat(entries, count))), 0)
