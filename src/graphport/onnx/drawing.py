@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -161,10 +162,12 @@ def _permutation(t: Tensor) -> Draw | None:
     for dim in (-1, 0) if t.ndim else ():
         count = torch.arange(t.shape[dim])
         if len(count) > 1 and bool((t.movedim(dim, -1).sort(-1).values == count).all()):
-            return lambda sizes, generator, dim=dim: torch.rand(sizes, generator=generator).argsort(
-                dim
-            )
+            return partial(_permute, dim)
     return None
+
+
+def _permute(dim: int, sizes: list[int], generator: torch.Generator) -> Tensor:
+    return torch.rand(sizes, generator=generator).argsort(dim)
 
 
 def _sorted(t: Tensor) -> Draw | None:
@@ -213,7 +216,7 @@ def _matrix(t: Tensor) -> Draw | None:
         return None
     for triangle in (torch.tril, torch.triu):
         if torch.equal(triangle(t), t):
-            return lambda sizes, generator, f=triangle: _dominant(f(_floats(t, sizes, generator)))
+            return partial(_draw_triangle, triangle, t)
     if not torch.allclose(t, t.mT, rtol=1e-4, atol=1e-6):
         return None
     positive = t.shape[-1] <= 256 and bool((torch.linalg.eigvalsh(t) > 0).all())
@@ -230,8 +233,11 @@ def _matrix(t: Tensor) -> Draw | None:
     return made
 
 
-def _dominant(t: Tensor) -> Tensor:
+def _draw_triangle(
+    triangle: Callable[[Tensor], Tensor], t: Tensor, sizes: list[int], generator: torch.Generator
+) -> Tensor:
     """A triangular matrix that can be inverted: its diagonal is not smaller than the rest."""
+    t = triangle(_floats(t, sizes, generator))
     diagonal = t.diagonal(dim1=-2, dim2=-1)
     if diagonal.numel():
         least = t.abs().amax()

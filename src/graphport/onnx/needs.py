@@ -58,7 +58,7 @@ def _into(tensor: str, dim: int | str | None, signed: bool = False) -> Need_of:
         if not isinstance(of, Abstract) or (where is None and isinstance(dim, str)):
             return None
         if where is None:
-            size: Size = prod(of.sizes)
+            size: Any = prod(of.sizes)
         elif not of.sizes:
             size = 1
         else:
@@ -75,7 +75,7 @@ def _labels(call: Call) -> Rule | None:
 
 
 def _offsets(call: Call) -> Rule | None:
-    count = prod(call["indices"].sizes)
+    count: Any = prod(call["indices"].sizes)
     last = count if call.get("include_last_offset") else None
     return Rule(0, count, ascending=True, first=0, last=last)
 

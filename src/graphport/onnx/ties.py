@@ -154,14 +154,15 @@ class _Deciding(Interpreter):
         args, kwargs = self._operands(n)
         if args is None:
             return own
-        theirs = n.target(*args, **kwargs)  # type: ignore[operator, misc]
-        results = {None: own} if None in parts else dict(enumerate(own))
+        target: Any = n.target
+        theirs = target(*args, **kwargs)
+        results: dict[int | None, Any] = {None: own} if None in parts else dict(enumerate(own))
         for i, part in parts.items():
             have = self.model[part.name]
             if _differ(results[i], have) and self._is_right(n, i, have, _part(theirs, i), args):
                 results[i] = have
                 self.accepted += 1
-        return results[None] if None in parts else type(own)(results.values())
+        return results[None] if None in parts else tuple(results.values())
 
     def _operands(self, n: Node) -> Any:
         """The model's operands, if they agree with eager's; eager's where the model has none."""
@@ -186,30 +187,33 @@ class _Deciding(Interpreter):
         choice = _CHOOSE.get(n.target)
         if choice is None or choice.result != i or have.shape != theirs.shape:
             return False
-        scores, dim = args[0], _argument(n, "dim", choice.dim)
-        places = (have, theirs)
-        if choice.spatial:
-            scores, places = (
-                scores.flatten(-choice.spatial),
-                [p.flatten(-choice.spatial) for p in places],
-            )
-            dim = -1
-        elif dim is None:
-            scores, places, dim = scores.reshape(-1), [p.reshape(-1) for p in places], 0
-        elif have.ndim < scores.ndim:
-            places = [p.unsqueeze(dim) for p in places]
-        size = scores.shape[dim] if scores.ndim else 1
-        if bool(((places[0] < 0) | (places[0] >= size)).any()):
-            return False
-        if choice.once and bool((places[0].sort(dim).values.diff(dim=dim) == 0).any()):
-            return False
-        mine, others = (scores if not scores.ndim else torch.take_along_dim(scores, p, dim)
-                        for p in places)  # fmt: skip
-        return judge(mine, others, self.tolerance(n.all_input_nodes[0].name)).ok
+        mine, others = (_pick(args[0], p, _argument(n, "dim", choice.dim), choice)
+                        for p in (have, theirs))  # fmt: skip
+        return mine is not None and judge(mine, others, self.tolerance(_operand(n))).ok
+
+
+def _pick(scores: Any, places: Any, dim: int | None, choice: Choice) -> Any:
+    """The elements that places point at; None if they are no choice at all."""
+    if choice.spatial:
+        scores, places, dim = scores.flatten(-choice.spatial), places.flatten(-choice.spatial), -1
+    elif dim is None or not scores.ndim:
+        scores, places, dim = scores.reshape(-1), places.reshape(-1), 0
+    elif places.ndim < scores.ndim:
+        places = places.unsqueeze(dim)
+    if bool(((places < 0) | (places >= scores.shape[dim])).any()):
+        return None
+    if choice.once and bool((places.sort(dim).values.diff(dim=dim) == 0).any()):
+        return None
+    return torch.take_along_dim(scores, places, dim)
+
+
+def _operand(n: Node) -> str:
+    return n.all_input_nodes[0].name
 
 
 def _argument(n: Node, name: str, otherwise: Any) -> Any:
-    names = (a.name for a in n.target._schema.arguments)  # type: ignore[union-attr]
+    target: Any = n.target
+    names = (a.name for a in target._schema.arguments)
     return {**dict(zip(names, n.args, strict=False)), **n.kwargs}.get(name, otherwise)
 
 

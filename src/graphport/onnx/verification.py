@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -302,9 +303,8 @@ class _Run:
             self._add(row.name, judgement, trial)
             node = row.node
             if not judgement.ok and self.divergence is None and node is not None:
-                self.divergence = self._attempt(
-                    "where they part", lambda n=node: first_divergence(probe, n, self._judge), None
-                )
+                search = partial(first_divergence, probe, node, self._judge)
+                self.divergence = self._attempt("where they part", search, None)
         return None
 
     def _attempt(self, what: str, ask: Callable[[], Any], otherwise: Any) -> Any:
