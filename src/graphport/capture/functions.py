@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils import _pytree as pytree
 
@@ -25,8 +26,9 @@ from graphport.capture.example import outside
 from graphport.capture.tracer import Tracer
 from graphport.errors import DataDependentError, MutationError, UnsupportedError
 from graphport.ops import info_of
+from graphport.ops.sizes import numel, require
 from graphport.ops.tensor import AbstractTensor
-from graphport.symbolic import symbols
+from graphport.symbolic import Expr, ne, symbols
 from graphport.symbolic.bridge import from_torch, sym_ite
 
 aten = torch.ops.aten
@@ -197,6 +199,26 @@ def istft(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 def ite(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """torch's own takes only nodes of its own class."""
     return sym_ite(*args, **kwargs)
+
+
+@overrides(functional.batch_norm, functional.instance_norm, functional.group_norm)
+def statistics(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Of one value there is no variance: their Python code refuses it, at any size that gives one.
+
+    To torch's question whether there is one value the answer is that of sizes in general.
+    """
+    given = inspect.signature(func).bind(*args, **kwargs).arguments
+    x = given["input"]
+    batch, channels, *rest = map(from_torch, x.shape)
+    if func is functional.group_norm:
+        count = numel((batch * channels // given["num_groups"], *rest))
+    elif not given.get("training" if func is functional.batch_norm else "use_input_stats", False):
+        return NotImplemented
+    else:
+        count = numel((batch, *rest) if func is functional.batch_norm else rest)
+    if isinstance(count, Expr):
+        require(ne(count, 1), "Expected more than 1 value per channel when training, got {0}", x)
+    return NotImplemented
 
 
 @overrides(torch.Tensor.contiguous)
