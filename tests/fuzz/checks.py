@@ -364,8 +364,9 @@ class Checker:
         except Exception as error:
             text = describe(error)
             stopped = re.search(r"Name:'(requires [^']*)'", text)
-            if stopped is not None:
-                self.tally.refusals[f"{route}, at the call: {plain(stopped[1])}"] += 1
+            if stopped is not None or str(case) in self.refused:
+                reason = plain(stopped[1]) if stopped is not None else "fails, as .module() does"
+                self.tally.refusals[f"{route}, at the call: {reason}"] += 1
                 return True
             return self._raw(route, case, text)
         want = self.eager(case)
