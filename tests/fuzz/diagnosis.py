@@ -76,6 +76,8 @@ class Diagnosis(TorchDispatchMode):
             self.causes.add(BEYOND)
         if name in _AS_IT_IS and not first.numel():
             self.causes.add("tensor without elements that eager gives back as it is")
+        if name.startswith("conv") and not given["weight"].numel():
+            self.causes.add("convolution of no channels, of which eager has no channels come out")
         if name in ("_to_copy", "copy_"):
             source = given.get("src", first)
             target = given.get("dtype") or (first.dtype if name == "copy_" else None)
