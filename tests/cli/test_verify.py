@@ -10,6 +10,7 @@ import torch
 from onnx import helper, numpy_helper
 
 import graphport as gp
+from graphport.cli.declared import inputs_of_file
 from tests.cli.helpers import Runner
 
 
@@ -159,3 +160,123 @@ def test_state_that_the_model_changes(run: Runner) -> None:
     assert done.code == 0, done.err
     assert {o["name"] for o in done.data["verification"]["outputs"]} == {"output", "count_updated"}
     assert torch.is_grad_enabled()
+
+
+UNSEEDED = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+def table():
+    torch.manual_seed(0)
+    return nn.Embedding(5, 3)
+
+class Both(nn.Module):
+    def forward(self, x, y, scale=None):
+        return (x @ y).relu() if scale is None else x @ y * scale
+
+def pooled(x):
+    return torch.nn.functional.avg_pool1d(x, 4)
+"""
+
+
+@pytest.fixture
+def unseeded(run: Runner) -> Runner:
+    Path("unseeded.py").write_text(UNSEEDED)
+    return run
+
+
+def test_other_weights_are_named_first(unseeded: Runner) -> None:
+    given = ("--input", "input=f32[3,4]", "--dynamic", "input:0=batch[1..9]")
+    assert unseeded("export", "unseeded.py:build", "-o", "m.onnx", *given).code == 0
+    done = unseeded("verify", "m.onnx", "--against", "unseeded.py:build")
+    assert done.code == 1, done.err
+    assert "weights differ: 0.weight (max abs " in done.out
+    assert "build the model with the same seed, or load the checkpoint" in done.out
+    assert done.out.index("weights differ") < done.out.index("WRONG")
+    done = unseeded("verify", "m.onnx", "--against", "unseeded.py:build", "--json")
+    names = [w["name"] for w in done.data["verification"]["weights_differ"]]
+    assert set(names) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_external_weights_are_compared(exported: Runner) -> None:
+    given = ("--dynamic", "x:0=batch[1..64]", "--external-data")
+    assert exported("export", "models.py:build", "-o", "e.onnx", *given).code == 0
+    done = exported("verify", "e.onnx", "--against", "models.py:build", "--json")
+    assert done.code == 0 and done.data["verification"]["weights_differ"] == []
+    Path("other.py").write_text(Path("models.py").read_text().replace("seed(0)", "seed(1)"))
+    done = exported("verify", "e.onnx", "--against", "other.py:build", "--json")
+    assert done.code == 1 and len(done.data["verification"]["weights_differ"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("table", ["--input", "input=i64[2,6](0..4)", "--dynamic", "input:0=batch,1=length[1..9]"]),
+        ("Both", ["--input", "x=f32[2,6]", "--input", "y=f32[6,3]",
+                  "--dynamic", "x:0=rows,1=inner[2..]", "--dynamic", "y:0=inner"]),
+        ("pooled", ["--input", "x=f32[2,3,8]", "--dynamic", "x:2=4*quarter[1..7]"]),
+    ],
+)  # fmt: skip
+def test_inputs_come_from_the_file(unseeded: Runner, name: str, given: list[str]) -> None:
+    assert unseeded("export", f"unseeded.py:{name}", "-o", "m.onnx", *given).code == 0
+    done = unseeded("verify", "m.onnx", "--against", f"unseeded.py:{name}", "--json")
+    assert done.code == 0, done.err
+    assert len(done.data["verification"]["sizes_tried"]) > 3
+
+
+@pytest.mark.filterwarnings("ignore::graphport.errors.SizeWarning")
+def test_inputs_of_a_file_satisfy_its_conditions(tmp_path: Path) -> None:
+    def cut(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x[: y.shape[0]] if y.shape[0] * 2 <= x.shape[0] else x * 2
+
+    shapes = ({0: gp.Dim("a", min=2)}, {0: gp.Dim("c", min=2)})
+    program = gp.onnx.export(cut, (torch.randn(8), torch.randn(3)), dynamic_shapes=shapes)
+    program.save(tmp_path / "cut.onnx")
+    drawn = inputs_of_file(tmp_path / "cut.onnx", cut)
+    assert 2 * len(drawn["y"]) <= len(drawn["x"])
+
+
+def test_inputs_that_the_file_cannot_tell(run: Runner) -> None:
+    assert run("export", "models.py:pair", "-o", "p.onnx").code == 0
+    model = Path("models.py").read_text() + "\ndef lone():\n    return Pair()\n"
+    Path("lone.py").write_text(model.replace("def example_inputs", "def other_inputs"))
+    done = run("verify", "p.onnx", "--against", "lone.py:lone")
+    assert done.code == 2 and "there is no example input for pair" in done.err
+
+
+def test_sizes_to_try(exported: Runner) -> None:
+    against = ("verify", "m.onnx", "--against", "models.py:build", "--json")
+    tried = lambda *more: exported(*against, *more).data["verification"]["sizes_tried"]
+    assert tried("--sizes", "batch=1,7") == [{"batch": n} for n in (2, 1, 7)]
+    assert tried("--no-other-sizes") == [{"batch": 2}]
+    assert len(tried("--limit", "1")) == 2
+    done = exported(*against, "--sizes", "batch=65")
+    (refused,) = done.data["verification"]["sizes_refused"]
+    assert refused["sizes"] == {"batch": 65} and refused["outcome"] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "says"),
+    [
+        (["--sizes", "batch"], 2, "sizes that cannot be read"),
+        (["--sizes", "batch=x"], 2, "sizes that cannot be read"),
+        (["--sizes", "rows=3"], 1, "the program has no dim 'rows'; it has batch"),
+        (["--limit", "-1"], 2, "-1 is no number of sizes"),
+        (["--limit", "2", "--no-other-sizes"], 2, "--limit asks for other sizes"),
+    ],
+)
+def test_sizes_that_are_wrong(exported: Runner, more: list[str], code: int, says: str) -> None:
+    done = exported("verify", "m.onnx", "--against", "models.py:build", *more)
+    assert done.code == code, done.err
+    assert says in done.err
+
+
+def test_sizes_of_an_export(run: Runner) -> None:
+    argv = ("export", "models.py:build", "-o", "m.onnx", "--dynamic", "x:0=batch", "--json")
+    done = run(*argv, "--verify", "--sizes", "batch=9")
+    assert done.data["verification"]["sizes_tried"] == [{"batch": 2}, {"batch": 9}]
+    done = run(*argv, "--limit", "3")
+    assert done.code == 2 and "not --verify" in done.err

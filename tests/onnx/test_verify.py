@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
+import time
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ from torch import Tensor, nn
 
 import graphport as gp
 from graphport.errors import MismatchError, VerificationError
+from graphport.onnx import verification
 from graphport.onnx.judgement import Tolerance, judge
-from graphport.onnx.samples import others
+from graphport.onnx.probing import Probe
+from graphport.onnx.samples import Samples
 from tests.onnx.helpers import check_onnx
 
 batch, length = gp.Dim("batch"), gp.Dim("length")
@@ -65,8 +69,8 @@ def test_sizes_satisfy_conditions() -> None:
         f, (torch.randn(8), torch.randn(3)), guards="runtime_assert",
         dynamic_shapes=({0: 4 * gp.Dim("quarter")}, {0: gp.Dim("m")}),
     )  # fmt: skip
-    found = [tuple(t.shape[0] for t in flat)
-             for _, flat in others(ep, [torch.randn(8), torch.randn(3)], {})]  # fmt: skip
+    samples = Samples(ep, [torch.randn(8), torch.randn(3)])
+    found = [tuple(t.shape[0] for t in samples.drawn(sizes)) for sizes in samples.others(5)]
     assert len(found) > 2 and all(a % 4 == 0 and b < a for a, b in found)
 
 
@@ -93,9 +97,181 @@ def test_sizes_that_eager_refuses() -> None:
     program = gp.onnx.export(Model(), (torch.randn(3),), dynamic_shapes=({0: batch},))
     report = program.verify()
     assert report.ok and report.sizes_refused == [{"batch": 1}]
-    assert "eager refuses: batch=1" in str(report)
+    assert "eager refuses: batch=1, because ValueError: not one" in str(report)
     with pytest.raises(ValueError, match="not one"):
         program.verify((torch.randn(1),))
+
+
+@pytest.mark.filterwarnings("ignore::graphport.errors.SizeWarning")
+def test_sizes_that_the_program_refuses() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x + 1 if x.shape[0] == 4 else x + 2
+        return x[: y.shape[0]] if y.shape[0] <= x.shape[0] else x * 2
+
+    b, c = gp.Dim("b", min=2, max=64), gp.Dim("c", min=2, max=64)
+    ep = gp.export(f, (torch.randn(8), torch.randn(3)), guards="runtime_assert",
+                   dynamic_shapes=({0: b}, {0: c}))  # fmt: skip
+    report = gp.onnx.export(ep).verify()
+    assert report.ok
+    refused = {t.reason: t.sizes for t in report.sizes_refused}
+    assert all(t.outcome == "refused" for t in report.sizes_refused)
+    assert refused["b != 4 does not hold"]["b"] == 4, refused
+    (other,) = (sizes for reason, sizes in refused.items() if "c" in reason)
+    assert other["c"] > other["b"]
+    assert "refused: b=4, c=" in str(report)
+    assert "because b != 4 does not hold" in str(report)
+
+
+@pytest.mark.filterwarnings("ignore::graphport.errors.SizeWarning")
+def test_sizes_that_a_branch_has_left_out() -> None:
+    f = lambda x: x + 1 if x.shape[0] == 1 else x + 2
+    report = gp.onnx.export(f, (torch.randn(3),), dynamic_shapes=({0: batch},)).verify()
+    assert report.ok and report.sizes_refused == [{"batch": 1}]
+    assert "refused: batch=1, because batch != 1 does not hold" in str(report)
+
+
+def test_layouts_and_memory_that_a_program_needs() -> None:
+    def f(x: Tensor) -> Tensor:
+        x.permute(1, 0).flatten().mul_(10)
+        return x + 0
+
+    x = torch.randn(4, 3).T
+    program = gp.onnx.export(f, (x,), dynamic_shapes=({0: gp.Dim("a"), 1: gp.Dim("b")},))
+    report = program.verify()
+    assert report.ok and sum(t.compared for t in report.sizes_tried) == 6, report
+
+
+def test_what_came_of_each_size() -> None:
+    def lowering(b: Any, self: Any) -> Any:
+        return b.Mul(b.Sin(self), torch.ones(3))  # broadcasts, or not
+
+    report = gp.onnx.export(
+        lambda x: torch.sin(x), (torch.randn(3),), dynamic_shapes=({0: batch},),
+        custom_lowerings={"aten::sin": lowering},
+    ).verify(sizes=[{"batch": 1}, {"batch": 2}])  # fmt: skip
+    found = [(t.sizes, t.outcome) for t in report.sizes_tried]
+    assert found == [({"batch": 3}, "ok"), ({"batch": 1}, "differs"), ({"batch": 2}, "differs")]
+    assert report.sizes_tried[1].reason == "output: of size [3] instead of [1]"
+
+
+# What is tried
+
+
+def doubled(**dims: Any) -> gp.onnx.ONNXProgram:
+    b = gp.Dim("batch", **dims)
+    return gp.onnx.export(lambda x: x * 2, (torch.randn(3, 2),), dynamic_shapes=({0: b},))
+
+
+def test_no_other_sizes() -> None:
+    report = doubled().verify(other_sizes=False)
+    assert report.ok and report.sizes_tried == [{"batch": 3}]
+    assert doubled().verify(limit=0).sizes_tried == [{"batch": 3}]
+
+
+def test_sizes_that_are_given() -> None:
+    report = doubled(max=64).verify(sizes=[{"batch": 5}, {"batch": 65}])
+    assert report.ok and report.sizes_tried == [{"batch": n} for n in (3, 5, 65)]
+    many = doubled().verify(sizes=[{"batch": -1}, {"batch": 10**14}, {"batch": 2**62 - 1}])
+    assert many.ok and [t.outcome for t in many.sizes_refused] == ["refused"] * 3
+    outside = report.sizes_tried[2]
+    assert outside.outcome == "refused" and "64" in outside.reason
+    assert len(doubled().verify(sizes={"batch": 9}, limit=2).sizes_tried) == 4
+
+
+def test_a_number_of_sizes() -> None:
+    assert [len(doubled().verify(limit=n).sizes_tried) for n in (1, 3, 9)] == [2, 4, 10]
+
+
+def test_inputs_that_are_given() -> None:
+    x, y = torch.randn(5, 2), torch.randn(6, 2)
+    report = doubled().verify(inputs=[(x,), ((y,), {}), {"x": x}], other_sizes=False)
+    assert report.ok and [t["batch"] for t in report.sizes_tried] == [5, 6, 5]
+    assert doubled().verify(inputs=(y,), other_sizes=False).sizes_tried == [{"batch": 6}]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"limit": -1}, "limit=-1 is no number of sizes"),
+        ({"limit": True}, "limit=True is no number of sizes"),
+        ({"limit": 2, "other_sizes": False}, "limit=2 asks for other sizes"),
+        ({"other_sizes": "no"}, "other_sizes='no'"),
+        ({"sizes": [{"rows": 3}]}, "the program has no dim 'rows'; it has batch"),
+        ({"sizes": [{"batch": 1.5}]}, "batch=1.5 is no size"),
+        ({"sizes": [{"batch": 10**30}]}, "is no size"),
+        ({"sizes": [3]}, "sizes has 3"),
+        ({"sizes": "batch=3"}, "sizes must be a list of dicts"),
+        ({"inputs": []}, "inputs is empty"),
+        ({"inputs": [torch.ones(2)]}, "inputs has Tensor as one set"),
+        ({"inputs": [(torch.ones(3, 2),)], "args": (torch.ones(3, 2),)}, "both args and inputs"),
+        ({"rtol": "much"}, "rtol='much' is no error"),
+    ],
+)
+def test_options_that_are_wrong(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(gp.errors.InputError, match=re.escape(says)):
+        doubled().verify(**options)
+
+
+def test_options_in_export() -> None:
+    args, shapes = (torch.randn(3, 2),), ({0: batch},)
+    seen = []
+
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x.shape[0])
+            return x * 2
+
+    options = {"sizes": [{"batch": 7}], "rtol": 1e-3}
+    gp.onnx.export(Model(), args, dynamic_shapes=shapes, verify=options)
+    assert seen[-2:] == [3, 7]
+    with pytest.raises(gp.errors.InputError, match="verify has no option size"):
+        gp.onnx.export(Model(), args, verify={"size": 3})
+    with pytest.raises(gp.errors.InputError, match="True or False or a dict"):
+        gp.onnx.export(Model(), args, verify="yes")
+
+
+def test_the_time_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most three times that of the example alone, where a run takes long."""
+    monkeypatch.setattr(verification, "_SECONDS", 0.0)
+
+    class Slow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.compiler.is_compiling():
+                time.sleep(0.002 * x.numel())
+            return x + 1
+
+    dims = {0: gp.Dim("a"), 1: gp.Dim("b"), 2: gp.Dim("c")}
+    program = gp.onnx.export(Slow(), (torch.randn(5, 5, 5),), dynamic_shapes=(dims,))
+    began = time.perf_counter()
+    program.verify(other_sizes=False)
+    static = time.perf_counter() - began
+    report = program.verify()
+    assert time.perf_counter() - began - static < 3 * static
+    tried = [tuple(t.values()) for t in report.sizes_tried]
+    assert len(tried) > 2 and (0, 0, 0) in tried and (1, 1, 1) in tried
+
+
+def test_tensors_without_data_on_the_way() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        window = torch.hann_window(16)
+        spectrum = torch.stft(x, 16, window=window, return_complex=True)
+        return torch.istft(spectrum, 16, window=window, length=x.shape[-1])
+
+    dims = {1: gp.Dim("samples", min=32, max=200)}
+    report = gp.onnx.export(f, (torch.randn(2, 64),), dynamic_shapes=(dims,)).verify(limit=2)
+    assert report.ok and not report.notes, report
+
+
+def test_what_cannot_be_told_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> Any:
+        raise NotImplementedError("no such kernel")
+
+    monkeypatch.setattr(Probe, "model", refuse)
+    report = gp.onnx.export(
+        lambda x: torch.sin(x) > 0, (torch.randn(50),), custom_lowerings={"aten::sin": wrong_sin}
+    ).verify()
+    assert not report.ok and report.first_divergence is None
+    assert "ties cannot be told: NotImplementedError: no such kernel" in str(report)
 
 
 def test_indices_stay_within_the_table() -> None:
@@ -239,6 +415,71 @@ def test_labels_of_ties() -> None:
         lambda x: torch.argmax(x * 1.0, 1), (x,), custom_lowerings={"aten::argmax": least}
     )
     assert not program.verify().ok
+
+
+def last_of_equals(b: Any, self: Any, k: Any) -> Any:
+    """`topk` that prefers the last of equal elements."""
+    size = self.shape[-1]
+    back = b.constant(torch.arange(size - 1, -1, -1))
+    values, places = b.TopK(b.Gather(self, back, axis=-1), [k], axis=-1, outputs=2)
+    return values, b.Sub(size - 1, places)
+
+
+TIED = torch.tensor([1.0, 3.0, 3.0, 0.0, 3.0, 2.0])
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64])
+def test_what_follows_from_ties(kind: torch.dtype) -> None:
+    def f(s: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        best = (s * 1).topk(2)
+        again = b[best.indices].sum(1).topk(1).indices
+        return b[best.indices] * 2, b[best.indices][again]
+
+    args = (TIED.to(kind), torch.randn(6, 3))
+    program = gp.onnx.export(f, args, custom_lowerings={"aten::topk": last_of_equals})
+    assert not torch.equal(program(*args)[0], f(*args)[0])
+    report = program.verify()
+    assert report.ok and "ties" in report.outputs[0].note, report
+
+
+def test_what_does_not_follow_from_ties() -> None:
+    """Other elements than ties allow, the same one twice, or a fault behind a right choice."""
+
+    def worst(b: Any, self: Any, k: Any) -> Any:
+        return b.TopK(self, [k], axis=-1, largest=0, outputs=2)
+
+    def twice(b: Any, self: Any, k: Any) -> Any:
+        values, places = b.TopK(self, [k], axis=-1, outputs=2)
+        return values, b.Add(b.Mul(places, 0), 4)
+
+    args = (TIED, torch.randn(6, 3))
+    f = lambda s, b: torch.sin(b[s.topk(2).indices])
+    for lowerings in ({"aten::topk": worst}, {"aten::topk": twice},
+                      {"aten::topk": last_of_equals, "aten::sin": wrong_sin}):  # fmt: skip
+        report = gp.onnx.export(f, args, custom_lowerings=lowerings).verify()
+        assert not report.ok, lowerings
+
+
+def test_floats_that_follow_from_comparisons() -> None:
+    x = torch.tensor([0.5, 0.25, 1.0])
+    nearly = lambda b, self, other: b.Add(b.Mul(self, other), 1e-7)
+    program = gp.onnx.export(
+        lambda x: torch.where(x * 1.0 > 0.5, x + 7, x - 7), (x,),
+        custom_lowerings={"aten::mul.Tensor": nearly},
+    )  # fmt: skip
+    report = program.verify()
+    assert report.ok and "ties" in report.outputs[0].note
+    wrong = {
+        "aten::mul.Tensor": nearly,
+        "aten::gt.Scalar": lambda b, self, other: b.Less(self, other),
+    }
+    assert (
+        not gp.onnx.export(
+            lambda x: torch.where(x * 1.0 > 0.5, x + 7, x - 7), (x,), custom_lowerings=wrong
+        )
+        .verify()
+        .ok
+    )
 
 
 def test_labels_that_follow_from_floats_that_agree() -> None:

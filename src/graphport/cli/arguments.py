@@ -20,6 +20,7 @@ An nn.Module is put into evaluation mode.
 
 Example inputs come from --input, from --inputs, from what NAME returns, or from a function
 example_inputs() beside NAME, in this order. Only their sizes and types matter to an export.
+Where there are none, verify draws inputs as the ONNX file declares them.
 
 --input NAME=VALUE, once for each parameter of forward:
   "x=f32[2,3,224,224]"      random; f16 bf16 f32 f64 i8 i16 i32 i64 u8 bool c64 c128
@@ -100,10 +101,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="compare with PyTorch, at the example sizes and at others",
     )
+    _add_sizes(export)
     export.add_argument(
         "--external-data",
         action="store_true",
-        help="weights in a second file, FILE.onnx.data (default: from 1.5 GB on)",
+        help="weights in a second file beside it, FILE.*.data (default: from 1.5 GB on)",
     )
     export.add_argument(
         "--weights",
@@ -133,6 +135,7 @@ def parser() -> argparse.ArgumentParser:
     _add_inputs(verify)
     verify.add_argument("--rtol", type=_error, metavar="X", help="relative error that is accepted")
     verify.add_argument("--atol", type=_error, metavar="X", help="absolute error that is accepted")
+    _add_sizes(verify)
 
     partition = _command(
         commands, "partition", "a model over several devices", f"{DEVICES}\n{MODELS}\n{CODES}"
@@ -189,6 +192,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is no number of sizes")
+    return number
+
+
 def _error(text: str) -> float:
     number = float(text)
     if not number >= 0:
@@ -221,6 +231,26 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         default=[],
         metavar="INPUT:AXIS=SIZE",
         help="sizes that may vary, such as x:0=batch[1..64]",
+    )
+
+
+def _add_sizes(command: argparse.ArgumentParser) -> None:
+    """Which sizes verification tries."""
+    command.add_argument(
+        "--sizes",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE,...",
+        help="sizes to verify at, such as batch=1,7, in place of chosen ones",
+    )
+    command.add_argument(
+        "--limit",
+        type=_count,
+        metavar="N",
+        help="how many sizes to choose (default: up to 5, in twice the time of the example)",
+    )
+    command.add_argument(
+        "--no-other-sizes", action="store_true", help="verify at the example (and --sizes) alone"
     )
 
 

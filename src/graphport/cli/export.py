@@ -9,11 +9,13 @@ from typing import Any
 
 from graphport import report
 from graphport.cli.console import Console
+from graphport.cli.trying import verify_options
 from graphport.errors import InputError, UsageError
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
     _check(options)
+    how = verify_options(options)
     with console.step("loading PyTorch and ONNX", "load"):
         from graphport import onnx
         from graphport.cli.capturing import described
@@ -29,7 +31,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     verification = None
     if options.verify:
         with console.step("verifying on ONNX Runtime", "verify"):
-            verification = program.verify()
+            verification = program.verify(**how)
     ok = verification is None or verification.ok
     if ok:
         with console.step(f"writing {options.output}", "save"):
@@ -50,6 +52,8 @@ def _check(options: argparse.Namespace) -> None:
             raise UsageError(f"there is no folder {path.parent}", where=str(path))
     if output.is_dir():
         raise UsageError(f"{output} is a folder", fix=f"-o {output / 'model.onnx'}")
+    if not options.verify and (options.sizes or options.limit or options.no_other_sizes):
+        raise UsageError("sizes to verify at were given, but not --verify", fix="--verify")
     if options.report:
         _as_usage(lambda: report.check_path(options.report), "--report")
 
@@ -69,7 +73,7 @@ def _tell(program: Any, verification: Any, options: argparse.Namespace, console:
 
     facts = facts_of(program)
     ok = verification is None or verification.ok
-    size = _bytes_written(program, options) if ok else 0
+    size = _bytes_written(options) if ok else 0
     parts = [
         sections.summary(facts, **({"file": f"{options.output}, {sections.octets(size)}"}
                                    if ok else {"file": "not written"})),
@@ -93,13 +97,11 @@ def _tell(program: Any, verification: Any, options: argparse.Namespace, console:
     console.result(text(Document(f"{options.model} -> {options.output}", parts)), data)
 
 
-def _bytes_written(program: Any, options: argparse.Namespace) -> int:
+def _bytes_written(options: argparse.Namespace) -> int:
     """Of the file, and of the one beside it if this export has written one."""
     from graphport.onnx import weights
 
-    path = Path(options.output)
-    apart = weights.is_apart(program.tensors, _external(options))
-    return path.stat().st_size + (weights.beside(path).stat().st_size if apart else 0)
+    return weights.size_of(Path(options.output))
 
 
 def _external(options: argparse.Namespace) -> bool | str:

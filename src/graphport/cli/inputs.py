@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,16 @@ _FILES = (".npz", ".safetensors")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def arguments(model: Model, written: Sequence[str], given: str | None) -> Arguments:
-    """The example inputs of a model, from wherever they are said to come."""
+def arguments(
+    model: Model,
+    written: Sequence[str],
+    given: str | None,
+    otherwise: Callable[[], Mapping[str, Any]] = dict,
+) -> Arguments:
+    """The example inputs of a model, from wherever they are said to come.
+
+    `otherwise` are those that there are if nobody says anything, by parameter name.
+    """
     if written and given:
         raise UsageError("both --input and --inputs were given", fix="one of them")
     if model.is_program:
@@ -51,7 +59,7 @@ def arguments(model: Model, written: Sequence[str], given: str | None) -> Argume
     beside = getattr(model.home, "example_inputs", None)
     if callable(beside):
         return normal(model.target, call(beside, "example_inputs"), "example_inputs")
-    return bound(model.target, {})
+    return bound(model.target, otherwise())
 
 
 def normal(target: Any, value: Any, source: str) -> Arguments:

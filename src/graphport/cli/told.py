@@ -16,7 +16,14 @@ def verified(report: Any) -> dict[str, Any]:
              "max_rel_error": number(o.max_rel_error)}
             for o in report.outputs
         ],
-        "sizes_tried": [dict(sizes) for sizes in report.sizes_tried],
+        "sizes_tried": [trial.sizes for trial in report.sizes_tried if trial.compared],
+        "sizes_refused": [
+            {"sizes": trial.sizes, "outcome": trial.outcome, "reason": trial.reason}
+            for trial in report.sizes_refused
+        ],
+        "weights_differ": [
+            {"name": w.name, "max_abs_error": number(w.max_abs_error)} for w in report.weights
+        ],
         "first_divergence": None if where is None else {
             "node": str(where.node), "module": where.module, "source": str(where.source),
         },

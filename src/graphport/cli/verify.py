@@ -23,10 +23,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
         from graphport import onnx
         from graphport.cli import inputs, models
         from graphport.cli.capturing import Described
+        from graphport.cli.declared import inputs_of_file
         from graphport.cli.sessions import FileSession
+        from graphport.cli.trying import verify_options
+        from graphport.cli.weights import differing_weights
+
+        how = verify_options(options)
     with console.step(f"building {options.against}", "build"):
         model = models.resolve(options.against)
-        args, kwargs = inputs.arguments(model, options.input, options.inputs)
+        args, kwargs = inputs.arguments(
+            model, options.input, options.inputs, lambda: inputs_of_file(path, model.target)
+        )
         shapes = _shapes(options, model, args, kwargs)
     with console.step("capturing", "capture"):
         captured = Described(model, args, kwargs, shapes, bool(options.dynamic)).captured()
@@ -36,10 +43,12 @@ def run(options: argparse.Namespace, console: Console) -> int:
     with console.step(f"loading {path}", "open"):
         same_within = _values(file) == _values(program.skeleton)
         program.run_on(FileSession(path, program.interface), same_within)
+        weights = differing_weights(path, file, program)
     with console.step("verifying on ONNX Runtime", "verify"):
-        report = program.verify(args, kwargs, rtol=options.rtol, atol=options.atol)
+        report = program.verify(args, kwargs, rtol=options.rtol, atol=options.atol, **how)
         if not same_within:  # where the file goes wrong cannot be told then
             report = replace(report, first_divergence=None)
+        report = replace(report, weights=weights)
     _tell(report, options, console)
     return 0 if report.ok else 1
 

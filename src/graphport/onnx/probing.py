@@ -79,6 +79,8 @@ def _trace(x: Any) -> Any:
         return [_trace(part) for part in x]
     if not isinstance(x, torch.Tensor):
         return x
+    if lacks_data(x):
+        return list(x.shape), x.dtype
     plain = x.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     return list(x.shape), x.dtype, zlib.crc32(plain.view(torch.uint8).numpy())
 
@@ -102,12 +104,18 @@ class Probe:
         keep: Callable[[Any], Any] = _copy,
     ) -> dict[str, Any]:
         """What torch computes for nodes; some of them may be given instead of computed."""
-        module, _ = runnable(self.program.lowered_program, self.program.initial_state)
-        flat = [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in self.flat]
-        recorder = _Recorder(module, set(names), given or {}, keep)
+        recorder = _Recorder(self.module(), set(names), given or {}, keep)
         with torch.no_grad():
-            recorder.run(*flat, enable_io_processing=False)
+            recorder.run(*self.inputs, enable_io_processing=False)
         return recorder.found
+
+    def module(self) -> GraphModule:
+        """The program that was lowered, from its beginning, for an interpreter."""
+        return runnable(self.program.lowered_program, self.program.initial_state)[0]
+
+    @property
+    def inputs(self) -> list[Any]:
+        return [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in self.flat]
 
     def unwritten(self) -> set[str]:
         """Nodes that are others where memory that was never written holds something else."""
@@ -201,7 +209,7 @@ def _draws(node: Node) -> bool:
 def _is_uninitialised(target: Any) -> bool:
     schema = getattr(target, "_schema", None)
     name = schema.name.partition("::")[2] if schema is not None else ""
-    return name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+    return name.startswith(("empty", "new_empty"))
 
 
 def ancestors(node: Node) -> set[Node]:

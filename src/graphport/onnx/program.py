@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from graphport.arguments import FLAG, NUMBER, PATH, TENSOR, one_of, require, takes
 from graphport.errors import InputError
 from graphport.onnx import checkpoint, metadata, weights
 from graphport.onnx.functions import outlined
 from graphport.onnx.interface import Interface
 from graphport.onnx.ir import Graph, Value, present, sources
 from graphport.onnx.model import model_proto
-from graphport.onnx.options import ExportOptions
+from graphport.onnx.options import ExportOptions, VerifyOptions
 from graphport.ops.weightless import lacks_data
 from graphport.program import ExportedProgram
 from graphport.program.module import Entrance
@@ -221,7 +222,10 @@ class ONNXProgram:
                 fix="what the model returns, in its own structure",
             )
         pairs = zip(leaves, self.interface.results, strict=True)
-        return [_tensor(x) for x, r in pairs if r.kind not in ("constant", "input")]
+        given = [x for x, r in pairs if r.kind not in ("constant", "input")]
+        for x in given:
+            require("each result in out", x, TENSOR | NUMBER)
+        return [_tensor(x) for x in given]
 
     # Verification
 
@@ -230,24 +234,38 @@ class ONNXProgram:
         args: tuple[Any, ...] | None = None,
         kwargs: dict[str, Any] | None = None,
         *,
+        inputs: Any = None,
+        sizes: Sequence[Mapping[str, int]] = (),
+        limit: int | None = None,
+        other_sizes: bool = True,
         rtol: float | None = None,
         atol: float | None = None,
     ) -> VerificationReport:
         """Compare with eager, at these inputs or the example's, and at other sizes of the dims.
 
-        How close results have to be follows from their dtypes, unless it is said.
+        `inputs` are several of them: a list of `args`, of `(args, kwargs)`, or of dicts by keyword.
+        `sizes` are sizes to try, such as `[{"batch": 7}]`, in place of chosen ones. `limit` is how
+        many to choose; without it, as many as there is time for in twice what the example takes.
+        `other_sizes=False` chooses none. How close results have to be follows from their dtypes,
+        unless it is said.
         """
         from graphport.onnx.verification import verify
 
+        options = VerifyOptions(inputs, sizes, limit, other_sizes, rtol, atol)
         if args is not None:
             require_arguments(args, kwargs)
+        if inputs is not None and (args is not None or kwargs is not None):
+            raise InputError("both args and inputs were given", fix="inputs=[args, ...]")
+        if inputs is not None:
+            return verify(self, sets_of_inputs(inputs), options)
         given = (
             self.example_inputs if args is None and kwargs is None else (args or (), kwargs or {})
         )
-        return verify(self, given, rtol, atol)
+        return verify(self, [given], options)
 
     # Files
 
+    @takes(path=PATH, external_data=FLAG | one_of("auto"))
     def save(
         self, path: str | Path, external_data: bool | str = "auto", state_dict: Any = None
     ) -> None:
@@ -275,6 +293,27 @@ def require_arguments(args: Any, kwargs: Any) -> None:
         )
     if not isinstance(kwargs, dict | None):
         raise InputError(f"kwargs must be a dict by parameter name, got {type(kwargs).__name__}")
+
+
+def sets_of_inputs(inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """One or more sets of inputs, each as positional and keyword arguments."""
+    found = [_set_of_inputs(some) for some in (inputs if isinstance(inputs, list) else [inputs])]
+    if not found:
+        raise InputError("inputs is empty: there is nothing to compare at", fix="inputs=[(x,)]")
+    return found
+
+
+def _set_of_inputs(some: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(some, dict):
+        return (), some
+    if isinstance(some, tuple):
+        # A pair of a tuple and a dict is both kinds of arguments.
+        both = len(some) == 2 and isinstance(some[0], tuple) and isinstance(some[1], dict)
+        return some if both else (some, {})
+    raise InputError(
+        f"inputs has {type(some).__name__} as one set of arguments",
+        fix="inputs=[(x,), (y,)], or ((x,), {}) with keywords",
+    )
 
 
 def result_of(kind: str, t: torch.Tensor) -> Any:

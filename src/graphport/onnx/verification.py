@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,11 +17,11 @@ from torch.utils import _pytree as pytree
 from graphport import source
 from graphport.capture.export import forward_error
 from graphport.capture.snapshot import Snapshot, holders
-from graphport.errors import ExportError, InputError
+from graphport.errors import ExportError
 from graphport.onnx import samples
 from graphport.onnx.divergence import Divergence, first_divergence
 from graphport.onnx.judgement import Judgement, Tolerance, judge, same_kind
-from graphport.onnx.labels import excused
+from graphport.onnx.options import VerifyOptions
 from graphport.onnx.probing import (
     Probe,
     holder,
@@ -30,8 +31,12 @@ from graphport.onnx.probing import (
     runnable,
 )
 from graphport.onnx.program import like, result_of
+from graphport.onnx.samples import Refusal, Samples, Sizes
+from graphport.onnx.ties import Ties
+from graphport.onnx.torch_flag import call_for_onnx
 from graphport.onnx.weights import require_data
 from graphport.ops.weightless import lacks_data
+from graphport.process import contained, undone
 from graphport.program.signature import InputKind, OutputKind
 
 if TYPE_CHECKING:
@@ -39,6 +44,14 @@ if TYPE_CHECKING:
 
 _INPUT = OutputKind.USER_INPUT_MUTATION
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, _INPUT)
+
+
+_TIMES = 1.7
+"""How much longer than the example all other sizes may take together."""
+_SECONDS = 1.0
+"""That they may take in any case."""
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -54,46 +67,103 @@ class OutputReport:
     """At which it was found, if it is not ok."""
 
 
+class Trial(dict[str, int]):
+    """Sizes by the names of their dims, and what came of trying them."""
+
+    outcome: str
+    """`ok`, `differs`, `refused` (by the program's own checks) or `eager refuses`."""
+    reason: str
+    """Why, unless it is ok."""
+
+    def __init__(self, sizes: Mapping[str, int], outcome: str = "ok", reason: str = "") -> None:
+        super().__init__(sizes)
+        self.outcome, self.reason = outcome, reason
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(self)
+
+    @property
+    def compared(self) -> bool:
+        return self.outcome in ("ok", "differs")
+
+    def __str__(self) -> str:
+        return ", ".join(f"{k}={v}" for k, v in self.items()) or "the example"
+
+
+@dataclass(frozen=True)
+class WeightDifference:
+    """A weight that a file and the model do not have in common."""
+
+    name: str
+    max_abs_error: float
+
+    def __str__(self) -> str:
+        return f"{self.name} (max abs {self.max_abs_error:.2g})"
+
+
 @dataclass(frozen=True)
 class VerificationReport:
     """What `verify` found; prints as a table."""
 
     outputs: list[OutputReport]
-    sizes_tried: list[dict[str, int]]
-    sizes_refused: list[dict[str, int]] = field(default_factory=list)
-    """That eager itself fails at."""
+    sizes_tried: list[Trial]
     first_divergence: Divergence | None = None
+    notes: list[str] = field(default_factory=list)
+    """What could not be found out."""
+    weights: list[WeightDifference] = field(default_factory=list)
+    """Weights of a file that differ from those of the model it is compared with."""
 
     @property
     def ok(self) -> bool:
         return all(o.ok for o in self.outputs)
+
+    @property
+    def sizes_refused(self) -> list[Trial]:
+        """Those of the sizes tried that the program, or eager itself, does not take."""
+        return [t for t in self.sizes_tried if not t.compared]
 
     def __str__(self) -> str:
         head = ("output", "max abs error", "max rel error", "")
         rows = [(o.name, f"{o.max_abs_error:.2g}", f"{o.max_rel_error:.2g}", _verdict(o))
                 for o in self.outputs]  # fmt: skip
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(3)]
-        lines = [
+        lines = [self.said_of_weights] if self.weights else []
+        lines += [
             "  ".join([*(text.ljust(w) for text, w in zip(row, widths, strict=False)), row[3]])
             for row in (head, *rows)
         ]
-        lines.append(f"sizes tried: {'; '.join(map(_sizes, self.sizes_tried))}")
-        if self.sizes_refused:
-            lines.append(f"eager refuses: {'; '.join(map(_sizes, self.sizes_refused))}")
+        lines.append(f"sizes tried: {'; '.join(str(t) for t in self.sizes_tried if t.compared)}")
+        lines += self.said_of_refusals
+        lines += self.notes
         if self.first_divergence is not None:
             lines.append(f"first divergence: {self.first_divergence}")
         return "\n".join(line.rstrip() for line in lines)
+
+    @property
+    def said_of_refusals(self) -> list[str]:
+        """A line for each of the sizes that were refused."""
+        return [f"{t.outcome}: {t}, because {t.reason}" for t in self.sizes_refused]
+
+    @property
+    def said_of_weights(self) -> str:
+        shown = ", ".join(map(str, self.weights[:_SHOWN]))
+        more = f" and {len(self.weights) - _SHOWN} more" if len(self.weights) > _SHOWN else ""
+        return (
+            f"weights differ: {shown}{more}: build the model with the same seed, or load the "
+            "checkpoint that the file was made from"
+        )
+
+
+_SHOWN = 5
+"""Weights to name."""
 
 
 def _verdict(o: OutputReport) -> str:
     if o.ok:
         return f"ok ({o.note})" if o.note else "ok"
-    at = f" at {_sizes(o.sizes)}" if o.sizes else ""
+    at = f" at {Trial(o.sizes)}" if o.sizes else ""
     return f"WRONG{at}: {o.note}"
-
-
-def _sizes(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{k}={v}" for k, v in sizes.items()) or "the example"
 
 
 @dataclass(frozen=True)
@@ -106,29 +176,48 @@ class _Compared:
     want: Any
 
 
+@contained
 def verify(
-    program: ONNXProgram,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
-    rtol: float | None,
-    atol: float | None,
+    program: ONNXProgram, inputs: Sequence[Inputs], options: VerifyOptions
 ) -> VerificationReport:
     """Run both sides on everything that is to be tried."""
-    for name, value in (("rtol", rtol), ("atol", atol)):
-        if value is not None and not value >= 0:
-            raise InputError(f"{name}={value} is no error that can be accepted", fix=f"{name}=1e-3")
     require_data(
         program.tensors,
         "within gp.fake_mode(): model.load_state_dict(torch.load(path), assign=True), and export",
     )
-    args, kwargs = samples.with_data(inputs)
     exported = program.exported_program
-    leaves = program.entrance.flat(args, kwargs)
-    example = {s: n for s, n in exported.checks(leaves).items() if s.type is int}
-    run = _Run(program, rtol, atol)
-    run.compare({str(s): n for s, n in example.items()}, leaves, required=True)
-    for sizes, given in samples.others(exported, leaves, example):
-        run.compare({str(s): n for s, n in sizes.items()}, given)
+    given = [program.entrance.flat(*samples.with_data(some)) for some in inputs]
+    sampled = [Samples(exported, leaves) for leaves in given]
+    first = sampled[0]
+    asked = [first.named(sizes) for sizes in options.sizes]
+    run = _Run(program, options.rtol, options.atol)
+    for some in sampled:
+        run.compare(some.example, some.leaves, required=True)
+    clock = run.clock()
+    for sizes in asked:
+        run.at(first, sizes)
+    if options.chosen:
+        affords = clock.affords if options.limit is None else lambda cost: True
+        for sizes in first.others(options.chosen, affords):
+            run.at(first, sizes)
+        run.refuse(first.refusals())
     return run.report()
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """The time that there is for other sizes, from what the example has taken."""
+
+    began: float
+    spent: float
+    """Seconds for the example, with what is done once."""
+    run: float
+    """Seconds of one comparison at the sizes of the example."""
+
+    def affords(self, cost: float) -> bool:
+        """Whether there is time for inputs so many times as large as the example."""
+        until = self.began + max(_TIMES * self.spent, _SECONDS)
+        return perf_counter() + self.run * cost <= until
 
 
 class _Run:
@@ -142,16 +231,51 @@ class _Run:
             kinds.get(name, torch.float64), rtol, atol
         )
         self.found: dict[str, OutputReport] = {}
-        self.tried: list[dict[str, int]] = []
-        self.refused: list[dict[str, int]] = []
+        self.tried: list[Trial] = []
+        self.notes: dict[str, None] = {}
         self.divergence: Divergence | None = None
+        self.began = perf_counter()
+        self.loading = 0.0
+
+    def clock(self) -> _Clock:
+        """The time that is left once the example has been compared."""
+        now = perf_counter()
+        spent = now - self.began
+        return _Clock(now, spent, spent - self.loading)
 
     def report(self) -> VerificationReport:
         return VerificationReport(
-            list(self.found.values()), self.tried, self.refused, self.divergence
+            list(self.found.values()), self.tried, self.divergence, list(self.notes)
         )
 
-    def compare(self, sizes: dict[str, int], flat: Sequence[Any], required: bool = False) -> None:
+    def at(self, some: Samples, sizes: Sizes) -> None:
+        """Compare at other sizes: with new values, or the example's if eager refuses those."""
+        reason = some.refusal(sizes)
+        if reason is not None:
+            self.tried.append(Trial(_named(sizes), "refused", reason))
+            return
+        for make in (some.drawn, some.repeated):
+            try:
+                flat = make(sizes)
+            except (RuntimeError, MemoryError) as error:  # of torch: too large
+                self.tried.append(Trial(_named(sizes), "refused", _first_line(error)))
+                return
+            refused = self.compare(sizes, flat)
+            if refused is None:
+                return
+            reason = reason or _first_line(refused)
+        self.tried.append(Trial(_named(sizes), "eager refuses", reason or ""))
+
+    def refuse(self, refusals: Sequence[Refusal]) -> None:
+        for refusal in refusals:
+            trial = Trial(_named(refusal.sizes), "refused", refusal.reason)
+            if trial not in self.tried:
+                self.tried.append(trial)
+
+    def compare(
+        self, sizes: Sizes, flat: Sequence[Any], required: bool = False
+    ) -> Exception | None:
+        """Run both sides; what eager raises, if it does."""
         try:
             want = self.eager(_copies(flat))
         except Exception as error:  # whatever the user's code raises
@@ -159,24 +283,37 @@ class _Run:
                 raise
             if required:
                 raise forward_error(error, source.of_traceback(error)) from error
-            self.refused.append(sizes)
-            return
+            return error
         probe = Probe(self.program, flat)
         if not self.tried:
-            self.random |= probe.unwritten()
-        self.tried.append(sizes)
+            self.random |= self._attempt("what is not written", probe.unwritten, set())
+        trial = Trial(_named(sizes))
+        self.tried.append(trial)
         try:
             rows = self._rows(flat, want)
         except Exception as error:  # noqa: BLE001  what ONNX Runtime raises is the finding
-            note = str(error).strip().splitlines()[0]
             for name in (*self.program.interface.outputs, *self.program.interface.state.values()):
-                self._add(name, Judgement(False, float("inf"), float("inf"), note), sizes)
-            return
+                failed = Judgement(False, float("inf"), float("inf"), _first_line(error, False))
+                self._add(name, failed, trial)
+            return None
+        ties = Ties(probe, self.tolerance)
         for row in rows:
-            judgement = self._judged(probe, row)
-            self._add(row.name, judgement, sizes)
-            if not judgement.ok and self.divergence is None and row.node is not None:
-                self.divergence = first_divergence(probe, row.node, self._judge)
+            judgement = self._judged(ties, row)
+            self._add(row.name, judgement, trial)
+            node = row.node
+            if not judgement.ok and self.divergence is None and node is not None:
+                self.divergence = self._attempt(
+                    "where they part", lambda n=node: first_divergence(probe, n, self._judge), None
+                )
+        return None
+
+    def _attempt(self, what: str, ask: Callable[[], Any], otherwise: Any) -> Any:
+        """An answer about values on the way, which not every program and session can give."""
+        try:
+            return ask()
+        except Exception as error:  # noqa: BLE001  of the operators of both sides: any class
+            self.notes[f"{what} cannot be told: {_first_line(error)}"] = None
+            return otherwise
 
     def _rows(self, flat: Sequence[Any], want: _Outcome) -> list[_Compared]:
         """Everything that both sides give for some inputs."""
@@ -184,6 +321,9 @@ class _Run:
         if len(want.results) != len(interface.results):
             count = len(interface.results)
             raise ValueError(f"eager gives {len(want.results)} results, the program {count}")
+        began = perf_counter()
+        if program.graph.outputs and program.session:
+            self.loading += perf_counter() - began
         found = program.computed(program.inputs_of(_copies(flat)))
         lowered = program.lowered_program
         nodes: Any = lowered.graph.output_node().args[0]
@@ -216,29 +356,38 @@ class _Run:
             return same_kind(have, want)
         return judge(have, want, self.tolerance(name))
 
-    def _judged(self, probe: Probe, row: _Compared) -> Judgement:
-        judgement = self._judge(row.node.name if row.node is not None else "", row.have, row.want)
-        if judgement.ok or row.node is None or not isinstance(row.have, torch.Tensor):
+    def _judged(self, ties: Ties, row: _Compared) -> Judgement:
+        node, have = row.node, row.have
+        judgement = self._judge(node.name if node is not None else "", have, row.want)
+        if judgement.ok or node is None or not isinstance(have, torch.Tensor):
             return judgement
-        alike = isinstance(row.want, torch.Tensor) and row.have.shape == row.want.shape
-        kind = row.have.dtype
-        if kind.is_floating_point or kind.is_complex or not alike or kind is not row.want.dtype:
-            return judgement
-        if not excused(probe, row.node, row.have, self.tolerance):
-            return judgement
-        return Judgement(True, note=f"{judgement.note}, where what they are chosen by ties")
+        if self._attempt("ties", lambda: ties.excuse(node, have), False):
+            return Judgement(True, note=f"{judgement.note}, where what they are chosen by ties")
+        return judgement
 
-    def _add(self, name: str, judgement: Judgement, sizes: dict[str, int]) -> None:
+    def _add(self, name: str, judgement: Judgement, trial: Trial) -> None:
+        if not judgement.ok and trial.outcome == "ok":
+            trial.outcome, trial.reason = "differs", f"{name}: {judgement.note}"
         known = self.found.get(name)
         before = Judgement(True) if known is None else Judgement(
             known.ok, known.max_abs_error, known.max_rel_error, known.note
         )  # fmt: skip
         worst = before.worse(judgement)
-        first = known.sizes if known is not None and not known.ok else sizes
+        first = known.sizes if known is not None and not known.ok else trial.sizes
         self.found[name] = OutputReport(
             name, worst.max_abs_error, worst.max_rel_error, worst.ok, worst.note,
             None if worst.ok else first,
         )  # fmt: skip
+
+
+def _named(sizes: Sizes) -> dict[str, int]:
+    return {str(s): n for s, n in sizes.items()}
+
+
+def _first_line(error: Exception, with_class: bool = True) -> str:
+    lines = str(error).strip().splitlines()
+    said = lines[0] if lines else ""
+    return f"{type(error).__name__}: {said}".rstrip(": ") if with_class or not said else said
 
 
 # Eager
@@ -268,14 +417,11 @@ def _eager(program: ONNXProgram) -> Callable[[list[Any]], _Outcome]:
             with torch.no_grad():
                 leaves = pytree.tree_leaves(module(*args, **kwargs))
             return _Outcome(leaves, flat, {n: held[last] for n, (held, last) in owned.items()})
-        kept = Snapshot((*holders(target),))
-        try:
+        with undone(Snapshot((*holders(target),)).restore):
             owned = {name: replaced(target, name, t) for name, t in initial.items()}
             with torch.no_grad():
-                leaves = pytree.tree_leaves(target(*args, **kwargs))
+                leaves = pytree.tree_leaves(call_for_onnx(target, *args, **kwargs))
             return _Outcome(leaves, flat, {n: held[last] for n, (held, last) in owned.items()})
-        finally:
-            kept.restore()
 
     return run
 

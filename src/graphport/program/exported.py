@@ -13,6 +13,8 @@ from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule
 from torch.utils._pytree import TreeSpec
 
+from graphport.arguments import FLAG, ITERABLE, NONE, TABLE, shown, takes
+from graphport.errors import InputError
 from graphport.program import services
 from graphport.program.checks import InputChecks
 from graphport.program.module import build_module
@@ -90,12 +92,19 @@ class ExportedProgram:
 
     def tensor(self, name: str) -> Any:
         """A parameter, buffer or constant by its fully qualified name."""
-        return self.state_dict[name] if name in self.state_dict else self.constants[name]
+        for tensors in (self.state_dict, self.constants):
+            if isinstance(name, str) and name in tensors:
+                return tensors[name]
+        raise InputError(
+            f"name is that of a parameter, buffer or constant of the program, got {shown(name)}"
+        )
 
+    @takes(check_guards=FLAG)
     def module(self, check_guards: bool = True) -> GraphModule:
         """A callable module that checks its inputs, runs, and writes mutations back."""
         return build_module(self, check_guards=check_guards)
 
+    @takes(table=TABLE | NONE, preserve_ops=ITERABLE)
     def run_decompositions(
         self,
         table: Mapping[OpOverload, Callable[..., Any]] | None = None,

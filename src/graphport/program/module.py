@@ -8,13 +8,14 @@ import keyword
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
@@ -43,8 +44,7 @@ _WRITES = {
 
 def graph_module(root: nn.Module, graph: Graph) -> GraphModule:
     """A GraphModule whose Python code is generated when it is first needed."""
-    with _use_lazy_graph_module(True):
-        return _make_graph_module(root, graph, "GraphModule")
+    return _LazyGraphModule(root, graph, "GraphModule")
 
 
 class UserSignature(_PyTreeCodeGen):
@@ -298,14 +298,16 @@ def checks_of_call(program: ExportedProgram) -> InputChecks:
 
     A program in training form writes as eager does, whatever shares the memory.
     """
-    if program.dialect == "TRAINING":
-        return program.checks
+    checks = program.checks
+    if checks.written is not None or program.dialect == "TRAINING":
+        return checks
     signature = program.graph_signature
     names = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
     written = [names.index(s.target) for s in signature.output_specs
                if s.kind is OutputKind.USER_INPUT_MUTATION and s.target in names]  # fmt: skip
-    checks = program.checks
-    return InputChecks(checks.inputs, checks.ranges, checks.facts, written) if written else checks
+    tensors = [i for i, shape in enumerate(checks.inputs) if shape.sizes is not None]
+    others = {i: [j for j in tensors if j != i] for i in written if i in tensors}
+    return replace(checks, written=others)
 
 
 class Entrance:

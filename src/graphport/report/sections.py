@@ -92,11 +92,12 @@ def verification(report: Any) -> Section:
     ]
     columns = ("output", "largest error", "relative", "verdict")
     blocks: list[Any] = [
+        *([report.said_of_weights] if report.weights else []),
         Table(columns, rows, frozenset({1, 2})),
-        f"at {'; '.join(map(point, report.sizes_tried))}",
+        f"at {'; '.join(point(t) for t in report.sizes_tried if t.compared)}",
+        *report.said_of_refusals,
+        *report.notes,
     ]
-    if report.sizes_refused:
-        blocks.append(f"eager itself fails at {'; '.join(map(point, report.sizes_refused))}")
     where = report.first_divergence
     if where is not None:
         blocks.append(f"first differs at {where.node} in {where.module or '(all)'}: {where.source}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphport.errors import SerializationError
@@ -179,11 +179,14 @@ def read_module_call(item: Item, trees: Trees, values: Values) -> ModuleCall:
 
 
 def encode_checks(checks: InputChecks, expressions: ExpressionTable) -> dict[str, Any]:
-    return {
+    rows: dict[str, Any] = {
         "inputs": [_encode_shape(shape, expressions) for shape in checks.inputs],
         "ranges": expressions.ranges(checks.ranges),
         "facts": [expressions(fact) for fact in checks.facts],
     }
+    if checks.written:
+        rows["written"] = [[i, *others] for i, others in checks.written.items()]
+    return rows
 
 
 def _encode_shape(shape: InputShape, expressions: ExpressionTable) -> dict[str, Any]:
@@ -194,6 +197,8 @@ def _encode_shape(shape: InputShape, expressions: ExpressionTable) -> dict[str, 
         row["device"] = None if shape.device is None else str(shape.device)
         if shape.strides is not None:
             row["strides"] = [expressions.operand(s) for s in shape.strides]
+        if shape.from_start:
+            row["from_start"] = True
     elif shape.number is not None:
         row["number"] = expressions.operand(shape.number)
     else:
@@ -202,15 +207,27 @@ def _encode_shape(shape: InputShape, expressions: ExpressionTable) -> dict[str, 
 
 
 def read_checks(item: Item, expressions: Expressions, values: Values) -> InputChecks:
-    fields = item.fields("inputs", "ranges", "facts")
+    fields = item.fields("inputs", "ranges", "facts", optional=("written",))
+    inputs = [_shape(row, expressions, values) for row in fields["inputs"].list()]
     return InputChecks(
-        [_shape(row, expressions, values) for row in fields["inputs"].list()],
+        inputs,
         expressions.ranges(fields["ranges"]),
         [expressions.condition(row) for row in fields["facts"].list()],
+        _written_inputs(fields["written"], inputs) if "written" in fields else None,
     )
 
 
-_OF_TENSORS = ("dtype", "device", "strides")
+def _written_inputs(item: Item, inputs: Sequence[InputShape]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for row in item.list():
+        first, *others = [n.integer(0, len(inputs) - 1) for n in row.list()] or [-1]
+        if first < 0 or first in found or any(inputs[i].sizes is None for i in (first, *others)):
+            row.fail("tensors that the program writes to, each once, and those that it reads later")
+        found[first] = others
+    return found
+
+
+_OF_TENSORS = ("dtype", "device", "strides", "from_start")
 
 
 def _shape(item: Item, expressions: Expressions, values: Values) -> InputShape:
@@ -241,4 +258,5 @@ def _shape(item: Item, expressions: Expressions, values: Values) -> InputShape:
         None if fields["dtype"].value is None else dtype(fields["dtype"]),
         device=None if fields["device"].value is None else device(fields["device"]),
         strides=strides,
+        from_start="from_start" in fields and fields["from_start"].truth(),
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from graphport.arguments import FLAG, takes
 from graphport.errors import SerializationError, VerificationError
 from graphport.program.exported import CallSpec, ExportedProgram
 from graphport.program.files import archive, limits, names, safetensors
@@ -33,6 +34,7 @@ from graphport.program.signature import GraphSignature, InputKind, OutputKind, T
 _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
 
 
+@takes(verify=FLAG)
 def load(file: Any, *, verify: bool = True) -> ExportedProgram:
     """Read a program from a path or from a binary file, from where it stands to its end.
 

@@ -20,11 +20,27 @@ if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
 
 
-class CapturedModule(nn.Module):
+class Parent(nn.Module):
+    """A module with children, some of which may be further forms of others: `encoder@1`, ..."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if "@" not in name or not isinstance(found, CapturedModule) or not found._original:
+            return found
+        # Whoever puts another module in the place of `encoder` means all of its calls.
+        now = self._modules.get(name.rpartition("@")[0])
+        return found if now is None or now is found._original["of"] else now
+
+    def _get_name(self) -> str:
+        return "Module"
+
+
+class CapturedModule(Parent):
     """A module that computes what a module of the original program computed, by its own graph.
 
     A module whose calls do different things is several of these: `encoder`, `encoder@1`, ... The
-    first one has the parameters, buffers and children; the others read them from there.
+    first one has the parameters, buffers and children; the others read them from there. A module
+    that takes the place of the first is called for all of them.
     """
 
     def __init__(self, kind: str, graph: Graph) -> None:

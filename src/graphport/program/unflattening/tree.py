@@ -11,7 +11,7 @@ from torch import nn
 from graphport.program import attributes
 from graphport.program.module import give_state, own_state
 from graphport.program.unflattening.calls import Call
-from graphport.program.unflattening.module import CapturedModule
+from graphport.program.unflattening.module import CapturedModule, Parent
 from graphport.program.unflattening.pieces import Piece
 from graphport.program.unflattening.state import State
 
@@ -35,7 +35,12 @@ class Tree:
 
     def attribute(self, path: str) -> str:
         """Where a module has what is called so below it."""
-        return ".".join(self._clashes.get(part, part) for part in path.split("."))
+        return ".".join(map(self._part, path.split(".")))
+
+    def _part(self, part: str) -> str:
+        """A further form of a module is called after the first, whatever that is called."""
+        name, at, form = part.rpartition("@") if "@" in part else (part, "", "")
+        return self._clashes.get(name, name) + at + form
 
     def add(self, path: str, module: nn.Module) -> None:
         self.modules[path] = module
@@ -44,7 +49,7 @@ class Tree:
         """The module at a path; what was never called is a plain container."""
         known = self.modules.get(path)
         if known is None:
-            known = self.modules[path] = nn.Module()
+            known = self.modules[path] = Parent()
         return known
 
     def assemble(self, program: ExportedProgram) -> None:
@@ -80,9 +85,11 @@ class Tree:
         name = piece.name
         if caller.owns(name):
             return self.attribute(name[len(caller.path) + 1 :] if caller.path else name)
-        if "@" not in name.rpartition(".")[2]:
-            alias = self.state.alias(name, caller.path)
-            if alias is not None and self._stands_at(alias, name):
+        path, form = piece.call.path, name[len(piece.call.path) :]
+        alias = self.state.alias(path, caller.path)
+        if alias is not None and self._stands_at(alias, path):
+            alias += form
+            if not form or self._stands_at(alias, name):
                 return self.attribute(alias[len(caller.path) + 1 :] if caller.path else alias)
         return self.reference(module, name)
 

@@ -1,0 +1,223 @@
+"""Excuses results that differ only because equal or nearly equal numbers were chosen between.
+
+Which of two equal scores `topk` names is left open, and two that are equal up to rounding may come
+in either order; a comparison or a `floor` may fall to either side. Eager is run again with the
+model's decisions in place of its own, one after the other, as far as they are right: right for the
+model's own operands, which must agree with eager's, or pointing at numbers equal to those that
+eager's choice points at. What the model then gives has to be what eager gives.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.fx import Interpreter, Node
+
+from graphport.onnx.judgement import Tolerance, judge
+from graphport.onnx.lower import described
+from graphport.onnx.probing import Probe
+from graphport.ops.abstract import Abstract
+
+aten = torch.ops.aten
+Tolerances = Callable[[str], Tolerance]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An operator that gives places in its operand `self`."""
+
+    result: int | None = None
+    """The number of that result, of several."""
+    dim: int | None = None
+    """Along which it looks if that is not said; None: at all elements."""
+    spatial: int = 0
+    """If not 0: places among the elements of so many last dims."""
+    once: bool = False
+    """Whether no place comes twice."""
+
+
+_CHOOSE: dict[Any, Choice] = {
+    aten.argmax.default: Choice(),
+    aten.argmin.default: Choice(),
+    aten.argsort.default: Choice(dim=-1, once=True),
+    aten.argsort.stable: Choice(dim=-1, once=True),
+    aten.max.dim: Choice(1),
+    aten.min.dim: Choice(1),
+    aten.sort.default: Choice(1, -1, once=True),
+    aten.sort.stable: Choice(1, -1, once=True),
+    aten.topk.default: Choice(1, -1, once=True),
+    aten.median.dim: Choice(1, -1),
+    aten.nanmedian.dim: Choice(1, -1),
+    aten.kthvalue.default: Choice(1, -1),
+    aten.cummax.default: Choice(1),
+    aten.cummin.default: Choice(1),
+    aten.max_pool2d_with_indices.default: Choice(1, spatial=2),
+    aten.max_pool3d_with_indices.default: Choice(1, spatial=3),
+    aten.adaptive_max_pool2d.default: Choice(1, spatial=2),
+    aten.adaptive_max_pool3d.default: Choice(1, spatial=3),
+}
+
+# Floats that jump where their operand passes a number.
+_JUMP = {
+    aten.floor.default, aten.ceil.default, aten.round.default, aten.round.decimals,
+    aten.trunc.default, aten.fix.default, aten.frac.default, aten.sign.default, aten.sgn.default,
+    aten.heaviside.default, aten.remainder.Tensor, aten.remainder.Scalar, aten.fmod.Tensor,
+    aten.fmod.Scalar, aten.floor_divide.default, aten.div.Tensor_mode, aten.div.Scalar_mode,
+    aten.median.default, aten.nanmedian.default, aten.mode.default,
+}  # fmt: skip
+
+
+class Ties:
+    """Eager with the model's decisions, for some inputs; run when it is first asked for."""
+
+    def __init__(self, probe: Probe, tolerance: Tolerances) -> None:
+        self.probe = probe
+        self.tolerance = tolerance
+
+    def excuse(self, output: Node, have: torch.Tensor) -> bool:
+        """Whether a result of the model is eager's, once eager decides as the model does."""
+        again = self._results.get(output.name)
+        return again is not None and judge(have, again, self.tolerance(output.name)).ok
+
+    @cached_property
+    def _results(self) -> Mapping[str, Any]:
+        """The program's results; none if the model decides nothing otherwise."""
+        probe = self.probe
+        parts = {n.name: _parts(n, probe) for n in probe.graph.nodes if _decides(n)}
+        decisions = [n for n in probe.graph.nodes if parts.get(n.name)]
+        if not decisions:
+            return {}
+        wanted = {part.name for n in decisions for part in parts[n.name].values()}
+        wanted |= {i.name for n in decisions for i in n.all_input_nodes if i.name in probe.values}
+        run = _Deciding(probe.module())
+        run.model, run.parts, run.tolerance = probe.model(wanted), parts, self.tolerance
+        run.results = {n.name: None for n in probe.graph.output_node().all_input_nodes}
+        with torch.no_grad():
+            run.run(*probe.inputs, enable_io_processing=False)
+        return run.results if run.accepted else {}
+
+
+def _decides(node: Node) -> bool:
+    if node.op != "call_function" or node.target is operator.getitem:
+        return False
+    if node.target in _CHOOSE or node.target in _JUMP:
+        return True
+    inputs = [k for i in node.all_input_nodes for k in _kinds(i)]
+    return _is_discrete(node) and any(k.is_floating_point or k.is_complex for k in inputs)
+
+
+def _kinds(node: Node) -> list[torch.dtype]:
+    val = described(node.meta.get("val"))
+    parts = val if isinstance(val, tuple) else (val,)
+    return [v.dtype for v in parts if isinstance(v, Abstract)]
+
+
+def _parts(node: Node, probe: Probe) -> dict[int | None, Node]:
+    """The decisions of an operator that the model has as values: by number, if it has several."""
+    parts: dict[Any, Node] = {None: node}
+    if node.name not in probe.values:
+        parts = {u.args[1]: u for u in node.users if u.target is operator.getitem}
+    return {i: n for i, n in parts.items()
+            if n.name in probe.values and (node.target in _JUMP or _is_discrete(n))}  # fmt: skip
+
+
+def _is_discrete(node: Node) -> bool:
+    return any(not k.is_floating_point and not k.is_complex for k in _kinds(node))
+
+
+class _Deciding(Interpreter):
+    """Runs the program with decisions of the model in place of its own, where they are right."""
+
+    model: Mapping[str, torch.Tensor]
+    parts: Mapping[str, Mapping[int | None, Node]]
+    tolerance: Tolerances
+    results: dict[str, Any]
+    accepted = 0
+
+    def run_node(self, n: Node) -> Any:
+        own = super().run_node(n)
+        parts = self.parts.get(n.name)
+        if parts:
+            own = self._decided(n, own, parts)
+        if n.name in self.results:
+            self.results[n.name] = own.clone() if isinstance(own, torch.Tensor) else own
+        return own
+
+    def _decided(self, n: Node, own: Any, parts: Mapping[int | None, Node]) -> Any:
+        if not any(_differ(_part(own, i), self.model[part.name]) for i, part in parts.items()):
+            return own
+        args, kwargs = self._operands(n)
+        if args is None:
+            return own
+        theirs = n.target(*args, **kwargs)  # type: ignore[operator, misc]
+        results = {None: own} if None in parts else dict(enumerate(own))
+        for i, part in parts.items():
+            have = self.model[part.name]
+            if _differ(results[i], have) and self._is_right(n, i, have, _part(theirs, i), args):
+                results[i] = have
+                self.accepted += 1
+        return results[None] if None in parts else type(own)(results.values())
+
+    def _operands(self, n: Node) -> Any:
+        """The model's operands, if they agree with eager's; eager's where the model has none."""
+        agree = True
+
+        def given(node: Node) -> Any:
+            nonlocal agree
+            value, have = self.env[node], self.model.get(node.name)
+            if have is None or not isinstance(value, torch.Tensor):
+                return value
+            agree = agree and judge(have, value, self.tolerance(node.name)).ok
+            return have
+
+        args = torch.fx.map_arg(n.args, given)
+        kwargs = torch.fx.map_arg(n.kwargs, given)
+        return (args, kwargs) if agree else (None, None)
+
+    def _is_right(self, n: Node, i: int | None, have: Any, theirs: Any, args: Any) -> bool:
+        """Whether a decision is one that the model's own operands allow."""
+        if judge(have, theirs, self.tolerance(n.name)).ok:
+            return True
+        choice = _CHOOSE.get(n.target)
+        if choice is None or choice.result != i or have.shape != theirs.shape:
+            return False
+        scores, dim = args[0], _argument(n, "dim", choice.dim)
+        places = (have, theirs)
+        if choice.spatial:
+            scores, places = (
+                scores.flatten(-choice.spatial),
+                [p.flatten(-choice.spatial) for p in places],
+            )
+            dim = -1
+        elif dim is None:
+            scores, places, dim = scores.reshape(-1), [p.reshape(-1) for p in places], 0
+        elif have.ndim < scores.ndim:
+            places = [p.unsqueeze(dim) for p in places]
+        size = scores.shape[dim] if scores.ndim else 1
+        if bool(((places[0] < 0) | (places[0] >= size)).any()):
+            return False
+        if choice.once and bool((places[0].sort(dim).values.diff(dim=dim) == 0).any()):
+            return False
+        mine, others = (scores if not scores.ndim else torch.take_along_dim(scores, p, dim)
+                        for p in places)  # fmt: skip
+        return judge(mine, others, self.tolerance(n.all_input_nodes[0].name)).ok
+
+
+def _argument(n: Node, name: str, otherwise: Any) -> Any:
+    names = (a.name for a in n.target._schema.arguments)  # type: ignore[union-attr]
+    return {**dict(zip(names, n.args, strict=False)), **n.kwargs}.get(name, otherwise)
+
+
+def _part(value: Any, i: int | None) -> Any:
+    return value if i is None else value[i]
+
+
+def _differ(own: Any, have: torch.Tensor) -> bool:
+    if not isinstance(own, torch.Tensor) or own.shape != have.shape or own.dtype != have.dtype:
+        return True
+    return not bool(((own == have) | ((own != own) & (have != have))).all())
