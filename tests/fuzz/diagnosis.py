@@ -27,6 +27,7 @@ _PLACES = {"index_put", "index_put_", "_index_put_impl_", "index_copy", "index_c
 _INDEXED = {"index", "index_fill", "index_fill_", "index_select", "gather", "take"} | _PLACES
 BEYOND = "position beyond a tensor without elements"
 """Which eager lets pass, and nobody else does."""
+_AS_IT_IS = {"pixel_shuffle", "pixel_unshuffle"}
 _FILLS = {"fill_", "zero_"}
 
 
@@ -73,6 +74,10 @@ class Diagnosis(TorchDispatchMode):
             self.causes.add("place written twice")
         if name in _INDEXED and isinstance(first, torch.Tensor) and not first.numel():
             self.causes.add(BEYOND)
+        if name in _AS_IT_IS and not first.numel():
+            self.causes.add("tensor without elements that eager gives back as it is")
+        if name.startswith("conv") and not given["weight"].numel():
+            self.causes.add("convolution of no channels, of which eager has no channels come out")
         if name in ("_to_copy", "copy_"):
             source = given.get("src", first)
             target = given.get("dtype") or (first.dtype if name == "copy_" else None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tests.fuzz.checks import Failure, check
 from tests.fuzz.layouts import Input, values
-from tests.fuzz.program import Program
+from tests.fuzz.program import FAILURES, Program
 
 
 def shrink(program: Program, failure: Failure, attempts: int = 400) -> tuple[Program, Failure]:
@@ -30,7 +30,7 @@ def _fails(program: Program, failure: Failure) -> Failure | None:
     compiled = failure.route == "compiled"
     try:
         found = check(copy.deepcopy(program), compiled).failures
-    except (SyntaxError, NameError, TypeError, AttributeError, ValueError, RuntimeError):
+    except (*FAILURES, SyntaxError, NameError, AttributeError):
         return None
     return next((f for f in found if f.signature == failure.signature), None)
 
