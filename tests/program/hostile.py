@@ -20,6 +20,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import sys
 import tempfile
@@ -49,6 +50,8 @@ from tests.program.saved import saved
 SECONDS = 2.0
 """Of processor time that a file may take in one consumer."""
 MEGABYTES = 200
+ADDRESSES = 16 << 30
+"""Bytes that a process may ask for: a program may compute large tensors when it is called."""
 
 
 # Programs with everything that a file can say
@@ -322,10 +325,15 @@ CALL_ERRORS = (
 """What calling a loaded program may raise besides ours: its operators, or checks of its inputs."""
 
 
-def _call(module: Any, program: Any) -> None:
-    args, kwargs = copy.deepcopy(program.example_inputs)
-    with contextlib.suppress(*CALL_ERRORS, ExportError):
-        module(*args, **kwargs)
+_made: list[Any] = []
+"""Modules that were made from a program: called afterwards, for a program may compute for long."""
+
+
+def _call(program: Any) -> None:
+    while _made:
+        args, kwargs = copy.deepcopy(program.example_inputs)
+        with contextlib.suppress(*CALL_ERRORS, ExportError):
+            _made.pop()(*args, **kwargs)
 
 
 def print_(program: Any) -> str:
@@ -334,7 +342,7 @@ def print_(program: Any) -> str:
 
 def module(program: Any) -> str:
     made = program.module()
-    _call(made, program)
+    _made.append(made)
     shown = made.print_readable(print_output=False)
     program.module(check_guards=False)
     return shown + str(made.code)
@@ -342,14 +350,25 @@ def module(program: Any) -> str:
 
 def unflatten(program: Any) -> str:
     made = gp.unflatten(program)
-    _call(made, program)
+    _made.append(made)
     return f"{made}" + "".join(m.code for m in made.modules() if hasattr(m, "code"))
+
+
+class _Theirs:
+    """A module of torch's, whose checks of its inputs are assertions."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        with contextlib.suppress(AssertionError, AttributeError, LookupError):
+            self.module(*args, **kwargs)
 
 
 def to_torch(program: Any) -> str:
     theirs = program.to_torch()
     try:
-        _call(theirs.module(), program)
+        _made.append(_Theirs(theirs.module()))
     except (SyntaxError, NameError):
         raise
     except Exception as error:  # noqa: BLE001  torch's own, about a program that it cannot run
@@ -359,7 +378,7 @@ def to_torch(program: Any) -> str:
 
 def decompose(program: Any) -> str:
     made = program.run_decompositions()
-    _call(made.module(), program)
+    _made.append(made.module())
     return str(made)
 
 
@@ -381,7 +400,7 @@ def to_onnx(program: Any) -> str:
 def partition(program: Any) -> str:
     devices = [Device("a", 1 << 30, 0), Device("b", 1 << 30, 1)]
     result = Partitioner().partition_graph(program, nn.Module(), PartitionerConfig(devices))
-    _call(result.module_with_submodules, program)
+    _made.append(result.module_with_submodules)
     return str(result.dag)
 
 
@@ -455,8 +474,8 @@ def process_state() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def watched(seconds: float) -> Iterator[None]:
-    """Nothing is called, changed, or takes long, meanwhile."""
+def watched(seconds: float | None) -> Iterator[None]:
+    """Nothing of a file runs, the process does not change and, given seconds, nothing is large."""
     ran: list[str] = []
     setattr(builtins, CANARY, lambda: ran.append("".join(traceback.format_stack(limit=3))))
     before = process_state()
@@ -465,24 +484,24 @@ def watched(seconds: float) -> Iterator[None]:
         raise TimeoutError("took too long")
 
     handler = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, 30 * seconds)
+    signal.setitimer(signal.ITIMER_REAL, 30 * (seconds or 1.0))
     memory, start = _peak_memory(), time.process_time()
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
-    took, used = time.process_time() - start, _peak_memory(reset=False) - memory
-    after = process_state()
-    delattr(builtins, CANARY)
-    if ran:
-        raise Escaped(f"code of the file has run:\n{ran[0]}")
-    changed = [k for k in before if before[k] != after[k]]
-    if changed:
-        raise Escaped(f"the process has changed: {changed}")
-    if took > seconds:
+        took, used = time.process_time() - start, _peak_memory(reset=False) - memory
+        after = process_state()
+        delattr(builtins, CANARY)
+        if ran:
+            raise Escaped(f"code of the file has run:\n{ran[0]}")
+        changed = [k for k in before if before[k] != after[k]]
+        if changed:
+            raise Escaped(f"the process has changed: {changed}")
+    if seconds is not None and took > seconds:
         raise TimeoutError(f"{took:.1f} s")
-    if used > MEGABYTES:
+    if seconds is not None and used > MEGABYTES:
         raise MemoryError(f"{used:.0f} MB")
 
 
@@ -520,12 +539,16 @@ def try_file(data: bytes, consumers: Any = tuple(CONSUMERS), seconds: float = SE
                     text = inspect(data) if name == "inspect" else CONSUMERS[name](program)
                     if name in SHOWN or name == "inspect":
                         _check_terminal(text)
+                with watched(None), contextlib.suppress(TimeoutError):
+                    _call(program)
             except ExportError as error:
                 _check_terminal(str(error))
                 refused.append(name)
             except BaseException as error:
                 error.add_note(f"consumer: {name}")
                 raise
+            finally:
+                _made.clear()
     return Outcome(True, tuple(refused))
 
 
@@ -550,10 +573,12 @@ def warm_up() -> None:
             with contextlib.suppress(ExportError), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 inspect(data) if name == "inspect" else CONSUMERS[name](gp.load(io.BytesIO(data)))
+    _made.clear()
 
 
 def _batch(seeds: list[int], everything: bool, done: Any) -> None:
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
     for seed in seeds:
         how, data = hostile_file(seed)
         done.send(("begin", seed, how))

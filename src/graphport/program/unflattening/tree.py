@@ -118,7 +118,7 @@ class Tree:
     def child(self, module: CapturedModule, name: str, inner: nn.Module) -> str:
         """A graph within the graph of a module, as its child."""
         names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
-        free = next(n for n in names if n not in module._modules)
+        free = next(n for n in names if not hasattr(module, n))
         module.add_module(free, inner)
         return free
 
