@@ -180,8 +180,10 @@ def main() -> int:
         names = [c.name for c in zoo.cases() if not options.models or c.name in options.models]
         jobs += [("model", name, seed) for seed in seeds for name in names]
     total, began, counts = Tally(), time.perf_counter(), Counter[str]()
-    for (_, name, _), found, tally in done(jobs):
+    for i, ((_, name, _), found, tally) in enumerate(done(jobs)):
         total.add(tally)
+        if i % 100 == 99:
+            print(f"{i + 1} of {len(jobs)}: {total.verified} programs", file=sys.stderr, flush=True)
         known = DIFFERENCES.get(name)
         counts["differences" if known else "alarms"] += len(found)
         for alarm in found:
