@@ -12,12 +12,13 @@ TESTED := $(VENV)/.installed-test
 DEV    := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check bench size clean
+.PHONY: help setup demo test test-all test-cpus check bench size clean
 
 help:
 	@echo "make demo      a transformer to a verified ONNX file, with timings"
 	@echo "make test      lint and tests, without the slow ones"
 	@echo "make test-all  every test"
+	@echo "make test-cpus what depends on the processor, as if it were another one"
 	@echo "make check     lint, format, types, smoke tests: before each commit"
 	@echo "make bench     measure against torch.export and torch.onnx, rewrite the table in README.md"
 	@echo "make size      lines per file, largest first"
@@ -54,6 +55,22 @@ test-all: $(TESTED)
 	@$(PY) -m ruff check .
 	@$(PY) -m pytest -q -n 2 -m "not slow" --every-export
 	@$(PY) -m pytest -q -n 2 -m slow
+
+# A level that the machine lacks is the highest that it has. Each pass has other surroundings too:
+# an order of its own, a locale, a umask, a day.
+CPUS := default:SSE41:C:077:Pacific/Kiritimati avx2:AVX2:C.UTF-8:022:UTC \
+        avx512:AVX512_CORE:POSIX:000:America/St_Johns
+SENSITIVE := tests/onnx tests/ops tests/ort tests/program tests/cli
+
+test-cpus: $(TESTED)
+	@set -e; seed=1; for cpu in $(CPUS); do \
+	  aten=$${cpu%%:*}; rest=$${cpu#*:}; isa=$${rest%%:*}; rest=$${rest#*:}; lang=$${rest%%:*}; \
+	  rest=$${rest#*:}; mask=$${rest%%:*}; zone=$${rest#*:}; \
+	  echo "ATEN_CPU_CAPABILITY=$$aten ONEDNN_MAX_CPU_ISA=$$isa LC_ALL=$$lang umask $$mask $$zone"; \
+	  (umask $$mask; ATEN_CPU_CAPABILITY=$$aten ONEDNN_MAX_CPU_ISA=$$isa LC_ALL=$$lang TZ=$$zone \
+	   $(PY) -m pytest -q -n 2 -m "not slow" --shuffle $$seed $(SENSITIVE)); \
+	  seed=$$((seed + 1)); \
+	done
 
 check: $(DEV)
 	@$(PY) -m ruff check .

@@ -28,6 +28,21 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run tests in a random order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files in a random order, and the tests in each: what a file sets up is set up once still."""
+    seed = config.getoption("--shuffle")
+    if seed is None:
+        return
+    draw = random.Random(seed)
+    files = {item.path: draw.random() for item in items}
+    places = {item: draw.random() for item in items}
+    items.sort(key=lambda item: (files[item.path], places[item]))
+
+
 @pytest.fixture(autouse=True)
 def seed() -> None:
     random.seed(0)

@@ -84,12 +84,16 @@ def _load() -> None:
     # What is imported stays: a full collection on the way goes through all of torch's objects for
     # nothing, and takes as long as the import itself (75 ms of 150).
     collecting = gc.isenabled()
-    gc.disable()
     try:
-        for package in ("graphport.capture", "graphport.program"):
-            module = import_module(package)
-            globals().update({n: getattr(module, n) for n in module.__all__ if n in __all__})
-    finally:
+        try:
+            gc.disable()
+            for package in ("graphport.capture", "graphport.program"):
+                module = import_module(package)
+                globals().update({n: getattr(module, n) for n in module.__all__ if n in __all__})
+        finally:
+            if collecting:
+                gc.enable()
+    finally:  # an interrupt may come in the midst of the other one
         if collecting:
             gc.enable()
 

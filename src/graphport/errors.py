@@ -11,6 +11,8 @@ import pickle
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from graphport import escaping
+
 if TYPE_CHECKING:
     from graphport.source import Location
 
@@ -27,7 +29,7 @@ class ExportError(Exception):
         self.where = where
         self.fix = [fix] if isinstance(fix, str) else list(fix)
         # Not super(): an error that is also of a user's own class must not run its initialiser.
-        Exception.__init__(self, self.render())
+        Exception.__init__(self, str(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process: the text and the parts, without what cannot be sent there."""
@@ -39,10 +41,11 @@ class ExportError(Exception):
         """Say where it happened, unless that is known."""
         if self.where is None:
             self.where = where
-            self.args = (self.render(),)
+            self.args = (str(self),)
 
     def __str__(self) -> str:
-        return self.render()
+        """As it can be printed: names in it may come from elsewhere."""
+        return escaping.terminal(self.render())
 
     def render(self) -> str:
         lines = [f"{type(self).code} {self.what}"]

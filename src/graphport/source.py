@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import threading
+import warnings
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any
@@ -67,6 +68,14 @@ def _is_the_users(file: str) -> bool:
         known = not (file.startswith((_OURS, _TORCH, "<frozen", "<string>")) or stdlib)
         _is_user_file[file] = known
     return known
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """A warning about the line of the user's that called graphport."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
 
 
 class Frames:

@@ -102,7 +102,8 @@ def test_external_data_and_opset_and_target(run: Runner) -> None:
         "--target", "ort", "--json", "--input", "input=f32[2,64]",
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert Path("m.onnx.data").stat().st_size >= 64 * 64 * 4
+    (data,) = Path().glob("m.onnx.*.data")
+    assert data.stat().st_size >= 64 * 64 * 4
     assert done.data["opset"] == 20 and done.data["target"] == "ort"
     assert done.data["bytes"] > 64 * 64 * 4
 
@@ -268,7 +269,7 @@ def test_missing_lowerings_as_json(run: Runner) -> None:
 def test_the_size_of_what_was_written(run: Runner) -> None:
     argv = ("export", "models.py:wide", "-o", "m.onnx", "--input", "input=f32[2,64]", "--json")
     apart = run(*argv, "--external-data").data["bytes"]
-    assert apart == sum(Path(f"m.onnx{s}").stat().st_size for s in ("", ".data"))
+    assert apart == sum(path.stat().st_size for path in Path().glob("m.onnx*"))
     assert run(*argv).data["bytes"] == Path("m.onnx").stat().st_size  # the second file is old
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -107,6 +111,78 @@ def test_an_interrupt_ends_all() -> None:
         with pytest.raises(KeyboardInterrupt):
             pipe.run(torch.randn(4, 3), BAD)
         assert none_left()
+
+
+def listening(pids: Iterable[int]) -> list[str]:
+    """Sockets of processes that anybody else could connect to, as the kernel lists them."""
+    own = set()
+    for pid in pids:
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                own.add(os.readlink(entry.path))
+    found = []
+    for table, column, is_open in (
+        ("tcp", 9, lambda row: row[3] == "0A"),
+        ("tcp6", 9, lambda row: row[3] == "0A"),
+        ("udp", 9, lambda row: True),
+        ("unix", 6, lambda row: len(row) > 7),  # it has a name
+    ):
+        path = Path(f"/proc/net/{table}")
+        rows = [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
+        found += [" ".join(r) for r in rows if f"socket:[{r[column]}]" in own and is_open(r)]
+    return found
+
+
+def test_nobody_else_can_connect_and_nothing_lies_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No address, no store, no file: what the processes share they have inherited."""
+    server = socket.create_server(("127.0.0.1", 0))
+    assert len(listening([os.getpid()])) == 1  # that is how one would be seen
+    server.close()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with launched("raise") as pipe:
+        assert listening([os.getpid(), *children()]) == []
+        assert pipe.run(torch.randn(4, 3), FINE).shape == (4, 3)
+        assert listening([os.getpid(), *children()]) == []
+        assert not list(tmp_path.iterdir())
+    assert none_left() and not list(tmp_path.iterdir())
+
+
+def test_no_thread_and_no_file_stays_open() -> None:
+    def held() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    with launched("raise"):
+        pass
+    before = held()
+    with launched("raise") as pipe:
+        pipe.run(torch.randn(4, 3), FINE)
+    until = monotonic() + 5
+    while held() != before and monotonic() < until:
+        sleep(0.05)
+    assert held() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", range(8))
+def test_a_parent_that_is_killed_at_any_moment_leaves_nothing(moment: int, tmp_path: Path) -> None:
+    """While it writes the stages, while they start, while they run."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    environment = {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT.replace("pipe =", "print('go', flush=True); pipe =")],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
+    )  # fmt: skip
+    try:
+        assert parent.stdout is not None and parent.stdout.readline() == b"go\n"
+        sleep(moment * moment * 0.05)
+        ids = children(parent=parent.pid)
+    finally:
+        parent.kill()
+        parent.communicate()
+    assert all(is_gone(pid) for pid in ids)
+    assert not list(tmp_path.iterdir())
 
 
 PARENT = """

@@ -1,9 +1,11 @@
-"""Messages: what arrives is what was sent, over real connections of gloo between threads."""
+"""Messages: what arrives is what was sent, over real connections between threads."""
 
 from __future__ import annotations
 
 import math
+import socket
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from graphport.distributed.meeting import Meeting
+from graphport.distributed.sockets import Sockets
 from graphport.distributed.wire import Channel, Message
 from graphport.errors import UnsupportedError
 
@@ -20,21 +23,39 @@ DTYPES = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module", params=["gloo", "sockets"])
+def ends(request: pytest.FixtureRequest) -> tuple[Channel, Channel]:
+    found: tuple[Channel, Channel] = request.getfixturevalue(request.param)
+    return found
+
+
 @pytest.fixture(scope="module")
-def ends() -> tuple[Channel, Channel]:
+def sockets() -> Iterator[tuple[Channel, Channel]]:
+    one, other = socket.socketpair()
+    channels = Channel(Sockets({1: one}), 0), Channel(Sockets({0: other}), 1)
+    yield channels
+    for channel in channels:
+        channel.group.close()
+
+
+@pytest.fixture(scope="module")
+def gloo() -> tuple[Channel, Channel]:
     first = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     # A store of its own for each: one that waits for a key keeps others from using it.
     stores = first, dist.TCPStore("127.0.0.1", first.port, wait_for_workers=False)
     found: dict[int, Channel] = {}
 
     def connect(rank: int) -> None:
-        found[rank] = Meeting(stores[rank], rank, 2).connected("127.0.0.1")
+        found[rank] = Meeting(stores[rank], rank, 2).connected()
 
+    own = socket.if_nameindex()[0][1]  # lo, whatever the name of this machine means
     threads = [threading.Thread(target=connect, args=(r,)) for r in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GLOO_SOCKET_IFNAME", own)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     return found[0], found[1]
 
 
@@ -88,7 +109,8 @@ def test_long_headers(ends: tuple[Channel, Channel]) -> None:
     assert [int(t) for t in got.values()] == list(range(300))
 
 
-def test_messages_of_one_tag_keep_their_order(ends: tuple[Channel, Channel]) -> None:
+def test_messages_of_one_tag_keep_their_order(gloo: tuple[Channel, Channel]) -> None:
+    ends = gloo
     for i in range(3):
         ends[0].send(1, 1, Message("a", i))
         ends[0].send(1, 2, Message("b", i, {"x": torch.full((i,), i)}))

@@ -238,7 +238,7 @@ def test_wrong_configurations() -> None:
     for wrong, text in ((True, "not a dict"), ({}, "has no heuristic")):
         with pytest.raises(RuntimeError, match=text):
             optimize_for_inference(model, {"mkldnn_layout_optimize": wrong})
-    with pytest.raises(errors.InputError, match="iters is -1"):
+    with pytest.raises(errors.InputError, match="iters is an int of at least 0, got -1"):
         gen_mkl_autotuner(torch.ones(1), iters=-1)
 
 

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import graphport as gp
-from tests.onnx.helpers import check_onnx
+from tests.onnx.helpers import check_onnx, check_special
 from tests.onnx.rows import dynamic_test, static_test
 from tests.ops.rows import ints, positive, row
 
-EDGES = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 3.0, -3.0, 20.5, -20.5, 0.5, -0.5])
+NAN, INF = math.nan, math.inf
+EDGES = torch.tensor([NAN, 0.0, -0.0, 3.0, -3.0, 20.5, -20.5, 0.5, -0.5])
 
 
 def broad(size: Sequence[int]) -> torch.Tensor:
@@ -85,8 +86,40 @@ test_dtypes = pytest.mark.slow(dynamic_test(OTHER_DTYPES))
 
 @pytest.mark.parametrize("name", [n for n in PLAIN if "soft" not in n or n == "softplus"])
 def test_edges(name: str) -> None:
-    """What is not a number, and infinities."""
-    check_onnx(PLAIN[name], (EDGES,))
+    """What is not a number, and where one formula takes over from another."""
+    check_special(PLAIN[name], (EDGES,))
+
+
+# At -inf and inf, as the limit and as the formula says: that of an infinite factor and one of 0 is
+# not a number, and both are to be found in kernels.
+ENDS: dict[str, tuple[set[float], set[float]]] = {
+    **dict.fromkeys(("gelu", "gelu_tanh", "silu", "mish", "hardswish"), ({0.0, NAN}, {INF, NAN})),
+    **dict.fromkeys(("relu", "softplus", "softplus_beta"), ({0.0}, {INF})),
+    **dict.fromkeys(("sigmoid", "hardsigmoid"), ({0.0}, {1.0})),
+    **dict.fromkeys(("leaky_relu", "leaky_relu_slope", "rrelu", "hardshrink", "softshrink",
+                     "tanhshrink", "dropout", "alpha_dropout"), ({-INF}, {INF})),
+    "relu6": ({0.0}, {6.0}), "elu": ({-1.0}, {INF}), "elu_alpha": ({-0.3}, {INF}),
+    "celu": ({-1.0}, {INF}), "celu_alpha": ({-0.3}, {INF}), "selu": ({-1.7580993}, {INF}),
+    "hardtanh": ({-1.0}, {1.0}), "hardtanh_bounds": ({-2.0}, {0.5}),
+    "softsign": ({-1.0, NAN}, {1.0, NAN}), "logsigmoid": ({-INF}, {0.0}),
+    "threshold": ({5.0}, {INF}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ENDS)
+def test_infinities(name: str, dtype: torch.dtype) -> None:
+    """Compared with what the functions are, not with what eager makes of it on this machine."""
+    x = torch.tensor([-INF, INF, NAN], dtype=dtype)
+    *have, nan = gp.onnx.export(PLAIN[name], (x,))(x)
+    assert nan.isnan()
+    for found, allowed in zip(have, ENDS[name], strict=True):
+        wanted = torch.tensor(sorted(allowed), dtype=dtype)
+        assert torch.isclose(found, wanted, rtol=1e-3, equal_nan=True).any(), (found, allowed)
+
+
+def test_every_activation_has_ends() -> None:
+    assert set(PLAIN) - set(ENDS) == {"softmax", "softmax_0", "log_softmax", "softmin"}
 
 
 @pytest.mark.parametrize(("fn", "ops"), [

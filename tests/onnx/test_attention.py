@@ -182,6 +182,72 @@ def test_finite_masks_need_no_care() -> None:
     assert "ReduceMax" not in operators(made)
 
 
+LOWEST = torch.finfo(torch.float32).min
+HIDDEN = {
+    "lowest": LOWEST, "-1e9": -1e9, "-inf": -math.inf, "nan": math.nan, "lowest half": -65504.0,
+}  # fmt: skip
+
+
+def hide(mask: Tensor, number: float) -> Tensor:
+    """A row of that number, a row with one of -inf besides, and a row with some of it."""
+    mask = mask.clone()
+    mask[..., 2, :] = mask[..., 3, :] = mask[..., 1, 2:] = number
+    mask[..., 3, 1] = -math.inf
+    return mask
+
+
+@TARGETS
+@pytest.mark.parametrize("hidden", HIDDEN)
+@pytest.mark.parametrize("form", ["plain", "grouped", "causal, more keys", "negative scale"])
+@pytest.mark.parametrize("opset", [22, 23])
+def test_rows_of_one_number(hidden: str, form: str, target: str, opset: int) -> None:
+    tensors, options = FORMS[form]
+    if hidden == "nan" and options.get("is_causal"):
+        return  # which of the two is taken first is up to the kernel
+    mask = hide(torch.randn(2, 1, 5, 7), HIDDEN[hidden])
+    check_onnx(program(options), (*tensors, mask), target=target, opset=opset)
+
+
+@pytest.mark.parametrize("hidden", ["-1e4", "-inf", "lowest half"])
+@pytest.mark.parametrize("form", ["plain", "causal, more keys"])
+@pytest.mark.parametrize("opset", [22, 23])
+def test_rows_of_one_half(hidden: str, form: str, opset: int) -> None:
+    """Torch adds masks in float32, in which the lowest half is a number as any other."""
+    number = {**HIDDEN, "-1e4": -1e4}[hidden]
+    tensors = (t.half() for t in FORMS[form][0])
+    mask = hide(torch.randn(2, 1, 5, 7), number).half()
+    check_onnx(program(FORMS[form][1]), (*tensors, mask), opset=opset)
+
+
+def least_where(mask: Tensor) -> Tensor:
+    return torch.where(mask, 0.0, LOWEST)[:, None, None]
+
+
+MADE = {
+    "where": (least_where, 0),
+    "filled": (lambda m: torch.zeros(2, 1, 5, 7).masked_fill(~m[:, None, None], LOWEST), 0),
+    "product": (lambda m: (1.0 - m[:, None, None].float()) * LOWEST, 1),
+    "sum": (lambda m: least_where(m) + torch.ones(5, 1), 1),
+    "expanded": (lambda m: least_where(m).expand(2, 4, 5, 7), 0),
+    "constant": (lambda m: least_where(m & False), 0),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_masks_with_the_lowest_float_made_in_the_graph(name: str) -> None:
+    """Where its constants are in sight nothing has to be compared."""
+    make, compared = MADE[name]
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return attend(q, k, v, attn_mask=make(mask))
+
+    mask = torch.rand(2, 7) > 0.5
+    mask[1] = False
+    made = check_onnx(fn, (*qkv(Q, K, K), mask), others=[(*qkv(Q, K, K), ~mask)])
+    assert "Attention" in operators(made)
+    assert operators(made).count("Equal") == compared
+
+
 def test_the_kernel_of_torch() -> None:
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     check_onnx(lambda q, k, v: op(q, k, v, is_causal=True), qkv(Q, K, K))

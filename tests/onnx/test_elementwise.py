@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import graphport as gp
-from tests.onnx.helpers import check_onnx
+from tests.onnx.helpers import check_onnx, check_special
 from tests.onnx.rows import brains, doubles, dynamic_test, halves, static_test
 from tests.ops.rows import bools, ints, positive, row
 
@@ -127,13 +129,13 @@ test_dtypes = pytest.mark.slow(dynamic_test(OTHER_DTYPES))
                          ids=lambda fn: fn.__name__)  # fmt: skip
 def test_edges(fn: Callable[..., Any]) -> None:
     """What is not a number, infinities and signed zeros."""
-    check_onnx(lambda x: fn(x), (EDGES,))
+    check_special(fn, (EDGES,))
 
 
 @pytest.mark.parametrize("fn", [*BINARY, torch.pow], ids=lambda fn: fn.__name__)
 def test_edges_of_two(fn: Callable[..., Any]) -> None:
     x, y = (t.reshape(-1) for t in torch.meshgrid(EDGES, EDGES, indexing="ij"))
-    check_onnx(lambda x, y: fn(x, y), (x, y))
+    check_special(fn, (x, y))
 
 
 def test_numbers_beyond_halves() -> None:
@@ -143,7 +145,7 @@ def test_numbers_beyond_halves() -> None:
 
 
 def test_bounds_that_are_not_numbers() -> None:
-    check_onnx(lambda x: (x.clamp(min=NAN), x.clamp(3, 1)), (torch.randn(4),))
+    check_special(lambda x: (x.clamp(min=NAN), x.clamp(3, 1)), (torch.randn(4),))
 
 
 def test_integers_stay_integers() -> None:
@@ -151,6 +153,83 @@ def test_integers_stay_integers() -> None:
     check_onnx(lambda x: (x + 1, x * x, x**3, x % 1000, x // -7, x - 1, x.abs()), (big,))
     check_onnx(lambda x, e: x ** e, (torch.tensor([3, -3, 1, -1, 2, 0, 5]), torch.tensor(
         [39, 39, -3, -3, -1, 0, 27])))  # fmt: skip
+
+
+LOWEST = {dtype: torch.iinfo(dtype).min for dtype in (torch.int64, torch.int32, torch.int8)}
+
+
+def extremes(dtype: torch.dtype) -> torch.Tensor:
+    """What floats do not hold, and both ends."""
+    most = torch.iinfo(dtype).max
+    near = [most - 1, most // 2 + 2, most // 100, 127, 7, 3, 2, 1]
+    return torch.tensor([-most - 1, most, *near, *(-n for n in near)], dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", LOWEST, ids=str)
+def test_quotients_and_remainders_of_all_integers(dtype: torch.dtype) -> None:
+    """Exact at both ends. Torch itself dies of the lowest integer divided by -1 towards zero."""
+    x, y = (t.flatten() for t in torch.meshgrid(extremes(dtype), extremes(dtype), indexing="ij"))
+    check_onnx(lambda x, y: (x // y, x % y, torch.fmod(x, y)), (x, y))
+    for n in (-1, 1, 7, -7, 100):
+        check_onnx(lambda x, n=n: (x // n, x % n, torch.fmod(x, n)), (x,))
+    kept = (x != LOWEST[dtype]) | (y != -1)
+    check_onnx(lambda x, y: torch.div(x, y, rounding_mode="trunc"), (x[kept], y[kept]))
+
+
+def test_no_quotient_ends_the_process() -> None:
+    x, y = torch.tensor([LOWEST[torch.int64], 5]), torch.tensor([-1, -1])
+    made = gp.onnx.export(lambda x, y: torch.div(x, y, rounding_mode="trunc"), (x, x + 7))
+    assert made(x, y).tolist() == [LOWEST[torch.int64], -5]
+    check_onnx(torch.gcd, (x, y))
+
+
+def test_time_stamps() -> None:
+    t = torch.tensor([1760000000123456789])
+    check_onnx(lambda t: (torch.fmod(t, 1000), t // 1000, t % 1000, -t // 1000, -t % 1000), (t,))
+
+
+DIVISIONS = {
+    "floor": torch.floor_divide, "remainder": torch.remainder, "fmod": torch.fmod,
+    "trunc": functools.partial(torch.div, rounding_mode="trunc"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_nothing_divided_by_zero(name: str) -> None:
+    """By the size that is 0, by a number, by a tensor; else it is an error, as in torch."""
+    fn = DIVISIONS[name]
+    dims = ({0: gp.Dim("b", min=0), 1: gp.Dim("n", min=0)},)
+    x, none = torch.arange(6).reshape(2, 3), torch.zeros(3, 0, dtype=torch.int64)
+    check_onnx(lambda x: fn(x, x.shape[1]), (x,), dynamic_shapes=dims, others=[(none,)])
+    by = torch.tensor(5)
+    made = check_onnx(lambda x, y: fn(x, y), (x, by), dynamic_shapes=(*dims, None),
+                      others=[(none, torch.tensor(0))])  # fmt: skip
+    with pytest.raises(Exception, match="by zero"):
+        made(x, torch.tensor(0))
+
+
+SUMS = {
+    "trace": lambda x: x.trace(),
+    "einsum": lambda x: torch.einsum("ij,ij->i", x, x % 3),
+    "diagonal": lambda x: torch.einsum("ii->i", x),
+    "sum": lambda x: (x.sum(), x.sum(0), x.sum((0, 1), keepdim=True), x.sum(dtype=torch.int32)),
+    "mm": lambda x: (x @ x, x @ x[0]),
+    "addbmm": lambda x: torch.addbmm(x, x[None], x[None]),
+    "prod": lambda x: (x.prod(), x.prod(0)),
+    "cumsum": lambda x: (x.cumsum(0), x.cumprod(1)),
+    "avg_pool": lambda x: nn.functional.avg_pool2d(x[None], 2, 1, 1),
+    "avg_pool by": lambda x: nn.functional.avg_pool2d(x[None], 2, 1, divisor_override=-1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_integers_are_exact(name: str, dtype: torch.dtype) -> None:
+    """And wrap around: ONNX Runtime adds up in float64, and stops at the largest integer."""
+    if name.startswith("avg") and dtype is torch.int32:
+        return  # torch has none
+    x = extremes(dtype)[:16].reshape(4, 4)
+    check_onnx(SUMS[name], (x,))
 
 
 def test_small_integers() -> None:
@@ -201,7 +280,7 @@ def test_all_bits_of_unsigned_integers_are_shifted() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
 def test_infinity_has_no_bound_where_none_is_given(dtype: torch.dtype) -> None:
     x = EDGES.to(dtype)
-    check_onnx(lambda x: (x.clamp(min=0), x.clamp(max=1), x.clamp_min(-2), x.clamp_max(2)), (x,))
+    check_special(lambda x: (x.clamp(min=0), x.clamp(max=1), x.clamp_min(-2), x.clamp_max(2)), (x,))
 
 
 def test_logarithms_of_powers_are_whole() -> None:
@@ -212,10 +291,10 @@ def test_logarithms_of_powers_are_whole() -> None:
             : 11 if dtype.itemsize < 8 else 16
         ]
         check_onnx(lambda x: x.log10().floor(), (tens,))
-    check_onnx(lambda x: (x.log2(), x.log10()), (EDGES,))
+    check_special(lambda x: (x.log2(), x.log10()), (EDGES,))
 
 
 def test_what_is_beyond_eight_bits_is_not_the_largest_number() -> None:
     x = torch.tensor([1.0, -1.5, 1e6, -1e6, INF, -INF, NAN])
     for dtype in (torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
-        check_onnx(lambda x, dtype=dtype: x.to(dtype).float(), (x,))
+        check_special(lambda x, dtype=dtype: x.to(dtype).float(), (x,))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import graphport as gp
-from tests.onnx.helpers import check_onnx
+from tests.onnx.helpers import check_onnx, check_special
 from tests.onnx.rows import dynamic_test, static_test
 from tests.ops.rows import bools, ints, row
 
@@ -67,14 +67,14 @@ def grid(dtype: torch.dtype, degrees: list[Any]) -> tuple[torch.Tensor, ...]:
 def test_degrees(name: str, dtype: torch.dtype) -> None:
     """nan where torch has it: after an overflow."""
     fn = ALL[name]
-    check_onnx(lambda x, n: fn(x, n), grid(dtype, DEGREES + NOT_DEGREES))
+    check_special(fn, grid(dtype, DEGREES + NOT_DEGREES))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_fixed_degree(name: str) -> None:
     """Written out if it is small."""
     fixed = (-1, 0, 1, 2, 5, 7, 8, 9, 20, 2.9, -0.5)
-    check_onnx(lambda x: [ALL[name](x, n) for n in fixed], (arguments(torch.float32),))
+    check_special(lambda x: [ALL[name](x, n) for n in fixed], (arguments(torch.float32),))
 
 
 @pytest.mark.parametrize("name", ["special_hermite_polynomial_h", "special_hermite_polynomial_he"])
@@ -93,13 +93,13 @@ def test_hermite_limits(name: str) -> None:
 def test_high_degrees(name: str) -> None:
     """Those that torch has a formula for, or ends early, are not counted up to."""
     x = torch.tensor([1.0, -1.0, 2.0, math.inf, math.nan])[:, None]
-    check_onnx(lambda x, n: ALL[name](x, n), (x, torch.tensor([1e9, 1e9 + 64, 3e7])))
+    check_special(ALL[name], (x, torch.tensor([1e9, 1e9 + 64, 3e7])))
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_not_a_number(name: str) -> None:
     """From degree 1 on (from 2 on, torch leaves some undefined)."""
-    check_onnx(lambda x, n: ALL[name](x, n), (torch.tensor(math.nan), torch.tensor([-1.0, 0, 1])))
+    check_special(ALL[name], (torch.tensor(math.nan), torch.tensor([-1.0, 0, 1])))
 
 
 def test_degree_is_a_size() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import graphport as gp
-from tests.onnx.helpers import check_onnx
+from tests.onnx.helpers import assert_close, check_onnx
 from tests.onnx.rows import doubles, dynamic_test, halves, static_test
 from tests.onnx.test_conv import longs
 from tests.ops.rows import row
@@ -72,6 +73,55 @@ test_static = static_test(ROWS)
 test_dynamic = dynamic_test(ROWS)
 
 
+NAN, INF = math.nan, math.inf
+SPECIAL = {
+    "nan": [NAN, 1.0, 2.0, NAN, 3.0, 4.0, -INF, NAN, INF, NAN, NAN, INF],
+    "-inf": [-INF, -INF, -INF, -INF, -INF, 1.0, -INF, -INF, 2.0, -INF, -INF, -INF],
+    "inf": [INF, 1.0, 2.0, INF, -INF, INF, 3.0, 4.0, INF, -INF, 1.0, 2.0],
+    "lowest": [torch.finfo(torch.float32).min] * 7 + [-INF] * 5,
+}
+
+
+def largest(x: torch.Tensor, size: int, step: int, pad: int, hole: int) -> torch.Tensor:
+    """By definition: one window after the other."""
+    line = F.pad(x, (pad, pad), value=-INF)
+    reach = hole * (size - 1) + 1
+    starts = range(0, line.shape[-1] - reach + 1, step)
+    return torch.stack([line[..., s : s + reach : hole].amax(-1) for s in starts], -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", SPECIAL)
+def test_largest_of_special_values(name: str, dtype: torch.dtype) -> None:
+    """nan if there is one, -inf if there is nothing else."""
+    x = torch.tensor(SPECIAL[name]).to(dtype).reshape(1, 1, -1)
+    for how in ((2, 1, 0, 1), (3, 2, 1, 1), (2, 2, 1, 2), (12, 12, 0, 1)):
+        made = gp.onnx.export(lambda x, how=how: F.max_pool1d(x, *how), (x,))
+        assert_close(made(x), largest(x, *how), str(how))
+        square = gp.onnx.export(
+            lambda x, how=how: F.max_pool2d(x, *how), (torch.ones(1, 1, 12, 12),)
+        )
+        flat = x.expand(1, 12, 12)[None].float()
+        assert_close(square(flat)[0, 0, -1], largest(flat, *how)[0, 0, -1], str(how))
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_adaptive_largest_of_special_values(size: int) -> None:
+    for values in SPECIAL.values():
+        x = torch.tensor(values).reshape(1, 1, -1)
+        made = gp.onnx.export(lambda x: F.adaptive_max_pool1d(x, size), (x,))
+        bounds = [(i * 12 // size, -(-(i + 1) * 12 // size)) for i in range(size)]
+        want = torch.stack([x[..., low:high].amax(-1) for low, high in bounds], -1)
+        assert_close(made(x), want, "adaptive")
+
+
+def test_places_of_special_values() -> None:
+    x = torch.tensor([[1.0, NAN, INF, NAN], [-INF, -INF, NAN, INF], [INF, 1.0, INF, -INF]])[None]
+    for fn in (F.max_pool1d, F.adaptive_max_pool1d):
+        made = gp.onnx.export(lambda x, fn=fn: fn(x, 2, return_indices=True), (x,))
+        assert made(x)[1].tolist() == [[[1, 3], [0, 2], [0, 2]]]
+
+
 CEIL = [
     (size, kernel, stride, pad)
     for size, kernel, stride in itertools.product((4, 5, 7), (2, 3), (2, 3))
@@ -96,9 +146,9 @@ def test_last_window_of_ceil_mode(include: bool) -> None:
 
 def test_windows_of_one_length_are_one_node() -> None:
     h = 2 * gp.Dim("half", min=1)
-    for fn, op in ((F.adaptive_avg_pool2d, "AveragePool"), (F.adaptive_max_pool2d, "MaxPool")):
-        program = check_onnx(lambda x, fn=fn: fn(x, (2, 3)), (torch.randn(2, 3, 8, 6),))
-        assert [n.op_type for n in program.model_proto.graph.node] == [op]
+    fn = F.adaptive_avg_pool2d
+    program = check_onnx(lambda x: fn(x, (2, 3)), (torch.randn(2, 3, 8, 6),))
+    assert [n.op_type for n in program.model_proto.graph.node] == ["AveragePool"]
     halved = check_onnx(
         lambda x: F.adaptive_avg_pool2d(x, (x.shape[2] // 2, 3)), (torch.randn(2, 3, 8, 6),),
         dynamic_shapes=({2: h},), others=[(torch.randn(2, 3, 14, 6),)],

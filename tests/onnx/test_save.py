@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -81,13 +82,14 @@ def test_inline(model: Model, tmp_path: Path) -> None:
 def test_beside(model: Model, tmp_path: Path) -> None:
     program = gp.onnx.export(model, (x,))
     program.save(str(tmp_path / "m.onnx"), external_data=True)
-    assert sorted(os.listdir(tmp_path)) == ["m.onnx", "m.onnx.data"]
+    name, data = sorted(os.listdir(tmp_path), key=len)
+    assert name == "m.onnx" and re.fullmatch(r"m\.onnx\.[0-9a-f]{16}\.data", data)
     check(tmp_path / "m.onnx", model)
     proto = onnx.load(tmp_path / "m.onnx", load_external_data=False)
     for t in proto.graph.initializer:
         said = {e.key: e.value for e in t.external_data}
         if said:
-            assert int(said["offset"]) % 4096 == 0 and said["location"] == "m.onnx.data"
+            assert int(said["offset"]) % 4096 == 0 and said["location"] == data
         else:
             assert len(t.raw_data) < 1024
 
@@ -125,7 +127,8 @@ def test_views_of_one_memory_are_stored_once(tmp_path: Path) -> None:
 
     model, given = Views(), torch.randn(2, 64)
     gp.onnx.export(model, (given,)).save(tmp_path / "m.onnx", external_data=True)
-    assert (tmp_path / "m.onnx.data").stat().st_size == 2 * 64 * 64 * 4
+    (data,) = tmp_path.glob("m.onnx.*.data")
+    assert data.stat().st_size == 2 * 64 * 64 * 4
     torch.testing.assert_close(run(tmp_path / "m.onnx", given), model(given), rtol=1e-4, atol=1e-4)
 
 
@@ -175,9 +178,7 @@ def test_weights_that_do_not_lie_in_order(tmp_path: Path) -> None:
 
 def test_options_that_are_refused(model: Model, tmp_path: Path) -> None:
     program = gp.onnx.export(model, (x,))
-    with pytest.raises(
-        InputError, match=r'external_data=.always.\n  fix  one of True, False, "auto"'
-    ):
+    with pytest.raises(InputError, match='external_data is True or False or "auto", got'):
         program.save(tmp_path / "m.onnx", external_data="always")
     with pytest.raises(InputError, match="state_dict is of type int"):
         program.save(tmp_path / "m.onnx", state_dict=3)

@@ -89,7 +89,8 @@ def test_costs_are_needed() -> None:
 def test_configurations() -> None:
     gm = traced(Steps(), X)
     assert "No devices" in refused(gm, (), PartitionMode.size_based)
-    assert "-1 bytes" in refused(gm, (-1,), PartitionMode.size_based)
+    with pytest.raises(InputError, match="available_mem_bytes is a number of at least 0, got -1"):
+        Device("d", -1, 0)
     assert "'fast' is unknown" in refused(gm, (1,), PartitionMode.size_based, objective="fast")
     assert "'optimal' is not a PartitionMode" in refused(gm, (1,), "optimal")
 

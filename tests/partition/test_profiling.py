@@ -53,7 +53,7 @@ def test_arguments_as_the_module_takes_them() -> None:
         assert len(found) == 3
     with pytest.raises(TypeError):
         profile(gm, runs=1)
-    with pytest.raises(InputError, match="at least one run"):
+    with pytest.raises(InputError, match="runs is an int of at least 1"):
         profile(gm, x, runs=0)
 
 

@@ -238,7 +238,8 @@ def test_functions_that_no_program_calls(target: str) -> None:
 def test_an_operator_that_opens_files() -> None:
     refused(
         changed(lambda d: node(d, "linear").update(target="aten::from_file", args=["/tmp/x"])),
-        "the operator aten::from_file opens files",
+        "the operator aten::from_file may do more than compute",
+        'gp.load(..., allow=("aten::from_file",))',
     )
 
 
@@ -249,9 +250,8 @@ def test_an_operator_that_opens_files() -> None:
 )  # fmt: skip
 def test_names_that_would_be_code(name: str) -> None:
     def rename(d: Any) -> None:
-        text = json.dumps(d).replace('"linear"', json.dumps(name))
-        d.clear()
-        d.update(json.loads(text))
+        for part in ("graph", "signature"):
+            d[part] = json.loads(json.dumps(d[part]).replace('"linear"', json.dumps(name)))
 
     refused(changed(rename), "name")
 
@@ -266,7 +266,7 @@ def test_names_of_keyword_arguments(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["__class__", "_modules.x", "forward", "training", 'a"+exit()+"', "a\\", "", "a..b", "\n"],
+    ["__class__", "__dict__", "_modules.x", "forward", "training", "", "a..b", "a" * 5000],
 )  # fmt: skip
 def test_names_of_tensors(name: str) -> None:
     def rename(d: Any) -> None:
@@ -343,9 +343,7 @@ def test_a_million_nodes_in_one_place() -> None:
     refused(changed(lambda d: d["graph"].update(nodes=nodes)), "there are two nodes named 'x'")
 
 
-@pytest.mark.parametrize(
-    "name", ["::", "a::", "::b", "a::b::c", "\ud800::x", "aten::add.", "aten::"]
-)
+@pytest.mark.parametrize("name", ["::", "a::", "::b", "a::b::c", "aten::add.", "aten::"])
 def test_names_that_are_no_operators(name: str) -> None:
     refused(changed(lambda d: node(d, "linear").update(target=name)), f"the operator {name!r} ")
 

@@ -460,3 +460,101 @@ def test_constants_are_those_of_each_call():
     unflattened.around.inner = Scaled()
     one, other = unflattened(x())
     assert torch.equal(one, x() * 2) and torch.equal(other, x() * 3)
+
+
+class Sevens(nn.Module):
+    def forward(self, v, flag=False):
+        return torch.full_like(v, 7.0)
+
+
+class Flagged(nn.Module):
+    """Its calls do different things."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, v, flag=False):
+        return self.lin(v).relu() + 1 if flag else self.lin(v)
+
+
+class Twice(nn.Module):
+    def __init__(self, part=None):
+        super().__init__()
+        self.parts = nn.ModuleList([Flagged() if part is None else part])
+
+    def forward(self, v):
+        return self.parts[0](self.parts[0](v), flag=True)
+
+
+class Shared(nn.Module):
+    """One module at two places, and each calls it in a way of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = Twice()
+        self.other = Twice(self.one.parts[0])
+
+    def forward(self, v):
+        return self.one(v) - self.other(v * 2)
+
+
+def put(module, path, new):
+    module.set_submodule(path, new)
+
+
+def assign(module, path, new):
+    parent, _, name = path.rpartition(".")
+    setattr(module.get_submodule(parent), name, new)
+
+
+def exchange(module, path, new):
+    """As tools for quantisation do."""
+    parent, _, name = path.rpartition(".")
+    module.get_submodule(parent)._modules[name] = new
+
+
+@pytest.mark.parametrize("replace", [put, assign, exchange])
+@pytest.mark.parametrize("kept", [("parts.0",), ()], ids=["as the original", "as it is used"])
+def test_a_module_that_takes_the_place_of_another_is_called_every_time(replace, kept):
+    un = gp.unflatten(gp.export(Twice(), (x(),), preserve_module_call_signature=kept))
+    assert called(un) == ["parts.0", "parts.0@1"]
+    for module in (copy.deepcopy(un), un):
+        before = module(x())
+        replace(module, "parts.0", Sevens())
+        torch.testing.assert_close(module(x()), torch.full((3, 4), 7.0))
+        assert not torch.equal(before, module(x()))
+
+
+@pytest.mark.parametrize("path", ["one.parts.0", "other.parts.0"])
+def test_a_module_at_two_places_is_replaced_at_one(path):
+    model = Shared()
+    ep = gp.export(model, (x(),), preserve_module_call_signature=("one.parts.0",))
+    un = gp.unflatten(ep)
+    torch.testing.assert_close(un(x()), model(x()))
+    un.set_submodule(path, Sevens())
+    model.set_submodule(path, Sevens())
+    torch.testing.assert_close(un(x()), model(x()))
+
+
+def test_one_form_of_a_module_replaced_alone():
+    un = gp.unflatten(gp.export(Twice(), (x(),)))
+    un.set_submodule("parts.0@1", Sevens())
+    assert isinstance(un.get_submodule("parts.0").lin, nn.Module)
+    torch.testing.assert_close(un(x()), torch.full((3, 4), 7.0))
+
+
+def test_forms_of_a_module_with_a_name_that_modules_have():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.graph = Flagged()
+
+        def forward(self, v):
+            return self.graph(self.graph(v), flag=True)
+
+    model = Odd()
+    un = gp.unflatten(gp.export(model, (x(),), preserve_module_call_signature=("graph",)))
+    torch.testing.assert_close(un(x()), model(x()))
+    un.set_submodule("graph_", Sevens())
+    torch.testing.assert_close(un(x()), torch.full((3, 4), 7.0))

@@ -147,4 +147,4 @@ def test_text_of_the_user_is_escaped() -> None:
     document = Document("<script>", [Section("x & y", [table, Code("1 < 2"), "words"])])
     assert "<script>" not in html(document) and "&lt;script&gt;" in html(document)
     assert "<td>a|b&lt;c&gt;</td>" in html(document) and '<td class="n">1</td>' in html(document)
-    assert "| a\\|b<c> | 1 |" in markdown(document) and "| --- | ---: |" in markdown(document)
+    assert "| a\\|b&lt;c&gt; | 1 |" in markdown(document) and "| --- | ---: |" in markdown(document)

@@ -42,6 +42,8 @@ class Doubt:
     """What is wrong when they are one, and what to write instead."""
     lasts: bool = True
     """Whether what is written to one must be seen in the other when the program has ended."""
+    where: source.Location | None = None
+    """The line that wrote last."""
     settled: bool = False
     behind: set[Storage] = field(default_factory=set)
     """What has to be settled before it is read."""
@@ -52,7 +54,7 @@ class Doubt:
         self.settled = True
         if self.shared():
             what, fix = self.said
-            raise MutationError(what, where=source.here(), fix=fix)
+            raise MutationError(what, where=self.where, fix=fix)
 
 
 _AT_SOME_SIZES = (
@@ -75,6 +77,7 @@ def doubt(
 def written(storage: Storage) -> None:
     """After a write: what may share the memory is out of date until it is settled."""
     for found in storage.doubts:
+        found.where = source.here()
         other = found.storages[found.storages[0] is storage]
         if other.origin is not None and found.lasts:
             found.settle()

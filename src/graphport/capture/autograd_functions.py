@@ -7,7 +7,6 @@ form a Function is no more than what its forward computes, which needs nothing f
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,8 +16,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
-from graphport import source
-from graphport.capture.process import ProcessWide
+from graphport import process, source
 from graphport.capture.subgraphs import Subgraph
 from graphport.capture.tracer import Tracer, wants_grad
 from graphport.capture.values import Value
@@ -65,11 +63,10 @@ def recorded(tracer: Tracer) -> Iterator[None]:
         _active.tracer = before
 
 
-_active = threading.local()
+_active = process.thread_local()
 
 
-@contextmanager
-def _replaced_apply() -> Iterator[None]:
+def _recorded_apply() -> Iterator[process.Replacement]:
     original = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,16 +86,11 @@ def _replaced_apply() -> Iterator[None]:
         tracer = getattr(_active, "tracer", None)
         return call(op, *args, **kwargs) if tracer is None else _again(tracer, *args)
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
-    kind.__call__ = call_again
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = original
-        kind.__call__ = call
+    yield torch.autograd.Function, "apply", classmethod(apply)
+    yield kind, "__call__", call_again
 
 
-_replaced = ProcessWide(_replaced_apply)
+_replaced = process.Patch(_recorded_apply)
 
 
 def record(tracer: Tracer, cls: Any, args: tuple[Any, ...]) -> Any:

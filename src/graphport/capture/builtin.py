@@ -10,41 +10,27 @@ import builtins
 import functools
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from graphport.process import Replacement
 
 _NUMBERS = (torch.SymInt, torch.SymFloat)
 Pair = Callable[[Any, Any], Any]
 
 
-@contextmanager
-def symbolic_builtins() -> Iterator[None]:
-    """While this lasts, they take sizes and 0-d tensors without comparing them."""
-    places = (
-        (builtins, "max"), (builtins, "min"), (builtins, "divmod"), (math, "pow"),
-        (torch.SymInt, "__format__"), (torch.SymFloat, "__format__"),
-        (torch.nn.functional, "scaled_dot_product_attention"),
-    )  # fmt: skip
-    before = [getattr(module, name) for module, name in places]
-    largest, smallest, division, power, _, _, attention = before
-    instead = (
-        _choosing(largest, torch.sym_max, torch.maximum),
-        _choosing(smallest, torch.sym_min, torch.minimum),
-        _dividing(division),
-        _raising(power),
-        _named,
-        _named,
-        _flagged(attention),
-    )
-    try:
-        for (module, name), fn in zip(places, instead, strict=True):
-            setattr(module, name, fn)
-        yield
-    finally:
-        for (module, name), fn in zip(places, before, strict=True):
-            setattr(module, name, fn)
+def symbolic_builtins() -> Iterator[Replacement]:
+    """They take sizes and 0-d tensors without comparing them."""
+    functional = torch.nn.functional
+    yield builtins, "max", _choosing(max, torch.sym_max, torch.maximum)
+    yield builtins, "min", _choosing(min, torch.sym_min, torch.minimum)
+    yield builtins, "divmod", _dividing(divmod)
+    yield math, "pow", _raising(math.pow)
+    yield torch.SymInt, "__format__", _named
+    yield torch.SymFloat, "__format__", _named
+    attention = "scaled_dot_product_attention"
+    yield functional, attention, _flagged(functional.scaled_dot_product_attention)
 
 
 def _choosing(original: Any, of_sizes: Pair, of_tensors: Pair) -> Any:

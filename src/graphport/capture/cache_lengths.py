@@ -14,13 +14,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from graphport.errors import InputError
+from graphport.process import Replacement
 from graphport.program import caches
 from graphport.symbolic import Expr, Scope, eq, min_
 from graphport.symbolic.bridge import from_torch
@@ -41,23 +42,16 @@ def _window_sizes(layer: Any, query_length: int) -> Any:
     return held + query_length, layer.cumulative_length - held
 
 
-@contextmanager
-def open_windows() -> Iterator[None]:
-    """While this lasts, a window keeps its last w - 1 tokens, or all if there are fewer.
+def open_windows() -> Iterator[Replacement]:
+    """A window keeps its last w - 1 tokens, or all if there are fewer.
 
     This is for all of a process: layers may also be made by the program.
     """
     module = sys.modules.get("transformers.cache_utils")
     root = getattr(module, _WINDOW, None)
-    kinds = [] if root is None else [k for k in _derived(root) if "update" in vars(k)]
-    before = [kind.update for kind in kinds]
-    try:
-        for kind, update in zip(kinds, before, strict=True):
-            kind.update = _unassuming(update)
-        yield
-    finally:
-        for kind, update in zip(kinds, before, strict=True):
-            kind.update = update
+    for kind in [] if root is None else _derived(root):
+        if "update" in vars(kind):
+            yield kind, "update", _unassuming(kind.update)
 
 
 def _derived(kind: type) -> Iterator[Any]:

@@ -9,15 +9,13 @@ with quantised tensors are loaded as they always are. Of a safetensors file the 
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from graphport import process
 from graphport.errors import SerializationError
 from graphport.ops.abstract import row_major
 from graphport.ops.sources import FileRegion, Geometry
@@ -111,7 +109,7 @@ def _broken(path: Path, why: str) -> SerializationError:
 
 # torch.load
 
-_loading = threading.local()
+_loading = process.thread_local()
 
 
 def _open_file_like(original: Any, file: Any, mode: Any) -> Any:
@@ -166,10 +164,9 @@ def _device_of(map_location: Any) -> torch.device:
     return torch.device(map_location if isinstance(map_location, (str, torch.device)) else "cpu")
 
 
-@contextmanager
-def replaced(owner: Any, name: str, new: Any, active: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, new: Any, active: Any) -> process.Replacement:
     """A function of another package, replaced where the calling thread is in the mode."""
-    original, before = getattr(owner, name), vars(owner)[name]
+    original = getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not active():
@@ -177,11 +174,7 @@ def replaced(owner: Any, name: str, new: Any, active: Any) -> Iterator[None]:
         return new(original, *args, **kwargs)
 
     call.__name__, call.__doc__ = name, original.__doc__
-    setattr(owner, name, staticmethod(call) if name == "__new__" else call)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+    return owner, name, staticmethod(call) if name == "__new__" else call
 
 
 def readers() -> list[tuple[Any, str, Any]]:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, Node
+from torch.fx.node import _side_effectful_functions
 
 
 def remove_unused(graph: Graph, kept: Collection[Node] = ()) -> None:
-    """Drop calls that nobody reads; random numbers, assertions and mutation stay."""
+    """Drop calls that nobody reads; random numbers, assertions, mutation and messages stay."""
     for node in reversed(graph.nodes):
         if node.users or node in kept:
             continue
@@ -24,6 +25,6 @@ def _must_stay(target: Any) -> bool:
         return True  # there may be assertions in its graphs
     if not isinstance(target, OpOverload):
         return False
-    if torch.Tag.nondeterministic_seeded in target.tags:
+    if torch.Tag.nondeterministic_seeded in target.tags or target in _side_effectful_functions:
         return True
     return not target._schema.returns or target._schema.is_mutable

@@ -60,6 +60,17 @@ def _along(x: Tensor, dim: int, space: Any, order: int) -> Tensor:
     return torch.cat([first, center, last], dim) / space
 
 
+@special(aten.fill_diagonal_.default)
+def fill_diagonal_(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Of a matrix, a write to its diagonal, which has no elements where the matrix has none."""
+    target, value, *rest = args
+    wrap = rest[0] if rest else kwargs.get("wrap", False)
+    if target.dim() != 2 or wrap:
+        return inside(tracer, info.op.decompose, args, kwargs)
+    inside(tracer, lambda: target.diagonal().fill_(value), (), {})
+    return target
+
+
 @special(aten.linalg_multi_dot.default)
 def linalg_multi_dot(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """Multiplied in the order that takes the fewest steps at the example sizes."""

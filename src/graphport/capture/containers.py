@@ -7,11 +7,13 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from graphport.arguments import NONE, TEXT, shown, takes
 from graphport.errors import InputError
 
 Context = list[list[str]]
 
 
+@takes(serialized_type_name=TEXT | NONE)
 def register_dataclass(cls: type[Any], *, serialized_type_name: str | None = None) -> None:
     """Let a dataclass hold inputs or outputs. Fields that are None are part of the structure.
 
@@ -26,7 +28,9 @@ def register_dataclass(cls: type[Any], *, serialized_type_name: str | None = Non
     tensor([2., 2.])
     """
     if not (isinstance(cls, type) and dataclasses.is_dataclass(cls)):
-        raise InputError(f"register_dataclass takes a dataclass, got {cls!r}")
+        raise InputError(f"cls is a dataclass, got {shown(cls)}")
+    if cls in pytree.SUPPORTED_NODES:
+        raise InputError(f"the class {cls.__qualname__} is registered already")
 
     def split(value: Any) -> tuple[list[str], list[str]]:
         """Names of the fields that are leaves, and of those that are None."""

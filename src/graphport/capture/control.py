@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,40 +24,29 @@ from graphport.capture.subgraphs import Subgraph
 from graphport.capture.tracer import Tracer
 from graphport.errors import UserError
 from graphport.ops import Abstract
+from graphport.process import Replacement
 from graphport.symbolic import Expr, Truth, eq, not_
 from graphport.symbolic.bridge import from_torch, to_torch
 
 higher_order = torch.ops.higher_order
 
 
-@contextmanager
-def direct_control_flow() -> Iterator[None]:
-    """While this lasts, torch's control flow calls its operators without compiling anything."""
+def direct_control_flow() -> Iterator[Replacement]:
+    """torch's control flow calls its operators without compiling anything."""
     before = torch.compiler.is_dynamo_compiling
 
     def is_dynamo_compiling() -> bool:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         return caller.startswith("torch._higher_order_ops") or before()
 
+    yield torch.compiler, "is_dynamo_compiling", is_dynamo_compiling
+    regions = sys.modules["torch._higher_order_ops.invoke_subgraph"]
+    yield regions, "invoke_subgraph_placeholder", _region
     # What operands may be is said here and in `loops`, in the words of the program.
-    checks = [
-        module for name in ("cond", "while_loop", "scan")
-        if hasattr(module := sys.modules[f"torch._higher_order_ops.{name}"], _CHECK)
-    ]  # fmt: skip
-    check = [getattr(module, _CHECK) for module in checks]
-    regions: Any = sys.modules["torch._higher_order_ops.invoke_subgraph"]
-    placeholder = regions.invoke_subgraph_placeholder
-    torch.compiler.is_dynamo_compiling = is_dynamo_compiling  # type: ignore[assignment]
-    regions.invoke_subgraph_placeholder = _region
-    for module in checks:
-        setattr(module, _CHECK, _accept)
-    try:
-        yield
-    finally:
-        torch.compiler.is_dynamo_compiling = before
-        regions.invoke_subgraph_placeholder = placeholder
-        for module, own in zip(checks, check, strict=True):
-            setattr(module, _CHECK, own)
+    for name in ("cond", "while_loop", "scan"):
+        module = sys.modules[f"torch._higher_order_ops.{name}"]
+        if hasattr(module, _CHECK):
+            yield module, _CHECK, _accept
 
 
 _CHECK = "validate_subgraph_args_types"

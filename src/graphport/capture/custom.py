@@ -8,14 +8,16 @@ The graph obtains it from the operator's result: as a size of a tensor, or as a 
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch._higher_order_ops.auto_functionalize import can_auto_functionalize
-from torch._library.fake_impl import set_ctx_getter
+from torch._library import fake_impl
 from torch.utils import _pytree as pytree
 
-from graphport import source
+from graphport import process, source
 from graphport.capture.data_dependent import reader, size_of
 from graphport.capture.frames import Frame
 from graphport.capture.functions import overrides
@@ -58,14 +60,31 @@ class NewSizes:
     create_unbacked_symint = new_dynamic_size
 
 
+class _Here(threading.local):
+    sizes: NewSizes | None = None
+    """Of the fake implementation that is running."""
+
+
+_here = process.thread_local(_Here)
+
+
+def sizes_of_thread() -> Iterator[process.Replacement]:
+    """A fake implementation asks torch for new sizes; each thread has its own."""
+    before = fake_impl.global_ctx_getter
+    yield fake_impl, "global_ctx_getter", lambda: _here.sizes or before()
+
+
 @special(FAKED)
 def custom(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """A custom operator that is described by its fake implementation."""
     sizes = NewSizes(tracer.scope)
     # The line to name is where the operator is called, not where its sizes are made up.
     where = source.spot()
-    with set_ctx_getter(lambda: sizes):
+    outer, _here.sizes = _here.sizes, sizes
+    try:
         result = pure(tracer, info, args, kwargs)
+    finally:
+        _here.sizes = outer
     for symbol in sizes.made:
         tracer.scope.origins[symbol] = where
         for part in result if isinstance(result, (list, tuple)) else [result]:

@@ -18,6 +18,7 @@ from torch.fx import Node
 from graphport.capture.layout import Layouts
 from graphport.capture.recorder import Recorder
 from graphport.capture.rewrite import Functionalisation, Rewriter, makes_symbols
+from graphport.capture.sized_decompositions import SIZED
 from graphport.capture.state import State
 from graphport.capture.tracer import (
     COMPOSITE,
@@ -153,6 +154,8 @@ class Decomposer(Tracer):
         op = info.op
         if op in self.preserve or op in _KEPT:
             return None
+        if self.table.get(op) in (core_table().get(op), None) and op in SIZED:
+            return sized
         if op in self.table:
             return by_table
         if op in _OWN:
@@ -175,6 +178,15 @@ class Decomposer(Tracer):
 def by_table(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     result = inside(tracer, tracer.table[info.op], args, kwargs)
     return pure(tracer, info, args, kwargs) if result is NotImplemented else result
+
+
+def sized(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """By our own formula; by torch's for what it is not written for."""
+    result = inside(tracer, SIZED[info.op], args, kwargs)
+    if result is not NotImplemented:
+        return result
+    part = by_table if info.op in tracer.table else decompose
+    return part(tracer, info, args, kwargs)
 
 
 def reshape(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -300,7 +312,7 @@ _INNER: dict[OpOverload, Handler] = {
 }
 _FAILURES = (RuntimeError, TypeError, AssertionError, ArithmeticError, UnsupportedError)
 # What torch makes of them fails on sizes of 0, where they do not.
-_NOT_EMPTY = (aten.roll.default, aten.logsumexp.default, aten.linspace.default)
+_NOT_EMPTY = (aten.roll.default, aten.logsumexp.default)
 
 
 def _may_be_empty(node: Node) -> bool:

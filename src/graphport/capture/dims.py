@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from graphport.arguments import integer, takes
 from graphport.errors import SpecError
 
 _LINEAR = "a derived dim is a Dim with an integer, as in 2*d + 1; got "
@@ -52,7 +53,8 @@ class Hint(_Arithmetic):
             raise SpecError(f"{self!r} takes no range", fix="Dim.DYNAMIC(min=..., max=...)")
         made = replace(self, min=min, max=max)
         for limit in (min, max):
-            if limit is not None and (not isinstance(limit, (int, float)) or limit is True):
+            is_number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
+            if limit is not None and (not is_number or math.isnan(limit)):
                 raise SpecError(f"{made!r}: a limit is a number, got {limit!r}")
         if min is not None and max is not None and max < min:
             raise SpecError(f"{made!r}: max={max} is smaller than min={min}")
@@ -105,6 +107,7 @@ class Dim(_Arithmetic):
     def root(self) -> Dim:
         return self
 
+    @takes(value=integer())
     def at(self, value: int) -> int:
         """The size, where the root is `value`."""
         factor, offset = self.linear

@@ -17,11 +17,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
+from graphport.arguments import FLAG, NAMES, NONE, TABLE, one_of, takes
 from graphport.capture import (  # noqa: F401  register their operators
     aliasing,
     autograd_functions,
     cache_lengths,
     changes,
+    collectives,
     composites,
     control,
     custom,
@@ -50,7 +52,7 @@ from graphport.capture.names import Names
 from graphport.capture.outcome import Outcome, judge
 from graphport.capture.recorder import Recorder
 from graphport.capture.retell import retell
-from graphport.capture.settings import NO_COLLECTION, capturing
+from graphport.capture.settings import FLAGS, NO_COLLECTION, capturing
 from graphport.capture.shapes import AdditionalInputs
 from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
@@ -72,6 +74,7 @@ from graphport.ops import Abstract
 from graphport.ops.abstract import permuted
 from graphport.ops.strides import is_dense
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
+from graphport.process import contained, raise_interrupt_behind, undone
 from graphport.program import (
     CallSpec,
     ExportedProgram,
@@ -89,6 +92,10 @@ aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+@takes(
+    strict=FLAG, training=FLAG, decompose=one_of("core") | TABLE | NONE,
+    preserve_module_call_signature=NAMES, guards=one_of("error", "runtime_assert"),
+)  # fmt: skip
 def export(
     mod: nn.Module | Callable[..., Any],
     args: tuple[Any, ...],
@@ -117,10 +124,6 @@ def export(
     >>> ep.module()(torch.randn(7, 4)).shape
     torch.Size([7, 2])
     """
-    if guards not in ("error", "runtime_assert"):
-        raise InputError(f'guards is "error" or "runtime_assert", got {guards!r}')
-    if isinstance(decompose, str) and decompose != "core":
-        raise InputError(f'decompose is "core", a table or None, got {decompose!r}')
     kept = preserve_module_call_signature
     options = Options(guards, strict=strict, training=training, preserve_module_call_signature=kept)
     program, _ = capture(mod, args, kwargs, dynamic_shapes, options)
@@ -146,6 +149,7 @@ class Options:
     """Whether results are views in the graph wherever they are, also after a write."""
 
 
+@contained
 def capture(
     mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, options: Options
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
@@ -174,7 +178,7 @@ def _captured(
     root = _root(mod)
     inputs = bind(mod, args, kwargs)
     # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
-    with NO_COLLECTION, _disable_current_modes():
+    with NO_COLLECTION, FLAGS, _disable_current_modes():
         first = _Capture(mod, root, inputs, dynamic_shapes, options)
 
         def answered(answers: forks.Answers) -> ExportedProgram:
@@ -290,12 +294,10 @@ class _Capture:
         snapshot = Snapshot((self.root, *holders(self.mod)))
         surroundings = changes.Surroundings(self.mod, self.root)
         self.modules.on_initialised = snapshot.renew
-        try:
+        with undone(snapshot.restore):
             outputs, out_spec = self._call(leaves)
             self._find_replaced_buffers(snapshot)
             self._tell_changes(snapshot, surroundings)
-        finally:
-            snapshot.restore()
         # The program has returned: what is recorded now has no line of the user's.
         with self.recorder.saying({"nn_module_stack": {}, "stack_trace": ""}):
             if self.options.keep_views:
@@ -413,6 +415,7 @@ class _Capture:
 
     def _call(self, leaves: list[Any]) -> tuple[list[Any], pytree.TreeSpec]:
         """Run the program on flat inputs; flat outputs. Containers may compute as they are made."""
+        handled = sys.exc_info()[1]
         try:
             with self._capturing():
                 self.recorder.stop = sys._getframe()
@@ -426,6 +429,7 @@ class _Capture:
             error.__cause__ = None
             raise
         except Exception as error:
+            raise_interrupt_behind(error, handled)
             raise forward_error(error, self._place_of(error)) from error
 
     def _place_of(self, error: Exception) -> source.Location | None:
@@ -440,7 +444,7 @@ class _Capture:
             if self.options.training:
                 stack.enter_context(autograd_functions.recorded(self.tracer))
             if self.options.strict:
-                stack.enter_context(strictness.no_text())
+                stack.enter_context(strictness.NO_TEXT)
             stack.enter_context(self.modules.watching())
             stack.enter_context(self.tracer)
             stack.enter_context(Functions(self.tracer))
@@ -552,6 +556,7 @@ class _Capture:
             ],
             self.spec.ranges,
             outcome.checks,
+            None if self.options.training else self._written(),
         )
         return ExportedProgram(
             graph_module=module_of(self.recorder.frame),
@@ -570,6 +575,15 @@ class _Capture:
             scope=self.scope,
         )
 
+    def _written(self) -> dict[int, list[int]]:
+        """The inputs that are written to, and the tensors among them that are read later."""
+        index = {node: i for i, node in enumerate(self.input_nodes)}
+        return {
+            index[node]: sorted(index[n] for n in later if n in index)
+            for node, later in self.tracer.read_after_write.items()
+            if node in index
+        }
+
     def _shape(self, node: Node, leaf: Leaf) -> InputShape:
         """What an input must be when the program is called."""
         path, value = leaf.path, leaf.value
@@ -580,7 +594,10 @@ class _Capture:
             strides = None
             if node in self.tracer.laid_out:
                 strides = node.meta["val"]._abstract.strides
-            return InputShape(path, sizes, value.dtype, device=device, strides=strides)
+            from_start = node in self.tracer.from_start
+            return InputShape(
+                path, sizes, value.dtype, device=device, strides=strides, from_start=from_start
+            )
         number = self.spec.numbers.get(path)
         if isinstance(number, Expr):
             return InputShape(path, number=number)

@@ -11,9 +11,8 @@ A capture inside of the mode does not see it: the program makes its tensors wher
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,12 +20,13 @@ from torch import nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
+from graphport import process
 from graphport.capture.checkpoints import readers, replaced
-from graphport.capture.process import ProcessWide
+from graphport.capture.settings import FLAGS
 from graphport.ops.weightless import WeightlessTensor, deferred, notes_of, without_data
 
 _LARGE = 1 << 20  # bytes; what is smaller costs less to make than to think about
-_here = threading.local()
+_here = process.thread_local()
 
 
 @contextmanager
@@ -46,8 +46,17 @@ def fake_mode() -> Iterator[None]:
     parameters.
     """
     _teach_initialisers()
-    with _replaced, _Building():
-        yield
+    mode = _Building()
+    try:
+        try:
+            FLAGS.hold(mode)
+            _replaced.hold(mode)
+            with mode:
+                yield
+        finally:
+            _leave(mode)
+    finally:  # an interrupt may come in the midst of the other one
+        _leave(mode)
 
 
 class _Building(TorchDispatchMode):
@@ -65,6 +74,19 @@ class _Building(TorchDispatchMode):
             if later is not None:
                 return later
         return op(*args, **kwargs)
+
+
+def _leave(mode: _Building) -> None:
+    """Undo what is left to undo; modes that were entered since stay."""
+    stack = _get_current_dispatch_mode_stack()
+    if mode in stack:
+        keep = stack[stack.index(mode) + 1 :]
+        for _ in (mode, *keep):
+            torch._C._pop_torch_dispatch_stack(None)
+        for later in keep:
+            torch._C._push_on_torch_dispatch_stack(later)
+    _replaced.release(mode)
+    FLAGS.release(mode)
 
 
 _factories: dict[Any, bool] = {}
@@ -154,18 +176,15 @@ def _load_state_dict(original: Any, *args: Any, **kwargs: Any) -> Any:
         _here.loading = outer
 
 
-@contextmanager
-def _replacing() -> Iterator[None]:
-    with ExitStack() as stack:
-        for owner, name, new in (
-            (nn.Parameter, "__new__", _parameter),
-            (nn.Module, "register_buffer", _register_buffer),
-            (nn.Module, "__setattr__", _set_attribute),
-            (nn.Module, "load_state_dict", _load_state_dict),
-            *readers(),
-        ):
-            stack.enter_context(replaced(owner, name, new, _is_active))
-        yield
+def _replacements() -> Iterator[process.Replacement]:
+    for owner, name, new in (
+        (nn.Parameter, "__new__", _parameter),
+        (nn.Module, "register_buffer", _register_buffer),
+        (nn.Module, "__setattr__", _set_attribute),
+        (nn.Module, "load_state_dict", _load_state_dict),
+        *readers(),
+    ):
+        yield replaced(owner, name, new, _is_active)
 
 
-_replaced = ProcessWide(_replacing)
+_replaced = process.Patch(_replacements)

@@ -14,9 +14,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from graphport import source
+from graphport.arguments import FLAG, FUNCTION, integer, takes
 from graphport.errors import InputError, UserError
 
 
+@takes(f=FUNCTION)
 def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
     """Call `f(x, *args)` for each x along the first dim of `xs`, and stack what it returns.
 
@@ -36,6 +38,7 @@ def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
     return _stacked("gp.map", steps, 0)
 
 
+@takes(combine_fn=FUNCTION, dim=integer(), reverse=FLAG)
 def scan(
     combine_fn: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,

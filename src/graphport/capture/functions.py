@@ -7,13 +7,16 @@ the few calls that would need the data of a tensor.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.overrides import TorchFunctionMode
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils import _pytree as pytree
 
 from graphport import source
@@ -23,13 +26,15 @@ from graphport.capture.example import outside
 from graphport.capture.tracer import Tracer
 from graphport.errors import DataDependentError, MutationError, UnsupportedError
 from graphport.ops import info_of
+from graphport.ops.sizes import numel, require
 from graphport.ops.tensor import AbstractTensor
-from graphport.symbolic import symbols
+from graphport.symbolic import Expr, ne, symbols
 from graphport.symbolic.bridge import from_torch, sym_ite
 
 aten = torch.ops.aten
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_NUMBERS = (bool, int, float, complex, *_SYMBOLIC)
 Override = Callable[..., Any]
 
 HIGHER_ORDER = "higher-order operators that nothing else is known of"
@@ -56,6 +61,11 @@ class Functions(TorchFunctionMode):
         self.recorder = tracer.recorder
         self._calls: dict[str, int] = {}
 
+    def __exit__(self, *error: Any) -> None:
+        """Unless an interrupt has popped it already: to fail now would cover that up."""
+        if _get_current_function_mode() is self:
+            super().__exit__(*error)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         override = OVERRIDES.get(func)
         if override is None and isinstance(func, HigherOrderOperator):
@@ -64,6 +74,8 @@ class Functions(TorchFunctionMode):
             result = override(self.tracer, func, args, kwargs or {})
             if result is not NotImplemented:
                 return result
+        if type(func) is FunctionType:
+            args, kwargs = _decide_flags(func, args, kwargs)
         scope, recorder = self.tracer.scope, self.recorder
         outer, before = recorder.torch_fn, scope.internal
         recorder.torch_fn = self._name(func)
@@ -81,6 +93,51 @@ class Functions(TorchFunctionMode):
         name = getattr(func, "__name__", "call")
         count = self._calls[name] = self._calls.get(name, 0) + 1
         return f"{name}_{count}", f"{type(func).__name__}.{name}"
+
+
+@overrides(torch.Tensor.stride)
+def stride(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Numbers that differ with the layout of the inputs."""
+    tracer.demand_layout(tracer.read(tracer.value(args[0])))
+    return NotImplemented
+
+
+def _decide_flags(func: FunctionType, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Symbolic arguments for bool parameters of Python code of torch's, as plain bools.
+
+    The branch is the user's: asked within torch, it would count as a question about sizes that
+    makes no difference to the result.
+    """
+    if not any(isinstance(x, _SYMBOLIC) for x in (*args, *(kwargs or {}).values())):
+        return args, kwargs
+    try:
+        bound = inspect.signature(func).bind(*args, **(kwargs or {}))
+    except (TypeError, ValueError):  # torch will say what is wrong with the call
+        return args, kwargs
+    for name, value in bound.arguments.items():
+        parameter = bound.signature.parameters[name]
+        is_flag = type(parameter.default) is bool or "bool" in str(parameter.annotation)
+        if is_flag and isinstance(value, _SYMBOLIC):
+            bound.arguments[name] = bool(value)
+    return bound.args, bound.kwargs
+
+
+@overrides(torch.Tensor.__contains__)
+def contains(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """`element in tensor` is a Python bool, and torch reads it from the data."""
+    value, element = tracer.value(args[0]), args[1]
+    if value.literal is not None or not isinstance(element, (torch.Tensor, *_NUMBERS)):
+        return NotImplemented
+    found = (args[0] == element).any()
+    if tracer.value(found).literal is not None:
+        return bool(found)
+    error = DataDependentError(
+        "Could not guard on data-dependent expression: `in` compares with the data of a tensor, "
+        "which capture does not know",
+        where=source.here(),
+        fix="(tensor == element).any() gives the answer as a tensor",
+    )
+    return by_example(tracer, error, found, bool)
 
 
 @overrides(torch.Tensor.numpy, torch.Tensor.__array__)
@@ -142,6 +199,26 @@ def istft(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 def ite(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """torch's own takes only nodes of its own class."""
     return sym_ite(*args, **kwargs)
+
+
+@overrides(functional.batch_norm, functional.instance_norm, functional.group_norm)
+def statistics(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Of one value there is no variance: their Python code refuses it, at any size that gives one.
+
+    To torch's question whether there is one value the answer is that of sizes in general.
+    """
+    given = inspect.signature(func).bind(*args, **kwargs).arguments
+    x = given["input"]
+    batch, channels, *rest = map(from_torch, x.shape)
+    if func is functional.group_norm:
+        count = numel((batch * channels // given["num_groups"], *rest))
+    elif not given.get("training" if func is functional.batch_norm else "use_input_stats", False):
+        return NotImplemented
+    else:
+        count = numel((batch, *rest) if func is functional.batch_norm else rest)
+    if isinstance(count, Expr):
+        require(ne(count, 1), "Expected more than 1 value per channel when training, got {0}", x)
+    return NotImplemented
 
 
 @overrides(torch.Tensor.contiguous)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,10 +11,9 @@ from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils import _pytree as pytree
 
-from graphport import source
+from graphport import process, source
 from graphport.capture import retrace
 from graphport.capture.call_signatures import CallSignatures
-from graphport.capture.process import ProcessWide
 from graphport.capture.recorder import Recorder
 from graphport.ops.strides import at_example
 
@@ -103,35 +101,28 @@ class Modules:
         if outer is None:
             self._graph = self._paths.get(id(module), "")
         try:
-            with retrace.node_by_node(module, self.recorder, self._graph or ""):
-                return original(module, *args, **kwargs)
+            again = retrace.node_by_node(module, self.recorder, self._graph or "")
+            return original(again, *args, **kwargs)
         finally:
             self._graph = outer
 
 
-_watching = threading.local()
-_original = nn.Module.__call__
+_watching = process.thread_local()
 
 
-def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    watcher: Modules | None = getattr(_watching, "modules", None)
-    if watcher is None:
-        return _original(module, *args, **kwargs)
-    return watcher.call(_original, module, args, kwargs)
+def _watched_call() -> Iterator[process.Replacement]:
+    original = nn.Module.__call__
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        watcher: Modules | None = getattr(_watching, "modules", None)
+        if watcher is None:
+            return original(module, *args, **kwargs)
+        return watcher.call(original, module, args, kwargs)
+
+    yield nn.Module, "__call__", call
 
 
-@contextmanager
-def _replaced_call() -> Iterator[None]:
-    global _original
-    _original = nn.Module.__call__
-    nn.Module.__call__ = _call  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = _original  # type: ignore[method-assign]
-
-
-_replaced = ProcessWide(_replaced_call)
+_replaced = process.Patch(_watched_call)
 
 
 def _initialise(module: Any, args: Any, kwargs: Any) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from torch.fx import Graph, Node
 
-from graphport.program import RESERVED
-
-_NOT_IDENTIFIER = re.compile(r"\W")
+from graphport.program import RESERVED, make_identifier
 
 
 class Names:
@@ -18,9 +14,7 @@ class Names:
         self._used: set[str] = set(RESERVED)
 
     def unique(self, wanted: str) -> str:
-        name = _NOT_IDENTIFIER.sub("_", wanted)
-        if not name or name[0].isdigit():
-            name = f"_{name}"
+        name = make_identifier(wanted)
         candidate, n = name, 0
         while candidate in self._used:
             n += 1

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from graphport.arguments import ARGS, DICT, NONE, takes
 from graphport.capture.dims import Dim, adopt
 from graphport.errors import ConstraintViolationError, InputError
 
@@ -25,6 +26,7 @@ _MAKERS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@takes(dynamic_shapes=DICT | ARGS | NONE)
 def refine_dynamic_shapes(error: ConstraintViolationError | str, dynamic_shapes: Any) -> Any:
     """The spec as the suggested fixes of an error would have it.
 

@@ -6,8 +6,7 @@ which is nobody's source.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -25,17 +24,11 @@ def remembers(module: Any) -> bool:
     )
 
 
-@contextmanager
-def node_by_node(module: GraphModule, recorder: Recorder, prefix: str) -> Iterator[None]:
-    """While this lasts, calling the module runs its graph under the metadata of its nodes."""
-    before = module.__dict__.get("forward")
-    module.__dict__["forward"] = _runner(module, recorder, prefix)
-    try:
-        yield
-    finally:
-        del module.__dict__["forward"]
-        if before is not None:
-            module.__dict__["forward"] = before
+def node_by_node(module: GraphModule, recorder: Recorder, prefix: str) -> GraphModule:
+    """The module, hooks and state included, whose call runs its graph under its nodes' metadata."""
+    made: GraphModule = object.__new__(type(module))
+    vars(made).update(vars(module), forward=_runner(module, recorder, prefix))
+    return made
 
 
 def _runner(module: GraphModule, recorder: Recorder, prefix: str) -> Callable[..., Any]:

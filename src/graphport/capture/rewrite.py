@@ -24,13 +24,14 @@ from graphport.capture.call_signatures import rewritten
 from graphport.capture.cleanup import remove_unused
 from graphport.capture.names import Names
 from graphport.capture.recorder import Recorder
-from graphport.capture.settings import NO_COLLECTION, capturing
+from graphport.capture.settings import FLAGS, NO_COLLECTION, capturing
 from graphport.capture.state import State, state_of
 from graphport.capture.subgraphs import Subgraph, module_of
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import Value
 from graphport.errors import DataDependentError
 from graphport.ops.tensor import AbstractTensor
+from graphport.process import contained, undone, undone_unless_finished
 from graphport.program import ExportedProgram, InputChecks, InputKind, OutputKind, OutputSpec
 from graphport.symbolic import Expr, NotKnown, symbols
 from graphport.symbolic.bridge import from_torch
@@ -64,18 +65,18 @@ class Rewriter:
         """New nodes that stand for old ones whatever is known of their values: those that refer to
         a graph within the graph, and numbers."""
 
+    @contained
     def run(self) -> ExportedProgram:
         scope = self.program.scope
-        before, scope.closed = scope.closed, self.settled
-        try:
-            with NO_COLLECTION, capturing(), torch._C._DisableAutocast():
+        reopen = functools.partial(setattr, scope, "closed", scope.closed)
+        with undone_unless_finished(scope.checkpoint()), undone(reopen), NO_COLLECTION, FLAGS:
+            scope.closed = self.settled
+            with capturing(), torch._C._DisableAutocast():
                 self._open()
                 for node in self.program.graph.nodes:
                     if node.op not in ("placeholder", "output"):
                         self.new[node] = self.visit(node)
                 return self._finish()
-        finally:
-            scope.closed = before
 
     # Inputs and results
 
@@ -143,7 +144,7 @@ class Rewriter:
         """Those of the program, and what has been assumed since."""
         checks, found = self.program.checks, self.program.scope.facts[self.known :]
         facts = (*checks.facts, *(fact.cond for fact in found))
-        return InputChecks(checks.inputs, checks.ranges, facts) if found else checks
+        return replace(checks, facts=facts) if found else checks
 
     def _named(self, name: str) -> Any:
         """What stands for a node of the old graph, by its name; None if nothing does."""

@@ -5,73 +5,72 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
 
 import torch
+from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
+from torch.utils import _python_dispatch
 
 from graphport.capture.builtin import symbolic_builtins
 from graphport.capture.cache_lengths import open_windows
 from graphport.capture.control import direct_control_flow
-from graphport.capture.process import ProcessWide
+from graphport.capture.custom import sizes_of_thread
+from graphport.process import Patch, Replacement, Switch
 
 
 @contextmanager
 def capturing() -> Iterator[None]:
     """Everything but the modes that see the operators."""
     with ExitStack() as stack:
-        for setting in _SETTINGS:
-            stack.enter_context(setting)
+        stack.enter_context(_SETTINGS)
         stack.enter_context(_no_autocast_cache())
         # Below autograd, composite operators arrive whole and views are ours to track.
         stack.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
         yield
 
 
-@contextmanager
-def _compiling_flags() -> Iterator[None]:
-    """torch.compiler.is_compiling() is true while a program is captured."""
-    flags = ("_is_compiling_flag", "_is_exporting_flag")
-    before = {f: getattr(torch.compiler, f) for f in flags}
-    for f in flags:
-        setattr(torch.compiler, f, True)
-    try:
-        yield
-    finally:
-        for f, value in before.items():
-            setattr(torch.compiler, f, value)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def _no_collection() -> Iterator[Replacement]:
     """Capture allocates much and drops little: a full collection in its midst only costs time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+    yield Switch(gc.isenabled, _collect), "", False
 
 
-@contextmanager
-def _distributions_unchecked() -> Iterator[None]:
+def _collect(enabled: bool) -> None:
+    if enabled:
+        gc.enable()
+    else:
+        gc.disable()
+
+
+def _flags_of_modes() -> Iterator[Replacement]:
+    """What torch notes of modes for all threads alike, kept to be put back."""
+    module: Any = _python_dispatch
+    flag = "_is_in_any_mode_without_ignore_compile_internals"
+    for name in ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode", flag):
+        yield module, name, vars(module)[name]
+    known = vars(module)[flag]
+    yield Switch(lambda: known, set_is_in_mode_without_ignore_compile_internals), "", known
+
+
+def _compiling_flags() -> Iterator[Replacement]:
+    """torch.compiler.is_compiling() is true while a program is captured."""
+    module: ModuleType = torch.compiler
+    yield module, "_is_compiling_flag", True
+    yield module, "_is_exporting_flag", True
+
+
+def _distributions_unchecked() -> Iterator[Replacement]:
     """`torch.distributions` looks at the data of parameters and samples, and there is none yet."""
-    kind = torch.distributions.Distribution
-    before = kind._validate_args
-    kind._validate_args = False
-    try:
-        yield
-    finally:
-        kind._validate_args = before
+    yield torch.distributions.Distribution, "_validate_args", False
 
 
-NO_COLLECTION = ProcessWide(_no_garbage_collection)
-_SETTINGS = (
-    ProcessWide(_compiling_flags),
-    ProcessWide(_distributions_unchecked),
-    ProcessWide(symbolic_builtins),
-    ProcessWide(direct_control_flow),
-    ProcessWide(open_windows),
-)
+def _while_user_code_runs() -> Iterator[Replacement]:
+    yield from _compiling_flags()
+    yield from _distributions_unchecked()
+    yield from symbolic_builtins()
+    yield from direct_control_flow()
+    yield from open_windows()
+    yield from sizes_of_thread()
 
 
 @contextmanager
@@ -84,3 +83,9 @@ def _no_autocast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(enabled)
+
+
+NO_COLLECTION = Patch(_no_collection)
+FLAGS = Patch(_flags_of_modes)
+"""From before the first mode to after the last."""
+_SETTINGS = Patch(_while_user_code_runs)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from graphport.arguments import MODEL, PROGRAM, takes
 from graphport.capture.dims import Dim, Hint, adopt
 from graphport.capture.fake_tensors import sizes_of
 from graphport.capture.inputs import Inputs, Variadic, bind
@@ -56,6 +57,7 @@ class ShapesCollection:
         """How many tensors have a spec."""
         return len(self._assigned())
 
+    @takes(mod=MODEL)
     def dynamic_shapes(
         self, mod: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> dict[str, Any]:
@@ -113,6 +115,7 @@ class AdditionalInputs:
     def __len__(self) -> int:
         return len(self._examples)
 
+    @takes(mod=MODEL)
     def dynamic_shapes(
         self, mod: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> dict[str, Any]:
@@ -129,6 +132,7 @@ class AdditionalInputs:
         parts = iter(specs)
         return along(lambda leaf: next(parts), first)
 
+    @takes(ep=PROGRAM)
     def verify(self, ep: ExportedProgram) -> None:
         """Run the program on every example; raises for the first that it refuses.
 

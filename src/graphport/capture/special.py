@@ -16,6 +16,7 @@ from graphport.capture.tracer import (
     decompose,
     fitted,
     inplace,
+    inside,
     pure,
     special,
     view,
@@ -87,13 +88,16 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     value = tracer.value(args[0])
     rest = [*(tracer.lower(a) for a in args[1:]), *map(tracer.lower, kwargs.values())]
     size, stride = rest[:2]
-    offset = value.abstract.offset if len(rest) < 3 or rest[2] is None else rest[2]
-    if value.storage.inside and len(rest) > 2 and rest[2] is not None:
+    given = len(rest) > 2 and rest[2] is not None
+    offset = rest[2] if given else value.abstract.offset
+    if given and value.storage.inside:
         raise UnsupportedError(
             "as_strided counts from the beginning of memory, and the tensor begins further on",
             where=source.here(),
             fix="leave out storage_offset, or pass a tensor of its own: x.clone()",
         )
+    if given and value.storage.origin in tracer.inputs:
+        tracer.from_start.add(value.storage.origin)
     owner = value
     while owner.parent is not None and owner.parent.abstract.dtype is value.abstract.dtype:
         owner = owner.parent
@@ -103,6 +107,13 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     out = info.rule(owner.abstract, size, stride, offset)
     # Without an offset the view starts where the tensor does, wherever in memory an input lies.
     recipe = (size, stride) if type(offset) is int and offset == 0 else (size, stride, offset)
+    if len(recipe) > 2 and not owner.abstract.is_contiguous:
+        raise UnsupportedError(
+            "as_strided with a storage offset, of a tensor with other memory between its elements",
+            where=source.here(),
+            fix="make the tensor contiguous first: x = x.contiguous()",
+        )
+    tracer.demand_layout(tracer.read(owner))
     node = tracer.view_node(info.op, tracer.read(owner), recipe)
     return tracer.wrap(Value.view(owner, out, node, info.op, recipe), wants_grad(args[:1]))
 
@@ -239,6 +250,8 @@ def _doubt_copy(tracer: Tracer, base: Value, copy: Any, memory_format: Any) -> N
 def copy_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """The written tensor takes the other's value; only what differs is converted."""
     target, source_ = args[0], args[1]
+    if not isinstance(source_, torch.Tensor):
+        return inside(tracer, torch.Tensor.fill_, (target, source_), {})
     value, new = tracer.value(target), tracer.value(source_)
     want, have = value.abstract, new.abstract
     node = tracer.read(new)

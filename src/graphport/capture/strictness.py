@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from graphport import source
 from graphport.capture.changes import Change
 from graphport.errors import CaptureWarning, StrictError
 from graphport.ops.tensor import AbstractTensor
+from graphport.process import Patch, Replacement
 from graphport.program import ExportedProgram
 from graphport.symbolic import Expr, evaluate
 from graphport.symbolic.bridge import from_torch
@@ -38,7 +37,7 @@ def report(changes: list[Change], depends: bool, strict: bool) -> None:
         error = StrictError(what.format(change.name), where=change.where, fix=_FIX[what])
         if strict:
             raise error
-        warnings.warn(str(error), CaptureWarning, stacklevel=7)
+        source.warn(str(error), CaptureWarning)
 
 
 def other_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -88,11 +87,8 @@ def differs(where: source.Location | None, how: str) -> StrictError:
     )
 
 
-@contextmanager
-def no_text() -> Iterator[None]:
-    """While this lasts, the text of a size is an error, unless it is there to be read."""
-    kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
-    before = [(kind, kind.__str__, kind.__repr__) for kind in kinds]
+def _refusals() -> Iterator[Replacement]:
+    """The text of a size is an error, unless it is there to be read."""
 
     def refuse(number: Any) -> str:
         where = source.here()
@@ -104,13 +100,11 @@ def no_text() -> Iterator[None]:
             fix="compute with the number itself",
         )
 
-    try:
-        for kind in kinds:
-            kind.__str__ = kind.__repr__ = refuse  # type: ignore[method-assign]
-        yield
-    finally:
-        for kind, text, shown in before:
-            kind.__str__, kind.__repr__ = text, shown  # type: ignore[method-assign]
+    for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
+        yield kind, "__str__", refuse
+        yield kind, "__repr__", refuse
 
 
+NO_TEXT = Patch(_refusals)
+"""Held, the text of a size is an error."""
 _TO_READ = ("print(", "raise ", "assert ", "log", "warn")

@@ -18,7 +18,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from graphport import source
 from graphport.capture import aliasing
@@ -49,7 +49,10 @@ COMPOSITE = "custom operators that are made of others"
 # Composite operators of torch's own are taken apart unless a rule describes them whole.
 _OWN_NAMESPACES = ("aten", "prims", "prim")
 SPECIAL: dict[OpOverload | str, Handler] = {}
-"""Operators that need more than a shape rule; filled by the modules that know them."""
+"""Operators that need more than a shape rule; filled by the modules that know them.
+
+Those that are not there before a part of torch is imported are told by name, or by namespace.
+"""
 
 
 def special(*ops: OpOverload | str) -> Callable[[Handler], Handler]:
@@ -90,6 +93,10 @@ class Tracer(TorchDispatchMode):
         """The placeholders of the user's inputs."""
         self.laid_out: set[Node] = set()
         """Those of them that must lie in memory as in the example."""
+        self.from_start: set[Node] = set()
+        """Those of them that must begin their memory."""
+        self.read_after_write: dict[Node, set[Node]] = {}
+        """Inputs that are written to, and those that are read or written to after that."""
         self.reached: dict[Node, bool] = {}
         """Whether a run can have a gradient at a node, where that has been asked."""
         self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
@@ -98,6 +105,11 @@ class Tracer(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Capture never runs under Dynamo; the guard against it would import Dynamo."""
         return False
+
+    def __exit__(self, *error: Any) -> None:
+        """Unless an interrupt has popped it already: to fail now would cover that up."""
+        if _get_current_dispatch_mode() is self:
+            super().__exit__(*error)
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         entry = self._handlers.get(op)
@@ -116,7 +128,8 @@ class Tracer(TorchDispatchMode):
         if isinstance(op, HigherOrderOperator):
             raise UnsupportedError(f"{op.name()} cannot be captured yet", where=source.here())
         info = info_of(op)
-        handler = SPECIAL.get(op) or _handler(info)
+        special = (SPECIAL.get(key) for key in (op, op.name(), op.namespace))
+        handler = next(filter(None, special), None) or _handler(info)
         return SPECIAL[FAKED] if handler is pure and fake_of(op) is not None else handler, info
 
     # Values
@@ -129,8 +142,26 @@ class Tracer(TorchDispatchMode):
 
     def read(self, v: Value) -> Node:
         """The node that holds the value now, in the graph that is being written."""
+        if self.read_after_write:
+            self._note_read(v)
         node = v.node if v.version == v.storage.version else self._renewed(v)
         return node if node.graph is self.recorder.graph else self.recorder.brought(node)
+
+    def _note_read(self, v: Value) -> None:
+        """What is read after a write to an input must not share memory with that."""
+        origin = v.storage.origin
+        for written, later in self.read_after_write.items() if origin is not None else ():
+            if origin is not written:
+                later.add(origin)
+
+    def _note_write(self, origin: Any) -> None:
+        if origin not in self.inputs:
+            return
+        self.read_after_write.setdefault(origin, set())
+        for written, later in self.read_after_write.items():
+            # Within a branch or loop it is not followed what is read when.
+            others = self.inputs if self.recorder.frame.parent else (origin,)
+            later.update(n for n in others if n is not written)
 
     def _renewed(self, v: Value) -> Node:
         """A value that is behind, made again in the graph that is being written."""
@@ -144,6 +175,13 @@ class Tracer(TorchDispatchMode):
         assert v.op is not None
         if v.viewed is not None:
             self.require_layout(v)
+        if v.op is aten.as_strided.default and not v.parent.abstract.is_contiguous:
+            raise MutationError(
+                "as_strided of a tensor with other memory between its elements is read after a "
+                "write, which has no functional form",
+                where=source.here(),
+                fix="make the tensor contiguous first: x = x.contiguous()",
+            )
         self.recorder.frame.keep(v)
         v.node = self.view_node(v.op, self.read(v.parent), v.args)
         v.version = v.storage.version
@@ -213,6 +251,8 @@ class Tracer(TorchDispatchMode):
             self.recorder.frame.writing(value)
         storage.version += 1
         storage.mutated = True
+        if storage.origin is not None:
+            self._note_write(storage.origin)
         for value, new, is_unsure in news:
             value.node = new
             # One that is unsure is looked at again when it is read.
@@ -295,6 +335,8 @@ class Tracer(TorchDispatchMode):
         if isinstance(x, torch.Tensor):
             v = self.value(x)
             node = v.node
+            if self.read_after_write:
+                self._note_read(v)
             if v.version == v.storage.version and node.graph is self.recorder.graph:
                 return node
             return self.read(v)
@@ -319,9 +361,11 @@ class Tracer(TorchDispatchMode):
             return base
         if op is aten.view.default and not is_contiguous(base):
             op = aten.reshape.default
-        if op is aten.as_strided.default and base.op != "placeholder":
-            # What a new value looks like in memory is its operator's business; here it matters.
-            if not base.meta["val"]._abstract.is_contiguous:
+        if op is aten.as_strided.default:
+            # What a new value looks like in memory is its operator's business; here it matters. An
+            # offset is one from the beginning of memory, and an input may begin further on.
+            begins = base.op != "placeholder"
+            if len(args) > 2 if not begins else not is_contiguous(base):
                 base = self.recorder.emit(
                     aten.clone.default, base, memory_format=torch.contiguous_format
                 )
@@ -488,7 +532,7 @@ def inplace(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> 
         value, new = tracer.value(t), tracer.value(result)
         node = fitted(tracer, value.abstract, new.abstract, tracer.read(new), info.op)
         tracer.write(value, node, uniform)
-    return target
+    return target if info.op._schema.returns else None
 
 
 _UNIFORM = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}

@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
 
     export = _command(commands, "export", "a model as an ONNX file", f"{MODELS}\n{EXPORT}\n{CODES}")
     export.add_argument("model", metavar="MODEL", help="what to export: see below")
+    _add_allow(export)
     export.add_argument("-o", "--output", metavar="FILE.onnx", required=True)
     _add_inputs(export)
     export.add_argument(
@@ -105,7 +106,7 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--external-data",
         action="store_true",
-        help="weights in a second file, FILE.onnx.data (default: from 1.5 GB on)",
+        help="weights in a second file beside it, FILE.*.data (default: from 1.5 GB on)",
     )
     export.add_argument(
         "--weights",
@@ -117,6 +118,7 @@ def parser() -> argparse.ArgumentParser:
 
     inspect = _command(commands, "inspect", "what an ONNX file or a saved program holds", CODES)
     inspect.add_argument("file", metavar="FILE", help="model.onnx or program.gpx")
+    _add_allow(inspect)
     inspect.add_argument("--graph", action="store_true", help="every node too")
     inspect.add_argument(
         "--depth", type=int, default=2, metavar="N", help="levels of modules to list (default: 2)"
@@ -132,6 +134,7 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--against", metavar="MODEL", required=True, help="the model in PyTorch: see below"
     )
+    _add_allow(verify)
     _add_inputs(verify)
     verify.add_argument("--rtol", type=_error, metavar="X", help="relative error that is accepted")
     verify.add_argument("--atol", type=_error, metavar="X", help="absolute error that is accepted")
@@ -141,6 +144,7 @@ def parser() -> argparse.ArgumentParser:
         commands, "partition", "a model over several devices", f"{DEVICES}\n{MODELS}\n{CODES}"
     )
     partition.add_argument("model", metavar="MODEL", help="what to cut: see below")
+    _add_allow(partition)
     partition.add_argument("--devices", metavar="FILE.toml", required=True)
     _add_inputs(partition)
     partition.add_argument(
@@ -170,6 +174,7 @@ def parser() -> argparse.ArgumentParser:
         f"{BENCH}\n{MODELS}\n{CODES}",
     )
     bench.add_argument("model", metavar="MODEL", help="what to run: see below")
+    _add_allow(bench)
     _add_inputs(bench)
     bench.add_argument(
         "--threads", type=_positive, metavar="N", help="threads of each (default: PyTorch's)"
@@ -211,6 +216,17 @@ def _version() -> str:
         return metadata.version("graphport")
     except metadata.PackageNotFoundError:
         return "(not installed: run from its source)"
+
+
+def _add_allow(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="NAMESPACE",
+        help="operators of another library that a .gpx file may call: torchvision, or "
+        "mylib::attention (repeatable); by itself only those of PyTorch that check what they do",
+    )
 
 
 def _add_inputs(command: argparse.ArgumentParser) -> None:

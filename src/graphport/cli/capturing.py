@@ -42,7 +42,7 @@ class Described:
 
 
 def described(options: argparse.Namespace) -> Described:
-    model = models.resolve(options.model)
+    model = models.resolve(options.model, options.allow)
     args, kwargs = inputs.arguments(model, options.input, options.inputs)
     if model.is_program and options.dynamic:
         raise UsageError("a saved program has its dynamic sizes already", fix="leave out --dynamic")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
+from graphport import escaping
 from graphport.errors import ExportError, MissingLoweringError
 
 
@@ -40,7 +41,7 @@ class Console:
     def _print(self, text: str) -> None:
         """What the output cannot encode is shown escaped, as on standard error."""
         encoding = getattr(self.output, "encoding", None) or "utf-8"
-        text = text.encode(encoding, "backslashreplace").decode(encoding)
+        text = escaping.terminal(text).encode(encoding, "backslashreplace").decode(encoding)
         print(text, file=self.output, flush=True)
 
     def warn(self, text: str) -> None:
@@ -80,7 +81,7 @@ def _spinner(doing: str) -> Iterator[None]:
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=Terminal(stderr=True), transient=True) as progress:
-        progress.add_task(doing, total=None)
+        progress.add_task(escaping.line(doing), total=None)
         yield
 
 
@@ -90,6 +91,7 @@ def _on_terminal() -> bool:
 
 def _say(text: str, colour: str) -> None:
     """On standard error; the code or the first word in colour on a terminal."""
+    text = escaping.terminal(text)
     if not _on_terminal():
         print(text, file=sys.stderr)
         return

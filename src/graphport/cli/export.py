@@ -73,7 +73,7 @@ def _tell(program: Any, verification: Any, options: argparse.Namespace, console:
 
     facts = facts_of(program)
     ok = verification is None or verification.ok
-    size = _bytes_written(program, options) if ok else 0
+    size = _bytes_written(options) if ok else 0
     parts = [
         sections.summary(facts, **({"file": f"{options.output}, {sections.octets(size)}"}
                                    if ok else {"file": "not written"})),
@@ -97,13 +97,11 @@ def _tell(program: Any, verification: Any, options: argparse.Namespace, console:
     console.result(text(Document(f"{options.model} -> {options.output}", parts)), data)
 
 
-def _bytes_written(program: Any, options: argparse.Namespace) -> int:
+def _bytes_written(options: argparse.Namespace) -> int:
     """Of the file, and of the one beside it if this export has written one."""
     from graphport.onnx import weights
 
-    path = Path(options.output)
-    apart = weights.is_apart(program.tensors, _external(options))
-    return path.stat().st_size + (weights.beside(path).stat().st_size if apart else 0)
+    return weights.size_of(Path(options.output))
 
 
 def _external(options: argparse.Namespace) -> bool | str:

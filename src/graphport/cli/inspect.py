@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         from graphport.report import document_of
         from graphport.report.document import Code, Section, text
 
-        facts, graph = read(path)
+        facts, graph = read(path, options.allow)
     document = document_of(f"{path}, {_size(path)}", facts, depth=options.depth)
     lines = graph() if options.graph else ""
     if options.graph:
@@ -39,7 +40,7 @@ def _size(path: Path) -> str:
     return octets(path.stat().st_size)
 
 
-def _onnx(path: Path) -> tuple[Any, Any]:
+def _onnx(path: Path, _: Sequence[str]) -> tuple[Any, Any]:
     from graphport.cli.models import load_onnx
     from graphport.report.facts import of_model
     from graphport.report.listing import listing
@@ -48,11 +49,11 @@ def _onnx(path: Path) -> tuple[Any, Any]:
     return of_model(model), lambda: listing(model.graph)
 
 
-def _program(path: Path) -> tuple[Any, Any]:
+def _program(path: Path, allow: Sequence[str]) -> tuple[Any, Any]:
     from graphport.cli.models import load_program
     from graphport.report.facts import of_program
 
-    program = load_program(str(path))
+    program = load_program(str(path), allow)
     return of_program(program), lambda: str(program)
 
 

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -39,10 +39,10 @@ class Model:
         return isinstance(self.target, ExportedProgram)
 
 
-def resolve(text: str) -> Model:
-    """The model that a text names."""
+def resolve(text: str, allow: Iterable[str] = ()) -> Model:
+    """The model that a text names; a program may call the operators that are allowed."""
     if text.endswith(".gpx"):
-        return Model(load_program(text))
+        return Model(load_program(text, allow))
     found, home = named_object(text)
     made = _made(found, text)
     made.home = home
@@ -51,12 +51,12 @@ def resolve(text: str) -> Model:
     return made
 
 
-def load_program(path: str) -> ExportedProgram:
+def load_program(path: str, allow: Iterable[str] = ()) -> ExportedProgram:
     from graphport.program.files import load
 
     if not Path(path).is_file():
         raise UsageError(f"there is no file {path}")
-    return load(path)
+    return load(path, allow=allow)
 
 
 def load_onnx(path: Path) -> Any:

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
         how = verify_options(options)
     with console.step(f"building {options.against}", "build"):
-        model = models.resolve(options.against)
+        model = models.resolve(options.against, options.allow)
         args, kwargs = inputs.arguments(
             model, options.input, options.inputs, lambda: inputs_of_file(path, model.target)
         )

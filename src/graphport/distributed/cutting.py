@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from graphport.arguments import FUNCTION, NAMES, integer
 from graphport.distributed.described import expression, shape_of
 from graphport.errors import StageError
 from graphport.fx.manipulation import size_bytes
@@ -32,20 +33,28 @@ def cut(program: ExportedProgram, stages: Stages) -> tuple[dict[Node, int], int]
     `stages` is their number, or the nodes or modules with which all but the first begin, or a
     function from a node to its stage, or what a partitioner has found.
     """
-    _require_functional(program)
+    check(program, stages)
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     if isinstance(stages, PartitionResult):
         return _partitioned(calls, stages.partitions), len(stages.partitions)
-    if isinstance(stages, bool) or not (isinstance(stages, (int, list, tuple)) or callable(stages)):
-        raise StageError(
-            f"stages is {stages!r}: neither a number, nor names, nor a function",
-            fix='stages=2, stages=["layers.6"], or stages=lambda node: 0 or 1',
-        )
     if isinstance(stages, int):
         return _balanced(program, calls, stages), stages
     if callable(stages):
         return _chosen(calls, stages)
     return _begun(calls, list(stages))
+
+
+def check(program: Any, stages: Any) -> None:
+    """What can be said of both without looking at the graph."""
+    _require_functional(program)
+    if not (isinstance(stages, PartitionResult) or _STAGES.accepts(stages)):
+        raise StageError(
+            f"stages is {stages!r}: neither a number, nor names, nor a function",
+            fix='stages=2, stages=["layers.6"], or stages=lambda node: 0 or 1',
+        )
+
+
+_STAGES = integer() | NAMES | FUNCTION
 
 
 def _require_functional(program: Any) -> None:

@@ -1,65 +1,91 @@
-"""Processes on this machine, one for each stage of a pipeline, and their end."""
+"""Processes on this machine, one for each stage of a pipeline, and their end.
+
+What they are given are open files without names and connected sockets: their programs and weights,
+what they are told, what they write. All of it is gone with the processes, whatever ends them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import IO, Any
 
-from graphport.distributed.stages import Staged
+from graphport.distributed.sockets import Board, Sockets
+from graphport.distributed.stages import FRONT, Staged
+from graphport.distributed.wire import Channel
 from graphport.program.files import save
 
-HOST = "127.0.0.1"
 _TAIL = 6
 """Lines of what a process wrote that are shown when it dies."""
+_LOG = 1 << 16
+"""Bytes of it that are looked at."""
+
+Ends = dict[int, socket.socket]
+"""Connections of a rank, by the rank at the other end."""
 
 
 class Processes:
     """Started at once; none is left after `stop`, or when this object or its process is gone."""
 
     def __init__(self, parts: Staged, settings: Mapping[str, Any]) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="graphport-pipeline-"))
         self.running: list[subprocess.Popen[bytes]] = []
-        self.stop = weakref.finalize(self, _stop, os.getpid(), self.running, self.folder)
+        self._logs: list[IO[bytes]] = []
+        held = ExitStack()
+        self.stop = weakref.finalize(self, _stop, os.getpid(), self.running, held)
         try:
-            self._write(parts, settings)
-            for stage in parts.stages:
-                self.running.append(self._start(stage.route.index))
+            self._start_all(parts, settings, held)
         except BaseException:
             self.stop()
             raise
 
-    def _write(self, parts: Staged, settings: Mapping[str, Any]) -> None:
-        """Each stage to a file of its own: a process reads its weights, and no others."""
-        routes = [asdict(s.route) for s in parts.stages]
-        about = {**settings, "parent": os.getpid(), "host": HOST, "routes": routes}
-        (self.folder / "pipeline.json").write_text(json.dumps(about))
-        for stage in parts.stages:
-            if stage.program is not None:
-                save(stage.program, self.folder / f"stage{stage.route.index}.gpx")
+    def _start_all(self, parts: Staged, settings: Mapping[str, Any], held: ExitStack) -> None:
+        about = {
+            **settings, "parent": os.getpid(), "routes": [asdict(s.route) for s in parts.stages],
+        }  # fmt: skip
+        with ExitStack() as theirs:  # ends that only they keep: else nobody would see theirs close
+            ends, boards = _connected(parts, held, theirs)
+            for stage in parts.stages:
+                k = stage.route.index
+                given: dict[str, Any] = {"board": boards[k][1].fileno()}
+                given["sockets"] = {rank: s.fileno() for rank, s in ends[k + 1].items()}
+                if stage.program is not None:
+                    file = theirs.enter_context(_unnamed("wb+"))
+                    save(stage.program, file)
+                    file.flush()
+                    given["program"] = file.fileno()
+                self._start({**about, **given, "stage": k}, held)
+        self.board = Board([board for board, _ in boards])
+        held.callback(self.board.close)
+        sockets = Sockets(ends[0])
+        held.callback(sockets.close)
+        self.channel = Channel(sockets, 0)
 
-    def _start(self, stage: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "graphport.distributed.workers", str(self.folder)]
+    def _start(self, about: Mapping[str, Any], held: ExitStack) -> None:
+        log = held.enter_context(_unnamed("ab+"))
+        self._logs.append(log)
+        inherited = [about["board"], *about["sockets"].values()]
+        if "program" in about:
+            inherited.append(about["program"])
         # What this process can import the others can, too.
         paths = os.pathsep.join(os.path.abspath(p) for p in sys.path)
-        with open(self._log(stage), "wb") as log:
-            return subprocess.Popen(
-                [*command, str(stage)], stdin=subprocess.DEVNULL, stderr=log,
+        with _unnamed("wb+") as told:
+            told.write(json.dumps(about).encode())
+            told.seek(0)
+            self.running.append(subprocess.Popen(
+                [sys.executable, "-m", "graphport.distributed.workers"], stdin=told, stderr=log,
                 env={**os.environ, "PYTHONPATH": paths}, start_new_session=True,
-            )  # fmt: skip
-
-    def _log(self, stage: int) -> Path:
-        return self.folder / f"stage{stage}.log"
+                pass_fds=inherited,
+            ))  # fmt: skip
 
     @property
     def ids(self) -> dict[int, int]:
@@ -73,10 +99,37 @@ class Processes:
         return {k: _how(ended[k]) for k in sorted(ended, key=lambda k: (ended[k] >= 0, k))}
 
     def last_words(self, stage: int) -> Sequence[str]:
-        try:
-            return self._log(stage).read_text(errors="replace").splitlines()[-_TAIL:]
-        except OSError:
+        log = self._logs[stage]
+        if log.closed:
             return ()
+        size = os.fstat(log.fileno()).st_size
+        # Not by seeking: the process writes at the same place.
+        text = os.pread(log.fileno(), _LOG, max(0, size - _LOG)).decode(errors="replace")
+        return text.splitlines()[-_TAIL:]
+
+
+def _unnamed(mode: str) -> IO[bytes]:
+    """A file that nobody finds, and that is gone when all who have it open are."""
+    return tempfile.TemporaryFile(mode)
+
+
+def _connected(
+    parts: Staged, held: ExitStack, theirs: ExitStack
+) -> tuple[list[Ends], list[tuple[socket.socket, socket.socket]]]:
+    """Of each rank, its connections; of each stage, both ends of that which `Board` uses."""
+    routes = [stage.route for stage in parts.stages]
+    ends: list[Ends] = [{} for _ in (FRONT, *routes)]
+    boards = []
+    for route in routes:
+        own = route.index + 1
+        for other in (0, *(source + 1 for source in route.sources)):
+            ends[other][own], ends[own][other] = socket.socketpair()
+            (theirs if other else held).enter_context(ends[other][own])
+            theirs.enter_context(ends[own][other])
+        boards.append(socket.socketpair())
+        held.enter_context(boards[-1][0])
+        theirs.enter_context(boards[-1][1])
+    return ends, boards
 
 
 def _how(code: int) -> str:
@@ -88,7 +141,7 @@ def _how(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def _stop(owner: int, running: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+def _stop(owner: int, running: Sequence[subprocess.Popen[bytes]], held: ExitStack) -> None:
     """End them: gently those that listen, then for certain."""
     if os.getpid() != owner:
         return  # a fork of the process that they belong to
@@ -100,4 +153,4 @@ def _stop(owner: int, running: Sequence[subprocess.Popen[bytes]], folder: Path) 
     for process in running:
         process.kill()
         process.wait()
-    shutil.rmtree(folder, ignore_errors=True)
+    held.close()

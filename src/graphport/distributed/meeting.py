@@ -1,7 +1,8 @@
 """How the processes of a pipeline find together, and how they hear that it was given up.
 
-All through a store of torch.distributed: each process says that it is ready, or why it is not; when
-all are, they connect. Whoever gives the pipeline up says so, and every process looks for that.
+All through a store of torch.distributed, or what stands for it between processes of one machine:
+each process says that it is ready, or why it is not; when all are, they connect. Whoever gives the
+pipeline up says so, and every process looks for that.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ class Meeting:
                 )  # fmt: skip
         self.store.set("begin", "")
 
-    def assembled(self, failures: Failures, seconds: float, host: str | None = None) -> Channel:
+    def assembled(self, failures: Failures, seconds: float) -> Channel:
         """Connections to all ranks, when they are ready."""
         self.gather(failures, seconds)
         try:
-            return self.connected(host)
+            return self.connected()
         except RuntimeError as error:
             for stage, how in failures.deaths().items():
                 words = failures.last_words(stage)
@@ -101,11 +102,10 @@ class Meeting:
                 )
             sleep(_PAUSE)
 
-    def connected(self, host: str | None = None) -> Channel:
-        """Connections between all ranks; on one machine, through its own address."""
+    def connected(self) -> Channel:
+        """Connections between all ranks."""
         options = dist.ProcessGroupGloo._Options()
-        make = dist.ProcessGroupGloo.create_device
-        options._devices = [make(hostname=host) if host else _device()]
+        options._devices = [_device()]
         options._timeout = timedelta(seconds=_CONNECT)
         store = dist.PrefixStore("connect", self.store)
         return Channel(dist.ProcessGroupGloo(store, self.rank, self.size, options), self.rank)

@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 from torch.utils._pytree import TreeSpec
 
-from graphport.distributed import runtimes
+from graphport.arguments import NAMES, NONE, SECONDS, TEXT, integer, takes
+from graphport.distributed import cutting, runtimes
 from graphport.distributed.cutting import Stages, cut
 from graphport.distributed.driving import Driver
 from graphport.distributed.failures import Failures
 from graphport.distributed.fingerprints import fingerprint
-from graphport.distributed.launching import HOST, Processes
+from graphport.distributed.launching import Processes
 from graphport.distributed.meeting import Meeting
 from graphport.distributed.schedule import Split, Whole
 from graphport.distributed.serving import Lost, Post, Serving, described, serving
@@ -34,6 +35,10 @@ _PATIENCE = 10.0
 _NUMBERS = itertools.count()
 
 
+@takes(
+    processes=integer(1) | NONE, batch=TEXT | NONE, threads=integer(1) | NONE, imports=NAMES,
+    timeout=SECONDS, start_timeout=SECONDS,
+)  # fmt: skip
 def launch(
     program: ExportedProgram,
     processes: int | None = None,
@@ -64,19 +69,18 @@ def launch(
     plan = _Plan(program, wanted, micro_batches, runtime, batch)
     processes = len(plan.routes) if processes is None else processes
     plan.require(processes, f"processes={processes}")
-    store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     settings = {
-        "port": store.port, "runtime": runtime, "start_timeout": start_timeout,
+        "runtime": runtime, "start_timeout": start_timeout,
         "threads": threads or max(1, _cores() // processes), "imports": list(imports),
     }  # fmt: skip
     running = Processes(plan.parts, settings)
     ranks = {FRONT: 0, **{k: k + 1 for k in range(processes)}}
-    meeting = Meeting(store, 0, len(ranks))
+    meeting = Meeting(running.board, 0, len(ranks))
     failures = Failures(plan.routes, ranks, running.deaths, running.last_words, running.ids)
     try:
         meeting.ready()
-        channel = meeting.assembled(failures, start_timeout, HOST)
-        driver = plan.driver(Post(channel, FRONT, ranks), failures)
+        meeting.gather(failures, start_timeout)
+        driver = plan.driver(Post(running.channel, FRONT, ranks), failures)
         driver.listen()
     except BaseException:
         running.stop()
@@ -84,6 +88,7 @@ def launch(
     return Pipeline(plan.routes, 0, timeout, meeting, driver, None, running)
 
 
+@takes(batch=TEXT | NONE, timeout=SECONDS, start_timeout=SECONDS)
 def pipeline(
     program: ExportedProgram,
     stages: Stages | None = None,
@@ -100,6 +105,7 @@ def pipeline(
     the result on rank 0; on the others `run` and `close` serve until rank 0 closes, and `run`
     gives None.
     """
+    _check(program, 1 if stages is None else stages, micro_batches, runtime)
     store, rank, size = _world()
     store = dist.PrefixStore(f"graphport/pipeline{next(_NUMBERS)}", store)
     meeting = Meeting(store, rank, size)
@@ -244,9 +250,7 @@ class _Plan:
         runtime: str,
         batch: str | None,
     ) -> None:
-        runtimes.check_runtime(runtime)
-        if type(micro_batches) is not int or micro_batches < 1:
-            raise StageError(f"micro_batches is {micro_batches!r}", fix="micro_batches=4")
+        _check(program, stages, micro_batches, runtime)
         self.places, count = cut(program, stages)
         self.parts = staged(program, self.places, count)
         self.routes = [stage.route for stage in self.parts.stages]
@@ -266,6 +270,14 @@ class _Plan:
     def driver(self, post: Post, failures: Failures) -> Driver:
         front = self.parts.front
         return Driver(front, self.entrance, self.out_spec, self.batches, post, failures)
+
+
+def _check(program: Any, stages: Any, micro_batches: Any, runtime: Any) -> None:
+    """What can be said of the arguments before there is anything else."""
+    runtimes.check_runtime(runtime)
+    if type(micro_batches) is not int or micro_batches < 1:
+        raise StageError(f"micro_batches is {micro_batches!r}", fix="micro_batches=4")
+    cutting.check(program, stages)
 
 
 def _cores() -> int:

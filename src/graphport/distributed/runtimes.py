@@ -24,7 +24,7 @@ def runtime(name: str, program: ExportedProgram | None) -> Runtime:
 
 
 def check_runtime(name: str) -> None:
-    if name not in RUNTIMES:
+    if not isinstance(name, str) or name not in RUNTIMES:
         known = " or ".join(f'runtime="{n}"' for n in RUNTIMES)
         raise StageError(f"there is no runtime {name!r}", fix=known)
 

@@ -329,6 +329,7 @@ class _Part:
             checks=InputChecks(list(map(_shape, self.taken)), whole.checks.ranges, ()),
             argument_names=[n.name for n in self.taken],
             scope=whole.scope,
+            from_file=whole.from_file,
         )
 
     def _placeholder(self, node: Node) -> Node:

@@ -1,71 +1,77 @@
 """A process that runs one stage of a pipeline that another process on this machine has launched.
 
-    python -m graphport.distributed.workers FOLDER STAGE
+    python -m graphport.distributed.workers
 
-The folder has `pipeline.json` and the program of the stage. The process ends when the pipeline is
-closed, and when the process that has launched it is gone, whatever it is doing. That is looked for
-from the start on, before the seconds that the import of torch takes.
+What it has to do is said in its standard input, in terms of open files and sockets that it has
+inherited. The process ends when the pipeline is closed, and when the process that has launched it
+is gone, whatever it is doing. That is looked for from the start on, before the seconds that the
+import of torch takes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
+import socket
 import sys
 import threading
 import time
 from importlib import import_module
-from pathlib import Path
 from typing import Any
+
+from graphport.distributed.sockets import Board, Sockets
 
 _LOOK = 0.5
 
 
-def main(folder: Path, stage: int) -> None:
-    about = json.loads((folder / "pipeline.json").read_text())
-    threading.Thread(target=_follow, args=(about["parent"], folder), daemon=True).start()
+def main() -> None:
+    about = json.load(sys.stdin)
+    threading.Thread(target=_follow, args=(about["parent"],), daemon=True).start()
+    board = Board([socket.socket(fileno=about["board"])], lost=lambda: os._exit(1))
     # The process that has launched this one decides what a Ctrl-C means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _work(about, folder, stage)
+    _work(about, board)
 
 
-def _follow(parent: int, folder: Path) -> None:
-    """End with the process that has launched this one."""
+def _follow(parent: int) -> None:
+    """End with the process that has launched this one, also if a fork of that has its sockets."""
     while os.getppid() == parent:
         time.sleep(_LOOK)
-    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
-def _work(about: dict[str, Any], folder: Path, stage: int) -> None:
+def _work(about: dict[str, Any], board: Board) -> None:
     import torch
-    import torch.distributed as dist
 
     from graphport.distributed.meeting import Meeting
     from graphport.distributed.runtimes import runtime
     from graphport.distributed.serving import Lost, described, serving
     from graphport.distributed.stages import FRONT, Route
+    from graphport.distributed.wire import Channel
     from graphport.program.files import load
 
     torch.set_num_threads(about["threads"])
-    store = dist.TCPStore(about["host"], about["port"], wait_for_workers=False)
+    stage = about["stage"]
     ranks = {FRONT: 0, **{k: k + 1 for k in range(len(about["routes"]))}}
-    meeting = Meeting(store, ranks[stage], len(ranks))
+    meeting = Meeting(board, ranks[stage], len(ranks))
     try:
         for name in about["imports"]:
             import_module(name)
         row = about["routes"][stage]
         route = Route(**{**row, "sends": {int(to): names for to, names in row["sends"].items()}})
-        path = folder / f"stage{stage}.gpx"
-        run = runtime(about["runtime"], load(path, verify=False) if path.exists() else None)
+        program = None
+        if "program" in about:
+            program = load(f"/dev/fd/{about['program']}", verify=False)
+            os.close(about["program"])
+        run = runtime(about["runtime"], program)
     except Exception as error:
         meeting.failed(described(error))
         raise
     meeting.ready()
     meeting.wait_to_begin(about["start_timeout"])
-    channel = meeting.connected(about["host"])
+    sockets = {int(rank): socket.socket(fileno=n) for rank, n in about["sockets"].items()}
+    channel = Channel(Sockets(sockets), ranks[stage])
     try:
         serving(route, run, channel, ranks).until_closed()
     except Lost:
@@ -73,4 +79,4 @@ def _work(about: dict[str, Any], folder: Path, stage: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main()

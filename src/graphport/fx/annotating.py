@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.arguments import FLAG, GRAPH, takes
 from graphport.errors import GraphError
 from graphport.fx.copying import copied, require_graph_module
 from graphport.fx.module_arguments import is_standard, submodule
@@ -39,6 +40,7 @@ class AnnotateTypesWithSchema:
         [('input_1', None), ('_0', <class 'torch.Tensor'>), ('output', None)]
     """
 
+    @takes(annotate_functionals=FLAG, annotate_modules=FLAG, annotate_get_attrs=FLAG)
     def __init__(
         self,
         module: GraphModule,
@@ -123,6 +125,7 @@ def _annotated_return(function: Callable[..., Any]) -> Any:
 # Indexing
 
 
+@takes(graph=GRAPH)
 def annotate_getitem_nodes(graph: Graph) -> None:
     """Type what indexing gives, from the types of tuples, lists and named tuples that are indexed.
 

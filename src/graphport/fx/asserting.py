@@ -22,6 +22,8 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph, Tracer
 
+from graphport.arguments import DICT, NONE, TRACEABLE, takes
+from graphport.process import contained, undone
 from graphport.source import is_the_users
 
 Key = tuple[str, int]
@@ -46,6 +48,8 @@ class RewritingTracer(Tracer):
         AssertionError: must be positive
     """
 
+    @takes(root=TRACEABLE, concrete_args=DICT | NONE)
+    @contained
     def trace(
         self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
     ) -> Graph:
@@ -108,13 +112,15 @@ def _rewritten(functions: list[FunctionType]) -> Iterator[None]:
     sources: dict[str, dict[Key, CodeType]] = {}
     with _tracing:
         originals = [(f, f.__code__) for f in functions]
-        try:
+
+        def put_back() -> None:
+            for function, code in originals:
+                function.__code__ = code
+
+        with undone(put_back):
             for function, code in originals:
                 function.__code__ = _version(function, sources) or code
             yield
-        finally:
-            for function, code in originals:
-                function.__code__ = code
 
 
 def _version(function: FunctionType, sources: dict[str, dict[Key, CodeType]]) -> CodeType | None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from graphport.arguments import FLAG, takes
 from graphport.fx.layers import Layer, Layers, Norm, rank
 from graphport.fx.nodes import first
 from graphport.fx.programs import copied, graph_of
@@ -20,6 +21,7 @@ from graphport.fx.state import State
 from graphport.program import ExportedProgram
 
 
+@takes(inplace=FLAG, no_trace=FLAG)
 def fuse(
     model: nn.Module | ExportedProgram, inplace: bool = False, no_trace: bool = False
 ) -> GraphModule:

@@ -14,14 +14,18 @@ from pathlib import Path
 import torch
 from torch.fx import GraphModule
 
+from graphport.arguments import PATH, TEXT, takes
 from graphport.errors import InputError
 from graphport.fx.copying import require_graph_module
 from graphport.fx.module_source import Writer
+from graphport.process import contained
 from graphport.program.replacing import replacing
 
 _WEIGHTS = "weights.pt"
 
 
+@takes(folder=PATH, module_name=TEXT)
+@contained
 def to_folder(
     gm: GraphModule, folder: str | os.PathLike[str], module_name: str = "FxModule"
 ) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import wraps
 from types import MethodDescriptorType
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx import Node, Proxy
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
+
+from graphport.process import Patch, Replacement
 
 UNKNOWN = object()
 
@@ -112,8 +114,7 @@ class Involving(TorchFunctionMode):
 _SIZED = ("expand", "new_empty", "new_ones", "new_zeros", "resize_")
 
 
-@contextmanager
-def sizes_as_one() -> Iterator[None]:
+def _sizes_as_one() -> Iterator[Replacement]:
     """Let these methods of plain tensors take sizes one by one, the first of them a traced one.
 
     Their bindings take that for the list of all, and the rest for too many arguments, before
@@ -121,12 +122,13 @@ def sizes_as_one() -> Iterator[None]:
     """
     is_tensor_method_or_property(torch.Tensor.expand)  # torch remembers what is one from now on
     for name in _SIZED:
-        setattr(torch.Tensor, name, _taking_sizes(getattr(torch.Tensor, name)))
-    try:
-        yield
-    finally:
-        for name in _SIZED:
-            delattr(torch.Tensor, name)  # what the class inherits
+        yield torch.Tensor, name, _taking_sizes(getattr(torch.Tensor, name))
+    # torch's own tracer replaces these two; put back with the others, whatever comes between.
+    yield nn.Module, "__call__", nn.Module.__call__
+    yield nn.Module, "__getattr__", nn.Module.__getattr__
+
+
+SIZES_AS_ONE = Patch(_sizes_as_one)
 
 
 def _taking_sizes(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from graphport import errors
+from graphport.arguments import ARGS, GRAPH_MODULE, NONE, takes
 from graphport.symbolic import bridge
 
 
@@ -21,6 +22,7 @@ class size_bytes(NamedTuple):
     total_size: int
 
 
+@takes(fx_module=GRAPH_MODULE, args=ARGS | NONE)
 def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = None) -> None:
     """Set `node.size_bytes` of every node but the output.
 
@@ -94,6 +96,7 @@ def _example(node: Node, size: Any) -> int:
 _CALLS = ("call_function", "call_method", "call_module")
 
 
+@takes(fx_module=GRAPH_MODULE)
 def replace_target_nodes_with(
     fx_module: GraphModule, old_op: str, old_target: Any, new_op: str, new_target: Any
 ) -> None:
@@ -105,7 +108,7 @@ def replace_target_nodes_with(
     tensor(12)
     """
     for op in (old_op, new_op):
-        if op not in (*_CALLS, "get_attr"):
+        if not isinstance(op, str) or op not in (*_CALLS, "get_attr"):
             raise errors.InputError(
                 f"{op!r} is no kind of node that has a target to replace",
                 fix=f"one of {', '.join((*_CALLS, 'get_attr'))}",
@@ -150,6 +153,7 @@ _ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {
 }  # fmt: skip
 
 
+@takes(fx_module=GRAPH_MODULE)
 def lift_lowering_attrs_to_nodes(fx_module: GraphModule) -> None:
     """Set `node.attrs_for_lowering` where a module of `torch.nn` is called, inner graphs included.
 

@@ -20,6 +20,7 @@ from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
+from graphport.arguments import DICT, NONE, TRACEABLE, takes
 from graphport.errors import (
     DataDependentError,
     ExportError,
@@ -34,8 +35,9 @@ from graphport.fx.dataless import (
     keeping_buffers,
     without_data,
 )
-from graphport.fx.known_values import UNKNOWN, Involving, Known, sizes_as_one, value_of
+from graphport.fx.known_values import SIZES_AS_ONE, UNKNOWN, Involving, Known, value_of
 from graphport.fx.type_hints import resolved
+from graphport.process import contained
 from graphport.source import here
 
 _FACTORIES = (
@@ -47,6 +49,7 @@ _FACTORIES = (
 """Functions of torch that do not look for traced values among their arguments."""
 
 
+@takes(root=TRACEABLE, meta_args=DICT | NONE, concrete_args=DICT | NONE)
 def meta_trace(
     root: nn.Module | Callable[..., Any],
     meta_args: Mapping[str, Any] | None = None,
@@ -91,6 +94,7 @@ class MetaTracer(Tracer):
         """Modules made in `forward`, by the name that they have at the root while tracing."""
         self._evaluating = False
 
+    @contained
     def trace(
         self,
         root: nn.Module | Callable[..., Any],
@@ -99,7 +103,7 @@ class MetaTracer(Tracer):
     ) -> Graph:
         self.device = device_of(root) if isinstance(root, nn.Module) else torch.device("cpu")
         self.meta_args = pytree.tree_map(self._bare, dict(meta_args or {}))
-        with Involving(), sizes_as_one():
+        with Involving(), SIZES_AS_ONE:
             graph = super().trace(root, concrete_args)
         self._settle(graph)
         names = [str(n.target).lstrip("*") for n in graph.nodes if n.op == "placeholder"]

@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node, Tracer
 from torch.fx.node import map_arg
 
 from graphport import errors
+from graphport.arguments import ARGS, DICT, NONE, TENSOR, TRACER, instance_of, integer, takes
 from graphport.fx.conv_bn import fuse
 from graphport.fx.dropout import without_dropout
 from graphport.fx.effects import owners, written
@@ -45,11 +46,13 @@ class MklSubgraph:
 Heuristic = Callable[[MklSubgraph], bool]
 
 
+@takes(graph=instance_of("an MklSubgraph", f"{__name__}:MklSubgraph"))
 def use_mkl_length(graph: MklSubgraph) -> bool:
     """A heuristic: whether there are more than two nodes, such that converting tensors pays."""
     return len(graph.nodes) > 2
 
 
+@takes(example_inputs=TENSOR | ARGS, iters=integer(0), warmup=integer(0))
 def gen_mkl_autotuner(
     example_inputs: torch.Tensor | Sequence[Any], iters: int = 10, warmup: int = 1
 ) -> Heuristic:
@@ -62,8 +65,6 @@ def gen_mkl_autotuner(
 
     `example_inputs` are the arguments of the model, or the only one.
     """
-    if iters < 0 or warmup < 0:
-        raise errors.InputError(f"iters is {iters} and warmup {warmup}: neither can be negative")
     one = isinstance(example_inputs, torch.Tensor)
     args: Sequence[Any] = [example_inputs] if one else example_inputs
     known: list[Graph] = []
@@ -110,6 +111,7 @@ _PASSES: dict[str, Any] = {
 }
 
 
+@takes(pass_config=DICT | NONE, tracer=TRACER)
 def optimize_for_inference(
     model: nn.Module | ExportedProgram,
     pass_config: dict[str, Any] | None = None,

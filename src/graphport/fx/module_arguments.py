@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from graphport.arguments import ARGS, DICT, FLAG, MODULE, NONE, TEXT, takes
 from graphport.errors import GraphError
 from graphport.fx.schemas import ArgsKwargsPair, arranged
 
@@ -19,6 +20,9 @@ def is_standard(module: nn.Module) -> bool:
     return type(module).__module__.startswith(_STANDARD)
 
 
+@takes(
+    root=MODULE, target=TEXT, args=ARGS, kwargs=DICT | NONE, normalize_to_only_use_kwargs=FLAG,
+)  # fmt: skip
 def normalize_module(
     root: nn.Module,
     target: str,

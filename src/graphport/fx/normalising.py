@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from graphport.arguments import FLAG, takes
 from graphport.errors import GraphError, InputError
 from graphport.fx.annotating import AnnotateTypesWithSchema
 from graphport.fx.copying import copied, require_graph_module
@@ -37,6 +38,7 @@ class NormalizeArgs:
             return sum_1
     """
 
+    @takes(normalize_to_only_use_kwargs=FLAG)
     def __init__(self, module: GraphModule, normalize_to_only_use_kwargs: bool = True) -> None:
         require_graph_module(module)
         self.module = module

@@ -17,6 +17,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import Node, Proxy
 
+from graphport.arguments import ARGS, DICT, FLAG, FUNCTION, NONE, takes
 from graphport.errors import GraphError, InputError
 from graphport.fx.signatures import (
     KEYWORD,
@@ -89,6 +90,10 @@ def _binds(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any])
 # The canonical form
 
 
+@takes(
+    target=FUNCTION, args=ARGS, kwargs=DICT | NONE, arg_types=ARGS | NONE,
+    kwarg_types=DICT | NONE, normalize_to_only_use_kwargs=FLAG,
+)  # fmt: skip
 def normalize_function(
     target: Target,
     args: Sequence[Any],

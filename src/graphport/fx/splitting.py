@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from graphport import errors
+from graphport.arguments import DICT, FUNCTION, MODULE, NONE, takes
 from graphport.fx.effects import changing, draws, memory_at, order
 from graphport.fx.programs import attribute, empty, give, is_program, wear
 from graphport.program import ExportedProgram
@@ -41,6 +42,7 @@ class _Piece:
     outputs: dict[Node, None] = field(default_factory=dict)
 
 
+@takes(root=MODULE | NONE, callback=FUNCTION, qualname_map=DICT | NONE)
 def split_module(
     gm: GraphModule | ExportedProgram,
     root: nn.Module | None,

@@ -15,6 +15,8 @@ from typing import Any, Union
 
 import torch
 
+from graphport.arguments import HASHABLE, takes
+
 _UNIONS = (Union, types.UnionType)
 _SEQUENCES = (list, tuple)
 _NONE = type(None)
@@ -82,6 +84,7 @@ def resolved(hint: Any) -> Any:
         return None
 
 
+@takes(signature_type=HASHABLE, argument_type=HASHABLE)
 def type_matches(signature_type: Any, argument_type: Any) -> bool:
     """Whether a parameter of one type takes an argument of the other.
 

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from graphport import errors
+from graphport.arguments import ITERABLE, instance_of, takes
 from graphport.fx.claim import Claim, Counterexample
 from graphport.fx.parse import parse
 from graphport.fx.terms import NUMBER, Term, Terms
@@ -16,8 +17,10 @@ from graphport.symbolic.ranges import FULL, TRUTH, inf
 Symbolic: TypeAlias = Any  # torch.SymInt, SymFloat, SymBool; an expression; a number; or text
 
 _POSITIVE = Range(1, inf)
+_CONDITION = instance_of("a condition", "builtins:bool", "torch:SymBool", "graphport.symbolic:Expr")
 
 
+@takes(assume=ITERABLE | _CONDITION)
 def validate(before: Symbolic, after: Symbolic, assume: Iterable[Symbolic] | Symbolic = ()) -> bool:
     """Prove that `after` can stand for `before` wherever the conditions of `assume` hold.
 

@@ -76,6 +76,48 @@ def _product(sizes: Sizes, x: Expr) -> Value:
 # Integer division
 
 
+def quotient(b: Builder, x: Value, y: Value, natural: bool = False) -> Value:
+    """Of integers, rounded towards zero. `natural`: the divisor is known not to be negative."""
+    if natural or not _may_be_minus_one(y):
+        return b.Div(x, y)
+    negated = b.Equal(y, -1)
+    return b.Where(negated, b.Neg(x), b.Div(x, b.Where(negated, b.scalar(1, like=y), y)))
+
+
+def floor_quotient(b: Builder, x: Value, y: Value, natural: bool = False) -> Value:
+    """Of integers, rounded down. No step goes beyond their range."""
+    whole = quotient(b, x, y, natural)
+    if not x.dtype.is_signed:
+        return whole
+    rest = b.Sub(x, b.Mul(whole, y))
+    if natural or (y.tensor is not None and bool((y.tensor > 0).all())):
+        below = b.Less(rest, 0)
+    else:
+        below = b.Where(b.Less(y, 0), b.Greater(rest, 0), b.Less(rest, 0))
+    return b.Sub(whole, b.cast(below, whole.dtype))
+
+
+def modulo(b: Builder, x: Value, y: Value, natural: bool = False) -> Value:
+    """Of integers, with the sign of the divisor."""
+    return b.Mod(x, y if natural else _without_minus_one(b, y))
+
+
+def truncated_modulo(b: Builder, x: Value, y: Value, natural: bool = False) -> Value:
+    """Of integers, with the sign of what is divided: Mod with fmod=1 goes through float64."""
+    y = y if natural else _without_minus_one(b, y)
+    return b.Sub(x, b.Mul(b.Div(x, y), y))
+
+
+def _without_minus_one(b: Builder, y: Value) -> Value:
+    """A divisor with the same remainders."""
+    return b.Where(b.Equal(y, -1), b.scalar(1, like=y), y) if _may_be_minus_one(y) else y
+
+
+def _may_be_minus_one(y: Value) -> bool:
+    """The lowest integer divided by -1 ends the process: SIGFPE in Div and in Mod."""
+    return y.dtype.is_signed and (y.tensor is None or bool((y.tensor == -1).any()))
+
+
 def _divisor(sizes: Sizes, c: int | Expr) -> Value:
     """A divisor; 1 instead of 0."""
     b, value = sizes.b, sizes.element(c)
@@ -86,17 +128,23 @@ def _divisor(sizes: Sizes, c: int | Expr) -> Value:
     return b.Where(b.Equal(value, 0), 1, value)
 
 
+def _is_natural(sizes: Sizes, x: int | Expr) -> bool:
+    """Whether a number is not negative, also at sizes that the file will stop at."""
+    return not sizes.guarded and sizes.b.scope.decide(ge(x, 0)) is True
+
+
 def _floordiv(sizes: Sizes, a: int | Expr, c: int | Expr) -> Value:
     """ONNX divides towards zero."""
     b = sizes.b
     x, y = sizes.element(a), _divisor(sizes, c)
-    if not sizes.checking and b.scope.decide(ge(a, 0)) and b.scope.decide(ge(c, 0)):
+    natural = _is_natural(sizes, c)
+    if natural and _is_natural(sizes, a):
         return b.Div(x, y)
-    return b.Div(b.Sub(x, b.Mod(x, y)), y)
+    return floor_quotient(b, x, y, natural)
 
 
 def _mod(sizes: Sizes, a: int | Expr, c: int | Expr) -> Value:
-    return sizes.b.Mod(sizes.element(a), _divisor(sizes, c))
+    return modulo(sizes.b, sizes.element(a), _divisor(sizes, c), _is_natural(sizes, c))
 
 
 _DIVISIONS = {"floordiv": _floordiv, "mod": _mod}
@@ -110,8 +158,7 @@ def _power_of_two(b: Builder, exponent: Value) -> Value:
 
 
 def _rshift(b: Builder, a: Value, c: Value) -> Value:
-    power = _power_of_two(b, c)
-    return b.Div(b.Sub(a, b.Mod(a, power)), power)
+    return floor_quotient(b, a, _power_of_two(b, c), natural=True)
 
 
 def _rounded(op: str) -> Callable[..., Value]:

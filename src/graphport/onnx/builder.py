@@ -274,12 +274,14 @@ class Builder:
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:
         """Dims in another order; nothing if it is the same one."""
         source = x.producer
+        sizes = None if x.shape is None else tuple(x.shape[p] for p in perm)
         if source is not None and source.op == "Transpose" and source.inputs[0] is not None:
             x, first = source.inputs[0], source.attributes["perm"]
             perm = [first[p] for p in perm]
-        if list(perm) == sorted(perm):
-            return x
-        return self.Transpose(x, perm=list(perm))
+        made = x if list(perm) == sorted(perm) else self.Transpose(x, perm=list(perm))
+        if made.shape is None:  # what was moved twice may be known only by where it went first
+            made.shape = sizes
+        return made
 
     def unsqueeze(self, x: Value, *axes: int) -> Value:
         """Dims of size 1 added, at their places in the result."""

@@ -6,7 +6,6 @@ written to the model. Nothing is written before every weight is known to be ther
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +18,14 @@ from graphport.capture.fake_mode import fake_mode
 from graphport.errors import InputError, SerializationError, WeightsError
 from graphport.onnx.ir import Value, present, sources
 from graphport.onnx.weights import has_data
+from graphport.ops.sources import FileRegion
+from graphport.program.files import limits
+from graphport.program.files.items import parse
 
 _PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 _INDEX = ".index.json"
 _SINGLE = ("model.safetensors", "pytorch_model.bin")
+_SHARDS = (".safetensors", *_PICKLED)
 _CPU = torch.device("cpu")
 
 
@@ -59,14 +62,14 @@ def _folder(folder: Path) -> Mapping[str, Any]:
 
 
 def _sharded(index: Path) -> dict[str, Any]:
-    try:
-        places: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        files = sorted(set(places.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SerializationError(f"{index} is not the index of a checkpoint: {error!r}") from None
+    places = _weight_map(index)
+    files = sorted(set(places.values()))
     outside = [f for f in files if Path(f).name != f]
     if outside:
         raise SerializationError(f"{index} names {outside[0]!r}, which is not in its folder")
+    other = [f for f in files if Path(f).suffix not in _SHARDS]
+    if other:
+        raise SerializationError(f"{index} names {other[0]!r}, which is no file of tensors")
     lost = [f for f in files if not (index.parent / f).exists()]
     if lost:
         raise SerializationError(f"{index} names files that are not there: {', '.join(lost)}")
@@ -79,9 +82,32 @@ def _sharded(index: Path) -> dict[str, Any]:
     return {name: shards[f][name] for name, f in places.items()}
 
 
+def _weight_map(index: Path) -> dict[str, str]:
+    """Which file each tensor is in."""
+    if _size_of(index) > limits.HEADER_BYTES:
+        raise SerializationError(f"{index} is too large to be the index of a checkpoint")
+    try:
+        found = parse(index.read_bytes(), str(index)).named().get("weight_map")
+        if found is None:
+            raise SerializationError("the field 'weight_map' is missing", where=str(index))
+        return {name: item.text() for name, item in found.named().items()}
+    except SerializationError as error:
+        raise SerializationError(
+            f"{index} is not the index of a checkpoint: {error.what}", where=error.where
+        ) from None
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return FileRegion.stamp_of(path)[0]
+    except OSError as error:
+        raise SerializationError(f"{path} cannot be read: {error}") from None
+
+
 def _file(path: Path) -> Mapping[str, Any]:
     if path.name.endswith(_INDEX):
         return _sharded(path)
+    _size_of(path)
     if path.suffix == ".safetensors":
         return Shard(path, _CPU).get_tensors()
     if path.suffix not in _PICKLED:

@@ -20,11 +20,14 @@ from graphport.onnx.model import assign_names, prune
 from graphport.onnx.options import ExportOptions
 from graphport.onnx.program import ONNXProgram, require_arguments
 from graphport.onnx.registry import COMPLEX, LOWERINGS, Lowering, is_known, operator_named
+from graphport.onnx.torch_flag import call_for_onnx
 from graphport.ops import info_of
+from graphport.process import contained
 from graphport.program import ExportedProgram, from_torch, services
 from graphport.symbolic import Expr
 
 
+@contained
 def export(
     model: Any,
     args: tuple[Any, ...] = (),
@@ -103,7 +106,7 @@ def _captured(
         shapes = dynamic.of_axes(axes, model, args, kwargs, names, outputs)
     else:
         shapes = dynamic.by_parameter(shapes, model, args, kwargs, names)
-    program = capture(model, args, kwargs, dynamic_shapes=shapes)
+    program = call_for_onnx(capture, model, args, kwargs, dynamic_shapes=shapes)
     return size_checks.narrow(program, lambda: dynamic.declared(shapes, model, args, kwargs))
 
 

@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from graphport.onnx.ir import Complex, Value
 from graphport.ops.abstract import Abstract
+from graphport.program.bounds import check_call
 from graphport.symbolic import Expr
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def folded(lowerer: Lowerer, node: Node) -> Any:
         return None
     if isinstance(kwargs.get("device"), torch.device):
         kwargs["device"] = torch.device("cpu")
+    check_call(target, args, kwargs)
     with torch.no_grad():
         made = target(*args, **kwargs)
     if made.is_complex():

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from graphport.errors import InputError
 from graphport.onnx.builder import frozen
 from graphport.onnx.ir import Graph, Node, Value
@@ -107,14 +105,7 @@ Chooser = Callable[[str, str], bool]
 def _chooser(wanted: Sequence[Any]) -> Chooser:
     names: set[str] = set()
     for w in wanted:
-        if isinstance(w, str):
-            names.add(w)
-        elif isinstance(w, type) and issubclass(w, nn.Module):
-            names.add(f"{w.__module__}.{w.__qualname__}")
-        else:
-            raise InputError(
-                f"module_functions takes classes of modules, their names, or paths, got {w!r}"
-            )
+        names.add(w if isinstance(w, str) else f"{w.__module__}.{w.__qualname__}")
     return lambda path, kind: path in names or kind in names or kind.rpartition(".")[2] in names
 
 

@@ -15,7 +15,7 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
-from graphport.errors import ExportError, InputError, MissingLoweringError
+from graphport.errors import ExportError, InputError, InternalError, MissingLoweringError
 from graphport.onnx.builder import Builder
 from graphport.onnx.fold import folded
 from graphport.onnx.ir import Complex, Value
@@ -44,6 +44,11 @@ _ASSERTIONS = {
     torch.ops.aten.sym_constrain_range.default, torch.ops.aten._assert_tensor_metadata.default,
     torch.ops.aten._linalg_check_errors.default,
 }  # fmt: skip
+# What a program brings about that a lowering has not thought of.
+_UNFORESEEN = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
 
 
 class Lowerer:
@@ -95,6 +100,13 @@ class Lowerer:
         except ExportError as error:
             error.located(of_trace(node.meta.get("stack_trace")))
             raise
+        except _UNFORESEEN as error:
+            if target in self.custom:  # the user's own
+                raise
+            raise InternalError(
+                f"{target} cannot be written as ONNX: {type(error).__name__}: {error}",
+                where=of_trace(node.meta.get("stack_trace")),
+            ) from error
         if isinstance(result, _NUMBERS):
             b.sizes.learn_number(result, value)
             truth = self.about(node.args[0]).dtype is torch.bool  # capture counts it as 0 or 1

@@ -6,12 +6,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from graphport.arguments import (
+    ANYTHING,
+    CLASS,
+    DICT,
+    FLAG,
+    FUNCTION,
+    NAMES,
+    NONE,
+    PATH,
+    TEXT,
+    made_of,
+    mapping,
+    several,
+    shown,
+)
 from graphport.errors import InputError
 
 TARGETS = ("onnx", "ort")
 OLDEST, NEWEST = 18, 25
 
 
+@made_of(
+    input_names=NAMES | NONE, output_names=NAMES | NONE, optimize=FLAG, verify=FLAG | DICT,
+    custom_lowerings=mapping(ANYTHING, FUNCTION) | NONE, report=PATH | NONE,
+    module_functions=several(CLASS | TEXT), dynamic_shapes=FLAG | NONE, share_weights=FLAG,
+)  # fmt: skip
 @dataclass(frozen=True)
 class ExportOptions:
     """Options of an export to ONNX; a mapping with these keys is accepted in its place."""
@@ -32,11 +52,12 @@ class ExportOptions:
     """For backends: whether weights stay as they are in memory, where transposed ones are usual."""
 
     def __post_init__(self) -> None:
-        if self.target not in TARGETS:
+        if not isinstance(self.target, str) or self.target not in TARGETS:
             raise InputError(
                 f"target={self.target!r} is not known", fix=f"one of {', '.join(TARGETS)}"
             )
-        if self.opset is not None and self.opset not in range(OLDEST, NEWEST + 1):
+        known = range(OLDEST, NEWEST + 1)
+        if self.opset is not None and not (type(self.opset) is int and self.opset in known):
             raise InputError(
                 f"opset={self.opset!r} is not supported", fix=f"one from {OLDEST} to {NEWEST}"
             )
@@ -47,8 +68,10 @@ class ExportOptions:
     def of(cls, given: ExportOptions | Mapping[str, Any] | None) -> ExportOptions:
         if isinstance(given, ExportOptions):
             return given
+        if given is not None and not isinstance(given, Mapping):
+            raise InputError(f"export options are an ExportOptions or a dict, got {shown(given)}")
         given = dict(given or {})
-        unknown = sorted(set(given) - {f.name for f in fields(cls)})
+        unknown = sorted(str(name) for name in set(given) - {f.name for f in fields(cls)})
         if unknown:
             raise InputError(f"ExportOptions has no {', '.join(unknown)}")
         return cls(**given)

@@ -21,6 +21,7 @@ from graphport.onnx.weights import in_memory
 from graphport.ops.abstract import Abstract
 from graphport.ops.weightless import lacks_data
 from graphport.program import ExportedProgram
+from graphport.program.module import places_of
 
 if TYPE_CHECKING:
     from graphport.onnx.program import ONNXProgram
@@ -41,10 +42,11 @@ def runnable(
     Weights that are in files are read into memory.
     """
     module = program.module(check_guards=False)
-    read = {k: in_memory(t) for k, t in program.state_dict.items() if lacks_data(t)}
+    place = places_of(program)
+    read = {place(k): in_memory(t) for k, t in program.state_dict.items() if lacks_data(t)}
     if read:
         module.load_state_dict(read, strict=False, assign=True)
-    return module, {name: replaced(module, name, tensor) for name, tensor in state.items()}
+    return module, {name: replaced(module, place(name), t) for name, t in state.items()}
 
 
 def holder(target: Any, name: str) -> Place | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from graphport.arguments import FLAG, NUMBER, PATH, TENSOR, one_of, require, takes
 from graphport.errors import InputError
 from graphport.onnx import checkpoint, metadata, weights
 from graphport.onnx.functions import outlined
@@ -221,7 +222,10 @@ class ONNXProgram:
                 fix="what the model returns, in its own structure",
             )
         pairs = zip(leaves, self.interface.results, strict=True)
-        return [_tensor(x) for x, r in pairs if r.kind not in ("constant", "input")]
+        given = [x for x, r in pairs if r.kind not in ("constant", "input")]
+        for x in given:
+            require("each result in out", x, TENSOR | NUMBER)
+        return [_tensor(x) for x in given]
 
     # Verification
 
@@ -261,6 +265,7 @@ class ONNXProgram:
 
     # Files
 
+    @takes(path=PATH, external_data=FLAG | one_of("auto"))
     def save(
         self, path: str | Path, external_data: bool | str = "auto", state_dict: Any = None
     ) -> None:

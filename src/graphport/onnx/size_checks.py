@@ -14,19 +14,19 @@ end: eager stops at most of these sizes itself.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from graphport import source
 from graphport.capture.dims import Dim
 from graphport.capture.outcome import definition
 from graphport.capture.sites import Site
 from graphport.errors import ConstraintViolationError, SizeWarning
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
-from graphport.program import ExportedProgram, InputChecks
+from graphport.program import ExportedProgram
 from graphport.source import Location
 from graphport.symbolic import Expr, Range, evaluate, symbols
 from graphport.symbolic.integers import split
@@ -92,9 +92,7 @@ def narrow(program: ExportedProgram, declare: Callable[[], Declared]) -> Exporte
         )
     if not changes:
         return program
-    checks = InputChecks(
-        program.checks.inputs, ends.apply(program.checks.ranges), program.checks.facts
-    )
+    checks = replace(program.checks, ranges=ends.apply(program.checks.ranges))
     return replace(
         program, checks=checks, range_constraints=ends.apply(program.range_constraints)
     )  # fmt: skip
@@ -107,8 +105,7 @@ def select_checks(program: ExportedProgram) -> list[Expr]:
 
 
 def _warn(what: str, then: str) -> None:
-    # Below the caller of gp.onnx.export: export, _captured, narrow.
-    warnings.warn(f"{what}; {then}", SizeWarning, stacklevel=5)
+    source.warn(f"{what}; {then}", SizeWarning)
 
 
 def _join(conditions: Iterable[Condition]) -> str:

@@ -34,8 +34,10 @@ from graphport.onnx.probing import (
 from graphport.onnx.program import like, result_of
 from graphport.onnx.samples import Refusal, Samples, Sizes
 from graphport.onnx.ties import Ties
+from graphport.onnx.torch_flag import call_for_onnx
 from graphport.onnx.weights import require_data
 from graphport.ops.weightless import lacks_data
+from graphport.process import contained, undone
 from graphport.program.signature import InputKind, OutputKind
 
 if TYPE_CHECKING:
@@ -175,6 +177,7 @@ class _Compared:
     want: Any
 
 
+@contained
 def verify(
     program: ONNXProgram, inputs: Sequence[Inputs], options: VerifyOptions
 ) -> VerificationReport:
@@ -416,14 +419,11 @@ def _eager(program: ONNXProgram) -> Callable[[list[Any]], _Outcome]:
             with torch.no_grad():
                 leaves = pytree.tree_leaves(module(*args, **kwargs))
             return _Outcome(leaves, flat, {n: held[last] for n, (held, last) in owned.items()})
-        kept = Snapshot((*holders(target),))
-        try:
+        with undone(Snapshot((*holders(target),)).restore):
             owned = {name: replaced(target, name, t) for name, t in initial.items()}
             with torch.no_grad():
-                leaves = pytree.tree_leaves(target(*args, **kwargs))
+                leaves = pytree.tree_leaves(call_for_onnx(target, *args, **kwargs))
             return _Outcome(leaves, flat, {n: held[last] for n, (held, last) in owned.items()})
-        finally:
-            kept.restore()
 
     return run
 

@@ -2,13 +2,20 @@
 
 Nothing is copied on the way: the bytes of a tensor go from its memory, or from the file that has
 them, to the new file, piece by piece. Files are written under another name and moved into place
-when they are complete.
+when they are complete, the model last. The file of the weights is named by what is in it, so that a
+model refers to its own weights and to no others, whoever else writes there.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
+from time import time
 from typing import IO, Any
 
 import onnx
@@ -18,7 +25,8 @@ from graphport.errors import InputError, NoDataError
 from graphport.onnx.ir import Value, present
 from graphport.onnx.model import octets, write_header, write_tensor
 from graphport.ops.weightless import WeightlessTensor, lacks_data
-from graphport.program.replacing import replacing
+from graphport.process import contained
+from graphport.program.replacing import new_files
 
 _LARGE = 1_500_000_000
 """Bytes of weights from which on they go to a file of their own."""
@@ -28,6 +36,10 @@ SMALL = 1024
 """Bytes of a tensor that stays in the model: ONNX Runtime looks at constants while it loads."""
 _PAGE = 4096
 """Large tensors begin at a page, so that they can be mapped."""
+_WHILE = 60.0
+"""Seconds between reading a model and reading its weights."""
+_DIGEST = 8
+"""Bytes of the name of a file of weights."""
 _PIECE = 16 << 20
 """Bytes that are put in order, and written, at a time."""
 
@@ -80,15 +92,14 @@ def refer(proto: onnx.TensorProto, location: str, offset: int, length: int) -> N
 # Files
 
 
+@contained
 def save(
     skeleton: onnx.ModelProto, tensors: Mapping[str, Any], path: Path, external: bool | str
 ) -> None:
     """Write a model and its weights."""
-    if external not in (True, False, "auto"):
-        raise InputError(f"external_data={external!r}", fix='one of True, False, "auto"')
     require_data(tensors, "program.save(path, state_dict=...)")
-    if is_apart(tensors, external):
-        _save_apart(skeleton, tensors, path)
+    if is_apart(tensors, external) and (places := _layout(tensors)):
+        _save_apart(skeleton, tensors, places, path)
         return
     total = sum(map(nbytes, tensors.values()))
     if total + skeleton.ByteSize() > _LARGEST:
@@ -96,7 +107,8 @@ def save(
             f"a file of ONNX ends at 2 GB, and the weights take {total / 1e9:.1f} GB",
             fix="program.save(path, external_data=True)",
         )
-    with replacing(path) as file:
+    with new_files(lambda: _remove_replaced(path)) as new:
+        file = new.open(path)
         for piece in _model_bytes(skeleton, tensors):
             _write(file, piece)
 
@@ -108,32 +120,82 @@ def is_apart(tensors: Mapping[str, Any], external: bool | str) -> bool:
     return bool(external)
 
 
-def beside(path: Path) -> Path:
-    """The file of the weights."""
-    return path.with_name(f"{path.name}.data")
-
-
-def _save_apart(skeleton: onnx.ModelProto, tensors: Mapping[str, Any], path: Path) -> None:
-    data_path = beside(path)
-    places = _layout(tensors)
-    model = onnx.ModelProto()
-    model.CopyFrom(skeleton)
-    for name, t in tensors.items():
-        proto = model.graph.initializer.add()
-        if name in places:
-            write_header(name, t, proto)
-            refer(proto, data_path.name, places[name], nbytes(t))
-        else:
-            write_tensor(name, in_memory(t), proto)
-    with replacing(data_path, path) as (data, file):
-        written = -1
-        for name, offset in places.items():
-            if offset > written:
-                data.seek(offset)
-                for piece in data_of(tensors[name]):
-                    _write(data, piece)
-                written = offset
+def _save_apart(
+    skeleton: onnx.ModelProto, tensors: Mapping[str, Any], places: Mapping[str, int], path: Path
+) -> None:
+    digest = ""
+    with new_files(lambda: _remove_replaced(path, f"{path.name}.{digest}.data")) as new:
+        data, file = new.open(path.with_name(f"{path.name}.data")), new.open(path)
+        digest = _write_data(data, places, tensors)
+        data_path = path.with_name(f"{path.name}.{digest}.data")
+        new.rename(data, data_path)
+        model = onnx.ModelProto()
+        model.CopyFrom(skeleton)
+        for name, t in tensors.items():
+            proto = model.graph.initializer.add()
+            if name in places:
+                write_header(name, t, proto)
+                refer(proto, data_path.name, places[name], nbytes(t))
+            else:
+                write_tensor(name, in_memory(t), proto)
         _write(file, model.SerializeToString(deterministic=True))
+
+
+def _write_data(file: IO[bytes], places: Mapping[str, int], tensors: Mapping[str, Any]) -> str:
+    """The bytes of the tensors, each at its place; what tells them from others."""
+    content = blake2b(digest_size=_DIGEST)
+    written = -1
+    for name, offset in places.items():
+        if offset > written:
+            content.update(offset.to_bytes(8, "little"))
+            file.seek(offset)
+            for piece in data_of(tensors[name]):
+                content.update(piece)
+                _write(file, piece)
+            written = offset
+    return content.hexdigest()
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a model and of the weights that it refers to."""
+    data = [d for d in _data_files(path) if _mentions(path, d.name)]
+    return sum(file.stat().st_size for file in (path, *data))
+
+
+def _data_files(path: Path) -> list[Path]:
+    """Weights that were written for a model of that name, also what it no longer refers to."""
+    name = re.compile(rf"{re.escape(path.name)}\.[0-9a-f]{{{2 * _DIGEST}}}\.data")
+    return sorted(path.with_name(e) for e in os.listdir(path.parent) if name.fullmatch(e))
+
+
+def _remove_replaced(path: Path, new: str = "") -> None:
+    """Remove weights that no model in the folder has referred to for a while.
+
+    Those of the model that is about to be replaced stay for now, and so do those that were replaced
+    a moment ago: somebody may have read the model, and be about to read its weights.
+    """
+    others = set(path.parent.glob("*.onnx")) - {path}
+    for data in _data_files(path):
+        if data.name == new or any(_mentions(model, data.name) for model in others):
+            continue
+        with suppress(OSError):  # it is not what was asked for
+            if _mentions(path, data.name):
+                os.utime(data)
+            elif time() - data.stat().st_mtime > _WHILE:
+                data.unlink()
+
+
+def _mentions(model: Path, name: str) -> bool:
+    try:
+        with open(model, "rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                return False
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return content.find(name.encode()) >= 0
+    except FileNotFoundError:
+        return False
+    except OSError:  # a model that cannot be read may mention anything
+        return True
 
 
 def _write(file: IO[bytes], piece: Any) -> None:

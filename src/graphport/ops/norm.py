@@ -10,8 +10,9 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import numel, require_equal, require_sizes
+from graphport.ops.sizes import numel, require, require_equal, require_sizes
 from graphport.ops.strides import preserved
+from graphport.symbolic import ge
 
 aten = torch.ops.aten
 
@@ -42,6 +43,11 @@ def _laid_out(input: Abstract) -> Abstract:
     """Channels-last stays; any other layout becomes contiguous."""
     return Abstract(input.sizes, input.dtype, input.device,
                     input._strides if input.is_channels_last else None)  # fmt: skip
+
+
+def _require_some(input: Abstract) -> None:
+    """Statistics of nothing are refused by the kernels that compute them."""
+    require(ge(numel(input.sizes), 1), "batch_norm: {0} has no elements", input)
 
 
 @shape_rule(aten.layer_norm.default)
@@ -113,6 +119,8 @@ def native_batch_norm(
     momentum: float, eps: float,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
     known = next((a for a in (running_mean, weight) if a is not None), input)
+    if training:
+        _require_some(input)
     stats = known.like(input.sizes[1:2] if training else (0,))
     return batch_norm(input, weight, bias, running_mean, running_var), stats, stats
 
@@ -122,6 +130,7 @@ def batch_norm_with_update(
     input: Abstract, weight: Abstract | None, bias: Abstract | None, running_mean: Abstract,
     running_var: Abstract, momentum: float, eps: float,
 ) -> tuple[Abstract, ...]:  # fmt: skip
+    _require_some(input)
     stats = running_mean.like()
     reserve = input.like((0,), torch.uint8)
     out = batch_norm(input, weight, bias, running_mean, running_var)
@@ -144,6 +153,8 @@ def batch_norm_functional(
 ) -> tuple[Abstract, ...]:  # fmt: skip
     if input.rank < 2:
         raise ShapeError(f"batch_norm: the input needs a dimension of channels, got {input}")
+    if training:
+        _require_some(input)
     stats = running_mean.like(running_mean.sizes if training else (0,))
     out = batch_norm(input, weight, bias, running_mean, running_var)
     return out, stats, stats, running_mean.like(), running_var.like()
@@ -154,6 +165,7 @@ def batch_norm_no_stats(
     input: Abstract, weight: Abstract | None, bias: Abstract | None, training: bool,
     momentum: float, eps: float,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    _require_some(input)
     stats = input.like((input.sizes[1],) if training else (0,))
     return batch_norm(input, weight, bias, None, None), stats, stats
 

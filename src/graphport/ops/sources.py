@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
-from graphport.errors import NoDataError
+from graphport.errors import NoDataError, SerializationError
 
 _CHUNK = 16 << 20  # bytes; large enough for the speed of the disk, small beside a model
 _COPIED = 64 << 10  # bytes; below this a tensor of the user's is copied rather than watched
@@ -92,7 +93,10 @@ class FileRegion:
 
     @staticmethod
     def stamp_of(path: Path) -> tuple[int, int]:
+        """Refuses what is no plain file: opening a pipe waits for somebody to write to it."""
         found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise SerializationError(f"{path} is no regular file")
         return found.st_size, found.st_mtime_ns
 
     def chunks(self, limit: int = _CHUNK) -> Iterator[bytes]:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import onnx
 
+from graphport.process import contained
+from graphport.program.replacing import replacing, write_text
+
 _written: Counter[str] = Counter()
 """How many this process has written, by prefix."""
 
@@ -16,5 +19,11 @@ def write(prefix: str, model: onnx.ModelProto, text: str) -> None:
     path = Path(f"{prefix}{_written[prefix]}.onnx")
     _written[prefix] += 1
     path.parent.mkdir(parents=True, exist_ok=True)
-    onnx.save(model, path)
-    path.with_suffix(".txt").write_text(text)
+    _write(path, model)
+    write_text(path.with_suffix(".txt"), text)
+
+
+@contained
+def _write(path: Path, model: onnx.ModelProto) -> None:
+    with replacing(path) as file:
+        file.write(model.SerializeToString())

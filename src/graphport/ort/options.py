@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 
+from graphport.arguments import (
+    DICT,
+    FLAG,
+    FUNCTION,
+    NONE,
+    TEXT,
+    Kind,
+    instance_of,
+    made_of,
+    several,
+)
 from graphport.errors import InputError
 from graphport.onnx.options import ExportOptions
 
@@ -19,6 +30,19 @@ Provider = str | tuple[str, Mapping[str, Any]]
 """An execution provider of ONNX Runtime by name, or its name and options."""
 
 
+_PROVIDERS = (
+    several(TEXT | Kind("(name, options)", lambda x: isinstance(x, (list, tuple)))) | TEXT | NONE
+)
+_EXPORT = instance_of("an ExportOptions", "graphport.onnx.options:ExportOptions")
+_SESSION = instance_of("an onnxruntime.SessionOptions", "onnxruntime:SessionOptions")
+
+
+@made_of(
+    preferred_execution_providers=_PROVIDERS, infer_execution_providers=FLAG,
+    default_execution_providers=_PROVIDERS, preallocate_output=FLAG, use_aot_autograd=FLAG,
+    export_options=_EXPORT | DICT | NONE, ort_session_options=_SESSION | NONE,
+    pre_ort_model_transforms=several(FUNCTION) | NONE, strict=FLAG,
+)  # fmt: skip
 @dataclass(frozen=True)
 class OrtBackendOptions:
     """Options of the backend; a mapping with these keys is accepted in its place."""
@@ -49,7 +73,7 @@ class OrtBackendOptions:
                 f"the options of the backend are an OrtBackendOptions or a mapping, got {given!r}"
             )
         given = dict(given or {})
-        unknown = sorted(set(given) - {f.name for f in fields(cls)})
+        unknown = sorted(str(name) for name in set(given) - {f.name for f in fields(cls)})
         if unknown:
             known = ", ".join(f.name for f in fields(cls))
             raise InputError(
@@ -66,9 +90,6 @@ class OrtBackendOptions:
     def check(self) -> None:
         """Refuse what nothing can be compiled with."""
         ExportOptions.of(self.export_options)
-        given = self.ort_session_options
-        if given is not None and not isinstance(given, onnxruntime.SessionOptions):
-            raise InputError(f"ort_session_options is an onnxruntime.SessionOptions, got {given!r}")
 
     @property
     def key(self) -> Any:

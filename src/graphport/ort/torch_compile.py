@@ -5,19 +5,20 @@ The only module of this package that imports Dynamo and functorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch.fx import GraphModule
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from graphport.ort.backend import OrtBackend, needs_gradients
 from graphport.ort.graphs import differentiates
 from graphport.ort.options import OrtBackendOptions
+from graphport.process import Patch, Replacement, Switch, contained
 
 
 def backend(
@@ -31,6 +32,7 @@ def backend(
     return OrtBackend.get_cached_instance_for_options(options)(module, inputs)
 
 
+@contained
 def compiled(backend: OrtBackend, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     wanted = needs_gradients(inputs) or differentiates(module)
     # Of a tensor that is made of others, AOTAutograd gives the graph in terms of those.
@@ -42,8 +44,17 @@ def compiled(backend: OrtBackend, module: GraphModule, inputs: Sequence[Any]) ->
         return make_boxed_func(backend.compile(graph, examples, inference=False))
 
     # Attention in parts that have a derivative in ONNX, not as kernels of torch's.
-    with sdpa_kernel(SDPBackend.MATH):
+    with _ATTENTION_IN_PARTS:
         return aot_autograd(fw_compiler=compiler, decompositions=_derivatives())(module, inputs)
+
+
+def _only_math() -> Iterator[Replacement]:
+    for name in ("math", "flash", "mem_efficient", "cudnn", "overrideable"):
+        read = getattr(torch._C, f"_get_{name}_sdp_enabled")
+        yield Switch(read, getattr(torch._C, f"_set_sdp_use_{name}")), "", name == "math"
+
+
+_ATTENTION_IN_PARTS = Patch(_only_math)
 
 
 def _derivatives() -> dict[Any, Callable[..., Any]]:

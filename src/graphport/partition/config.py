@@ -6,9 +6,21 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
+from graphport.arguments import (
+    ANYTHING,
+    FLAG,
+    TEXT,
+    instance_of,
+    integer,
+    made_of,
+    mapping,
+    number,
+    several,
+)
 from graphport.errors import PartitionError
 
 
+@made_of(name=TEXT, available_mem_bytes=number(0), logical_id=integer())
 class Device(NamedTuple):
     """A place for partitions; `logical_id` is what a result refers to it by."""
 
@@ -17,6 +29,10 @@ class Device(NamedTuple):
     logical_id: int
 
 
+DEVICES = several(instance_of("a Device", f"{__name__}:Device"))
+
+
+@made_of(mem_latency_sec=number(0), computer_latency_sec=number(0))
 class NodeLatency(NamedTuple):
     """What one node takes: moving its memory, and computing. The two overlap."""
 
@@ -41,6 +57,17 @@ COSTED = (PartitionMode.cost_aware, PartitionMode.kl_based, PartitionMode.optima
 OBJECTIVES = ("bottleneck", "latency")
 
 
+_LATENCY = instance_of("a NodeLatency", f"{__name__}:NodeLatency")
+
+
+@made_of(
+    devices=DEVICES,
+    transfer_rate_bytes_per_sec=number(0),
+    node_to_latency_mapping=mapping(ANYTHING, _LATENCY),
+    node_to_partition_mapping=mapping(ANYTHING, integer(0)),
+    partition_to_logical_device_mapping=mapping(integer(0), several(integer())),
+    saturate_host=FLAG,
+)
 class PartitionerConfig(NamedTuple):
     """The devices and the mode; the modes that weigh time also need what time things take.
 
@@ -67,11 +94,6 @@ def check(config: PartitionerConfig) -> None:
         raise PartitionError(
             "No devices", fix='PartitionerConfig([Device("dev_0", available_mem_bytes, 0)], ...)'
         )
-    for device in config.devices:
-        if not device.available_mem_bytes >= 0:
-            raise PartitionError(
-                f"device {device.name!r} has {device.available_mem_bytes} bytes of memory"
-            )
     if not isinstance(config.mode, PartitionMode):
         raise PartitionError(
             f"mode {config.mode!r} is not a PartitionMode",

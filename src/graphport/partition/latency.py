@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from torch.fx import Node
 
+from graphport.arguments import DICT, number, takes
 from graphport.errors import PartitionError
 from graphport.partition.config import NodeLatency
 from graphport.partition.linking import in_order, owners
-from graphport.partition.pieces import Partition, output_bytes
+from graphport.partition.pieces import PARTITION, PARTITIONS, Partition, output_bytes
 
 
 class PartitionLatency(NamedTuple):
@@ -33,15 +34,28 @@ def node_seconds(latency: NodeLatency) -> float:
 
 
 def latency_of(node: Node, latencies: Mapping[Node, NodeLatency]) -> NodeLatency:
-    try:
-        return latencies[node]
-    except KeyError:
+    found = latencies.get(node)
+    if not isinstance(found, NodeLatency):
         raise PartitionError(
-            f"node {node.name!r} has no latency",
+            f"node {node.name!r} has no latency in node_to_latency_mapping",
             fix="node_to_latency_mapping=gp.partition.latencies(gp.partition.profile(gm, *args))",
-        ) from None
+        )
+    return found
 
 
+def _latency_of(
+    partition: Partition, latencies: Mapping[Partition, PartitionLatency]
+) -> PartitionLatency:
+    found = latencies.get(partition)
+    if not isinstance(found, PartitionLatency):
+        raise PartitionError(
+            f"partition {partition.partition_id} has no latency in partition_to_latency_mapping",
+            fix="gp.partition.get_partition_to_latency_mapping(partitions, latencies)",
+        )
+    return found
+
+
+@takes(partition=PARTITION, node_to_latency_mapping=DICT)
 def get_latency_of_one_partition(
     partition: Partition, node_to_latency_mapping: Mapping[Node, NodeLatency]
 ) -> PartitionLatency:
@@ -65,6 +79,7 @@ def get_latency_of_one_partition(
     return longest
 
 
+@takes(partitions=PARTITIONS, node_to_latency_mapping=DICT)
 def get_partition_to_latency_mapping(
     partitions: Sequence[Partition], node_to_latency_mapping: Mapping[Node, NodeLatency]
 ) -> dict[Partition, PartitionLatency]:
@@ -84,17 +99,25 @@ def seconds(size: int, rate: float) -> float:
     return size / rate
 
 
+@takes(parent_partition=PARTITION, child_partition=PARTITION, transfer_rate_bytes_per_sec=number(0))
 def get_comm_latency_between(
     parent_partition: Partition, child_partition: Partition, transfer_rate_bytes_per_sec: float
 ) -> float:
     """How long the child waits for what it takes from the parent."""
-    parent, child = parent_partition, child_partition
+    return _wait(parent_partition, child_partition, transfer_rate_bytes_per_sec)
+
+
+def _wait(parent: Partition, child: Partition, rate: float) -> float:
     if parent.logical_device_ids and parent.logical_device_ids == child.logical_device_ids:
         return 0.0
     size = sum(output_bytes(value) for value in child.taken if value in parent.nodes)
-    return seconds(size, transfer_rate_bytes_per_sec)
+    return seconds(size, rate)
 
 
+@takes(
+    partitions=PARTITIONS, partition_to_latency_mapping=DICT,
+    transfer_rate_bytes_per_sec=number(0),
+)  # fmt: skip
 def get_latency_of_partitioned_graph(
     partitions: Sequence[Partition],
     partition_to_latency_mapping: Mapping[Partition, PartitionLatency],
@@ -107,10 +130,9 @@ def get_latency_of_partitioned_graph(
     until: dict[Partition, float] = {}
     for partition in order:
         ready = (
-            until[p] + get_comm_latency_between(p, partition, transfer_rate_bytes_per_sec)
-            for p in partition.parents
+            until[p] + _wait(p, partition, transfer_rate_bytes_per_sec) for p in partition.parents
         )
-        own = partition_to_latency_mapping[partition].overall_latency_sec
+        own = _latency_of(partition, partition_to_latency_mapping).overall_latency_sec
         until[partition] = max(ready, default=0.0) + own
     return max(until.values(), default=0.0)
 
@@ -126,6 +148,7 @@ class DeviceLoad(NamedTuple):
         return self.compute_sec + self.transfer_sec
 
 
+@takes(partitions=PARTITIONS, node_to_latency_mapping=DICT, transfer_rate_bytes_per_sec=number(0))
 def get_device_loads(
     partitions: Sequence[Partition],
     node_to_latency_mapping: Mapping[Node, NodeLatency],
@@ -155,6 +178,7 @@ def get_device_loads(
     return {d: DeviceLoad(compute[d], transfer[d]) for d in compute}
 
 
+@takes(partitions=PARTITIONS, node_to_latency_mapping=DICT, transfer_rate_bytes_per_sec=number(0))
 def get_bottleneck_of_partitioned_graph(
     partitions: Sequence[Partition],
     node_to_latency_mapping: Mapping[Node, NodeLatency],

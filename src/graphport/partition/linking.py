@@ -7,8 +7,9 @@ from itertools import pairwise
 
 from torch.fx import GraphModule, Node
 
+from graphport.arguments import takes
 from graphport.fx.effects import draws, order
-from graphport.partition.pieces import Partition, is_op, runs_after
+from graphport.partition.pieces import PARTITIONS, Partition, is_op, runs_after
 
 
 def mark_order(gm: GraphModule) -> None:
@@ -33,6 +34,7 @@ def owners(partitions: Sequence[Partition]) -> dict[Node, Partition]:
     return {node: p for p in partitions for node in p.nodes if is_op(node)}
 
 
+@takes(partitions=PARTITIONS)
 def set_parents_and_children(partitions: Sequence[Partition]) -> None:
     """A partition is the parent of those that take a value from it, or have to run after it."""
     for partition in partitions:
@@ -47,6 +49,7 @@ def set_parents_and_children(partitions: Sequence[Partition]) -> None:
                 child.parents.add(parent)
 
 
+@takes(partitions=PARTITIONS)
 def reorganize_partitions(partitions: Sequence[Partition]) -> None:
     """Number the partitions as they stand, and set their parents and children."""
     for number, partition in enumerate(partitions):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from graphport.arguments import MODULE, NONE, instance_of, takes
 from graphport.errors import InputError
 from graphport.fx.manipulation import get_size_of_all_nodes
 from graphport.fx.splitting import split_module
@@ -41,6 +42,9 @@ MODES: dict[PartitionMode, Callable[[Job], list[Partition]]] = {
 """What cuts a graph that no single device holds."""
 
 
+_CONFIG = instance_of("a PartitionerConfig", "graphport.partition.config:PartitionerConfig")
+
+
 class Partitioner:
     """Splits a graph over devices.
 
@@ -53,6 +57,7 @@ class Partitioner:
         self.node_to_partition: dict[Node, int] = {}
         self.devices: Sequence[Device] = []
 
+    @takes(torch_module=MODULE | NONE, partitioner_config=_CONFIG)
     def partition_graph(
         self,
         fx_module: GraphModule | ExportedProgram,

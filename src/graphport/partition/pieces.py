@@ -9,12 +9,25 @@ the graph read it, and so are those of a module that is called several times.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from graphport.arguments import (
+    ITERABLE,
+    NODE,
+    NONE,
+    PATH,
+    Kind,
+    instance_of,
+    integer,
+    require,
+    several,
+    takes,
+)
 from graphport.errors import PartitionError
 from graphport.partition.config import Device, NodeLatency
 
@@ -44,6 +57,7 @@ def _sizes(node: Node) -> Any:
     return sizes
 
 
+@takes(node=NODE, nodes=Kind("a set", lambda x: isinstance(x, AbstractSet)))
 def get_extra_size_of(node: Node, nodes: set[Node]) -> int:
     """The bytes that a partition of `nodes` needs more to have `node` too."""
     taken = sum(output_bytes(n) for n in node.all_input_nodes if n not in nodes)
@@ -78,9 +92,14 @@ def _account(nodes: set[Node]) -> tuple[int, dict[Node, int]]:
     return own + sum(taken.values()), taken
 
 
+PARTITION = instance_of("a Partition", f"{__name__}:Partition")
+PARTITIONS = several(PARTITION)
+
+
 class Partition:
     """Nodes that run together, on the devices `logical_device_ids`."""
 
+    @takes(partition_id=integer(), nodes=ITERABLE)
     def __init__(self, partition_id: int, nodes: Iterable[Node] = ()) -> None:
         self.partition_id = partition_id
         self.nodes: set[Node] = set()
@@ -92,6 +111,7 @@ class Partition:
         """The values that come from other partitions, and the bytes that they use here."""
         self.logical_device_ids: list[int] = []
         for node in nodes:
+            require("each of nodes", node, NODE)
             self.nodes.update(n for n in node.all_input_nodes if n.op in SOURCES)
             self.nodes.add(node)
         if self.nodes:
@@ -110,12 +130,14 @@ class Partition:
     def recalculate_mem_size(self) -> None:
         self.used_mem_bytes, self.taken = _account(self.nodes)
 
+    @takes(node=NODE)
     def add_node(self, node: Node) -> None:
         """Add a node, and the inputs and constants that it reads."""
         self.nodes.update(n for n in node.all_input_nodes if n.op in SOURCES)
         self.nodes.add(node)
         self.recalculate_mem_size()
 
+    @takes(node=NODE)
     def remove_node(self, node: Node) -> None:
         """Remove a node, and the inputs and constants that no other node here reads."""
         if node not in self.nodes:
@@ -172,6 +194,7 @@ class PartitionResult:
     chosen: str = ""
     """How `PartitionMode.optimal` found it."""
 
+    @takes(path=PATH | NONE, micro_batches=integer(1))
     def svg(self, path: str | Path | None = None, micro_batches: int = 6) -> str:
         """A picture of the partitions and of the pipeline's timeline, also written to `path`."""
         from graphport.partition.timeline import picture

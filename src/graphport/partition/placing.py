@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from torch.fx import Node
 
+from graphport.arguments import takes
 from graphport.errors import PartitionError
-from graphport.partition.config import Device
-from graphport.partition.pieces import Partition, bytes_of
+from graphport.partition.config import DEVICES, Device
+from graphport.partition.pieces import PARTITIONS, Partition, bytes_of
 
 
 class DeviceStats(NamedTuple):
@@ -20,6 +21,7 @@ class DeviceStats(NamedTuple):
     no_device_partitions: list[Partition]
 
 
+@takes(partitions=PARTITIONS, devices=DEVICES)
 def get_device_partition_stats(
     partitions: Sequence[Partition], devices: Sequence[Device]
 ) -> DeviceStats:
@@ -99,6 +101,7 @@ def _first_without(
     return None
 
 
+@takes(partitions=PARTITIONS, devices=DEVICES)
 def get_device_to_partitions_mapping(
     partitions: Sequence[Partition], devices: Sequence[Device]
 ) -> bool:

@@ -12,9 +12,11 @@ import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from graphport.arguments import NODE, instance_of, integer, mapping, takes
 from graphport.errors import InputError
 from graphport.partition.config import NodeLatency
 from graphport.partition.pieces import is_op
+from graphport.process import contained, undone
 from graphport.program import ExportedProgram
 from graphport.program.module import Entrance
 
@@ -32,6 +34,8 @@ class NodeProfile(NamedTuple):
     peak_bytes: int
 
 
+@takes(runs=integer(1), warmup=integer(0))
+@contained
 def profile(
     gm: GraphModule | ExportedProgram, /, *args: Any, runs: int = 5, warmup: int = 1, **kwargs: Any
 ) -> dict[Node, NodeProfile]:
@@ -47,8 +51,6 @@ def profile(
         >>> [(node.name, p.output_bytes, p.peak_bytes) for node, p in found.items()]
         [('_0', 128, 544)]
     """
-    if runs < 1:
-        raise InputError(f"profile needs at least one run, not {runs}", fix="runs=5")
     if isinstance(gm, ExportedProgram):
         if not args and not kwargs and gm.example_inputs is not None:
             args, kwargs = gm.example_inputs
@@ -61,19 +63,22 @@ def profile(
     inputs = _leaves(gm, args, kwargs)
     runner = _Runner(gm)
     state = [(t, t.detach().clone()) for t in (*gm.parameters(), *gm.buffers())]
+
+    def put_back() -> None:
+        for t, before in state:
+            t.detach().copy_(before)
+
     with torch.no_grad():
         for _ in range(warmup + runs):
-            try:
+            with undone(put_back):
                 runner.run(*_copied(inputs), enable_io_processing=False)
-            finally:
-                for t, before in state:
-                    t.copy_(before)
     return {
         node: NodeProfile(statistics.median(times[warmup:]), runner.sizes[node], runner.peaks[node])
         for node, times in runner.times.items()
     }
 
 
+@takes(profiled=mapping(NODE, instance_of("a NodeProfile", f"{__name__}:NodeProfile")))
 def latencies(profiled: Mapping[Node, NodeProfile]) -> dict[Node, NodeLatency]:
     """A profile as `node_to_latency_mapping`: what was measured is both memory and computing."""
     return {node: NodeLatency(found.latency_s, found.latency_s) for node, found in profiled.items()}

@@ -12,6 +12,17 @@ from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
+from graphport.arguments import (
+    DICT,
+    GRAPH_MODULE,
+    NONE,
+    POSITIVE,
+    PROGRAM,
+    integer,
+    number,
+    several,
+    takes,
+)
 from graphport.errors import PartitionError
 from graphport.fx.manipulation import get_size_of_all_nodes
 from graphport.partition.config import Device, NodeLatency, PartitionerConfig, PartitionMode, check
@@ -110,6 +121,11 @@ class Scaling(NamedTuple):
     bound: float
 
 
+@takes(
+    fx_module=GRAPH_MODULE | PROGRAM, node_to_latency_mapping=DICT,
+    transfer_rate_bytes_per_sec=POSITIVE, devices=several(integer(1)),
+    memory_bytes=number(0) | NONE,
+)  # fmt: skip
 def simulate(
     fx_module: GraphModule | ExportedProgram,
     node_to_latency_mapping: Mapping[Any, NodeLatency],

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
+from graphport.arguments import NONE, PATH, instance_of, integer, takes
 from graphport.partition.config import Device
 from graphport.partition.latency import get_device_loads
 from graphport.partition.linking import in_order
 from graphport.partition.pieces import Partition, PartitionResult, is_op, output_bytes
 from graphport.partition.simulation import Task, schedule
+from graphport.program.replacing import write_text
 
 LEFT, RIGHT, ROW, TOP, EDGE = 350, 860, 74, 92, 24
 """Widths of the two halves, height of a row, room for the title, margin."""
@@ -41,6 +43,10 @@ text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f
 """ + "".join(f".b{i} {{ fill: {colour}; }} " for i, colour in enumerate(COLOURS))
 
 
+@takes(
+    result=instance_of("a PartitionResult", "graphport.partition.pieces:PartitionResult"),
+    path=PATH | NONE, micro_batches=integer(1),
+)  # fmt: skip
 def picture(result: PartitionResult, path: str | Path | None = None, micro_batches: int = 6) -> str:
     """The text of an SVG picture of a result, also written to `path`.
 
@@ -69,7 +75,7 @@ def picture(result: PartitionResult, path: str | Path | None = None, micro_batch
     parts += _idle(result, rows, height)
     text = "\n".join([*parts, "</svg>", ""])
     if path is not None:
-        Path(path).write_text(text, encoding="utf-8")
+        write_text(Path(path), text)
     return text
 
 

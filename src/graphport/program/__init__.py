@@ -3,7 +3,8 @@
 from graphport.program.attributes import CONSTANTS
 from graphport.program.checks import InputChecks, InputShape
 from graphport.program.exported import CallSpec, ExportedProgram, ModuleCall
-from graphport.program.module import RESERVED, graph_module
+from graphport.program.identifiers import RESERVED, make_identifier
+from graphport.program.module import graph_module
 from graphport.program.mutation import owner
 from graphport.program.signature import (
     Argument,
@@ -25,5 +26,5 @@ __all__ = [
     "CONSTANTS", "RESERVED", "Argument", "CallSpec", "ConstantArgument", "ExportedProgram",
     "GraphSignature", "InputChecks", "InputKind", "InputShape", "InputSpec", "ModuleCall",
     "ModuleCallSignature", "ObjectArgument", "OutputKind", "OutputSpec", "SymbolicArgument",
-    "TensorArgument", "from_torch", "graph_module", "owner", "unflatten",
+    "TensorArgument", "from_torch", "graph_module", "make_identifier", "owner", "unflatten",
 ]  # fmt: skip

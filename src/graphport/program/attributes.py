@@ -1,16 +1,18 @@
-"""Attributes that modules made from a program have by themselves: no tensor can be stored there.
+"""Where modules made from a program have its state, and the attributes that they have anyway.
 
 A model may have a parameter or a child named `graph`, which a `GraphModule` has a use of its own
-for. There it becomes `graph_`.
+for, or `class`, which generated code cannot name. There it becomes `graph_` and `class_`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 from torch import nn
 from torch.fx import Graph, GraphModule
+
+from graphport.program.identifiers import rename
 
 CONSTANTS = "_graphport_constants"
 """Where a module says which of its buffers are constants of the program that it was made from."""
@@ -31,14 +33,16 @@ def of_graphs() -> frozenset[str]:
     return frozenset({*dir(bare), *vars(bare), *of_modules(), *_OURS})
 
 
-def renamed(parts: Iterable[str], taken: Container[str]) -> dict[str, str]:
-    """Other names for those that are taken."""
-    wanted = set(parts)
-    found: dict[str, str] = {}
-    for part in sorted(wanted):
-        if part in taken:
-            name = f"{part}_"
-            while name in taken or name in wanted:
-                name += "_"
-            found[part] = name
-    return found
+class Places:
+    """Paths of attributes at which a module that runs a graph has what a program names."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        parts = [path.split(".") for path in paths]
+        self._first = rename((first for first, *_ in parts), of_graphs())
+        self._below = rename((part for _, *below in parts for part in below), of_modules())
+
+    def __call__(self, path: str) -> str:
+        if not self._first and not self._below:
+            return path
+        first, *below = path.split(".")
+        return ".".join([self._first.get(first, first), *(self._below.get(p, p) for p in below)])

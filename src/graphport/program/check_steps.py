@@ -425,7 +425,7 @@ class Holds:
 
 @dataclass(frozen=True)
 class IsLaidOut:
-    """A tensor that lies in memory as that of the example: else another view would be a copy."""
+    """A tensor that lies in memory as that of the example: else eager would copy, or share."""
 
     path: str
     index: int
@@ -437,8 +437,8 @@ class IsLaidOut:
         if not _differs(leaf.shape, leaf.stride(), want):
             return None
         return (
-            f"Expected input at {self.path} to have strides {want}, as the program writes to a "
-            f"tensor that shares its memory only in this layout, but got {leaf.stride()}"
+            f"Expected input at {self.path} to have strides {want}, as in the example: what the "
+            f"program does depends on them; but got {leaf.stride()}"
         )
 
     def lines(self, code: Code) -> list[str]:
@@ -455,12 +455,32 @@ def _differs(sizes: Sequence[Any], have: Sequence[Any], want: Sequence[Any]) -> 
 
 
 @dataclass(frozen=True)
+class IsFromStart:
+    """A tensor that begins its memory, from where the program counts."""
+
+    path: str
+    index: int
+
+    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+        offset = leaves[self.index].storage_offset()
+        if offset == 0:
+            return None
+        return (
+            f"Expected input at {self.path} to begin its memory, as the program counts from there, "
+            f"but got a tensor with a storage offset of {offset}: pass a clone()"
+        )
+
+    def lines(self, code: Code) -> list[str]:
+        return [f"if {variable(self.index)}.storage_offset() != 0: return False"]
+
+
+@dataclass(frozen=True)
 class IsApart:
     """An input that is written to, and of which each element is memory of its own."""
 
     index: int
     paths: Mapping[int, str]
-    """All inputs that are tensors."""
+    """Where it is, and those that it must share no memory with."""
 
     def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
         written, path = leaves[self.index], self.paths[self.index]
@@ -473,7 +493,7 @@ class IsApart:
             if i != self.index and not is_apart(written, leaves[i]):
                 return (
                     f"Expected input at {path}, which the program writes to, to share no memory "
-                    f"with others, but it does with the input at {other}: pass a clone()"
+                    f"with the input at {other}, which it reads later: pass a clone()"
                 )
         return None
 

@@ -13,7 +13,7 @@ walk follows only after a no, and has to find the reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,6 +30,7 @@ from graphport.program.check_steps import (
     Holds,
     IsApart,
     IsConstant,
+    IsFromStart,
     IsLaidOut,
     IsNumber,
     IsTensor,
@@ -39,7 +40,7 @@ from graphport.program.check_steps import (
     Within,
     variable,
 )
-from graphport.symbolic import Expr, Range, Truth, ge, le, substitute, symbols
+from graphport.symbolic import Expr, Range, Truth, Value, ge, le, substitute, symbols
 
 
 @dataclass(frozen=True)
@@ -58,25 +59,20 @@ class InputShape:
     number: Expr | None = None
     device: torch.device | None = None
     strides: tuple[int | Expr, ...] | None = None
+    from_start: bool = False
+    """Whether the tensor must begin its memory."""
 
 
+@dataclass(frozen=True, eq=False)
 class InputChecks:
-    """Checks flat inputs; raises RuntimeError in the user's terms.
+    """Checks flat inputs; raises RuntimeError in the user's terms."""
 
-    `written` are the inputs that the program writes to, which share no memory with others then.
-    """
-
-    def __init__(
-        self,
-        inputs: Sequence[InputShape],
-        ranges: dict[Expr, Range],
-        facts: Sequence[Expr],
-        written: Sequence[int] = (),
-    ) -> None:
-        self.inputs = tuple(inputs)
-        self.ranges = dict(ranges)
-        self.facts = tuple(facts)
-        self.written = tuple(written)
+    inputs: Sequence[InputShape]
+    ranges: dict[Expr, Range]
+    facts: Sequence[Expr]
+    written: Mapping[int, Sequence[int]] | None = None
+    """The inputs that the program writes to, and those that must not share memory with each then:
+    which it reads later. None if that is not known."""
 
     def __call__(self, leaves: Sequence[Any]) -> Environment:
         """Walk through the checks; the values of the symbols."""
@@ -154,8 +150,11 @@ class _Plan:
         for i, shape in enumerate(checks.inputs):
             if shape.strides is not None and all(map(self._known, shape.strides)):
                 self.steps.append(IsLaidOut(shape.path, i, shape.strides))
+            if shape.from_start:
+                self.steps.append(IsFromStart(shape.path, i))
         tensors = {i: s.path for i, s in enumerate(checks.inputs) if s.sizes is not None}
-        self.steps += [IsApart(i, tensors) for i in checks.written if i in tensors]
+        for i, others in (checks.written or {}).items():
+            self.steps.append(IsApart(i, {j: tensors[j] for j in (i, *others)}))
 
     def _settle(self, waiting: list[tuple[Place, Expr]]) -> list[tuple[Place, Expr]]:
         """Steps for places that had to wait; those that no input tells enough about."""
@@ -170,7 +169,7 @@ class _Plan:
             waiting = left
         return waiting
 
-    def _known(self, e: Truth) -> bool:
+    def _known(self, e: Value) -> bool:
         return all(s in self.origins for s in symbols(e))
 
     def _tell(self, place: Place, e: Expr, by_products: bool = False) -> bool:

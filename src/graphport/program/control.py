@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 
+from graphport.program.bounds import check_bounds
+
 higher_order = torch.ops.higher_order
 Function = Callable[..., Any]
 
@@ -77,8 +79,10 @@ def run_plainly(graph: Graph) -> None:
         node.target = PLAIN.get(node.target, node.target)
 
 
-def plain_copy(module: nn.Module) -> nn.Module:
+def plain_copy(module: nn.Module, checked: bool = False) -> nn.Module:
     """A graph within a graph, and those within it, likewise; the program's own stay as they are.
+
+    With `checked`, operators are given nothing out of bounds.
 
     Not modules that get their code when they are first called: torch.compile refuses those here.
     """
@@ -87,7 +91,9 @@ def plain_copy(module: nn.Module) -> nn.Module:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     run_plainly(graph)
+    if checked:
+        check_bounds(graph)
     root = nn.Module()
     for name, child in module.named_children():
-        root.add_module(name, plain_copy(child))
+        root.add_module(name, plain_copy(child, checked))
     return GraphModule(root, graph)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import copy
 import inspect
-import keyword
-import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
-from graphport.program import attributes
-from graphport.program.attributes import CONSTANTS
+from graphport.program.attributes import CONSTANTS, Places
+from graphport.program.bounds import check_bounds
 from graphport.program.check_steps import variable
 from graphport.program.checks import InputChecks
 from graphport.program.control import plain_copy, run_plainly
+from graphport.program.identifiers import is_identifier, unique_identifiers
 from graphport.program.mutation import keep_statistics, owner, written
 from graphport.program.signature import GraphSignature, InputKind, OutputKind
 from graphport.program.structure import Unpacking, first_difference, leaf_expressions, literal
@@ -43,8 +43,7 @@ _WRITES = {
 
 def graph_module(root: nn.Module, graph: Graph) -> GraphModule:
     """A GraphModule whose Python code is generated when it is first needed."""
-    with _use_lazy_graph_module(True):
-        return _make_graph_module(root, graph, "GraphModule")
+    return _LazyGraphModule(root, graph, "GraphModule")
 
 
 class UserSignature(_PyTreeCodeGen):
@@ -73,31 +72,11 @@ class UserSignature(_PyTreeCodeGen):
         return f"return {text}"
 
 
-# Names that generated code gives a meaning of its own.
-RESERVED = frozenset(
-    {*keyword.kwlist, "self", "torch", "device", "inf", "nan", "NoneType", "pytree", "fx_pytree"}
-)
-
-
-def parameter_names(names: list[str]) -> list[str]:
-    """Names for the parameters of generated code: keywords of a call may be any text."""
-    used: set[str] = set()
-    safe = []
-    for name in names:
-        wanted = re.sub(r"\W", "_", name)
-        wanted = f"_{wanted}" if not wanted or wanted[0].isdigit() else wanted
-        while wanted in RESERVED or wanted in used:
-            wanted += "_"
-        used.add(wanted)
-        safe.append(wanted)
-    return safe
-
-
 def shown_signature(program: ExportedProgram) -> inspect.Signature:
     """The signature as the user knows it; names that no parameter can have are keywords."""
     kinds, names = inspect.Parameter, program.argument_names
     by_position = names[: program.positional]
-    plain = [n for n in names if n.isidentifier() and not keyword.iskeyword(n)]
+    plain = [n for n in names if is_identifier(n)]
     parameters = [
         kinds(n, kinds.POSITIONAL_OR_KEYWORD if n in by_position else kinds.KEYWORD_ONLY)
         for n in plain
@@ -107,10 +86,10 @@ def shown_signature(program: ExportedProgram) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-def unlifted(program: ExportedProgram, clashes: Mapping[str, str] = {}) -> Graph:
+def unlifted(program: ExportedProgram, places: Callable[[str], str] = str) -> Graph:
     """The program as a graph of the user's inputs: state are attributes, and writes are written."""
     signature = program.graph_signature
-    graph, getters = _unlifted(program.graph, signature, clashes)
+    graph, getters = _unlifted(program.graph, signature, places)
     _write_back(graph, signature, getters)
     for getter in getters.values():
         if getter.op == "get_attr" and not getter.users:
@@ -119,26 +98,28 @@ def unlifted(program: ExportedProgram, clashes: Mapping[str, str] = {}) -> Graph
 
 
 def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule:
-    clashes = _clashes(program)
-    graph = unlifted(program, clashes)
+    places = places_of(program)
+    graph = unlifted(program, places)
     run_plainly(graph)
     keep_statistics(graph)
+    if program.from_file:
+        check_bounds(graph)
     info = _PyTreeInfo(
-        parameter_names(program.argument_names), program.call_spec.in_spec,
+        unique_identifiers(program.argument_names), program.call_spec.in_spec,
         program.call_spec.out_spec,
     )  # fmt: skip
     graph.set_codegen(UserSignature(info))
 
     root = nn.Module()
-    _attach_state(root, program, clashes)
+    _attach_state(root, program, places)
     for name, inner in program.graph_module.named_children():
-        root.add_module(name, plain_copy(inner))
+        root.add_module(name, plain_copy(inner, program.from_file))
     module = graph_module(root, graph)
-    _attach_state(module, program, clashes)
+    _attach_state(module, program, places)
     # `forward` is generated when it is first needed: until then it does not show its parameters.
     module._graphport_signature = shown_signature(program)
     kinds = program.graph_signature.inputs_to_lifted_tensor_constants
-    setattr(module, CONSTANTS, frozenset(_path(n, clashes) for n in kinds.values()))
+    setattr(module, CONSTANTS, frozenset(map(places, kinds.values())))
     module._in_spec = program.call_spec.in_spec
     module._out_spec = program.call_spec.out_spec
     module.meta.update(program.graph_module.meta)
@@ -151,20 +132,13 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     return module
 
 
-def _clashes(program: ExportedProgram) -> dict[str, str]:
-    """What is stored under another name, because a graph module has a use of its own for it."""
-    names = (*program.state_dict, *program.constants)
-    return attributes.renamed((n.partition(".")[0] for n in names), attributes.of_graphs())
-
-
-def _path(name: str, clashes: Mapping[str, str]) -> str:
-    """Where a module has the state of a name."""
-    first, dot, rest = name.partition(".")
-    return clashes.get(first, first) + dot + rest
+def places_of(program: ExportedProgram) -> Places:
+    """Where the module of a program has its state."""
+    return Places((*program.state_dict, *program.constants))
 
 
 def _unlifted(
-    lifted: Graph, signature: GraphSignature, clashes: Mapping[str, str]
+    lifted: Graph, signature: GraphSignature, places: Callable[[str], str]
 ) -> tuple[Graph, dict[str, Node]]:
     """A copy of the graph in which inputs for state are attributes; nodes by name of the input."""
     graph = Graph()
@@ -175,7 +149,7 @@ def _unlifted(
         spec = specs.get(node.name) if node.op == "placeholder" else None
         if spec is not None and spec.kind in _STATE:
             assert spec.target is not None
-            target = _path(spec.target, clashes)
+            target = places(spec.target)
             new = graph.create_node("get_attr", target, (), {}, name=node.name)
             new.meta = dict(node.meta)
         else:
@@ -229,9 +203,9 @@ def _kept_apart(graph: Graph, values: list[Any], targets: list[Node | None]) -> 
     return [apart.get(v, v) if isinstance(v, Node) else v for v in values]
 
 
-def _attach_state(module: nn.Module, program: ExportedProgram, clashes: Mapping[str, str]) -> None:
+def _attach_state(module: nn.Module, program: ExportedProgram, places: Places) -> None:
     for name, t, persistent in own_state(program):
-        _assign(module, _path(name, clashes), t, persistent)
+        _assign(module, places(name), t, persistent)
 
 
 def own_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
@@ -298,14 +272,16 @@ def checks_of_call(program: ExportedProgram) -> InputChecks:
 
     A program in training form writes as eager does, whatever shares the memory.
     """
-    if program.dialect == "TRAINING":
-        return program.checks
+    checks = program.checks
+    if checks.written is not None or program.dialect == "TRAINING":
+        return checks
     signature = program.graph_signature
     names = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
     written = [names.index(s.target) for s in signature.output_specs
                if s.kind is OutputKind.USER_INPUT_MUTATION and s.target in names]  # fmt: skip
-    checks = program.checks
-    return InputChecks(checks.inputs, checks.ranges, checks.facts, written) if written else checks
+    tensors = [i for i, shape in enumerate(checks.inputs) if shape.sizes is not None]
+    others = {i: [j for j in tensors if j != i] for i in written if i in tensors}
+    return replace(checks, written=others)
 
 
 class Entrance:
@@ -316,7 +292,7 @@ class Entrance:
         self.names = program.argument_names
         self.positional = program.positional
         self.checks = checks_of_call(program) if check_guards else None
-        safe = parameter_names(self.names)
+        safe = unique_identifiers(self.names)
         self.renamed = {n: s for n, s in zip(self.names, safe, strict=True) if n != s}
         self.original = {s: n for n, s in self.renamed.items()}
 

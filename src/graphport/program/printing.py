@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule, Node
 
+from graphport import escaping
 from graphport.program.signature import InputKind
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ SHORT = {
 
 def render(program: ExportedProgram) -> str:
     notes = {
-        s.arg.name: f"    # {s.kind.name.lower()} {s.target}"
+        s.arg.name: f"    # {s.kind.name.lower()} {escaping.line(str(s.target))}"
         for s in program.graph_signature.input_specs
         if s.kind is not InputKind.USER_INPUT
     }
@@ -35,7 +36,7 @@ def render(program: ExportedProgram) -> str:
         lines.append("      none: every size is fixed")
     lines.extend(f"      {s}: {r}" for s, r in program.range_constraints.items())
     lines.extend(f"      {note}" for note in program.notes)
-    return "\n".join(lines)
+    return escaping.terminal("\n".join(lines))
 
 
 def _graph(name: str, module: GraphModule, notes: Mapping[str, str]) -> list[str]:

@@ -1,13 +1,28 @@
-"""Files that take their names when they are complete."""
+"""Files that take their names when they are complete.
+
+What is being written is beside its place under a name that ends in `.tmp`, and locked by whoever
+writes it. Of a process that was killed it stays, unlocked, and the next one that writes to the same
+place removes it. Taking names is short, and one process does it at a time in a folder.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
+
+from graphport.process import contained, undone
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
@@ -17,45 +32,122 @@ def replacing(*paths: Path) -> Iterator[Any]:
     On an error nothing is left of them, and what was at the paths is as it was. What is no file,
     such as /dev/null, is not replaced but written to.
     """
-    for path in paths:
+    with new_files() as new:
+        files = [new.open(path) for path in paths]
+        yield files[0] if len(files) == 1 else files
+
+
+@contextmanager
+def new_files(before: Callable[[], object] = lambda: None) -> Iterator[NewFiles]:
+    """Several of them; `before` they take their names, something is done that nobody comes between.
+
+    To be used within a call that is contained.
+    """
+    new = NewFiles()
+    with undone(new.remove):
+        yield new
+        new.take_names(before)
+
+
+@contained
+def write_text(path: Path, text: str) -> None:
+    """A file of text, all of it or as it was."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+class NewFiles:
+    """Files in the making."""
+
+    def __init__(self) -> None:
+        self._folders: list[int] = []
+        """Those that are open."""
+        self._open = ExitStack()
+        self._beside: list[Path] = []
+        self._targets: dict[IO[bytes], tuple[Path, Path]] = {}
+        """Where a file is, and where it goes."""
+
+    def open(self, path: Path) -> IO[bytes]:
+        """A file that takes the place of `path`."""
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    beside = {
-        path: path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-        for path in paths
-        if path.is_file() or not path.exists()
-    }
-    try:
+        if path.exists() and not path.is_file():
+            return self._open.enter_context(open(path, "wb", buffering=0))
+        beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+        self._beside.append(beside)
+        try:
+            with self._turn_in(path.parent):
+                _remove_abandoned(path)
+                file = self._open.enter_context(_created(beside))
+                _lock(file.fileno())
+        except OSError as error:  # in terms of the file that the user has named
+            error.filename = str(path)
+            raise
+        self._targets[file] = beside, path
+        return file
+
+    def rename(self, file: IO[bytes], path: Path) -> None:
+        """Let a file take another name in the same folder."""
+        self._targets[file] = self._targets[file][0], path
+
+    def take_names(self, before: Callable[[], object]) -> None:
+        for file in self._targets:
+            os.fsync(file.fileno())
+        folders = {path.parent for _, path in self._targets.values()}
         with ExitStack() as stack:
-            files = [stack.enter_context(_opened(beside.get(p), p)) for p in paths]
-            yield files[0] if len(files) == 1 else files
-            for path, file in zip(paths, files, strict=True):
-                if path in beside:
-                    os.fsync(file.fileno())
-        for path, temporary in beside.items():
-            os.replace(temporary, path)
-    except BaseException:
-        for temporary in beside.values():
-            temporary.unlink(missing_ok=True)
-        raise
-    for parent in dict.fromkeys(path.parent for path in beside):
-        _sync(parent)
+            for folder in sorted(folders):
+                stack.enter_context(self._turn_in(folder))
+            before()
+            for beside, path in self._targets.values():
+                os.replace(beside, path)
+            for entry in self._folders:
+                os.fsync(entry)  # so that the names survive a power cut
+
+    def remove(self) -> None:
+        """Whatever has no name yet."""
+        for beside in self._beside:
+            beside.unlink(missing_ok=True)
+        self._open.close()
+        _close(self._folders, len(self._folders))
+
+    @contextmanager
+    def _turn_in(self, folder: Path) -> Iterator[None]:
+        """Alone among those that give names in a folder, where the file system knows of locks."""
+        # Opened and noted by one call: between two of Python's an interrupt could come.
+        self._folders.extend(map(os.open, (folder,), (os.O_RDONLY,)))
+        try:
+            if fcntl is not None:
+                with suppress(OSError):
+                    fcntl.flock(self._folders[-1], fcntl.LOCK_EX)
+            yield
+        finally:
+            _close(self._folders, min(1, len(self._folders)))
 
 
-def _opened(temporary: Path | None, path: Path) -> IO[bytes]:
-    if temporary is None:
-        return open(path, "wb", buffering=0)
+def _created(path: Path) -> IO[bytes]:
+    return open(path, "xb", buffering=0)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """What a process that was killed has left where it wrote to the same place."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
+    for entry in [e for e in os.scandir(path.parent) if name.fullmatch(e.name)]:
+        with suppress(OSError), open(entry, "rb") as file:
+            if _lock(file.fileno()):
+                os.unlink(entry)
+
+
+def _lock(file: int) -> bool:
+    """Lock a file for as long as it is open; False where somebody else has, or it is not known."""
+    if fcntl is None:
+        return False
     try:
-        return open(temporary, "xb", buffering=0)
-    except OSError as error:  # in terms of the file that the user has named
-        error.filename = str(path)
-        raise
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
-def _sync(folder: Path) -> None:
-    """Let the names in a folder survive a power cut."""
-    entry = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(entry)
-    finally:
-        os.close(entry)
+def _close(entries: list[int], count: int) -> None:
+    """Close the last ones, each of which is forgotten by the same call that closes it."""
+    deque(map(os.close, map(list.pop, repeat(entries, count))), 0)

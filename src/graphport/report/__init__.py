@@ -33,7 +33,9 @@ def write(
     path = Path(path)
     check_path(path)
     document = document_of(path.stem, facts_of(program), timings, verification)
-    path.write_text(RENDERERS[path.suffix.lower()](document), encoding="utf-8")
+    from graphport.program.replacing import write_text
+
+    write_text(path, RENDERERS[path.suffix.lower()](document))
 
 
 def check_path(path: str | Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import html as escaping
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from graphport import escaping
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ def text(document: Document) -> str:
       weight    32
       bias       4
     """
-    parts = [document.title]
+    parts = [escaping.line(document.title)]
     for section in document.sections:
-        parts += ["", section.title]
+        parts += ["", escaping.line(section.title)]
         for block in section.blocks:
             parts += [f"  {line}".rstrip() for line in _lines(block)]
     return "\n".join(parts)
@@ -63,11 +65,12 @@ def text(document: Document) -> str:
 def _lines(block: Block) -> list[str]:
     if isinstance(block, Table):
         return _aligned(block)
-    return (block.text if isinstance(block, Code) else block).splitlines()
+    return escaping.terminal(block.text if isinstance(block, Code) else block).split("\n")
 
 
 def _aligned(table: Table) -> list[str]:
     rows = [*([table.columns] if any(table.columns) else ()), *table.rows]
+    rows = [tuple(map(escaping.line, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(_padded(cell, width, i in table.numbers)
                       for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
@@ -82,25 +85,28 @@ def _padded(cell: str, width: int, right: bool) -> str:
 
 
 def markdown(document: Document) -> str:
-    parts = [f"# {document.title}"]
+    parts = [f"# {_cell(document.title)}"]
     for section in document.sections:
-        parts.append(f"## {section.title}")
+        parts.append(f"## {_cell(section.title)}")
         parts += map(_markdown, section.blocks)
     return "\n\n".join(parts) + "\n"
 
 
 def _markdown(block: Block) -> str:
     if isinstance(block, Code):
-        return f"```\n{block.text}\n```"
+        inside = escaping.terminal(block.text)
+        fence = "`" * (1 + max(map(len, re.findall("`+", f"{inside}``"))))
+        return f"{fence}\n{inside}\n{fence}"
     if isinstance(block, str):
-        return block
+        return escaping.markdown(block)
     rules = ["---:" if i in block.numbers else "---" for i in range(len(block.columns))]
-    rows = [block.columns, tuple(rules), *(tuple(map(_cell, row)) for row in block.rows)]
+    heads, *rows = (tuple(map(_cell, row)) for row in (block.columns, *block.rows))
+    rows = [heads, tuple(rules), *rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _cell(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("\n", " ")
+    return escaping.markdown(cell).replace("|", "\\|").replace("\n", " ")
 
 
 # HTML: one file without anything from elsewhere.
@@ -123,7 +129,7 @@ pre { background: #f6f6f6; padding: .75rem; overflow-x: auto; }
 
 
 def html(document: Document) -> str:
-    escape = escaping.escape
+    escape = escaping.html
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -138,7 +144,7 @@ def html(document: Document) -> str:
 
 
 def _html(block: Block) -> str:
-    escape = escaping.escape
+    escape = escaping.html
     if isinstance(block, Code):
         return f"<pre>{escape(block.text)}</pre>"
     if isinstance(block, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -227,25 +227,42 @@ def _modules(nodes: Iterable[tuple[str, str]], weights: Mapping[str, int]) -> li
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     for module, kind in nodes:
-        for path in _upwards(module):
-            counts[path] += 1
-        for path in reversed(_upwards(module)):
-            kinds.setdefault(path, "")
+        counts[module] += 1
+        if module not in kinds:
+            kinds.update((path, "") for path in reversed([*_upwards(module)]) if path not in kinds)
         kinds[module] = kinds[module] or kind.rpartition(".")[2]
     for name, size in weights.items():
-        owner = next(path for path in _upwards(name) if path in kinds)
-        for path in _upwards(owner):
-            sizes[path] += size
-    return [Part(path, kind, counts[path], sizes[path]) for path, kind in _tree_order(kinds)]
+        sizes[next(path for path in _upwards(name) if path in kinds)] += size
+    inner: dict[str, list[str]] = {path: [] for path in kinds}
+    for path in kinds:
+        if path:
+            inner[_above(path)].append(path)
+    order = _tree_order(inner)
+    for path in reversed(order):
+        if path:
+            counts[_above(path)] += counts[path]
+            sizes[_above(path)] += sizes[path]
+    return [Part(path, kinds[path], counts[path], sizes[path]) for path in order]
 
 
-def _upwards(path: str) -> list[str]:
+def _above(path: str) -> str:
+    return path.rpartition(".")[0]
+
+
+def _upwards(path: str) -> Iterator[str]:
     """The path, and those around it, out to the whole."""
-    parts = path.split(".") if path else []
-    return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
+    while path:
+        yield path
+        path = _above(path)
+    yield ""
 
 
-def _tree_order(kinds: Mapping[str, str]) -> list[tuple[str, str]]:
+def _tree_order(inner: Mapping[str, Sequence[str]]) -> list[str]:
     """A module before its parts, siblings by when they first run."""
-    first = {path: i for i, path in enumerate(kinds)}
-    return sorted(kinds.items(), key=lambda item: [first[p] for p in reversed(_upwards(item[0]))])
+    order: list[str] = []
+    waiting = [""]
+    while waiting:
+        path = waiting.pop()
+        order.append(path)
+        waiting += reversed(inner[path])
+    return order

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from graphport import escaping
 from graphport.report.facts import port
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ _LONGEST = 8
 
 
 def listing(graph: GraphProto) -> str:
-    return "\n".join(_graph(graph, {}))
+    return "\n".join(map(escaping.line, _graph(graph, {})))
 
 
 def _graph(graph: GraphProto, outer: dict[str, str]) -> Iterator[str]:

@@ -6,7 +6,6 @@ expression again from new operands. Evaluation has Python's semantics exactly, e
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -104,11 +103,11 @@ _REBUILD: dict[str, Callable[..., Any]] = {
     "ite": logic.ite,
 }
 
-_FOLD: dict[str, Callable[[Any, Any], Any]] = {
-    "min": integers.min_,
-    "max": integers.max_,
-    "and": logic.and_,
-    "or": logic.or_,
+_VARIADIC: dict[str, Callable[[str, Sequence[Any]], Any]] = {
+    "min": integers.extremum,
+    "max": integers.extremum,
+    "and": logic.connect,
+    "or": logic.connect,
 }
 
 
@@ -150,8 +149,8 @@ def evaluate_with(e: Value, done: dict[Expr, Any]) -> Any:
 
 def build(kind: str, args: Sequence[Value]) -> Any:
     """The canonical expression of an operation by its kind; not for `add` and `mul`."""
-    if kind in _FOLD:
-        return functools.reduce(_FOLD[kind], args)
+    if kind in _VARIADIC:
+        return _VARIADIC[kind](kind, args)
     if kind in floats.FUNCTIONS:
         return floats.func(kind, args[0])
     return _REBUILD[kind](*args)

@@ -9,12 +9,14 @@ correct for all sizes as far as the operator's general way is.
 Two rules recognise such a question. It may be decided once every symbol is taken to be at least 2:
 `b*s == b`, `s == s // 2`. Or it asks outright whether an expression that must be a size is 0 or 1:
 `h // 2 == 1`. Whether two sizes agree, whether one divides another, whether one is 5 are different
-questions, and left to the example.
+questions, and left to the example. So is a truth in the data of a tensor, although its symbol is 0
+or 1: `1 in x` asks for it inside of torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from graphport.symbolic import division, integers, logic
 from graphport.symbolic.facts import Facts
@@ -27,8 +29,11 @@ from graphport.symbolic.witness import Witnesses
 class GenericSizes:
     """Answers for sizes that are neither 0 nor 1."""
 
-    def __init__(self, facts: Facts, hints: Mapping[Expr, Number], known: Prover) -> None:
+    def __init__(
+        self, facts: Facts, hints: Mapping[Expr, Number], known: Prover, origins: Mapping[Expr, Any]
+    ) -> None:
         self._known = known
+        self._origins = origins
         self._witnesses = Witnesses(facts, hints, least=2)
         self._large = Prover(facts, self._witnesses, least=2)
 
@@ -47,6 +52,8 @@ class GenericSizes:
             answer = self._large.decide(cond)
         if answer is not None:
             return answer
+        if type(self._origins.get(cond)) is Expr:
+            return cond  # it stands for a symbol: a truth that only running can tell
         if cond.kind == "not":
             return logic.not_(self.answer(cond.args[0]))
         if cond.kind in ("and", "or"):

@@ -8,7 +8,7 @@ Takes ints and integer expressions only; `expr` converts what users pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from graphport.symbolic.nodes import (
     Arena,
@@ -151,14 +151,14 @@ def _expand_power(a: Expr, n: int) -> Size:
     return result
 
 
-def _extremum(kind: str, a: Size, b: Size) -> Size:
+def extremum(kind: str, values: Sequence[Size]) -> Size:
     """min or max: flattened, without duplicates, sorted, with at most one constant."""
     best = min if kind == "min" else max
-    if type(a) is not Expr and type(b) is not Expr:
-        return best(a, b)
+    if all(type(value) is not Expr for value in values):
+        return best(values)
     parts: dict[Expr, None] = {}
     const: int | None = None
-    for value in (a, b):
+    for value in values:
         for part in value.args if type(value) is Expr and value.kind == kind else (value,):
             if type(part) is Expr:
                 parts[part] = None
@@ -183,11 +183,11 @@ def _beats(kind: str, a: Size, b: Size) -> bool:
 
 
 def min_(a: Size, b: Size) -> Size:
-    return _extremum("min", a, b)
+    return extremum("min", (a, b))
 
 
 def max_(a: Size, b: Size) -> Size:
-    return _extremum("max", a, b)
+    return extremum("max", (a, b))
 
 
 def abs_(a: Size) -> Size:

@@ -9,7 +9,7 @@ floats `not (a < b)` is not `a >= b`: there is NaN).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphport.symbolic import floats, integers
@@ -58,7 +58,7 @@ def eq0(e: Size) -> Truth:
             # a == max(a, b) says a >= b.
             other = integers.sub(mono, integers.scale(e, coef))
             if any(other is part or (type(part) is int and other == part) for part in mono.args):
-                return _connect("and", tuple(_EXTREMES[mono.kind](other, x) for x in mono.args))
+                return connect("and", tuple(_EXTREMES[mono.kind](other, x) for x in mono.args))
     return atom("eq0", bool, e)
 
 
@@ -117,21 +117,21 @@ def not_(a: Truth) -> Truth:
     if a.kind == "ge0":
         return ge0(integers.sub(-1, a.args[0]))
     if a.kind == "and":
-        return _connect("or", tuple(map(not_, a.args)))
+        return connect("or", tuple(map(not_, a.args)))
     if a.kind == "or":
-        return _connect("and", tuple(map(not_, a.args)))
+        return connect("and", tuple(map(not_, a.args)))
     return atom("not", bool, a)
 
 
 def and_(a: Truth, b: Truth) -> Truth:
-    return _connect("and", (a, b))
+    return connect("and", (a, b))
 
 
 def or_(a: Truth, b: Truth) -> Truth:
-    return _connect("or", (a, b))
+    return connect("or", (a, b))
 
 
-def _connect(kind: str, values: tuple[Truth, ...]) -> Truth:
+def connect(kind: str, values: Sequence[Truth]) -> Truth:
     """`and` / `or`: flattened, without duplicates, sorted; x and not x is False."""
     absorbing = kind == "or"
     parts: dict[Expr, None] = {}

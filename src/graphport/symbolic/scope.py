@@ -106,7 +106,7 @@ class Scope:
         self._facts = Facts()
         self._witnesses = Witnesses(self._facts, self._hints)
         self._prover = Prover(self._facts, self._witnesses)
-        self._sizes = GenericSizes(self._facts, self._hints, self._prover)
+        self._sizes = GenericSizes(self._facts, self._hints, self._prover, self.origins)
         self.decide = self._prover.decide
         self.simplify = self._facts.simplify
         self.simplified = self._facts.simplified
@@ -308,6 +308,20 @@ class Scope:
                     self.facts.append(fact)
                     with suppress(Contradiction):  # learnt where nobody comes
                         self._facts.learn(fact.cond)
+
+    def checkpoint(self) -> Callable[[], None]:
+        """What goes back to all that is known and set now; symbols made since stay."""
+        count = len(self.facts)
+        flags = (self.internal, self.off_path, self.following, self.closed)
+        parts = [part.remembered() for part in (self._facts, self._prover, self._sizes)]
+
+        def go_back() -> None:
+            del self.facts[count:]
+            self.internal, self.off_path, self.following, self.closed = flags
+            for step in parts:
+                step()
+
+        return go_back
 
     def outlasts(self, fact: Fact) -> bool:
         """Whether what a branch takes for granted is demanded of every run."""

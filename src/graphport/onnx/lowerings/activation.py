@@ -24,7 +24,9 @@ aten = torch.ops.aten
 def relu(b: Builder, self: Value) -> Value:
     if self.dtype is torch.bool:
         return self
-    return b.Relu(self) if self.dtype.is_floating_point else b.Max(self, 0)
+    # ONNX Runtime stops at a Clip of float64 behind a Relu, which it would make one.
+    whole = self.dtype.is_floating_point and self.dtype is not torch.float64
+    return b.Relu(self) if whole else b.Max(self, 0)
 
 
 @lower(aten.sigmoid.default)

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from graphport.onnx.arithmetic import floor_quotient
 from graphport.onnx.builder import Builder, Operand
 from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.elementwise import floor_quotient, operands, power_of_two
+from graphport.onnx.lowerings.elementwise import operands, power_of_two
 from graphport.onnx.registry import lower, table
 from graphport.symbolic import Expr
 
@@ -168,7 +169,7 @@ def bitwise_right_shift(b: Builder, self: Operand, other: Operand) -> Value:
     factors = b.constant(torch.tensor([2**i for i in range(last)]))
     factor = b.Gather(factors, b.Where(inside, e, zero))
     signs = b.Where(b.Less(x, 0), b.scalar(-1, torch.int64), zero)
-    return b.Where(inside, floor_quotient(b, x, factor), signs)
+    return b.Where(inside, floor_quotient(b, x, factor, natural=True), signs)
 
 
 # Choice

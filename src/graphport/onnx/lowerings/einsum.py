@@ -17,6 +17,7 @@ import torch
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.linalg import product
+from graphport.onnx.lowerings.reduce import total
 from graphport.onnx.registry import lower
 from graphport.symbolic import Expr
 
@@ -71,7 +72,7 @@ def _without_repeats(b: Builder, x: Value, labels: Labels) -> tuple[Value, Label
         else:
             count = b.Range(b.scalar(0, torch.int64), b.sizes.number(size), 1)
             on = b.Equal(b.unsqueeze(count, 1), count)
-        x = b.ReduceSum(b.Where(on, moved, 0), [-1], keepdims=0)
+        x = total(b, b.Where(on, moved, 0), [x.rank - 1], False)
         labels = [*(labels[i] for i in order), labels[first]]
     return x, labels
 
@@ -81,7 +82,7 @@ def _summed(b: Builder, x: Value, labels: Labels, wanted: set[str]) -> tuple[Val
     axes = [i for i, label in enumerate(labels) if label not in wanted]
     if not axes:
         return x, labels
-    return b.ReduceSum(x, axes, keepdims=0), [label for label in labels if label in wanted]
+    return total(b, x, axes, False), [label for label in labels if label in wanted]
 
 
 def _pair(

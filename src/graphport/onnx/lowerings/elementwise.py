@@ -1,4 +1,4 @@
-"""Operators that work element by element: arithmetic, rounding, powers, type conversion.
+"""Operators that work element by element: sums, products, rounding, powers, type conversion.
 
 Operands are brought to one dtype first, as torch promotes them; the builder casts the result to the
 dtype that capture knows it has.
@@ -184,89 +184,16 @@ def mul(b: Builder, self: Operand, other: Operand) -> Value:
     return b.And(x, y) if b.result.dtype is torch.bool else b.Mul(x, y)
 
 
-@lower(aten.div.Tensor, aten.div.Scalar)
-def div(b: Builder, self: Operand, other: Operand) -> Value:
-    return b.Div(*operands(b, self, other))
-
-
-@lower(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(b: Builder, self: Operand, other: Operand, rounding_mode: str | None) -> Value:
-    if rounding_mode is None:
-        return div(b, self, other)
-    return floor_divide(b, self, other) if rounding_mode == "floor" else _quotient(b, self, other)
-
-
-def _quotient(b: Builder, self: Operand, other: Operand) -> Value:
-    """Rounded towards zero, as ONNX divides integers."""
-    if not b.result.dtype.is_floating_point:
-        return b.Div(*operands(b, self, other))
-    x, y = wide(b, self), wide(b, other)
-    return truncated(b, b.Div(x, y))
-
-
-@lower(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(b: Builder, self: Operand, other: Operand) -> Value:
-    if not b.result.dtype.is_floating_point:
-        return floor_quotient(b, *_roomy(b, self, other))
-    x, y = wide(b, self), wide(b, other)
-    rest = b.Mod(x, y, fmod=1)
-    # What is divided is a multiple of y, up to rounding: 1 // 0.1 is 9, though 1 / 0.1 is 10.
-    whole = b.Round(b.Div(b.Sub(x, rest), y))
-    whole = b.Where(_disagrees(b, rest, y), b.Sub(whole, 1.0), whole)
-    return b.Where(b.Equal(y, 0.0), b.Div(x, y), whole) if _may_be_zero(other) else whole
-
-
-def floor_quotient(b: Builder, x: Value, y: Value) -> Value:
-    """Of integers, rounded down."""
-    if not x.dtype.is_signed:
-        return b.Div(x, y)
-    return b.Div(b.Sub(x, b.Mod(x, y)), y)
-
-
-def _roomy(b: Builder, *xs: Operand) -> list[Value]:
-    """Integers in a dtype that holds what a step of a formula may go beyond their own."""
-    dtype = b.result.dtype
-    small = dtype in (torch.int8, torch.int16, torch.int32)
-    return [b.cast(x, torch.int64 if small else dtype) for x in b.common(*xs, dtype=dtype)]
-
-
-def _disagrees(b: Builder, rest: Value, divisor: Value) -> Value:
-    """Where a rest that is not zero has another sign than the divisor."""
-    if divisor.tensor is not None and divisor.tensor.numel() == 1:
-        return b.Less(rest, 0.0) if divisor.tensor.item() > 0 else b.Greater(rest, 0.0)
-    return b.Less(b.Mul(b.Sign(rest), divisor), 0.0)
-
-
-def _may_be_zero(x: Operand) -> bool:
-    return not isinstance(x, (int, float)) or x == 0
-
-
-@lower(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def remainder(b: Builder, self: Operand, other: Operand) -> Value:
-    """With the sign of the divisor: so are integers in ONNX, floats are not."""
-    if not b.result.dtype.is_floating_point:
-        return b.Mod(*operands(b, self, other))
-    x, y = wide(b, self), wide(b, other)
-    rest = b.Mod(x, y, fmod=1)
-    return b.Where(_disagrees(b, rest, y), b.Add(rest, y), rest)
-
-
-@lower(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(b: Builder, self: Operand, other: Operand) -> Value:
-    """With the sign of what is divided."""
-    return b.Mod(*operands(b, self, other), fmod=1)
-
-
 @lower(aten.addcmul.default)
 def addcmul(b: Builder, self: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
     x, y, z = operands(b, self, tensor1, tensor2)
-    return b.Add(x, _times(b, b.Mul(y, z), value))
+    return b.Add(x, b.Mul(_times(b, y, value), z))
 
 
 @lower(aten.addcdiv.default)
 def addcdiv(b: Builder, self: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
     x, y, z = operands(b, self, tensor1, tensor2)
-    return b.Add(x, _times(b, b.Div(y, z), value))
+    return b.Add(x, b.Div(_times(b, y, value), z))
 
 
 @lower(aten.lerp.Scalar, aten.lerp.Tensor)
@@ -349,36 +276,6 @@ def power_of_two(b: Builder, e: Value, dtype: torch.dtype) -> Value:
     inside = b.And(b.GreaterOrEqual(e, 0), b.Less(e, bits))
     place = b.Where(inside, e, b.scalar(bits, torch.int64))
     return b.Gather(b.constant(torch.tensor([*wrapped, 0])), place)
-
-
-# Divisors
-
-
-def _divided(b: Builder, self: Value, other: Value) -> tuple[Value, Value]:
-    """The greatest common divisor, and the first operand."""
-    x, y = (b.Abs(v) for v in b.common(self, other, dtype=b.result.dtype))
-    sizes = b.result.sizes
-
-    def step(x: Value, y: Value) -> Any:
-        # Where the rest is 0 the divisor stands; nothing is divided by it.
-        done = b.Equal(y, 0)
-        rest = b.Mod(x, b.Where(done, b.scalar(1, like=y), y))
-        new = b.Where(done, x, y), b.Where(done, y, rest)
-        return b.Greater(b.ReduceMax(new[1], keepdims=0), 0), new
-
-    return loop(b, (b.expand(x, sizes), b.expand(y, sizes)), step)[0], x
-
-
-@lower(aten.gcd.default)
-def gcd(b: Builder, self: Value, other: Value) -> Value:
-    return _divided(b, self, other)[0]
-
-
-@lower(aten.lcm.default)
-def lcm(b: Builder, self: Value, other: Value) -> Value:
-    divisor, x = _divided(b, self, other)
-    some = b.Max(divisor, b.scalar(1, like=divisor))
-    return b.Abs(b.Mul(b.Div(x, some), b.cast(other, x.dtype)))
 
 
 # Type conversion

@@ -24,6 +24,7 @@ from graphport.onnx.lowerings.columns import (
     wide,
 )
 from graphport.onnx.lowerings.linalg import product
+from graphport.onnx.lowerings.reduce import extreme
 from graphport.onnx.registry import lower
 from graphport.symbolic import ge, min_
 
@@ -42,7 +43,7 @@ def geqrf(b: Builder, self: Value) -> tuple[Value, Value]:
         x = at(b, a, j, -1)
         head = column(b, at(b, x, j, -1))
         tail = b.Where(after, x, 0.0)
-        rest = b.ReduceMax(b.Abs(tail), [x.rank - 1])
+        rest = extreme(b, "ReduceMax", b.Abs(tail), [x.rank - 1], True)
         none = b.Equal(rest, 0.0)
         most = b.Max(rest, b.Abs(head))  # squares of what is not near 1 would be 0 or infinite
         size = b.Mul(b.ReduceL2(b.Div(b.Where(own, x, tail), most), [x.rank - 1]), most)

@@ -15,6 +15,7 @@ import torch
 from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder, Number
 from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.reduce import total
 from graphport.onnx.registry import lower
 from graphport.symbolic import ge, min_
 
@@ -167,7 +168,7 @@ def baddbmm(
 def addbmm(
     b: Builder, self: Value, batch1: Value, batch2: Value, beta: Number, alpha: Number
 ) -> Value:
-    return _plus(b, self, b.ReduceSum(product(b, batch1, batch2), [0], keepdims=0), beta, alpha)
+    return _plus(b, self, total(b, product(b, batch1, batch2), [0], False), beta, alpha)
 
 
 @lower(aten.addr.default)
@@ -177,7 +178,8 @@ def addr(b: Builder, self: Value, vec1: Value, vec2: Value, beta: Number, alpha:
         both = b.And(b.unsqueeze(vec1, 1), vec2) if alpha else b.constant(torch.tensor(False))
         return b.Or(self, both) if beta else b.expand(both, b.result.sizes)
     vec1, vec2 = b.common(vec1, vec2, dtype=dtype)
-    return _plus(b, self, b.Mul(b.unsqueeze(vec1, 1), vec2), beta, alpha)
+    scaled = vec1 if alpha == 1 else b.Mul(vec1, alpha)
+    return _plus(b, self, b.Mul(b.unsqueeze(scaled, 1), vec2), beta, 1)
 
 
 # Of vectors
@@ -231,7 +233,7 @@ def trace(b: Builder, self: Value) -> Value:
     """What is off the diagonal is replaced, not multiplied by 0: it may be infinite."""
     x = b.cast(self, b.result.dtype)
     on = b.cast(b.EyeLike(x, dtype=torch.int32), torch.bool)
-    return b.ReduceSum(b.Where(on, x, 0), keepdims=0)
+    return total(b, b.Where(on, x, 0), [0, 1], False)
 
 
 @lower(aten.bilinear.default)

@@ -64,20 +64,27 @@ def wide(b: Builder, x: Value, dtype: torch.dtype | None = None) -> Value:
 
 
 def total(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
+    """A sum; of integers the last digits, where ONNX Runtime adds up in float64 and saturates."""
     if not x.rank:
         return x
-    if x.dtype is torch.int64 and not _is_small(x):
-        return _exact(b, x, axes, keepdim, _last_of_sums)
-    return apply(b, "ReduceSum", x, axes, keepdim)
+    if x.dtype.is_floating_point or _is_small(x, axes):
+        return apply(b, "ReduceSum", x, axes, keepdim)
+    if x.dtype is not torch.int64:
+        return b.cast(total(b, b.cast(x, torch.int64), axes, keepdim), x.dtype)
+    return _exact(b, x, axes, keepdim, _last_of_sums)
 
 
-_SMALL = (torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.int32)
+_SMALL = (torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16)
 
 
-def _is_small(x: Value) -> bool:
-    """Whether sums stay below 2^53: ONNX Runtime adds up int64 in float64."""
+def _is_small(x: Value, axes: list[int]) -> bool:
+    """Whether the sums of an int64 are below 2^53, in which float64 is exact."""
     made = x.producer
-    return made is not None and made.op == "Cast" and made.inputs[0].dtype in _SMALL  # type: ignore[union-attr]
+    if made is None or made.op != "Cast" or made.inputs[0] is None or x.dtype is not torch.int64:
+        return False
+    source, count = made.inputs[0].dtype, count_of(x, axes)
+    few = type(count) is int and count <= 1 << 22
+    return source in _SMALL or (source is torch.int32 and few)
 
 
 def _exact(b: Builder, x: Value, axes: list[int], keepdim: bool, along: Any) -> Value:
@@ -304,17 +311,17 @@ def aminmax(b: Builder, self: Value, dim: int | None, keepdim: bool) -> tuple[Va
     return (extreme(b, "ReduceMin", self, axes, keep), extreme(b, "ReduceMax", self, axes, keep))
 
 
-def _place(b: Builder, op: str, x: Value, dim: int, keepdim: bool) -> Value:
-    """Where the extreme is: the first of equal ones, the first nan if there is one.
-
-    nan is told from infinity only by coming first: where both are, the first of the two is taken.
-    """
+def place(b: Builder, op: str, x: Value, dim: int, keepdim: bool) -> Value:
+    """Where the extreme is: the first of equal ones, the first nan if there is one."""
+    axis, kept = dim % x.rank, int(keepdim)
     if x.dtype is torch.bool:
         x = b.cast(x, torch.uint8)
-    elif x.dtype.is_floating_point:
-        most = math.inf if op == "ArgMax" else -math.inf
-        x = b.Where(b.IsNaN(x), b.scalar(most, like=x), x)
-    return getattr(b, op)(x, axis=dim % x.rank, keepdims=int(keepdim))
+    found = getattr(b, op)(x, axis=axis, keepdims=kept)
+    if not x.dtype.is_floating_point:
+        return found
+    nan = b.cast(b.IsNaN(x), torch.uint8)
+    some = b.cast(b.ReduceMax(nan, [axis], keepdims=kept), torch.bool)
+    return b.Where(some, b.ArgMax(nan, axis=axis, keepdims=kept), found)
 
 
 def _arg(op: str) -> Any:
@@ -323,8 +330,8 @@ def _arg(op: str) -> Any:
             return b.expand(b.scalar(0, torch.int64), b.result.sizes)
         if dim is None:
             flat = b.reshape(self, [count_of(self, axes_of(self, None))])
-            return b.reshape(_place(b, op, flat, 0, keepdim), b.result.sizes)
-        return _place(b, op, self, dim, keepdim)
+            return b.reshape(place(b, op, flat, 0, keepdim), b.result.sizes)
+        return place(b, op, self, dim, keepdim)
 
     return lowering
 
@@ -337,7 +344,7 @@ def _with_place(op: str) -> Any:
         if not self.rank:
             return self, b.scalar(0, torch.int64)
         axis = dim % self.rank
-        return _picked(b, self, _place(b, op, self, axis, True), axis, keepdim)
+        return _picked(b, self, place(b, op, self, axis, True), axis, keepdim)
 
     return lowering
 

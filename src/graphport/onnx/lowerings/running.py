@@ -26,7 +26,14 @@ aten = torch.ops.aten
 def cumsum(b: Builder, self: Value, dim: int, dtype: Any) -> Value:
     x = b.cast(self, b.result.dtype)
     x = b.cast(x, torch.int64) if x.dtype is torch.bool else x
-    return b.CumSum(x, b.scalar(dim % x.rank, torch.int64)) if x.rank else x
+    if not x.rank:
+        return x
+    return b.CumSum(_accurate(b, x), b.scalar(dim % x.rank, torch.int64))
+
+
+def _accurate(b: Builder, x: Value) -> Value:
+    """In float64, in which torch runs along floats: neither digits nor what overflows are lost."""
+    return b.cast(x, torch.float64) if x.dtype.is_floating_point else x
 
 
 @lower(aten.cumprod.default)
@@ -35,6 +42,7 @@ def cumprod(b: Builder, self: Value, dim: int, dtype: Any) -> Value:
     x = b.cast(x, torch.int64) if x.dtype is torch.bool else x
     if not x.rank:
         return x
+    x = _accurate(b, x)
     if b.has("CumProd", x.dtype):
         return b.CumProd(x, b.scalar(dim % x.rank, torch.int64))
     return _running(b, x, dim, 1, lambda so_far, x: b.Mul(so_far, x))

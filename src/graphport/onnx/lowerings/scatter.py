@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
+from graphport.onnx.arithmetic import floor_quotient
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.index import (
@@ -94,9 +95,9 @@ def _counts(b: Builder, write: Write, data: Value, updates: Value, include_self:
 
 def _divided(b: Builder, total: Value, count: Value) -> Value:
     """Integers are rounded down, where ONNX rounds to zero."""
-    if not total.dtype.is_floating_point:
-        total = b.Sub(total, b.Mod(total, count))
-    return b.Div(total, count)
+    if total.dtype.is_floating_point:
+        return b.Div(total, count)
+    return floor_quotient(b, total, count, natural=True)
 
 
 # One position per element

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from graphport.errors import SerializationError
-from graphport.program.files import limits
+from graphport.program.files import limits, names
 from graphport.program.files.items import Item, shown
-from graphport.program.files.names import is_identifier
 from graphport.program.files.values import number, real_number
 from graphport.symbolic import Expr, Fact, Range, Scope, type_of
 from graphport.symbolic.bridge import from_torch, to_torch
@@ -46,6 +45,7 @@ _OPERANDS: dict[str, tuple[Any, ...]] = {
     "not": (bool,),
     "ite": (bool, None, None),
 }
+_VARIADIC = tuple(name for name, types in _OPERANDS.items() if types[-1] is ...)
 _GROWING = ("pow", "lshift", "fpow")
 
 
@@ -97,7 +97,8 @@ class ExpressionTable:
         """Refuse what could not be loaded again."""
         parts = [self._extent.get(x, (0, 1)) for x in operands(e) if type(x) is Expr]
         depth, nodes = 1 + max(d for d, _ in parts), 1 + sum(n for _, n in parts)
-        if depth > limits.EXPRESSION_DEPTH or nodes > limits.EXPRESSION_NODES:
+        too_wide = e.kind in _VARIADIC and len(e.args) > limits.OPERANDS
+        if depth > limits.EXPRESSION_DEPTH or nodes > limits.EXPRESSION_NODES or too_wide:
             raise SerializationError("a size takes too many operations to be saved")
         self._extent[e] = depth, nodes
 
@@ -134,6 +135,8 @@ class Expressions:
         self._depth: list[int] = []
         self._nodes: list[int] = []
         self._degree: list[int] = []
+        self._spare_nodes = limits.ALL_EXPRESSION_NODES
+        self._spare_comparisons = limits.COMPARISONS
         for item in symbols.list():
             self._add(self._symbol(item), 0, 1, 1)
         for item in rows.list():
@@ -150,9 +153,7 @@ class Expressions:
 
     def _symbol(self, item: Item) -> Expr:
         fields = item.fields("name", "type", "lower", "upper", optional=("hint", "origin"))
-        name = fields["name"].text()
-        if not is_identifier(name):
-            fields["name"].fail(f"{shown(name)} cannot be the name of a symbol")
+        name = names.identifier(fields["name"], "a symbol")
         if name in self.scope.arena.symbols:
             fields["name"].fail(f"there are two symbols named {name!r}")
         type_ = fields["type"].choice(_TYPES, "type")
@@ -162,7 +163,7 @@ class Expressions:
         return self.scope.symbol(
             name, lower=lower, upper=upper, type=type_,
             hint=_hint(fields["hint"], type_) if "hint" in fields else None,
-            origin=fields["origin"].text() if "origin" in fields else None,
+            origin=fields["origin"].words() if "origin" in fields else None,
         )  # fmt: skip
 
     def _learn(self, facts: Item) -> None:
@@ -171,9 +172,9 @@ class Expressions:
             fact: Any = Fact(
                 self._of_type(fields["condition"], bool),
                 fields["kind"].choice(_FACT_KINDS, "kind of fact"),
-                None if fields["where"].value is None else fields["where"].text(),  # type: ignore[arg-type]
+                None if fields["where"].value is None else fields["where"].words(),  # type: ignore[arg-type]
                 fields["internal"].truth(),
-                fields["message"].text(),
+                fields["message"].words(),
             )
             try:
                 self.scope.recall(fact)
@@ -186,6 +187,7 @@ class Expressions:
         row = item.list()
         if not row:
             item.fail("an expression starts with its operation")
+        self._spare_comparisons += limits.MORE_COMPARISONS
         kind, *rest = row
         name = kind.text()
         self._parts: list[int] = []
@@ -203,7 +205,12 @@ class Expressions:
             item.fail("not an expression: its value is always the same")
         depth = 1 + max((self._depth[i] for i in self._parts), default=0)
         nodes = 1 + sum(self._nodes[i] for i in self._parts)
-        if depth > limits.EXPRESSION_DEPTH or nodes > limits.EXPRESSION_NODES:
+        self._spare_nodes += limits.MORE_EXPRESSION_NODES - nodes
+        if (
+            depth > limits.EXPRESSION_DEPTH
+            or nodes > limits.EXPRESSION_NODES
+            or self._spare_nodes < 0
+        ):
             item.fail("an expression of too many operations")
         if self._power > limits.DEGREE:
             item.fail("an expression with too high a power")
@@ -238,8 +245,10 @@ class Expressions:
             item.fail("a factor of a sum is an integer")
         product: Any = 1
         for factor in factors:
-            if len(split(product)[0] or "1") * len(split(factor)[0]) > limits.FACTOR_TERMS:
+            terms = len(split(product)[0] or "1") * len(split(factor)[0])
+            if terms > limits.FACTOR_TERMS:
                 item.fail("a product of too many terms")
+            self._compare(item, terms)
             product = mul(product, factor)
         ratio = divide_exactly(made, product)
         if type(ratio) is not int or ratio <= 0:
@@ -267,8 +276,11 @@ class Expressions:
         if name not in _OPERANDS:
             kind.fail(f"unknown operation {shown(name)}")
         types = _OPERANDS[name]
-        if types[-1] is ...:
+        if name in _VARIADIC:
             types = types[:1] * max(2, len(rest))
+            if len(rest) > limits.OPERANDS:
+                item.fail(f"{name} of {len(rest)} operands: at most {limits.OPERANDS} are allowed")
+            self._compare(item, len(rest) ** 2)
         if len(rest) != len(types):
             item.fail(f"{name} takes {len(types)} operands, found {len(rest)}")
         operands = [self._operand(x) for x in rest]
@@ -282,6 +294,12 @@ class Expressions:
         if name == "round_to" and type(operands[1]) is not int:
             rest[1].fail("rounding takes a fixed number of digits")
         return build(name, operands)
+
+    def _compare(self, item: Item, count: int) -> None:
+        """Terms and operands are compared with one another, each with each."""
+        self._spare_comparisons -= count
+        if self._spare_comparisons < 0:
+            item.fail("the expressions have too many operands and terms")
 
     def _check_growth(self, item: Item, exponent: Any) -> None:
         """Powers of powers with symbols in the exponent take time without end."""

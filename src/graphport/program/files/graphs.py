@@ -13,7 +13,7 @@ from graphport.errors import SerializationError
 from graphport.ops import Abstract
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.program.files import limits, names
-from graphport.program.files.calls import check_call
+from graphport.program.files.calls import check_call, check_result
 from graphport.program.files.expressions import Expressions, ExpressionTable
 from graphport.program.files.items import Item, shown
 from graphport.program.files.targets import Targets, require_name
@@ -69,6 +69,8 @@ class GraphWriter:
 
     def _node(self, node: Node, where: str) -> dict[str, Any]:
         where = f"{where}, node {node.name}"
+        if len(node.name) > limits.PATH:
+            raise SerializationError("the name of a node is too long to be saved", where=where)
         row: dict[str, Any] = {"op": node.op, "name": node.name}
         if node.op == "call_function":
             row["target"] = require_name(node.target, where)
@@ -92,6 +94,9 @@ class GraphWriter:
         if "nn_module_stack" in meta:
             stack = meta.pop("nn_module_stack")
             key = tuple((k, str(path), _class_name(c)) for k, (path, c) in stack.items())
+            for call, path, _ in key:
+                if not names.is_call(call) or not names.is_call_of(call, path):
+                    raise SerializationError(f"the module {call!r} cannot be saved", where=where)
             row["module_stack"] = self._stacks.setdefault(key, len(self._stacks))
         if meta:
             row["meta"] = {k: encode(v, f"{where}, meta[{k!r}]") for k, v in meta.items()}
@@ -121,7 +126,8 @@ class GraphWriter:
 
 
 def _class_name(kind: Any) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+    name = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+    return name[: limits.PATH]
 
 
 def _reference(x: Any) -> Any:
@@ -140,8 +146,11 @@ class GraphReader:
         self._expressions = expressions
         self._values = values
         self._targets = targets
-        self._texts = [item.text() for item in texts.list()]
-        self._stacks = [_stack(item) for item in stacks.list()]
+        self._texts = [item.words() for item in texts.list()]
+        tree = names.Tree()
+        self._stacks = [_stack(item, tree) for item in stacks.list()]
+        self._entries = limits.MORE_STACK_ENTRIES
+        """How many more modules nodes may be within."""
         self._described: dict[str, Decoder] = {
             "symbolic": expressions.symbolic, "tensor": self._tensor,
         }  # fmt: skip
@@ -212,6 +221,8 @@ class GraphReader:
             node.name = name
             graph._graph_namespace._used_names.add(name)
         node.meta = self._metadata(fields)
+        if op == "call_function" and "val" in fields:
+            check_result(fields["val"], target, node.meta["val"])
         return node
 
     def _arguments(
@@ -249,7 +260,10 @@ class GraphReader:
             meta["val"] = self._values.decode(fields["val"], self._described)
         if "module_stack" in fields:
             number = fields["module_stack"].index(len(self._stacks), "module stack")
-            meta["nn_module_stack"] = self._stacks[number]
+            meta["nn_module_stack"] = stack = self._stacks[number]
+            self._entries += limits.STACK_ENTRIES - len(stack)
+            if self._entries < 0:
+                fields["module_stack"].fail("the modules are nested too deeply")
         if "stack_trace" in fields:
             meta["stack_trace"] = self._texts[fields["stack_trace"].index(len(self._texts), "text")]
         for key, item in fields["meta"].named().items() if "meta" in fields else ():
@@ -284,9 +298,14 @@ def _refer(item: Item, known: dict[str, Node]) -> Node:
     return known[name]
 
 
-def _stack(item: Item) -> dict[str, tuple[str, str]]:
-    found = {}
+def _stack(item: Item, tree: names.Tree) -> dict[str, tuple[str, str]]:
+    """The modules that a node is within, the outermost first: by call, the path and the class."""
+    found: dict[str, tuple[str, str]] = {}
     for row in item.list():
-        key, path, name = (part.text() for part in row.list(3))
-        found[key] = (path, name)
+        key, path, kind = row.list(3)
+        place = names.call(path)
+        if not names.is_call_of(names.call(key), place) or key.value in found:
+            key.fail(f"{shown(key.value)} is not a call of the module {shown(place)}")
+        tree.add(path, place)
+        found[key.value] = (place, kind.words()[: limits.PATH])
     return found

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from torch.utils._pytree import TreeSpec
 
 from graphport.errors import SerializationError
 from graphport.program.checks import InputChecks, InputShape
@@ -132,15 +134,19 @@ def encode_call(call: CallSpec, where: str) -> dict[str, Any]:
 def read_call(item: Item, trees: Trees) -> CallSpec:
     fields = item.fields("inputs", "outputs")
     call = CallSpec(trees.read(fields["inputs"]), trees.read(fields["outputs"]))
-    inputs = call.in_spec
-    if inputs.type is not tuple or inputs.num_children != 2:
-        fields["inputs"].fail("the inputs are a tuple of the arguments and the keyword arguments")
-    args, kwargs = inputs.children()
-    if args.type is not tuple or kwargs.type is not dict:
-        fields["inputs"].fail("the inputs are a tuple of a tuple and a dict")
-    if any(type(key) is not str for key in kwargs.context):
-        fields["inputs"].fail("the names of keyword arguments are texts")
+    check_arguments(fields["inputs"], call.in_spec)
     return call
+
+
+def check_arguments(item: Item, spec: TreeSpec) -> None:
+    """The structure of a call: positional arguments, and those by keyword."""
+    if spec.type is not tuple or spec.num_children != 2:
+        item.fail("the inputs are a tuple of the arguments and the keyword arguments")
+    args, kwargs = spec.children()
+    if args.type is not tuple or kwargs.type is not dict:
+        item.fail("the inputs are a tuple of a tuple and a dict")
+    if any(type(key) is not str for key in kwargs.context):
+        item.fail("the names of keyword arguments are texts")
 
 
 def encode_module_call(call: ModuleCall) -> dict[str, Any]:
@@ -160,8 +166,9 @@ def encode_module_call(call: ModuleCall) -> dict[str, Any]:
 
 def read_module_call(item: Item, trees: Trees, values: Values) -> ModuleCall:
     fields = item.fields("fqn", optional=("signature",))
+    key = names.call(fields["fqn"])
     if "signature" not in fields:
-        return ModuleCall(fields["fqn"].text())
+        return ModuleCall(key)
     parts = fields["signature"].fields("inputs", "outputs", "in_spec", "out_spec", "argument_names")
     specs = [trees.read(parts["in_spec"]), trees.read(parts["out_spec"])]
     arguments = [
@@ -172,18 +179,24 @@ def read_module_call(item: Item, trees: Trees, values: Values) -> ModuleCall:
         arguments[0], arguments[1], specs[0], specs[1],
         tuple(names.arguments(parts["argument_names"].list())),
     )  # fmt: skip
-    return ModuleCall(fields["fqn"].text(), kept)
+    check_arguments(parts["in_spec"], kept.in_spec)
+    if len(kept.argument_names) != sum(child.num_children for child in kept.in_spec.children()):
+        parts["argument_names"].fail("there is not a name for each argument")
+    return ModuleCall(key, kept)
 
 
 # Checks
 
 
 def encode_checks(checks: InputChecks, expressions: ExpressionTable) -> dict[str, Any]:
-    return {
+    rows: dict[str, Any] = {
         "inputs": [_encode_shape(shape, expressions) for shape in checks.inputs],
         "ranges": expressions.ranges(checks.ranges),
         "facts": [expressions(fact) for fact in checks.facts],
     }
+    if checks.written:
+        rows["written"] = [[i, *others] for i, others in checks.written.items()]
+    return rows
 
 
 def _encode_shape(shape: InputShape, expressions: ExpressionTable) -> dict[str, Any]:
@@ -194,6 +207,8 @@ def _encode_shape(shape: InputShape, expressions: ExpressionTable) -> dict[str, 
         row["device"] = None if shape.device is None else str(shape.device)
         if shape.strides is not None:
             row["strides"] = [expressions.operand(s) for s in shape.strides]
+        if shape.from_start:
+            row["from_start"] = True
     elif shape.number is not None:
         row["number"] = expressions.operand(shape.number)
     else:
@@ -202,20 +217,32 @@ def _encode_shape(shape: InputShape, expressions: ExpressionTable) -> dict[str, 
 
 
 def read_checks(item: Item, expressions: Expressions, values: Values) -> InputChecks:
-    fields = item.fields("inputs", "ranges", "facts")
+    fields = item.fields("inputs", "ranges", "facts", optional=("written",))
+    inputs = [_shape(row, expressions, values) for row in fields["inputs"].list()]
     return InputChecks(
-        [_shape(row, expressions, values) for row in fields["inputs"].list()],
+        inputs,
         expressions.ranges(fields["ranges"]),
         [expressions.condition(row) for row in fields["facts"].list()],
+        _written_inputs(fields["written"], inputs) if "written" in fields else None,
     )
 
 
-_OF_TENSORS = ("dtype", "device", "strides")
+def _written_inputs(item: Item, inputs: Sequence[InputShape]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for row in item.list():
+        first, *others = [n.integer(0, len(inputs) - 1) for n in row.list()] or [-1]
+        if first < 0 or first in found or any(inputs[i].sizes is None for i in (first, *others)):
+            row.fail("tensors that the program writes to, each once, and those that it reads later")
+        found[first] = others
+    return found
+
+
+_OF_TENSORS = ("dtype", "device", "strides", "from_start")
 
 
 def _shape(item: Item, expressions: Expressions, values: Values) -> InputShape:
     fields = item.fields("path", optional=("sizes", *_OF_TENSORS, "number", "value"))
-    path = fields["path"].text()
+    path = fields["path"].words()
     kinds = [kind for kind in ("sizes", "number", "value") if kind in fields]
     if len(kinds) != 1 or (kinds != ["sizes"] and fields.keys() & {*_OF_TENSORS}):
         item.fail("an input has sizes (with a dtype and a device), or a number, or a value")
@@ -241,4 +268,5 @@ def _shape(item: Item, expressions: Expressions, values: Values) -> InputShape:
         None if fields["dtype"].value is None else dtype(fields["dtype"]),
         device=None if fields["device"].value is None else device(fields["device"]),
         strides=strides,
+        from_start="from_start" in fields and fields["from_start"].truth(),
     )

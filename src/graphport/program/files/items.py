@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from graphport import escaping
 from graphport.errors import SerializationError
 from graphport.program.files import limits
 
@@ -60,6 +62,12 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def is_utf8(text: str) -> bool:
+    """Whether it has no surrogates, which JSON can say and nothing else can write."""
+    return text.isascii() or not _SURROGATES.search(text)
+
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _KINDS = {
     dict: "an object", list: "a list", str: "a text", int: "an integer", float: "a number",
     bool: "true or false", type(None): "null",
@@ -127,10 +135,20 @@ class Item:
             self.fail(f"a list of {len(value)} items: at most {most} are allowed")
         return [Item(inner, self, i) for i, inner in enumerate(value)]
 
-    def text(self) -> str:
-        if type(self.value) is not str:
+    def text(self, most: int = limits.TEXT) -> str:
+        """Of so many characters at most; all of them can be written in UTF-8."""
+        value = self.value
+        if type(value) is not str:
             self._expected(str)
-        return self.value
+        if len(value) > most:
+            self.fail(f"a text of {len(value)} characters: at most {most} are allowed")
+        if not is_utf8(value):
+            self.fail(f"{shown(value)} has half of a character in it")
+        return value
+
+    def words(self) -> str:
+        """A text that is for people: it may be shown as it is."""
+        return escaping.terminal(self.text())
 
     def truth(self) -> bool:
         if type(self.value) is not bool:

@@ -21,14 +21,41 @@ INTEGER = 1 << 127
 SIZE = 1 << 63
 """Sizes, strides and offsets are below."""
 
+TEXT = 1 << 20
+"""Characters of a text that is for people, such as a stack trace."""
+
+NAME = 1_024
+"""Characters of the name of an argument or symbol."""
+
+PATH = 4_096
+"""Characters of the path of a module, and of a node that is named after one."""
+
+PATHS = 1 << 25
+"""Characters of all paths of modules, those of the modules that they are within included."""
+
+STACK_ENTRIES = 32
+MORE_STACK_ENTRIES = 100_000
+"""Modules that nodes are within: so many per node on average, and so many besides."""
+
 RANK = 64
 VALUE_DEPTH = 32
 TREE_DEPTH = 64
 GRAPH_DEPTH = 32
 
 EXPRESSION_DEPTH = 100
-EXPRESSION_NODES = 1 << 20
+EXPRESSION_NODES = 1 << 14
 """When written out, shared parts as often as they occur: as in n - n//3, and that of it, ..."""
+
+ALL_EXPRESSION_NODES = 1 << 18
+MORE_EXPRESSION_NODES = 64
+"""Of all expressions together: so many, and so many more for each."""
+
+OPERANDS = 64
+"""Of a minimum, a maximum, or of conditions that are connected."""
+
+COMPARISONS = 1 << 16
+MORE_COMPARISONS = 16
+"""Of the operands of minima, and of the terms of products: in all, and for each expression."""
 
 DEGREE = 64
 """The sum of powers in a product, operations within it included."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import io
 import mmap
 import os
+import stat
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from graphport.arguments import FLAG, NAMES, takes
 from graphport.errors import SerializationError, VerificationError
+from graphport.program.check_steps import same
 from graphport.program.exported import CallSpec, ExportedProgram
 from graphport.program.files import archive, limits, names, safetensors
 from graphport.program.files.archive import Archive
-from graphport.program.files.expressions import Expressions
+from graphport.program.files.expressions import SYMBOLIC, Expressions
 from graphport.program.files.graphs import GraphReader
 from graphport.program.files.interface import (
     read_call,
@@ -23,6 +27,7 @@ from graphport.program.files.interface import (
     read_signature,
 )
 from graphport.program.files.items import Item, parse, shown
+from graphport.program.files.operators import Permits
 from graphport.program.files.targets import Targets
 from graphport.program.files.tensors import Tensors
 from graphport.program.files.trees import Trees
@@ -30,18 +35,24 @@ from graphport.program.files.values import Decoder, Values
 from graphport.program.files.writing import FORMAT, VERSION
 from graphport.program.signature import GraphSignature, InputKind, OutputKind, TensorArgument
 
+_DIALECTS = {name: name for name in ("ATEN", "TRAINING")}
 _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
 
 
-def load(file: Any, *, verify: bool = True) -> ExportedProgram:
+@takes(verify=FLAG, allow=NAMES)
+def load(file: Any, *, verify: bool = True, allow: Iterable[str] = ()) -> ExportedProgram:
     """Read a program from a path or from a binary file, from where it stands to its end.
 
     Tensors of a file at a path are not read but mapped: memory is taken when they are used, and
     writing to them does not change the file. `verify=False` leaves out the checksum over them,
     which reads them once.
+
+    A program may call operators of PyTorch that compute and check their arguments. Others are
+    allowed by namespace or by name: `allow=("torchvision", "mylib::attention")`.
     """
+    permits = Permits(allow)
     if isinstance(file, (str, os.PathLike)):
-        return _load_path(os.fspath(file), verify)
+        return _load_path(os.fspath(file), verify, permits)
     if isinstance(file, io.TextIOBase) or not hasattr(file, "read"):
         raise SerializationError(
             f"gp.load reads a path or a binary file, got {type(file).__name__}",
@@ -55,7 +66,7 @@ def load(file: Any, *, verify: bool = True) -> ExportedProgram:
     data[:] = content
     del content
     view = memoryview(data)
-    return _load(data, view, lambda at, size: view[at : at + size], _name_of(file), verify)
+    return _load(data, view, lambda at, size: view[at : at + size], _name_of(file), verify, permits)
 
 
 def _name_of(file: Any) -> str:
@@ -63,8 +74,10 @@ def _name_of(file: Any) -> str:
     return os.path.basename(name) if isinstance(name, str) else "the file"
 
 
-def _load_path(path: str | bytes, verify: bool) -> ExportedProgram:
+def _load_path(path: str | bytes, verify: bool, permits: Permits) -> ExportedProgram:
     name = os.path.basename(os.fsdecode(path))
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe waits for somebody to write to it
+        raise SerializationError("not a regular file", where=name)
     with open(path, "rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             raise SerializationError("the file is empty", where=name)
@@ -74,16 +87,18 @@ def _load_path(path: str | bytes, verify: bool) -> ExportedProgram:
             """Not through the mapping: its pages would stay in memory."""
             return os.pread(file.fileno(), size, at)
 
-        return _load(data, memoryview(data), read, name, verify)
+        return _load(data, memoryview(data), read, name, verify, permits)
 
 
-def _load(data: Any, view: memoryview, read: Any, name: str, verify: bool) -> ExportedProgram:
+def _load(
+    data: Any, view: memoryview, read: Any, name: str, verify: bool, permits: Permits
+) -> ExportedProgram:
     try:
         found = Archive(view, name)
         found.check(archive.PROGRAM, read)
         if verify:
             found.check(archive.TENSORS, read)
-        return _Reader(found, data).program()
+        return _Reader(found, data, permits).program()
     except RecursionError:
         raise SerializationError("something in it is nested too deeply", where=name) from None
     except _UNFORESEEN as error:
@@ -103,7 +118,7 @@ _PARTS = (
 class _Reader:
     """Reads the parts of a document, tables first."""
 
-    def __init__(self, file: Archive, data: Any) -> None:
+    def __init__(self, file: Archive, data: Any, permits: Permits) -> None:
         place = f"{file.name}, {archive.PROGRAM}"
         text = file.bytes_of(archive.PROGRAM)
         if len(text) > limits.JSON_BYTES:
@@ -121,7 +136,7 @@ class _Reader:
         )
         start += file.members[archive.TENSORS].start
         self.tensors = Tensors(parts["tensors"], entries, data, start)
-        targets = Targets(versions)
+        targets = Targets(versions, permits)
         self.values = Values(targets)
         self.trees = Trees(self.values)
         self.expressions = Expressions(parts["symbols"], parts["expressions"], parts["facts"])
@@ -147,9 +162,10 @@ class _Reader:
                 read_module_call(item, self.trees, self.values)
                 for item in parts["module_calls"].list()
             ],
-            dialect=parts["dialect"].text(),
-            notes=[note.text() for note in parts["notes"].list()],
+            dialect=parts["dialect"].choice(_DIALECTS, "dialect"),
+            notes=[note.words() for note in parts["notes"].list()],
             scope=self.expressions.scope,
+            from_file=True,
         )
         self._check(program)
         return program
@@ -165,7 +181,7 @@ class _Reader:
         for row in item.list():
             key, inner = row.list(2)
             value = self.values.decode(inner, more)
-            name = names.path(key) if isinstance(value, torch.Tensor) else key.text()
+            name = names.path(key)
             if name in found:
                 key.fail(f"{shown(name)} is given twice")
             found[name] = value
@@ -191,6 +207,7 @@ class _Reader:
         parts = self.parts
         _check_inputs(parts, program)
         _check_outputs(parts["signature"], program.graph_signature, program)
+        _check_descriptions(parts["signature"], program)
         _check_attributes(parts["state_dict"], program)
         try:
             program.validate()
@@ -232,6 +249,37 @@ def _check_inputs(parts: dict[str, Item], program: ExportedProgram) -> None:
         parts["signature"].fail("the inputs are not those of the graph")
 
 
+def _check_descriptions(item: Item, program: ExportedProgram) -> None:
+    """What nodes say of the inputs is what the tensors are, and what `.module()` checks."""
+    shapes = iter(program.checks.inputs)
+    nodes = program.graph.find_nodes(op="placeholder")
+    for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
+        val, name = node.meta.get("val"), shown(node.name)
+        if spec.kind is InputKind.USER_INPUT:
+            shape = next(shapes)
+            if shape.sizes is not None:
+                fits = isinstance(val, torch.Tensor) and _fits(val, shape.sizes, shape.dtype)
+            elif shape.number is not None:
+                fits = isinstance(val, (*SYMBOLIC, int, float))
+            else:
+                fits = same(val, shape.value)
+            if not fits:
+                item.fail(f"the input {name} is not described as it is checked")
+        else:
+            t = program.tensor(str(spec.target))
+            if not isinstance(val, torch.Tensor) or not _fits(val, t.shape, t.dtype):
+                item.fail(f"the input {name} is not described as the tensor {shown(spec.target)}")
+            if isinstance(t, torch.nn.Parameter) is not (spec.kind is InputKind.PARAMETER):
+                item.fail(f"{shown(spec.target)} is no {spec.kind.name}")
+
+
+def _fits(val: torch.Tensor, sizes: Sequence[Any], dtype: torch.dtype | None) -> bool:
+    """Whether a description has this dtype and rank, and these sizes as far as both are numbers."""
+    return dtype in (None, val.dtype) and val.ndim == len(sizes) and all(
+        a == b for a, b in zip(val.shape, sizes, strict=True) if type(a) is type(b) is int
+    )  # fmt: skip
+
+
 def _check_outputs(item: Item, signature: GraphSignature, program: ExportedProgram) -> None:
     results: Any = next(reversed(program.graph.nodes)).args[0]
     if not isinstance(results, (list, tuple)) or len(results) != len(signature.output_specs):
@@ -250,13 +298,14 @@ def _check_outputs(item: Item, signature: GraphSignature, program: ExportedProgr
 
 def _check_attributes(item: Item, program: ExportedProgram) -> None:
     """A tensor and a graph, or a tensor and a module with tensors in it, cannot share a name."""
-    tensors = [k for state in (program.state_dict, program.constants)
-               for k, v in state.items() if isinstance(v, torch.Tensor)]  # fmt: skip
-    taken = {name for name, _ in program.graph_module.named_children()}
-    taken.update(tensors)
-    for name in tensors:
-        *path, _ = name.split(".")
-        prefixes = [".".join(path[: i + 1]) for i in range(len(path))]
-        clash = next((p for p in prefixes if p in taken), None)
-        if clash is not None or name in dict(program.graph_module.named_children()):
-            item.fail(f"{shown(name)} cannot be stored: {shown(clash or name)} is something else")
+    modules: dict[str, Any] = dict.fromkeys(n for n, _ in program.graph_module.named_children())
+    tree = names.Tree()
+    for name in (*program.state_dict, *program.constants):
+        tree.add(item, name)
+        inside = modules
+        *path, last = name.split(".")
+        for part in path:
+            inside = inside.setdefault(part, {}) if inside is not None else None
+        if inside is None or last in inside:
+            item.fail(f"{shown(name)} cannot be stored: a part of it is something else")
+        inside[last] = None

@@ -17,6 +17,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from graphport.errors import SerializationError
 from graphport.program.files.items import Item, shown
+from graphport.program.files.operators import Permits
 
 _ON_NUMBERS: dict[Any, tuple[str, ...]] = {
     operator: (
@@ -54,11 +55,8 @@ HIGHER_ORDER = (
     "auto_functionalized_v2", "autograd_function_apply", "wrap_with_set_grad_enabled",
     "wrap_with_autocast",
     "tag_activation_checkpoint", "wrap_activation_checkpoint", "invoke_subgraph", "strict_mode",
-    "out_dtype", "run_with_rng_state", "flex_attention", "hints_wrapper", "with_effects",
+    "out_dtype", "hints_wrapper",
 )  # fmt: skip
-
-# Operators that reach out of the program: they open the file that they are given the name of.
-_REFUSED = ("aten::from_file",)
 
 
 def name_of(target: Any) -> str | None:
@@ -76,8 +74,9 @@ def name_of(target: Any) -> str | None:
 class Targets:
     """Looks up names, each once."""
 
-    def __init__(self, producer: str) -> None:
+    def __init__(self, producer: str, permits: Permits) -> None:
         self._producer = producer
+        self._permits = permits
         self._known: dict[str, Any] = dict(FUNCTIONS)
 
     def __call__(self, item: Item) -> Any:
@@ -111,12 +110,12 @@ class Targets:
             schemas = []
         if overload not in [schema.overload_name for schema in schemas]:
             self._unknown(item, name)
-        if packet in _REFUSED:
-            item.fail(f"the operator {name} opens files: no program of graphport calls it")
         namespace, _, packet = packet.partition("::")
         found = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default", None)
         if not isinstance(found, OpOverload) or found.name() != name:
             item.fail(f"the operator {shown(name)} cannot be called from Python")
+        if not self._permits(found):
+            item.fail(*self._permits.refusal(found))
         return found
 
     def _unknown(self, item: Item, name: str) -> None:

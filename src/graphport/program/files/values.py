@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from graphport.errors import SerializationError
 from graphport.program.files import limits
-from graphport.program.files.items import Item, shown
+from graphport.program.files.items import Item, is_utf8, shown
 from graphport.program.files.targets import Targets
 
 DTYPES: dict[str, torch.dtype] = {
@@ -54,7 +54,11 @@ def encode(x: Any, where: str, more: More | None = None) -> Any:
         if known is not None:
             return known
     kind = type(x)
-    if x is None or kind is bool or kind is str:
+    if x is None or kind is bool:
+        return x
+    if kind is str:
+        if len(x) > limits.TEXT or not is_utf8(x):
+            raise SerializationError(f"the text {shown(x)} cannot be saved", where=where)
         return x
     if kind is int:
         if abs(x) >= limits.INTEGER:
@@ -111,6 +115,8 @@ class Values:
         kind = type(value)
         if kind is int:
             return item.integer()
+        if kind is str:
+            return item.text()
         if kind is list:
             if depth > limits.VALUE_DEPTH:
                 item.fail("lists are nested too deeply")

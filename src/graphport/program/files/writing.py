@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from graphport.errors import SerializationError
+from graphport.process import contained
 from graphport.program.exported import ExportedProgram
 from graphport.program.files import archive, limits, names
 from graphport.program.files.expressions import ExpressionTable
@@ -33,6 +34,7 @@ FORMAT = "graphport program"
 VERSION = 1
 
 
+@contained
 def save(program: ExportedProgram, file: Any) -> None:
     """Write a program to a path or to a binary file.
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from graphport.errors import ExportError, UnsupportedError
+
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
 
@@ -20,7 +22,12 @@ def to_torch(program: ExportedProgram) -> Any:
     """The program as a `torch.export.ExportedProgram`, which shares its tensors."""
     from graphport.program.torch_interop.outgoing import convert
 
-    return convert(program)
+    try:
+        return convert(program)
+    except ExportError:
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        raise UnsupportedError(f"torch.export does not take this program: {error}") from error
 
 
 def from_torch(program: Any) -> ExportedProgram:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from torch.fx import Graph
 
+from graphport.arguments import PROGRAM, takes
+from graphport.program.bounds import check_bounds
 from graphport.program.control import run_plainly
 from graphport.program.mutation import keep_statistics
 from graphport.program.unflattening.build import Builder, build_root
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["CapturedModule", "UnflattenedModule", "unflatten"]
 
 
+@takes(program=PROGRAM)
 def unflatten(program: ExportedProgram) -> UnflattenedModule:
     """A module with the hierarchy of the original one, each part a graph of its own.
 
@@ -55,7 +58,7 @@ def unflatten(program: ExportedProgram) -> UnflattenedModule:
     flow = Flow(program, root, home, state, writes)
     pieces = Pieces(root, flow, program.graph_module)
     whole = UnflattenedModule(root.kind, Graph(), program)
-    tree = Tree(whole, state, (piece.name for piece in pieces))
+    tree = Tree(whole, state, (piece.call.path for piece in pieces))
     modules = {p: whole if p.call is root else CapturedModule(p.call.kind, Graph()) for p in pieces}
     for piece, module in modules.items():
         tree.add(piece.name, module)
@@ -67,6 +70,8 @@ def unflatten(program: ExportedProgram) -> UnflattenedModule:
             builder.write()
         run_plainly(module.graph)
         keep_statistics(module.graph)
+        if program.from_file:
+            check_bounds(module.graph)
         if piece.name != piece.call.path:
             module._original["of"] = tree.at(piece.call.path)
     tree.assemble(program)

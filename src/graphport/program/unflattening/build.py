@@ -12,7 +12,8 @@ from torch.fx.graph import _PyTreeInfo
 from torch.fx.node import map_arg
 
 from graphport.program.control import plain_copy
-from graphport.program.module import RESERVED, UserSignature, parameter_names
+from graphport.program.identifiers import RESERVED, is_identifier, unique_identifiers
+from graphport.program.module import UserSignature
 from graphport.program.unflattening.calls import Call
 from graphport.program.unflattening.flow import Computed, Elsewhere, Flow, Read, SizeOf, Way
 from graphport.program.unflattening.module import CapturedModule
@@ -117,7 +118,8 @@ class Builder:
 
     def _graph(self, value: Node) -> Node:
         """A graph within the graph becomes a child of the module that calls it."""
-        inner = plain_copy(getattr(self.pieces.graphs, str(value.target)))
+        graphs, checked = self.pieces.graphs, self.flow.program.from_file
+        inner = plain_copy(getattr(graphs, str(value.target)), checked)
         target = self.tree.child(self.module, str(value.target), inner)
         made = self.graph.create_node("get_attr", target, (), {}, target)
         made.meta = dict(value.meta)
@@ -158,6 +160,9 @@ class Builder:
             self.new[value] = node
 
     def _call_module(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        if not all(map(is_identifier, kwargs)):
+            module = self.graph.create_node("get_attr", target, (), {}, _name(target))
+            return self.graph.call_function(call_by_any_name, (module, args, kwargs))
         return self.graph.create_node("call_module", target, args, kwargs, _name(target))
 
     def _leaf(self, argument: Any, value: Node | None) -> Any:
@@ -176,9 +181,10 @@ class Builder:
                 self.graph.create_node("placeholder", name, (), {})
             else:
                 self.take(value, name)
-        info = _PyTreeInfo(
-            parameter_names(list(signature.argument_names)), signature.in_spec, signature.out_spec
-        )
+        names = unique_identifiers(signature.argument_names)
+        renamed = zip(signature.argument_names, names, strict=True)
+        self.module._renamed = {name: new for name, new in renamed if name != new}
+        info = _PyTreeInfo(names, signature.in_spec, signature.out_spec)
         self.graph.set_codegen(UserSignature(info))
 
     # The end
@@ -242,12 +248,17 @@ def build_root(builder: Builder, program: ExportedProgram) -> None:
             builder.take(node)
     builder.body()
     info = _PyTreeInfo(
-        parameter_names(program.argument_names), program.call_spec.in_spec,
+        unique_identifiers(program.argument_names), program.call_spec.in_spec,
         program.call_spec.out_spec,
     )  # fmt: skip
     results = builder.write_back(builder.flow.results)
     builder.graph.output(tuple(results))
     builder.graph.set_codegen(UserSignature(info))
+
+
+def call_by_any_name(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a module with keywords that generated code cannot write."""
+    return module(*args, **kwargs)
 
 
 def _parts(graph: Graph, made: Node, count: int) -> list[Node]:

@@ -19,12 +19,31 @@ from graphport.program.module import Entrance, refuse, shown_signature
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
 
+COMPILED = "_compiled"
+"""The attribute with the code of a graph, once it has been generated."""
 
-class CapturedModule(nn.Module):
+
+class Parent(nn.Module):
+    """A module with children, some of which may be further forms of others: `encoder@1`, ..."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if "@" not in name or not isinstance(found, CapturedModule) or not found._original:
+            return found
+        # Whoever puts another module in the place of `encoder` means all of its calls.
+        now = self._modules.get(name.rpartition("@")[0])
+        return found if now is None or now is found._original["of"] else now
+
+    def _get_name(self) -> str:
+        return "Module"
+
+
+class CapturedModule(Parent):
     """A module that computes what a module of the original program computed, by its own graph.
 
     A module whose calls do different things is several of these: `encoder`, `encoder@1`, ... The
-    first one has the parameters, buffers and children; the others read them from there.
+    first one has the parameters, buffers and children; the others read them from there. A module
+    that takes the place of the first is called for all of them.
     """
 
     def __init__(self, kind: str, graph: Graph) -> None:
@@ -37,16 +56,20 @@ class CapturedModule(nn.Module):
         """Modules that are used but not children of this one."""
         self._original: dict[str, nn.Module] = {}
         """The module that has the state, if it is not this one; in a dict, so as to be no child."""
+        self._renamed: dict[str, str] = {}
+        """Keywords of its call that the generated code has other names for."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        compiled = self.__dict__.get("_compiled")
+        compiled = self.__dict__.get(COMPILED)
+        if self._renamed:
+            kwargs = {self._renamed.get(name, name): x for name, x in kwargs.items()}
         return (compiled or self.recompile())(self, *args, **kwargs)
 
     def recompile(self) -> Callable[..., Any]:
         """Generate the code anew, after a change of the graph."""
         code = self.graph.python_code("self")
         forward: Callable[..., Any] = _forward_from_src(code.src, code.globals, {})
-        self.__dict__["_compiled"] = forward
+        self.__dict__[COMPILED] = forward
         return forward
 
     @property
@@ -64,7 +87,7 @@ class CapturedModule(nn.Module):
 
     @property
     def _graphport_signature(self) -> inspect.Signature:
-        signature = inspect.signature(self.__dict__.get("_compiled") or self.recompile())
+        signature = inspect.signature(self.__dict__.get(COMPILED) or self.recompile())
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def print_readable(self, print_output: bool = True, **options: Any) -> str:
@@ -94,12 +117,12 @@ class CapturedModule(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:
         new: CapturedModule = type(self).__new__(type(self))
         memo[id(self)] = new
-        plain = {k: v for k, v in self.__dict__.items() if k != "_compiled"}
+        plain = {k: v for k, v in self.__dict__.items() if k != COMPILED}
         new.__dict__.update(copy.deepcopy(plain, memo))
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        plain = {k: v for k, v in self.__dict__.items() if k != "_compiled"}
+        plain = {k: v for k, v in self.__dict__.items() if k != COMPILED}
         return {**plain, "graph": _Frozen.of(self.graph)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

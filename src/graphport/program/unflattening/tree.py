@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from graphport.program import attributes
+from graphport.program.identifiers import rename
 from graphport.program.module import give_state, own_state
 from graphport.program.unflattening.calls import Call
-from graphport.program.unflattening.module import CapturedModule
+from graphport.program.unflattening.module import COMPILED, CapturedModule, Parent
 from graphport.program.unflattening.pieces import Piece
 from graphport.program.unflattening.state import State
 
@@ -31,11 +31,16 @@ class Tree:
         """Paths at which a module stands a second time, and the first."""
         self._references: dict[int, dict[str, str]] = {}
         parts = (part for path in (*state.tensors, *called) for part in path.split("."))
-        self._clashes = attributes.renamed(parts, {*dir(root), *vars(root)})
+        self._clashes = rename(parts, {*dir(root), *vars(root), COMPILED})
 
     def attribute(self, path: str) -> str:
         """Where a module has what is called so below it."""
-        return ".".join(self._clashes.get(part, part) for part in path.split("."))
+        return ".".join(map(self._part, path.split(".")))
+
+    def _part(self, part: str) -> str:
+        """A further form of a module is called after the first, whatever that is called."""
+        name, at, form = part.rpartition("@") if "@" in part else (part, "", "")
+        return self._clashes.get(name, name) + at + form
 
     def add(self, path: str, module: nn.Module) -> None:
         self.modules[path] = module
@@ -44,7 +49,7 @@ class Tree:
         """The module at a path; what was never called is a plain container."""
         known = self.modules.get(path)
         if known is None:
-            known = self.modules[path] = nn.Module()
+            known = self.modules[path] = Parent()
         return known
 
     def assemble(self, program: ExportedProgram) -> None:
@@ -80,9 +85,11 @@ class Tree:
         name = piece.name
         if caller.owns(name):
             return self.attribute(name[len(caller.path) + 1 :] if caller.path else name)
-        if "@" not in name.rpartition(".")[2]:
-            alias = self.state.alias(name, caller.path)
-            if alias is not None and self._stands_at(alias, name):
+        path, form = piece.call.path, name[len(piece.call.path) :]
+        alias = self.state.alias(path, caller.path)
+        if alias is not None and self._stands_at(alias, path):
+            alias += form
+            if not form or self._stands_at(alias, name):
                 return self.attribute(alias[len(caller.path) + 1 :] if caller.path else alias)
         return self.reference(module, name)
 
@@ -101,7 +108,7 @@ class Tree:
         """The name under which a module that is no child of it is known to a module."""
         known = self._references.setdefault(id(module), {})
         if path not in known:
-            wanted = path.rpartition(".")[2] or "program"
+            wanted = self.attribute(path.rpartition(".")[2]) or "program"
             names = itertools.chain([wanted], (f"{wanted}_{i}" for i in itertools.count(1)))
             taken = set(module._elsewhere) | set(dir(type(module)))
             known[path] = next(n for n in names if n not in taken)
@@ -111,7 +118,7 @@ class Tree:
     def child(self, module: CapturedModule, name: str, inner: nn.Module) -> str:
         """A graph within the graph of a module, as its child."""
         names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
-        free = next(n for n in names if n not in module._modules)
+        free = next(n for n in names if not hasattr(module, n))
         module.add_module(free, inner)
         return free
 

@@ -1,0 +1,100 @@
+"""Decompositions of operators whose result depends on whether a size is 1, or equals another.
+
+Torch's own ask Python for it. Here it is part of the formula, so that the result is right at every
+size: `interpolate` copies a dim that keeps its size whatever the scale factor, `linspace` of one
+step has no distance between its ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphport.symbolic.bridge import sym_ite
+
+aten = torch.ops.aten
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def linspace(
+    start: float, end: float, steps: Any, *, dtype: torch.dtype | None = None, **options: Any
+) -> Any:
+    """From both ends towards the middle, as torch's kernel goes."""
+    dtype = dtype or torch.get_default_dtype()
+    if not dtype.is_floating_point:
+        return NotImplemented
+    step = (end - start) / torch.sym_max(steps - 1, 1)
+    places = aten.arange.start_step(0, steps, 1, **options)
+    first = places.to(dtype) * step + start
+    last = end - (steps - 1 - places).to(dtype) * step
+    return torch.where(places < steps / 2, first, last)
+
+
+def upsample_linear(
+    input: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None
+) -> Any:
+    """One dim after the other, between the two nearest positions."""
+    if not input.is_floating_point():
+        return NotImplemented
+    x = input.float() if input.dtype in HALVES else input
+    sizes, scales = _sizes_and_scales(input, output_size, scale_factors)
+    for d, (size, scale) in enumerate(zip(sizes, scales, strict=True), 2):
+        have = input.shape[d]
+        places = torch.arange(size, device=x.device).to(x.dtype)
+        if align_corners:
+            source = places * ((have - 1) / torch.sym_max(size - 1, 1))
+        else:
+            source = ((places + 0.5) * _ratio(have, size, scale) - 0.5).clamp(min=0.0)
+        low = source.to(torch.int64)
+        high = (low + 1).clamp(max=have - 1)
+        weight = (source - low).clamp(0.0, 1.0).reshape(size, *[1] * (x.dim() - d - 1))
+        near, far = (aten.index.Tensor(x, [*[None] * d, i]) for i in (low, high))
+        x = near + (far - near) * weight
+    order = torch._prims_common.suggest_memory_format(input)
+    return x.to(input.dtype).contiguous(memory_format=order)
+
+
+def upsample_nearest2d(input: Tensor, output_size: Any, scale_factors: Any = None) -> Tensor:
+    """Only in images torch's kernel goes by the sizes where they stay, or double."""
+    sizes, scales = _sizes_and_scales(input, output_size, scale_factors)
+    rows, columns = (
+        (torch.arange(size, device=input.device).to(torch.float32)
+         * _ratio(have, size, scale, doubled=True)).to(torch.int64)
+        for have, size, scale in zip(input.shape[2:], sizes, scales, strict=True)
+    )  # fmt: skip
+    out = aten.index.Tensor(input, [None, None, rows.unsqueeze(-1), columns])
+    return out.contiguous(memory_format=torch._prims_common.suggest_memory_format(input))
+
+
+def _sizes_and_scales(
+    input: Tensor, output_size: Any, scale_factors: Any
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    from torch._decomp.decompositions import upsample_compute_output_size
+
+    sizes = upsample_compute_output_size(input.size(), output_size, scale_factors)
+    return sizes, scale_factors or [None] * len(sizes)
+
+
+def _ratio(have: Any, size: Any, scale: float | None, doubled: bool = False) -> Any:
+    """How far apart in the input the positions of two neighbours of the result are.
+
+    A dim that keeps its size is copied, and with `doubled` one of twice the size is repeated; the
+    scale factor does not count then.
+    """
+    if scale is None or scale <= 0:
+        return have / torch.sym_max(size, 1)
+    ratio = sym_ite(size == have, 1.0, 1.0 / scale)
+    return sym_ite(size == 2 * have, 0.5, ratio) if doubled else ratio
+
+
+SIZED = {
+    aten.linspace.default: linspace,
+    **dict.fromkeys(
+        (aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec),
+        upsample_linear,
+    ),
+    aten.upsample_nearest2d.vec: upsample_nearest2d,
+}

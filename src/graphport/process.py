@@ -1,0 +1,300 @@
+"""Changes of the process and of the thread, undone on every way out.
+
+An interrupt is an exception between any two instructions: before the `try` that would undo a
+change, or within the `finally` that does. So nothing here relies on a single one. What is to be
+undone is noted before it is done, in the record of a call that is `contained`; every step of the
+undoing may be repeated; and a contained call undoes what its record says twice, of which the second
+finds nothing to do unless the first was interrupted.
+
+Contexts within such a call (`Patch`, `undone`, and torch's own) undo what they do as ever; the
+record is for what they miss. A context made of a generator that was interrupted as it was entered
+undoes it whenever the traceback is dropped, which is too late: so the frames of an interrupt are
+cleared before the thread is restored, but for the user's.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from graphport import source
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def contained(fn: Callable[P, T]) -> Callable[P, T]:
+    """A function that leaves the process and the thread as they were, however it ends."""
+
+    @functools.wraps(fn)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        record = _Record()
+        try:
+            try:
+                _here.record = record
+                return fn(*args, **kwargs)
+            except BaseException as error:
+                if interrupt_behind(error, record.handled) is not None:
+                    _clear_frames(error, record.handled)
+                raise_interrupt_behind(error, record.handled)
+                raise
+            finally:
+                record.undo()
+        finally:
+            record.undo()
+
+    return call
+
+
+def interrupt_behind(
+    error: BaseException | None, handled: BaseException | None
+) -> BaseException | None:
+    """The interrupt that `error` is, or covers up: it came while that was under way.
+
+    `handled` is what the caller was handling before anything began.
+    """
+    for e in _chain(error, handled):
+        if not isinstance(e, Exception):
+            return e
+        if type(e) is TypeError and _SWALLOWED in str(e):
+            return KeyboardInterrupt()
+    return None
+
+
+def raise_interrupt_behind(error: BaseException, handled: BaseException | None) -> None:
+    """Raise it, if there is one that `error` covers up."""
+    interrupt = interrupt_behind(error, handled)
+    try:
+        if interrupt is not None and interrupt is not error:
+            raise interrupt
+    finally:
+        del interrupt  # else it would hold this frame, and this frame it
+
+
+_SWALLOWED = 'with error "KeyboardInterrupt'
+"""What torch makes of one that comes while it asks an argument for its value."""
+
+
+def _chain(error: BaseException | None, handled: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and error is not handled and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__context__
+
+
+def _clear_frames(error: BaseException, handled: BaseException | None) -> None:
+    """Drop what the frames of other packages hold that have ended."""
+    for e in _chain(error, handled):
+        trace = e.__traceback__
+        while trace is not None:
+            frame, trace = trace.tb_frame, trace.tb_next
+            if not source.is_the_users(frame.f_code):
+                with suppress(RuntimeError):  # it is running
+                    frame.clear()
+
+
+class undone:
+    """While this lasts, something is different, which `undo` undoes; it may be called again."""
+
+    def __init__(self, undo: Callable[[], object]) -> None:
+        self._undo = undo
+
+    def __enter__(self) -> None:
+        record = _here.record
+        self._steps: list[Any] = [] if record is None else record.steps
+        self._steps.append(self._undo)
+
+    def __exit__(self, *_: object) -> None:
+        self._undo()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._undo in self._steps:  # unless an interrupt has seen to it
+            self._steps.remove(self._undo)
+
+
+class undone_unless_finished(undone):
+    """What is only undone if it does not come to its end."""
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is not None:
+            self._undo()
+        self._forget()
+
+
+# The whole process
+
+
+class Switch:
+    """A setting that is read and written by functions."""
+
+    def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
+        self.read, self.write = read, write
+
+
+_ABSENT = object()
+Replacement = tuple[Any, str, Any]
+"""An object, the name of one of its attributes, and what is in its place; of a `Switch`, `""`."""
+
+
+class Patch:
+    """Attributes that are replaced for the whole process while any thread holds the patch.
+
+    Were each thread to put back what it found, the last to leave could put back what another had
+    set; so the first to come replaces, and the last to leave puts back.
+    """
+
+    def __init__(self, replacements: Callable[[], Iterable[Replacement]]) -> None:
+        self._replacements = replacements
+        self._turn = threading.RLock()
+        self._holders: dict[Any, int] = {}
+        self._before: list[Replacement] = []
+        self._instead: list[Replacement] = []
+        self._is_applied = False
+        _PATCHES.append(self)
+
+    def __enter__(self) -> None:
+        self.hold(_here.record)
+
+    def __exit__(self, *_: object) -> None:
+        holder = _here.record
+        with self._turn:
+            left = self._holders.get(holder, 0) - 1
+            if left > 0:
+                self._holders[holder] = left
+            else:
+                self.release(holder)
+
+    def hold(self, holder: Any) -> None:
+        with self._turn:
+            self._holders[holder] = self._holders.get(holder, 0) + 1
+            if self._is_applied:
+                return
+            if not self._before:
+                self._instead = list(self._replacements())
+                self._before = [(o, name, _current(o, name)) for o, name, _ in self._instead]
+            for replacement in self._instead:
+                _put(*replacement)
+            self._is_applied = True
+
+    def release(self, holder: Any) -> None:
+        """Of a holder that has let go already, nothing but what an interrupt has left undone."""
+        with self._turn:
+            self._holders.pop(holder, None)
+            if not self._holders:
+                self._is_applied = False
+                for replacement in self._before:
+                    _put(*replacement)
+                self._before = []
+
+
+_PATCHES: list[Patch] = []
+
+
+def _current(owner: Any, name: str) -> Any:
+    if isinstance(owner, Switch):
+        return owner.read()
+    return vars(owner).get(name, _ABSENT)  # what a class inherits is not its own
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, Switch):
+        owner.write(value)
+    elif value is not _ABSENT:
+        setattr(owner, name, value)
+    elif name in vars(owner):
+        delattr(owner, name)
+
+
+# The thread
+
+
+def thread_local(kind: type[threading.local] = threading.local) -> Any:
+    """Attributes of each thread that are as before after a call that is contained."""
+    made = kind()
+    _LOCALS.append(made)
+    return made
+
+
+class _Here(threading.local):
+    record: _Record | None = None
+    """Of the innermost contained call."""
+
+
+_here = _Here()
+_LOCALS: list[threading.local] = [source.running]
+
+# Whatever a guard of torch's may exclude: modes, autograd, autocast.
+_EXCLUDED = [
+    key for name, key in torch._C.DispatchKey.__members__.items()
+    if (name.startswith(("Autocast", "Python")) and name != "PythonDispatcher")
+    or name in ("ADInplaceOrView", "AutogradFunctionality", "AutogradOther",
+                "AutogradNestedTensor", "PreDispatch")
+]  # fmt: skip
+_DEVICES = torch._C._autocast_supported_devices()
+
+
+class _Record:
+    """What was when a contained call began, and what is to be undone when it ends."""
+
+    def __init__(self) -> None:
+        self.steps: list[Callable[[], object]] = []
+        """What undoes the changes that are under way, the last one last."""
+        self.handled = sys.exc_info()[1]
+        self._outer = _here.record
+        self._locals = [dict(vars(local)) for local in _LOCALS]
+        self._function_modes = _get_current_function_mode_stack()
+        self._dispatch_modes = _get_current_dispatch_mode_stack()
+        self._function_state = torch._C._get_torch_function_state()
+        self._excluded = torch._C._dispatch_tls_local_exclude_set()
+        self._autocast = [torch.get_autocast_dtype(device) for device in _DEVICES]
+        self._autocast_cache = torch.is_autocast_cache_enabled()
+        self._grad_mode = torch.is_grad_enabled()
+
+    def undo(self) -> None:
+        """All of it; of what has been undone already, nothing."""
+        self._restore_thread()  # first, since under a mode nothing else does what it says
+        while self.steps:
+            self.steps[-1]()
+            self.steps.pop()
+        for patch in _PATCHES:
+            patch.release(self)
+        for local, saved in zip(_LOCALS, self._locals, strict=False):
+            if vars(local) != saved:
+                vars(local).clear()
+                vars(local).update(saved)
+        _here.record = self._outer
+
+    def _restore_thread(self) -> None:
+        if not _same(_get_current_function_mode_stack(), self._function_modes):
+            while torch._C._len_torch_function_stack():
+                torch._C._pop_torch_function_stack()
+            for mode in self._function_modes:
+                torch._C._push_on_torch_function_stack(mode)
+        if not _same(_get_current_dispatch_mode_stack(), self._dispatch_modes):
+            while torch._C._len_torch_dispatch_stack():
+                torch._C._pop_torch_dispatch_stack(None)
+            for mode in self._dispatch_modes:
+                torch._C._push_on_torch_dispatch_stack(mode)
+        torch._C._set_torch_function_state(self._function_state)
+        if torch._C._dispatch_tls_local_exclude_set() != self._excluded:
+            for key in _EXCLUDED:
+                torch._C._dispatch_tls_set_dispatch_key_excluded(key, self._excluded.has(key))
+        for device, dtype in zip(_DEVICES, self._autocast, strict=True):
+            if torch.get_autocast_dtype(device) is not dtype:
+                torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(self._autocast_cache)
+        torch._C._set_grad_enabled(self._grad_mode)
+
+
+def _same(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))

@@ -1,0 +1,72 @@
+"""Operators whose result depends on sizes being 1 or equal, taken apart: right at every size."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import graphport as gp
+from tests.helpers import compare
+
+DIMS = {"nearest": 2, "nearest-exact": 2, "linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}
+SIZES = (8, 1, 2, 3, 7, 20)
+
+
+def check(fn: Callable[..., Any], dims: int, sizes: tuple[int, ...] = SIZES) -> None:
+    """At fixed sizes, and captured once for all of them."""
+    made = [torch.randn(1, 2, *[n] * dims) for n in sizes]
+    shapes = ({d + 2: gp.Dim(f"d{d}", min=1) for d in range(dims)},)
+    core = gp.export(fn, (made[0],), dynamic_shapes=shapes).run_decompositions()
+    for x in made:
+        compare(core, fn, ((x,), {}), rtol=1e-4, atol=1e-4)
+    for x in made[2:4]:
+        compare(gp.export(fn, (x,)).run_decompositions(), fn, ((x,), {}), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1.3, 2.3, 1.05], ids=str)
+@pytest.mark.parametrize("mode", DIMS)
+def test_a_scale_factor_that_leaves_sizes_or_doubles_them(mode: str, scale: float) -> None:
+    """Eager copies a dim that keeps its size, whatever the factor."""
+    check(lambda x: F.interpolate(x, scale_factor=scale, mode=mode), DIMS[mode])
+
+
+@pytest.mark.parametrize("mode", ["linear", "bilinear", "trilinear"])
+def test_recomputed_scale_factors(mode: str) -> None:
+    again = functools.partial(F.interpolate, mode=mode, recompute_scale_factor=True)
+    check(lambda x: again(x, scale_factor=1.3), DIMS[mode])
+
+
+@pytest.mark.parametrize("mode", ["linear", "bilinear", "trilinear"])
+def test_corners_of_one_position(mode: str) -> None:
+    resize = functools.partial(F.interpolate, mode=mode, align_corners=True)
+    check(lambda x: resize(x, size=[2 * s - 1 for s in x.shape[2:]]), DIMS[mode])
+
+
+def test_halves_are_interpolated_in_float32() -> None:
+    x = torch.randn(1, 2, 3, 5).half()
+    fn = functools.partial(F.interpolate, scale_factor=1.3, mode="bilinear")
+    compare(gp.export(fn, (x,)).run_decompositions(), fn, ((x,), {}), rtol=1e-3, atol=1e-3)
+
+
+def test_a_line_of_one_step_or_none() -> None:
+    x = torch.randn(5)
+    core = gp.export(
+        lambda x: torch.linspace(-1.0, 3.0, x.shape[0]), (x,),
+        dynamic_shapes=({0: gp.Dim("n", min=0)},),
+    ).run_decompositions()  # fmt: skip
+    for n in (0, 1, 2, 5, 100):
+        want = torch.linspace(-1.0, 3.0, n)
+        torch.testing.assert_close(core.module()(torch.randn(n)), want)
+
+
+def test_layout_is_kept() -> None:
+    x = torch.randn(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    for mode in ("nearest", "bilinear"):
+        fn = functools.partial(F.interpolate, scale_factor=2.0, mode=mode)
+        core = gp.export(fn, (x,)).run_decompositions()
+        assert core.module()(x).stride() == fn(x).stride()

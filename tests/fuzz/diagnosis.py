@@ -1,0 +1,194 @@
+"""What may excuse a difference: a run of eager under noise that shows what eager leaves undefined.
+
+Run once without noise it names causes for which results are nobody's fault: a write to memory that
+overlaps itself or what is read, a choice among equal values, a float that no integer is like, a
+place written twice in one go. Run with noise, every computed float is changed by about what one
+operator rounds off; what that does to the results is what a difference may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+ROUNDING = {torch.float16: 1.0, torch.bfloat16: 1.0, torch.float32: 8.0, torch.float64: 8.0}
+"""By how many last places a kernel may be off."""
+
+_CHOICES = {"sort", "argsort", "topk", "max", "min", "argmax", "argmin", "median", "nanmedian",
+            "kthvalue", "mode", "cummax", "cummin", "aminmax", "max_pool2d_with_indices",
+            "unique_dim", "_unique2"}  # fmt: skip
+_PLACES = {"index_put", "index_put_", "_index_put_impl_", "index_copy", "index_copy_",
+           "scatter", "scatter_"}  # fmt: skip
+_INDEXED = {"index", "index_fill", "index_fill_", "index_select", "gather", "take"} | _PLACES
+BEYOND = "position beyond a tensor without elements"
+"""Which eager lets pass, and nobody else does."""
+_AS_IT_IS = {"pixel_shuffle", "pixel_unshuffle"}
+_FILLS = {"fill_", "zero_"}
+
+
+class Diagnosis(TorchDispatchMode):
+    """Watches every operator of a run of eager; `noise` is the seed of what it changes."""
+
+    def __init__(self, noise: int | None = None) -> None:
+        super().__init__()
+        self.causes: set[str] = set()
+        self.random = None if noise is None else torch.Generator().manual_seed(noise)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled under it, and to say so takes longer than to look
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = self._by_name(func, args, kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        if self.random is None:
+            self._look(name, func, given)
+            return func(*args, **kwargs)
+        known = [t.detach().clone() for t in _floats((args, kwargs))]
+        out = func(*args, **kwargs)
+        self._disturb(out, known, pytree.tree_leaves((args, kwargs)))
+        return out
+
+    def _by_name(self, func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+        names = [a.name for a in func._schema.arguments]
+        return dict(zip(names, args, strict=False)) | kwargs
+
+    def _look(self, name: str, func: Any, given: dict[str, Any]) -> None:
+        for argument in func._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for t in _tensors(given.get(argument.name)):
+                    self._look_at_write(name, func, t, given)
+        first = next(iter(given.values()), None)
+        if name in _CHOICES and not given.get("stable"):
+            if _ties(first, given.get("dim")):
+                self.causes.add("tie")
+        if name in _PLACES and _twice(name, given):
+            self.causes.add("place written twice")
+        if name in _INDEXED and isinstance(first, torch.Tensor) and not first.numel():
+            self.causes.add(BEYOND)
+        if name in _AS_IT_IS and not first.numel():
+            self.causes.add("tensor without elements that eager gives back as it is")
+        if name.startswith("conv") and not given["weight"].numel():
+            self.causes.add("convolution of no channels, of which eager has no channels come out")
+        if name in ("_to_copy", "copy_"):
+            source = given.get("src", first)
+            target = given.get("dtype") or (first.dtype if name == "copy_" else None)
+            if target is not None and _does_not_fit(source, target):
+                self.causes.add("float that no integer is like")
+
+    def _look_at_write(self, name: str, func: Any, t: torch.Tensor, given: Any) -> None:
+        if name not in _FILLS and overlaps_itself(t):
+            self.causes.add("write to memory that overlaps itself")
+        reads = [u for u in _tensors(list(given.values())) if u is not t]
+        aligned = torch.Tag.pointwise in func.tags or name == "copy_"
+        for u in reads:
+            if aligned and _same_place(t, u):
+                continue
+            if overlap(t, u):
+                self.causes.add("write to memory that is being read")
+
+    def _disturb(self, out: Any, known: list[torch.Tensor], given: list[Any]) -> None:
+        shared = {t.untyped_storage()._cdata for t in given if isinstance(t, torch.Tensor)}
+        inputs = {id(t) for t in given}
+        for t in _floats(out):
+            fresh = t.untyped_storage()._cdata not in shared
+            if not t.numel() or not (fresh or id(t) in inputs) or overlaps_itself(t):
+                continue
+            wide = torch.view_as_real(t) if t.is_complex() else t
+            if any(_moved(wide, k) for k in known):
+                continue  # values that were only moved are exact
+            eps = torch.finfo(wide.dtype).eps * ROUNDING.get(wide.dtype, 1.0)
+            change = torch.rand(wide.shape, generator=self.random, dtype=torch.float64) * 2 - 1
+            wide.mul_(1 + eps * change)
+
+
+def _moved(t: torch.Tensor, known: torch.Tensor) -> bool:
+    known = torch.view_as_real(known) if known.is_complex() else known
+    if known.dtype is not t.dtype:
+        return False
+    return bool(torch.isin(t.double(), torch.cat([known.double().reshape(-1), torch.zeros(1)])).all())
+
+
+def _tensors(x: Any) -> list[torch.Tensor]:
+    return [t for t in pytree.tree_leaves(x) if isinstance(t, torch.Tensor)]
+
+
+def _floats(x: Any) -> Iterable[torch.Tensor]:
+    return [t for t in _tensors(x) if t.is_floating_point() or t.is_complex()]
+
+
+def places(t: torch.Tensor) -> torch.Tensor:
+    """The addresses of all bytes of a tensor."""
+    start = t.data_ptr()
+    found = torch.arange(t.element_size())
+    for n, s in zip(t.shape, t.stride(), strict=True):
+        found = (found[:, None] + torch.arange(n) * s * t.element_size()).reshape(-1)
+    return found + start
+
+
+def overlaps_itself(t: torch.Tensor) -> bool:
+    expected = 1
+    for s, n in sorted((s, n) for n, s in zip(t.shape, t.stride(), strict=True) if n != 1):
+        if s < expected:
+            found = places(t)
+            return found.unique().numel() < found.numel()
+        expected = s * n
+    return False
+
+
+def overlap(t: torch.Tensor, u: torch.Tensor) -> bool:
+    if t.untyped_storage()._cdata != u.untyped_storage()._cdata or not t.numel() or not u.numel():
+        return False
+    return bool(torch.isin(places(t), places(u)).any())
+
+
+def _same_place(t: torch.Tensor, u: torch.Tensor) -> bool:
+    same = (t.data_ptr(), t.shape, t.dtype) == (u.data_ptr(), u.shape, u.dtype)
+    return same and all(
+        a == b or n == 1 for n, a, b in zip(t.shape, t.stride(), u.stride(), strict=True)
+    )
+
+
+def _ties(t: Any, dim: Any) -> bool:
+    if not isinstance(t, torch.Tensor) or t.is_complex() or not t.numel():
+        return False
+    t, dim = (t.reshape(-1), 0) if dim is None or not t.dim() else (t, dim)
+    ordered = t.double().nan_to_num(nan=1e30).sort(dim).values
+    return bool((ordered.diff(dim=dim) == 0).any())
+
+
+def _twice(name: str, given: dict[str, Any]) -> bool:
+    if given.get("accumulate") or "value" in given and "indices" not in given:
+        return False
+    if "indices" in given:
+        shape = given["self"].shape
+        index = [i for i in given["indices"] if i is not None]
+        if any(i.dtype is torch.bool for i in index):
+            return False
+        sizes = [n for i, n in zip(given["indices"], shape, strict=False) if i is not None]
+        index = [i % max(n, 1) for i, n in zip(index, sizes, strict=True)]
+        rows = torch.stack([i.reshape(-1) for i in torch.broadcast_tensors(*index)], -1)
+        return bool(rows.unique(dim=0).shape[0] < rows.shape[0]) if rows.numel() else False
+    if "src" not in given and "source" not in given:
+        return False
+    return _ties(given["index"], given["dim"])
+
+
+def _does_not_fit(t: Any, dtype: torch.dtype) -> bool:
+    if not isinstance(t, torch.Tensor) or not t.is_floating_point() or not t.numel():
+        return False
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return False
+    info = torch.iinfo(dtype)
+    wide = t.detach().double()
+    return bool((~wide.isfinite() | (wide < info.min) | (wide > info.max)).any())
+
+
