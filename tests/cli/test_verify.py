@@ -98,6 +98,21 @@ def test_a_file_of_another_tool(run: Runner) -> None:
     assert len({sizes["rows_"] for sizes in done.data["verification"]["sizes_tried"]}) > 2
 
 
+def test_ties_of_a_file_of_another_tool(run: Runner) -> None:
+    """Which of equal elements is the largest is left open, whoever wrote the file."""
+    Path("best.py").write_text("def best(x):\n    return x.argmax(1)\n")
+    for last in (0, 1):
+        attributes = {"axis": 1, "keepdims": 0, "select_last_index": last}
+        node = helper.make_node("ArgMax", ["left"], ["right"], **attributes)
+        x = helper.make_tensor_value_info("left", 7, ["rows", 9])
+        y = helper.make_tensor_value_info("right", 7, ["rows"])
+        graph = helper.make_graph([node], "g", [x], [y])
+        opset = helper.make_opsetid("", 18)
+        onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), "best.onnx")
+        done = run("verify", "best.onnx", "--against", "best.py:best", "--input", "x=i64[4,9]")
+        assert done.code == 0, (done.out, done.err)
+
+
 def test_sizes_of_a_file_with_names_of_its_own(run: Runner) -> None:
     rows = gp.Dim("rows", min=2, max=9)
     x = torch.ones(3, 4)

@@ -178,6 +178,14 @@ def test_sizes_that_are_given() -> None:
     assert len(doubled().verify(sizes={"batch": 9}, limit=2).sizes_tried) == 4
 
 
+def test_sizes_that_are_too_large_are_not_chosen() -> None:
+    dims = {d: gp.Dim(f"d{d}") for d in range(6)}
+    ep = gp.export(lambda x: x * 2, (torch.ones(12, 12, 12, 12, 12, 12),), dynamic_shapes=(dims,))
+    samples = Samples(ep, [torch.ones(12, 12, 12, 12, 12, 12)])
+    found = [samples.cost(sizes) for sizes in samples.others(20)]
+    assert len(found) == 20 and max(found) <= 2
+
+
 def test_a_number_of_sizes() -> None:
     assert [len(doubled().verify(limit=n).sizes_tried) for n in (1, 3, 9)] == [2, 4, 10]
 
@@ -501,6 +509,12 @@ def test_integers_that_are_wrong() -> None:
     report = program.verify()
     assert not report.ok and report.first_divergence is not None
     assert report.first_divergence.node.name == "sin"
+
+
+def test_results_that_are_conjugated() -> None:
+    x = torch.randn(4, 6, dtype=torch.complex64)
+    assert gp.onnx.export(lambda x: (x * 2).conj(), (x,)).verify().ok
+    assert gp.onnx.export(torch.fft.ifft, (torch.randn(4, 6),)).verify().ok
 
 
 def test_rows_of_nan() -> None:

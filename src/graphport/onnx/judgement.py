@@ -136,6 +136,7 @@ def _judge_floats(have: torch.Tensor, want: torch.Tensor, tolerance: Tolerance) 
 
 
 def _wide(t: torch.Tensor) -> torch.Tensor:
+    t = t.resolve_conj().resolve_neg()
     return torch.view_as_real(t).double() if t.dtype.is_complex else t.double()
 
 

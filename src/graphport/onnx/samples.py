@@ -29,6 +29,8 @@ from graphport.symbolic import Expr, evaluate, symbols
 
 Sizes = dict[Expr, int]
 _TRIES = 300
+_LARGE = 1 << 22
+"""Elements of inputs that are drawn, whatever the example has."""
 _SEED = 23
 _REFUSALS = 8
 """Conditions to show with sizes that they refuse."""
@@ -108,7 +110,7 @@ class Samples:
         for proposal in itertools.islice(itertools.chain(telling, rest), _TRIES):
             if not affords(0) or count == limit:
                 return
-            if proposal in known or self.refusal(proposal) is not None:
+            if proposal in known or self._is_large(proposal) or self.refusal(proposal):
                 continue
             known.append(proposal)
             if affords(self.cost(proposal)):
@@ -126,9 +128,14 @@ class Samples:
 
     def cost(self, sizes: Sizes) -> float:
         """How many elements the inputs have, as a multiple of those of the example."""
-        now, then = (sum(prod(shape) for shape in self._shapes(at) or () if shape is not None)
-                     for at in (self.example, sizes))  # fmt: skip
-        return then / max(now, 1)
+        return self._elements(sizes) / max(self._elements(self.example), 1)
+
+    def _elements(self, sizes: Sizes) -> int:
+        return sum(prod(shape) for shape in self._shapes(sizes) or () if shape is not None)
+
+    def _is_large(self, sizes: Sizes) -> bool:
+        """Whether inputs take more memory than anybody expects who knows the example."""
+        return self._elements(sizes) > max(_LARGE, 2 * self._elements(self.example))
 
     def refusal(self, sizes: Sizes) -> str | None:
         """Why the program does not take such sizes."""

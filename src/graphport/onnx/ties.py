@@ -75,9 +75,13 @@ _JUMP = {
 class Ties:
     """Eager with the model's decisions, for some inputs; run when it is first asked for."""
 
-    def __init__(self, probe: Probe, tolerance: Tolerances) -> None:
+    def __init__(
+        self, probe: Probe, tolerance: Tolerances, results: Mapping[str, torch.Tensor]
+    ) -> None:
         self.probe = probe
         self.tolerance = tolerance
+        self.results = results
+        """What the model gives for nodes; of a model that tells nothing else, these are known."""
 
     def excuse(self, output: Node, have: torch.Tensor) -> bool:
         """Whether a result of the model is eager's, once eager decides as the model does."""
@@ -88,14 +92,16 @@ class Ties:
     def _results(self) -> Mapping[str, Any]:
         """The program's results; none if the model decides nothing otherwise."""
         probe = self.probe
-        parts = {n.name: _parts(n, probe) for n in probe.graph.nodes if _decides(n)}
+        known = {*probe.values, *self.results}
+        parts = {n.name: _parts(n, known) for n in probe.graph.nodes if _decides(n)}
         decisions = [n for n in probe.graph.nodes if parts.get(n.name)]
         if not decisions:
             return {}
         wanted = {part.name for n in decisions for part in parts[n.name].values()}
-        wanted |= {i.name for n in decisions for i in n.all_input_nodes if i.name in probe.values}
+        wanted |= {i.name for n in decisions for i in n.all_input_nodes if i.name in known}
         run = _Deciding(probe.module())
-        run.model, run.parts, run.tolerance = probe.model(wanted), parts, self.tolerance
+        run.model = {**self.results, **probe.model(wanted - self.results.keys())}
+        run.parts, run.tolerance = parts, self.tolerance
         run.results = {n.name: None for n in probe.graph.output_node().all_input_nodes}
         with torch.no_grad():
             run.run(*probe.inputs, enable_io_processing=False)
@@ -117,13 +123,13 @@ def _kinds(node: Node) -> list[torch.dtype]:
     return [v.dtype for v in parts if isinstance(v, Abstract)]
 
 
-def _parts(node: Node, probe: Probe) -> dict[int | None, Node]:
-    """The decisions of an operator that the model has as values: by number, if it has several."""
+def _parts(node: Node, known: set[str]) -> dict[int | None, Node]:
+    """The decisions of an operator that are known of the model: by number, if it has several."""
     parts: dict[Any, Node] = {None: node}
-    if node.name not in probe.values:
+    if node.name not in known:
         parts = {u.args[1]: u for u in node.users if u.target is operator.getitem}
     return {i: n for i, n in parts.items()
-            if n.name in probe.values and (node.target in _JUMP or _is_discrete(n))}  # fmt: skip
+            if n.name in known and (node.target in _JUMP or _is_discrete(n))}  # fmt: skip
 
 
 def _is_discrete(node: Node) -> bool:

@@ -297,7 +297,9 @@ class _Run:
                 failed = Judgement(False, float("inf"), float("inf"), _first_line(error, False))
                 self._add(name, failed, trial)
             return None
-        ties = Ties(probe, self.tolerance)
+        given = {row.node.name: row.have for row in rows
+                 if row.node is not None and isinstance(row.have, torch.Tensor)}  # fmt: skip
+        ties = Ties(probe, self.tolerance, given)
         for row in rows:
             judgement = self._judged(ties, row)
             self._add(row.name, judgement, trial)
