@@ -346,3 +346,21 @@ def test_the_size_of_a_mask_is_read_where_it_is() -> None:
 
     mask = torch.tensor([True, False, True, True])
     check(f, (torch.ones(2, 4), mask), others=[(torch.ones(2, 4), ~mask)])
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [lambda first, y: first + y, lambda first, y: first.expand(y.shape[0]) * 2,
+     lambda first, y: first.expand_as(y), lambda first, y: torch.where(y > 1, first, y)],
+    ids=["add", "expand", "expand_as", "where"],
+)  # fmt: skip
+def test_the_first_of_elements_goes_with_all_of_them(combine: Any) -> None:
+    """However many the data selects, `y[:1]` is one of them, or none where there are none."""
+
+    def f(x: torch.Tensor) -> Any:
+        y = x[x > 0]
+        return combine(y[:1], y)
+
+    example = torch.tensor([1.0, -2, 3, 4])
+    others = [(-example,), (example - 2,), (example - 3,), (example - 9,)]
+    check(f, (example,), others=others)

@@ -617,3 +617,31 @@ def test_tensors_made_from_tensors():
     check(lambda v: torch.as_tensor([v.sum(), 2, v.mean()]), (x(),))
     check(lambda v: torch.as_tensor([v.sum() > 3, True]), (x(),))
     batch_dynamic(lambda v: torch.as_tensor([[v.shape[0], v[0, 0].long()], [1, 2]]))
+
+
+def test_a_number_is_copied_to_a_tensor():
+    batch_dynamic(lambda v: (v[1:].copy_(3), v.clone().copy_(v.shape[0]), v))
+    check(lambda v: v.long().copy_(2.5), (x(),))
+
+
+def test_operators_on_lists_of_tensors_write_to_each():
+    def f(v):
+        y = v * 2
+        torch._foreach_add_([y, v[:1]], 1)
+        torch._foreach_mul_([y], 3)
+        return y, v
+
+    batch_dynamic(f)
+
+
+def test_the_diagonal_of_a_matrix_without_elements():
+    def f(v):
+        y = v * 2
+        y.fill_diagonal_(7)
+        return y
+
+    b, c = gp.Dim("b"), gp.Dim("c")
+    others = [(torch.randn(n, m),) for n, m in ((0, 3), (3, 0), (1, 1), (1, 4), (5, 2))]
+    check(f, (x(),), dynamic_shapes=({0: b, 1: c},), others=others)
+    check(lambda v: v.expand(3, 3, 3).clone().fill_diagonal_(7), (torch.randn(3, 3),))
+    check(lambda v: v.repeat(2, 1).fill_diagonal_(7, wrap=True), (torch.randn(3, 2),))

@@ -27,6 +27,8 @@ _PLACES = {"index_put", "index_put_", "_index_put_impl_", "index_copy", "index_c
 _INDEXED = {"index", "index_fill", "index_fill_", "index_select", "gather", "take"} | _PLACES
 BEYOND = "position beyond a tensor without elements"
 """Which eager lets pass, and nobody else does."""
+_AMPLIFIES = ("norm", "var", "std")
+"""What divides by differences, which may be all rounding."""
 _AS_IT_IS = {"pixel_shuffle", "pixel_unshuffle"}
 _FILLS = {"fill_", "zero_"}
 
@@ -53,6 +55,10 @@ class Diagnosis(TorchDispatchMode):
             self._look(name, func, given)
             return func(*args, **kwargs)
         known = [t.detach().clone() for t in _floats((args, kwargs))]
+        if any(part in name for part in _AMPLIFIES) and args and isinstance(args[0], torch.Tensor):
+            noisy = args[0].clone()
+            self._disturb(noisy, [], [])
+            args = (noisy, *args[1:])
         out = func(*args, **kwargs)
         self._disturb(out, known, pytree.tree_leaves((args, kwargs)))
         return out
@@ -114,7 +120,8 @@ def _moved(t: torch.Tensor, known: torch.Tensor) -> bool:
     known = torch.view_as_real(known) if known.is_complex() else known
     if known.dtype is not t.dtype:
         return False
-    return bool(torch.isin(t.double(), torch.cat([known.double().reshape(-1), torch.zeros(1)])).all())
+    there = torch.cat([known.double().reshape(-1), torch.zeros(1)])
+    return bool(torch.isin(t.double(), there).all())
 
 
 def _tensors(x: Any) -> list[torch.Tensor]:
@@ -166,7 +173,7 @@ def _ties(t: Any, dim: Any) -> bool:
 
 
 def _twice(name: str, given: dict[str, Any]) -> bool:
-    if given.get("accumulate") or "value" in given and "indices" not in given:
+    if given.get("accumulate") or ("value" in given and "indices" not in given):
         return False
     if "indices" in given:
         shape = given["self"].shape
@@ -190,5 +197,3 @@ def _does_not_fit(t: Any, dtype: torch.dtype) -> bool:
     info = torch.iinfo(dtype)
     wide = t.detach().double()
     return bool((~wide.isfinite() | (wide < info.min) | (wide > info.max)).any())
-
-

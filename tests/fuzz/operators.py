@@ -20,6 +20,8 @@ sizes, `cond` a truth about sizes, `dtype` and `fdtype` a dtype.
 Arguments stay where functions are tame: no division by what is nearly zero, no large exponents.
 """
 
+# ruff: noqa: E501  a template is a line
+
 from __future__ import annotations
 
 # One template a line. A result that has several parts is one of them, or all of them added up.

@@ -58,7 +58,11 @@ def while_loop(cond, body, carried):
 SPACE: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "gp": gp}
 for _text in HELPERS.values():
     exec(_text, SPACE)
-HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\nimport graphport as gp\n"
+HEAD = """import torch
+import torch.nn.functional as F
+from torch import nn
+import graphport as gp
+"""
 FAILURES = (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError, OverflowError,
             NotImplementedError, UserWarning, AssertionError)  # fmt: skip
 """What eager may raise at a size or a dtype that a statement does not bear."""
@@ -85,7 +89,7 @@ class Program:
     @property
     def source(self) -> str:
         names = [i.name for i in self.inputs]
-        body = "\n".join(self.lines + [f"return {', '.join(self.results)},"])
+        body = "\n".join([*self.lines, f"return {', '.join(self.results)},"])
         used = [n for n in STATE if re.search(rf"\bself\.{n}\b", body)]
         state = "".join(f"        self.{n} = {STATE[n]}\n" for n in used)
         helpers = "".join(t for n, t in HELPERS.items() if re.search(rf"\b{n}\(", body))

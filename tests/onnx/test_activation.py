@@ -167,3 +167,8 @@ def test_what_log_sigmoid_keeps_for_its_gradient() -> None:
     for dtype in (torch.float32, torch.float64, torch.float16):
         x = torch.tensor([-30.0, -1.5, 0.0, 2.0, 30.0], dtype=dtype)
         check_onnx(torch.ops.aten.log_sigmoid_forward.default, (x,))
+
+
+@pytest.mark.parametrize("target", ["onnx", "ort"])
+def test_gelu_of_a_number(target: str) -> None:
+    check_onnx(lambda x: F.gelu(x, approximate="tanh"), (torch.tensor(0.3),), target=target)

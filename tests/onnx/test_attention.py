@@ -284,3 +284,15 @@ def test_encoder_layer(norm_first: bool) -> None:
     check_onnx(
         model, (torch.randn(2, 5, 16),), dynamic_shapes=dims(1), others=[(torch.randn(3, 7, 16),)]
     )
+
+
+@TARGETS
+def test_heads_of_any_size(target: str) -> None:
+    """ONNX Runtime's operator refuses a size of 0, where every row counts alike."""
+    d, e = gp.Dim("d"), gp.Dim("e")
+    shapes = ({3: d}, {3: d}, {3: e})
+    others = [qkv((2, 2, 3, m), (2, 2, 3, m), (2, 2, 3, n)) for m, n in ((0, 4), (4, 0), (0, 0))]
+    tensors = qkv(*[(2, 2, 3, 4)] * 3)
+    check_onnx(lambda q, k, v: attend(q, k, v, scale=0.5), tensors, dynamic_shapes=shapes,
+               others=others, target=target)  # fmt: skip
+    check_onnx(lambda q: attend(q, q, q, scale=0.5), (torch.ones(2, 2, 3, 0),), target=target)

@@ -167,3 +167,12 @@ def test_an_assertion_on_the_whole_of_a_tensor_is_left_out() -> None:
     check_onnx(
         program, inputs(2), dynamic_shapes=({0: batch}, {0: batch}), others=[inputs(1), inputs(5)]
     )
+
+
+def test_the_first_of_elements_goes_with_all_of_them() -> None:
+    def f(x: torch.Tensor) -> Any:
+        y = x[x > 0]
+        return y[:1].expand_as(y), y[:1] + y
+
+    x = torch.tensor([1.0, -2, 3, 4])
+    check_onnx(f, (x,), others=[(-x,), (x - 2,), (x - 9,)])

@@ -15,6 +15,7 @@ from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import (
     expected,
     holds,
+    is_first_of,
     known,
     numel,
     require,
@@ -210,6 +211,8 @@ def _is_single(have: Size, want: Size) -> bool:
     """Whether a dim is repeated; a dynamic one is where its example is 1 and the target's not."""
     if type(have) is int:
         return have == 1
+    if is_first_of(have, want):
+        return True
     scope = scope_of(have)
     if scope.hint(have) != 1 or scope.hint(want) == 1:
         return False

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes
-from graphport.symbolic import Expr, eq, ge, ite, le, lt, not_
+from graphport.symbolic import Expr, eq, ge, ite, le, lt, min_, not_
 
 
 def scope_of(*values: object):
@@ -221,6 +221,8 @@ def _meet(x: Size, y: Size, a: Sizes, b: Sizes, dim: int) -> Size:
     """
     if same(x, y):
         return x if type(x) is int else y if type(y) is int else x
+    if is_first_of(x, y) or is_first_of(y, x):
+        return y if is_first_of(x, y) else x
     scope = scope_of(x, y)
     hint_x, hint_y = scope.hint(x), scope.hint(y)
     if hint_x is None or hint_y is None or hint_x == hint_y:
@@ -233,6 +235,11 @@ def _meet(x: Size, y: Size, a: Sizes, b: Sizes, dim: int) -> Size:
         scope.specialize(x)
         return y
     raise ShapeError(_mismatch(a, b, dim, x, y))
+
+
+def is_first_of(x: Size, y: Size) -> bool:
+    """Whether a size is that of `t[:1]` where y is that of t: it goes with y, and 0 with 0."""
+    return isinstance(x, Expr) and x.kind == "min" and same(x, min_(1, y))
 
 
 def _mismatch(a: Sizes, b: Sizes, dim: int, x: Size, y: Size) -> str:

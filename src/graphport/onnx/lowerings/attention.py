@@ -113,6 +113,8 @@ def _whole(
     result: Any,
 ) -> Value | None:
     batch, heads, length, size = result.sizes
+    if _may_be_empty(b, (q.shape or ())[3], size):
+        return None  # ONNX Runtime refuses heads of no numbers, of which every row counts alike
     doubtful = _may_be_empty(b, batch, length, (k.shape or ())[2])
     flat = all(map(is_by_rows, (q, k, v)))
     if doubtful and not (flat and b.target == "ort"):
