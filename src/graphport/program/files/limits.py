@@ -30,6 +30,9 @@ NAME = 1_024
 PATH = 4_096
 """Characters of the path of a module, and of a node that is named after one."""
 
+PATH_PARTS = 128
+"""Modules within one another: torch walks through them recursively."""
+
 PATHS = 1 << 25
 """Characters of all paths of modules, those of the modules that they are within included."""
 

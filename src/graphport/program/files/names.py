@@ -19,14 +19,15 @@ _FURTHER_CALL = re.compile(r"@[0-9]+$")
 
 
 def is_path(path: str) -> bool:
-    """Whether a module or tensor can be stored at this path of attributes of a module."""
+    """Whether a tensor can be stored at this path of attributes of a module."""
     taken = attributes.of_modules()
-    return len(path) <= limits.PATH and all(part and part not in taken for part in path.split("."))
+    return bool(path) and is_call(path) and taken.isdisjoint(path.split("."))
 
 
 def is_call(key: str) -> bool:
     """Whether it is the path of a module that is called, or a further call of it: `encoder@1`."""
-    return not key or (len(key) <= limits.PATH and all(key.split(".")))
+    parts = key.split(".")
+    return not key or (len(key) <= limits.PATH and len(parts) <= limits.PATH_PARTS and all(parts))
 
 
 def is_call_of(key: str, path: str) -> bool:
