@@ -131,10 +131,10 @@ def _created(path: Path) -> IO[bytes]:
 def _remove_abandoned(path: Path) -> None:
     """What a process that was killed has left where it wrote to the same place."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}\.tmp")
-    for entry in [e for e in os.scandir(path.parent) if name.fullmatch(e.name)]:
-        with suppress(OSError), open(entry, "rb") as file:
+    for entry in filter(name.fullmatch, os.listdir(path.parent)):
+        with suppress(OSError), open(path.with_name(entry), "rb") as file:
             if _lock(file.fileno()):
-                os.unlink(entry)
+                os.unlink(path.with_name(entry))
 
 
 def _lock(file: int) -> bool:
