@@ -145,15 +145,25 @@ def require_distinct(v: Value, uniform: bool = False) -> None:
     path = list(v.ancestry())
     if path[-1].storage.origin is None and not any(x.op in _REPEATING for x in path):
         return
-    own, from_outside = "the written-to tensor", "the input or state written to"
-    for value, whose in ((path[-1], from_outside), *([] if uniform else [(v, own)])):
-        if not _distinct(value.abstract):
-            raise MutationError(
-                f"unsupported operation: more than one element of {whose} refers to a single "
-                "memory location",
-                where=source.here(),
-                fix="write to a copy: x = x.clone()",
-            )
+    if path[-1].storage.origin is not None and not _distinct_in_example(path[-1].abstract):
+        raise _shared_elements("the input or state written to")
+    if not uniform and not _distinct(v.abstract):
+        raise _shared_elements("the written-to tensor")
+
+
+def _shared_elements(whose: str) -> MutationError:
+    return MutationError(
+        f"unsupported operation: more than one element of {whose} refers to a single memory "
+        "location",
+        where=source.here(),
+        fix="write to a copy: x = x.clone()",
+    )
+
+
+def _distinct_in_example(a: Abstract) -> bool:
+    """The same of a tensor from outside; of others it is checked when the program is called."""
+    sizes, strides = (tuple(map(_example, some)) for some in (a.sizes, a.strides))
+    return _distinct(Abstract(sizes, a.dtype, a.device, strides))
 
 
 def _distinct(a: Abstract) -> bool:

@@ -95,9 +95,9 @@ class Functions(TorchFunctionMode):
         return f"{name}_{count}", f"{type(func).__name__}.{name}"
 
 
-@overrides(torch.Tensor.stride)
-def stride(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """Numbers that differ with the layout of the inputs."""
+@overrides(torch.Tensor.stride, torch.Tensor.is_contiguous)
+def layout(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """What Python asks of the layout of a tensor, which may differ with that of the inputs."""
     tracer.demand_layout(tracer.read(tracer.value(args[0])))
     return NotImplemented
 

@@ -273,6 +273,13 @@ class Tracer(TorchDispatchMode):
         if len(views) == 1 and views[0].op in INVERSES:
             return inverted(emit, views[0].op, base, shape, new, views[0].args)
         for view, whole in zip(views, (above, *views), strict=False):
+            if view.abstract.dtype is not whole.abstract.dtype:
+                raise MutationError(
+                    "a write through a view as another dtype, of a tensor whose elements share "
+                    "memory, has no functional form",
+                    where=source.here(),
+                    fix="write to a copy: x = x.clone()",
+                )
             if view.op is aten.as_strided.default and not whole.abstract.is_contiguous:
                 raise MutationError(
                     "a write through as_strided to memory that the tensor does not fill has no "
@@ -480,6 +487,7 @@ def view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
         # What can be viewed at capture may have to be copied when inputs come in another layout.
         info = info_of(aten.reshape.default)
     out = info.rule(base.abstract, *rest, **kwargs) if info.rule is not None else None
+    viewed = node
     if type(out) is Fresh and not is_dense(base.abstract):
         # Of memory with gaps, sizes that come later may make a view; torch asks the layout that is
         # known here whether a kernel gets its data in one piece.
@@ -493,7 +501,7 @@ def view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
         if type(out) is Fresh:
             copy = Value(out, made)
             seen, sizes = base.abstract, out.sizes
-            tracer.doubt(base, copy, node, lambda: aliasing.viewable_as(seen, sizes))
+            tracer.doubt(base, copy, viewed, lambda: aliasing.viewable_as(seen, sizes))
             return tracer.wrap(copy, grad)
         value = Value.view(base, out, made, info.op, rest)
         if op is aten.reshape.default or (op is aten.view.default and tracer.decomposing):
