@@ -9,7 +9,7 @@ from typing import Any
 from graphport.errors import InputError
 
 TARGETS = ("onnx", "ort")
-OLDEST, NEWEST = 18, 25
+OLDEST, NEWEST = 18, 26
 
 
 @dataclass(frozen=True)
