@@ -30,7 +30,7 @@ def gradient(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) ->
     dims = [wrap_dim(d, len(sizes)) for d in given]
     spacing = kwargs.get("spacing")
     spaces = spacing if _is_list(spacing) else [1 if spacing is None else spacing] * len(dims)
-    if len(spaces) != len(dims) or order not in (1, 2):
+    if len(spaces) != len(dims) or order not in (1, 2) or len(set(dims)) < len(dims):
         return inside(tracer, info.op.decompose, args, kwargs)  # which says what is wrong
     for d in dims:
         require(ge(sizes[d], order + 1), "torch.gradient expected each dimension size to be at "

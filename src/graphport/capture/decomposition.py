@@ -322,7 +322,10 @@ def _may_be_empty(node: Node) -> bool:
 
 
 # Composite in name: they give numbers.
-_NUMBERS = (aten.item.default, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default)
+_NUMBERS = (
+    aten.item.default, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default,
+    aten.sym_storage_offset.default,
+)  # fmt: skip
 # Composite, and without a trace in the graph where there is nothing to do.
 _STRUCTURAL = (
     aten.to.dtype, aten.to.device, aten.to.other, aten.to.dtype_layout, aten.contiguous.default,

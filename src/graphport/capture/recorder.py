@@ -23,6 +23,7 @@ from graphport import source
 from graphport.capture.frames import Frame
 from graphport.errors import UnsupportedError
 from graphport.ops import Abstract, OpInfo, info_of, meta_rule
+from graphport.ops.meta import refuse
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.symbolic import Expr, Scope
 from graphport.symbolic.bridge import to_torch
@@ -72,6 +73,8 @@ class Recorder:
         """Inputs that graphs got while they were being written, in order."""
         self.reserved: set[str] = set()
         """Names that graphs within the graph must not have: those of the module's children."""
+        self.seen: set[Any] = set()
+        """Calls whose arguments torch's own kernels have been asked about."""
         self._traces: dict[tuple[int, ...], tuple[str, source.Frames]] = {}
 
     def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node:
@@ -82,10 +85,12 @@ class Recorder:
         """Record an operator. Returns what its rule says of the result, and the node."""
         described = [describe(a) for a in args]
         keywords = {k: describe(v) for k, v in kwargs.items()} if kwargs else kwargs
-        out = (
-            info.rule(*described, **keywords) if info.rule is not None
-            else meta_rule(info.op, described, keywords)
-        )  # fmt: skip
+        if info.rule is None:
+            out = meta_rule(info.op, described, keywords)
+        else:
+            out = info.rule(*described, **keywords)
+            if info.checked and not self.scope.closed:
+                refuse(info.op, described, keywords, self.seen)
         return out, self.node(info.op, args, kwargs, out, info.name)
 
     def node(self, target: Any, args: Any, kwargs: dict[str, Any], out: Any, name: str) -> Node:

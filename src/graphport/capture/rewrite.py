@@ -30,6 +30,7 @@ from graphport.capture.subgraphs import Subgraph, module_of
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import Value
 from graphport.errors import DataDependentError
+from graphport.ops import info_of
 from graphport.ops.tensor import AbstractTensor
 from graphport.process import contained, undone, undone_unless_finished
 from graphport.program import ExportedProgram, InputChecks, InputKind, OutputKind, OutputSpec
@@ -371,6 +372,18 @@ class Functionalisation(Rewriter):
         if self.recorder.frame.parent is not None:
             return True  # branches and loop bodies are functional as they are
         return _is_number(node) or makes_symbols(node, self.recorder) or node.target in _STATED
+
+    def visit(self, node: Node) -> Any:
+        """A view that is copied, because it makes symbols, is one all the same."""
+        target: Any = node.target
+        view = isinstance(target, OpOverload) and info_of(target).view and self.keeps(node)
+        made = super().visit(node)
+        if not view or not isinstance(made, AbstractTensor):
+            return made
+        (base, *rest), _ = self.arguments(node)
+        value, lowered = self.tracer.value(made), tuple(map(self.tracer.lower, rest))
+        seen = Value.view(self.tracer.value(base), value.abstract, value.node, target, lowered)
+        return self.tracer.hold(seen, made.requires_grad)
 
     def copy(self, node: Node) -> Node:
         new = super().copy(node)

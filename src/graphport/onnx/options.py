@@ -24,7 +24,7 @@ from graphport.arguments import (
 from graphport.errors import InputError
 
 TARGETS = ("onnx", "ort")
-OLDEST, NEWEST = 18, 25
+OLDEST, NEWEST = 18, 26
 
 
 @made_of(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops.abstract import Abstract
+from graphport.ops.abstract import Abstract, Sizes
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import broadcast, require_equal
+from graphport.ops.sizes import broadcast, require_equal, require_fits
 from graphport.ops.strides import preserved
 
 aten = torch.ops.aten
@@ -23,20 +23,56 @@ def scaled_dot_product_attention(
             f"Expected query, key, and value to have the same dtype, but got query.dtype: "
             f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
         )
+    _check(query, key, value, attn_mask, dropout_p, enable_gqa)
     require_equal(query.sizes[-1], key.sizes[-1],
                   "attention: query {0} and key {1} differ in last dim", query, key)  # fmt: skip
     require_equal(key.sizes[-2], value.sizes[-2],
                   "attention: key {0} and value {1} differ in length", key, value)  # fmt: skip
-    lead = query.sizes[:-2]
-    if not enable_gqa and lead != key.sizes[:-2]:
-        lead = broadcast(lead, key.sizes[:-2], value.sizes[:-2])
+    lead = _leading(query, key, value, enable_gqa)
     sizes = (*lead, query.sizes[-2], value.sizes[-1])
     if attn_mask is not None:
-        broadcast((*lead, query.sizes[-2], key.sizes[-2]), attn_mask.sizes)
-    if _is_fused(query, key, value, dropout_p, enable_gqa):
+        scores = (*lead, query.sizes[-2], key.sizes[-2])
+        require_fits(attn_mask.sizes, scores, "attention: a mask {0} for query {1} and key {2}",
+                     attn_mask, query, key)  # fmt: skip
+    fused = _is_fused(query, key, value, dropout_p, enable_gqa)
+    if is_causal and attn_mask is not None and not fused:
+        raise ShapeError("attention: is_causal and attn_mask exclude each other here")
+    if fused:
         # The fused CPU kernel writes its result in the layout of the query.
         return Abstract(sizes, query.dtype, query.device, preserved(query))
     return query.like(sizes)
+
+
+def _check(
+    query: Abstract, key: Abstract, value: Abstract, mask: Abstract | None, dropout: float,
+    grouped: bool,
+) -> None:  # fmt: skip
+    least = 3 if grouped else 2
+    if any(a.rank < least or not a.dtype.is_floating_point for a in (query, key, value)):
+        raise ShapeError(f"attention: expected floats of at least {least} dims, got query {query}, "
+                         f"key {key} and value {value}")  # fmt: skip
+    if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise ShapeError("Expected attn_mask dtype to be bool or float or to match query dtype, "
+                         f"but got {mask.dtype} and {query.dtype}")  # fmt: skip
+    if mask is not None and mask.rank < 2:
+        raise ShapeError(f"attention: a mask has at least 2 dims, got {mask}")
+    if not 0 <= dropout <= 1:
+        raise ShapeError(f"dropout probability has to be between 0 and 1, but got {dropout}")
+
+
+def _leading(query: Abstract, key: Abstract, value: Abstract, grouped: bool) -> Sizes:
+    """All but the last two dims of the result."""
+    lead = query.sizes[:-2]
+    if not grouped:
+        others = (key.sizes[:-2], value.sizes[:-2])
+        return lead if lead == others[0] == others[1] else broadcast(lead, *others)
+    heads = lead[-1]
+    for own in (key.sizes[-3], value.sizes[-3]):
+        if own is not heads and not (type(own) is int and own == 0):
+            require_equal(heads % own, 0,
+                          "Number of heads in key and value must divide the number of heads in "
+                          "query, but got {0} and {1}", own, heads)  # fmt: skip
+    return (*broadcast(lead[:-1], key.sizes[:-3], value.sizes[:-3]), heads)
 
 
 def _is_fused(

@@ -63,6 +63,10 @@ def _check_channels(
         raise ShapeError(
             f"Input type ({input.dtype}) and weight type ({weight.dtype}) should be the same"
         )
+    if bias is not None and bias.dtype is not input.dtype:
+        raise ShapeError(
+            f"Input type ({input.dtype}) and bias type ({bias.dtype}) should be the same"
+        )
     if groups != 1:
         require_equal(weight.sizes[0] % groups, 0,
                       "convolution: weight {0} does not divide into {1} groups",
@@ -70,6 +74,13 @@ def _check_channels(
     if bias is not None:
         require_sizes(bias.sizes, (made,), "convolution: expected a bias of {0} elements, got {1}",
                       made, bias)  # fmt: skip
+
+
+def _check_window(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> None:
+    for name, least, numbers in (("stride", 1, stride), ("padding", 0, padding),
+                                 ("dilation", 1, dilation)):  # fmt: skip
+        if any(type(number) is int and number < least for number in numbers):
+            raise ShapeError(f"convolution: a {name} of {list(numbers)} is not supported")
 
 
 @shape_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
@@ -104,6 +115,7 @@ def _conv(
     n = weight.rank - 2
     lead = input.rank - n
     steps, holes = _each(stride, n), _each(dilation, n)
+    _check_window(steps, before, holes)
     spatial = tuple(
         window(input.sizes[lead + i], weight.sizes[2 + i], steps[i], before[i], after[i], holes[i])
         for i in range(n)
@@ -136,6 +148,12 @@ def conv_transpose(
     lead = input.rank - n
     steps, pads = _each(stride, n), _each(padding, n)
     extra, holes = _each(output_padding, n), _each(dilation, n)
+    _check_window(steps, pads, holes)
+    if any(e and e >= max(s, h) for e, s, h in zip(extra, steps, holes, strict=True)):
+        raise ShapeError("output padding must be smaller than either stride or dilation, but got "
+                         f"{list(extra)}, {list(steps)} and {list(holes)}")  # fmt: skip
+    for s in input.sizes[lead:]:
+        require(ge(s, 1), "conv_transpose{0}d: only the batch may be empty, but got {1}", n, input)
     spatial = tuple(
         (input.sizes[lead + i] - 1) * steps[i] - 2 * pads[i]
         + holes[i] * (weight.sizes[2 + i] - 1) + extra[i] + 1
@@ -206,6 +224,8 @@ def _avg_pool(n: int) -> Rule:
 
 def _adaptive_avg_pool(n: int) -> Rule:
     def adaptive_avg_pool(self: Abstract, output_size: Sequence[Size]) -> Abstract:
+        for s in self.sizes[self.rank - n :]:
+            require(ge(s, 1), "adaptive pooling: only the batch may be empty, but got {0}", self)
         return _laid_out_line((*self.sizes[: self.rank - n], *_each(output_size, n)), self)
 
     return adaptive_avg_pool

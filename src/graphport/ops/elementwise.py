@@ -205,6 +205,8 @@ def where_scalar(condition: Abstract, self: Any, other: Any) -> Abstract:
 
 @shape_rule(aten.complex.default)
 def complex_(real: Abstract, imag: Abstract) -> Abstract:
+    if real.dtype is not imag.dtype:
+        raise ShapeError(f"Expected both parts of one dtype, but got {real.dtype} and {imag.dtype}")
     return mapped((real, imag), promote.COMPLEX_OF[real.dtype])
 
 

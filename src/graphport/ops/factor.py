@@ -300,6 +300,8 @@ def cov(
 ) -> Abstract:
     if self.rank > 2:
         raise ShapeError(f"cov(): expected input to have two or fewer dimensions, got {self}")
+    if fweights is not None and fweights.dtype.is_floating_point:
+        raise ShapeError(f"cov(): expected fweights to have integral dtype, got {fweights}")
     observations = self.sizes[-1:] or (1,)
     for weights in (fweights, aweights):
         if weights is not None:

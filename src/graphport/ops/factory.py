@@ -198,6 +198,9 @@ def new_empty_strided(
 def multinomial(
     self: Abstract, num_samples: Size, replacement: bool, *, generator: Any
 ) -> Abstract:
+    if not self.dtype.is_floating_point:
+        raise ShapeError(f"multinomial only supports floating-point dtypes, got: {self.dtype}")
+    require(ge(num_samples, 1), "cannot sample {0} samples", num_samples)
     if not replacement:
         require(le(num_samples, self.sizes[-1]),
                 "cannot sample {0} of {1} without replacement", num_samples, self)  # fmt: skip

@@ -198,6 +198,8 @@ def index_fill(self: Abstract, dim: int, index: Abstract, value: Any) -> Abstrac
 
 @shape_rule(aten.masked_scatter.default)
 def masked_scatter(self: Abstract, mask: Abstract, source: Abstract) -> Abstract:
+    if mask.dtype is not torch.bool:
+        raise ShapeError(f"masked_scatter only supports boolean masks, but got {mask}")
     return self.like(broadcast(self.sizes, mask.sizes))
 
 
@@ -247,6 +249,8 @@ def one_hot(self: Abstract, num_classes: int) -> Abstract:
 
 @shape_rule(aten.bucketize.Tensor)
 def bucketize(self: Abstract, boundaries: Abstract, *, out_int32: bool, right: bool) -> Abstract:
+    if boundaries.rank != 1:
+        raise ShapeError(f"boundaries tensor must be 1 dimension, but got {boundaries}")
     return self.like(dtype=torch.int32 if out_int32 else torch.int64)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -77,6 +78,21 @@ def meta_rule(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> An
         # What also fails at the example sizes is the user's mistake, and raises as such.
         _by_meta(op, example_of(args), example_of(kwargs))
         raise SymbolicSizesError from error
+
+
+def refuse(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], seen: set[Any]) -> None:
+    """Raise what torch's meta kernel raises at the example sizes, where a shape rule is content.
+
+    Rules say what comes out; kernels also check windows, probabilities, dtypes and indices. Calls
+    that were `seen` are not tried again, and those of sizes that only data tells not at all.
+    """
+    plain = (op, example_of(args), example_of(kwargs))
+    key = repr(plain)
+    if key in seen or "None" in str([a.sizes for a in plain[1] if isinstance(a, Abstract)]):
+        return
+    seen.add(key)
+    with suppress(NotImplementedError, UnsupportedError):  # there is no such kernel
+        _by_meta(*plain)
 
 
 def example_of(x: Any) -> Any:

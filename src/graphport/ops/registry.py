@@ -83,13 +83,15 @@ class OpInfo:
     """What the schema of an operator says, worked out once."""
 
     __slots__ = (
-        "_defaults", "_order", "composite", "functional", "functional_dtype", "mutated", "name",
-        "op", "outs", "rule", "view",
+        "_defaults", "_order", "checked", "composite", "functional", "functional_dtype", "mutated",
+        "name", "op", "outs", "rule", "view",
     )  # fmt: skip
 
     op: OpOverload
     name: str
     rule: Rule | None
+    checked: bool
+    """Its arguments are more than its rule looks at: torch's own kernel is asked too."""
     mutated: tuple[int | str, ...]
     """Positions (or names, when keyword-only) of arguments that the operator writes to."""
     outs: bool
@@ -108,6 +110,7 @@ class OpInfo:
         self.op = op
         self.name = schema.name.split("::")[1]
         self.rule = RULES.get(op)
+        self.checked = _takes_more_than_sizes(self.rule, self.name)
         mutated: list[int | str] = []
         for i, a in enumerate(schema.arguments):
             if a.alias_info is not None and a.alias_info.is_write:
@@ -213,6 +216,23 @@ def _dtype_follows_out(functional: OpOverload) -> bool:
         return False
     name = functional._schema.name.split("::")[1]
     return name in _COMPUTE_AS_OUT or not any("Tensor" in str(a.type) for a in arguments)
+
+
+# Families of operators with windows, reductions by name, indices and probabilities.
+_CHECKED = {f"graphport.ops.{family}" for family in ("conv", "loss", "index")}
+_CHECKED_NAMES = {
+    "amax", "amin", "aminmax", "arange", "bernoulli", "cauchy", "celu", "complex", "dropout",
+    "empty_permuted", "exponential", "eye", "gelu", "geometric", "glu", "hardtanh", "kthvalue",
+    "log_normal", "logcumsumexp", "masked_fill", "masked_scatter", "mean", "multinomial",
+    "native_dropout",
+    "normal_functional", "roll", "rrelu", "rrelu_with_noise", "softshrink", "uniform",
+}  # fmt: skip
+
+
+def _takes_more_than_sizes(rule: Rule | None, name: str) -> bool:
+    if rule is None:
+        return False
+    return name in _CHECKED_NAMES or rule.__globals__["__name__"] in _CHECKED
 
 
 _INFO: dict[OpOverload, OpInfo] = {}

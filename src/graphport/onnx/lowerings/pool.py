@@ -289,6 +289,8 @@ def _adaptive_avg_pool(n: int) -> Any:
     def lowering(b: Builder, self: Value, output_size: Any) -> Value:
         x, unbatched = _batched(b, self, n)
         spatial, out = _spatial(x, n), b.result.sizes[-n:]
+        if 0 in out:
+            return b.expand(b.scalar(0, x.dtype), b.result.sizes)
         if all(type(o) is int and o == 1 for o in out):
             if b.has("GlobalAveragePool", _pooled(x.dtype)):
                 return unbatched(b.GlobalAveragePool(x))
@@ -328,6 +330,8 @@ def _adaptive_max_pool(n: int) -> Any:
     def lowering(b: Builder, self: Value, output_size: Any) -> tuple[Value, Value]:
         x, unbatched = _batched(b, self, n)
         spatial, out = _spatial(x, n), b.result[0].sizes[-n:]
+        if 0 in out:
+            return tuple(b.expand(b.scalar(0, r.dtype), r.sizes) for r in b.result)  # type: ignore[return-value]
         lengths = [_divides(b, s, o) for s, o in zip(spatial, out, strict=True)]
         if None not in lengths and b.has("MaxPool", _pooled(x.dtype)):
             window = {"kernel_shape": lengths, "strides": lengths}

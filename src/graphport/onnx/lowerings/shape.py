@@ -50,6 +50,9 @@ def reshape(b: Builder, self: Value, shape: Any) -> Value:
     return b.reshape(self, b.result.sizes)
 
 
+_BIT_CAST = 26
+
+
 @lower(aten.view.dtype, aten.view_copy.dtype)
 def view_dtype(b: Builder, self: Value, dtype: torch.dtype) -> Value:
     """The same bits as another type: integers of one width wrap around when they are cast."""
@@ -61,6 +64,11 @@ def view_dtype(b: Builder, self: Value, dtype: torch.dtype) -> Value:
             return b.cast(self, dtype)
         if torch.bool not in kinds and b.has("BitCast", self.dtype):
             return b.BitCast(self, to=ONNX_OF[dtype], dtype=dtype)
+        if torch.bool not in kinds and b.opset < _BIT_CAST:
+            raise UnsupportedError(
+                f"ONNX cannot read the bits of {self.dtype} as {dtype} before opset {_BIT_CAST}",
+                fix=f"opset={_BIT_CAST}",
+            )
     raise UnsupportedError(f"ONNX cannot read the bits of {self.dtype} as {dtype}")
 
 
