@@ -323,7 +323,7 @@ class Checker:
             file = io.BytesIO()
             gp.save(ep, file)
             file.seek(0)
-            return gp.load(file)
+            return gp.load(file, allow=("*",))
 
         back = self._guarded("loaded", again)
         return back is not None and self._program(back, "loaded", cases)

@@ -151,6 +151,14 @@ def require_distinct(v: Value, uniform: bool = False) -> None:
         raise _shared_elements("the written-to tensor")
 
 
+def require_distinct_windows(v: Value) -> None:
+    """Refuse `select_scatter` and the like of windows that overlap: eager writes into a copy that
+    overlaps in the same way, and its decompositions do not."""
+    windows = (aten.unfold.default, aten.as_strided.default)
+    if any(x.op in windows for x in v.ancestry()) and not _distinct(v.abstract):
+        raise _shared_elements("the tensor that is scattered to")
+
+
 def _shared_elements(whose: str) -> MutationError:
     return MutationError(
         f"unsupported operation: more than one element of {whose} refers to a single memory "

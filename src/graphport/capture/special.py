@@ -415,6 +415,7 @@ _REPLACED = {
 @special(*_REPLACED)
 def scatter_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """What is put in the place of a view has the sizes of the view."""
+    aliasing.require_distinct_windows(tracer.value(args[0]))
     base, new, *rest = (tracer.lower(a) for a in args)
     keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
     view = info_of(_REPLACED[info.op]).rule(describe(base), *rest, **keywords)

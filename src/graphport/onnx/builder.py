@@ -127,6 +127,11 @@ class Builder:
         attributes: dict[str, Any],
     ) -> list[Any]:
         kept = {k: v for k, v in attributes.items() if v is not None}
+        for name, value in kept.items():
+            if type(value) is Expr or (type(value) in (list, tuple) and Expr in map(type, value)):
+                raise UnsupportedError(
+                    f"{name} of {op.op} is fixed in an ONNX file, and here it varies: {value}"
+                )
         key = None
         if op.op not in _NOT_PURE:
             key = (op.op, op.domain, tuple(inputs), outputs, *map(frozen, kept.items()))

@@ -27,6 +27,7 @@ from graphport.errors import ConstraintViolationError, SizeWarning
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
 from graphport.program import ExportedProgram
+from graphport.program.check_steps import UNDEFINED
 from graphport.source import Location
 from graphport.symbolic import Expr, Range, evaluate, symbols
 from graphport.symbolic.integers import split
@@ -200,7 +201,7 @@ class _Ends:
         if excluded is not None:
             return not limits.lower <= excluded <= limits.upper
         return limits.upper - limits.lower <= _STEPS and all(
-            evaluate(cond, {symbol: v})
+            _holds(cond, symbol, v)
             for v in range(int(limits.lower), int(limits.upper) + 1)
         )  # fmt: skip
 
@@ -219,11 +220,11 @@ class _Ends:
         low, high = limits.lower, limits.upper
         # An end that was left open is where sizes are special cases: of 1 as well as of 0.
         if low == 0 and example > 1 and self.written(symbol)[0] is None:
-            low = low if evaluate(cond, {symbol: 1}) else 2
+            low = low if _holds(cond, symbol, 1) else 2
         for _ in range(_STEPS):
-            if low < example and not evaluate(cond, {symbol: int(low)}):
+            if low < example and not _holds(cond, symbol, int(low)):
                 low += 1
-            if high > example and high != math.inf and not evaluate(cond, {symbol: int(high)}):
+            if high > example and high != math.inf and not _holds(cond, symbol, int(high)):
                 high -= 1
         return Range(low, high)
 
@@ -239,6 +240,13 @@ class _Ends:
         root = self.ranges[symbol]
         ends = sorted((root.lower * factor + offset, root.upper * factor + offset))
         return limits & Range(*ends)
+
+
+def _holds(cond: Expr, symbol: Expr, value: int) -> bool:
+    try:
+        return bool(evaluate(cond, {symbol: value}))
+    except UNDEFINED:  # divided by 0
+        return False
 
 
 def _linear(cond: Expr) -> tuple[int, int] | None:
