@@ -453,6 +453,8 @@ OWN_ROWS: dict[str, str] = {
     "gp.fx.meta_trace root": "module",
     "gp.fx.create_type_hint x": " ".join(VALUES),
     "gp.onnx.ExportOptions dynamic_shapes": "None 0 True",
+    "gp.onnx.ExportOptions verify": "0 True {}",
+    "gp.onnx.export verify": "0 True {}",
     "gp.partition.simulate devices": "[] (1,)",
     "gp.onnx.ExportOptions report": "None x",
     "gp.partition.PartitionerConfig devices": "",

@@ -162,7 +162,7 @@ def test_bad_arguments() -> None:
     ep = gp.export(F.relu, (torch.randn(3),))
     with pytest.raises(InputError, match=r"torch\.ops\.aten\.linear\.default, got 'linear'"):
         ep.run_decompositions(preserve_ops=("linear",))
-    with pytest.raises(InputError, match='decompose is "core", a table or None'):
+    with pytest.raises(InputError, match='decompose is "core" or a dict from an operator'):
         gp.export(F.relu, (torch.randn(3),), decompose="everything")
     assert aten.silu.default not in targets(gp.export(F.silu, (torch.randn(3),), decompose="core"))
 

@@ -212,7 +212,7 @@ def test_inputs_that_are_given() -> None:
         ({"inputs": []}, "inputs is empty"),
         ({"inputs": [torch.ones(2)]}, "inputs has Tensor as one set"),
         ({"inputs": [(torch.ones(3, 2),)], "args": (torch.ones(3, 2),)}, "both args and inputs"),
-        ({"rtol": "much"}, "rtol='much' is no error"),
+        ({"rtol": "much"}, "rtol is a number"),
     ],
 )
 def test_options_that_are_wrong(options: dict[str, Any], says: str) -> None:
@@ -657,7 +657,7 @@ def test_what_eager_refuses_is_told_with_its_line() -> None:
 @pytest.mark.parametrize("wrong", [-1.0, float("nan")])
 def test_tolerances_that_would_accept_anything(wrong: float) -> None:
     program = gp.onnx.export(torch.relu, (torch.ones(2),))
-    with pytest.raises(gp.errors.InputError, match=r"rtol=.* is no error that can be accepted"):
+    with pytest.raises(gp.errors.InputError, match="rtol is a number"):
         program.verify(rtol=wrong)
 
 

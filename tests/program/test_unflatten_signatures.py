@@ -300,9 +300,9 @@ def test_weights_from_elsewhere():
     ("names", "said"),
     [
         (("decoder",), "'decoder', and the program has no such module. Its modules: encoder, "),
-        ("encoder", "is a tuple of paths"),
+        ("encoder", "is a list or tuple, each of its items a str"),
         (("",), "no such module"),
-        ((3,), "is a tuple of paths"),
+        ((3,), "is a list or tuple, each of its items a str"),
     ],
 )
 def test_wrong_names(names, said):

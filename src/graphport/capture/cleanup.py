@@ -25,6 +25,8 @@ def _must_stay(target: Any) -> bool:
         return True  # there may be assertions in its graphs
     if not isinstance(target, OpOverload):
         return False
+    if target.namespace == "profiler":
+        return False  # marks say nothing about what is computed
     if torch.Tag.nondeterministic_seeded in target.tags or target in _side_effectful_functions:
         return True
     return not target._schema.returns or target._schema.is_mutable

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from types import FunctionType
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch._ops import HigherOrderOperator
@@ -24,9 +24,9 @@ from graphport.capture import composites
 from graphport.capture.data_dependent import by_data, by_example
 from graphport.capture.example import outside
 from graphport.capture.tracer import Tracer
-from graphport.errors import DataDependentError, MutationError, UnsupportedError
+from graphport.errors import DataDependentError, MutationError, ShapeError, UnsupportedError
 from graphport.ops import info_of
-from graphport.ops.sizes import numel, require
+from graphport.ops.sizes import expected, numel
 from graphport.ops.tensor import AbstractTensor
 from graphport.symbolic import Expr, ne, symbols
 from graphport.symbolic.bridge import from_torch, sym_ite
@@ -102,6 +102,9 @@ def layout(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
+_FLAGS = (bool, "bool", bool | None, "bool | None", "Optional[bool]", Optional[bool])  # noqa: UP045
+
+
 def _decide_flags(func: FunctionType, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Symbolic arguments for bool parameters of Python code of torch's, as plain bools.
 
@@ -116,7 +119,7 @@ def _decide_flags(func: FunctionType, args: Any, kwargs: Any) -> tuple[Any, Any]
         return args, kwargs
     for name, value in bound.arguments.items():
         parameter = bound.signature.parameters[name]
-        is_flag = type(parameter.default) is bool or "bool" in str(parameter.annotation)
+        is_flag = type(parameter.default) is bool or parameter.annotation in _FLAGS
         if is_flag and isinstance(value, _SYMBOLIC):
             bound.arguments[name] = bool(value)
     return bound.args, bound.kwargs
@@ -217,7 +220,8 @@ def statistics(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     else:
         count = numel((batch, *rest) if func is functional.batch_norm else rest)
     if isinstance(count, Expr):
-        require(ne(count, 1), "Expected more than 1 value per channel when training, got {0}", x)
+        if not expected(ne(count, 1)):
+            raise ShapeError(f"Expected more than 1 value per channel when training, got {x}")
     return NotImplemented
 
 

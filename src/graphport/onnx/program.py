@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from graphport.arguments import FLAG, NUMBER, PATH, TENSOR, one_of, require, takes
+from graphport.arguments import ERROR, FLAG, NONE, NUMBER, PATH, TENSOR, one_of, require, takes
 from graphport.errors import InputError
 from graphport.onnx import checkpoint, metadata, weights
 from graphport.onnx.functions import outlined
@@ -229,6 +229,7 @@ class ONNXProgram:
 
     # Verification
 
+    @takes(rtol=ERROR | NONE, atol=ERROR | NONE)
     def verify(
         self,
         args: tuple[Any, ...] | None = None,

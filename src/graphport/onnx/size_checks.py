@@ -62,7 +62,7 @@ def list_conditions(program: ExportedProgram) -> list[Condition]:
         if fact is None:
             found.append(Condition(cond))
         else:
-            is_branch = fact.kind == "guard" and not fact.internal
+            is_branch = fact.kind == "guard" and not fact.internal and not fact.stated
             found.append(Condition(cond, fact.where, is_branch))
     return found
 

@@ -86,13 +86,23 @@ def refuse(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], seen: se
     Rules say what comes out; kernels also check windows, probabilities, dtypes and indices. Calls
     that were `seen` are not tried again, and those of sizes that only data tells not at all.
     """
+    if not all(map(_has_example, (*args, *kwargs.values()))):
+        return
     plain = (op, example_of(args), example_of(kwargs))
     key = repr(plain)
-    if key in seen or "None" in str([a.sizes for a in plain[1] if isinstance(a, Abstract)]):
+    if key in seen:
         return
     seen.add(key)
     with suppress(NotImplementedError, UnsupportedError):  # there is no such kernel
         _by_meta(*plain)
+
+
+def _has_example(x: Any) -> bool:
+    if isinstance(x, Abstract):
+        return all(map(_has_example, (*x.sizes, *(x._strides or ()))))
+    if isinstance(x, Expr):
+        return x.scope.hint(x) is not None
+    return all(map(_has_example, x)) if isinstance(x, (list, tuple)) else True
 
 
 def example_of(x: Any) -> Any:

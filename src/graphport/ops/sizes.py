@@ -86,11 +86,12 @@ def taken(cond: bool | Expr) -> bool | None:
 def _as_stated(ask: Callable[[Expr], bool], cond: Expr) -> bool:
     """Ask about a condition as the user would: sizes of 0 and 1 are sizes like others."""
     scope = cond.scope
-    before, scope.internal = scope.internal, False
+    before = scope.internal, scope.stating
+    scope.internal, scope.stating = False, True
     try:
         return ask(cond)
     finally:
-        scope.internal = before
+        scope.internal, scope.stating = before
 
 
 def require_equal(a: Size, b: Size, message: str, *values: object) -> None:

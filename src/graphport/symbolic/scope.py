@@ -47,6 +47,8 @@ class Fact:
     internal: bool = False
     message: str = ""
     asked: bool = False
+    stated: bool = False
+    """Whether it is what an operator needs, asked as the user would."""
 
     def __str__(self) -> str:
         return str(self.cond)
@@ -78,6 +80,8 @@ class Scope:
         # True while an operator's own rule or meta kernel runs. Its questions whether a size is 0
         # or 1 choose between fast paths, and are answered for sizes in general; see `generic`.
         self.internal = False
+        # True while an operator states what it needs: its questions are then like the user's.
+        self.stating = False
         # Whether they are, and whether such an answer was not that of the example.
         self.generic = True
         self.departed = False
@@ -363,7 +367,7 @@ class Scope:
         assert isinstance(cond, Expr)
         if self.closed:
             raise NotKnown(cond)
-        fact = Fact(cond, kind, where, self.internal, message, asked)
+        fact = Fact(cond, kind, where, self.internal, message, asked, self.stating)
         self.facts.append(fact)
         try:
             self._facts.learn(cond)

@@ -269,8 +269,9 @@ def _check_descriptions(item: Item, program: ExportedProgram) -> None:
             t = program.tensor(str(spec.target))
             if not isinstance(val, torch.Tensor) or not _fits(val, t.shape, t.dtype):
                 item.fail(f"the input {name} is not described as the tensor {shown(spec.target)}")
-            if isinstance(t, torch.nn.Parameter) is not (spec.kind is InputKind.PARAMETER):
-                item.fail(f"{shown(spec.target)} is no {spec.kind.name}")
+            # A parameter of a module that is not the program's own is a constant of the program.
+            if spec.kind is InputKind.PARAMETER and not isinstance(t, torch.nn.Parameter):
+                item.fail(f"{shown(spec.target)} is no parameter")
 
 
 def _fits(val: torch.Tensor, sizes: Sequence[Any], dtype: torch.dtype | None) -> bool:
