@@ -36,7 +36,9 @@ def is_excused(name: str, text: str) -> bool:
 def test_error_inputs(chunk: int) -> None:
     """675 calls that eager refuses; 124 of them were taken once."""
     accepted = []
-    ops = [op for op in op_db if op.error_inputs_func is not None][chunk::8]
+    has_errors = (op for op in op_db if op.error_inputs_func is not None)
+    # Jiterator compiles for accelerators only.
+    ops = [op for op in has_errors if not op.name.startswith("jiterator")][chunk::8]
     for op in ops:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -53,10 +55,13 @@ def test_error_inputs(chunk: int) -> None:
     assert not accepted
 
 
+REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, AttributeError)
+
+
 def _refusal(call: Callable[[], Any]) -> str | None:
     try:
         call()
-    except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
+    except REFUSALS as error:
         return str(error)
     return None
 

@@ -29,7 +29,7 @@ from graphport.capture.state import State, state_of
 from graphport.capture.subgraphs import Subgraph, module_of
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import Value
-from graphport.errors import DataDependentError
+from graphport.errors import DataDependentError, ExportError, SerializationError
 from graphport.ops import info_of
 from graphport.ops.tensor import AbstractTensor
 from graphport.process import contained, undone, undone_unless_finished
@@ -76,8 +76,21 @@ class Rewriter:
                 self._open()
                 for node in self.program.graph.nodes:
                     if node.op not in ("placeholder", "output"):
-                        self.new[node] = self.visit(node)
+                        self.new[node] = self._visited(node)
                 return self._finish()
+
+    def _visited(self, node: Node) -> Any:
+        try:
+            return self.visit(node)
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError,
+                ValueError) as error:  # fmt: skip
+            if isinstance(error, ExportError) or not self.program.from_file:
+                raise
+            # A file may call operators with anything that their schemas allow.
+            raise SerializationError(
+                f"the node {node.name!r} of the program that was loaded cannot be written anew: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     # Inputs and results
 

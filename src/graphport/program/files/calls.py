@@ -67,6 +67,12 @@ def _predicate(kind: Any, count: int | None = None) -> Predicate:
 
 
 @functools.cache
+def _tensors(op: OpOverload) -> tuple[str, ...]:
+    """Parameters that are tensors, by name."""
+    return tuple(a.name for a in op._schema.arguments if a.real_type.kind() == "TensorType")
+
+
+@functools.cache
 def _parameters(
     op: OpOverload,
 ) -> tuple[int, dict[str, Predicate], tuple[str, ...], bool, Predicate]:
@@ -76,10 +82,10 @@ def _parameters(
     arguments, returns = op._schema.arguments, op._schema.returns
     positional = sum(not a.kwarg_only for a in arguments)
     takes = {a.name: _predicate(a.real_type, a.N) for a in arguments}
-    tensors = [a.name for a in arguments if a.real_type.kind() == "TensorType"]
-    # The first tensor is one, others may be numbers: add.Tensor(x, 2).
-    strict = tensors if op in CHECKS else tensors[:1]
-    takes.update(dict.fromkeys(strict, _of(torch.Tensor)))
+    tensors = _tensors(op)
+    # One of several is a tensor, others may be numbers: add.Tensor(x, 2), mul.Tensor(2, x).
+    if op in CHECKS or len(tensors) == 1:
+        takes.update(dict.fromkeys(tensors, _of(torch.Tensor)))
     needed = tuple(a.name for a in arguments if not a.has_default_value())
     is_view = any(r.alias_info is not None for r in returns)
     return positional, takes, needed, is_view, _result([r.real_type for r in returns])
@@ -127,6 +133,9 @@ def _check_operator(
     for name, x in given.items():
         if not takes[name](x):
             item.fail(f"the argument {name} of {op} cannot be {shown(x)}: {op._schema}")
+    tensors = _tensors(op)
+    if tensors and not any(isinstance(_value(given.get(n)), torch.Tensor) for n in tensors):
+        item.fail(f"no argument of {op} is a tensor")
     if is_view and not (args and isinstance(args[0], Node)):
         item.fail(f"the first argument of {op} is a node")
 
