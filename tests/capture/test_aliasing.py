@@ -388,3 +388,53 @@ def test_memory_between_elements_is_not_read_after_a_write() -> None:
 
     with pytest.raises(gp.errors.MutationError, match="other memory between"):
         gp.export(fn, (torch.rand(4, 8)[:, ::2],))
+
+
+def test_an_input_with_gaps_keeps_its_dims_open() -> None:
+    b = gp.Dim("b", min=2, max=4)
+    y = torch.randint(0, 9, (2, 8))[:, ::2]
+
+    def fn(y: Tensor) -> Tensor:
+        return y.index_put_((torch.tensor([-2, -1]),), torch.tensor(2))
+
+    program = gp.export(fn, (y,), dynamic_shapes=({1: 2 * b},))
+    assert {str(e): (r.lower, r.upper) for e, r in program.range_constraints.items()} == {
+        "b": (2, 4), "2*b": (4, 8),
+    }  # fmt: skip
+    agrees(program.module(), fn, torch.randint(0, 9, (2, 8)))
+
+
+def test_a_copy_of_memory_with_gaps_that_is_a_view_of_dense_memory() -> None:
+    def fn(x: Tensor) -> Tensor:
+        x.reshape(-1)[:1].fill_(3)
+        return x + 0
+
+    run = gp.export(fn, (torch.rand(6, 3)[::2],)).module()
+    agrees(run, fn, torch.rand(6, 3)[::2])
+    with pytest.raises(RuntimeError, match="to have strides"):
+        run(torch.rand(3, 3))
+
+
+def test_a_branch_on_the_layout() -> None:
+    run = gp.export(lambda z: z + 1 if z.is_contiguous() else z * 2, (torch.rand(3, 4),)).module()
+    with pytest.raises(RuntimeError, match="to have strides"):
+        run(torch.rand(4, 3).t())
+
+
+def test_another_dtype_of_elements_that_share_memory() -> None:
+    def fn(x: Tensor) -> Tensor:
+        t = torch.broadcast_tensors(x, 2 * x)[0]
+        t.real.add_(1)
+        return t
+
+    with pytest.raises(gp.errors.MutationError, match="another dtype"):
+        gp.export(fn, (torch.randn(3, dtype=torch.complex64),))
+
+
+def test_windows_that_overlap_are_not_scattered_to() -> None:
+    def fn(x: Tensor) -> Tensor:
+        windows = x.unfold(0, 2, 1)
+        return windows.select_scatter(windows[0] * 2, 0, 1)
+
+    with pytest.raises(gp.errors.MutationError, match="scattered to"):
+        gp.export(fn, (torch.rand(5),))

@@ -143,11 +143,10 @@ def require_distinct(v: Value, uniform: bool = False) -> None:
     Where all elements get the same number it makes no difference.
     """
     path = list(v.ancestry())
-    if path[-1].storage.origin is None and not any(x.op in _REPEATING for x in path):
-        return
     if path[-1].storage.origin is not None and not _distinct_in_example(path[-1].abstract):
         raise _shared_elements("the input or state written to")
-    if not uniform and not _distinct(v.abstract):
+    repeats = any(x.op in _REPEATING for x in path)
+    if repeats and not uniform and not _distinct(v.abstract):
         raise _shared_elements("the written-to tensor")
 
 
