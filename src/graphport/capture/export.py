@@ -425,6 +425,7 @@ class _Capture:
                 caches.admit(result)
                 return pytree.tree_flatten(result)
         except ExportError as error:
+            raise_interrupt_behind(error, handled)  # who asks for another capture goes on after it
             error.located(self._place_of(error))
             error.__cause__ = None
             raise
