@@ -29,7 +29,7 @@ class Kind(NamedTuple):
     words: str
     accepts: Callable[[Any], bool]
 
-    def __or__(self, other: Kind) -> Kind:  # type: ignore[override]
+    def __or__(self, other: Kind) -> Kind:
         return Kind(f"{self.words} or {other.words}", lambda x: self.accepts(x) or other.accepts(x))
 
 

@@ -125,8 +125,8 @@ class undone:
 class undone_unless_finished(undone):
     """What is only undone if it does not come to its end."""
 
-    def __exit__(self, kind: Any, *_: object) -> None:
-        if kind is not None:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
             self._undo()
         self._forget()
 

@@ -48,7 +48,8 @@ class Sockets:
         """Hand tensors of bytes over to the thread that writes to a rank."""
         (tensor,), sent = tensors, Sent()
         if to not in self._outgoing:
-            self._outgoing[to] = waiting = queue.SimpleQueue()
+            waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            self._outgoing[to] = waiting
             arguments = (self._sockets[to], waiting)
             threading.Thread(target=_write, args=arguments, daemon=True).start()
         self._outgoing[to].put((memoryview(tensor.numpy()), sent))

@@ -179,8 +179,9 @@ def _above_lowest(b: Builder, mask: Value) -> Value:
         inner = _above_lowest(b, node.inputs[0])
         moved = getattr(b, node.op)(inner, *node.inputs[1:], **node.attributes)
         return b.shaped(moved, mask.sizes)
-    if node is not None and node.op == "Cast" and not node.inputs[0].dtype.is_floating_point:
-        return mask  # no integer is as low
+    if node is not None and node.op == "Cast" and node.inputs[0] is not None:
+        if not node.inputs[0].dtype.is_floating_point:
+            return mask  # no integer is as low
     return b.Where(b.Equal(mask, lowest), least, mask)
 
 
