@@ -269,3 +269,25 @@ def test_threads_that_leave_in_any_order() -> None:
     patch.release("b")
     assert Owner.value == "own" and "other" not in vars(Owner)
     _PATCHES.remove(patch)
+
+
+def test_dynamo_that_is_first_imported_while_a_program_is_captured() -> None:
+    """It notes Python's functions by their identity, and ours are in their place."""
+    code = """
+import torch, math
+import torch.nn.functional as F
+import graphport as gp
+
+def imports(x):
+    import torch._dynamo
+    return x * max(x.shape[0], 2)
+
+gp.export(imports, (torch.ones(3),), dynamic_shapes=({0: gp.Dim("b")},))
+
+def fn(x):
+    sizes = max(x.shape[0], 2) * min(x.shape[1], 3) * divmod(x.shape[0], 2)[0] * math.pow(2.0, 3.0)
+    return F.scaled_dot_product_attention(x, x, x) * sizes
+
+assert torch._dynamo.explain(fn)(torch.ones(3, 4, 8)).graph_break_count == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -215,6 +215,14 @@ def of_traceback(error: BaseException, module: str = "") -> Location | None:
     return found or layer
 
 
+def is_ours(error: BaseException) -> bool:
+    """Whether it was code of graphport that raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS)
+
+
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
 
 

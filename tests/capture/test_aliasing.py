@@ -438,3 +438,108 @@ def test_windows_that_overlap_are_not_scattered_to() -> None:
 
     with pytest.raises(gp.errors.MutationError, match="scattered to"):
         gp.export(fn, (torch.rand(5),))
+
+
+def test_as_strided_of_memory_with_gaps_that_was_written_to() -> None:
+    def fn(x: Tensor) -> Tensor:
+        x.add_(2)
+        return x.as_strided(x.shape, x.stride())
+
+    with pytest.raises(gp.errors.MutationError, match="read after a write"):
+        gp.export(fn, (torch.rand(4, 4)[:, 1:],))
+
+
+def test_a_branch_on_the_layout_of_something_computed() -> None:
+    """A tensor of one element is contiguous, and one that has none, whatever its strides."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x * 2 if x.t().is_contiguous() else x * 3
+
+    spec = ({0: gp.Dim("a"), 1: gp.Dim("b")},)
+    run = gp.export(fn, (torch.rand(3, 4),), dynamic_shapes=spec).module()
+    agrees(run, fn, torch.rand(2, 5))
+    for sizes in ((1, 2), (2, 1), (0, 2), (2, 0)):
+        with pytest.raises(RuntimeError, match="!="):
+            run(torch.rand(sizes))
+
+
+def test_a_branch_on_a_layout_that_data_decides() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x * 2 if x.nonzero().is_contiguous() else x * 3
+
+    with pytest.raises(gp.errors.DataDependentError, match="nonzero"):
+        gp.export(fn, (torch.rand(3, 4),))
+
+
+def test_an_input_that_overlaps_itself_is_not_scattered_to() -> None:
+    fn = lambda x: x.diagonal_scatter(x.diagonal() * 2)
+    with pytest.raises(gp.errors.MutationError, match="scattered to"):
+        gp.export(fn, (torch.rand(6).as_strided((2, 4), (1, 1)),))
+    repeated = torch.rand(1, 4).expand(3, 4)
+    agrees(gp.export(fn, (repeated,)).module(), fn, repeated)
+
+
+def test_a_view_of_memory_that_lies_otherwise_once_it_was_written() -> None:
+    """What a write computes is in another order than what it was written to."""
+
+    def fn(y: Tensor) -> tuple[Tensor, Tensor]:
+        t = y * 2
+        windows = t.unfold(1, 2, 1)
+        as_rows = windows.reshape(1, *windows.shape)
+        windows.narrow(3, 0, 1).add_(3)
+        as_rows[None] = as_rows[None] * 2
+        return t, as_rows.unsqueeze(0).view(-1) * 2
+
+    y = torch.randint(-4, 9, (3, 2, 1)).permute(2, 1, 0)
+    program = gp.export(fn, (y,))
+    agrees(program.module(), fn, y)
+    agrees(program.run_decompositions().module(), fn, y)
+
+
+def test_an_order_of_dims_that_is_one_of_their_sizes() -> None:
+    """Of dims that overlap, what is computed has the longer one last in memory."""
+
+    def fn(x: Tensor) -> Tensor:
+        t = x * 2
+        t.contiguous().add_(2)
+        return t
+
+    make = lambda n: torch.rand(4 + n).as_strided((4, n), (1, 1))
+    run = gp.export(fn, (make(5),), dynamic_shapes=({1: gp.Dim("n")},)).module()
+    agrees(run, fn, make(6))
+    for size in (2, 4):
+        with pytest.raises(RuntimeError, match="n >= 5"):
+            run(make(size))
+
+
+def test_a_copy_of_an_input_that_another_one_is_written_over() -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        rows = y.flatten()
+        x.add_(2)
+        return rows
+
+    run = gp.export(fn, (torch.rand(3, 2), torch.rand(3, 2).t())).module()
+    agrees(run, fn, torch.rand(3, 2), torch.rand(3, 2).t())
+    shared = torch.rand(6)
+    with pytest.raises(RuntimeError, match="memory"):
+        run(shared.view(3, 2), shared.view(2, 3))
+
+
+def test_as_strided_of_what_is_computed_from_memory_with_gaps_that_was_written() -> None:
+    def fn(x: Tensor) -> Tensor:
+        x[0] += 2
+        t = x.select_scatter(x[0] * 2, 0, 1)
+        t.as_strided((2,), (1,)).fill_(3)
+        return t
+
+    with pytest.raises(gp.errors.MutationError, match="as_strided"):
+        gp.export(fn, (torch.rand(5, 6)[:, ::2],))
+
+
+def test_a_write_through_as_strided_beyond_the_tensor() -> None:
+    def fn(x: Tensor) -> Tensor:
+        x.as_strided((2,), (1,)).fill_(3)
+        return x + 0
+
+    with pytest.raises(gp.errors.MutationError, match="does not fill"):
+        gp.export(fn, (torch.rand(3)[1],))

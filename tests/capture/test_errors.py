@@ -429,7 +429,8 @@ ARGUMENTS = [
     """),
     (plain, (torch.eye(3).to_sparse(),), {}, """
         GP101 the input at *args[0] has layout torch.sparse_coo; only strided tensors are supported
-          fix  pass args[0].to_dense()
+          at   test_errors.py:N in failing: gp.export(model, args, **options)
+          fix  args[0].to_dense()
     """),
     (plain, (x(),), {"guards": "maybe"}, """
         GP101 guards is "error" or "runtime_assert", got 'maybe'

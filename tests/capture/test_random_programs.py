@@ -389,13 +389,13 @@ def _run_twice(ep: gp.ExportedProgram, draft: Draft) -> None:
 COMMON = {"suppress_health_check": list(HealthCheck), "print_blob": False}
 
 
-@settings(max_examples=150, **COMMON)
+@settings(max_examples=60, **COMMON)
 @given(programs(BATCHES[:1], 8))
 def test_static(draft):
     agree(draft, dynamic=False)
 
 
-@settings(max_examples=150, **COMMON)
+@settings(max_examples=60, **COMMON)
 @given(programs(BATCHES, 8))
 def test_dynamic(draft):
     agree(draft, dynamic=True)

@@ -52,3 +52,27 @@ def test_a_view_through_einsum_is_written_through():
     ours, theirs = torch.ones(2, 3), torch.ones(2, 3)
     assert_same(module(ours), f(theirs), "results differ")
     assert_same(ours, theirs, "inputs are left differently")
+
+
+@pytest.mark.parametrize("split", [
+    lambda x: x.chunk(2, -1)[-1] + 1,
+    lambda x: x.chunk(2)[0].mul_(2),
+    lambda x: x.split(x.shape[0] // 2)[-1] + 1,
+])  # fmt: skip
+def test_pieces(split):
+    module = gp.export(split, (torch.ones(6),), dynamic_shapes=({0: 2 * gp.Dim("b")},)).module()
+    for size in (2, 4):
+        ours, theirs = torch.ones(size), torch.ones(size)
+        assert_same(module(ours), split(theirs), f"at {size}")
+        assert_same(ours, theirs, f"inputs at {size}")
+
+
+def test_pieces_of_nothing():
+    """A size of 0 has two chunks, but is one piece of any length."""
+    spec = ({0: 2 * gp.Dim("b")},)
+    chunks = gp.export(lambda x: x.chunk(2)[1], (torch.ones(6),), dynamic_shapes=spec).module()
+    assert chunks(torch.ones(0)).shape == (0,)
+    halves = lambda x: x.split(x.shape[0] // 2)[-1]
+    pieces = gp.export(halves, (torch.ones(6),), dynamic_shapes=spec).module()
+    with pytest.raises(RuntimeError, match="b != 0"):
+        pieces(torch.ones(0))

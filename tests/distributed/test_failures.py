@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from operator import gt
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -129,7 +130,8 @@ def listening(pids: Iterable[int]) -> list[str]:
     ):
         path = Path(f"/proc/net/{table}")
         rows = [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
-        found += [" ".join(r) for r in rows if f"socket:[{r[column]}]" in own and is_open(r)]
+        found += [f"{table} {r[column]}" for r in rows
+                  if f"socket:[{r[column]}]" in own and is_open(r)]  # fmt: skip
     return found
 
 
@@ -137,14 +139,14 @@ def test_nobody_else_can_connect_and_nothing_lies_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No address, no store, no file: what the processes share they have inherited."""
-    server = socket.create_server(("127.0.0.1", 0))
-    assert len(listening([os.getpid()])) == 1  # that is how one would be seen
-    server.close()
+    others = set(listening([os.getpid()]))  # of a process group that another test has made
+    with socket.create_server(("127.0.0.1", 0)):
+        assert len(set(listening([os.getpid()])) - others) == 1  # that is how one would be seen
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with launched("raise") as pipe:
-        assert listening([os.getpid(), *children()]) == []
+        assert set(listening([os.getpid(), *children()])) <= others
         assert pipe.run(torch.randn(4, 3), FINE).shape == (4, 3)
-        assert listening([os.getpid(), *children()]) == []
+        assert set(listening([os.getpid(), *children()])) <= others
         assert not list(tmp_path.iterdir())
     assert none_left() and not list(tmp_path.iterdir())
 
@@ -159,9 +161,9 @@ def test_no_thread_and_no_file_stays_open() -> None:
     with launched("raise") as pipe:
         pipe.run(torch.randn(4, 3), FINE)
     until = monotonic() + 5
-    while held() != before and monotonic() < until:
+    while any(map(gt, held(), before)) and monotonic() < until:
         sleep(0.05)
-    assert held() == before
+    assert not any(map(gt, held(), before))  # those of the first one may have ended since
 
 
 @pytest.mark.slow

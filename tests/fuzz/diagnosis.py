@@ -24,13 +24,24 @@ _CHOICES = {"sort", "argsort", "topk", "max", "min", "argmax", "argmin", "median
             "unique_dim", "_unique2"}  # fmt: skip
 _PLACES = {"index_put", "index_put_", "_index_put_impl_", "index_copy", "index_copy_",
            "scatter", "scatter_"}  # fmt: skip
-_INDEXED = {"index", "index_fill", "index_fill_", "index_select", "gather", "take"} | _PLACES
+_INDEXED = {
+    "index",
+    "index_add",
+    "index_add_",
+    "index_fill",
+    "index_fill_",
+    "index_select",
+    "gather",
+    "take",
+} | _PLACES
 BEYOND = "position beyond a tensor without elements"
 """Which eager lets pass, and nobody else does."""
 _AMPLIFIES = ("norm", "var", "std")
 """What divides by differences, which may be all rounding."""
 _AS_IT_IS = {"pixel_shuffle", "pixel_unshuffle"}
 _FILLS = {"fill_", "zero_"}
+_COMPARES = {"eq", "ne", "lt", "le", "gt", "ge", "isclose"}
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 class Diagnosis(TorchDispatchMode):
@@ -76,6 +87,8 @@ class Diagnosis(TorchDispatchMode):
         if name in _CHOICES and not given.get("stable"):
             if _ties(first, given.get("dim")):
                 self.causes.add("tie")
+        if name in _COMPARES and _as_good_as_equal(first, given.get("other")):
+            self.causes.add("comparison of halves that are as good as equal: computed as singles")
         if name in _PLACES and _twice(name, given):
             self.causes.add("place written twice")
         if name in _INDEXED and isinstance(first, torch.Tensor) and not first.numel():
@@ -170,6 +183,13 @@ def _ties(t: Any, dim: Any) -> bool:
     t, dim = (t.reshape(-1), 0) if dim is None or not t.dim() else (t, dim)
     ordered = t.double().nan_to_num(nan=1e30).sort(dim).values
     return bool((ordered.diff(dim=dim) == 0).any())
+
+
+def _as_good_as_equal(a: Any, b: Any) -> bool:
+    if not isinstance(a, torch.Tensor) or a.dtype not in _HALVES or isinstance(b, complex):
+        return False
+    x, y = torch.broadcast_tensors(a.double(), torch.as_tensor(b).double())
+    return bool(((x - y).abs() <= torch.finfo(a.dtype).eps * x.abs()).any())
 
 
 def _twice(name: str, given: dict[str, Any]) -> bool:

@@ -1,16 +1,10 @@
-"""Tiny models spend more time on handing work to threads than on the work."""
+"""Models run in one thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def in_one_thread(one_thread: None) -> None:
+    """Every test of this folder."""

@@ -63,6 +63,7 @@ ROWS = [
     row(lambda a: a.unbind(-1), "b 1", name="unbind_one"),
     row(lambda a, b: torch.cat([a, b], -1), "b t", "b 0", name="cat_empty"),
     row(lambda a: torch.cat([a, torch.empty(0)], 1), "b t", name="cat_legacy_empty"),
+    row(lambda a: torch.cat([torch.empty(0), a[:, :0]]), "b t", name="cat_nothing_but_empty"),
     row(lambda a, b: torch.cat([a, b]), "b t", "n t", make=(ints(9), torch.randn),
         name="cat_promoted"),
     row(lambda a, b: torch.stack([a, b], 1), "b t", "b t", make=(bools, ints(5)),

@@ -168,3 +168,20 @@ def test_module_goes_on_checking_everything() -> None:
     assert torch.equal(run(torch.ones(0, 8)), torch.ones(0, 8))
     with pytest.raises(RuntimeError, match="!= 4"):
         run(torch.ones(4, 8))
+
+
+def test_a_condition_that_holds_far_from_the_end_of_a_range() -> None:
+    """Nobody looks through millions of sizes: the file checks it."""
+
+    def program(x: Tensor) -> Tensor:
+        n = x.shape[0]
+        return x + 1 if n == (n + 1) // 2 + 4 else x
+
+    spec = ({0: gp.Dim("b", max=1 << 24)},)
+    x = torch.ones(8, 1)
+    captured = gp.export(program, (x,), dynamic_shapes=spec, guards="runtime_assert")
+    with pytest.warns(gp.errors.SizeWarning):
+        made = gp.onnx.export(captured)
+    assert torch.equal(run_bare(made, torch.ones(9, 1)), torch.ones(9, 1) + 1)
+    with pytest.raises(Exception, match="requires"):
+        run_bare(made, torch.ones(10, 1))

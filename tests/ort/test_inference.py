@@ -516,29 +516,17 @@ def test_room_for_results_is_made_by_torch(dynamic):
         return x * 2, doubled.reshape(-1, n), x > 0, x.to(torch.complex64), x.sum(), x.t() + 1
 
     calls = [(torch.randn(n, 4), 2) for n in (2, 3, 5, 0)]
-    backend = check(f, *calls, options={"preallocate_output": True}, dynamic=dynamic)
+    backend = check(f, *calls, dynamic=dynamic)
     assert backend.execution_count == 4
     modules = [m for c in backend.compiled.values() for m in c.run.__self__.modules()]
     regions = [m for m in modules if hasattr(m, "rooms")]
     assert regions
-    assert all(sizes is not None for region in regions for _, _, sizes in region.rooms)
+    assert all(region.are_all_known for region in regions)
 
 
-def test_room_is_torchs_memory():
-    """A tensor of torch's can grow in place; one over memory of ONNX Runtime's cannot."""
-
-    def resizable(options):
-        t = torch.compile(lambda x: x * 2, backend=OrtBackend(options))(torch.randn(3))
-        return t.untyped_storage().resizable()
-
-    assert resizable({"preallocate_output": True})
-    assert not resizable({})
-
-
-def test_results_of_unknown_size_are_allocated_by_the_session():
+def test_results_of_unknown_size():
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        options = {"preallocate_output": True}
-        check(lambda x: (x.nonzero() + 1, x * 2), *rows(*SIZES), options=options, strides=False)
+        check(lambda x: (x.nonzero() + 1, x * 2), *rows(*SIZES), strides=False)
 
 
 def test_many_compiled_models_do_not_mix(dynamic):

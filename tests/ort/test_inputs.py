@@ -266,3 +266,15 @@ def test_a_default_device_elsewhere():
     with torch.device("meta"):
         check(f, *[(torch.randn(n, device="cpu"), n) for n in (2, 3, 5)],
               options={"preallocate_output": True})  # fmt: skip
+
+
+def test_a_layout_that_is_asked_for_beside_an_operator_that_raises(dynamic):
+    """Which AOTAutograd gives a token of effects, a tensor when compiled and None when called."""
+
+    def f(x, y):
+        torch.linalg.cholesky(x @ x.t() + 3 * torch.eye(x.shape[0]))
+        t = y * 2
+        t.as_strided((2,), (1,)).fill_(1)
+        return t
+
+    check(f, *[(torch.rand(n, n), torch.rand(n, 3)) for n in SIZES], dynamic=dynamic)

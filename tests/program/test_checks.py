@@ -340,8 +340,8 @@ def test_without_checks() -> None:
             "*args[0][1] was a dict with the keys ['a', 'b'] {} a single value",
         ),
         (
-            lambda m, x: m([x, {"b": x, "a": x}]),
-            "*args[0][1] was a dict with the keys ['a', 'b'] {} a dict with the keys ['b', 'a']",
+            lambda m, x: m([x, {"b": x, "c": x}]),
+            "*args[0][1] was a dict with the keys ['a', 'b'] {} a dict with the keys ['b', 'c']",
         ),
         (
             lambda m, x: m([x, {"a": [x], "b": x}]),

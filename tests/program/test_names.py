@@ -145,3 +145,28 @@ def test_identifiers(name: str) -> None:
 def test_names_that_are_made_are_told_apart() -> None:
     found = rename(['a"b', "a'b", "a_b", "a b", "class", "class_"], {"a_b_"})
     assert len({found.get(n, n) for n in ['a"b', "a'b", "a_b", "a b", "class", "class_"]}) == 6
+
+
+def test_names_that_look_like_further_calls() -> None:
+    """What is behind the `@` of a name is text of the user's, unless it is a number."""
+
+    class Step(nn.Module):
+        def forward(self, x: torch.Tensor, up: bool) -> torch.Tensor:
+            return x + 1 if up else x * 2
+
+    hostile = 'a@1"); raise SystemExit #'
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name in ("b", "c@x", hostile, f"{hostile}@1"):
+                self.add_module(name, Step())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for i, part in enumerate((*self._modules.values(), self.b)):
+                x = part(x, i % 2 == 0)
+            return x
+
+    x = torch.ones(3)
+    for program in (gp.export(Model(), (x,)), reloaded(gp.export(Model(), (x,)))):
+        assert torch.equal(gp.unflatten(program)(x), Model()(x))

@@ -1,6 +1,7 @@
 """torch.SymInt, SymFloat and SymBool around our expressions."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -257,3 +258,16 @@ def test_floats_are_shared_by_value_of_their_expression(x):
     root = torch.sym_sqrt(x.n)
     assert from_torch(root) is sqrt(from_torch(x.n))
     assert from_torch(root != 2.0) is ne(sqrt(from_torch(x.n)), 2.0)
+
+
+@pytest.mark.parametrize("asked", ["is_int", "is_float", "is_bool"])
+def test_no_python_runs_while_torch_reads_arguments(x, asked):
+    """An interrupt that came then torch would take for an argument of the wrong type."""
+    seen = []
+    node = x.n.node
+    sys.setprofile(lambda frame, event, _: seen.append(event) if event == "call" else None)
+    try:
+        answer = getattr(node, asked)()
+    finally:
+        sys.setprofile(None)
+    assert answer is (asked == "is_int") and seen == []

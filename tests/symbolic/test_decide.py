@@ -2,7 +2,8 @@
 
 import itertools
 import math
-import time
+import sys
+from collections import Counter
 
 import pytest
 
@@ -246,7 +247,7 @@ def test_a_divisor_that_turns_out_zero_is_no_fault_of_the_question():
 
 
 def test_work_is_bounded():
-    """Many facts and many terms: no proof, but an answer in little time."""
+    """Many facts and many terms: no proof, but an answer after a few thousand calls."""
     scope = Scope()
     xs = [scope.symbol(f"x{i}", hint=i + 2) for i in range(12)]
     for a, b in itertools.pairwise(xs):
@@ -255,9 +256,13 @@ def test_work_is_bounded():
     for i, a in enumerate(xs):
         total += (-1) ** i * max_(a // 3, xs[i - 1] % 5)
     cond = ge(total, 1)
-    start = time.process_time()
-    scope.decide(cond)
-    assert time.process_time() - start < 1  # it takes a few milliseconds
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, _: calls.update((event,)))
+    try:
+        scope.decide(cond)
+    finally:
+        sys.setprofile(None)
+    assert calls["call"] < 100_000
 
 
 def test_what_is_known_of_an_operation_holds_for_an_equal_operand():

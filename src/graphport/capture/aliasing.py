@@ -154,7 +154,11 @@ def require_distinct_windows(v: Value) -> None:
     """Refuse `select_scatter` and the like of windows that overlap: eager writes into a copy that
     overlaps in the same way, and its decompositions do not."""
     windows = (aten.unfold.default, aten.as_strided.default)
-    if any(x.op in windows for x in v.ancestry()) and not _distinct(v.abstract):
+    path = list(v.ancestry())
+    overlapping = any(x.op in windows for x in path) and not _distinct(v.abstract)
+    given = path[-1].abstract
+    repeated = 0 in given.strides  # of which eager makes a copy that is not
+    if overlapping or not (repeated or _distinct_in_example(given)):
         raise _shared_elements("the tensor that is scattered to")
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import builtins
 import functools
 import math
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from graphport.process import Replacement
+from graphport.process import Replacement, Switch
 
 _NUMBERS = (torch.SymInt, torch.SymFloat)
 Pair = Callable[[Any, Any], Any]
@@ -23,14 +24,32 @@ Pair = Callable[[Any, Any], Any]
 def symbolic_builtins() -> Iterator[Replacement]:
     """They take sizes and 0-d tensors without comparing them."""
     functional = torch.nn.functional
-    yield builtins, "max", _choosing(max, torch.sym_max, torch.maximum)
-    yield builtins, "min", _choosing(min, torch.sym_min, torch.minimum)
-    yield builtins, "divmod", _dividing(divmod)
-    yield math, "pow", _raising(math.pow)
+    ours = (
+        (builtins, "max", _choosing(max, torch.sym_max, torch.maximum)),
+        (builtins, "min", _choosing(min, torch.sym_min, torch.minimum)),
+        (builtins, "divmod", _dividing(divmod)),
+        (math, "pow", _raising(math.pow)),
+    )
+    yield from ours
+    taken = [call for _, _, call in ours]
+    yield Switch(lambda: (), functools.partial(_tell_dynamo, taken)), "", taken
     yield torch.SymInt, "__format__", _named
     yield torch.SymFloat, "__format__", _named
     attention = "scaled_dot_product_attention"
     yield functional, attention, _flagged(functional.scaled_dot_product_attention)
+
+
+def _tell_dynamo(ours: Sequence[Any], taken: Sequence[Any]) -> None:
+    """Where Dynamo was imported meanwhile, it knows our functions as Python's own, by their ids."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if taken or rules is None:
+        return
+    known = rules._builtin_function_ids
+    for call in filter(lambda c: id(c) in known, ours):
+        known.remove(id(call))
+        known.add(id(call.__wrapped__))
+        known.function_names[id(call.__wrapped__)] = known.function_names.pop(id(call))
+        rules.get_torch_obj_rule_map.cache_clear()
 
 
 def _choosing(original: Any, of_sizes: Pair, of_tensors: Pair) -> Any:

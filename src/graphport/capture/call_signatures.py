@@ -12,6 +12,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from graphport import source
+from graphport.capture import registries
 from graphport.capture.inputs import CONSTANTS, Inputs, bind
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import Value
@@ -110,14 +111,10 @@ class CallSignatures:
             call.outputs = [new.get(v, v) if isinstance(v, Node) else v for v in call.outputs]
 
     def module_calls(self, called: Iterable[str]) -> list[ModuleCall]:
-        """All modules in the order of their first call; those that are kept once for each call."""
-        unused = self.paths - {call.path for call in self._calls.values()}
-        if unused:
-            raise InputError(
-                f"preserve_module_call_signature names {sorted(unused)}, which the program never "
-                "calls",
-                fix=f"one of {sorted(p for p in called if p)}",
-            )
+        """All modules in the order of their first call; those that are kept once for each call.
+
+        A module that is kept and never called has no signature to keep.
+        """
         found = []
         for path in called:
             kept = {key: call for key, call in self._calls.items() if call.path == path}
@@ -134,7 +131,7 @@ def _paths(root: nn.Module | None, names: Any) -> set[str]:
         )
     if not names:
         return set()
-    modules = dict(root.named_modules(remove_duplicate=False)) if root is not None else {}
+    modules = dict(registries.all_paths(root))
     first = {id(m): path for path, m in reversed(modules.items())}
     unknown = [n for n in names if not n or n not in modules]
     if unknown:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import re
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,8 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from graphport import source
-from graphport.capture.snapshot import Snapshot
+from graphport.capture import registries
+from graphport.capture.snapshot import Snapshot, attributes, items
 from graphport.ops.tensor import AbstractTensor
 from graphport.source import Location
 
@@ -68,7 +68,7 @@ class Surroundings:
 
     def _keep(self, name: str, value: Any) -> None:
         if type(value) in _CONTAINERS and not name.startswith("__"):
-            self._contents.append((name, value, list(_items(value))))
+            self._contents.append((name, value, list(items(value))))
 
     def changes(self) -> Iterator[Change]:
         for prefix, space, before in self._spaces:
@@ -80,7 +80,7 @@ class Surroundings:
             if value is not before:
                 yield self._change("", name, value)
         for name, container, before in self._contents:
-            after = list(_items(container))
+            after = list(items(container))
             new = [x for x in after if not any(x is y for y in before)]
             if len(after) != len(before) or new:
                 where = next(filter(None, map(_made, new)), None)
@@ -110,7 +110,7 @@ def _functions(mod: Any, root: nn.Module | None) -> Iterator[types.FunctionType]
     """The user's functions that a program is made of, as far as they can be named."""
     while isinstance(mod, functools.partial):
         mod = mod.func
-    found = getattr(mod, "__func__", mod)
+    found = mod.__func__ if isinstance(mod, types.MethodType) else mod
     if isinstance(found, types.FunctionType):
         yield found
     for kind in _classes(root):
@@ -119,8 +119,8 @@ def _functions(mod: Any, root: nn.Module | None) -> Iterator[types.FunctionType]
 
 def _classes(root: nn.Module | None) -> Iterator[type]:
     """The user's classes that say what a module computes."""
-    modules = root.modules() if root is not None else ()
-    for kind in dict.fromkeys(c for m in modules for c in type(m).__mro__):
+    modules = registries.named_modules(root)
+    for kind in dict.fromkeys(c for _, m in modules for c in type(m).__mro__):
         forward = vars(kind).get("forward")
         if isinstance(forward, types.FunctionType) and source.is_the_users(forward.__code__):
             yield kind
@@ -128,13 +128,13 @@ def _classes(root: nn.Module | None) -> Iterator[type]:
 
 def of_state(snapshot: Snapshot, root: nn.Module | None) -> Iterator[Change]:
     """Attributes and containers of modules that hold something else."""
-    paths = {} if root is None else {id(vars(m)): (p, m) for p, m in root.named_modules()}
+    paths = {id(vars(m)): (p, m) for p, m in registries.named_modules(root)}
     for container, before in snapshot.changed():
         path, owner = paths.get(id(container), ("", None))
         if owner is not None:
             yield from _attributes(path, owner, dict(before))
         elif not _is_registry(container, root):
-            new = [x for x in _items(container) if not any(x is y for y in _items(before))]
+            new = [x for x in items(container) if not any(x is y for y in items(before))]
             where = next(filter(None, map(_made, new)), None)
             name = _name_of(container, root)
             yield Change(name, any(map(holds_tensor, new)), where)
@@ -152,28 +152,24 @@ def _attributes(path: str, owner: nn.Module, before: dict[str, Any]) -> Iterator
 
 def _is_registry(container: Any, root: nn.Module | None) -> bool:
     """Buffers that are assigned to are part of the program, and seen to elsewhere."""
-    modules = root.modules() if root is not None else ()
-    return any(container is m._buffers or container is m._parameters for m in modules)
+    modules = registries.named_modules(root)
+    return any(container is m._buffers or container is m._parameters for _, m in modules)
 
 
 def _name_of(container: Any, root: nn.Module | None) -> str:
-    for path, module in root.named_modules() if root is not None else ():
+    for path, module in registries.named_modules(root):
         for name, value in vars(module).items():
-            if value is container or getattr(value, "__dict__", None) is container:
+            if value is container or attributes(value) is container:
                 return f"{path}.{name}" if path else f"self.{name}"
     return f"a {type(container).__name__}"
 
 
-def _items(container: Any) -> Any:
-    return container.values() if isinstance(container, dict) else container
-
-
 def holds_tensor(value: Any, depth: int = 3) -> bool:
     """Whether a value is a tensor of the program, or a container with one in it."""
-    if isinstance(value, AbstractTensor):
+    if type(value) is AbstractTensor:
         return value._value is not None
-    if depth and (type(value) in _CONTAINERS or isinstance(value, tuple)):
-        return any(holds_tensor(x, depth - 1) for x in _items(value))
+    if depth and (type(value) in _CONTAINERS or issubclass(type(value), tuple)):
+        return any(holds_tensor(x, depth - 1) for x in items(value))
     return False
 
 
@@ -187,22 +183,13 @@ def _stored(functions: list[types.FunctionType], name: str) -> Location | None:
     return None
 
 
-_FRAME = re.compile(r'File "(.*)", line (\d+), in (.*)')
-
-
 def _made(value: Any) -> Location | None:
     """The line that computed a tensor, or one in a container."""
-    if type(value) in _CONTAINERS or isinstance(value, tuple):
-        return next(filter(None, map(_made, _items(value))), None)
-    if not isinstance(value, AbstractTensor) or value._value is None:
+    if type(value) in _CONTAINERS or issubclass(type(value), tuple):
+        return next(filter(None, map(_made, items(value))), None)
+    if type(value) is not AbstractTensor or value._value is None:
         return None
-    return place_of(value._value.node.meta.get("stack_trace", ""))
-
-
-def place_of(trace: str) -> Location | None:
-    """The innermost frame of a trace."""
-    found = _FRAME.findall(trace)
-    return Location(found[-1][0], int(found[-1][1]), found[-1][2]) if found else None
+    return source.of_trace(value._value.node.meta.get("stack_trace"))
 
 
 def difference(a: Sequence[Graph], b: Sequence[Graph]) -> tuple[str, Location | None] | None:
@@ -218,10 +205,10 @@ def _parting(a: Graph, b: Graph) -> tuple[str, Location | None] | None:
     one, other = list(a.nodes), list(b.nodes)
     for x, y in zip(one, other, strict=False):
         if _line(x) != _line(y):
-            return f"{_line(x)} and {_line(y)}", place_of(x.meta.get("stack_trace", ""))
+            return f"{_line(x)} and {_line(y)}", source.of_trace(x.meta.get("stack_trace"))
     if len(one) != len(other):
         more = max(one, other, key=len)[min(len(one), len(other))]
-        return f"{_line(more)} in one of them", place_of(more.meta.get("stack_trace", ""))
+        return f"{_line(more)} in one of them", source.of_trace(more.meta.get("stack_trace"))
     return None
 
 

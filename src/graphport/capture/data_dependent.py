@@ -13,7 +13,7 @@ from graphport import source
 from graphport.capture.example import outside
 from graphport.capture.tracer import Tracer, pure, special
 from graphport.errors import DataDependentError
-from graphport.ops import Abstract, OpInfo, info_of
+from graphport.ops import Abstract, OpInfo, info_of, sizes
 from graphport.ops.index import MASK_DTYPES, check_masks, index
 from graphport.ops.shape import permute, transpose
 from graphport.ops.sizes import (
@@ -132,6 +132,8 @@ def equal(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> bool:
     a, b = (tracer.value(t).literal for t in args[:2])
     if a is not None and b is not None:
         return info.op(a, b, *args[2:], **kwargs)
+    if info.name == "equal" and _differ_in_size(tracer, *args):
+        return False
     same = "(a == b)" if info.name == "equal" else "torch.isclose(a, b)"
     error = DataDependentError(
         f"Could not guard on data-dependent expression: torch.{info.name} compares data, which "
@@ -142,6 +144,11 @@ def equal(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> bool:
     compare = aten.eq.Tensor if info.name == "equal" else aten.isclose.default
     found = tracer.call(aten.all.default, tracer.call(compare, *args, **kwargs))
     return bool(by_example(tracer, error, found, bool))
+
+
+def _differ_in_size(tracer: Tracer, a: torch.Tensor, b: torch.Tensor) -> bool:
+    one, other = (tracer.value(t).abstract.sizes for t in (a, b))
+    return len(one) != len(other) or not all(map(sizes.equal, one, other))
 
 
 class Sized:

@@ -35,7 +35,9 @@ from graphport.capture import (  # noqa: F401  register their operators
     indexing,
     loops,
     pooling,
+    refusals,
     regions,
+    registries,
     special,
     strictness,
     wording,
@@ -46,18 +48,19 @@ from graphport.capture.cleanup import remove_unused
 from graphport.capture.example import Example
 from graphport.capture.fake_tensors import home_of, memory_of, sizes_of
 from graphport.capture.functions import Functions
-from graphport.capture.inputs import CONSTANTS, Inputs, Leaf, bind, plain
+from graphport.capture.inputs import CONSTANTS, Inputs, Leaf, bind, plain, plain_constant
 from graphport.capture.modules import Modules
 from graphport.capture.names import Names
 from graphport.capture.outcome import Outcome, judge
 from graphport.capture.recorder import Recorder
 from graphport.capture.retell import retell
-from graphport.capture.settings import FLAGS, NO_COLLECTION, capturing
+from graphport.capture.settings import DEEP_CALLS, FLAGS, NO_COLLECTION, capturing
 from graphport.capture.shapes import AdditionalInputs
 from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
 from graphport.capture.state import State, begins_inside, describe_tensor, state_of
 from graphport.capture.subgraphs import graphs_in, graphs_of, module_of
+from graphport.capture.tensor_classes import computes_itself, warn_of_functions
 from graphport.capture.tracer import Tracer
 from graphport.capture.training import TrainingTracer
 from graphport.capture.values import Storage, Value
@@ -67,6 +70,7 @@ from graphport.errors import (
     ExportError,
     ForwardError,
     InputError,
+    InternalError,
     ShapeError,
     UserError,
 )
@@ -155,10 +159,25 @@ def capture(
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
     """The program, and the errors that a draft passed over."""
     mod = plain(mod)
-    program, passed_over = _captured(mod, args, kwargs, dynamic_shapes, options)
-    if options.strict:
-        _compare(program, mod, dynamic_shapes, options)
+    try:
+        program, passed_over = _captured(mod, args, kwargs, dynamic_shapes, options)
+        if options.strict:
+            _compare(program, mod, dynamic_shapes, options)
+    except ExportError:
+        raise
+    except Exception as error:  # the user's objects are asked for much, and may do anything
+        where = source.of_traceback(error)
+        raise forward_error(error, where) if where else _unforeseen(error) from error
     return program, passed_over
+
+
+_FAULTS = (KeyError, AttributeError, AssertionError, NameError)
+"""What code of ours never raises on purpose."""
+
+
+def _unforeseen(error: Exception, where: source.Location | None = None) -> InternalError:
+    what = f"{type(error).__name__} as the program was captured{_text(error)}"
+    return InternalError(what, where=where)
 
 
 def _compare(program: ExportedProgram, mod: Any, dynamic_shapes: Any, options: Options) -> None:
@@ -178,7 +197,7 @@ def _captured(
     root = _root(mod)
     inputs = bind(mod, args, kwargs)
     # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
-    with NO_COLLECTION, FLAGS, _disable_current_modes():
+    with NO_COLLECTION, DEEP_CALLS, FLAGS, _disable_current_modes():
         first = _Capture(mod, root, inputs, dynamic_shapes, options)
 
         def answered(answers: forks.Answers) -> ExportedProgram:
@@ -223,6 +242,7 @@ def _root(mod: Any) -> nn.Module | None:
             fix="gp.export(model, args) with the module or function that was scripted",
         )
     if isinstance(mod, nn.Module):
+        registries.require_initialised(mod)
         return mod
     if isinstance(mod, type):
         raise InputError(
@@ -261,8 +281,9 @@ class _Capture:
             self.recorder.reserved = _taken(root)
         self.names = Names()
         self.state = State(root, self.recorder, self.names)
-        own = () if root is None else (*root.parameters(), *root.buffers())
-        self.state.home = home_of((*(leaf.value for leaf in inputs.leaves), *own))
+        own = (*registries.named_parameters(root), *registries.named_buffers(root))
+        given = (leaf.value for leaf in inputs.leaves)
+        self.state.home = home_of((*given, *(t for _, t in own)))
         make = TrainingTracer if options.training else Tracer
         self.tracer = make(self.recorder, self.state)
         self.modules = Modules(root, self.recorder)
@@ -295,6 +316,7 @@ class _Capture:
         surroundings = changes.Surroundings(self.mod, self.root)
         self.modules.on_initialised = snapshot.renew
         with undone(snapshot.restore):
+            snapshot.watch_seeds()
             outputs, out_spec = self._call(leaves)
             self._find_replaced_buffers(snapshot)
             self._tell_changes(snapshot, surroundings)
@@ -321,6 +343,10 @@ class _Capture:
         asked = [*own, *outside] if self.options.strict else own
         depends = any(not c.leaks or c.renews for c in asked) and self._differs_next_time()
         strictness.report([*own, *outside], depends, self.options.strict)
+        # A draft draws random numbers itself, to know the data.
+        seeds = not self.options.draft and snapshot.has_seeded()
+        if seeds and any(map(_draws, self.recorder.graph.nodes)):
+            strictness.tell(strictness.seeds(), self.options.strict)
 
     def _differs_next_time(self) -> bool:
         """Whether the program, run again after what it changed, computes something else."""
@@ -358,11 +384,8 @@ class _Capture:
         return leaves
 
     def _open_tensor(self, node: Node, t: torch.Tensor, path: str) -> AbstractTensor:
-        if t.layout is not torch.strided:
-            raise InputError(
-                f"the input at {path} has layout {t.layout}; only strided tensors are supported",
-                fix=f"pass {path.lstrip('*')}.to_dense()",
-            )
+        if not self.options.once_more:
+            warn_of_functions(t, f"the input at {path}")
         given = describe_tensor(t, self.state.home)
         sizes = self.spec.sizes.get(path, given.sizes)
         strides = given._strides
@@ -422,8 +445,7 @@ class _Capture:
                 args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
                 cache_lengths.ease((args, kwargs), self.scope)
                 result = self.mod(*args, **kwargs)
-                caches.admit(result)
-                return pytree.tree_flatten(result)
+                return self._flatten(result)
         except ExportError as error:
             raise_interrupt_behind(error, handled)  # who asks for another capture goes on after it
             error.located(self._place_of(error))
@@ -431,7 +453,22 @@ class _Capture:
             raise
         except Exception as error:
             raise_interrupt_behind(error, handled)
-            raise forward_error(error, self._place_of(error)) from error
+            where = self._place_of(error)
+            refused = refusals.of_torch(error, where)
+            if refused is None and isinstance(error, _FAULTS) and source.is_ours(error):
+                raise _unforeseen(error, where) from error
+            raise refused or forward_error(error, where) from error
+
+    def _flatten(self, result: Any) -> tuple[list[Any], pytree.TreeSpec]:
+        try:
+            caches.admit(result)
+            return pytree.tree_flatten(result)
+        except RecursionError:
+            raise InputError(
+                "the result is nested too deeply, or a container of it holds itself",
+                where=source.of_function(_code_of(self.mod)),
+                fix="return the tensors in a flat container",
+            ) from None
 
     def _place_of(self, error: Exception) -> source.Location | None:
         """The user's line that failed, and the module that was running it."""
@@ -453,16 +490,14 @@ class _Capture:
 
     def _find_replaced_buffers(self, snapshot: Snapshot) -> None:
         """A buffer that was assigned to is a mutation of that buffer."""
-        if self.root is None:
-            return
-        for path, module in self.root.named_modules():
+        for path, module in registries.named_modules(self.root):
             before = snapshot.before(module._buffers)
             for name, old in before.items():
                 new = module._buffers.get(name)
                 if new is old or old is None or not isinstance(new, torch.Tensor):
                     continue
                 entry = self.state.entry(old)
-                fqn = f"{path}.{name}" if path else name
+                fqn = registries.joined(path, name)
                 if tuple(new.shape) != sizes_of(old) or new.dtype != old.dtype:
                     raise UserError(
                         f"buffer {fqn!r} was replaced by a tensor of another size or dtype: "
@@ -475,15 +510,16 @@ class _Capture:
     # Outputs
 
     def _output(self, x: Any, i: int) -> Any:
-        if isinstance(x, torch.Tensor):
+        kind: Any = type(x)  # not isinstance, which asks an object for its `__class__`
+        if issubclass(kind, torch.Tensor) and not computes_itself(kind):
             value = self.tracer.value(x)
             return self.tracer.seen(value) if self.options.keep_views else self.tracer.read(value)
-        if isinstance(x, _SYMBOLIC):
+        if issubclass(kind, _SYMBOLIC):
             return self.recorder.size(from_torch(x))
-        if isinstance(x, CONSTANTS):
-            return x
+        if issubclass(kind, CONSTANTS):
+            return plain_constant(x)
         raise InputError(
-            f"output {i} is a {type(x).__module__}.{type(x).__qualname__}: outputs are tensors, "
+            f"output {i} is a {kind.__module__}.{kind.__qualname__}: outputs are tensors, "
             "numbers, strings, None, and containers of them",
             where=source.of_function(_code_of(self.mod)),
             fix="return tensors, or register the type with torch.utils._pytree",
@@ -608,10 +644,17 @@ class _Capture:
 source.boundaries.add(_Capture._call.__code__)
 
 
+def _draws(node: Node) -> bool:
+    """Whether a node takes random numbers from torch's generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def _taken(root: nn.Module) -> set[str]:
     """Names under which a program may have state; graphs of a captured module have none."""
-    parts = {n for n, m in root._modules.items()
-             if not isinstance(m, GraphModule) or any(True for _ in m.parameters())}  # fmt: skip
+    parts = {
+        name for name, part in root._modules.items()
+        if not isinstance(part, GraphModule) or any(registries.named_parameters(part))
+    }  # fmt: skip
     return {*vars(root), *root._parameters, *root._buffers, *parts}
 
 
@@ -626,14 +669,27 @@ def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...
 _NO_DEVICE = "Torch not compiled with"  # CUDA, XPU, ... enabled
 
 
+def _text(error: Exception) -> str:
+    try:
+        return f": {error}" if str(error) else ""
+    except Exception:  # noqa: BLE001  whatever the user's `__str__` raises
+        return ""
+
+
 def forward_error(error: Exception, where: source.Location | None) -> Exception:
     """The user's exception, with the place; it can be caught as the user's own class too."""
-    said = f": {error}" if str(error) else ""
+    said = _text(error)
     what = f"{type(error).__name__} in the program{said}"
     fix: tuple[str, ...] = ()
-    if _NO_DEVICE in str(error):
-        what = f"the program asks for a device that is missing here: {error}"
+    if _NO_DEVICE in said:
+        what = f"the program asks for a device that is missing here{said}"
         fix = ("x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",)
+    if isinstance(error, RecursionError):
+        what = (
+            "RecursionError in the program: its modules and functions call one another more deeply"
+            " than Python's recursion limit allows, in eager as well"
+        )
+        fix = ("sys.setrecursionlimit(10_000), before the model is called",)
     try:
         both = type("ForwardError", (ForwardError, type(error)), {"__module__": "graphport.errors"})
         made = both(what, where=where, fix=fix)

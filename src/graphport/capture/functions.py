@@ -7,6 +7,7 @@ the few calls that would need the data of a tensor.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from graphport.capture.tracer import Tracer
 from graphport.errors import DataDependentError, MutationError, ShapeError, UnsupportedError
 from graphport.ops import info_of
 from graphport.ops.sizes import expected, numel
+from graphport.ops.strides import lies_in_order
 from graphport.ops.tensor import AbstractTensor
 from graphport.symbolic import Expr, ne, symbols
 from graphport.symbolic.bridge import from_torch, sym_ite
@@ -84,6 +86,9 @@ class Functions(TorchFunctionMode):
             self.tracer.objects = [x for x in given if type(x) is torch.ScriptObject]
         scope.internal = True
         try:
+            if any(map(_wraps_results, types)):
+                with torch._C.DisableTorchFunctionSubclass():  # results are plain tensors
+                    return func(*args, **(kwargs or {}))
             return func(*args, **kwargs) if kwargs else func(*args)
         finally:
             recorder.torch_fn = outer
@@ -95,11 +100,31 @@ class Functions(TorchFunctionMode):
         return f"{name}_{count}", f"{type(func).__name__}.{name}"
 
 
-@overrides(torch.Tensor.stride, torch.Tensor.is_contiguous)
-def layout(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+@functools.lru_cache(maxsize=1024)
+def _wraps_results(kind: type) -> bool:
+    """Whether a subclass does nothing but to make results tensors of its class."""
+    default: Any = torch.Tensor.__torch_function__
+    function: Any = getattr(kind, "__torch_function__", None)
+    return issubclass(kind, torch.Tensor) and getattr(function, "__func__", 0) is default.__func__
+
+
+@overrides(torch.Tensor.stride)
+def stride(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """What Python asks of the layout of a tensor, which may differ with that of the inputs."""
     tracer.demand_layout(tracer.read(tracer.value(args[0])))
     return NotImplemented
+
+
+@overrides(torch.Tensor.is_contiguous)
+def is_contiguous(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Any tensor of one element is, and any that has none."""
+    value = tracer.value(args[0])
+    tracer.demand_layout(tracer.read(value))
+    in_other_format = len(args) > 1 or kwargs
+    if in_other_format or value.abstract.is_contiguous:
+        return NotImplemented
+    with tracer.scope.operator():
+        return lies_in_order(value.abstract)
 
 
 _FLAGS = (bool, "bool", bool | None, "bool | None", "Optional[bool]", Optional[bool])  # noqa: UP045
@@ -168,6 +193,17 @@ def memory(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     # Where memory is, no assertion can tell; who shares it, the graph knows.
     tracer.scope.passed_over.append(error)
     return id(tracer.value(args[0]).storage)
+
+
+@overrides(torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_)
+def elementwise_python(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """torch goes through memory without a look at what kind of tensor it is."""
+    raise UnsupportedError(
+        f".{func.__name__}() runs Python on each element of a tensor, which has none while it is "
+        "captured",
+        where=source.here(),
+        fix="compute with torch functions, on all elements at once",
+    )
 
 
 @overrides(torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__)

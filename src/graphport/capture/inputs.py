@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,12 +14,23 @@ from torch.utils import _pytree as pytree
 
 from graphport import source
 from graphport.capture.fake_tensors import number_of
+from graphport.capture.tensor_classes import require_plain
 from graphport.errors import InputError
 from graphport.program import caches
 
 CONSTANTS = (int, float, bool, str, complex, type(None), torch.dtype, torch.device,
              torch.memory_format, torch.layout)  # fmt: skip
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_BARE: dict[type, Callable[[Any], Any]] = {
+    str: str.__str__, int: int.__int__, float: float.__float__, complex: complex.__complex__,
+}  # fmt: skip
+
+
+def plain_constant(x: Any) -> Any:
+    """A constant as code can write it: of a subclass (an IntEnum, np.str_) the number or text."""
+    if type(x) is bool:
+        return x
+    return next((bare(x) for kind, bare in _BARE.items() if isinstance(x, kind)), x)
 
 
 @dataclass
@@ -77,8 +89,17 @@ def bind(
         kwargs = {}
     if not isinstance(kwargs, dict):
         raise InputError(f"kwargs must be a dict by parameter name, got {type(kwargs).__name__}")
-    given = () if within else pytree.tree_leaves((args, kwargs))
-    if any(isinstance(leaf, _SYMBOLIC) for leaf in given):
+    args = tuple(args)  # and no named one: the program takes them one by one
+    try:
+        given = pytree.tree_leaves((args, kwargs))
+    except RecursionError:
+        raise InputError(
+            "the arguments are nested too deeply, or a container of them holds itself",
+            fix="pass the tensors in a flat container",
+        ) from None
+    if _has_sizes(pytree.tree_structure((args, kwargs))):
+        args, kwargs = pytree.tree_map(_same, (args, kwargs))  # which makes tuples of torch.Size
+    if not within and any(issubclass(type(leaf), _SYMBOLIC) for leaf in given):
         args, kwargs = pytree.tree_map_only(
             _SYMBOLIC, lambda s: number_of(s, "the value"), (args, kwargs)
         )
@@ -112,6 +133,14 @@ def bind(
     )  # fmt: skip
 
 
+def _has_sizes(spec: pytree.TreeSpec) -> bool:
+    return spec.type is torch.Size or any(map(_has_sizes, spec.children()))
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
 def plain(target: Any) -> Any:
     """The module itself of one that `torch.compile` has wrapped: told without importing that."""
     while type(target).__name__ == "OptimizedModule" and hasattr(target, "_orig_mod"):
@@ -122,11 +151,17 @@ def plain(target: Any) -> Any:
 def signature_of(target: Any) -> inspect.Signature:
     target = plain(target)
     if isinstance(target, nn.Module):
-        own = getattr(target, "_graphport_signature", None)
-        if own is not None:
-            return own
+        # Not getattr, which asks the user's own `__getattr__`.
+        if hasattr(type(target), "_graphport_signature") or "_graphport_signature" in vars(target):
+            return target._graphport_signature
         if isinstance(target, torch.fx.GraphModule) and hasattr(target, "real_recompile"):
             target.real_recompile()  # Dynamo's graphs get their code when they are first called
+        if not callable(target.forward):
+            raise InputError(
+                f"{type(target).__name__}.forward is a {type(target.forward).__name__}, and cannot "
+                "be called",
+                fix="def forward(self, ...)",
+            )
         return inspect.signature(target.forward)
     try:
         return inspect.signature(target)
@@ -199,13 +234,16 @@ def _part(key: Any) -> str:
 
 
 def _check_leaf(leaf: Any, path: str) -> None:
-    if isinstance(leaf, (torch.Tensor, *CONSTANTS, *_SYMBOLIC)):
-        return
     kind = type(leaf)
+    if issubclass(kind, torch.Tensor):
+        require_plain(leaf, f"the input at {path}", path.lstrip("*"), InputError)
+        return
+    if issubclass(kind, (*CONSTANTS, *_SYMBOLIC)):
+        return
     name = f"{kind.__module__}.{kind.__qualname__}"
     if kind.__module__ == "numpy":
         fix = f"torch.from_numpy(...) or torch.tensor(...) for the input at {path}"
-    elif hasattr(leaf, "__dataclass_fields__"):
+    elif dataclasses.is_dataclass(kind):
         fix = f"gp.register_dataclass({kind.__name__})"
     else:
         fix = f"torch.utils._pytree.register_pytree_node({kind.__name__}, flatten, unflatten)"

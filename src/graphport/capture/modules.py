@@ -12,9 +12,10 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils import _pytree as pytree
 
 from graphport import process, source
-from graphport.capture import retrace
+from graphport.capture import refusals, registries, retrace
 from graphport.capture.call_signatures import CallSignatures
 from graphport.capture.recorder import Recorder
+from graphport.errors import DataDependentError, ExportError, UnsupportedError
 from graphport.ops.strides import at_example
 
 Stack = dict[str, tuple[str, str]]
@@ -43,9 +44,8 @@ class Modules:
         """The path of the captured program that is being captured again."""
         self._paths: dict[int, str] = {}
         self._counts: dict[str, int] = {}
-        if root is not None:
-            for path, module in root.named_modules():
-                self._paths[id(module)] = path
+        for path, module in registries.named_modules(root):
+            self._paths[id(module)] = path
 
     @contextmanager
     def inside(self, module: nn.Module) -> Iterator[str]:
@@ -83,9 +83,12 @@ class Modules:
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
             _initialise(module, args, kwargs)
             self.on_initialised(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            return self._run_script(original, module, args, kwargs)
         if retrace.remembers(module):
             return self._retrace(original, module, args, kwargs)
         path = self._paths.get(id(module))
+        refusals.refuse_layer(module, args, path)
         if path is None:
             return original(module, *args, **kwargs)
         if self.signatures is None or path not in self.signatures.paths:
@@ -94,6 +97,21 @@ class Modules:
         call = self.signatures.enter(path, module, args, kwargs)
         with self.inside(module) as key:
             return self.signatures.leave(key, call, original(module, *args, **kwargs))
+
+    def _run_script(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """Let TorchScript's interpreter run the operators, which it can where sizes are numbers."""
+        try:
+            return original(module, *args, **kwargs)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            if isinstance(error, ExportError) and not isinstance(error, DataDependentError):
+                raise
+            path = self._paths.get(id(module), type(module).__name__)
+            raise UnsupportedError(
+                f"the module {path!r} is TorchScript (torch.jit.script or torch.jit.trace), which "
+                "does not run as Python",
+                where=source.here(),
+                fix="use the Python module that it was made of",
+            ) from error
 
     def _retrace(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
         """Graphs within a graph belong to whatever the outermost one has become."""

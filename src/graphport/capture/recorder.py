@@ -7,6 +7,7 @@ kernel, and appends a node.
 
 from __future__ import annotations
 
+import cmath
 import functools
 import itertools
 import math
@@ -23,11 +24,12 @@ from graphport import source
 from graphport.capture.frames import Frame
 from graphport.errors import UnsupportedError
 from graphport.ops import Abstract, OpInfo, info_of, meta_rule
-from graphport.ops.meta import refuse
+from graphport.ops.meta import refuse, refuse_element
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.symbolic import Expr, Scope
 from graphport.symbolic.bridge import to_torch
 from graphport.symbolic.integers import split
+from graphport.symbolic.nodes import parts_first
 
 aten = torch.ops.aten
 
@@ -91,6 +93,8 @@ class Recorder:
             out = info.rule(*described, **keywords)
             if info.checked and not self.scope.closed:
                 refuse(info.op, described, keywords, self.seen)
+        if info.elementwise and not self.scope.closed:
+            refuse_element(info.op, described, keywords)
         return out, self.node(info.op, args, kwargs, out, info.name)
 
     def node(self, target: Any, args: Any, kwargs: dict[str, Any], out: Any, name: str) -> Node:
@@ -155,6 +159,12 @@ class Recorder:
             return self.size(x)
         if type(x) in (list, tuple):
             return [self.argument(y) for y in x]
+        if type(x) is complex and not cmath.isfinite(x):
+            raise UnsupportedError(
+                f"the complex number {x} is not finite, and code cannot write it",
+                where=source.here(),
+                fix=f"a tensor: torch.tensor(complex({str(x.real)!r}, {str(x.imag)!r}))",
+            )
         return x
 
     def item(self, node: Node, index: int) -> Node:
@@ -308,7 +318,13 @@ class Recorder:
         sizes = self.frame.sizes
         known = sizes.get(e)
         if known is None:
-            known = sizes[e] = self._truth_from_outside(e) or self._compute(e)
+            known = self._truth_from_outside(e)
+            if known is None:
+                for part in parts_first(e, sizes.__contains__):
+                    if part.type is not bool:
+                        self.number(part)
+                known = self._compute(e)
+            sizes[e] = known
         return known
 
     def _truth_from_outside(self, e: Expr) -> Node | None:

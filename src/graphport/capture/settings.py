@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -40,6 +41,12 @@ def _collect(enabled: bool) -> None:
         gc.enable()
     else:
         gc.disable()
+
+
+def _deep_calls() -> Iterator[Replacement]:
+    """A call of a module takes five frames, and three in eager: what eager can run is captured."""
+    limit = sys.getrecursionlimit()
+    yield Switch(sys.getrecursionlimit, sys.setrecursionlimit), "", 2 * limit + 1000
 
 
 def _flags_of_modes() -> Iterator[Replacement]:
@@ -86,6 +93,7 @@ def _no_autocast_cache() -> Iterator[None]:
 
 
 NO_COLLECTION = Patch(_no_collection)
+DEEP_CALLS = Patch(_deep_calls)
 FLAGS = Patch(_flags_of_modes)
 """From before the first mode to after the last."""
 _SETTINGS = Patch(_while_user_code_runs)

@@ -69,6 +69,19 @@ def upsample_nearest2d(input: Tensor, output_size: Any, scale_factors: Any = Non
     return out.contiguous(memory_format=torch._prims_common.suggest_memory_format(input))
 
 
+def isin(
+    elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False
+) -> Any:
+    """Where an element would be in order, it is, or it is nowhere; nothing is past the last."""
+    if elements.dtype is torch.bool or test_elements.dtype is not elements.dtype:
+        return NotImplemented
+    ordered = test_elements.flatten().sort().values
+    place = torch.searchsorted(ordered, elements)
+    past = torch.cat([ordered, ordered.new_zeros(1)])
+    found = (aten.index.Tensor(past, [place]) == elements) & (place < ordered.shape[0])
+    return ~found if invert else found
+
+
 def _sizes_and_scales(
     input: Tensor, output_size: Any, scale_factors: Any
 ) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -91,6 +104,7 @@ def _ratio(have: Any, size: Any, scale: float | None, doubled: bool = False) -> 
 
 
 SIZED = {
+    aten.isin.Tensor_Tensor: isin,
     aten.linspace.default: linspace,
     **dict.fromkeys(
         (aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec),

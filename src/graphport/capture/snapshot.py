@@ -3,8 +3,8 @@
 `forward` may reassign attributes, append to lists or fill dicts. All of it happens to the real
 objects while their code runs, so attribute dicts and the plain containers in them are copied
 (shallowly, each) and restored in place: those of modules, and of the user's own objects that
-modules hold. The random state, the grad mode and `requires_grad` flags are kept too. Tensor data is
-not: the tracer never writes to it.
+modules hold. The random state, the grad mode, the default dtype and `requires_grad` flags are kept
+too. Tensor data is not: the tracer never writes to it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import operator
 import sys
 import types
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -35,7 +36,9 @@ class Snapshot:
         self._saved: dict[int, tuple[Any, Any]] = {}
         self._requires_grad: list[tuple[torch.Tensor, bool]] = []
         self._random = torch.get_rng_state()
+        self._drawn = self._random
         self._grad_mode = torch.is_grad_enabled()
+        self._default_dtype = torch.get_default_dtype()
         self._save(root)
 
     def _save(self, root: Any) -> None:
@@ -43,21 +46,21 @@ class Snapshot:
         waiting = [root]
         while waiting:
             value = waiting.pop()
-            if isinstance(value, torch.Tensor):
+            kind = type(value)  # not isinstance, which asks an object for its `__class__`
+            if issubclass(kind, torch.Tensor):
                 self._requires_grad.append((value, value.requires_grad))
                 continue
-            if isinstance(value, tuple):
-                waiting.extend(value)
+            if issubclass(kind, tuple):
+                waiting.extend(tuple.__iter__(value))
                 continue
-            container = value if isinstance(value, _CONTAINERS) else _attributes(value)
+            container = value if issubclass(kind, _CONTAINERS) else attributes(value)
             if container is None or id(container) in saved:
                 continue
-            if not container:  # most are: a module has a dozen dicts for hooks
+            if not _length(container):  # most are: a module has a dozen dicts for hooks
                 saved[id(container)] = (container, ())
                 continue
             saved[id(container)] = (container, _copied(container))
-            found = container.values() if isinstance(container, dict) else container
-            waiting.extend(v for v in found if type(v) not in _PLAIN)
+            waiting.extend(v for v in items(container) if type(v) not in _PLAIN)
 
     def renew(self, module: nn.Module) -> None:
         """Take a lazy module as it is now: its parameters have taken shape, for good."""
@@ -66,12 +69,21 @@ class Snapshot:
         self._save(module)
 
     def before(self, container: dict[str, Any]) -> dict[str, Any]:
-        """The contents that a dict had."""
-        return dict(self._saved[id(container)][1])
+        """The contents that a dict had; nothing is known of the registries of TorchScript."""
+        return dict(self._saved.get(id(container), (container, ()))[1])
 
     def changed(self) -> list[tuple[Any, Any]]:
         """Containers that do not hold what they did, each with what it held."""
         return [(now, then) for now, then in self._saved.values() if not _same(now, then)]
+
+    def watch_seeds(self) -> None:
+        """Let to seed make a difference, also as the caller did before."""
+        torch.rand(1, device="cpu")
+        self._drawn = torch.get_rng_state()
+
+    def has_seeded(self) -> bool:
+        """Whether torch's random numbers were seeded: nothing that is captured draws any."""
+        return not torch.equal(torch.get_rng_state(), self._drawn)
 
     def restore(self) -> None:
         for container, saved in self._saved.values():
@@ -82,6 +94,7 @@ class Snapshot:
                 tensor.requires_grad_(flag)
         torch.set_rng_state(self._random)
         torch.set_grad_enabled(self._grad_mode)
+        torch.set_default_dtype(self._default_dtype)
 
 
 def holders(target: Any) -> tuple[Any, ...]:
@@ -97,17 +110,19 @@ def holders(target: Any) -> tuple[Any, ...]:
             return ()
         # A list that a function closes over is how its author looks inside: it keeps what it gets.
         names = (*outside.nonlocals.values(), *outside.globals.values())
-        return tuple(v for v in names if not isinstance(v, _CONTAINERS))
+        return tuple(v for v in names if not issubclass(type(v), _CONTAINERS))
     return (target,)
 
 
-def _attributes(value: Any) -> dict[str, Any] | None:
+def attributes(value: Any) -> dict[str, Any] | None:
     """The attribute dict of a module or of an object of the user's own class."""
-    if isinstance(value, nn.Module):
-        return vars(value)
-    if isinstance(value, type) or not _is_the_users(type(value)):
+    kind = type(value)
+    if issubclass(kind, type) or not (issubclass(kind, nn.Module) or _is_the_users(kind)):
         return None
-    own = getattr(value, "__dict__", None)
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except Exception:  # noqa: BLE001  there is none, or a property of the user's in its place
+        return None
     return own if type(own) is dict else None
 
 
@@ -116,17 +131,28 @@ def _is_the_users(kind: type) -> bool:
     return kind in _NAMESPACES or kind.__module__.partition(".")[0] not in _FOREIGN
 
 
-# The methods of the built-in classes: subclasses may check or convert what is put into them.
+# The methods of the built-in classes: subclasses may check or convert what is put into them, and
+# may refuse to say what is in them, or how much.
 
 
 @functools.lru_cache(maxsize=4096)
 def _base(kind: type) -> Any:
-    return next(base for base in (OrderedDict, *_CONTAINERS) if issubclass(kind, base))
+    return next(base for base in (OrderedDict, *_CONTAINERS, tuple) if issubclass(kind, base))
+
+
+def _length(container: Any) -> int:
+    return _base(type(container)).__len__(container)
+
+
+def items(container: Any) -> Iterable[Any]:
+    """What a container holds: the values of a dict."""
+    base = _base(type(container))
+    return base.values(container) if issubclass(base, dict) else base.__iter__(container)
 
 
 def _copied(container: Any) -> Any:
     base = _base(type(container))
-    return base(container.items() if isinstance(container, dict) else container)
+    return base(base.items(container) if issubclass(base, dict) else base.__iter__(container))
 
 
 def _refill(container: Any, saved: Any) -> None:
@@ -140,12 +166,13 @@ def _refill(container: Any, saved: Any) -> None:
 
 def _same(a: Any, b: Any) -> bool:
     """Equal by identity of what they hold; tensors must not be compared by value."""
-    if len(a) != len(b):
+    base = _base(type(a))
+    if base.__len__(a) != len(b):
         return False
-    if not a:
+    if not len(b):
         return True
-    if isinstance(a, dict):
-        return all(map(operator.is_, a, b)) and all(map(operator.is_, a.values(), b.values()))
-    if isinstance(a, set):
-        return set(map(id, a)) == set(map(id, b))
-    return all(map(operator.is_, a, b))
+    if issubclass(base, set):
+        return set(map(id, set.__iter__(a))) == set(map(id, b))
+    if issubclass(base, dict) and not all(map(operator.is_, base.__iter__(a), b)):
+        return False
+    return all(map(operator.is_, items(a), items(b)))

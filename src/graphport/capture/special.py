@@ -28,10 +28,10 @@ from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.abstract import channels_last, row_major
 from graphport.ops.factory import number_dtype
 from graphport.ops.shape import resolved_sizes, slice_at
-from graphport.ops.sizes import broadcast, expected, require_sizes, wrap_dim
+from graphport.ops.sizes import broadcast, expected, known, require_sizes, same, wrap_dim
 from graphport.ops.strides import at_example, is_dense
 from graphport.ops.tensor import AbstractTensor
-from graphport.symbolic import ge, le, min_
+from graphport.symbolic import Expr, ge, gt, le, min_
 from graphport.symbolic.bridge import from_torch, to_torch
 
 aten = torch.ops.aten
@@ -113,6 +113,7 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
             where=source.here(),
             fix="make the tensor contiguous first: x = x.contiguous()",
         )
+    tracer.require_filled(owner, source.here())
     tracer.demand_layout(tracer.read(owner))
     node = tracer.view_node(info.op, tracer.read(owner), recipe)
     return tracer.wrap(Value.view(owner, out, node, info.op, recipe), wants_grad(args[:1]))
@@ -382,6 +383,17 @@ def unflatten(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     split = resolved_sizes(line, [tracer.lower(s) for s in parts])
     sizes = (*have.sizes[:dim], *split, *have.sizes[dim + 1 :])
     return tracer.call(aten.view.default, x, list(map(to_torch, sizes)))
+
+
+@special(aten.chunk.default)
+def chunk(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    """A size of 0 has as many chunks as are asked for, but only one piece of any length."""
+    x, chunks, *rest = args
+    dim, have = rest[0] if rest else kwargs.get("dim", 0), tracer.value(x).abstract
+    size = have.sizes[wrap_dim(dim, have.rank)] if have.rank else 0
+    if not isinstance(size, Expr) or known(gt(size, 0)) or not same(size % chunks, 0):
+        return decompose(tracer, info, args, kwargs)
+    return tracer.call(aten.split_with_sizes.default, x, [to_torch(size // chunks)] * chunks, dim)
 
 
 @special(aten.tensor_split.sections)

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Node
-from torch.nn.parameter import UninitializedTensorMixin
 
-from graphport.capture import aliasing
+from graphport.capture import aliasing, registries
 from graphport.capture.fake_tensors import memory_of, offset_of, sizes_of, strides_of
 from graphport.capture.names import Names
 from graphport.capture.recorder import Recorder
+from graphport.capture.tensor_classes import is_lazy, require_plain
 from graphport.capture.values import Value
 from graphport.ops import Abstract
 from graphport.ops.abstract import row_major
@@ -29,6 +29,9 @@ from graphport.program import CONSTANTS, InputKind
 aten = torch.ops.aten
 
 _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}
+
+_WORDS = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer",
+          InputKind.CONSTANT_TENSOR: "constant"}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -81,12 +84,12 @@ class State:
         """Make every parameter and buffer an input, in the order of the module."""
         if self.root is None:
             return
-        for name, p in self.root.named_parameters(remove_duplicate=False):
+        for name, p in registries.named_parameters(self.root):
             if not is_lazy(p):
                 self._add(p, InputKind.PARAMETER, name)
-        persistent = set(self.root.state_dict(keep_vars=True))
+        persistent = set(registries.state_dict(self.root))
         constants = _constants_of_programs(self.root)
-        for name, b in self.root.named_buffers(remove_duplicate=False):
+        for name, b in registries.named_buffers(self.root):
             if name in constants:
                 self._add(b, InputKind.CONSTANT_TENSOR, name).value.constant = b
             elif not is_lazy(b):
@@ -128,6 +131,7 @@ class State:
         if entry is not None:
             entry.names.append(name)
             return entry
+        require_plain(t, f"the {_WORDS[kind]} {name!r}", name)
         label = self.names.unique(f"{_PREFIX[kind]}_{name}")
         with self.graph.inserting_before(self.first_input):
             node = self.names.placeholder(self.graph, label)
@@ -144,10 +148,10 @@ class State:
         """A tensor seen for the first time."""
         names = self._attribute_names().get(id(t))
         if names is None and self.root is not None:
-            for name, p in self.root.named_parameters():  # made since, by a lazy module
+            for name, p in registries.named_parameters(self.root):  # made since, by a lazy module
                 if p is t:
                     return self._add(p, InputKind.PARAMETER, name)
-            for name, b in self.root.named_buffers():
+            for name, b in registries.named_buffers(self.root):
                 if b is t:
                     return self._add(b, InputKind.BUFFER, name, True)
         if names is None:
@@ -208,15 +212,10 @@ class State:
 def _constants_of_programs(root: nn.Module) -> set[str]:
     """Of captured programs within the module: tensors that their code wrote out."""
     found = set()
-    for path, module in root.named_modules():
-        own = getattr(module, CONSTANTS, ())
-        found.update(f"{path}.{name}" if path else name for name in own)
+    for path, module in registries.named_modules(root):
+        own = vars(module).get(CONSTANTS, ())
+        found.update(registries.joined(path, name) for name in own)
     return found
-
-
-def is_lazy(t: torch.Tensor) -> bool:
-    """A parameter or buffer that takes shape in the first call of its module."""
-    return isinstance(t, UninitializedTensorMixin)
 
 
 def _join_all(group: list[Entry]) -> None:
@@ -267,7 +266,7 @@ def _join(entry: Entry, others: list[Entry]) -> None:
 
 def _tensor_attributes(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that modules hold as plain attributes, also in lists, tuples and dicts of them."""
-    for prefix, module in root.named_modules(remove_duplicate=False):
+    for prefix, module in registries.all_paths(root):
         own = {k: v for k, v in vars(module).items() if k not in _REGISTRIES}
         yield from _tensors_in(own, prefix, set())
 
@@ -291,10 +290,8 @@ def _tensors_in(container: Any, prefix: str, seen: set[int]) -> Iterator[tuple[s
 
 def state_of(root: nn.Module | None, entries: list[Entry]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The state dict (the user's own tensors) and the constants of a captured program."""
-    state: dict[str, Any] = {}
+    state = {k: t for k, t in registries.state_dict(root).items() if not is_lazy(t)}
     constants: dict[str, Any] = {}
-    if root is not None:
-        state = dict(root.state_dict(keep_vars=True))
     for entry in entries:
         for name in entry.names:
             if name not in state:

@@ -35,9 +35,21 @@ def report(changes: list[Change], depends: bool, strict: bool) -> None:
             continue
         what = _LEAK if change.leaks else _STATE
         error = StrictError(what.format(change.name), where=change.where, fix=_FIX[what])
-        if strict:
-            raise error
-        source.warn(str(error), CaptureWarning)
+        tell(error, strict)
+
+
+def tell(error: StrictError, strict: bool) -> None:
+    if strict:
+        raise error
+    source.warn(str(error), CaptureWarning)
+
+
+def seeds() -> StrictError:
+    return StrictError(
+        "the program seeds torch's random numbers and draws some: the captured program draws them "
+        "without the seed",
+        fix="call torch.manual_seed before the program, or pass the random numbers in",
+    )
 
 
 def other_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -10,6 +10,7 @@ Mutation becomes a new value as it happens; see `values`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -28,16 +29,18 @@ from graphport.capture.layout import Layouts
 from graphport.capture.numbers import number
 from graphport.capture.recorder import Recorder, describe
 from graphport.capture.state import State
+from graphport.capture.tensor_classes import computes_itself
 from graphport.capture.values import Value
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import Abstract, info_of, meta_rule, promote
-from graphport.ops.meta import SymbolicSizesError, example_of, fake_of, parts_of
+from graphport.ops.meta import SymbolicSizesError, example_of, fake_of, parts_of, refuse_out
 from graphport.ops.registry import OpInfo
 from graphport.ops.shape import Fresh
+from graphport.ops.sizes import expected, numel
 from graphport.ops.strides import is_dense
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.ops.views import INVERSES, inverted, scattered
-from graphport.symbolic import Expr
+from graphport.symbolic import Expr, ge, lt
 from graphport.symbolic.bridge import from_torch, to_torch
 
 aten = torch.ops.aten
@@ -99,6 +102,10 @@ class Tracer(TorchDispatchMode):
         """Inputs that are written to, and those that are read or written to after that."""
         self.reached: dict[Node, bool] = {}
         """Whether a run can have a gradient at a node, where that has been asked."""
+        self.has_written = False
+        """Whether a tensor has been given a new value: it may lie otherwise than in eager."""
+        self.default_dtype = torch.get_default_dtype()
+        """What programs run under: one may change it as it runs."""
         self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
 
     @classmethod
@@ -112,6 +119,8 @@ class Tracer(TorchDispatchMode):
             super().__exit__(*error)
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(computes_itself, types)):
+            return self._leave_to_class(op, args, kwargs or {})
         entry = self._handlers.get(op)
         if entry is None:
             entry = self._handlers[op] = self._choose(op)
@@ -124,12 +133,20 @@ class Tracer(TorchDispatchMode):
         finally:
             scope.internal = before
 
+    def _leave_to_class(self, op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Ask a tensor subclass, as torch does: of composite operators it sees the parts."""
+        if isinstance(op, OpOverload) and info_of(op).composite:
+            return inside(self, op.decompose, args, kwargs)
+        return NotImplemented
+
     def _choose(self, op: Any) -> tuple[Handler, OpInfo]:
         if isinstance(op, HigherOrderOperator):
             raise UnsupportedError(f"{op.name()} cannot be captured yet", where=source.here())
         info = info_of(op)
         special = (SPECIAL.get(key) for key in (op, op.name(), op.namespace))
         handler = next(filter(None, special), None) or _handler(info)
+        if _is_factory(op):
+            handler = _with_dtype(handler, self.default_dtype)
         return SPECIAL[FAKED] if handler is pure and fake_of(op) is not None else handler, info
 
     # Values
@@ -149,10 +166,14 @@ class Tracer(TorchDispatchMode):
 
     def _note_read(self, v: Value) -> None:
         """What is read after a write to an input must not share memory with that."""
-        origin = v.storage.origin
-        for written, later in self.read_after_write.items() if origin is not None else ():
-            if origin is not written:
-                later.add(origin)
+        origins = {v.storage.origin}
+        if v.storage.origin is None:
+            # What is a copy in the layout of the example may be a view in that of the call.
+            origins = {s.origin for found in v.storage.doubts for s in found.storages}
+        for origin in origins - {None}:
+            for written, later in self.read_after_write.items():
+                if origin is not written:
+                    later.add(origin)
 
     def _note_write(self, origin: Any) -> None:
         if origin not in self.inputs:
@@ -175,18 +196,27 @@ class Tracer(TorchDispatchMode):
         assert v.op is not None
         if v.viewed is not None:
             self.require_layout(v)
-        if v.op is aten.as_strided.default and not v.parent.abstract.is_contiguous:
-            raise MutationError(
-                "as_strided of a tensor with other memory between its elements is read after a "
-                "write, which has no functional form",
-                where=source.here(),
-                fix="make the tensor contiguous first: x = x.contiguous()",
-            )
+        if v.op is aten.as_strided.default:
+            self.require_filled(v.parent, source.of_trace(v.node.meta.get("stack_trace")))
         self.recorder.frame.keep(v)
+        made_at = v.node.meta.get("stack_trace", "")
         v.node = self.view_node(v.op, self.read(v.parent), v.args)
+        if v.node.meta.get("stack_trace") == "":  # the program has returned
+            v.node.meta["stack_trace"] = made_at
         v.version = v.storage.version
         v.constant = v.number = None
         return v.node
+
+    def require_filled(self, owner: Value, where: source.Location | None) -> None:
+        """That as_strided can tell where the elements are of a tensor that was written to."""
+        moved = owner.storage.mutated or not _lies_as(owner.node, owner.abstract)
+        if moved and not owner.abstract.is_contiguous:
+            raise MutationError(
+                "as_strided of a tensor with other memory between its elements is read after a "
+                "write, which has no functional form",
+                where=where,
+                fix="make the tensor contiguous first: x = x.contiguous()",
+            )
 
     def _settle_layouts(self, v: Value) -> None:
         """A value is read after a write through a view of its memory that may be a copy."""
@@ -209,8 +239,20 @@ class Tracer(TorchDispatchMode):
             reads = [n for n in waiting.pop().all_input_nodes if n not in seen]
             seen.update(reads)
             waiting.extend(reads)
+        for n in seen:
+            self._settle_order(n)
         within = node.graph is not self.recorder.outermost
         self.laid_out.update(self.inputs if within else seen.intersection(self.inputs))
+
+    def _settle_order(self, node: Node) -> None:
+        """Of dims of one stride operators put the longer one first, which is then written down."""
+        val = node.meta.get("val")
+        if not isinstance(val, AbstractTensor) or val._abstract._strides is None:
+            return
+        dims = zip(val._abstract.strides, val._abstract.sizes, strict=True)
+        for (step, size), (other_step, other) in itertools.combinations(dims, 2):
+            if step != 0 and step == other_step and not expected(ge(size, other)):
+                expected(lt(size, other))
 
     def doubt(self, base: Value, copy: Value, node: Node, shared: Callable[[], bool]) -> None:
         """Remember that a copy may be a view at other sizes, or in another layout of the node."""
@@ -250,7 +292,7 @@ class Tracer(TorchDispatchMode):
         for value, _, _ in news:
             self.recorder.frame.writing(value)
         storage.version += 1
-        storage.mutated = True
+        storage.mutated = self.has_written = True
         if storage.origin is not None:
             self._note_write(storage.origin)
         for value, new, is_unsure in news:
@@ -280,7 +322,7 @@ class Tracer(TorchDispatchMode):
                     where=source.here(),
                     fix="write to a copy: x = x.clone()",
                 )
-            if view.op is aten.as_strided.default and not whole.abstract.is_contiguous:
+            if view.op is aten.as_strided.default and not _is_filled(view, whole.abstract):
                 raise MutationError(
                     "a write through as_strided to memory that the tensor does not fill has no "
                     "functional form",
@@ -335,6 +377,20 @@ class Tracer(TorchDispatchMode):
             self.recorder.define(out, lambda: node)
         return to_torch(out)
 
+    def as_in_eager(self, info: OpInfo, args: Any, kwargs: dict[str, Any], out: Any) -> Any:
+        """A result as it lies in eager, where what was written lies otherwise in the graph."""
+        given = [t for t in pytree.tree_leaves((args, kwargs)) if type(t) is AbstractTensor]
+        if all(_lies_as(t._value.node, t._value.abstract) for t in given) or info.rule is None:
+            return out
+        described, keywords = pytree.tree_map(self.describe, (list(args), kwargs))
+        return info.rule(*described, **keywords)
+
+    def describe(self, x: Any) -> Any:
+        """An argument as rules take it, with tensors as they lie in eager."""
+        if isinstance(x, torch.Tensor):
+            return self.value(x).abstract
+        return from_torch(x) if isinstance(x, _SYMBOLIC) else x
+
     # Arguments
 
     def lower(self, x: Any) -> Any:
@@ -351,6 +407,12 @@ class Tracer(TorchDispatchMode):
             return [self.lower(y) for y in x]
         if isinstance(x, _SYMBOLIC):
             return from_torch(x)
+        if type(x) is torch.Generator:
+            raise UnsupportedError(
+                "random numbers of a generator of their own cannot be captured",
+                where=source.here(),
+                fix="draw them without generator=, from torch's own",
+            )
         return self._object(x) if type(x) is _OBJECT else x
 
     def _object(self, x: Any) -> Node:
@@ -362,12 +424,25 @@ class Tracer(TorchDispatchMode):
         """Call an operator as the user would."""
         return self.__torch_dispatch__(op, (), args, kwargs)
 
+    def resolved(self, node: Node) -> Node:
+        """A complex value whose conjugation is carried out, if it is one: torch only notes it."""
+        seen: Any = node
+        while isinstance(seen.target, OpOverload) and info_of(seen.target).view:
+            if seen.target is aten._conj.default:
+                # Not resolve_conj, which decompositions take for the tensor itself.
+                plain = self.recorder.emit(aten._conj.default, node)
+                return self.recorder.emit(aten._conj_physical.default, plain)
+            seen = seen.args[0]
+        return node
+
     def view_node(self, op: OpOverload, base: Node, args: Any) -> Node:
         """Record a view; one whose layout is not certain is recorded so that it may copy."""
         if op in (aten.alias.default, aten.contiguous.default):
             return base
         if op is aten.view.default and not is_contiguous(base):
             op = aten.reshape.default
+        if op is aten.view_as_real.default:
+            base = self.resolved(base)
         if op is aten.as_strided.default:
             # What a new value looks like in memory is its operator's business; here it matters. An
             # offset is one from the beginning of memory, and an input may begin further on.
@@ -377,6 +452,19 @@ class Tracer(TorchDispatchMode):
                     aten.clone.default, base, memory_format=torch.contiguous_format
                 )
         return self.recorder.emit(op, base, *args)
+
+
+def _is_filled(view: Value, whole: Abstract) -> bool:
+    """Whether all that as_strided reaches is memory of the tensor."""
+    size, stride, *offset = view.args
+    last = sum(((n - 1) * step for n, step in zip(size, stride, strict=True)), start=0)
+    last = last + (offset[0] if offset else 0)
+    return whole.is_contiguous and (0 in size or expected(lt(last, numel(whole.sizes))))
+
+
+def _lies_as(node: Node, seen: Abstract) -> bool:
+    abstract: Abstract = node.meta["val"]._abstract
+    return abstract is seen or abstract.strides == seen.strides
 
 
 def is_contiguous(node: Node) -> bool:
@@ -394,6 +482,26 @@ def _handler(info: OpInfo) -> Handler:
     if info.rule is None and info.composite:
         return decompose if info.op.namespace in _OWN_NAMESPACES else SPECIAL[COMPOSITE]
     return view if info.view else pure
+
+
+def _is_factory(op: OpOverload) -> bool:
+    """Whether it makes a tensor of the default dtype where it is told none."""
+    types = {a.name: str(a.type) for a in op._schema.arguments}
+    return "dtype" in types and not any("Tensor" in t for t in types.values())
+
+
+def _with_dtype(handler: Handler, default: torch.dtype) -> Handler:
+    """Write out the dtype of what is made while the default is another than when it runs."""
+
+    def make(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+        made = handler(tracer, info, args, kwargs)
+        if torch.get_default_dtype() is not default and isinstance(made, torch.Tensor):
+            node = tracer.value(made).node
+            if node.op == "call_function" and "dtype" not in node.kwargs:
+                node.kwargs = {**node.kwargs, "dtype": made.dtype}
+        return made
+
+    return make
 
 
 def wants_grad(args: Any) -> bool:
@@ -417,6 +525,8 @@ def pure(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
         out, node = tracer.recorder.record(info, lowered, keywords)
     except SymbolicSizesError:
         return _without_symbols(tracer, info, args, kwargs)
+    if tracer.has_written:
+        out = tracer.as_in_eager(info, args, kwargs, out)
     result = tracer.fresh(out, node, wants_grad(args))
     _fold_constant(tracer, info, args, kwargs, result)
     if type(out) is Abstract and not out.sizes and out.dtype is torch.int64:
@@ -481,6 +591,8 @@ def view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
     rest = tuple(tracer.lower(a) for a in args[1:])
     node = tracer.read(base)
     op = info.op
+    if op is aten.view_as_real.default:
+        node = tracer.resolved(node)
     if op is aten.view.default and (
         tracer.decomposing or base.op is aten.contiguous.default or not is_contiguous(node)
     ):
@@ -494,8 +606,10 @@ def view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
         node = tracer.recorder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
     if out is None:
         out, made = tracer.recorder.record(info, (node, *rest), kwargs)
-    else:
+    elif _lies_as(node, base.abstract):
         made = tracer.recorder.node(info.op, (node, *rest), kwargs, out, info.name)
+    else:  # a value that was written, and lies in memory as the operators say that compute it
+        made = tracer.recorder.record(info, (node, *rest), kwargs)[1]
     grad = op is not aten.detach.default and wants_grad(args[:1])
     if isinstance(out, Abstract):
         if type(out) is Fresh:
@@ -576,11 +690,26 @@ def out_variant(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any])
         rest.setdefault("dtype", targets[0].dtype)
     results = tracer.call(info.functional, *info.arranged(args), **rest)
     single = not isinstance(results, (list, tuple))
-    for target, result in zip(targets, [results] if single else results, strict=True):
+    made = [results] if single else results
+    if any(t.dtype is not r.dtype for t, r in zip(targets, made, strict=True)):
+        check_out(tracer, info, args, rest, dict(zip(names, given, strict=True)), made)
+    for target, result in zip(targets, made, strict=True):
         rebind_or_write(tracer, target, result, info.op)
     if not info.op._schema.returns:
         return None
     return targets[0] if single else tuple(targets)
+
+
+def check_out(
+    tracer: Tracer, info: OpInfo, args: Any, kwargs: Any, given: dict[str, Any], made: Any
+) -> None:
+    """That the operator writes to tensors of these dtypes, which are not those of its results."""
+    own = {a.name for a in info.op._schema.arguments}
+    lists = isinstance(next(iter(given.values())), (list, tuple))
+    fit = dict.fromkeys(given, made) if lists else dict(zip(given, made, strict=True))
+    call = args, {k: v for k, v in kwargs.items() if k in own}, given, fit
+
+    refuse_out(info.op, *(pytree.tree_map(tracer.describe, part) for part in call))
 
 
 def rebind_or_write(tracer: Tracer, target: Any, result: Any, op: OpOverload) -> None:

@@ -113,7 +113,8 @@ def replace_target_nodes_with(
                 f"{op!r} is no kind of node that has a target to replace",
                 fix=f"one of {', '.join((*_CALLS, 'get_attr'))}",
             )
-    if new_op == "call_function" and not callable(new_target):
+    # FX writes calls by name, which a module or a partial does not have.
+    if new_op == "call_function" and not (callable(new_target) and hasattr(new_target, "__name__")):
         raise errors.InputError(f"a call_function needs a function, not {new_target!r}")
     if new_op != "call_function" and not isinstance(new_target, str):
         raise errors.InputError(f"a {new_op} needs a name, not {new_target!r}")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 def computed(sizes: Sizes, x: Expr) -> Value:
     """An expression from its parts."""
+    _require_int64(x)
     if x.kind == "add":
         return _sum(sizes, x)
     if x.kind == "mul":
@@ -44,6 +45,18 @@ def computed(sizes: Sizes, x: Expr) -> Value:
     if x.kind not in _FORMULAS:
         raise UnsupportedError(f"the number {x} cannot be computed in ONNX")
     return _FORMULAS[x.kind](b, *parts)
+
+
+def _require_int64(x: Expr) -> None:
+    """Python's integers have no limits, those of ONNX have."""
+    numbers = [x.const, *(c for _, c in x.args)] if x.kind in ("add", "mul") else x.args
+    largest = max((abs(n) for n in numbers if type(n) is int), default=0)
+    if largest >= 2**63:
+        raise UnsupportedError(
+            f"a number is computed with an integer of {largest.bit_length()} bits, and integers of"
+            " ONNX have 64",
+            fix="compute it in fewer steps, or with tensors",
+        )
 
 
 def _sum(sizes: Sizes, x: Expr) -> Value:

@@ -284,8 +284,8 @@ class Builder:
             x, first = source.inputs[0], source.attributes["perm"]
             perm = [first[p] for p in perm]
         made = x if list(perm) == sorted(perm) else self.Transpose(x, perm=list(perm))
-        if made.shape is None:  # what was moved twice may be known only by where it went first
-            made.shape = sizes
+        if made.shape is None or None in made.shape:
+            made.shape = sizes  # what was moved twice may be known only by where it went first
         return made
 
     def unsqueeze(self, x: Value, *axes: int) -> Value:

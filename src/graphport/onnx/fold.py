@@ -13,6 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from graphport.errors import UnsupportedError
 from graphport.onnx.ir import Complex, Value
 from graphport.ops.abstract import Abstract
 from graphport.program.bounds import check_call
@@ -41,8 +42,11 @@ def folded(lowerer: Lowerer, node: Node) -> Any:
     if isinstance(kwargs.get("device"), torch.device):
         kwargs["device"] = torch.device("cpu")
     check_call(target, args, kwargs)
-    with torch.no_grad():
-        made = target(*args, **kwargs)
+    try:
+        with torch.no_grad():
+            made = target(*args, **kwargs)
+    except RuntimeError as error:  # of dtypes that torch can hold, and not compute with
+        raise UnsupportedError(f"torch cannot compute {target} of constants: {error}") from error
     if made.is_complex():
         made = made.resolve_conj()
         return Complex(lowerer.b.constant(made.real), lowerer.b.constant(made.imag))

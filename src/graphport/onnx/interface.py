@@ -248,6 +248,7 @@ class InterfaceBuilder:
             value = self.walk.b.sizes.number(value)
         elif isinstance(value, Complex):
             value = view_as_real(self.walk.b, value)
+        _require_type(value.dtype, f"the output {name}")
         if self.gate is not None:
             value = self.gate.through(value)
         # An output is a value of its own: not an input, a weight, or another output.
@@ -341,7 +342,8 @@ def _keys(spec: TreeSpec) -> list[str] | None:
     elif isinstance(context, list) and context and isinstance(context[-1], list):
         context = next(c for c in context if isinstance(c, list))  # dataclasses, default dicts
     if isinstance(context, list | tuple) and len(context) == spec.num_children:
-        return [str(k) for k in context]
+        # Half of a surrogate pair is text in Python, and nowhere else.
+        return [str(k).encode("utf-8", "replace").decode() for k in context]
     return None
 
 

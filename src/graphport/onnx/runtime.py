@@ -18,6 +18,7 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue as _C
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
+from graphport.errors import NoDataError
 from graphport.onnx.ir import Value
 from graphport.onnx.model import write_header, write_tensor, write_value
 from graphport.onnx.types import ONNX_OF, TORCH_OF
@@ -116,6 +117,11 @@ def with_outputs(model: onnx.ModelProto, values: Iterable[Value]) -> onnx.ModelP
 
 def ort_value(t: torch.Tensor) -> Any:
     """A tensor as ONNX Runtime takes it, over the same memory."""
+    if t.is_meta:
+        raise NoDataError(
+            "a tensor on the meta device has no data that ONNX Runtime could take",
+            fix="pass tensors on the cpu device",
+        )
     t = t.detach().contiguous()
     if t.dtype is torch.bool:
         return ort.OrtValue(_C.from_dlpack(to_dlpack(t.view(torch.uint8)), True))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -33,7 +34,10 @@ from graphport.symbolic import Expr, Range, evaluate, symbols
 from graphport.symbolic.integers import split
 
 _STEPS = 1024
-"""As many sizes at an end of a range are tried with a condition that is not linear."""
+"""As many sizes at an end of a range are tried with a condition that is not linear.
+
+Where none of them fits, the end stays, and the file checks the condition.
+"""
 
 Declared = Mapping[str, Site]
 """What the user's spec says of a symbol: by the name of a Dim, or the place of an unnamed size."""
@@ -221,11 +225,12 @@ class _Ends:
         # An end that was left open is where sizes are special cases: of 1 as well as of 0.
         if low == 0 and example > 1 and self.written(symbol)[0] is None:
             low = low if _holds(cond, symbol, 1) else 2
-        for _ in range(_STEPS):
-            if low < example and not _holds(cond, symbol, int(low)):
-                low += 1
-            if high > example and high != math.inf and not _holds(cond, symbol, int(high)):
-                high -= 1
+        fits = partial(_holds, cond, symbol)
+        upwards = range(int(low), example)[:_STEPS]
+        low = next(filter(fits, upwards), example if len(upwards) < _STEPS else low)
+        if high != math.inf:
+            downwards = range(int(high), example, -1)[:_STEPS]
+            high = next(filter(fits, downwards), example if len(downwards) < _STEPS else high)
         return Range(low, high)
 
     def apply(self, ranges: Mapping[Expr, Range]) -> dict[Expr, Range]:

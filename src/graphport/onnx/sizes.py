@@ -17,6 +17,7 @@ from graphport.errors import UnsupportedError
 from graphport.onnx.arithmetic import computed
 from graphport.onnx.ir import Graph, Value
 from graphport.symbolic import Expr, ge, prod, substitute, symbols, type_of
+from graphport.symbolic.nodes import parts_first
 
 if TYPE_CHECKING:
     from graphport.onnx.builder import Builder
@@ -107,14 +108,20 @@ class Sizes:
             x = self.b.scope.simplify(x)
         if type(x) is not Expr:
             return self.element(x)
-        for graph in self.b.graph.chain():
-            known = self._values.get((graph, x))
-            if known is not None:
-                return known
+        known = self._known(x)
+        if known is not None:
+            return known
+        for part in parts_first(x, lambda part: self._known(part) is not None):
+            self.element(part)
         made = self._source(x) if x.kind == "symbol" else computed(self, x)
         made.shape = (1,)
         self._values[self.b.graph, x] = made
         return made
+
+    def _known(self, x: Expr) -> Value | None:
+        """What has been computed here, or in a graph around this one."""
+        found = (self._values.get((graph, x)) for graph in self.b.graph.chain())
+        return next((value for value in found if value is not None), None)
 
     def check(self, cond: Expr) -> Value:
         """Whether a condition holds that the program takes for granted."""

@@ -10,7 +10,7 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes, channels_last
 from graphport.ops.registry import Rule, shape_rule
-from graphport.ops.sizes import require, require_equal, require_sizes, taken
+from graphport.ops.sizes import require, require_equal, require_nonempty, require_sizes, taken
 from graphport.symbolic import Expr, floor, ge, ite, mul, to_float
 
 aten = torch.ops.aten
@@ -116,6 +116,9 @@ def _conv(
     lead = input.rank - n
     steps, holes = _each(stride, n), _each(dilation, n)
     _check_window(steps, before, holes)
+    # Of no channels eager gives no channels, whatever the kernel says, and ONNX Runtime hangs.
+    require_nonempty(f"conv{n}d", weight, weight.sizes)
+    require_nonempty(f"conv{n}d", input, input.sizes[lead:])
     spatial = tuple(
         window(input.sizes[lead + i], weight.sizes[2 + i], steps[i], before[i], after[i], holes[i])
         for i in range(n)
@@ -152,8 +155,8 @@ def conv_transpose(
     if any(e and e >= max(s, h) for e, s, h in zip(extra, steps, holes, strict=True)):
         raise ShapeError("output padding must be smaller than either stride or dilation, but got "
                          f"{list(extra)}, {list(steps)} and {list(holes)}")  # fmt: skip
-    for s in input.sizes[lead:]:
-        require(ge(s, 1), "conv_transpose{0}d: only the batch may be empty, but got {1}", n, input)
+    require_nonempty(f"conv_transpose{n}d", weight, weight.sizes)
+    require_nonempty(f"conv_transpose{n}d", input, input.sizes[lead:])
     spatial = tuple(
         (input.sizes[lead + i] - 1) * steps[i] - 2 * pads[i]
         + holes[i] * (weight.sizes[2 + i] - 1) + extra[i] + 1
@@ -181,6 +184,7 @@ def _pool(
     steps = _each(stride, n) if isinstance(stride, int) or len(stride) else kernels
     pads, holes = _each(padding, n), _each(dilation, n)
     lead = self.rank - n
+    require_nonempty("pooling", self, self.sizes[lead - 1 :])
     out = [_pooled(self.sizes[lead + i], kernels[i], steps[i], pads[i], holes[i], ceil)
            for i in range(n)]  # fmt: skip
     for s in out:
@@ -224,8 +228,7 @@ def _avg_pool(n: int) -> Rule:
 
 def _adaptive_avg_pool(n: int) -> Rule:
     def adaptive_avg_pool(self: Abstract, output_size: Sequence[Size]) -> Abstract:
-        for s in self.sizes[self.rank - n :]:
-            require(ge(s, 1), "adaptive pooling: only the batch may be empty, but got {0}", self)
+        require_nonempty("adaptive pooling", self, self.sizes[self.rank - n :])
         return _laid_out_line((*self.sizes[: self.rank - n], *_each(output_size, n)), self)
 
     return adaptive_avg_pool
@@ -235,6 +238,7 @@ def _adaptive_max_pool(n: int) -> Rule:
     plain = _adaptive_avg_pool(n)
 
     def adaptive_max_pool(self: Abstract, output_size: Sequence[Size]) -> tuple[Abstract, Abstract]:
+        require_nonempty("adaptive pooling", self, self.sizes[1:])
         out = plain(self, output_size)
         return out, Abstract(out.sizes, torch.int64, out.device, out._strides)
 
@@ -266,6 +270,12 @@ def fractional_max_pool(
     self: Abstract, kernel_size: Ints, output_size: Sequence[int], random_samples: Abstract
 ) -> tuple[Abstract, Abstract]:
     n = len(output_size)
+    require_nonempty("fractional_max_pool", self, self.sizes[self.rank - n - 1 :])
+    for size, kernel, out in zip(
+        self.sizes[-n:], _each(kernel_size, n), _each(output_size, n), strict=True
+    ):
+        require(ge(size, out + kernel - 1), "fractional_max_pool: a pool of {0} is too large "
+                "for {1}", kernel, self)  # fmt: skip
     require_sizes(random_samples.sizes[-2:], (self.sizes[-1 - n], n),
                   "fractional_max_pool: samples {1} for {0}", self, random_samples)  # fmt: skip
     if self.rank == n + 2:
@@ -303,6 +313,7 @@ def _upsampled(
     if output_size is None:
         assert scale_factors is not None
         output_size = [_scaled(s, f) for s, f in zip(input.sizes[2:], scale_factors, strict=True)]
+    require_nonempty("interpolate", input, (*input.sizes[1:], *output_size))
     return _laid_out((*input.sizes[:2], *output_size), input)
 
 
@@ -328,6 +339,9 @@ def pixel_shuffle(self: Abstract, upscale_factor: int) -> Abstract:
 def pixel_unshuffle(self: Abstract, downscale_factor: int) -> Abstract:
     *lead, c, h, w = self.sizes
     r = downscale_factor
+    if 0 in self.sizes:  # of nothing the kernel makes a copy
+        return _laid_out(self.sizes, self)
+    require_nonempty("pixel_unshuffle", self, self.sizes)
     for s in (h, w):
         require_equal(s % r, 0, "pixel_unshuffle: {0} of {1} is not a multiple of {2}", s, self, r)
     return _laid_out((*lead, c * (r * r), h // r, w // r), self)
@@ -343,6 +357,7 @@ def grid_sampler(input: Abstract, grid: Abstract, *_: Any) -> Abstract:
     require_equal(grid.sizes[-1], input.rank - 2,
                   "grid_sampler: expected grid to have size {0} in last dimension, but got {1}",
                   input.rank - 2, grid)  # fmt: skip
+    require_nonempty("grid_sampler", input, input.sizes[2:])
     return input.like((*input.sizes[:2], *grid.sizes[1:-1]))
 
 

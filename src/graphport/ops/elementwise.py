@@ -37,6 +37,7 @@ def elementwise(operands: int, promotion: Promotion) -> Rule:
             return mapped(own, promotion(a.dtype))
         return mapped(own, promotion(promote.result_type(args[:operands])))
 
+    rule.elementwise = True  # type: ignore[attr-defined]
     return rule
 
 

@@ -9,8 +9,9 @@ import torch
 from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size, Sizes, permuted
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import wrap_dim
+from graphport.ops.sizes import require, require_nonempty, wrap_dim
 from graphport.ops.strides import at_example, preserved
+from graphport.symbolic import ge
 
 aten = torch.ops.aten
 
@@ -23,6 +24,7 @@ def _by_stride(self: Abstract, dims: Sequence[int]) -> list[int]:
 
 def _transformed(self: Abstract, sizes: Sizes, dims: list[int], dtype: torch.dtype) -> Abstract:
     """The kernel gathers the transformed dims at the end, in their order, and leaves them there."""
+    require_nonempty("fft", self, [size for d in dims for size in (self.sizes[d], sizes[d])])
     batch = _by_stride(self, [d for d in range(self.rank) if d not in dims])
     order = [*batch, *dims]
     strides = None if order == list(range(self.rank)) else permuted(sizes, order)
@@ -53,6 +55,13 @@ def _fft_c2r(
 ) -> Abstract:
     """All dims but the last are transformed first, as complex numbers."""
     *others, last = [wrap_dim(d, self.rank) for d in dim]
+    half = last_dim_size // 2 + 1
+    # The kernel takes as many from memory, whether they are there or not.
+    require(
+        ge(self.sizes[last], half),
+        "_fft_c2r: a result of {0} needs the first {1} of a spectrum, got {2}",
+        last_dim_size, half, self.sizes[last],
+    )  # fmt: skip
     source = _fft_c2c(self, others, normalization, False) if others else self
     sizes = (*self.sizes[:last], last_dim_size, *self.sizes[last + 1 :])
     return _transformed(source, sizes, [last], promote.REAL_OF[self.dtype])

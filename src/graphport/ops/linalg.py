@@ -18,6 +18,7 @@ from graphport.ops.sizes import (
     equal,
     require_equal,
     require_fits,
+    require_nonempty,
     require_sizes,
     wrap_dim,
 )
@@ -84,7 +85,10 @@ def baddbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: Any) -> Abs
 
 @shape_rule(aten.addmv.default)
 def addmv(self: Abstract, mat: Abstract, vec: Abstract, **_: Any) -> Abstract:
-    return _added(self, mv(mat, vec), "addmv")
+    out = _added(self, mv(mat, vec), "addmv")
+    if self.sizes != out.sizes:  # of an empty product the kernel gives self as it is
+        require_nonempty("addmv", mat, mat.sizes)
+    return out
 
 
 @shape_rule(aten.addr.default)

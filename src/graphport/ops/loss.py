@@ -11,7 +11,13 @@ from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size
 from graphport.ops.elementwise import mapped
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import broadcast, require_equal, require_fits, require_sizes
+from graphport.ops.sizes import (
+    broadcast,
+    require_equal,
+    require_fits,
+    require_nonempty,
+    require_sizes,
+)
 
 aten = torch.ops.aten
 
@@ -153,6 +159,7 @@ def ctc_loss(
 ) -> Abstract:  # fmt: skip
     if log_probs.rank not in (2, 3):
         raise ShapeError(f"ctc_loss: log_probs must have 2 or 3 dimensions, got {log_probs}")
+    require_nonempty("ctc_loss", log_probs, log_probs.sizes)
     batch = log_probs.sizes[1:-1]
     for lengths in (input_lengths, target_lengths):
         sizes = lengths.sizes if isinstance(lengths, Abstract) else (len(lengths),)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch._ops import OpOverload
 
 from graphport.errors import UnsupportedError
 from graphport.ops.abstract import Abstract, Sizes, permuted, row_major
+from graphport.ops.sizes import numel
 from graphport.ops.strides import at_example, typical
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, to_torch
@@ -27,6 +27,22 @@ def meta_tensor(a: Abstract) -> torch.Tensor:
     if a._strides is None:
         return torch.empty(sizes, dtype=a.dtype, device=_META)
     return torch.empty_strided(sizes, [to_torch(s) for s in a.strides], dtype=a.dtype, device=_META)
+
+
+_LAYOUTS = {
+    "sparse": ("a sparse tensor", "compute with dense tensors: leave out the conversion"),
+    "nested": ("a nested tensor", "compute with a padded tensor and a mask"),
+    "mkldnn": ("a tensor of MKL-DNN's own layout", "leave out the conversion"),
+}
+
+
+def _refuse_layout(op: OpOverload, error: Exception | None) -> None:
+    """Raise for an operator that makes, or takes, tensors that are not strided."""
+    for word, (what, fix) in _LAYOUTS.items():
+        if word in op.name():
+            raise UnsupportedError(
+                f"{op} is about {what}, and only strided tensors can be captured", fix=fix
+            ) from error
 
 
 def from_meta(t: torch.Tensor, device: torch.device) -> Abstract:
@@ -93,8 +109,144 @@ def refuse(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], seen: se
     if key in seen:
         return
     seen.add(key)
-    with suppress(NotImplementedError, UnsupportedError):  # there is no such kernel
-        _by_meta(*plain)
+    try:
+        (_by_kernel if op._schema.name[6:] in _BY_REFERENCE else _by_meta)(*plain)
+    except (NotImplementedError, UnsupportedError):
+        pass  # there is no such kernel
+    except TypeError as error:
+        if _AT_FAULT not in str(error):
+            raise
+
+
+_AT_FAULT = "cond must be a bool"
+"""What `torch._check` says to a kernel that calls it with a number, and has nothing to refuse."""
+
+
+_BY_REFERENCE = frozenset({
+    "_unsafe_masked_index", "arange", "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "cauchy", "celu", "cosine_similarity", "cross_entropy_loss", "dropout", "exponential", "eye",
+    "gelu", "geometric", "glu", "grid_sampler", "grid_sampler_2d", "hardtanh", "huber_loss",
+    "im2col", "index_add", "kl_div", "l1_loss", "log_normal", "masked_fill", "mean", "mse_loss",
+    "multi_margin_loss", "multilabel_margin_loss_forward", "nll_loss_nd", "normal_functional",
+    "roll", "smooth_l1_loss", "soft_margin_loss", "softshrink", "take_along_dim",
+    "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d",
+})  # fmt: skip
+"""Whose meta kernels are references in Python, which import Dynamo: that takes seconds."""
+_FEW = 1 << 16
+
+
+def _by_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Run an operator on plain numbers, unless there are so many that it would take time."""
+    elements = [numel(t.sizes) for t in _tensors([*args, *kwargs.values()])]
+    if sum(elements) > _FEW:
+        return
+    if 0 in elements:  # an index of 0 would be one too many
+        _by_meta(op, args, kwargs)
+        return
+    cpu = torch.device("cpu")
+    keywords = {k: _plain(v, cpu) for k, v in kwargs.items()}
+    with torch.random.fork_rng(devices=(), enabled=torch.Tag.nondeterministic_seeded in op.tags):
+        op(*(_plain(a, cpu) for a in args), **keywords)
+
+
+_TAKEN: set[Any] = set()
+"""Calls of elementwise operators that torch's kernels take."""
+
+
+def refuse_element(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise what torch's kernel for the CPU raises of one element.
+
+    Of dtypes, factors, ranges and modes meta kernels say less. What has no kernel here, as halves
+    often do not, may have one where the program runs.
+    """
+    key = (op, _kind(args), _kind(list(kwargs.values())), *kwargs)
+    if key in _TAKEN or not all(map(_has_example, (*args, *kwargs.values()))):
+        return
+    positional, keywords = _element(args), {k: _element(v) for k, v in kwargs.items()}
+    random = torch.Tag.nondeterministic_seeded in op.tags
+    with torch.random.fork_rng(devices=(), enabled=random):
+        try:
+            op(*positional, **keywords)
+        except NotImplementedError:
+            if not _has_kernels(positional):
+                return
+            raise
+    _TAKEN.add(key)
+
+
+def _kind(x: Any) -> Any:
+    """What a kernel for elements sees of an argument."""
+    if isinstance(x, Abstract):
+        return x.dtype, x.rank, x.device
+    if isinstance(x, (list, tuple)):
+        return tuple(map(_kind, x))
+    x = x.scope.hint(x) if isinstance(x, Expr) else x
+    return type(x), x
+
+
+def _element(x: Any) -> Any:
+    if isinstance(x, Abstract):
+        return torch.ones((1,) * x.rank, dtype=x.dtype)
+    if isinstance(x, (list, tuple)):
+        return [_element(y) for y in x]
+    return x.scope.hint(x) if isinstance(x, Expr) else x
+
+
+def _has_kernels(args: Sequence[Any]) -> bool:
+    """Whether all is of dtypes that kernels for the CPU are written for, if they make sense."""
+    wide = (torch.float32, torch.float64)
+    return all(t.dtype in wide for t in args if isinstance(t, torch.Tensor))
+
+
+_MANY = 1 << 20
+"""Of so many elements a kernel is asked without memory, where it may say less."""
+
+
+def refuse_out(
+    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], given: dict[str, Any], fit: Any
+) -> None:
+    """Raise what torch's kernel raises for `out=` of a dtype that it does not write.
+
+    Some cast to the dtype of `out=`, some do not, and only the kernel itself says which it is: it
+    runs on plain numbers at the example sizes, and what it refuses of `out=` as it should be
+    (`fit`) says nothing.
+    """
+    if not all(map(_has_example, (*args, *kwargs.values(), *given.values()))):
+        return
+    elements = [numel(t.sizes) for t in _tensors(example_of([*args, *kwargs.values()]))]
+    device = _META if sum(elements) > _MANY else torch.device("cpu")
+
+    def run(outs: dict[str, Any]) -> None:
+        positional, keywords = example_of(args), example_of({**kwargs, **outs})
+        op(*(_plain(a, device) for a in positional),
+           **{k: _plain(v, device) for k, v in keywords.items()})  # fmt: skip
+
+    try:
+        run(fit)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return
+    run(given)
+
+
+def _tensors(x: Any) -> Iterator[Abstract]:
+    if isinstance(x, Abstract):
+        yield x
+    elif isinstance(x, (list, tuple)):
+        for y in x:
+            yield from _tensors(y)
+
+
+def _plain(x: Any, device: torch.device) -> Any:
+    """Identity matrices, which have inverses and roots; indices of 0; truth; no real numbers."""
+    if isinstance(x, Abstract):
+        fill = 1j if x.dtype.is_complex else x.dtype is torch.bool
+        plain = torch.full(x.sizes, fill, dtype=x.dtype, device=device)  # type: ignore[arg-type]
+        if x.rank > 1 and x.dtype.is_floating_point:
+            plain.diagonal(dim1=-2, dim2=-1).fill_(1)
+        return plain
+    if isinstance(x, torch.device):
+        return device
+    return [_plain(y, device) for y in x] if isinstance(x, (list, tuple)) else x
 
 
 def _has_example(x: Any) -> bool:
@@ -140,6 +292,7 @@ def _by_meta(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     try:
         out = (reference or fake_of(op) or op)(*lowered, **keywords)
     except (NotImplementedError, RuntimeError) as error:
+        _refuse_layout(op, error)
         # torch.library.custom_op raises a plain RuntimeError where it has nothing to run.
         if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
             raise
@@ -154,6 +307,8 @@ def _by_meta(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
     def up(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
+            if x.layout is not torch.strided:
+                _refuse_layout(op, None)
             return from_meta(x, device or x.device)
         if isinstance(x, (list, tuple)):
             return type(x)(up(y) for y in x) if type(x) in (list, tuple) else [up(y) for y in x]

@@ -83,8 +83,8 @@ class OpInfo:
     """What the schema of an operator says, worked out once."""
 
     __slots__ = (
-        "_defaults", "_order", "checked", "composite", "functional", "functional_dtype", "mutated",
-        "name", "op", "outs", "rule", "view",
+        "_defaults", "_order", "checked", "composite", "elementwise", "functional",
+        "functional_dtype", "mutated", "name", "op", "outs", "rule", "view",
     )  # fmt: skip
 
     op: OpOverload
@@ -92,6 +92,8 @@ class OpInfo:
     rule: Rule | None
     checked: bool
     """Its arguments are more than its rule looks at: torch's own kernel is asked too."""
+    elementwise: bool
+    """Sizes are all the same to it: torch's own kernel can be asked with one element."""
     mutated: tuple[int | str, ...]
     """Positions (or names, when keyword-only) of arguments that the operator writes to."""
     outs: bool
@@ -111,6 +113,9 @@ class OpInfo:
         self.name = schema.name.split("::")[1]
         self.rule = RULES.get(op)
         self.checked = _takes_more_than_sizes(self.rule, self.name)
+        self.elementwise = self.name in _ELEMENTWISE_NAMES or getattr(
+            self.rule, "elementwise", False
+        )
         mutated: list[int | str] = []
         for i, a in enumerate(schema.arguments):
             if a.alias_info is not None and a.alias_info.is_write:
@@ -226,6 +231,11 @@ _CHECKED_NAMES = {
     "log_normal", "logcumsumexp", "masked_fill", "masked_scatter", "mean", "multinomial",
     "native_dropout",
     "normal_functional", "roll", "rrelu", "rrelu_with_noise", "softshrink", "uniform",
+}  # fmt: skip
+
+
+_ELEMENTWISE_NAMES = {
+    "div", "huber_loss", "normal", "randint_like", "random", "smooth_l1_loss", "where",
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from graphport.ops.abstract import Abstract, Size, Sizes, channels_last
 from graphport.ops.bounds import slice_bounds
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import (
+    decided,
     expected,
     holds,
     is_first_of,
@@ -21,6 +22,7 @@ from graphport.ops.sizes import (
     require,
     require_equal,
     require_index,
+    require_nonempty,
     same,
     scope_of,
     wrap_dim,
@@ -316,6 +318,8 @@ def split_bounds(size: Size, split_size: Size) -> list[tuple[Size, Size]]:
     if isinstance(count, Expr):
         count = count.scope.simplify(count)
     pieces = count if type(count) is int else scope_of(count).specialize(count)
+    if decided(eq(split_size, 0)):  # one piece, then, however many there are of others
+        return [(0, 0)]
     bounds = [(i * split_size, split_size) for i in range(pieces - 1)]
     last = max(pieces - 1, 0) * split_size
     return [*bounds, (last, size - last)]
@@ -566,6 +570,7 @@ def reflection_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
 )
 def replication_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
     n = len(padding) // 2
+    require_nonempty("padding", self, self.sizes[self.rank - n - 1 :])
     padded = [self.sizes[-1 - i] + padding[2 * i] + padding[2 * i + 1] for i in range(n)]
     for size in padded:
         require(ge(size, 1), "padding {0} of {1} leaves nothing", list(padding), self)

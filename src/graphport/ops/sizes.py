@@ -83,6 +83,12 @@ def taken(cond: bool | Expr) -> bool | None:
     return answer
 
 
+def decided(cond: bool | Expr) -> bool:
+    """Which way a rule goes that cannot go both; an error where data decides. See `taken`."""
+    answer = taken(cond)
+    return at_example_sizes(cond) if answer is None else answer
+
+
 def _as_stated(ask: Callable[[Expr], bool], cond: Expr) -> bool:
     """Ask about a condition as the user would: sizes of 0 and 1 are sizes like others."""
     scope = cond.scope
@@ -151,6 +157,12 @@ def require(cond: bool | Expr, message: str, *values: object) -> None:
     answer = taken(cond)
     if not (_required(cond) if answer is None else answer):
         raise ShapeError(message.format(*values))
+
+
+def require_nonempty(what: str, self: Abstract, sizes: Iterable[Size]) -> None:
+    """That there is something in each of these dims: windows and transforms refuse to have none."""
+    for s in sizes:
+        require(ge(s, 1), "{0}: only the batch may be empty, but got {1}", what, self)
 
 
 def numel(sizes: Iterable[Size]) -> Size:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphport.ops.abstract import Abstract, Size, Sizes, permuted
-from graphport.symbolic import evaluate, symbols
+from graphport.ops.sizes import decided
+from graphport.symbolic import eq, evaluate, symbols
 
 _LARGE = 1 << 20  # stands in for a data-dependent size, which has no example value
 
@@ -38,6 +39,18 @@ def typical(size: Size) -> int:
     if all(h >= 2 for h in hints.values()):
         return at_example(size)
     return int(evaluate(size, {s: max(h, 2) for s, h in hints.items()}))
+
+
+def lies_in_order(a: Abstract) -> bool:
+    """Whether a tensor is contiguous: at the sizes of the example, which is then written down."""
+    step: Size = 1
+    for size, stride in zip(reversed(a.sizes), reversed(a.strides), strict=True):
+        if decided(eq(size, 1)):
+            continue
+        if not decided(eq(stride, step)):
+            return any(decided(eq(s, 0)) for s in a.sizes)
+        step = step * size
+    return True
 
 
 def elementwise_strides(sizes: Sizes, operands: Sequence[Abstract]) -> Sizes | None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from graphport import source
+from graphport.errors import DataDependentError, UnsupportedError
 from graphport.ops.abstract import Abstract
 from graphport.symbolic.bridge import to_torch
 
@@ -27,7 +29,20 @@ class AbstractTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise RuntimeError(f"{op} was called on an abstract tensor outside of capture")
+        if not all(issubclass(kind, AbstractTensor) for kind in types):
+            return NotImplemented  # the other class knows what to do
+        if op is torch.ops.aten.alias.default:  # Tensor.as_subclass
+            raise UnsupportedError(
+                "a tensor of the program cannot become one of a subclass",
+                where=source.here(),
+                fix="compute with plain tensors: __torch_function__ may return them as they are",
+            )
+        raise UnsupportedError(
+            f"{op} of a tensor that has no data, where capture does not see it: in another thread, "
+            "or after the capture",
+            where=source.here(),
+            fix="compute in the thread that calls the program, while it is captured",
+        )
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"AbstractTensor({self._abstract!r})"
@@ -41,8 +56,16 @@ class AbstractTensor(torch.Tensor):
             return handle_torch_function(torch.Tensor.__deepcopy__, (self,), self, memo)
         return abstract_tensor(self._abstract, self.requires_grad)
 
+    def __copy__(self) -> Any:
+        """What `copy.copy` gives shares the memory."""
+        return torch.ops.aten.alias.default(self)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("an abstract tensor has no data to pickle")
+        raise DataDependentError(
+            "a tensor that has no data cannot be pickled or saved",
+            where=source.here(),
+            fix="return it, and save what the program gives",
+        )
 
 
 _wrapper = torch.Tensor._make_wrapper_subclass

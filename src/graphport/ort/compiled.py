@@ -27,7 +27,7 @@ from graphport.ort.lowering import Lowered, lowered
 from graphport.ort.memory import overlap, written_inputs
 from graphport.ort.planning import Plan, plan
 from graphport.ort.region import Region, SessionRecord
-from graphport.ort.rooms import sizes_of
+from graphport.ort.rooms import rooms_of
 from graphport.program import ExportedProgram, InputChecks
 from graphport.program.control import plain_copy, run_plainly
 from graphport.symbolic import Expr
@@ -201,9 +201,11 @@ class Compiled:
             dump.write(options.dump_prefix, written, str(self.module.graph))
         static_inputs = [n in static for n in part.part.inputs]
         outputs, inputs = part.graph.outputs, part.part.inputs
+        # A model that the user's functions have changed may give other sizes.
+        are_known = options.preallocate_output or not options.pre_ort_model_transforms
         return Region(
             record, part.interface, outputs, static_inputs, _complex(inputs), self.backend.count,
-            sizes_of(outputs, inputs) if options.preallocate_output else (),
+            rooms_of(outputs, inputs) if are_known else [None] * len(outputs),
         )  # fmt: skip
 
 

@@ -151,7 +151,10 @@ Layout = tuple[tuple[Any, ...] | None, bool]
 """The strides of a tensor with gaps, and whether it begins where its memory does."""
 
 
-def layout_of(t: torch.Tensor) -> Layout:
+def layout_of(t: torch.Tensor | None) -> Layout:
+    """None is what AOTAutograd passes for a token of effects, having said that it is a tensor."""
+    if t is None:
+        return None, True
     about = describe_tensor(t, None)
     return None if is_dense(about) else about.strides, not begins_inside(t)
 

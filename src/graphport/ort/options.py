@@ -54,7 +54,10 @@ class OrtBackendOptions:
     default_execution_providers: Sequence[Provider] | None = None
     """Tried last; the one for CPUs if nothing is said."""
     preallocate_output: bool = False
-    """Whether torch allocates the results, where their sizes are known before."""
+    """Whether torch allocates results also of models that `pre_ort_model_transforms` have changed.
+
+    Of all others it does, where their sizes are known before. The rest are copied.
+    """
     use_aot_autograd: bool = True
     """Whether gradients are computed, by AOTAutograd, where they are asked for."""
     export_options: ExportOptions | Mapping[str, Any] | None = None

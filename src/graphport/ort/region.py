@@ -11,7 +11,13 @@ from typing import Any
 import onnx
 import onnxruntime as ort
 import torch
-from onnxruntime.capi.onnxruntime_pybind11_state import OrtDevice, OrtValue, SessionIOBinding
+from onnxruntime.capi.onnxruntime_pybind11_state import (
+    OrtDevice,
+    OrtValue,
+    OrtValueVector,
+    RunOptions,
+    SessionIOBinding,
+)
 from torch import nn
 
 from graphport.errors import SessionError
@@ -20,7 +26,7 @@ from graphport.onnx.ir import Value
 from graphport.onnx.program import result_of
 from graphport.onnx.runtime import Session, ort_value, tensor_of
 from graphport.ort.forks import forkable_lock
-from graphport.ort.rooms import Sizes
+from graphport.ort.rooms import Allocate
 
 _OPENING = forkable_lock()
 _RECORDS: weakref.WeakSet[SessionRecord] = weakref.WeakSet()
@@ -70,8 +76,8 @@ class Region(nn.Module):
     """Calls a session with tensors and numbers, in the order of the region's inputs.
 
     `static` says of each input whether it is a weight, the same tensor at most calls; `complex` are
-    the places of those that go over as pairs of numbers. `sizes` has those of the outputs that
-    torch is to make room for.
+    the places of those that go over as pairs of numbers. `rooms` allocates the outputs whose sizes
+    are known; the others are copied, since torch cannot resize memory of ONNX Runtime's.
     """
 
     def __init__(
@@ -82,7 +88,7 @@ class Region(nn.Module):
         static: Sequence[bool],
         complex: Container[int],
         count: Callable[[], None],
-        sizes: Sequence[Sizes | None] = (),
+        rooms: Sequence[Allocate | None],
     ) -> None:
         super().__init__()
         self.record = record
@@ -101,12 +107,12 @@ class Region(nn.Module):
         self.dtypes = {i.flat: i.dtype for i in interface.inputs}
         self.results = [(r.kind, r.what) for r in interface.results]
         kinds = {v.name: v.dtype for v in outputs}
-        rooms = {v.name: s for v, s in zip(outputs, sizes, strict=False)}
+        allocate = {v.name: room for v, room in zip(outputs, rooms, strict=True)}
         self.names = [what for kind, what in self.results if kind not in ("input", "constant")]
-        self.is_plain = all(kinds[name] in _PLAIN for name in self.names)
         self.in_order = all(kind == "tensor" for kind, _ in self.results)
-        self.rooms = [(name, kinds[name], rooms.get(name)) for name in self.names]
-        self.has_rooms = any(size is not None for _, _, size in self.rooms)
+        self.rooms = [(name, allocate[name], kinds[name] in _PLAIN) for name in self.names]
+        self.are_all_known = all(room is not None for _, room, _ in self.rooms)
+        self.devices = [_HOST] * len(self.names)
 
     def forward(self, *args: Any) -> Any:
         session = self.record.opened().session._sess
@@ -118,18 +124,12 @@ class Region(nn.Module):
             feeds[name] = _from_dlpack(_to_dlpack(x), False)
         for name, place, value_of in self.others:
             feeds[name] = value_of(args[place])
+        run = self._run_into_rooms if self.are_all_known else self._run_into_some_rooms
         try:
-            if self.has_rooms:
-                found = self._run_into_rooms(session, feeds, args)
-                return found if self.in_order else self._arranged(found, args)
-            values = session.run_with_ort_values(feeds, self.names, None)
+            found = run(session, feeds, args)
         except Exception as error:  # whatever a provider raises
             raise SessionError(f"ONNX Runtime: {error}") from error
         self.count()
-        if self.is_plain:
-            found = values.to_dlpacks(torch._C._from_dlpack)
-        else:  # by number: iterating costs ten times as much
-            found = [tensor_of(ort.OrtValue(values[i])) for i in range(len(self.names))]
         return found if self.in_order else self._arranged(found, args)
 
     __call__ = forward  # no hooks, which cost microseconds
@@ -137,24 +137,42 @@ class Region(nn.Module):
     def _run_into_rooms(
         self, session: Any, feeds: dict[str, Any], args: Sequence[Any]
     ) -> list[torch.Tensor]:
-        """Results in memory of torch's, where their sizes are known."""
+        """Results in memory of torch's, for a microsecond each."""
+        given, results, found = OrtValueVector(), OrtValueVector(), []
+        for value in feeds.values():
+            given.push_back(value)
+        for _, room, is_plain in self.rooms:
+            t = room(args)  # type: ignore[misc]  # all are known
+            found.append(t)
+            results.push_back(
+                _from_dlpack(_to_dlpack(t), False) if is_plain else ort_value(t)._ortvalue
+            )
+        session.run_with_ortvaluevector(
+            RunOptions(), list(feeds), given, self.names, results, self.devices
+        )
+        return found
+
+    def _run_into_some_rooms(
+        self, session: Any, feeds: dict[str, Any], args: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Results in memory of torch's, where their sizes are known; copies of the others."""
         binding = SessionIOBinding(session)
         for name, value in feeds.items():
             binding.bind_ortvalue_input(name, value)
         found: list[torch.Tensor | None] = []
-        for name, dtype, sizes in self.rooms:
-            if sizes is None:
+        for name, room, _ in self.rooms:
+            if room is None:
                 binding.bind_output(name, _HOST)
                 found.append(None)
             else:
-                t = torch.empty(sizes(args), dtype=dtype, device="cpu")
+                t = room(args)
                 binding.bind_ortvalue_output(name, ort_value(t)._ortvalue)
                 found.append(t)
         session.run_with_iobinding(binding, None)
-        self.count()
         values = binding.get_outputs()
         return [
-            t if t is not None else tensor_of(ort.OrtValue(values[i])) for i, t in enumerate(found)
+            t if t is not None else tensor_of(ort.OrtValue(values[i])).clone()
+            for i, t in enumerate(found)
         ]
 
     def _arranged(self, found: list[torch.Tensor], args: Sequence[Any]) -> list[Any]:

@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import torch
 
 from graphport.symbolic import Expr, Range, Truth, Value, evaluate, symbolic_repr, symbols
-from graphport.symbolic.nodes import operands
 from graphport.symbolic.printing import to_str
 
 Environment = dict[Expr, Any]
@@ -28,7 +27,7 @@ UNDEFINED = (ArithmeticError, ValueError, TypeError)
 
 # An expression with more operations is evaluated where it stands: shared parts would be written
 # out each time, and Python's parser nests only so deep.
-_MOST_OPERATIONS = 60
+MOST_OPERATIONS = 60
 
 
 class Code:
@@ -54,19 +53,10 @@ class Code:
             return repr(e)
         if e.kind == "symbol":
             return self.variables[e]
-        if _operations(e, {}) <= _MOST_OPERATIONS:
+        if e.size <= MOST_OPERATIONS:
             return f"({to_str(e, self.variables)})"
         values = ", ".join(f"{self.object(s)}: {self.variables[s]}" for s in symbols(e))
         return f"evaluate({self.object(e)}, {{{values}}})"
-
-
-def _operations(e: Value, known: dict[Expr, int]) -> int:
-    """How many nodes the text of `e` has, shared ones as often as they are written."""
-    if type(e) is not Expr or e.kind == "symbol":
-        return 1
-    if e not in known:
-        known[e] = 1 + sum(_operations(part, known) for part in operands(e))
-    return known[e]
 
 
 class Step(Protocol):

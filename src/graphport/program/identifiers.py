@@ -12,6 +12,10 @@ import re
 import unicodedata
 from collections.abc import Container, Iterable
 
+from torch.fx import Graph
+
+from graphport.errors import InternalError
+
 # Names that generated code gives a meaning of its own.
 RESERVED = frozenset(
     {*keyword.kwlist, "self", "torch", "device", "inf", "nan", "NoneType", "pytree", "fx_pytree"}
@@ -80,3 +84,11 @@ def rename(names: Iterable[str], taken: Container[str]) -> dict[str, str]:
             new += "_"
         found[name] = new
     return found
+
+
+def require_attributes(graph: Graph) -> None:
+    """That code of a graph gets at the attributes it means: whatever else would be run as code."""
+    for node in graph.nodes:
+        if node.op in ("get_attr", "call_module", "call_method"):
+            if not all(map(is_attribute, str(node.target).split("."))):
+                raise InternalError(f"the attribute {node.target!r} cannot be written as code")

@@ -25,7 +25,13 @@ from graphport.program.control import plain_copy, run_plainly
 from graphport.program.identifiers import is_identifier, unique_identifiers
 from graphport.program.mutation import keep_statistics, owner, written
 from graphport.program.signature import GraphSignature, InputKind, OutputKind
-from graphport.program.structure import Unpacking, first_difference, leaf_expressions, literal
+from graphport.program.structure import (
+    Unpacking,
+    first_difference,
+    fit,
+    leaf_expressions,
+    literal,
+)
 from graphport.program.weights import require_weights
 
 if TYPE_CHECKING:
@@ -372,9 +378,7 @@ class Entrance:
             if len(args) <= most and not kwargs.keys() & extra:
                 kwargs = {**dict(zip(extra, args[count:], strict=True)), **kwargs}
                 args = args[:count]
-        if list(kwargs) != list(named) and set(kwargs) == set(named):
-            kwargs = {k: kwargs[k] for k in named}
-        return tuple(args), kwargs
+        return fit(tuple(args), args_spec), fit(kwargs, kwargs_spec)
 
 
 def refuse(what: str) -> Any:

@@ -139,13 +139,11 @@ def _remove_abandoned(path: Path) -> None:
 
 def _lock(file: int) -> bool:
     """Lock a file for as long as it is open; False where somebody else has, or it is not known."""
-    if fcntl is None:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    if fcntl is not None:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+    return False
 
 
 def _close(entries: list[int], count: int) -> None:

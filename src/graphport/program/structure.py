@@ -95,6 +95,23 @@ class Unpacking:
             self.lines.append(f"{', '.join(leaves)}, = {name}")
 
 
+def fit(value: Any, spec: TreeSpec) -> Any:
+    """A value as containers of this structure, where that is only another way to write them.
+
+    That is a dict in another order, and a `torch.Size` or a named tuple for a tuple.
+    """
+    children = spec.children()
+    if spec.type is tuple and isinstance(value, tuple) and len(value) == len(children):
+        return tuple(map(fit, value, children))
+    if spec.type is list and type(value) is list and len(value) == len(children):
+        return list(map(fit, value, children))
+    if spec.type is dict and type(value) is dict and value.keys() == set(spec.context):
+        return {
+            key: fit(value[key], child) for key, child in zip(spec.context, children, strict=True)
+        }
+    return value
+
+
 def first_difference(want: TreeSpec, got: TreeSpec, path: str) -> str:
     """Where two structures that are not equal first differ, in words."""
     before, now = _described(want), _described(got)

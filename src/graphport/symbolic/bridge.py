@@ -33,6 +33,13 @@ from graphport.symbolic.scope import Scope
 _SHELLS = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
+# The answers of `is_int`, `is_float` and `is_bool`. None of them runs Python: torch asks them while
+# it reads arguments, and takes an interrupt that comes then for an argument of the wrong type.
+_KINDS = {
+    kind: tuple((kind is asked).__bool__ for asked in (int, float, bool))
+    for kind in (int, float, bool)
+}
+
 
 class SymNode:
     """The node protocol.
@@ -41,7 +48,10 @@ class SymNode:
     methods unwrap ints and bools only, so a constant float stays in its shell.
     """
 
-    __slots__ = ("_expr", "constant", "pytype", "results", "shape_env", "shell", "simplified")
+    __slots__ = (
+        "_expr", "constant", "is_bool", "is_float", "is_int", "pytype", "results", "shape_env",
+        "shell", "simplified",
+    )  # fmt: skip
 
     def __init__(self, value: Value, env: ShapeEnv) -> None:
         self._expr: Any = value
@@ -54,6 +64,7 @@ class SymNode:
             self.pytype, self.constant = value.type, None
         else:
             self.pytype, self.constant = type(value), value
+        self.is_int, self.is_float, self.is_bool = _KINDS[self.pytype]
 
     @property
     def expr(self) -> Opaque | Number:
@@ -67,15 +78,6 @@ class SymNode:
     fx_node = None
 
     # What it is
-
-    def is_int(self) -> bool:
-        return self.pytype is int
-
-    def is_float(self) -> bool:
-        return self.pytype is float
-
-    def is_bool(self) -> bool:
-        return self.pytype is bool
 
     def is_nested_int(self) -> bool:
         return False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graphport.symbolic import division, floats, integers, logic
-from graphport.symbolic.nodes import Expr, Number, Value, remember_factors
+from graphport.symbolic.nodes import Expr, Number, Value, parts_first, remember_factors
 
 # No number of a program has more bits: computing one would take all time and memory there is.
 _MOST_BITS = 1 << 16
@@ -111,6 +111,10 @@ _VARIADIC: dict[str, Callable[[str, Sequence[Any]], Any]] = {
 }
 
 
+_LAZY = ("ite", "and", "or")
+"""Not all of their operands need have a value."""
+
+
 def evaluate(e: Value, env: Mapping[Expr, Number]) -> Number:
     """The value of `e` where the symbols have the values of `env`."""
     return evaluate_with(e, dict(env))
@@ -122,6 +126,8 @@ def evaluate_with(e: Value, done: dict[Expr, Any]) -> Any:
         return e
     if e in done:
         return done[e]
+    for part in parts_first(e, done.__contains__, _LAZY):
+        evaluate_with(part, done)
     kind = e.kind
     result: Any
     if kind == "add":
@@ -173,6 +179,8 @@ def rebuild(e: Value, done: dict[Expr, Any], finish: Callable[[Expr], Value] | N
         return e
     if e in done:
         return done[e]
+    for part in parts_first(e, done.__contains__):
+        rebuild(part, done, finish)
     kind = e.kind
     result: Any
     if kind == "symbol":

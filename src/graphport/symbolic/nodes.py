@@ -23,7 +23,7 @@ weak reference is paid for on the way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
 
 from graphport.symbolic import ranges
@@ -37,6 +37,9 @@ Truth: TypeAlias = "bool | Expr"
 _Op = TypeVar("_Op", bound=Callable[..., Any])
 
 UNSET: Any = object()
+
+DEEP = 64
+"""Walks of expressions of more nodes do not rely on recursion alone: see `parts_first`."""
 
 
 class Arena:
@@ -85,6 +88,7 @@ class Expr:
         "name",
         "order",
         "peer",
+        "size",
         "span",
         "type",
     )
@@ -118,6 +122,8 @@ class Expr:
         self.hinted: Any = UNSET
         self.peer: Any = None
         self._symbols: tuple[Expr, ...] | None = None
+        # How many nodes it has where it is written out: what is shared counts each time.
+        self.size = 1 + sum(part.size for part in operands(self) if type(part) is Expr)
 
     @property
     def scope(self) -> Any:
@@ -160,11 +166,40 @@ def operands(e: Expr) -> tuple[Value, ...]:
     return e.args
 
 
+def parts_first(
+    e: Value, is_known: Callable[[Expr], bool], whole: Container[str] = ()
+) -> Iterator[Expr]:
+    """The nodes within a large expression that are not known, each after its operands.
+
+    Whoever visits them in this order, and remembers what it finds, never goes deeper than one
+    operand: a sum of a thousand numbers is deeper than Python's recursion. Nodes of the kinds in
+    `whole` are passed over with all that is in them.
+    """
+    if type(e) is not Expr or e.size <= DEEP:
+        return
+    done: set[Expr] = set()
+    waiting = [e]
+    while waiting:
+        node = waiting[-1]
+        parts = operands(node) if node not in done and node.kind not in whole else ()
+        missing = [p for p in parts if type(p) is Expr and p not in done and not is_known(p)]
+        if missing:
+            waiting += reversed(missing)
+            continue
+        waiting.pop()
+        if node not in done:
+            done.add(node)
+            if node is not e and node.kind not in whole:
+                yield node
+
+
 def symbols(e: Value) -> tuple[Expr, ...]:
     """The symbols in `e`, in the order of their creation."""
     if type(e) is not Expr:
         return ()
     if e._symbols is None:
+        for part in parts_first(e, lambda part: part._symbols is not None):
+            symbols(part)
         if e.kind == "symbol":
             e._symbols = (e,)
         else:

@@ -13,7 +13,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from graphport.symbolic.nodes import Expr, Value, symbols
+from graphport.symbolic.nodes import Expr, Value, parts_first, symbols
+
+# What is shared is written out each time, and forty sums of two are a terabyte: operands of more
+# nodes than this, and of longer texts, are left out.
+_MOST_NODES = 256
+_MOST_TEXT = 10_000
+_LEFT_OUT = "..."
 
 # Binding strength, as in Python's grammar.
 _OR, _AND, _NOT, _COMPARE, _BITOR, _BITXOR, _BITAND, _SHIFT, _SUM, _PRODUCT, _POWER, _ATOM = range(
@@ -153,11 +159,29 @@ class _Renderer:
     def __init__(self, style: _Style, names: Mapping[Expr, str]) -> None:
         self.style = style
         self.names = names
+        self._done: dict[Expr, tuple[str, int]] = {}
 
     def text(self, e: Value, least: int = _OR) -> str:
         """The text of `e`, in parentheses if it binds less than `least`."""
-        text, strength = self._render(e)
+        text, strength = self._rendered(e)
         return text if strength >= least else f"({text})"
+
+    def _rendered(self, e: Value) -> tuple[str, int]:
+        if type(e) is not Expr:
+            return self._render(e)
+        known = self._done.get(e)
+        if known is None:
+            for part in parts_first(e, self._is_done):
+                self._rendered(part)
+            text, strength = self._render(e)
+            is_short = len(text) <= _MOST_TEXT
+            known = self._done[e] = (text, strength) if is_short else (_LEFT_OUT, _ATOM)
+        return known
+
+    def _is_done(self, e: Expr) -> bool:
+        if e.size > _MOST_NODES:
+            self._done.setdefault(e, (_LEFT_OUT, _ATOM))
+        return e in self._done
 
     def _render(self, e: Value) -> tuple[str, int]:
         if type(e) is not Expr:

@@ -15,7 +15,7 @@ from typing import Any
 from graphport.symbolic import division, integers, logic, ranges
 from graphport.symbolic.facts import Facts
 from graphport.symbolic.integers import powers_of, split
-from graphport.symbolic.nodes import Expr, Size, Truth, symbols
+from graphport.symbolic.nodes import Expr, Size, Truth, parts_first, symbols
 from graphport.symbolic.ranges import FULL, INTERVALS, TRUTH, Range, inf
 from graphport.symbolic.relax import RELAXATIONS
 from graphport.symbolic.witness import Witnesses
@@ -180,6 +180,8 @@ class Prover:
         self._refresh()
         known = self._ranges.get(e)
         if known is None:
+            for part in parts_first(e, self._ranges.__contains__):
+                self.range(part)
             simple = self.facts.simplify(e)
             known = self._range(simple) if simple is e else self.range(simple) & self.facts.bound(e)
             self._ranges[e] = known

@@ -7,6 +7,7 @@ is a formula otherwise.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -195,35 +196,47 @@ def softshrink(b: Builder, self: Value, lambd: float) -> Value:
 # Softmax
 
 
-def _softmax(op: str) -> Any:
+def softmax(b: Builder, x: Value, axis: int) -> Value:
+    return b.Softmax(x, axis=axis)
+
+
+def log_softmax(b: Builder, x: Value, axis: int) -> Value:
+    """ONNX Runtime's kernel for doubles does not see a nan or an infinity; that of Softmax does."""
+    log = b.LogSoftmax(x, axis=axis)
+    if x.dtype is not torch.float64:
+        return log
+    return b.Add(log, b.Mul(b.Softmax(x, axis=axis), 0.0))
+
+
+def _softmax(of_row: Callable[[Builder, Value, int], Value]) -> Any:
     def lowering(b: Builder, self: Value, dim: int) -> Value:
         """In the dtype of the result; of a single number it is that of a row of one."""
         x = b.cast(self, b.result.dtype)
         if x.rank == 0:
-            return b.reshape(getattr(b, op)(b.reshape(x, [1]), axis=0), [])
-        return getattr(b, op)(x, axis=dim % x.rank)
+            return b.reshape(of_row(b, b.reshape(x, [1]), 0), [])
+        return of_row(b, x, dim % x.rank)
 
     return lowering
 
 
-def _with_dtype(op: str) -> Any:
-    plain = _softmax(op)
+def _with_dtype(of_row: Any) -> Any:
+    plain = _softmax(of_row)
     return lambda b, self, dim, dtype: plain(b, self, dim)
 
 
-def _with_half(op: str) -> Any:
-    plain = _softmax(op)
+def _with_half(of_row: Any) -> Any:
+    plain = _softmax(of_row)
     return lambda b, self, dim, half_to_float: plain(b, self, dim)
 
 
-table({aten.softmax.int: "Softmax", aten.log_softmax.int: "LogSoftmax"}, _with_dtype)
-table({aten._softmax.default: "Softmax", aten._log_softmax.default: "LogSoftmax"}, _with_half)
+table({aten.softmax.int: softmax, aten.log_softmax.int: log_softmax}, _with_dtype)
+table({aten._softmax.default: softmax, aten._log_softmax.default: log_softmax}, _with_half)
 
 
 @lower(aten._safe_softmax.default)
 def _safe_softmax(b: Builder, self: Value, dim: int, dtype: Any) -> Value:
     """Zeros, not nan, for a row that is masked as a whole."""
-    out = _softmax("Softmax")(b, self, dim)
+    out = _softmax(softmax)(b, self, dim)
     masked = b.IsInf(self, detect_positive=0)
     if self.rank:
         least = b.ReduceMin(b.cast(masked, torch.uint8), [dim], keepdims=1)

@@ -16,6 +16,7 @@ import torch
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.conv import conv_transpose, convolved
+from graphport.onnx.lowerings.linalg import product
 from graphport.onnx.lowerings.pool import adaptive_bounds, window_counts
 from graphport.onnx.lowerings.spatial import Numbers, each, is_plain, padded, sizes_of
 from graphport.onnx.registry import lower, table
@@ -92,7 +93,7 @@ def _to_weight(
     ) and all(map(b.scope.same, size, places)):  # fmt: skip
         flat = reduce(mul, places)
         x, y = (b.reshape(v, (batch, c, flat)) for v, c in ((wide, channels), (narrow, few)))
-        products = b.MatMul(y, b.transpose(x, (0, 2, 1)))
+        products = product(b, y, b.transpose(x, (0, 2, 1)))
         return b.reshape(b.ReduceSum(products, [0], keepdims=0), sizes_of(weight))
     spatial = range(2, 2 + n)
     if groups == 1:

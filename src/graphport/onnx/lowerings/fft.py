@@ -17,6 +17,7 @@ import torch
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Complex, Value
 from graphport.onnx.lowerings.complex import view_as_complex, view_as_real
+from graphport.onnx.lowerings.shape import sliced
 from graphport.onnx.registry import lower_complex
 from graphport.symbolic import Expr
 
@@ -52,10 +53,14 @@ def _fft_c2c(
 def _fft_c2r(
     b: Builder, self: Complex, dim: Sequence[int], normalization: int, last_dim_size: Any
 ) -> Value:
-    *others, last = dim
-    sizes = list(self.shape or ())
+    *others, last = (d % self.rank for d in dim)
+    sizes_given = self.shape or ()
+    sizes = [*sizes_given]
     sizes[last] = last_dim_size
     scale = _scale(sizes, dim, normalization)
+    half = last_dim_size // 2 + 1
+    if sizes_given[last] != half:
+        self = Complex(sliced(b, self.re, last, 0, half), sliced(b, self.im, last, 0, half))
     x = _all(b, self, others, forward=False)
     if isinstance(last_dim_size, int) and last_dim_size <= _MATRIX:
         out = _halves_to_real(b, x, last, last_dim_size)

@@ -14,7 +14,7 @@ import torch
 
 from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder, Number
-from graphport.onnx.ir import Value
+from graphport.onnx.ir import Node, Value
 from graphport.onnx.lowerings.reduce import total
 from graphport.onnx.registry import lower
 from graphport.symbolic import ge, min_
@@ -53,19 +53,33 @@ def _zero_of_nothing(b: Builder, out: Value, inner: Any, batch: Iterable[Any]) -
 
 
 def _moved(b: Builder, x: Value) -> Value:
-    """In place of a transpose that takes the first dim behind the batch: one with a dim before it.
+    """With a dim before it, if a transpose took a first dim that may be empty behind the batch.
 
-    ONNX Runtime fuses the former with the product, and divides by the first size.
+    ONNX Runtime fuses such a transpose with the product, also through a scale and a cast, and
+    divides by the first size: at 0 that ends the process.
     """
-    node = x.producer
-    if node is None or node.op != "Transpose" or x.rank < 3:
+    turned = _transposed(x)
+    if turned is None or x.rank < 3:
         return x
-    source, perm = node.inputs[0], node.attributes["perm"]
+    source, perm = turned.inputs[0], turned.attributes["perm"]
     if source is None or perm[:-2] != list(range(1, x.rank - 1)):
         return x
     if not _may_be_empty(b, (source.shape or ())[:1]):
         return x
+    if turned is not x.producer:
+        return b.unsqueeze(x, 0)
     return b.Transpose(b.unsqueeze(source, 0), perm=[0, *(p + 1 for p in perm)])
+
+
+_FUSED_THROUGH = {"Cast", "Div", "Identity", "Mul"}
+
+
+def _transposed(x: Value) -> Node | None:
+    """The transpose that a value comes from, with nothing between that ONNX Runtime minds."""
+    node = x.producer
+    while node is not None and node.op in _FUSED_THROUGH:
+        node = next((v.producer for v in node.inputs if v is not None and v.shape == x.shape), None)
+    return node if node is not None and node.op == "Transpose" else None
 
 
 def _may_be_empty(b: Builder, sizes: Iterable[Any]) -> bool:
@@ -96,7 +110,7 @@ def matmul(b: Builder, self: Value, other: Value) -> Value:
 @lower(aten.mm.dtype, aten.bmm.dtype)
 def mm_dtype(b: Builder, self: Value, mat2: Value, out_dtype: Any) -> Value:
     """The product in a wider dtype than that of its operands."""
-    return b.MatMul(b.cast(self, out_dtype), b.cast(mat2, out_dtype))
+    return product(b, b.cast(self, out_dtype), b.cast(mat2, out_dtype))
 
 
 @lower(aten._int_mm.default)
@@ -124,7 +138,9 @@ def _plus(b: Builder, self: Value, product: Value, beta: Number, alpha: Number) 
 
 @lower(aten.addmm.default)
 def addmm(b: Builder, self: Value, mat1: Value, mat2: Value, beta: Number, alpha: Number) -> Value:
-    if mat1.dtype.is_floating_point and _is_attribute(beta) and _is_attribute(alpha):
+    # Of a sum over nothing Gemm gives the bias without its factor.
+    whole = beta in (0, 1) or not _may_be_empty(b, (mat1.shape or ())[1:])
+    if mat1.dtype.is_floating_point and _is_attribute(beta) and _is_attribute(alpha) and whole:
         bias = None if beta == 0 else self
         return b.Gemm(mat1, mat2, bias, alpha=_factor(alpha), beta=bias and _factor(beta))
     return _plus(b, self, b.MatMul(mat1, mat2), beta, alpha)
@@ -242,7 +258,7 @@ def bilinear(b: Builder, input1: Value, input2: Value, weight: Value, bias: Valu
     k, i, j = weight.shape or ()
     lead = b.result.sizes[:-1]
     first = b.MatMul(input1, b.reshape(b.Transpose(weight, perm=[1, 0, 2]), [i, k * j]))  # type: ignore[operator]
-    out = b.MatMul(b.reshape(first, [*lead, k, j]), b.unsqueeze(input2, -1))
+    out = product(b, b.reshape(first, [*lead, k, j]), b.unsqueeze(input2, -1))
     out = b.squeeze(out, -1)
     return out if bias is None else b.Add(out, bias)
 
@@ -306,7 +322,7 @@ def _grouped_mm(
     if bias is not None:
         raise UnsupportedError("_grouped_mm with a bias has no ONNX lowering")
     if offs is None:
-        return b.MatMul(x, y)
+        return product(b, x, y)
     (groups,) = offs.shape or (None,)
     if not isinstance(groups, int):
         raise UnsupportedError("_grouped_mm of a number of groups that is not fixed")

@@ -9,7 +9,8 @@ import torch
 from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.activation import log_sigmoid
+from graphport.onnx.lowerings.activation import log_sigmoid, log_softmax
+from graphport.onnx.lowerings.linalg import product
 from graphport.onnx.lowerings.linear import linear
 from graphport.onnx.lowerings.reduce import average, axes_of, norm, total, wide
 from graphport.onnx.lowerings.spatial import Numbers, sizes_of
@@ -181,7 +182,7 @@ def cross_entropy_loss(
 ) -> Value:  # fmt: skip
     x = wide(b, self)
     axis = 0 if x.rank == 1 else 1
-    log = b.LogSoftmax(x, axis=axis)
+    log = log_softmax(b, x, axis)
     count: Any = sizes_of(x)[axis]
     by_class = None if weight is None else _by_class(b, b.cast(weight, x.dtype), x.rank - axis - 1)
     scaled = log if by_class is None else b.Mul(log, by_class)
@@ -222,7 +223,7 @@ class _Linear:
         self.b = b
         self.input, self.weight = _operands(b, input, weight)
         bias = None if bias is None else b.cast(bias, self.input.dtype)
-        self.log = b.LogSoftmax(linear(b, self.input, self.weight, bias), axis=1)
+        self.log = log_softmax(b, linear(b, self.input, self.weight, bias), 1)
         self.classes = _Classes(b, self.log, target, class_weight, ignore_index)
 
     def loss(self, reduction: str) -> Value:
@@ -356,11 +357,13 @@ def cdist(b: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None) 
         squares = [total(b, b.Mul(v, v), [v.rank - 1], True) for v in (x, y)]
         turned = [b.transpose(v, [*range(v.rank - 2), v.rank - 1, v.rank - 2])
                   for v in (y, squares[1])]  # fmt: skip
-        product = b.Mul(b.MatMul(x, turned[0]), -2.0)
-        return b.Sqrt(b.Max(b.Add(b.Add(product, squares[0]), turned[1]), 0.0))
+        crossed = b.Mul(product(b, x, turned[0]), -2.0)
+        return b.Sqrt(b.Max(b.Add(b.Add(crossed, squares[0]), turned[1]), 0.0))
     away = b.Sub(b.unsqueeze(x, x.rank - 1), b.unsqueeze(y, y.rank - 2))
     if sizes_of(x)[-1] == 0:
         return b.expand(b.scalar(0, x.dtype), b.result.sizes)
+    if p == 0:  # a nan is not counted, but comes out
+        return total(b, b.Min(b.Ceil(b.Abs(away)), 1.0), [away.rank - 1], False)
     return norm(b, away, p, [away.rank - 1], False)
 
 

@@ -6,6 +6,7 @@ computed apart: ONNX Runtime has no kernel for BatchNormalization in training mo
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -290,6 +291,9 @@ def native_group_norm(
     mean = b.ReduceMean(x, [2])
     apart = b.Sub(x, mean)
     inverse = _inverse(b, b.ReduceMean(b.Mul(apart, apart), [2], keepdims=0), eps)
+    count = C * HxW // group
+    if b.scope.decide(ge(count, 1)) is not True:
+        inverse = b.Where(b.Equal(b.sizes.element(count), 0), math.nan, inverse)
     mean = b.squeeze(b.shaped(mean, (N, group, 1)), 2)
     return group_norm(b, input, group, weight, bias, eps, True), mean, inverse
 

@@ -296,6 +296,8 @@ def _adaptive_avg_pool(n: int) -> Any:
                 return unbatched(b.GlobalAveragePool(x))
             return unbatched(b.ReduceMean(x, list(range(2, 2 + n))))
         lengths = [_divides(b, s, o) for s, o in zip(spatial, out, strict=True)]
+        if all(length == 1 for length in lengths):
+            return self
         if None not in lengths and b.has("AveragePool", _pooled(x.dtype)):
             return unbatched(b.AveragePool(x, kernel_shape=lengths, strides=lengths))
         for i, (size, o, length) in enumerate(zip(spatial, out, lengths, strict=True), 2):

@@ -401,6 +401,11 @@ def embedding_bag(
         offsets = b.Slice(offsets, [0], [-1], [0])
     indices, offsets = (b.cast(x, torch.int64) for x in (indices, offsets))
     count = b.Shape(indices)
+    if b.scope.decide(ge(b.result[0].sizes[0], 1)) is not True:  # without bags nothing is in one
+        count = b.Mul(count, b.Min(b.Shape(offsets), [1]))
+        indices = b.Slice(indices, [0], count, [0])
+        if per_sample_weights is not None:
+            per_sample_weights = b.Slice(per_sample_weights, [0], count, [0])
     bags = b.Slice(b.Sub(counted(b, offsets, count), 1), [0], count, [0])
     if padding_idx >= 0:
         kept = b.Not(b.Equal(indices, padding_idx))

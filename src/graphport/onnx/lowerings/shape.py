@@ -231,8 +231,9 @@ def cat(b: Builder, tensors: Sequence[Value], dim: int) -> Value:
     """torch lets 1-d tensors of size 0 stand beside anything; other empty ones add nothing."""
     rank = b.result.rank
     dim = wrapped(dim, rank)
-    parts = [x for x in tensors if x.rank == rank and x.sizes[dim] != 0]
-    return joined(b, parts or list(tensors[:1]), dim)
+    fitting = [x for x in tensors if x.rank == rank]
+    parts = [x for x in fitting if x.sizes[dim] != 0]
+    return joined(b, parts or fitting[:1], dim)
 
 
 @lower(aten.stack.default)
@@ -268,7 +269,9 @@ def flipped(b: Builder, x: Value, dims: Sequence[int]) -> Value:
     if not dims:
         return x
     count = len(dims)
-    return b.Slice(x, [-1] * count, [-LAST - 1] * count, list(dims), [-1] * count)
+    turned = b.Slice(x, [-1] * count, [-LAST - 1] * count, list(dims), [-1] * count)
+    turned.shape = x.shape
+    return turned
 
 
 @lower(aten.rot90.default)

@@ -96,7 +96,7 @@ class GraphWriter:
             key = tuple((k, str(path), _class_name(c)) for k, (path, c) in stack.items())
             for call, path, _ in key:
                 if not names.is_call(call) or not names.is_call_of(call, path):
-                    raise SerializationError(f"the module {call!r} cannot be saved", where=where)
+                    raise _not_saved(call, where)
             row["module_stack"] = self._stacks.setdefault(key, len(self._stacks))
         if meta:
             row["meta"] = {k: encode(v, f"{where}, meta[{k!r}]") for k, v in meta.items()}
@@ -128,6 +128,16 @@ class GraphWriter:
 def _class_name(kind: Any) -> str:
     name = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
     return name[: limits.PATH]
+
+
+def _not_saved(call: str, where: str) -> SerializationError:
+    depth = call.count(".") + 1
+    if depth > limits.PATH_PARTS:
+        return SerializationError(
+            f"modules are nested {depth} deep, and a file has room for {limits.PATH_PARTS}",
+            where=where,
+        )
+    return SerializationError(f"the module {call!r} cannot be saved", where=where)
 
 
 def _reference(x: Any) -> Any:

@@ -163,6 +163,8 @@ class Values:
 
 def _complex(item: Item) -> complex:
     real, imaginary = (real_number(part) for part in item.list(2))
+    if not (math.isfinite(real) and math.isfinite(imaginary)):
+        item.fail("a complex number that is not finite cannot be written as code")
     return complex(real, imaginary)
 
 

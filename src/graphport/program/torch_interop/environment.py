@@ -39,8 +39,9 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from graphport.errors import UnsupportedError
 from graphport.ops.tensor import AbstractTensor
-from graphport.program.check_steps import Binds, Equals, Holds, Place, Solves
+from graphport.program.check_steps import MOST_OPERATIONS, Binds, Equals, Holds, Place, Solves
 from graphport.program.checks import InputChecks
 from graphport.program.exported import ExportedProgram
 from graphport.program.torch_interop.conventions import symbol_index
@@ -294,12 +295,22 @@ def _solution(step: Solves, names: dict[Expr, str]) -> str:
     """(size - rest) // factor, as Python."""
     text = _source(step.place).name
     if step.rest != 0:
-        rest = to_str(step.rest, names) if isinstance(step.rest, Expr) else step.rest
-        text = f"({text} - ({rest}))"
+        text = f"({text} - ({_written(step.rest, names)}))"
     if step.factor != 1:
-        factor = to_str(step.factor, names) if isinstance(step.factor, Expr) else step.factor
-        text = f"({text} // ({factor}))"
+        text = f"({text} // ({_written(step.factor, names)}))"
     return text
+
+
+def _written(e: Value, names: dict[Expr, str]) -> str:
+    if not isinstance(e, Expr):
+        return str(e)
+    if e.size > MOST_OPERATIONS:
+        raise UnsupportedError(
+            f"a size of an input takes {e.size} operations, and torch has no room for more than "
+            f"{MOST_OPERATIONS}",
+            fix="give each input a Dim of its own",
+        )
+    return to_str(e, names)
 
 
 def _source(place: Place) -> Source:

@@ -16,8 +16,12 @@ from graphport import symbolic
 from graphport.errors import UnsupportedError
 from graphport.symbolic import Expr, Value
 from graphport.symbolic.floats import FUNCTIONS
+from graphport.symbolic.nodes import parts_first
 
 _f = torch_functions
+
+_MOST_OPERATIONS = 4096
+"""sympy writes expressions out, and takes seconds for longer ones."""
 
 
 def _mod(a: Any, b: Any) -> Any:
@@ -67,6 +71,14 @@ class ToSympy:
             return sympy.true if e is True else sympy.false if e is False else sympy.sympify(e)
         known = self._done.get(e)
         if known is None:
+            if e.size > _MOST_OPERATIONS:
+                raise UnsupportedError(
+                    f"a number takes {e.size} operations on sizes, and torch has no room for more"
+                    f" than {_MOST_OPERATIONS}",
+                    fix="compute it with tensors",
+                )
+            for part in parts_first(e, self._done.__contains__):
+                self(part)
             known = self._done[e] = self._translate(e)
         return known
 

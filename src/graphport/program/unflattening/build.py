@@ -9,12 +9,11 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 from torch.fx.graph import _PyTreeInfo
-from torch.fx.node import map_arg
 
 from graphport.program.control import plain_copy
 from graphport.program.identifiers import RESERVED, is_identifier, unique_identifiers
 from graphport.program.module import UserSignature
-from graphport.program.unflattening.calls import Call
+from graphport.program.unflattening.calls import Call, operands
 from graphport.program.unflattening.flow import Computed, Elsewhere, Flow, Read, SizeOf, Way
 from graphport.program.unflattening.module import CapturedModule
 from graphport.program.unflattening.pieces import Piece, Pieces
@@ -53,9 +52,8 @@ class Builder:
         else:
             self._take_as_kept()
         self.body()
-        places = {place: node for node, place in self.pieces.places[self.call].items()}
-        values = [places.get(p) or self._number(p) for p in self.piece.results]
-        self.finish(values)
+        numbers = {self.pieces.place(v, self.call): v for v in self.flow.outputs[self.call]}
+        self.finish([self.pieces.node_at(p, self.call) or numbers[p] for p in self.piece.results])
 
     def body(self) -> None:
         for item in self.call.items:
@@ -74,15 +72,28 @@ class Builder:
 
     def value(self, value: Node) -> Node:
         """A value that the call uses."""
-        known = self.new.get(value)
-        if known is not None:
-            return known
+        waiting = [value]
+        while value not in self.new:
+            last = waiting[-1]
+            # Operands before the number: they are written on the way.
+            missing = [n for n in self._made_of(last) if n not in self.new]
+            if missing:
+                waiting += reversed(missing)
+            else:
+                waiting.pop()
+                if last not in self.new:
+                    self.new[last] = self._make(last)
+        return self.new[value]
+
+    def _made_of(self, value: Node) -> list[Node]:
+        """The values that a number is made of in this call."""
+        is_computed = isinstance(self.flow.ways[self.call].get(value), Computed)
+        return operands(value) if is_computed and value not in self.new else []
+
+    def _make(self, value: Node) -> Node:
         if value.op == "get_attr":
-            made = self._graph(value)
-        else:
-            made = self._reached(value, self.flow.ways[self.call][value])
-        self.new[value] = made
-        return made
+            return self._graph(value)
+        return self._reached(value, self.flow.ways[self.call][value])
 
     def _reached(self, value: Node, way: Way) -> Node:
         if isinstance(way, Read):
@@ -104,8 +115,6 @@ class Builder:
             made.meta = dict(value.meta)
             return made
         assert isinstance(way, Computed), f"{value.name} is not known in {self.call.key!r}"
-        # Operands before the number: they are written on the way.
-        map_arg((value.args, value.kwargs), self.value)
         return self.graph.node_copy(value, self.value)
 
     def _attribute(self, target: str, value: Node) -> Node:
@@ -124,12 +133,6 @@ class Builder:
         made = self.graph.create_node("get_attr", target, (), {}, target)
         made.meta = dict(value.meta)
         return made
-
-    def _number(self, place: Any) -> Node:
-        """A number among the results."""
-        return next(
-            v for v in self.flow.outputs[self.call] if self.pieces.place(v, self.call) == place
-        )
 
     # Calls
 

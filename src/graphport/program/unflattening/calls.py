@@ -7,6 +7,7 @@ they are computed where they are used.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import re
@@ -47,6 +48,10 @@ class Call:
     """Calls that leave no trace in the graph, of modules that keep their signature."""
     last: int = -1
     """Where in the program's graph it ends."""
+    number: int = 0
+    """How many calls begin before it."""
+    end: int = 0
+    """The number of the last call within it."""
 
     @property
     def chain(self) -> list[Call]:
@@ -57,24 +62,35 @@ class Call:
             call = call.parent
         return found
 
+    def encloses(self, other: Call) -> bool:
+        """Whether the other call happens within this one, or is this one."""
+        return self.number <= other.number <= self.end
+
+    @functools.cached_property
+    def places(self) -> dict[Node | Call, int]:
+        """Where each item is."""
+        return {item: i for i, item in enumerate(self.items)}
+
     def owns(self, name: str) -> bool:
         """Whether the module has a parameter, buffer or constant of this name."""
         return not self.path or name.startswith(f"{self.path}.")
 
     def calls(self) -> Iterator[Call]:
         """All calls within it, each before the calls that it makes, and this one first."""
-        yield self
-        for item in self.items:
-            if isinstance(item, Call):
-                yield from item.calls()
+        waiting = [self]
+        while waiting:
+            call = waiting.pop()
+            yield call
+            waiting += [item for item in reversed(call.items) if isinstance(item, Call)]
 
-    def nodes(self) -> Iterator[tuple[tuple[int, ...], Node]]:
-        """All nodes within it, with their places."""
-        for i, item in enumerate(self.items):
-            if isinstance(item, Node):
-                yield (i,), item
-            else:
-                yield from (((i, *place), node) for place, node in item.nodes())
+    def calls_inside_out(self) -> list[Call]:
+        """All calls within it, each after the calls that it makes, and this one last."""
+        found, waiting = [], [self]
+        while waiting:
+            call = waiting.pop()
+            found.append(call)
+            waiting += [item for item in call.items if isinstance(item, Call)]
+        return found[::-1]
 
 
 def is_number(node: Node) -> bool:
@@ -98,37 +114,51 @@ def calls_of(program: ExportedProgram) -> tuple[Call, dict[Node, Call]]:
     root = Call("", "", _title(nodes))
     home: dict[Node, Call] = {}
     keys = _Keys(stacks)
-    running: list[tuple[tuple[str, str, str], Call]] = []
+    calls, running = [root], [root]
+    inside: Stack = []
     order = {n: i for i, n in enumerate(program.graph.nodes)}
     signatures = {c.fqn: c.signature for c in program.module_call_graph if c.signature}
     for node, stack in zip(nodes, stacks, strict=True):
-        common = 0
-        for (entry, _), other in zip(running, stack, strict=False):
-            if entry != other:
-                break
-            common += 1
-        del running[common:]
-        for entry in stack[common:]:
-            key, path, kind = entry
-            parent = running[-1][1] if running else root
+        common = _common(inside, stack)
+        del running[common + 1 :]
+        for key, (path, kind) in stack[common:]:
+            parent = running[-1]
             call = Call(keys.new(key, path), path, kind, parent, signature=signatures.get(key))
+            call.number = call.end = len(calls)
             parent.items.append(call)
-            running.append((entry, call))
-        home[node] = call = running[-1][1] if running else root
+            calls.append(call)
+            running.append(call)
+        inside = stack
+        home[node] = call = running[-1]
         call.items.append(node)
-        for around in call.chain:
-            around.last = order[node]
-    for key in signatures.keys() - {key for stack in stacks for key, _, _ in stack}:
+        call.last = order[node]
+    for call in reversed(calls):
+        if call.parent is not None:
+            call.parent.last = max(call.parent.last, call.last)
+            call.parent.end = max(call.parent.end, call.end)
+    for i, key in enumerate(sorted(signatures.keys() - keys.all.keys())):
         path = re.sub(r"@\d+$", "", key)
-        root.silent.append(Call(keys.new(key, path), path, "Module", root, [], signatures[key]))
+        silent = Call(keys.new(key, path), path, "Module", root, [], signatures[key])
+        silent.number = silent.end = len(calls) + i
+        root.silent.append(silent)
     return root, home
 
 
-Stack = list[tuple[str, str, str]]
+Stack = list[tuple[str, tuple[str, str]]]
+"""(key, (path, class)) of modules."""
+
+
+def _common(one: Stack, other: Stack) -> int:
+    """How many modules two stacks have in common, from the outside in."""
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:  # one call, or two within one another
+        return shorter
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _stacks(nodes: list[Node]) -> list[Stack]:
-    """(key, path, class) of the modules around each node, without the outermost.
+    """The modules around each node, without the outermost.
 
     A node that says nothing and stands between nodes of one call is part of that call: a check of
     a value is made when all is known of it, and put where the value is.
@@ -136,10 +166,8 @@ def _stacks(nodes: list[Node]) -> list[Stack]:
     stacks = [_stack(n) for n in nodes]
     known = [(i, stack) for i, stack in enumerate(stacks) if stack is not None]
     for (before, one), (after, other) in itertools.pairwise(known):
-        pairs = zip(one, other, strict=False)
-        around = [a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
-        for i in range(before + 1, after):
-            stacks[i] = around
+        if after > before + 1:
+            stacks[before + 1 : after] = [one[: _common(one, other)]] * (after - before - 1)
     return [stack or [] for stack in stacks]
 
 
@@ -157,25 +185,31 @@ def _stack(node: Node) -> Stack | None:
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return None
-    entries = [(key, path, kind) for key, (path, kind) in stack.items()]
-    return entries[1:] if not entries[0][1] else entries
+    entries = list(stack.items())
+    return entries[1:] if not entries[0][1][0] else entries
 
 
 class _Keys:
     """Keys of calls: one each, the first of a module that has any nodes under its plain path."""
 
     def __init__(self, stacks: list[Stack]) -> None:
-        self._plain = {key for stack in stacks for key, path, _ in stack if key == path}
-        self._all = {key for stack in stacks for key, _, _ in stack}
+        self.all: dict[str, tuple[str, str]] = {}
+        for stack in stacks:
+            self.all.update(stack)
+        self._plain = {key for key, (path, _) in self.all.items() if key == path}
         self._used: set[str] = set()
+        self._counts: dict[str, int] = {}
 
     def new(self, key: str, path: str) -> str:
         if path and path not in self._plain:
             self._plain.add(path)
             key = path
         if key in self._used:  # a call that is in several pieces
-            taken = self._used | self._all
-            key = next(k for i in itertools.count(1) if (k := f"{path}@{i}") not in taken)
+            numbers = itertools.count(self._counts.get(path, 1))
+            key, self._counts[path] = next(
+                (k, i + 1) for i in numbers
+                if (k := f"{path}@{i}") not in self._used and k not in self.all
+            )  # fmt: skip
         self._used.add(key)
         return key
 

@@ -7,6 +7,7 @@ be; else it is passed like a tensor.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,8 @@ class SizeOf:
 
 
 Way = Taken | Made | Computed | Read | Elsewhere | SizeOf
+Step = tuple[Callable[[Node, Call], "list[Step]"], Node, Call]
+"""What is left to do for a value that a call uses."""
 
 
 class Flow:
@@ -81,11 +84,20 @@ class Flow:
         self.root = root
         self.state = state
         self.writes = writes
-        self.inputs: dict[Call, dict[Node, None]] = defaultdict(dict)
+        self.home = home
+        """The call that each node belongs to."""
+        self.inputs: dict[Call, dict[Node, int]] = defaultdict(dict)
+        """With the place of each among the arguments."""
         self.outputs: dict[Call, dict[Node, None]] = defaultdict(dict)
+        self.givers: dict[Call, dict[Node, Call]] = defaultdict(dict)
+        """By call: values that a call within it returns, and the first that does."""
         self.ways: dict[Call, dict[Node, Way]] = defaultdict(dict)
         self.results = _results(program, state, writes)
         self._home = dict(home)
+        """Also of inputs, and of numbers that are made where their tensors are."""
+        self._reached: dict[Node, Call] = {}
+        """The outermost call that a value which is made in it has been handed out to."""
+        self._kept_results: dict[Call, set[Any]] = {}
         self._nodes = {n.name: n for n in program.graph.nodes}
         for node in program.graph.nodes:
             if node.op == "placeholder" and node not in state.names:
@@ -107,9 +119,8 @@ class Flow:
             assert call.signature is not None
             taken = [n for n in self.leaves(call.signature.inputs) if n is not None]
             for node in taken:
-                self.inputs[call][node] = None
-                self.ways[call][node] = Taken()
-                if call.parent is not None and call not in self.root.silent:
+                self._argument(node, call)
+                if call.parent is not None and self.root.encloses(call):
                     yield node, call.parent
         for node, call in list(self._home.items()):
             yield from ((n, call) for n in operands(node) if n.op != "get_attr")
@@ -124,21 +135,29 @@ class Flow:
             for node in self.leaves(call.signature.outputs):
                 if node is not None:
                     yield node, call
-                    self.outputs[call][node] = None
+                    self._result(node, call)
 
     def need(self, value: Node, call: Call) -> None:
-        """Find a way for a call to a value that it uses."""
+        """Find a way for a call to a value that it uses.
+
+        Step by step: calls within calls, and numbers made of numbers, go deeper than Python does.
+        """
+        steps: list[Step] = [(self._need, value, call)]
+        while steps:
+            step, value, call = steps.pop()
+            steps += step(value, call)
+
+    def _need(self, value: Node, call: Call) -> list[Step]:
         if value in self.ways[call]:
-            return
+            return []
         state = value if value in self.state.names else self.writes.state_read(value, call)
         if state is not None:
-            self._state(value, state, call)
-        elif is_number(value):
-            self._number(value, call)
-        else:
-            self._value(value, call)
+            return self._state(value, state, call)
+        if is_number(value):
+            return self._number(value, call)
+        return self._value(value, call)
 
-    def _state(self, value: Node, state: Node, call: Call) -> None:
+    def _state(self, value: Node, state: Node, call: Call) -> list[Step]:
         names = self.state.names[state]
         own = next((n for n in names if call.owns(n)), None)
         if own is not None:
@@ -146,66 +165,98 @@ class Flow:
         elif call.signature is not None and value not in self.inputs[call]:
             self.ways[call][value] = Elsewhere(names[0])
         else:
-            self._take(value, call)
+            return self._take(value, call)
+        return []
 
-    def _value(self, value: Node, call: Call) -> None:
-        if call in self._home[value].chain:
+    def _value(self, value: Node, call: Call) -> list[Step]:
+        if call.encloses(self._home[value]):
             self.hand_out(value, call)
-        else:
-            self._take(value, call)
+            return []
+        return self._take(value, call)
 
     def hand_out(self, value: Node, call: Call) -> list[Call]:
-        """Let the calls within a call return a value that is made there, up to the call itself."""
-        around = self._home[value].chain
-        within = around[: around.index(call)]
-        for inner in within:
-            self._give(value, inner)
-        self.ways[call][value] = Made()
-        return within
+        """Let the calls within a call return a value that is made there, up to the call itself.
 
-    def _take(self, value: Node, call: Call) -> None:
+        Those that return it from now on.
+        """
+        inner = self._reached.get(value)
+        if inner is None or not call.encloses(inner):
+            inner = self._home[value]
+        found = []
+        while inner is not call:
+            self._give(value, inner)
+            found.append(inner)
+            assert inner.parent is not None
+            inner = inner.parent
+        self._reached[value] = call
+        self.ways[call][value] = Made()
+        return found
+
+    def _take(self, value: Node, call: Call) -> list[Step]:
         assert call.parent is not None
         if call.signature is not None and value not in self.inputs[call]:
             raise _not_in_signature(call, value, "uses", "which is not among its arguments")
+        self._argument(value, call)
+        return [(self._need, value, call.parent)]
+
+    def _argument(self, value: Node, call: Call) -> None:
+        given = self.inputs[call]
+        given.setdefault(value, len(given))
         self.ways[call][value] = Taken()
-        self.inputs[call][value] = None
-        self.need(value, call.parent)
 
     def _give(self, value: Node, call: Call) -> None:
-        if call.signature is not None and value not in self.leaves(call.signature.outputs):
+        if call.signature is not None and value not in self._results_of(call):
             how = "which the program goes on with and which is not among its results"
             raise _not_in_signature(call, value, "makes", how)
-        self.outputs[call][value] = None
+        self._result(value, call)
         self.need(value, call)
+
+    def _result(self, value: Node, call: Call) -> None:
+        self.outputs[call][value] = None
+        if call.parent is not None and self.root.encloses(call):
+            known = self.givers[call.parent].setdefault(value, call)
+            if call.number < known.number:
+                self.givers[call.parent][value] = call
+
+    def _results_of(self, call: Call) -> set[Any]:
+        """What a call that keeps its signature returns."""
+        if call not in self._kept_results:
+            assert call.signature is not None
+            self._kept_results[call] = set(self.leaves(call.signature.outputs))
+        return self._kept_results[call]
 
     # Numbers
 
-    def _number(self, value: Node, call: Call) -> None:
-        is_here = value in self._home and call in self._home[value].chain
+    def _number(self, value: Node, call: Call) -> list[Step]:
+        is_here = value in self._home and call.encloses(self._home[value])
         if value in self.inputs[call] or is_here:
-            self._value(value, call)
-            return
+            return self._value(value, call)
         found = self._size(value.meta["val"], call)
         if found is not None:
             self.ways[call][value] = found
-        elif not is_size(value):
-            self._value(value, call)
-        else:
-            self._compute(value, call)
+            return []
+        if not is_size(value):
+            return self._value(value, call)
+        return [(self._compute, value, call), *reversed(list(self._operands(value, call)))]
 
-    def _compute(self, value: Node, call: Call) -> None:
+    def _operands(self, value: Node, call: Call) -> Iterator[Step]:
+        """The numbers that one is made of, up to a tensor that does not come to the call."""
         for operand in operands(value):
             if is_number(operand) or operand in self.state.names:
-                self.need(operand, call)
+                yield self._need, operand, call
             elif operand not in self.ways[call]:
-                # The tensor does not come here; its size does, from where the tensor is.
-                self._home[value] = owner = self._home[operand]
-                self.ways[owner][operand] = Made()
-                self.ways[owner][value] = Computed()
-                if owner is not call:
-                    self._value(value, call)
                 return
-        self.ways[call][value] = Computed()
+
+    def _compute(self, value: Node, call: Call) -> list[Step]:
+        missing = next((n for n in operands(value) if n not in self.ways[call]), None)
+        if missing is None:
+            self.ways[call][value] = Computed()
+            return []
+        # The tensor does not come here; its size does, from where the tensor is.
+        self._home[value] = owner = self._home[missing]
+        self.ways[owner][missing] = Made()
+        self.ways[owner][value] = Computed()
+        return self._value(value, call) if owner is not call else []
 
     def _size(self, val: Any, call: Call) -> SizeOf | None:
         """An argument of the call with this size."""

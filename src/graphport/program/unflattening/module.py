@@ -14,6 +14,8 @@ from torch.fx import Graph
 from torch.fx.graph_module import _forward_from_src, _print_readable
 from torch.fx.node import Node, map_arg
 
+from graphport.errors import ForwardError
+from graphport.program.identifiers import require_attributes
 from graphport.program.module import Entrance, refuse, shown_signature
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class CapturedModule(Parent):
 
     def recompile(self) -> Callable[..., Any]:
         """Generate the code anew, after a change of the graph."""
+        require_attributes(self.graph)
         code = self.graph.python_code("self")
         forward: Callable[..., Any] = _forward_from_src(code.src, code.globals, {})
         self.__dict__[COMPILED] = forward
@@ -137,6 +140,15 @@ class UnflattenedModule(CapturedModule):
         self._shown = shown_signature(program)
         entrance = Entrance(program, check_guards=True)
         self.register_forward_pre_hook(entrance, with_kwargs=True, prepend=True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().forward(*args, **kwargs)
+        except RecursionError as error:
+            raise ForwardError(
+                "the modules are nested more deeply than Python's recursion limit allows",
+                fix=["sys.setrecursionlimit(10_000)", "ep.module(), which is one graph"],
+            ) from error
 
     @property
     def _graphport_signature(self) -> inspect.Signature:

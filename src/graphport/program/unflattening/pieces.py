@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import GraphModule, Node
 
 from graphport.program.signature import ConstantArgument
-from graphport.program.unflattening.calls import Call, graph_key
+from graphport.program.unflattening.calls import Call, graph_key, operands
 from graphport.program.unflattening.flow import Computed, Flow, Made, SizeOf, Taken
 
 
@@ -33,9 +34,11 @@ class Pieces:
         self.flow = flow
         self.graphs = graphs
         self.of: dict[Call, Piece] = {}
-        self.places: dict[Call, dict[Node, Any]] = {}
         self._known: dict[Any, Piece] = {}
-        for call in (*root.silent, root):
+        self._places = _Places(flow.home)
+        self._numbers = Interned()
+        self._values: dict[Call, dict[Node, Any]] = defaultdict(dict)
+        for call in (*root.silent, *root.calls_inside_out()):
             self._find(call)
         while any(self._complete(piece) for piece in self):
             pass
@@ -44,10 +47,6 @@ class Pieces:
         return iter(dict.fromkeys(self.of.values()))
 
     def _find(self, call: Call) -> None:
-        for item in call.items:
-            if isinstance(item, Call):
-                self._find(item)
-        self.places[call] = {node: place for place, node in call.nodes()}
         piece = self._known.setdefault(self._body(call), Piece(call))
         piece.results.update((self.place(v, call), None) for v in self.flow.outputs[call])
         self.of[call] = piece
@@ -55,8 +54,9 @@ class Pieces:
     def _complete(self, piece: Piece) -> bool:
         """Let the first call find what only a later one returns, and has from a call within it."""
         found = False
-        for value, place in self.places[piece.call].items():
-            if place in piece.results and value not in self.flow.ways[piece.call]:
+        for place in list(piece.results):
+            value = self.node_at(place, piece.call)
+            if value is not None and value not in self.flow.ways[piece.call]:
                 for inner in self.flow.hand_out(value, piece.call):
                     self.of[inner].results[self.place(value, inner)] = None
                 found = True
@@ -64,7 +64,11 @@ class Pieces:
 
     def place(self, value: Node, call: Call) -> Any:
         """Where in a call a value is made, in terms that are the same for equal calls."""
-        return self.places[call].get(value) or self._value(value, call)
+        return self._places.of(value, call) or self._value(value, call)
+
+    def node_at(self, place: Any, call: Call) -> Node | None:
+        """The node at a place; None for a number that has none of its own."""
+        return self._places.node_at(place, call) if isinstance(place, int) else None
 
     # What a call does, as something that can be compared.
 
@@ -79,7 +83,7 @@ class Pieces:
                 tuple(v if v is None else self._value(v, call) for v in flow.leaves(side))
                 for side in sides))  # fmt: skip
         numbers = tuple(
-            self._value(v, call) for v in flow.outputs[call] if v not in self.places[call]
+            self._value(v, call) for v in flow.outputs[call] if not self._places.of(v, call)
         )
         return (
             call.path, call.kind, len(flow.inputs[call]), items, kept, numbers,
@@ -109,22 +113,100 @@ class Pieces:
         return (type(x).__name__, repr(x))
 
     def _value(self, value: Node, call: Call) -> Any:
+        """How a call comes by a value."""
+        known, waiting = self._values[call], [value]
+        while value not in known:  # numbers are made of numbers, in long chains
+            missing = [n for n in self._made_of(waiting[-1], call) if n not in known]
+            if missing:
+                waiting += missing
+            else:
+                last = waiting.pop()
+                known[last] = self._described(last, call)
+        return known[value]
+
+    def _made_of(self, value: Node, call: Call) -> list[Node]:
+        way = self.flow.ways[call].get(value)
+        if isinstance(way, SizeOf):
+            return [way.tensor]
+        return operands(value) if isinstance(way, Computed) else []
+
+    def _described(self, value: Node, call: Call) -> Any:
         if value.op == "get_attr":
             return graph_key(getattr(self.graphs, str(value.target)))
         way = self.flow.ways[call][value]
         if isinstance(way, Taken):
-            return ("taken", list(self.flow.inputs[call]).index(value))
+            return ("taken", self.flow.inputs[call][value])
         if isinstance(way, Made):
-            return ("made", self.places[call].get(value) or self._given(value, call))
+            return ("made", self._places.of(value, call) or self._given(value, call))
         if isinstance(way, SizeOf):
             return ("size", self._value(way.tensor, call), way.dim, way.factor, way.offset)
         if isinstance(way, Computed):
-            return ("number", str(value.target), self._arg(value.args, call))
+            return ("number", self._numbers[str(value.target), self._arg(value.args, call)])
         return way
 
     def _given(self, value: Node, call: Call) -> Any:
         """A number that a call within this one returns; or an input of the program."""
-        for i, item in enumerate(call.items):
-            if isinstance(item, Call) and value in self.flow.outputs[item]:
-                return (i, self.place(value, item))
-        return value.name
+        giver = self.flow.givers[call].get(value)
+        return (call.places[giver], self.place(value, giver)) if giver is not None else value.name
+
+
+class Interned(dict[Any, int]):
+    """Numbers from 1 for keys: what is made of many others is compared at once."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = number = len(self) + 1
+        return number
+
+
+class _Places:
+    """Where nodes are in the calls around them: equal numbers for equal places in two calls.
+
+    A place is that of the item, and the place within that item.
+    """
+
+    def __init__(self, home: dict[Node, Call]) -> None:
+        self._home = home
+        self._numbers = Interned()
+        self._steps: dict[int, tuple[int, int]] = {}
+        self._known: dict[Call, dict[Node, int]] = defaultdict(dict)
+        self._nodes: dict[Call, dict[int, Node]] = defaultdict(dict)
+        self._outermost: dict[Node, Call] = {}
+        """Up to where the places of a node are known."""
+
+    def of(self, node: Node, call: Call) -> int | None:
+        """None for what is not made in the call."""
+        home = self._home.get(node)
+        if home is None or not call.encloses(home):
+            return None
+        found = self._known[call].get(node)
+        return self._climb(node, home, call) if found is None else found
+
+    def _climb(self, node: Node, home: Call, call: Call) -> int:
+        at = self._outermost.get(node)
+        if at is None:
+            at = home
+            self._note(node, at, at.places[node], 0)
+        while at is not call:
+            assert at.parent is not None
+            self._note(node, at.parent, at.parent.places[at], self._known[at][node])
+            at = at.parent
+        self._outermost[node] = call
+        return self._known[call][node]
+
+    def _note(self, node: Node, call: Call, item: int, within: int) -> None:
+        place = self._numbers[item, within]
+        self._steps[place] = item, within
+        self._known[call][node] = place
+        self._nodes[call][place] = node
+
+    def node_at(self, place: int, call: Call) -> Node:
+        found = self._nodes[call].get(place)
+        if found is None:
+            at: Node | Call = call
+            while place:
+                item, place = self._steps[place]
+                assert isinstance(at, Call)
+                at = at.items[item]
+            assert isinstance(at, Node)
+            found = at
+        return found

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
 
 
+def _form(part: str) -> tuple[str, str]:
+    """A name, and what tells a further form of the module of that name: `@1`."""
+    name, at, number = part.rpartition("@")
+    return (name, at + number) if number.isdecimal() and number.isascii() else (part, "")
+
+
 class Tree:
     """Modules by path, made as they are asked for."""
 
@@ -30,7 +36,10 @@ class Tree:
         self.aliases: dict[str, str] = {}
         """Paths at which a module stands a second time, and the first."""
         self._references: dict[int, dict[str, str]] = {}
-        parts = (part for path in (*state.tensors, *called) for part in path.split("."))
+        self._hung = {""}
+        """Paths of modules that are where they belong."""
+        paths = (*state.tensors, *called)
+        parts = (_form(part)[0] for path in paths for part in path.split("."))
         self._clashes = rename(parts, {*dir(root), *vars(root), COMPILED})
 
     def attribute(self, path: str) -> str:
@@ -39,8 +48,8 @@ class Tree:
 
     def _part(self, part: str) -> str:
         """A further form of a module is called after the first, whatever that is called."""
-        name, at, form = part.rpartition("@") if "@" in part else (part, "", "")
-        return self._clashes.get(name, name) + at + form
+        name, form = _form(part)
+        return self._clashes.get(name, name) + form
 
     def add(self, path: str, module: nn.Module) -> None:
         self.modules[path] = module
@@ -72,11 +81,14 @@ class Tree:
 
     def _hang(self, path: str) -> None:
         """Make a module a child of the one that its path says, from the root down."""
-        if not path:
-            return
-        parent, _, last = path.rpartition(".")
-        self._hang(parent)
-        self.at(parent).add_module(self.attribute(last), self.at(path))
+        missing = []
+        while path not in self._hung:
+            self._hung.add(path)
+            missing.append(path)
+            path = path.rpartition(".")[0]
+        for path in reversed(missing):
+            parent, _, last = path.rpartition(".")
+            self.at(parent).add_module(self.attribute(last), self.at(path))
 
     # How a module gets at another
 

@@ -37,6 +37,8 @@ class Writes:
         """By call: the input that stands for the state, and the value for it."""
         self.held: dict[Node, list[tuple[Call, Node]]] = defaultdict(list)
         """Values that are read from the state instead, in a call and those within it."""
+        self._held_in: dict[Call, list[tuple[Node, Node]]] = defaultdict(list)
+        """By call: the same values, with their states."""
         self.left: dict[Node, tuple[Call, Node]] = {}
         """Values that a call leaves in the state and does not return: they are read from there."""
         self._order = {n: i for i, n in enumerate(program.graph.nodes)}
@@ -50,15 +52,14 @@ class Writes:
 
     def state_read(self, value: Node, call: Call) -> Node | None:
         """The state that holds the value while the call runs."""
-        chain = call.chain
-        if value in self.left and self.left[value][0] not in chain:
+        if value in self.left and not self.left[value][0].encloses(call):
             return self.left[value][1]
-        return next((s for c, s in self.held.get(value, ()) if c in chain), None)
+        return next((s for c, s in self.held.get(value, ()) if c.encloses(call)), None)
 
     def overwritten(self, call: Call) -> set[Node]:
         """Inputs and values whose memory the call writes to."""
         states = {state for state, _ in self.at.get(call, ())}
-        held = {v for v, where in self.held.items() for c, s in where if c is call and s in states}
+        held = {v for v, s in self._held_in.get(call, ()) if s in states}
         return states | held | (set(self.left) if call.parent is None else set())
 
     def _place(self, state: Node, value: Node, root: Call) -> None:
@@ -78,23 +79,38 @@ class Writes:
                 break
             self.at[before].append((state, last))
             self.held[last].append((call, state))
+            self._held_in[call].append((last, state))
             call, value = before, last
 
     def _counterpart(self, value: Node, call: Call, before: Call) -> Node | None:
         """The value at the same place of the call before, if this call reads it."""
-        place = next(p for p, n in call.nodes() if n is value)
-        same = next((n for p, n in before.nodes() if p == place), None)
+        same = self._same_place(value, call, before)
         if same is None or same.target is not value.target:
             return None
         one, other = same.meta["val"], value.meta["val"]
         if one.dtype is not other.dtype or tuple(one.shape) != tuple(other.shape):
             return None
-        return same if any(call in self._chain(u) for u in same.users) else None
+        return same if any(self._is_within(u, call) for u in same.users) else None
+
+    def _same_place(self, value: Node, call: Call, other: Call) -> Node | None:
+        """What another call has where this one has a value."""
+        at = self.home[value]
+        places = [at.places[value]]
+        while at is not call:
+            assert at.parent is not None
+            places.append(at.parent.places[at])
+            at = at.parent
+        found: Node | Call = other
+        for i in reversed(places):
+            if isinstance(found, Node) or i >= len(found.items):
+                return None
+            found = found.items[i]
+        return found if isinstance(found, Node) else None
 
     def _is_last(self, state: Node, call: Call) -> bool:
         """Whether nobody outside reads after the call what was there before it."""
         for seen in self._views(state):
-            if seen is not state and call in self._chain(seen):
+            if seen is not state and self._is_within(seen, call):
                 continue  # leaves the call as a copy
             if any(self._order[u] > call.last and not is_size(u) for u in seen.users):
                 return False
@@ -110,8 +126,8 @@ class Writes:
                     waiting.append(user)
         return found
 
-    def _chain(self, node: Node) -> list[Call]:
-        return self.home[node].chain if node in self.home else []
+    def _is_within(self, node: Node, call: Call) -> bool:
+        return node in self.home and call.encloses(self.home[node])
 
 
 def shared(node: Node) -> Node | None:
