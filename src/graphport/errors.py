@@ -247,6 +247,16 @@ class SessionError(ExportError, RuntimeError):
     code = "GP330"
 
 
+class RequirementError(SessionError):
+    """A model was stopped by an assertion of its program; `node` says which."""
+
+    code = "GP331"
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        super().__init__(f"the model {node}, which does not hold for these inputs")
+
+
 class UndecidedError(VerificationError):
     """Neither a proof nor a counterexample was found with bounded effort."""
 

@@ -49,6 +49,11 @@ class Location:
     def text(self) -> str:
         return linecache.getline(self.file, self.line).strip()
 
+    @property
+    def trace(self) -> str:
+        """As the metadata of a node has it."""
+        return f'  File "{self.file}", line {self.line}, in {self.function}\n    {self.text}\n'
+
     def __str__(self) -> str:
         place = f"{os.path.basename(self.file)}:{self.line} in {self.function}"
         text = self.text if len(self.text) <= _WIDTH else self.text[: _WIDTH - 3] + "..."

@@ -737,3 +737,16 @@ def test_a_question_is_answered_by_the_other_side_of_a_check() -> None:
         return x if a + 1 < b else y
 
     compare(gp.export(f, (i(2), i(5))), f, ((i(2), i(9)), {}))
+
+
+def test_an_assertion_within_a_function_of_torch_is_recorded_once() -> None:
+    """What torch's meta kernels do to describe its result is no part of the program."""
+    window = torch.hann_window(16)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.istft(x, 16, 4, window=window)
+
+    ep = gp.export(f, (torch.randn(9, 8, dtype=torch.complex64),))
+    asserted = [n for n in ep.graph.nodes if n.target is torch.ops.aten._assert_async.msg]
+    assert len(asserted) == 1
+    assert not [n for n in ep.graph.nodes if n.kwargs.get("device") == torch.device("meta")]

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 
 from graphport.capture.recorder import Recorder
+from graphport.program.check_steps import ASSUMED
 from graphport.symbolic import Expr, Fact, ge, le, symbolic_repr, symbols
 
 aten = torch.ops.aten
@@ -60,13 +61,14 @@ class Assertions:
         cond = fact.cond
         if cond.kind == "eq0" and len(symbols(cond)) == 1 and self._made_here(fact):
             self.settled.add(symbols(cond)[0])
-        self._assert(self.recorder.number(cond), cond, fact.message)
+        node = self._assert(self.recorder.number(cond), cond, fact.message)
+        if fact.where is not None:  # it is written down only with the next operator
+            node.meta["stack_trace"] = fact.where.trace
 
-    def _assert(self, node: Node, cond: Expr, message: str = "") -> None:
-        text = message or (
-            f"Runtime assertion failed for expression {symbolic_repr(cond)} on node '{node.name}'"
-        )
-        self.recorder.node(aten._assert_scalar.default, (node, text), {}, None, "_assert_scalar")
+    def _assert(self, node: Node, cond: Expr, message: str = "") -> Node:
+        text = message or f"{ASSUMED} {symbolic_repr(cond)} on node '{node.name}'"
+        args = (node, text)
+        return self.recorder.node(aten._assert_scalar.default, args, {}, None, "_assert_scalar")
 
     def _constrain(self, symbol: Expr) -> None:
         """Check the range of a value right after it is made, when more is known than at first."""

@@ -785,10 +785,14 @@ def decompose(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -
 
 
 def inside(tracer: Tracer, parts: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """An operator by what it consists of."""
+    """An operator by what it consists of.
+
+    An override of torch's Python API is called while the tracer is active; were it so twice, it
+    would record what torch's meta kernels do, too.
+    """
     tracer.decomposing += 1
     try:
-        with tracer:
+        with nullcontext() if _get_current_dispatch_mode() is tracer else tracer:
             return parts(*args, **kwargs)
     finally:
         tracer.decomposing -= 1

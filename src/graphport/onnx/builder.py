@@ -15,6 +15,7 @@ import torch
 
 from graphport.errors import UnsupportedError
 from graphport.onnx import kernels
+from graphport.onnx.assertions import Assertions
 from graphport.onnx.inference import infer
 from graphport.onnx.ir import Derived, Graph, Node, Shape, Value, marks
 from graphport.onnx.schemas import Signature, fixed, runtime_signature, signature
@@ -49,6 +50,7 @@ class Builder:
         self.result: Any = None
         """What it must give: `Abstract` tensors, numbers, or a tuple of them."""
         self.sizes = Sizes(self)
+        self.assertions = Assertions(self)
         self.shared: set[Value] = set()
         """Weights with several uses: stored as they are, once."""
         self._constants: dict[Any, Value] = {}

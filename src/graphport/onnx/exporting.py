@@ -142,7 +142,9 @@ def walked(
     walk = lower.Lowerer(builder, custom, options.optimize)
     interface = InterfaceBuilder(program, walk, options)
     interface.open()
-    interface.check_sizes(conditions)
+    builder.sizes.guarded = bool(conditions) or lower.has_assertions(program.graph_module)
+    for condition in conditions:
+        builder.assertions.require(condition)
     interface.close(walk.run(program.graph_module))
     prune(builder.main)
     assign_names(builder.main)

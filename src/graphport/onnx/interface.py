@@ -21,7 +21,6 @@ from graphport.onnx.ir import Complex, Graph, Value, sources
 from graphport.onnx.lowerings.complex import view_as_complex, view_as_real
 from graphport.onnx.model import Names
 from graphport.onnx.options import ExportOptions
-from graphport.onnx.size_checks import Gate
 from graphport.onnx.types import ONNX_OF
 from graphport.ops.abstract import Abstract
 from graphport.ops.weightless import lacks_data
@@ -88,7 +87,6 @@ class InterfaceBuilder:
         self.graph: Graph = walk.b.main
         self.options = options
         self.names = Names()
-        self.gate: Gate | None = None
         self.inputs: list[Input] = []
         self.state: dict[str, Value] = {}
         """Inputs with state that the program changes, by what it calls them."""
@@ -117,11 +115,6 @@ class InterfaceBuilder:
                 if self.options.share_weights or _is_shared(node, spec.target in self.mutated):
                     walk.b.shared.add(walk.env[node])
         walk.b.sizes.learn(*self.graph.inputs)
-
-    def check_sizes(self, conditions: Sequence[Expr]) -> None:
-        """Have the file stop at sizes that do not meet these conditions."""
-        if conditions:
-            self.gate = Gate(self.walk.b, conditions)
 
     def _name_inputs(self, nodes: Sequence[Node]) -> None:
         given = _checked(self.options.input_names, "input_names")
@@ -249,8 +242,7 @@ class InterfaceBuilder:
         elif isinstance(value, Complex):
             value = view_as_real(self.walk.b, value)
         _require_type(value.dtype, f"the output {name}")
-        if self.gate is not None:
-            value = self.gate.through(value)
+        value = self.walk.b.assertions.let_through(value)
         # An output is a value of its own: not an input, a weight, or another output.
         if value.producer is None or value in self.graph.outputs:
             node = ir.Node("Identity", [value], {})

@@ -30,6 +30,7 @@ from graphport.onnx.registry import (
 )
 from graphport.ops.abstract import Abstract
 from graphport.ops.tensor import AbstractTensor
+from graphport.program.check_steps import ASSUMED
 from graphport.source import of_trace
 from graphport.symbolic import Expr, ne
 from graphport.symbolic.bridge import from_torch
@@ -37,12 +38,15 @@ from graphport.symbolic.bridge import from_torch
 __all__ = ["Lowerer", "described", "missing", "newest", "report"]
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-# Say something about the program, and compute nothing.
+aten = torch.ops.aten
+# A file stops where they do not hold.
 _ASSERTIONS = {
-    torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default,
-    torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default,
-    torch.ops.aten.sym_constrain_range.default, torch.ops.aten._assert_tensor_metadata.default,
-    torch.ops.aten._linalg_check_errors.default,
+    aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default,
+}  # fmt: skip
+# Say something that is asserted or known besides, and compute nothing.
+_STATEMENTS = {
+    aten.sym_constrain_range_for_size.default, aten.sym_constrain_range.default,
+    aten._assert_tensor_metadata.default, aten._linalg_check_errors.default,
 }  # fmt: skip
 # What a program brings about that a lowering has not thought of.
 _UNFORESEEN = (
@@ -86,7 +90,7 @@ class Lowerer:
     def _call(self, node: Node) -> Any:
         target: Any = node.target
         result = described(node.meta.get("val"))
-        if target in _ASSERTIONS:
+        if target in _STATEMENTS:
             return None
         if target is operator.getitem and not isinstance(result, _NUMBERS):
             return self.env[node.args[0]][node.args[1]]
@@ -113,9 +117,20 @@ class Lowerer:
             return ne(result, 0) if truth else result
         return self._settled(node, value, result)
 
+    def _require(self, node: Node) -> None:
+        """Capture's own assumptions are named by the condition, those of the user as they say."""
+        condition, *rest = self.values(node.args)
+        message = str(rest[0]) if rest else ""
+        if isinstance(condition, Expr) and condition.type is not bool:
+            condition = ne(condition, 0)
+        own = isinstance(condition, Value) or not message.startswith(ASSUMED)
+        self.b.assertions.require(condition, message if own else "")
+
     def _lowered(self, node: Node, target: Any) -> Any:
         if isinstance(target, HigherOrderOperator):
             return HIGHER_ORDER[target](self, node)
+        if target in _ASSERTIONS:
+            return self._require(node)
         if target not in self.custom:
             constant = folded(self, node)
             if constant is not None:
@@ -201,6 +216,12 @@ def _reads_data(target: Any) -> bool:
     return target in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 
 
+def has_assertions(module: GraphModule) -> bool:
+    """Whether a program, or a graph within it, asserts anything."""
+    graphs = (part.graph for part in module.modules() if isinstance(part, GraphModule))
+    return any(node.target in _ASSERTIONS for graph in graphs for node in graph.nodes)
+
+
 def missing(module: GraphModule, known: Callable[[Any], bool]) -> dict[Any, list[Node]]:
     """Operators of a program, and of the graphs within it, that cannot be lowered."""
     found: dict[Any, list[Node]] = {}
@@ -222,7 +243,7 @@ def _is_known(node: Node, known: Callable[[Any], bool]) -> bool:
         return known(node.args[0])
     if isinstance(target, HigherOrderOperator):
         return target in HIGHER_ORDER
-    if not isinstance(target, OpOverload) or target in _ASSERTIONS:
+    if not isinstance(target, OpOverload) or target in _ASSERTIONS | _STATEMENTS:
         return True  # arithmetic on numbers
     if isinstance(described(node.meta.get("val")), _NUMBERS):
         return True

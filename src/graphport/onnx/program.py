@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from graphport.arguments import ERROR, FLAG, NONE, NUMBER, PATH, TENSOR, one_of, require, takes
-from graphport.errors import InputError
+from graphport.errors import InputError, RequirementError
 from graphport.onnx import checkpoint, metadata, weights
 from graphport.onnx.functions import outlined
 from graphport.onnx.interface import Interface
@@ -23,6 +23,7 @@ from graphport.onnx.options import ExportOptions, VerifyOptions
 from graphport.ops.weightless import lacks_data
 from graphport.program import ExportedProgram
 from graphport.program.module import Entrance
+from graphport.source import Location, of_trace
 
 if TYPE_CHECKING:
     import onnx
@@ -173,7 +174,17 @@ class ONNXProgram:
 
     def computed(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The model's outputs by name; ONNX Runtime loads no model that has none."""
-        return self.session.run(inputs) if self.graph.outputs else {}
+        try:
+            return self.session.run(inputs) if self.graph.outputs else {}
+        except RequirementError as error:
+            error.located(self._find_assertion(error))
+            raise
+
+    def _find_assertion(self, error: RequirementError) -> Location | None:
+        """The line of the user's that has made the program require something."""
+        made = ((v, node.origin) for node in self.graph.nodes for v in node.outputs if v)
+        origin = next((origin for v, origin in made if v.name == error.node), None)
+        return of_trace(origin.meta.get("stack_trace")) if origin is not None else None
 
     def run_on(self, session: Any, same_within: bool) -> None:
         """Run on another session from here on: one that takes and gives the same by name.

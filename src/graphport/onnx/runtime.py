@@ -8,6 +8,7 @@ that does not lie in order is put in order first, which is a copy.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue as _C
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from graphport.errors import NoDataError
+from graphport.errors import NoDataError, RequirementError, SessionError
 from graphport.onnx.ir import Value
 from graphport.onnx.model import write_header, write_tensor, write_value
 from graphport.onnx.types import ONNX_OF, TORCH_OF
@@ -43,7 +44,7 @@ class Session:
         self._skeleton, self._tensors = skeleton, tensors
         if options is None:
             options = ort.SessionOptions()
-            options.log_severity_level = 3
+            options.log_severity_level = 4  # errors are raised
         else:
             options = _own(options)
         model = onnx.ModelProto()
@@ -77,9 +78,22 @@ class Session:
         """Results by name: all of them, or those that are asked for."""
         names = self.outputs if outputs is None else list(outputs)
         feeds = {name: ort_value(t)._ortvalue for name, t in inputs.items()}
-        values = self.session._sess.run_with_ort_values(feeds, names, None)
+        try:
+            values = self.session._sess.run_with_ort_values(feeds, names, None)
+        except Exception as error:  # each of its own classes
+            raise _describe(error) from error
         # By number: iterating over them costs ten times as much.
         return {name: tensor_of(ort.OrtValue(values[i])) for i, name in enumerate(names)}
+
+
+def _describe(error: Exception) -> SessionError:
+    stopped = _STOPPED.search(str(error))
+    if stopped is None:
+        return SessionError(f"ONNX Runtime: {str(error).strip()}")
+    return RequirementError(stopped[1])
+
+
+_STOPPED = re.compile(r"Name:'(requires .*)' Status Message")
 
 
 def _own(options: ort.SessionOptions) -> ort.SessionOptions:

@@ -18,15 +18,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from graphport import source
 from graphport.capture.dims import Dim
 from graphport.capture.outcome import definition
 from graphport.capture.sites import Site
 from graphport.errors import ConstraintViolationError, SizeWarning
-from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Value
 from graphport.program import ExportedProgram
 from graphport.program.check_steps import UNDEFINED
 from graphport.source import Location
@@ -281,36 +277,3 @@ def _excluded(cond: Expr) -> int | None:
     if linear is None or linear[1] % linear[0]:
         return None
     return -linear[1] // linear[0]
-
-
-class Gate:
-    """Stops the file at sizes that do not meet the conditions; lets values through unchanged."""
-
-    def __init__(self, b: Builder, conditions: Iterable[Expr]) -> None:
-        self.b = b
-        b.sizes.guarded = True
-        self.zero: Value | None = None
-        for cond in conditions:
-            zero = self._zero_where(cond)
-            self.zero = zero if self.zero is None else b.Add(self.zero, zero)
-
-    def _zero_where(self, cond: Expr) -> Value:
-        """0 where a condition holds; else one element cannot be given the shape of two.
-
-        What the node is called is what ONNX Runtime says when it stops there.
-        """
-        b = self.b
-        count = b.Where(b.sizes.check(cond), b.scalar(1, torch.int64), b.scalar(2, torch.int64))
-        zero = b.Reshape(b.constant(torch.zeros(1, dtype=torch.int64)), count)
-        zero.shape = (1,)
-        zero.name = f"requires {cond}"
-        return zero
-
-    def through(self, value: Value) -> Value:
-        """A value that is there only if all conditions hold."""
-        if self.zero is None:
-            return value
-        sizes = self.b.Add(self.b.Shape(value), self.zero)
-        made: Value = self.b.Reshape(value, sizes, allowzero=1)
-        made.shape = value.shape
-        return made

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from graphport import source
 from graphport.capture.export import forward_error
 from graphport.capture.snapshot import Snapshot, holders
-from graphport.errors import ExportError
+from graphport.errors import ExportError, RequirementError
 from graphport.onnx import samples
 from graphport.onnx.divergence import Divergence, first_divergence
 from graphport.onnx.judgement import Judgement, Tolerance, judge, same_kind
@@ -292,6 +292,11 @@ class _Run:
         self.tried.append(trial)
         try:
             rows = self._rows(flat, want)
+        except RequirementError as error:
+            if required:
+                raise
+            trial.outcome, trial.reason = "refused", error.what
+            return None
         except Exception as error:  # noqa: BLE001  what ONNX Runtime raises is the finding
             for name in (*self.program.interface.outputs, *self.program.interface.state.values()):
                 failed = Judgement(False, float("inf"), float("inf"), _first_line(error, False))

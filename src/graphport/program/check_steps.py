@@ -25,6 +25,9 @@ Environment = dict[Expr, Any]
 # What an expression can raise at some values: no root of a negative number, nothing divided by 0.
 UNDEFINED = (ArithmeticError, ValueError, TypeError)
 
+ASSUMED = "Runtime assertion failed for expression"
+"""How a check begins that capture made of an assumption: people search for it."""
+
 # An expression with more operations is evaluated where it stands: shared parts would be written
 # out each time, and Python's parser nests only so deep.
 MOST_OPERATIONS = 60
@@ -402,8 +405,7 @@ class Holds:
             problem = f"has no value ({error})"
         values = ", ".join(f"{s} = {env[s]} ({self.origins[s]})" for s in symbols(self.cond))
         return (
-            f"Runtime assertion failed for expression {symbolic_repr(self.cond)}: {self.cond} "
-            f"{problem} for {values}"
+            f"{ASSUMED} {symbolic_repr(self.cond)}: {self.cond} {problem} for {values}"
         )
 
     def lines(self, code: Code) -> list[str]:

@@ -78,7 +78,7 @@ def _tensor(b: Builder, x: Any, about: Any) -> Value:
 
 def close(b: Builder, graph: Graph, results: Sequence[Value]) -> None:
     """Make values the outputs of a graph: each made in it, and none twice."""
-    for value in results:
+    for value in map(b.assertions.let_through, results):
         shape = value.shape
         while value.graph is not graph or value.producer is None or value in graph.outputs:
             value = b.Identity(value)
