@@ -40,6 +40,8 @@ _AMPLIFIES = ("norm", "var", "std")
 """What divides by differences, which may be all rounding."""
 _AS_IT_IS = {"pixel_shuffle", "pixel_unshuffle"}
 _FILLS = {"fill_", "zero_"}
+_SIGNS = {"copysign": "other", "signbit": "self", "reciprocal": "self", "atan2": "other"}
+"""What tells 0 from -0, and of which operand."""
 _COMPARES = {"eq", "ne", "lt", "le", "gt", "ge", "isclose"}
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -95,6 +97,12 @@ class Diagnosis(TorchDispatchMode):
             self.causes.add(BEYOND)
         if name in _AS_IT_IS and not first.numel():
             self.causes.add("tensor without elements that eager gives back as it is")
+        if name == "_euclidean_dist":
+            self.causes.add("distances of many rows, which eager takes from a product")
+        if name == "angle" and _is_next_to_a_cut(first):
+            self.causes.add("angle of a number as good as negative")
+        if name in _SIGNS and _has_zero(given.get(_SIGNS[name], first)):
+            self.causes.add("sign of a zero, in which kernels for one and for many elements differ")
         if name.startswith("conv") and not given["weight"].numel():
             self.causes.add("convolution of no channels, of which eager has no channels come out")
         if name in ("_to_copy", "copy_"):
@@ -183,6 +191,17 @@ def _ties(t: Any, dim: Any) -> bool:
     t, dim = (t.reshape(-1), 0) if dim is None or not t.dim() else (t, dim)
     ordered = t.double().nan_to_num(nan=1e30).sort(dim).values
     return bool((ordered.diff(dim=dim) == 0).any())
+
+
+def _is_next_to_a_cut(t: torch.Tensor) -> bool:
+    if not t.is_complex():
+        return False
+    near = t.imag.abs() <= 8 * torch.finfo(t.real.dtype).eps * t.abs()
+    return bool((near & (t.real <= 0)).any())
+
+
+def _has_zero(t: Any) -> bool:
+    return isinstance(t, torch.Tensor) and bool((t == 0).any())
 
 
 def _as_good_as_equal(a: Any, b: Any) -> bool:

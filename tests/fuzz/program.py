@@ -324,7 +324,10 @@ class Draft:
 
     def _least(self, x: str, d: str) -> int:
         """The smallest size of a dim, of those that statements are tried at."""
-        return min((s[x].shape[int(d)] for s in self.spaces if s is not None), default=0)
+        sizes = [s[x].shape for s in self.spaces if s is not None]
+        if any(int(d) >= len(shape) for shape in sizes):  # where a size of 1 was squeezed
+            raise NothingFits
+        return min((shape[int(d)] for shape in sizes), default=0)
 
     def _index(self, x: str, d: str) -> str:
         size = self._least(x, d)

@@ -125,3 +125,11 @@ def test_istft_of_one_signal_and_beyond_its_end() -> None:
             fn, (spectra[0],), dynamic_shapes=({1: gp.Dim("t", max=16)},),
             others=[(x,) for x in spectra[1:]],
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [2, 6, 12, 20])
+def test_what_is_real_has_no_imaginary_part(n: int) -> None:
+    """The ends of a spectrum of real numbers: their angle would be anything otherwise."""
+    program = gp.onnx.export(lambda x: torch.view_as_real(torch.fft.rfft(x)), (torch.randn(3, n),))
+    imaginary = program(torch.randn(3, n))[..., 1]
+    assert torch.equal(imaginary[:, [0, -1]], torch.zeros(3, 2))

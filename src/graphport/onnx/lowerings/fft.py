@@ -116,19 +116,25 @@ def _forward(b: Builder, x: Any, dim: int, onesided: bool = False) -> Complex:
     n = (x.shape or ())[dim]
     if not isinstance(n, int) or n > _MATRIX or (n >= _DFT and n & (n - 1) == 0):
         return _by_operator(b, x, dim, onesided)
-    angles = _angles(n, n // 2 + 1 if onesided else n)
-    cos, sin = angles.cos(), angles.sin()
+    cos, sin = _turns(n, n // 2 + 1 if onesided else n)
     if isinstance(x, Value):
         return _by_matrix(b, [x], dim, torch.cat([cos, -sin], 1))
     both = torch.cat([torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)])
     return _by_matrix(b, [x.re, x.im], dim, both)
 
 
-def _angles(rows: int, columns: int, n: int | None = None) -> torch.Tensor:
-    """2 pi t k / n, of the remainder of t*k: whole turns are left out while they are exact."""
+def _turns(rows: int, columns: int, n: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines of 2 pi t k / n.
+
+    Of the remainder of t*k, so that whole turns are left out while they are exact. Quarters of a
+    turn are exact, too: what is real in eager would have an argument of any sign otherwise.
+    """
     n = rows if n is None else n
     t, k = torch.arange(rows), torch.arange(columns)
-    return (t[:, None] * k % n).double() * (2 * math.pi / n)
+    step = t[:, None] * k % n
+    angle, is_quarter = step.double() * (2 * math.pi / n), 4 * step % n == 0
+    cos, sin = (torch.where(is_quarter, x.round() + 0.0, x) for x in (angle.cos(), angle.sin()))
+    return cos, sin
 
 
 def _by_matrix(b: Builder, x: list[Value], dim: int, matrix: torch.Tensor) -> Complex:
@@ -155,14 +161,12 @@ def _product(b: Builder, x: list[Value], dim: int, matrix: torch.Tensor) -> Valu
 def _halves_to_real(b: Builder, x: Complex, dim: int, n: int) -> Value:
     """From the first half of a spectrum; of its ends only the real part counts."""
     half = n // 2 + 1
-    angles = _angles(half, n, n)
+    cos, sin = _turns(half, n, n)
     weight = torch.full((half, 1), 2.0, dtype=torch.float64)
     weight[0] = 1
     if n % 2 == 0:
         weight[-1] = 1
-    return _product(
-        b, [x.re, x.im], dim, torch.cat([angles.cos() * weight, -angles.sin() * weight])
-    )
+    return _product(b, [x.re, x.im], dim, torch.cat([cos * weight, -sin * weight]))
 
 
 def _mirrored(b: Builder, x: Complex, dim: int, n: Any) -> Complex:
