@@ -70,3 +70,21 @@ def test_layout_is_kept() -> None:
         fn = functools.partial(F.interpolate, scale_factor=2.0, mode=mode)
         core = gp.export(fn, (x,)).run_decompositions()
         assert core.module()(x).stride() == fn(x).stride()
+
+
+def test_a_split_of_nothing() -> None:
+    """A size that only turns out to be 0: one piece, of nothing."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x.chunk(2, -1)[-1][0:-1:2] * 1).split(2, -1)[-1]
+
+    ep = gp.export(f, (torch.rand(2),), dynamic_shapes=({0: gp.Dim.AUTO},))
+    assert ep.run_decompositions().module()(torch.rand(2)).shape == (0,)
+
+
+@pytest.mark.parametrize("sizes", [(6, 2), (7, 3), (2, 5), (0, 3)], ids=str)
+def test_splits(sizes: tuple[int, int]) -> None:
+    size, piece = sizes
+    f = lambda x: x.split(piece, 1)
+    core = gp.export(f, (torch.rand(3, size),)).run_decompositions()
+    compare(core, f, ((torch.rand(3, size),), {}))

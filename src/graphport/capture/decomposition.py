@@ -154,13 +154,18 @@ class Decomposer(Tracer):
         op = info.op
         if op in self.preserve or op in _KEPT:
             return None
-        if self.table.get(op) in (core_table().get(op), None) and op in SIZED:
+        if op in SIZED and self._is_by_torch(info):
             return sized
         if op in self.table:
             return by_table
         if op in _OWN:
             return _OWN[op]
         return decompose if info.composite and op not in _NUMBERS else None
+
+    def _is_by_torch(self, info: OpInfo) -> bool:
+        """Whether an operator is taken apart, and by a formula of torch's."""
+        own = self.table.get(info.op)
+        return info.composite if own is None else own is core_table().get(info.op)
 
     def _choose(self, op: Any) -> tuple[Handler, OpInfo]:
         info = info_of(op)

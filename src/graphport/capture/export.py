@@ -225,6 +225,11 @@ def _captured(
         return second.run(), second.scope.passed_over
 
 
+def _is_tensor(kind: type) -> bool:
+    """Whether objects of a class are tensors that capture describes."""
+    return issubclass(kind, torch.Tensor) and not computes_itself(kind)
+
+
 def _code_of(mod: Any) -> Any:
     """The function that holds the program's code."""
     while isinstance(mod, functools.partial):
@@ -324,6 +329,8 @@ class _Capture:
         with self.recorder.saying({"nn_module_stack": {}, "stack_trace": ""}):
             if self.options.keep_views:
                 self._part_written(outputs)
+            elif not self.options.training:
+                self._give_memory(outputs)
             results = [self._output(x, i) for i, x in enumerate(outputs)]
             self.tracer.assertions.finish()
         outcome = judge(self.spec, self.options.guards)
@@ -511,7 +518,7 @@ class _Capture:
 
     def _output(self, x: Any, i: int) -> Any:
         kind: Any = type(x)  # not isinstance, which asks an object for its `__class__`
-        if issubclass(kind, torch.Tensor) and not computes_itself(kind):
+        if _is_tensor(kind):
             value = self.tracer.value(x)
             return self.tracer.seen(value) if self.options.keep_views else self.tracer.read(value)
         if issubclass(kind, _SYMBOLIC):
@@ -535,6 +542,27 @@ class _Capture:
             is_anothers = node.op == "placeholder" and node is not storage.origin
             if is_anothers or owners.setdefault(node, storage) is not storage:
                 storage.base.node = self.recorder.emit(aten.clone.default, node)
+                storage.mutated = True  # views are made of it anew
+
+    def _give_memory(self, outputs: list[Any]) -> None:
+        """Copy results that in eager are memory of their own, and here the node of something else.
+
+        `new.copy_(x)` has the value of x, a literal is made anew by each call: who writes to the
+        result must write to neither.
+        """
+        written = [v for v in self.input_values if v is not None and v.storage.mutated]
+        shown = [self.tracer.value(x) for x in outputs if _is_tensor(type(x))]
+        owners: dict[Node, Storage] = {}
+        for value in (*written, *shown):
+            node = self.tracer.read(value)
+            root, storage = owner(node), value.storage
+            if root.op == "placeholder":
+                has_own = root is storage.origin
+            else:
+                has_own = owners.setdefault(root, storage) is storage
+            if not has_own:
+                value.node = self.recorder.emit(aten.clone.default, node)
+                owners[value.node] = storage
 
     def _ranges(self) -> dict[Expr, Range]:
         """What is known of the dims as declared, and of data-dependent values."""

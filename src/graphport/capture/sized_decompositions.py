@@ -69,6 +69,16 @@ def upsample_nearest2d(input: Tensor, output_size: Any, scale_factors: Any = Non
     return out.contiguous(memory_format=torch._prims_common.suggest_memory_format(input))
 
 
+def split(self: Tensor, split_size: Any, dim: int = 0) -> Any:
+    """Into one piece at least: torch's own has no piece for a size that turns out to be 0."""
+    size = self.shape[dim]
+    if isinstance(split_size, int) and split_size == 0:
+        return aten.split_with_sizes.default(self, [size], dim)
+    before = max(int((size + split_size - 1) // split_size) - 1, 0)
+    lengths = [*[split_size] * before, size - before * split_size]
+    return aten.split_with_sizes.default(self, lengths, dim)
+
+
 def isin(
     elements: Tensor, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False
 ) -> Any:
@@ -106,6 +116,7 @@ def _ratio(have: Any, size: Any, scale: float | None, doubled: bool = False) -> 
 SIZED = {
     aten.isin.Tensor_Tensor: isin,
     aten.linspace.default: linspace,
+    aten.split.Tensor: split,
     **dict.fromkeys(
         (aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec),
         upsample_linear,
