@@ -3,7 +3,8 @@
 `is_causal = length > 1 and mask is None` asks for the length, and with a mask it comes to the same
 either way. Where the example's answer would be an error, or make the program refuse a size that the
 user declared, it is captured with either answer, and none of them is taken for granted. Where all
-captures are the same program, with the same facts, it is right for every size.
+captures are the same program, with the same facts, it is right for every size. A copy that one of
+them makes and another does not (`if not x.is_contiguous(): x = x.contiguous()`) is no difference.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
-from graphport.capture.changes import difference
 from graphport.capture.subgraphs import graphs_in
 from graphport.errors import ConstraintViolationError, ExportError
 from graphport.program import ExportedProgram
 
+aten = torch.ops.aten
 Answers = Mapping[str, bool]
 _QUESTIONS = 3
 """As many are tried: every combination of answers is another capture."""
@@ -51,8 +54,34 @@ def _same(a: ExportedProgram, b: ExportedProgram) -> bool:
         and _facts(a) == _facts(b)
         and a.constants.keys() == b.constants.keys()
         and all(map(_equal, a.constants.values(), b.constants.values()))
-        and difference(graphs_in(a.graph_module), graphs_in(b.graph_module)) is None
+        and list(map(_values, graphs_in(a.graph_module)))
+        == list(map(_values, graphs_in(b.graph_module)))
     )
+
+
+_COPIES = (aten.clone.default, aten.contiguous.default)
+_RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+
+
+def _values(graph: Graph) -> list[str]:
+    """What a graph computes, line by line, wherever it lies in memory."""
+    numbers: dict[Node, str] = {}
+    lines = []
+    for node in graph.nodes:
+        if node.target in _COPIES:
+            numbers[node] = numbers[node.args[0]]
+            continue
+        target = "reshape" if node.target in _RESHAPES else str(node.target)
+        numbers[node] = f"%{len(lines)}"
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: _Shown(numbers[n]))
+        lines.append(f"{target} {args} {kwargs}")
+    return lines
+
+
+class _Shown(str):
+    """Text that is printed as it is."""
+
+    __repr__ = str.__str__
 
 
 def _facts(program: ExportedProgram) -> list[str]:
