@@ -23,6 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from graphport import source
@@ -243,6 +244,13 @@ _EXCLUDED = [
 _DEVICES = torch._C._autocast_supported_devices()
 
 
+# What torch notes of modes besides their stack.
+_MODE_FLAGS = (
+    "_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_any_mode_without_ignore_compile_internals",
+)  # fmt: skip
+
+
 class _Record:
     """What was when a contained call began, and what is to be undone when it ends."""
 
@@ -254,6 +262,7 @@ class _Record:
         self._locals = [dict(vars(local)) for local in _LOCALS]
         self._function_modes = _get_current_function_mode_stack()
         self._dispatch_modes = _get_current_dispatch_mode_stack()
+        self._mode_flags = {name: getattr(_python_dispatch, name) for name in _MODE_FLAGS}
         self._function_state = torch._C._get_torch_function_state()
         self._excluded = torch._C._dispatch_tls_local_exclude_set()
         self._autocast = [torch.get_autocast_dtype(device) for device in _DEVICES]
@@ -285,6 +294,8 @@ class _Record:
                 torch._C._pop_torch_dispatch_stack(None)
             for mode in self._dispatch_modes:
                 torch._C._push_on_torch_dispatch_stack(mode)
+            for name, value in self._mode_flags.items():
+                setattr(_python_dispatch, name, value)
         torch._C._set_torch_function_state(self._function_state)
         if torch._C._dispatch_tls_local_exclude_set() != self._excluded:
             for key in _EXCLUDED:

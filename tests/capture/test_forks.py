@@ -40,7 +40,15 @@ def two_questions(x: torch.Tensor) -> torch.Tensor:
     return x * 3
 
 
-@pytest.mark.parametrize("program", [masked, equality, refused, two_questions])
+def in_order(x: torch.Tensor) -> torch.Tensor:
+    """Of one row the transpose is contiguous: what is copied then is copied for nothing."""
+    y = torch.stack([x, x, x]).T
+    if not y.is_contiguous():
+        y = y.contiguous()
+    return y.reshape(-1) * 2
+
+
+@pytest.mark.parametrize("program", [masked, equality, refused, two_questions, in_order])
 @pytest.mark.parametrize("example", [0, 1, 5])
 def test_no_difference(program: Any, example: int) -> None:
     ep = check(program, (torch.arange(float(example)),), dynamic_shapes=DYNAMIC,
@@ -51,6 +59,11 @@ def test_no_difference(program: Any, example: int) -> None:
 
 def operators(x: torch.Tensor) -> torch.Tensor:
     return x.sin() if x.shape[0] > 3 else x.cos()
+
+
+def layouts(x: torch.Tensor) -> torch.Tensor:
+    y = torch.stack([x, x, x]).T
+    return y.sin() if y.is_contiguous() else y.cos()
 
 
 def constants(x: torch.Tensor) -> torch.Tensor:
@@ -134,3 +147,10 @@ def test_a_condition_on_a_size_as_a_flag() -> None:
     shapes = ({2: length}, {0: length, 1: length})
     check(attention, inputs[0], dynamic_shapes=shapes, others=inputs[1:])
     check(attention, inputs[1], dynamic_shapes=shapes, others=inputs[:1])
+
+
+def test_a_layout_that_makes_a_difference() -> None:
+    ep = gp.export(layouts, (torch.arange(5.0),), dynamic_shapes=DYNAMIC)
+    for n in (0, 1):
+        with pytest.raises(RuntimeError, match=f"n != {n} does not hold"):
+            ep.module()(torch.arange(float(n)))

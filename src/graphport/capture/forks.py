@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -36,20 +37,28 @@ def indifferent(
         captures = (capture(dict(zip(asked, given, strict=True))) for given in answers)
         try:
             program = next(captures)
-            return program if all(_same(program, other) for other in captures) else None
+            other = next((other for other in captures if not _same(program, other)), None)
+            if other is None:
+                return program
+            more = _questions(program) ^ _questions(other)  # what only one of them asks
         except ConstraintViolationError as error:
-            more = [q for q in error.questions if q not in asked]
-            if not more:
-                return None
-            asked += more
+            more = set(error.questions)
         except ExportError:
             return None
+        if more.issubset(asked):
+            return None
+        asked += sorted(more - set(asked))
     return None
+
+
+def _questions(program: ExportedProgram) -> set[str]:
+    return {str(f.cond) for f in program.scope.facts if f.asked and not f.internal}
 
 
 def _same(a: ExportedProgram, b: ExportedProgram) -> bool:
     return (
-        a.graph_signature == b.graph_signature
+        a.graph_signature.input_specs == b.graph_signature.input_specs
+        and _outputs(a) == _outputs(b)
         and a.call_spec == b.call_spec
         and _facts(a) == _facts(b)
         and a.constants.keys() == b.constants.keys()
@@ -57,6 +66,12 @@ def _same(a: ExportedProgram, b: ExportedProgram) -> bool:
         and list(map(_values, graphs_in(a.graph_module)))
         == list(map(_values, graphs_in(b.graph_module)))
     )
+
+
+def _outputs(program: ExportedProgram) -> list[tuple[Any, ...]]:
+    """What the outputs are, whatever their nodes are called."""
+    specs = program.graph_signature.output_specs
+    return [(s.kind, s.target, type(s.arg), getattr(s.arg, "value", None)) for s in specs]
 
 
 _COPIES = (aten.clone.default, aten.contiguous.default)

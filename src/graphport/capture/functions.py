@@ -123,8 +123,12 @@ def is_contiguous(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     in_other_format = len(args) > 1 or kwargs
     if in_other_format or value.abstract.is_contiguous:
         return NotImplemented
-    with tracer.scope.operator():
-        return lies_in_order(value.abstract)
+    return lies_in_order(value.abstract, _answer)
+
+
+def _answer(cond: bool | Expr) -> bool:
+    """As a branch of the user's code on sizes."""
+    return cond if isinstance(cond, bool) else cond.scope.guard(cond)
 
 
 _FLAGS = (bool, "bool", bool | None, "bool | None", "Optional[bool]", Optional[bool])  # noqa: UP045

@@ -50,6 +50,7 @@ _FACTORIES = (
 
 
 @takes(root=TRACEABLE, meta_args=DICT | NONE, concrete_args=DICT | NONE)
+@contained
 def meta_trace(
     root: nn.Module | Callable[..., Any],
     meta_args: Mapping[str, Any] | None = None,

@@ -25,6 +25,7 @@ from graphport.fx.dataless import (
 )
 from graphport.fx.nodes import place_of
 from graphport.ops.tensor import AbstractTensor
+from graphport.process import contained
 
 
 class TensorMetadata(NamedTuple):
@@ -57,6 +58,7 @@ class ShapeProp(Interpreter):
         super().__init__(gm)
         self.extra_traceback = False  # an error says where it happened already
 
+    @contained
     def propagate(self, *args: Any) -> Any:
         """Run the graph, and return what it returns."""
         bare = [t for t in pytree.tree_leaves(args) if has_no_data(t)]

@@ -8,11 +8,10 @@ it is recorded with `reshape` instead of `view`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from graphport.ops.abstract import Abstract, Size, Sizes, permuted
-from graphport.ops.sizes import decided
-from graphport.symbolic import eq, evaluate, symbols
+from graphport.symbolic import Expr, eq, evaluate, symbols
 
 _LARGE = 1 << 20  # stands in for a data-dependent size, which has no example value
 
@@ -41,14 +40,14 @@ def typical(size: Size) -> int:
     return int(evaluate(size, {s: max(h, 2) for s, h in hints.items()}))
 
 
-def lies_in_order(a: Abstract) -> bool:
-    """Whether a tensor is contiguous: at the sizes of the example, which is then written down."""
+def lies_in_order(a: Abstract, ask: Callable[[bool | Expr], bool]) -> bool:
+    """Whether a tensor is contiguous, by questions about its sizes that `ask` answers."""
     step: Size = 1
     for size, stride in zip(reversed(a.sizes), reversed(a.strides), strict=True):
-        if decided(eq(size, 1)):
+        if ask(eq(size, 1)):
             continue
-        if not decided(eq(stride, step)):
-            return any(decided(eq(s, 0)) for s in a.sizes)
+        if not ask(eq(stride, step)):
+            return any(ask(eq(s, 0)) for s in a.sizes)
         step = step * size
     return True
 
