@@ -543,3 +543,18 @@ def test_a_write_through_as_strided_beyond_the_tensor() -> None:
 
     with pytest.raises(gp.errors.MutationError, match="does not fill"):
         gp.export(fn, (torch.rand(3)[1],))
+
+
+def test_one_tensor_for_two_inputs_of_a_program_captured_again() -> None:
+    """The graph of a program writes at its end, and no longer shows what was read after."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+    args = (torch.ones(3), torch.ones(3))
+    again = gp.export(gp.export(f, args).module(), args)
+    assert again.module()(torch.ones(3), torch.ones(3)).tolist() == [2, 2, 2]
+    one = torch.ones(3)
+    with pytest.raises(RuntimeError, match="memory"):
+        again.module()(one, one)

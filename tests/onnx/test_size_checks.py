@@ -185,3 +185,21 @@ def test_a_condition_that_holds_far_from_the_end_of_a_range() -> None:
     assert torch.equal(run_bare(made, torch.ones(9, 1)), torch.ones(9, 1) + 1)
     with pytest.raises(Exception, match="requires"):
         run_bare(made, torch.ones(10, 1))
+
+
+@pytest.mark.parametrize("dim", [gp.Dim.AUTO, gp.Dim.DYNAMIC], ids=str)
+@pytest.mark.parametrize("example", [2, 7])
+def test_a_range_that_a_branch_has_narrowed(dim: Any, example: int) -> None:
+    """Of a dim that capture may narrow: it is told, and the file stops beyond."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.shape[0] < 5 else x + 2
+
+    with pytest.warns(gp.errors.SizeWarning, match="is narrowed to"):
+        program = gp.onnx.export(f, (torch.ones(example),), dynamic_shapes=({0: dim},))
+    for n in range(9):
+        if (n < 5) is (example < 5):
+            assert torch.equal(run_bare(program, torch.ones(n)), f(torch.ones(n)))
+        else:
+            with pytest.raises(Exception, match="requires s0"):
+                run_bare(program, torch.ones(n))

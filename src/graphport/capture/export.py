@@ -294,6 +294,7 @@ class _Capture:
         self.modules = Modules(root, self.recorder)
         self.kept = CallSignatures(root, options.preserve_module_call_signature, self.tracer)
         self.modules.signatures = self.kept
+        self.modules.on_program = self.tracer.inherit_checks
         self.input_nodes: list[Node] = []
         self.tracer.inputs = self.input_nodes
         self.input_values: list[Value | None] = []

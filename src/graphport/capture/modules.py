@@ -17,6 +17,8 @@ from graphport.capture.call_signatures import CallSignatures
 from graphport.capture.recorder import Recorder
 from graphport.errors import DataDependentError, ExportError, UnsupportedError
 from graphport.ops.strides import at_example
+from graphport.program.checks import InputChecks
+from graphport.program.module import Entrance
 
 Stack = dict[str, tuple[str, str]]
 
@@ -35,6 +37,8 @@ class Modules:
         """Paths of modules, in the order of their first call."""
         self.on_initialised: Callable[[nn.Module], None] = lambda module: None
         """Told of each lazy module that took shape."""
+        self.on_program: Callable[[InputChecks, list[Any]], None] = lambda checks, leaves: None
+        """Told of each captured program that was called, and with what."""
         self.failure: Exception | None = None
         self.failed_in = ""
         """The innermost module that an exception passed through."""
@@ -120,9 +124,13 @@ class Modules:
             self._graph = self._paths.get(id(module), "")
         try:
             again = retrace.node_by_node(module, self.recorder, self._graph or "")
-            return original(again, *args, **kwargs)
+            result = original(again, *args, **kwargs)
         finally:
             self._graph = outer
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, Entrance) and hook.checks is not None:
+                self.on_program(hook.checks, pytree.tree_leaves((args, kwargs)))
+        return result
 
 
 _watching = process.thread_local()

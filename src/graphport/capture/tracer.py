@@ -40,6 +40,7 @@ from graphport.ops.sizes import expected, numel
 from graphport.ops.strides import is_dense
 from graphport.ops.tensor import AbstractTensor, abstract_tensor
 from graphport.ops.views import INVERSES, inverted, scattered
+from graphport.program.checks import InputChecks
 from graphport.symbolic import Expr, ge, lt
 from graphport.symbolic.bridge import from_torch, to_torch
 
@@ -183,6 +184,20 @@ class Tracer(TorchDispatchMode):
             # Within a branch or loop it is not followed what is read when.
             others = self.inputs if self.recorder.frame.parent else (origin,)
             later.update(n for n in others if n is not written)
+
+    def inherit_checks(self, checks: InputChecks, leaves: list[Any]) -> None:
+        """What a captured program reads after a write must not share memory here, either.
+
+        Its graph writes only at its end, and does not show what came before.
+        """
+        origins = {
+            i: self.value(t).storage.origin
+            for i, t in enumerate(leaves) if isinstance(t, torch.Tensor)
+        }  # fmt: skip
+        for i, later in (checks.written or {}).items():
+            if origins.get(i) in self.inputs:
+                found = self.read_after_write.setdefault(origins[i], set())
+                found.update({origins[j] for j in later if j in origins} - {origins[i], None})
 
     def _renewed(self, v: Value) -> Node:
         """A value that is behind, made again in the graph that is being written."""

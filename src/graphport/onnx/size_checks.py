@@ -26,7 +26,7 @@ from graphport.errors import ConstraintViolationError, SizeWarning
 from graphport.program import ExportedProgram
 from graphport.program.check_steps import UNDEFINED
 from graphport.source import Location
-from graphport.symbolic import Expr, Range, evaluate, symbols
+from graphport.symbolic import Expr, Fact, Range, evaluate, symbols
 from graphport.symbolic.integers import split
 
 _STEPS = 1024
@@ -47,6 +47,8 @@ class Condition:
     where: Location | None = None
     is_branch: bool = False
     """Whether it is the outcome of a branch in the user's code."""
+    is_absorbed: bool = False
+    """Whether capture has narrowed a range by it."""
 
     def __str__(self) -> str:
         return f"{self.cond} ({self.where})" if self.where is not None else str(self.cond)
@@ -62,9 +64,21 @@ def list_conditions(program: ExportedProgram) -> list[Condition]:
         if fact is None:
             found.append(Condition(cond))
         else:
-            is_branch = fact.kind == "guard" and not fact.internal and not fact.stated
-            found.append(Condition(cond, fact.where, is_branch))
-    return found
+            found.append(Condition(cond, fact.where, _is_branch(fact)))
+    return [*found, *_list_absorbed(program)]
+
+
+def _is_branch(fact: Fact) -> bool:
+    return fact.kind == "guard" and not fact.internal and not fact.stated
+
+
+def _list_absorbed(program: ExportedProgram) -> Iterable[Condition]:
+    """Branches that have narrowed the range of an unnamed dim, which then says as much."""
+    known, ranges = set(program.checks.facts), program.checks.ranges
+    for fact in program.scope.facts:
+        if fact.cond not in known and _is_branch(fact) and set(symbols(fact.cond)) <= ranges.keys():
+            known.add(fact.cond)
+            yield Condition(fact.cond, fact.where, True, is_absorbed=True)
 
 
 def narrow(program: ExportedProgram, declare: Callable[[], Declared]) -> ExportedProgram:
@@ -85,6 +99,14 @@ def narrow(program: ExportedProgram, declare: Callable[[], Declared]) -> Exporte
             f"captured is right only where {_join(why)}",
             f"to say so, {ends.fix(symbol)}",
         )
+    for condition in conditions:
+        if condition.is_absorbed and len(symbols(condition.cond)) == 1:
+            (symbol,) = symbols(condition.cond)
+            _warn(
+                f"{_place(program, symbol)} is narrowed to {ends.ranges[symbol]}: the program as "
+                f"captured is right only where {condition}",
+                "the ONNX file stops at other sizes",
+            )
     left = [c for c in conditions if c.is_branch and not ends.implies(c.cond)]
     if left:
         _warn(
