@@ -169,3 +169,11 @@ def test_what_is_missing_is_told() -> None:
 
 def test_true_is_what_is_not_zero_in_either_part() -> None:
     check_onnx(lambda x: x.to(torch.bool), (torch.tensor([0j, 1j, 2, 1 + 1j]),))
+
+
+def test_a_real_number_that_is_wider() -> None:
+    """Both parts have the sizes of the result, whatever the other operand is."""
+    check_onnx(
+        lambda x, y: (torch.complex(x, x) + y, y - torch.complex(x, x)),
+        (torch.randn(1), torch.randn(3)),
+    )

@@ -66,3 +66,15 @@ def test_a_convolution_is_one_node() -> None:
     (node,) = program.model_proto.graph.node
     assert node.op_type == "Conv"
     assert {a.name for a in node.attribute} == {"strides", "pads"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_as_many_groups_as_channels_of_any_number(dtype: torch.dtype) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        each = torch.arange(1, x.shape[1] + 1).to(x.dtype).reshape(-1, 1, 1, 1)
+        return F.conv2d(x, each.expand(-1, 1, 2, 2), groups=x.shape[1])
+
+    check_onnx(
+        fn, (torch.randn(2, 3, 4, 4, dtype=dtype),), dynamic_shapes=({1: gp.Dim("c", min=1)},),
+        others=[(torch.randn(2, c, 4, 4, dtype=dtype),) for c in (1, 2, 5)],
+    )  # fmt: skip

@@ -84,7 +84,7 @@ def whole(b: Builder, re: Value, im: Value | None) -> Complex:
 
 
 def _full(b: Builder, x: Value, sizes: Any) -> Value:
-    return x if x.producer is not None and x.rank == len(sizes) else b.expand(x, sizes)
+    return x if x.shape == tuple(sizes) else b.expand(x, sizes)
 
 
 def real(b: Builder, op: Any, *args: Any, **kwargs: Any) -> Value:

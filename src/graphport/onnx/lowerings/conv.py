@@ -96,7 +96,8 @@ def convolved(
     x = _batched(b, input, n)
     if not is_plain(*before, *after):
         x, before, after = padded(b, x, before, after, 0), [0] * n, [0] * n
-    if not by_windows and b.has("Conv", _computed(input)):
+    # How many groups there are is an attribute: a number that varies is none.
+    if not by_windows and is_plain(groups) and b.has("Conv", _computed(input)):
         out = b.Conv(
             x, weight, bias, strides=unless(strides, 1), pads=unless([*before, *after], 0),
             dilations=unless(holes, 1), group=None if groups == 1 else groups,
@@ -126,7 +127,7 @@ def _product(
     out_channels, *inner = sizes_of(weight)
     each_group: tuple[Any, ...] = (out_channels,)
     g = ""
-    if groups > 1:
+    if groups != 1:
         g = "g"
         each_group = (groups, out_channels // groups)
         x = b.reshape(x, (batch, groups, channels // groups, *sizes_of(x)[2:]))
