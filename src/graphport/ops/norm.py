@@ -98,7 +98,9 @@ def native_group_norm(
     require_equal(numel(input.sizes), N * C * HxW,
                   "native_group_norm: {0} does not have {1}*{2}*{3} elements",
                   input, N, C, HxW)  # fmt: skip
-    _check_channels(input, "native_group_norm", weight, bias)
+    for a in (weight, bias):
+        if a is not None:
+            require_sizes(a.sizes, (C,), "native_group_norm: {0} does not fit {1} channels", a, C)
     stats = input.like((N, group), (input if weight is None else weight).dtype)
     return _laid_out(input), stats, stats
 
