@@ -110,6 +110,10 @@ def batch_norm(
     input: Abstract, weight: Abstract | None, bias: Abstract | None,
     running_mean: Abstract | None, running_var: Abstract | None, *_: Any,
 ) -> Abstract:  # fmt: skip
+    if input.rank < 2:  # eager hands nothing on as it is, before it asks for channels
+        what = "batch_norm: the input needs a dimension of channels, got {0}"
+        require_equal(numel(input.sizes), 0, what, input)
+        return _laid_out(input)
     _check_channels(input, "batch_norm", weight, bias, running_mean, running_var)
     return _laid_out(input)
 
