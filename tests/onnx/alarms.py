@@ -33,14 +33,10 @@ DTYPES = (torch.float32, torch.int64, torch.bool)
 # What differs from eager, and why: these are faults of a lowering, or of eager.
 _BATCH_NORM = "one value per channel in training: the mean does not cancel to 0"
 DIFFERENCES: dict[str, str] = {
-    "addmv": "no rows and a single number to add: eager gives one element",
     "lu_unpack": "fewer pivots than rows: eager reads beyond them, capture does not refuse them",
-    "native_group_norm": "other sizes than N, C and HxW say: eager takes memory as it lies",
-    "nn.functional.pixel_unshuffle": "nothing to shuffle: eager leaves the sizes as they are",
     "native_batch_norm": _BATCH_NORM,
     "_native_batch_norm_legit": _BATCH_NORM,
     "_batch_norm_with_update": _BATCH_NORM,
-    "nn.functional.multi_head_attention_forward": "no queries: ONNX Runtime divides by zero",
 }
 
 

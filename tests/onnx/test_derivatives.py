@@ -135,6 +135,7 @@ ROWS = [
       for n, size in itertools.product(ADAPTIVE, (1, 3))),
     row(adaptive(2, (2, 7)), "4 h w", least=BIG, make=doubles, name="adaptive_avg_pool2d_plane"),
     *(row(maximum(n), SPECS[n], least=BIG, name=f"max_pool{n}d") for n in MAX),
+    row(maximum(2), "b 4 h w", least=BIG, make=halves, name="max_pool2d_halves"),
     *(row(adaptive_maximum(n, 3), SPECS[n], least=BIG, name=f"adaptive_max_pool{n}d")
       for n in ADAPTIVE_MAX),
     *(row(replication(n, [1, 2, 2, 0, 1, 3][: 2 * n]), SPECS[n], least=BIG,

@@ -40,6 +40,8 @@ ROWS = [
     row(lambda a: F.group_norm(a, 2), "b 4", name="group_norm_rows"),
     row(lambda a: torch.native_group_norm(a, None, None, a.shape[0], 4, 9, 2, 1e-5), "b 4 3 3",
         name="native_group_norm"),
+    row(lambda a, w: torch.native_group_norm(a, w, None, 2 * a.shape[0], 2, 9, 1, 1e-5), "b 4 3 3",
+        "2", name="native_group_norm_of_other_channels"),
     row(lambda a, m, v, w, c: F.batch_norm(a, m, v, w, c), "b 4 h w", "4", "4", "4", "4",
         make=[torch.randn, torch.randn, positive, torch.randn, torch.randn], name="batch_norm"),
     row(lambda a, m, v: F.batch_norm(a, m, v), "b 4", "4", "4",

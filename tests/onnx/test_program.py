@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import Any
 
+import onnxruntime as ort
 import pytest
 import torch
 from torch import nn
@@ -61,6 +62,14 @@ def test_eight_bit_floats_outlive_the_tensor() -> None:
     gc.collect()
     other = torch.zeros(4096, dtype=torch.uint8)
     assert tensor_of(value).float().eq(3.0).all() and not other.any()
+
+
+def test_eight_bit_floats_out_of_order() -> None:
+    """The copy that is in order lives as long as the value within, which is all that runs hold."""
+    value = ort_value(torch.full((64, 4096), 3.0).to(torch.float8_e4m3fn).t())._ortvalue
+    gc.collect()
+    others = [torch.zeros(64 * 4096, dtype=torch.uint8) for _ in range(4)]
+    assert tensor_of(ort.OrtValue(value)).float().eq(3.0).all() and not others[0].any()
 
 
 def test_eight_bit_floats_through_a_model() -> None:

@@ -101,6 +101,17 @@ def test_zeta() -> None:
     check_onnx(lambda x: [torch.special.polygamma(n, x) for n in range(5)], (line,), scale=10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_trigamma_next_to_poles(dtype: torch.dtype) -> None:
+    """Eager rounds the angle: everything depends on that there, and poles are large numbers."""
+    poles = -torch.arange(10, dtype=dtype).repeat_interleave(40)
+    apart = torch.linspace(-0.01, 0.01, 400, dtype=dtype)
+    ends = torch.tensor([0.0, -3.0, -8.0, -20.5, 1e10, math.inf, -math.inf, math.nan], dtype=dtype)
+    x = torch.cat([poles + apart, ends])
+    program = check_special(lambda x: torch.polygamma(1, x), (x,))
+    torch.testing.assert_close(program(x), torch.polygamma(1, x), rtol=2e-6, atol=0, equal_nan=True)
+
+
 def test_no_overflow() -> None:
     x, y = torch.tensor([1e30, 3e-30, 0.0, math.inf]), torch.tensor([1e30, 4e-30, 0.0, 1.0])
     check_special(torch.hypot, (x, y))

@@ -54,3 +54,16 @@ def test_instance_norm_is_one_node_unless_it_keeps_statistics() -> None:
     ]
     assert names[0] == [torch.ops.aten.instance_norm.default]
     assert len(names[1]) > 1
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_batch_norm_without_channels(training: bool) -> None:
+    """Eager hands nothing on as it is, and refuses everything else."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, None, None, training=training)
+
+    program = gp.export(fn, (torch.empty(0),), dynamic_shapes={"x": {0: gp.Dim.AUTO}})
+    assert program.module()(torch.empty(0)).shape == (0,)
+    with pytest.raises(gp.errors.ShapeError, match="needs a dimension of channels"):
+        gp.export(fn, (torch.randn(5),))

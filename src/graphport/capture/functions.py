@@ -252,7 +252,10 @@ def statistics(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """
     given = inspect.signature(func).bind(*args, **kwargs).arguments
     x = given["input"]
-    batch, channels, *rest = map(from_torch, x.shape)
+    sizes = tuple(map(from_torch, x.shape))
+    if len(sizes) < 2:  # no channels: refused by what follows, unless there is nothing
+        return NotImplemented
+    batch, channels, *rest = sizes
     if func is functional.group_norm:
         count = numel((batch * channels // given["num_groups"], *rest))
     elif not given.get("training" if func is functional.batch_norm else "use_input_stats", False):

@@ -309,11 +309,12 @@ def dropout_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 def batch_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """In training the running statistics are written, which the schema does not say."""
     x, weight, bias, mean, var, training, momentum, eps, _ = args
+    about = tracer.value(x).abstract
+    if about.rank < 2:  # no channels, which only this operator takes, if there are no elements
+        info.rule(about, None, None, None, None)
+        return tracer.call(aten.clone.default, x)
     if not training:
         return pure(tracer, info, args, kwargs)
-    about = tracer.value(x).abstract
-    if about.rank < 2 and 0 in about.sizes:  # no channels, which only this operator takes
-        return tracer.call(aten.clone.default, x)
     if mean is None:
         op = aten._native_batch_norm_legit.no_stats
         return tracer.call(op, x, weight, bias, True, momentum, eps)[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -141,7 +142,10 @@ def ort_value(t: torch.Tensor) -> Any:
         return ort.OrtValue(_C.from_dlpack(to_dlpack(t.view(torch.uint8)), True))
     if ONNX_OF.get(t.dtype) in _EIGHTS:
         array = t.view(torch.uint8).numpy()
-        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_OF[t.dtype])
+        value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_OF[t.dtype])
+        # It does not own the memory, which is a copy's if the tensor does not lie in order.
+        weakref.finalize(value._ortvalue, lambda held: None, array).atexit = False
+        return value
     return ort.OrtValue(_C.from_dlpack(to_dlpack(t.resolve_neg()), False))
 
 

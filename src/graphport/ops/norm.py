@@ -98,7 +98,9 @@ def native_group_norm(
     require_equal(numel(input.sizes), N * C * HxW,
                   "native_group_norm: {0} does not have {1}*{2}*{3} elements",
                   input, N, C, HxW)  # fmt: skip
-    _check_channels(input, "native_group_norm", weight, bias)
+    for a in (weight, bias):
+        if a is not None:
+            require_sizes(a.sizes, (C,), "native_group_norm: {0} does not fit {1} channels", a, C)
     stats = input.like((N, group), (input if weight is None else weight).dtype)
     return _laid_out(input), stats, stats
 
@@ -108,6 +110,10 @@ def batch_norm(
     input: Abstract, weight: Abstract | None, bias: Abstract | None,
     running_mean: Abstract | None, running_var: Abstract | None, *_: Any,
 ) -> Abstract:  # fmt: skip
+    if input.rank < 2:  # eager hands nothing on as it is, before it asks for channels
+        what = "batch_norm: the input needs a dimension of channels, got {0}"
+        require_equal(numel(input.sizes), 0, what, input)
+        return _laid_out(input)
     _check_channels(input, "batch_norm", weight, bias, running_mean, running_var)
     return _laid_out(input)
 

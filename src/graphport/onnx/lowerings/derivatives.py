@@ -18,6 +18,7 @@ from graphport.onnx.ir import Value
 from graphport.onnx.lowerings.conv import conv_transpose, convolved
 from graphport.onnx.lowerings.linalg import product
 from graphport.onnx.lowerings.pool import adaptive_bounds, window_counts
+from graphport.onnx.lowerings.scatter import elements, written
 from graphport.onnx.lowerings.spatial import Numbers, each, is_plain, padded, sizes_of
 from graphport.onnx.registry import lower, table
 from graphport.symbolic import ge
@@ -272,7 +273,6 @@ def _to_places(b: Builder, grad: Value, indices: Value, n: int) -> Value:
     front = sizes[:-n]
     flat = (*front, reduce(mul, sizes_of(grad)[-n:]))
     zeros = b.expand(b.scalar(0, grad.dtype), (*front, reduce(mul, sizes[-n:])))
-    out = b.ScatterElements(
-        zeros, b.reshape(indices, flat), b.reshape(grad, flat), axis=-1, reduction="add"
-    )
+    write = elements(b, -1, b.reshape(indices, flat))
+    out = written(b, write, zeros, b.reshape(grad, flat), "sum")
     return b.reshape(b.shaped(out, (*front, reduce(mul, sizes[-n:]))), sizes)

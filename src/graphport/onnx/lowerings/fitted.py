@@ -280,12 +280,45 @@ def special_zeta(b: Builder, self: Operand, other: Operand) -> Value:
     return _zeta(b, *b.common(self, other, dtype=torch.float64))
 
 
+_PI = (3.1415926516056061, math.pi - 3.1415926516056061, 1.2246467991473532e-16)
+"""Pi in parts, the first two so short that up to 2^20 times as much is exact."""
+
+
+def _trigamma(b: Builder, x: Value) -> Value:
+    """(pi / sin(pi x))^2 - trigamma(1 - x) below 1/2, and six steps before a series.
+
+    As torch does it: the angle is rounded to the dtype of the result, on which everything depends
+    next to a pole. The poles themselves are large numbers by it, except at 0.
+    """
+    one = b.scalar(1.0, like=x)
+    low = b.Less(x, 0.5)
+    dtype = torch.float64 if b.result.dtype is torch.float64 else torch.float32
+    angle = b.cast(b.Mul(b.cast(x, dtype), math.pi), x.dtype)
+    # Within packets ONNX Runtime's Sin is off by 1e-16, which is all that there is at a pole.
+    turns, rest = b.Round(x), angle
+    for part in _PI:
+        rest = b.Sub(rest, b.Mul(turns, part))
+    sine = b.Sin(b.Where(b.Less(b.Abs(x), 2.0**20), rest, angle))
+    y = b.Where(low, b.Sub(one, x), x)
+    steps = b.Add(b.unsqueeze(y, x.rank), torch.arange(6, dtype=torch.float64))
+    shift = b.ReduceSum(b.Reciprocal(b.Mul(steps, steps)), [x.rank], keepdims=0)
+    inverse = b.Reciprocal(b.Add(y, 6.0))
+    square = b.Mul(inverse, inverse)
+    series = b.Mul(square, polynomial(b, square, (1 / 42, -1 / 30, 1 / 6)))
+    whole = b.Add(b.Add(b.Mul(inverse, 0.5), one), series)
+    out = b.Add(shift, b.Mul(inverse, whole))
+    turned = b.Sub(b.Div(b.scalar(math.pi**2, like=x), b.Mul(sine, sine)), out)
+    return b.Where(low, turned, out)
+
+
 @lower(aten.polygamma.default)
 def polygamma(b: Builder, n: int, self: Value) -> Value:
-    """(-1)^(n+1) n! zeta(n + 1, x)."""
+    """(-1)^(n+1) n! zeta(n + 1, x); the first two by formulas of their own, as torch has them."""
     x = b.cast(self, torch.float64)
     if n == 0:
         return _digamma(b, x)
+    if n == 1:
+        return _trigamma(b, x)
     sums = _zeta(b, b.scalar(float(n + 1), like=x), x)
     return b.Mul(sums, float((-1) ** (n + 1) * math.factorial(n)))
 

@@ -295,7 +295,12 @@ def native_group_norm(
     if b.scope.decide(ge(count, 1)) is not True:
         inverse = b.Where(b.Equal(b.sizes.element(count), 0), math.nan, inverse)
     mean = b.squeeze(b.shaped(mean, (N, group, 1)), 2)
-    return group_norm(b, input, group, weight, bias, eps, True), mean, inverse
+    sizes = sizes_of(input)
+    own = (*sizes[:2], prod(sizes[2:]))
+    if len(own) < 3 or not all(map(b.scope.same, (N, C, HxW), own)):
+        input = b.reshape(input, (N, C, HxW))  # eager takes memory as it lies, as so many channels
+    out = group_norm(b, input, group, weight, bias, eps, True)
+    return b.reshape(out, sizes), mean, inverse
 
 
 @lower(aten.instance_norm.default)

@@ -146,12 +146,14 @@ def _scatter(
     if 0 in (index.shape or ()):
         return self
     data, index, src = one_dim(b, self), positions(b, one_dim(b, index)), one_dim(b, src)
-    write = _elements(b, wrapped(dim, data.rank), index)
+    write = elements(b, wrapped(dim, data.rank), index)
     out = written(b, write, data, _trimmed(b, src, index), reduce, include_self)
     return b.reshape(out, b.result.sizes)
 
 
-def _elements(b: Builder, axis: int, index: Value) -> Write:
+def elements(b: Builder, axis: int, index: Value) -> Write:
+    """To the positions of an index that has one for every update, along an axis."""
+
     def write(data: Value, updates: Value, reduction: str) -> Value:
         return b.ScatterElements(data, index, updates, axis=axis, reduction=reduction)
 
@@ -169,7 +171,7 @@ def _trimmed(b: Builder, src: Value, index: Value) -> Value:
 
 @lower(aten.put.default)
 def put(b: Builder, self: Value, index: Value, source: Value, accumulate: bool) -> Value:
-    write = _elements(b, 0, positions(b, flat(b, index)))
+    write = elements(b, 0, positions(b, flat(b, index)))
     how = "sum" if accumulate else "none"
     return b.reshape(written(b, write, flat(b, self), flat(b, source), how), b.result.sizes)
 
@@ -183,7 +185,7 @@ def _slices(b: Builder, axis: int, index: Value, source: Value) -> Write:
         rows = b.unsqueeze(b.cast(index, torch.int64), 1)
         return lambda data, updates, how: b.ScatterND(data, rows, updates, reduction=how)
     others = [d for d in range(source.rank) if d != axis]
-    return _elements(b, axis, b.expand(b.unsqueeze(index, *others), source.shape or ()))
+    return elements(b, axis, b.expand(b.unsqueeze(index, *others), source.shape or ()))
 
 
 def _index_write(

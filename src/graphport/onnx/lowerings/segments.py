@@ -8,7 +8,7 @@ import torch
 
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.scatter import spread, written
+from graphport.onnx.lowerings.scatter import elements, spread, written
 from graphport.onnx.registry import lower
 
 aten = torch.ops.aten
@@ -36,13 +36,10 @@ def segment_reduce(
     index = b.unsqueeze(_passed(b, edges, size), *range(axis + 1, data.rank))
     index = b.expand(index, sizes)
 
-    def write(data: Value, updates: Value, reduction: str) -> Value:
-        return b.ScatterElements(data, index, updates, axis=axis, reduction=reduction)
-
     how, start = _REDUCTIONS[reduce]
     number = b.scalar(start if initial is None else initial, data.dtype)
     places = b.expand(number, (*lead, count + 2, *rest))
-    out = b.Slice(written(b, write, places, data, how), [1], [count + 1], [axis])
+    out = b.Slice(written(b, elements(b, axis, index), places, data, how), [1], [count + 1], [axis])
     if reduce != "mean":
         return out
     if lengths is None:
