@@ -64,6 +64,17 @@ def test_a_line_of_one_step_or_none() -> None:
         torch.testing.assert_close(core.module()(torch.randn(n)), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_a_line_of_at_least_one_step(dtype: torch.dtype) -> None:
+    def line(x: torch.Tensor) -> torch.Tensor:
+        return torch.linspace(-1.0, 3.0, x.shape[0], dtype=dtype)
+
+    spec = ({0: gp.Dim("n", min=1)},)
+    run = gp.export(line, (torch.ones(5),), dynamic_shapes=spec).run_decompositions().module()
+    for n in (1, 2, 5):
+        torch.testing.assert_close(run(torch.ones(n)), line(torch.ones(n)))
+
+
 def test_layout_is_kept() -> None:
     x = torch.randn(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
     for mode in ("nearest", "bilinear"):

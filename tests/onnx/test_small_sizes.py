@@ -262,3 +262,19 @@ ROWS = torch.tensor([[1, -INF], [-INF, -INF], [INF, 1], [NAN, 1], [1, 2]], dtype
 ], ids=["log_softmax", "cdist"])  # fmt: skip
 def test_doubles_that_are_not_finite(fn: Program) -> None:
     check_onnx(lambda x: fn(x), (ROWS,))
+
+
+CHOSEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "flat": lambda x: x[x > 0].roll(1),
+    "dim": lambda x: x[x > 0].roll(1, 0),
+    "selected": lambda x: torch.masked_select(x, x > 0).roll(-2),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_a_mask_leaves_of_one_element_is_rolled(name: str) -> None:
+    fn = CHOSEN[name]
+    ep = gp.export(lambda x: fn(x), (torch.tensor(3.0),))
+    for run in (ep.module(), ep.run_decompositions().module(), gp.onnx.export(ep)):
+        for value in (torch.tensor(3.0), torch.tensor(-3.0)):
+            torch.testing.assert_close(run(value), fn(value))
