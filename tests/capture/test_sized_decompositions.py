@@ -75,6 +75,67 @@ def test_a_line_of_at_least_one_step(dtype: torch.dtype) -> None:
         torch.testing.assert_close(run(torch.ones(n)), line(torch.ones(n)))
 
 
+WHOLE = [(3, 9), (94.8, -56.6), (29, -64), (-7, -7), (0, 120)]
+
+
+@pytest.mark.parametrize("least", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8], ids=str)
+def test_a_line_of_whole_numbers(dtype: torch.dtype, least: int) -> None:
+    """What is cut off is what torch's kernel cuts off, which rounds once."""
+
+    def lines(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.linspace(a, b, x.shape[0], dtype=dtype) for a, b in WHOLE]
+
+    spec = ({0: gp.Dim("n", min=least)},)
+    ep = gp.export(lines, (torch.ones(5),), dynamic_shapes=spec)
+    core = ep.run_decompositions()
+    for run in (core.module(), gp.onnx.export(core), gp.onnx.export(ep)):
+        for n in (*range(least, 8), 46, 47, 136):
+            torch.testing.assert_close(run(torch.ones(n)), lines(torch.ones(n)))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64, torch.int64], ids=str)
+def test_a_line_between_tensors(dtype: torch.dtype | None) -> None:
+    def lines(x: torch.Tensor) -> list[torch.Tensor]:
+        line = functools.partial(torch.linspace, steps=x.shape[0], dtype=dtype)
+        return [line(x[0], x[-1]), line(x[0], 3.0), line(-1, x[-1]), line(x[0].half(), x[-1])]
+
+    spec = ({0: gp.Dim("n", min=1)},)
+    ep = gp.export(lines, (torch.randn(5) * 9,), dynamic_shapes=spec)
+    core = ep.run_decompositions()
+    for run in (ep.module(), core.module(), gp.onnx.export(ep), gp.onnx.export(core)):
+        for n in (1, 2, 5, 8):
+            x = torch.randn(n) * 9
+            torch.testing.assert_close(run(x), lines(x))
+
+
+def test_a_line_of_complex_numbers() -> None:
+    def lines(x: torch.Tensor) -> list[torch.Tensor]:
+        n = x.shape[0]
+        return [
+            torch.linspace(1 + 2j, 3 - 1j, n), torch.linspace(2, 1j, n, dtype=torch.complex128),
+            torch.linspace(1, 3, n, dtype=torch.complex64), torch.linspace(x[0] * 1j, 2.0, n),
+        ]  # fmt: skip
+
+    spec = ({0: gp.Dim("n", min=1)},)
+    ep = gp.export(lines, (torch.randn(5),), dynamic_shapes=spec)
+    core = ep.run_decompositions()
+    for run in (ep.module(), core.module(), gp.onnx.export(ep), gp.onnx.export(core)):
+        for n in (1, 2, 5, 8):
+            x = torch.randn(n)
+            torch.testing.assert_close(run(x), lines(x))
+
+
+@pytest.mark.parametrize("line", [
+    lambda x: torch.linspace(x, 3, x.shape[0]),
+    lambda x: torch.linspace(1j, 3, x.shape[0], dtype=torch.float32),
+], ids=["dims", "complex"])  # fmt: skip
+def test_lines_that_eager_refuses(line: Callable[..., Any]) -> None:
+    for spec in (None, ({0: gp.Dim.AUTO},)):
+        with pytest.raises(gp.errors.ExportError, match="linspace"):
+            gp.export(lambda x: line(x), (torch.ones(5),), dynamic_shapes=spec)
+
+
 def test_layout_is_kept() -> None:
     x = torch.randn(2, 4, 3, 3).contiguous(memory_format=torch.channels_last)
     for mode in ("nearest", "bilinear"):
