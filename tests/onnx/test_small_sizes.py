@@ -264,6 +264,15 @@ def test_doubles_that_are_not_finite(fn: Program) -> None:
     check_onnx(lambda x: fn(x), (ROWS,))
 
 
+@pytest.mark.parametrize("fn", [torch.median, torch.nanmedian])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+def test_the_median_of_no_integers(fn: Program, dtype: torch.dtype) -> None:
+    most = torch.iinfo(dtype).max
+    x = torch.tensor([3, 1, most, 2, most, 5, most], dtype=dtype)
+    program = gp.onnx.export(lambda x: fn(x), (x,), dynamic_shapes=({0: AUTO},))
+    assert all(check(program, fn, [(x,), *((x[:n],) for n in range(6)), (x[2:],), (x[4:],)]))
+
+
 CHOSEN: dict[str, Callable[[Tensor], Tensor]] = {
     "flat": lambda x: x[x > 0].roll(1),
     "dim": lambda x: x[x > 0].roll(1, 0),
