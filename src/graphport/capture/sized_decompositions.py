@@ -74,7 +74,10 @@ def upsample_linear(
 ) -> Any:
     """One dim after the other, between the two nearest positions."""
     if not input.is_floating_point():
-        return NotImplemented
+        from torch._decomp.decompositions import _upsample_linear
+
+        sizes, scales = _pixel_scales(input, output_size, scale_factors)
+        return _upsample_linear(input, sizes, align_corners, scales)
     x = input.float() if input.dtype in HALVES else input
     sizes, scales = _sizes_and_scales(input, output_size, scale_factors)
     for d, (size, scale) in enumerate(zip(sizes, scales, strict=True), 2):
@@ -91,6 +94,18 @@ def upsample_linear(
         x = near + (far - near) * weight
     order = torch._prims_common.suggest_memory_format(input)
     return x.to(input.dtype).contiguous(memory_format=order)
+
+
+def upsample_bicubic2d(
+    input: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None
+) -> Any:
+    """Only of pixels torch's kernel goes by the sizes where they stay."""
+    if input.is_floating_point():
+        return NotImplemented
+    from torch._decomp.decompositions import upsample_bicubic2d_default
+
+    sizes, scales = _pixel_scales(input, output_size, scale_factors)
+    return upsample_bicubic2d_default(input, sizes, align_corners, *scales)
 
 
 def upsample_nearest2d(input: Tensor, output_size: Any, scale_factors: Any = None) -> Tensor:
@@ -137,6 +152,17 @@ def _sizes_and_scales(
     return sizes, scale_factors or [None] * len(sizes)
 
 
+def _pixel_scales(
+    input: Tensor, output_size: Any, scale_factors: Any
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """With a factor of 1 where a dim keeps its size."""
+    sizes, scales = _sizes_and_scales(input, output_size, scale_factors)
+    pairs = zip(input.shape[2:], sizes, scales, strict=True)
+    return sizes, [
+        scale if scale is None else sym_ite(size == have, 1.0, scale) for have, size, scale in pairs
+    ]
+
+
 def _ratio(have: Any, size: Any, scale: float | None, doubled: bool = False) -> Any:
     """How far apart in the input the positions of two neighbours of the result are.
 
@@ -160,5 +186,6 @@ SIZED = {
         (aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec),
         upsample_linear,
     ),
+    aten.upsample_bicubic2d.vec: upsample_bicubic2d,
     aten.upsample_nearest2d.vec: upsample_nearest2d,
 }
