@@ -311,8 +311,8 @@ def aminmax(b: Builder, self: Value, dim: int | None, keepdim: bool) -> tuple[Va
     return (extreme(b, "ReduceMin", self, axes, keep), extreme(b, "ReduceMax", self, axes, keep))
 
 
-def place(b: Builder, op: str, x: Value, dim: int, keepdim: bool) -> Value:
-    """Where the extreme is: the first of equal ones, the first nan if there is one."""
+def place(b: Builder, op: str, x: Value, dim: int, keepdim: bool, last_nan: bool = False) -> Value:
+    """Where the extreme is: the first of equal ones, the first (or last) nan if there is one."""
     axis, kept = dim % x.rank, int(keepdim)
     if x.dtype is torch.bool:
         x = b.cast(x, torch.uint8)
@@ -321,7 +321,8 @@ def place(b: Builder, op: str, x: Value, dim: int, keepdim: bool) -> Value:
         return found
     nan = b.cast(b.IsNaN(x), torch.uint8)
     some = b.cast(b.ReduceMax(nan, [axis], keepdims=kept), torch.bool)
-    return b.Where(some, b.ArgMax(nan, axis=axis, keepdims=kept), found)
+    last = int(last_nan) or None
+    return b.Where(some, b.ArgMax(nan, axis=axis, keepdims=kept, select_last_index=last), found)
 
 
 def _arg(op: str) -> Any:
