@@ -413,3 +413,17 @@ def test_a_copy_that_is_none_at_another_size() -> None:
     model = Transposed()
     ep = gp.export(model, (torch.randn(3, 2),), dynamic_shapes=({0: Dim("n")},), training=True)
     train_alike(ep, model, [(torch.randn(n, 2),) for n in (3, 1, 4)])
+
+
+@pytest.mark.parametrize("spec", [None, ({0: Dim.AUTO, 1: Dim.AUTO},)], ids=["fixed", "open"])
+def test_a_copied_view_of_any_memory(spec: Any) -> None:
+    """`view_copy` takes any strides, as `reshape` does, and is memory of its own."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.view_copy(x, (x.shape[0] * x.shape[1],)).mul_(2)
+        return torch.view_copy(x.T, (x.shape[0] * x.shape[1],)).mul_(3), rows + x.flatten()
+
+    x = torch.randn(3, 4)
+    ep = gp.export(fn, (x,), dynamic_shapes=spec, training=True)
+    for program in (ep, ep.run_decompositions()):
+        compare(program, fn, ((x,), {}))

@@ -160,6 +160,19 @@ def test_inspect_a_model(run: Runner) -> None:
     assert "graph" not in data
 
 
+def test_inspect_shows_no_control_characters(run: Runner) -> None:
+    name = "\x1b[2Jinner"
+    model = torch.nn.Module()
+    model.add_module(name, torch.nn.ReLU())
+    model.forward = lambda x: model._modules[name](x)  # type: ignore[method-assign]
+    ep = gp.export(model, (torch.ones(3, 4),))
+    gp.save(ep, "p.gpx")
+    done = run("inspect", "p.gpx", "--graph", "--depth", "9")
+    assert done.code == 0, done.err
+    assert "inner" in done.out
+    assert "\x1b" not in done.out + done.err + str(ep)
+
+
 def test_inspect_does_not_need_the_weights(run: Runner) -> None:
     argv = ("export", "models.py:wide", "-o", "m.onnx", "--external-data")
     run(*argv, "--input", "input=f32[2,64]")

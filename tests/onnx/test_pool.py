@@ -122,6 +122,37 @@ def test_places_of_special_values() -> None:
         assert made(x)[1].tolist() == [[[1, 3], [0, 2], [0, 2]]]
 
 
+PLACES: dict[str, tuple[int, Any]] = {
+    "line": (1, lambda x: F.max_pool1d(x, 3, 2, 1, return_indices=True)),
+    "image": (2, lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True)),
+    "volume": (3, lambda x: F.max_pool3d(x, 2, return_indices=True)),
+    "dilated": (2, lambda x: F.max_pool2d(x, 2, 1, 1, dilation=2, return_indices=True)),
+    "adaptive line": (1, lambda x: F.adaptive_max_pool1d(x, 4, return_indices=True)),
+    "adaptive halves": (2, lambda x: F.adaptive_max_pool2d(x, 3, return_indices=True)),
+    "adaptive image": (2, lambda x: F.adaptive_max_pool2d(x, (4, 5), return_indices=True)),
+    "adaptive volume": (3, lambda x: F.adaptive_max_pool3d(x, (4, 5, 1), return_indices=True)),
+    "back": (2, lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("name", PLACES)
+def test_the_place_of_the_last_of_several_nans(name: str, dtype: torch.dtype) -> None:
+    n, fn = PLACES[name]
+    x = torch.randint(-2, 3, (2, 3, *[6] * n)).to(dtype)
+    x[torch.rand(x.shape) < 0.4] = NAN
+    check_onnx(lambda x: fn(x), (x,))
+    dynamic = ({d: gp.Dim(f"d{d}", min=4) for d in range(2, 2 + n)},)
+    check_onnx(lambda x: fn(x), (x,), dynamic_shapes=dynamic, others=[(x[..., :4],)])
+
+
+def test_the_place_of_the_last_nan_of_fractional_windows() -> None:
+    x = torch.randn(2, 3, 6, 6)
+    x[torch.rand(x.shape) < 0.4] = NAN
+    pool = torch.ops.aten.fractional_max_pool2d
+    check_onnx(lambda x, u: pool(x, [3, 3], [2, 2], u), (x, torch.rand(2, 3, 2)))
+
+
 CEIL = [
     (size, kernel, stride, pad)
     for size, kernel, stride in itertools.product((4, 5, 7), (2, 3), (2, 3))

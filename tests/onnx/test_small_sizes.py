@@ -262,3 +262,28 @@ ROWS = torch.tensor([[1, -INF], [-INF, -INF], [INF, 1], [NAN, 1], [1, 2]], dtype
 ], ids=["log_softmax", "cdist"])  # fmt: skip
 def test_doubles_that_are_not_finite(fn: Program) -> None:
     check_onnx(lambda x: fn(x), (ROWS,))
+
+
+@pytest.mark.parametrize("fn", [torch.median, torch.nanmedian])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8], ids=str)
+def test_the_median_of_no_integers(fn: Program, dtype: torch.dtype) -> None:
+    most = torch.iinfo(dtype).max
+    x = torch.tensor([3, 1, most, 2, most, 5, most], dtype=dtype)
+    program = gp.onnx.export(lambda x: fn(x), (x,), dynamic_shapes=({0: AUTO},))
+    assert all(check(program, fn, [(x,), *((x[:n],) for n in range(6)), (x[2:],), (x[4:],)]))
+
+
+CHOSEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "flat": lambda x: x[x > 0].roll(1),
+    "dim": lambda x: x[x > 0].roll(1, 0),
+    "selected": lambda x: torch.masked_select(x, x > 0).roll(-2),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_a_mask_leaves_of_one_element_is_rolled(name: str) -> None:
+    fn = CHOSEN[name]
+    ep = gp.export(lambda x: fn(x), (torch.tensor(3.0),))
+    for run in (ep.module(), ep.run_decompositions().module(), gp.onnx.export(ep)):
+        for value in (torch.tensor(3.0), torch.tensor(-3.0)):
+            torch.testing.assert_close(run(value), fn(value))

@@ -26,6 +26,15 @@ def packed(document: Any, tensors: bytes) -> bytes:
     return file.getvalue()
 
 
+def put(value: Any, old: str, new: str) -> Any:
+    """A document in which one text is another, keys of its objects apart."""
+    if isinstance(value, list):
+        return [put(item, old, new) for item in value]
+    if isinstance(value, dict):
+        return {key: put(item, old, new) for key, item in value.items()}
+    return new if value == old else value
+
+
 # Values that a field could be replaced by: of other kinds, at the edges, with a meaning elsewhere.
 STRANGE: list[Any] = [
     None, True, False, 0, 1, -1, 2, 7, 64, 1 << 31, 1 << 62, (1 << 63) - 1, 1 << 63, -(1 << 63),

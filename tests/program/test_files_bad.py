@@ -17,7 +17,7 @@ from torch import nn
 import graphport as gp
 from graphport.errors import SerializationError
 from graphport.program.files import archive
-from tests.program.mutations import packed, unpacked
+from tests.program.mutations import packed, put, unpacked
 from tests.program.saved import saved
 
 
@@ -205,6 +205,11 @@ def test_a_missing_and_an_unknown_field() -> None:
     refused(changed(lambda d: d.update(more=1)), "unknown field 'more'")
 
 
+@pytest.mark.parametrize("dialect", ["NONSENSE", "", "aten"])
+def test_an_unknown_dialect(dialect: str) -> None:
+    refused(changed(lambda d: d.update(dialect=dialect)), "unknown dialect")
+
+
 # The graph
 
 
@@ -243,6 +248,39 @@ def test_an_operator_that_opens_files() -> None:
     )
 
 
+def calling(target: str, args: list[Any]) -> bytes:
+    """A program of one call."""
+    document, tensors = unpacked(saved(gp.export(torch.relu, (torch.ones(4),))))
+    node(document, "relu").update(target=target, args=args)
+    return packed(document, tensors)
+
+
+X = {"node": "args_0"}
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "says"),
+    [
+        ("inductor::_reinterpret_tensor", [X, [64], [1], 24], "of another library"),
+        ("profiler::_record_function_enter_new", ["x"], "of another library"),
+        ("aten::_reshape_alias", [X, [64], [1]], "may do more than compute"),
+        ("aten::set_grad_enabled", [False], "may do more than compute"),
+        ("aten::manual_seed", [3], "may do more than compute"),
+    ],
+)
+def test_operators_that_do_more_than_compute(target: str, args: list[Any], says: str) -> None:
+    refused(calling(target, args), says)
+
+
+@pytest.mark.parametrize("allow", ["inductor::_reinterpret_tensor", "inductor", "*"])
+def test_operators_that_the_caller_allows(allow: str) -> None:
+    data = calling("inductor::_reinterpret_tensor", [X, [2, 2], [2, 1], 0])
+    program = gp.load(io.BytesIO(data), allow=(allow,))
+    assert program.module()(torch.ones(4)).shape == (2, 2)
+    with pytest.raises(SerializationError, match="of another library"):
+        gp.load(io.BytesIO(data), allow=("prims",))
+
+
 @pytest.mark.parametrize(
     "name",
     ["a b", "x\n    import os", "lambda", "self", "torch", "", "1x", "a.b", "\uff54orch", "x)",
@@ -274,6 +312,31 @@ def test_names_of_tensors(name: str) -> None:
             d[part] = json.loads(json.dumps(d[part]).replace('"count"', json.dumps(name)))
 
     refused(changed(rename), "cannot be the name of a parameter, buffer or constant")
+
+
+@pytest.mark.parametrize("name", ["__dict__", "__class__", "_modules", "training", "forward"])
+def test_names_of_constants_that_are_no_tensors(name: str) -> None:
+    refused(
+        changed(lambda d: d["constants"].append([name, 7])),
+        "cannot be the name of a parameter, buffer or constant",
+    )
+
+
+@pytest.mark.parametrize("parts", [("state_dict", "signature"), ("module_stacks", "module_calls")])
+def test_paths_of_many_parts(parts: tuple[str, ...]) -> None:
+    """A module each would be more than a file of that length may ask for."""
+    old = "linear.weight" if "state_dict" in parts else "linear"
+    long = ".".join("a" * 1000)
+    data = changed(lambda d: d.update({part: put(d[part], old, long) for part in parts}))
+    refused(data, "cannot be the name of a" if "state_dict" in parts else "cannot be the path of a")
+
+
+@pytest.mark.parametrize("kept", [(), ("graph", "signature")], ids=["everywhere", "in the call"])
+def test_a_long_name_of_an_argument(kept: tuple[str, ...]) -> None:
+    ep = gp.export(lambda **given: given["beta"] + 1, (), {"beta": torch.ones(3)})
+    document, tensors = unpacked(saved(ep))
+    long = {k: v if k in kept else put(v, "beta", "b" * 100_000) for k, v in document.items()}
+    refused(packed(long, tensors), "a text of 100000 characters")
 
 
 @pytest.mark.parametrize("name", ["graph", "__class__", "x y", "forward", "p.q"])
@@ -393,6 +456,43 @@ def test_a_huge_exponent() -> None:
     refused(
         changed(lambda d: d["expressions"].append(["mul", [[0, 10**9]]])), "is not from 1 to 64"
     )
+
+
+def more_symbols(document: Any, count: int) -> None:
+    """Symbols that nothing uses, after the first ones; expressions are numbered after all."""
+    symbols = document["symbols"]
+    numbered = len(symbols)
+
+    def shift(value: Any) -> None:
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, (dict, list)):
+                shift(item)
+        if isinstance(value, dict) and isinstance(value.get("symbolic"), int):
+            value["symbolic"] += count * (value["symbolic"] >= numbered)
+
+    shift(document)
+    symbols.extend({**symbols[0], "name": f"u{i}"} for i in range(count))
+
+
+def test_symbols_that_nothing_uses() -> None:
+    program = gp.load(io.BytesIO(changed(lambda d: more_symbols(d, 3))))
+    x, y = torch.randn(5, 4), torch.randn(5, 1)
+    got = program.module()(x, y)
+    torch.testing.assert_close(got, gp.load(io.BytesIO(good())).module()(x, y))
+
+
+@pytest.mark.parametrize("name", ["min", "max"])
+@pytest.mark.parametrize(("width", "times"), [(400, 1), (64, 136)], ids=["wide", "many"])
+def test_minima_of_many(name: str, width: int, times: int) -> None:
+    """They are compared with one another, so that a few kilobytes would take minutes."""
+
+    def add(d: Any) -> None:
+        more_symbols(d, width + times)
+        for i in range(times):
+            operands = [{"symbolic": 1 + i + k} for k in range(width)]
+            d["expressions"].append([name, *operands])
+
+    refused(changed(add), "operands")
 
 
 def test_operands_of_the_wrong_type() -> None:

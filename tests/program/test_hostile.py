@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import builtins
+import io
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import graphport as gp
+from graphport.errors import ExportError
 from tests.program import hostile
-from tests.program.mutations import packed, unpacked
+from tests.program.mutations import packed, put, unpacked
+from tests.program.saved import saved
+
+x = torch.randn(3, 4)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,6 +59,53 @@ def test_code_in_every_text(name: str) -> None:
         container, key = every_text(changed)[i]
         container[key] = rng.choice(hostile.PAYLOADS[:32])
         hostile.try_file(packed(changed, tensors), ("print", "module", "unflatten"), seconds=20)
+
+
+@pytest.fixture
+def _canary(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Code of a file would call `canary`, had it been run."""
+    calls: list[int] = []
+    monkeypatch.setattr(builtins, "canary", lambda: calls.append(1), raising=False)
+    yield
+    assert not calls
+
+
+class Inner(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * 2
+
+
+@pytest.mark.usefixtures("_canary")
+@pytest.mark.parametrize("again", [False, True], ids=["loaded", "exported again"])
+def test_paths_of_modules_are_never_code(again: bool) -> None:
+    document, tensors = unpacked(saved(gp.export(Model(), (x,))))
+    for part in ("module_stacks", "module_calls"):
+        path = 'forward") and canary() or getattr(self, "forward'
+        document[part] = put(document[part], "inner", path)
+    program = gp.load(io.BytesIO(packed(document, tensors)))
+    if again:
+        program = gp.export(program.module(), (x,))
+    torch.testing.assert_close(gp.unflatten(program)(x), program.module()(x))
+
+
+@pytest.mark.usefixtures("_canary")
+@pytest.mark.parametrize("key", ['x"); canary() #', "x'); canary() #", "x'] or canary() #"])
+def test_keys_of_inputs_are_never_code(key: str) -> None:
+    ep = gp.export(lambda given: given["key"] + 1, ({"key": x},))
+    document, tensors = unpacked(saved(ep))
+    program = gp.load(io.BytesIO(packed(put(document, "key", key), tensors)))
+    torch.testing.assert_close(program.module()({key: x}), x + 1)
+    with pytest.raises(ExportError, match="into Python code"):
+        program.to_torch()
 
 
 @pytest.mark.slow

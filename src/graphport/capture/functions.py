@@ -304,7 +304,16 @@ def linspace(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if not any(isinstance(given.get(n), _SYMBOLIC) for n in names) or given.get("out") is not None:
         return NotImplemented
     options = {k: given[k] for k in ("dtype", "device") if given.get(k) is not None}
-    return tracer.call(torch.ops.aten.linspace.default, *(given[n] for n in names), **options)
+    op = _LINES[tuple(isinstance(given[n], torch.Tensor) for n in names[:2])]
+    return tracer.call(op, *(given[n] for n in names), **options)
+
+
+_LINES = {
+    (False, False): aten.linspace.default,
+    (False, True): aten.linspace.Scalar_Tensor,
+    (True, False): aten.linspace.Tensor_Scalar,
+    (True, True): aten.linspace.Tensor_Tensor,
+}
 
 
 @overrides(torch.tensor, torch.as_tensor, torch.asarray)

@@ -20,12 +20,23 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def linspace(
-    start: float, end: float, steps: Any, *, dtype: torch.dtype | None = None, **options: Any
+    start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **options: Any
 ) -> Any:
-    """From both ends towards the middle, as torch's kernel goes."""
-    dtype = dtype or torch.get_default_dtype()
+    """From both ends towards the middle, as torch's kernel goes; the ends may be tensors."""
+    if dtype is None:
+        dtype = torch.get_default_dtype()
+        dtype = dtype.to_complex() if any(map(_is_complex, (start, end))) else dtype
+    if dtype.is_complex:
+        if dtype is torch.complex32:
+            return NotImplemented
+        ends = [(x.real, x.imag) if _is_complex(x) else (x, 0) for x in (start, end)]
+        kind = dtype.to_real()
+        return torch.complex(
+            *(linspace(*pair, steps, dtype=kind, **options) for pair in zip(*ends, strict=True))
+        )
     if not dtype.is_floating_point:
-        return NotImplemented
+        return _whole_numbers(start, end, steps, dtype, options)
+    start, end = (x.to(dtype) if isinstance(x, Tensor) else x for x in (start, end))
     step = (end - start) / torch.sym_max(steps - 1, 1)
     places = aten.arange.start_step(0, steps, 1, **options)
     first = places.to(dtype) * step + start
@@ -33,12 +44,40 @@ def linspace(
     return torch.where(places < steps / 2, first, last)
 
 
+def _is_complex(x: Any) -> bool:
+    return x.is_complex() if isinstance(x, Tensor) else isinstance(x, complex)
+
+
+def _whole_numbers(start: Any, end: Any, steps: Any, dtype: torch.dtype, options: Any) -> Any:
+    """In doubles, cut off. Where a number is whole, the last bit of its product decides.
+
+    The kernel rounds after the sum only. Here a step is two numbers, the first short enough for
+    its products to be exact, so that the last addition is the one that rounds.
+    """
+    low, high = (
+        x.to(dtype).double() if isinstance(x, Tensor)
+        else aten.scalar_tensor.default(x, dtype=dtype, **options).double()
+        for x in (start, end)
+    )  # fmt: skip
+    step = (high - low) / torch.sym_max(steps - 1, 1)
+    short = step.float().double()
+    rest = step - short
+    places = aten.arange.start_step(0, steps, 1, **options)
+    along, left = places.double(), (steps - 1 - places).double()
+    first = low + along * short + along * rest
+    last = high - left * short - left * rest
+    return torch.where(places < torch.sym_max(steps // 2, 1), first, last).to(dtype)
+
+
 def upsample_linear(
     input: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None
 ) -> Any:
     """One dim after the other, between the two nearest positions."""
     if not input.is_floating_point():
-        return NotImplemented
+        from torch._decomp.decompositions import _upsample_linear
+
+        sizes, scales = _pixel_scales(input, output_size, scale_factors)
+        return _upsample_linear(input, sizes, align_corners, scales)
     x = input.float() if input.dtype in HALVES else input
     sizes, scales = _sizes_and_scales(input, output_size, scale_factors)
     for d, (size, scale) in enumerate(zip(sizes, scales, strict=True), 2):
@@ -55,6 +94,18 @@ def upsample_linear(
         x = near + (far - near) * weight
     order = torch._prims_common.suggest_memory_format(input)
     return x.to(input.dtype).contiguous(memory_format=order)
+
+
+def upsample_bicubic2d(
+    input: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None
+) -> Any:
+    """Only of pixels torch's kernel goes by the sizes where they stay."""
+    if input.is_floating_point():
+        return NotImplemented
+    from torch._decomp.decompositions import upsample_bicubic2d_default
+
+    sizes, scales = _pixel_scales(input, output_size, scale_factors)
+    return upsample_bicubic2d_default(input, sizes, align_corners, *scales)
 
 
 def upsample_nearest2d(input: Tensor, output_size: Any, scale_factors: Any = None) -> Tensor:
@@ -101,6 +152,17 @@ def _sizes_and_scales(
     return sizes, scale_factors or [None] * len(sizes)
 
 
+def _pixel_scales(
+    input: Tensor, output_size: Any, scale_factors: Any
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """With a factor of 1 where a dim keeps its size."""
+    sizes, scales = _sizes_and_scales(input, output_size, scale_factors)
+    pairs = zip(input.shape[2:], sizes, scales, strict=True)
+    return sizes, [
+        scale if scale is None else sym_ite(size == have, 1.0, scale) for have, size, scale in pairs
+    ]
+
+
 def _ratio(have: Any, size: Any, scale: float | None, doubled: bool = False) -> Any:
     """How far apart in the input the positions of two neighbours of the result are.
 
@@ -116,10 +178,14 @@ def _ratio(have: Any, size: Any, scale: float | None, doubled: bool = False) -> 
 SIZED = {
     aten.isin.Tensor_Tensor: isin,
     aten.linspace.default: linspace,
+    aten.linspace.Tensor_Tensor: linspace,
+    aten.linspace.Tensor_Scalar: linspace,
+    aten.linspace.Scalar_Tensor: linspace,
     aten.split.Tensor: split,
     **dict.fromkeys(
         (aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec),
         upsample_linear,
     ),
+    aten.upsample_bicubic2d.vec: upsample_bicubic2d,
     aten.upsample_nearest2d.vec: upsample_nearest2d,
 }

@@ -440,8 +440,11 @@ def scatter_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> A
 
 def copied_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """`expand_copy`, `unbind_copy`, ...: the views, each copied."""
-    packet = getattr(aten, info.name.removesuffix("_copy"))
-    views = tracer.call(getattr(packet, info.op._overloadname), *args, **kwargs)
+    if info.op is aten.view_copy.default:  # of any memory, unlike `view`
+        views = tracer.call(aten.reshape.default, *args, **kwargs)
+    else:
+        packet = getattr(aten, info.name.removesuffix("_copy"))
+        views = tracer.call(getattr(packet, info.op._overloadname), *args, **kwargs)
 
     def copied(t: torch.Tensor) -> Any:
         return tracer.call(aten.clone.default, t, memory_format=torch.contiguous_format)

@@ -114,10 +114,22 @@ def _float_count(start: Any, end: Any, step: Any) -> Size:
     return max(math.ceil((end - start) / step), 0)
 
 
-@shape_rule(aten.linspace.default, aten.logspace.default)
+@shape_rule(
+    aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar,
+    aten.linspace.Scalar_Tensor, aten.logspace.default, aten.logspace.Tensor_Tensor,
+    aten.logspace.Tensor_Scalar, aten.logspace.Scalar_Tensor,
+)  # fmt: skip
 def linspace(
     start: Any, end: Any, steps: Size, *_: Any, dtype: torch.dtype | None, device: Any, **__: Any
 ) -> Abstract:
+    for x in (start, end):
+        if isinstance(x, Abstract) and x.rank:
+            raise ShapeError(f"linspace: an end is a number, or a tensor without dims, got {x}")
+    kinds = [x.dtype if isinstance(x, Abstract) else number_dtype(x) for x in (start, end)]
+    if any(kind.is_complex for kind in kinds):
+        dtype = dtype or number_dtype(1j)
+        if not dtype.is_complex:
+            raise ShapeError(f"linspace: complex numbers do not fit into {dtype}")
     return made((steps,), dtype, device)
 
 

@@ -16,6 +16,7 @@ from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Complex, Value
 from graphport.onnx.lowerings.einsum import einsum as real_einsum
+from graphport.onnx.lowerings.factory import spaced
 from graphport.onnx.lowerings.linalg import product
 from graphport.onnx.registry import BY_PARTS, LOWERINGS, fusion, lower_complex
 from graphport.ops.abstract import Abstract
@@ -167,6 +168,17 @@ def conj(b: Builder, self: Complex) -> Complex:
 @lower_complex(aten.resolve_conj.default, aten.resolve_neg.default)
 def resolve_conj(b: Builder, self: Complex) -> Complex:
     return self
+
+
+@lower_complex(
+    aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar,
+    aten.linspace.Scalar_Tensor,
+)  # fmt: skip
+def linspace(b: Builder, start: Operand, end: Operand, steps: Any, dtype: Any) -> Complex:
+    """Both parts go from end to end."""
+    kind = b.result.dtype.to_real()
+    ends = zip(both(b, start), both(b, end), strict=True)
+    return Complex(*(spaced(b, *pair, steps, kind) for pair in ends))
 
 
 @lower_complex(aten.full.default)

@@ -144,7 +144,7 @@ def _range(b: Builder, start: Any, end: Any, step: Any) -> Value:
     aten.linspace.Scalar_Tensor,
 )  # fmt: skip
 def linspace(b: Builder, start: Any, end: Any, steps: Any, dtype: Any) -> Value:
-    return _spaced(b, start, end, steps)
+    return spaced(b, start, end, steps, b.result.dtype)
 
 
 @lower(
@@ -152,20 +152,28 @@ def linspace(b: Builder, start: Any, end: Any, steps: Any, dtype: Any) -> Value:
     aten.logspace.Scalar_Tensor,
 )  # fmt: skip
 def logspace(b: Builder, start: Any, end: Any, steps: Any, base: float, dtype: Any) -> Value:
-    exponents = _spaced(b, start, end, steps)
+    exponents = spaced(b, start, end, steps, b.result.dtype)
     return b.Pow(b.scalar(base, like=exponents), exponents)
 
 
-def _spaced(b: Builder, start: Any, end: Any, steps: Any) -> Value:
+def spaced(b: Builder, start: Any, end: Any, steps: Any, dtype: torch.dtype) -> Value:
     """The first half counted from the start, the other from the end; of one number the start."""
-    dtype = b.result.dtype
     kind = dtype if dtype in (torch.float32, torch.float64) else torch.float64
     first, last = (b.cast(x, kind) for x in b.common(start, end, dtype=dtype))
     step = b.Div(b.Sub(last, first), b.scalar(max_(steps - 1, 1), kind))
     index = counting(b, steps)
-    from_start = b.Add(first, b.Mul(step, b.cast(index, kind)))
-    left = b.Sub(b.sizes.number(steps - 1), index)
-    from_end = b.Sub(last, b.Mul(step, b.cast(left, kind)))
+    along = b.cast(index, kind)
+    left = b.cast(b.Sub(b.sizes.number(steps - 1), index), kind)
+    if dtype.is_floating_point:
+        from_start = b.Add(first, b.Mul(step, along))
+        from_end = b.Sub(last, b.Mul(step, left))
+    else:
+        # Cut off where it is whole but for the last bit: torch's kernel rounds after the sum only.
+        # The products of the first part of a step are exact, so the last addition alone rounds.
+        short = b.cast(b.cast(step, torch.float32), kind)
+        rest = b.Sub(step, short)
+        from_start = b.Add(b.Add(first, b.Mul(short, along)), b.Mul(rest, along))
+        from_end = b.Sub(b.Sub(last, b.Mul(short, left)), b.Mul(rest, left))
     half = b.sizes.number(max_(floordiv(steps, 2), 1))
     return b.Where(b.Less(index, half), from_start, from_end)
 

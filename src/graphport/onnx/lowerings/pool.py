@@ -20,6 +20,7 @@ from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Size, Value
 from graphport.onnx.lowerings.reduce import extreme, total
 from graphport.onnx.lowerings.reduce import place as place_of
+from graphport.onnx.lowerings.shape import counting
 from graphport.onnx.lowerings.spatial import (
     Numbers,
     each,
@@ -126,17 +127,22 @@ def _is_bounded(x: Value) -> bool:
 
 
 def _places(b: Builder, x: Value, window: dict[str, Any], n: int) -> Value:
-    """Where in its plane the maximum of each window is; the first nan if there is one.
+    """Where in its plane the maximum of each window is; the last nan if there is one.
 
     To count slows ONNX Runtime down by far, so that it is not asked for the values too.
     """
+    spatial = _spatial(x, n)
+    plane = reduce(mul, spatial)
     _, index = b.MaxPool(x, outputs=2, **window)
-    if x.dtype.is_floating_point:
-        nan = b.cast(b.IsNaN(x), torch.float32)
-        some, first = b.MaxPool(nan, outputs=2, **window)
-        index = b.Where(b.Greater(some, 0.0), first, index)
     # ONNX counts through the whole tensor, torch within each plane.
-    return b.Mod(index, b.scalar(reduce(mul, _spatial(x, n)), torch.int64))
+    index = b.Mod(index, b.scalar(plane, torch.int64))
+    if not x.dtype.is_floating_point:
+        return index
+    small = type(plane) is int and plane < 1 << 24
+    kind = torch.float32 if small else torch.float64
+    places = b.reshape(b.cast(counting(b, plane), kind), spatial)
+    last = b.MaxPool(b.Where(b.IsNaN(x), places, b.scalar(-1.0, like=places)), **window)
+    return b.Where(b.Less(last, 0.0), index, b.cast(last, torch.int64))
 
 
 def _lowest(dtype: torch.dtype) -> Any:
@@ -165,9 +171,12 @@ def _reachable(
 
 def _largest(
     b: Builder, win: Value, starts: Sequence[Numbers], out: Sequence[Size], kernel: Sequence[Size],
-    dilation: Sequence[int], spatial: Sequence[Size],
+    dilation: Sequence[int], spatial: Sequence[Size], ends: Sequence[Numbers] = (),
 ) -> tuple[Value, Value]:  # fmt: skip
-    """The maxima of windows [..., out, kernel, ...], and where in the plane they are."""
+    """The maxima of windows [..., out, kernel, ...], and where in the plane they are.
+
+    Where windows end before their last tap, the taps behind show what is before the end once more.
+    """
     n = len(out)
     lead = win.rank - 2 * n
     front = sizes_of(win)[:lead]
@@ -176,7 +185,7 @@ def _largest(
         b.shaped(b.transpose(win, order), (*front, *out, *kernel)),
         (*front, *out, reduce(mul, kernel)),
     )
-    inner = place_of(b, "ArgMax", flat, -1, False)
+    inner = place_of(b, "ArgMax", flat, -1, False, last_nan=True)
     place: Value | None = None
     for i in range(n):
         rest = reduce(mul, kernel[i + 1 :], 1)
@@ -184,6 +193,7 @@ def _largest(
         tap = b.Mod(tap, kernel[i]) if i else tap
         tap = tap if dilation[i] == 1 else b.Mul(tap, dilation[i])
         here = b.Add(tap, starts[i].then(n - 1 - i).node)
+        here = b.Min(here, (ends[i] - 1).then(n - 1 - i).node) if ends else here
         place = here if place is None else b.Add(b.Mul(place, spatial[i]), here)
     assert place is not None
     return extreme(b, "ReduceMax", flat, [flat.rank - 1], False), place
@@ -342,8 +352,9 @@ def _adaptive_max_pool(n: int) -> Any:
         for i, dim in enumerate(dims):
             x = b.Gather(x, dim.index, axis=2 + 2 * i)
         values, places = _largest(
-            b, x, [d.start for d in dims], out, [d.length for d in dims], [1] * n, spatial
-        )
+            b, x, [d.start for d in dims], out, [d.length for d in dims], [1] * n, spatial,
+            [d.end for d in dims],
+        )  # fmt: skip
         return unbatched(values), unbatched(places)
 
     return lowering
@@ -416,7 +427,7 @@ def _fractional_max_pool(columns: Sequence[int]) -> Any:
             return b.reshape(b.shaped(parts, (*front, *out, *kernel)), whole)
 
         values = laid_out(b.GatherElements(flat, index, axis=2))
-        best = place_of(b, "ArgMax", values, -1, True)
+        best = place_of(b, "ArgMax", values, -1, True, last_nan=True)
         places = b.squeeze(b.GatherElements(laid_out(index), best, axis=-1), -1)
         largest = extreme(b, "ReduceMax", values, [values.rank - 1], False)
         return unbatched(largest), unbatched(places)

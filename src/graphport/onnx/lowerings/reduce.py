@@ -311,8 +311,8 @@ def aminmax(b: Builder, self: Value, dim: int | None, keepdim: bool) -> tuple[Va
     return (extreme(b, "ReduceMin", self, axes, keep), extreme(b, "ReduceMax", self, axes, keep))
 
 
-def place(b: Builder, op: str, x: Value, dim: int, keepdim: bool) -> Value:
-    """Where the extreme is: the first of equal ones, the first nan if there is one."""
+def place(b: Builder, op: str, x: Value, dim: int, keepdim: bool, last_nan: bool = False) -> Value:
+    """Where the extreme is: the first of equal ones, the first (or last) nan if there is one."""
     axis, kept = dim % x.rank, int(keepdim)
     if x.dtype is torch.bool:
         x = b.cast(x, torch.uint8)
@@ -321,7 +321,8 @@ def place(b: Builder, op: str, x: Value, dim: int, keepdim: bool) -> Value:
         return found
     nan = b.cast(b.IsNaN(x), torch.uint8)
     some = b.cast(b.ReduceMax(nan, [axis], keepdims=kept), torch.bool)
-    return b.Where(some, b.ArgMax(nan, axis=axis, keepdims=kept), found)
+    last = int(last_nan) or None
+    return b.Where(some, b.ArgMax(nan, axis=axis, keepdims=kept, select_last_index=last), found)
 
 
 def _arg(op: str) -> Any:
@@ -442,14 +443,21 @@ def _middle(b: Builder, x: Value, axis: int, count: Any, skip: bool) -> Value:
 
 def _median(skip: bool) -> Any:
     def lowering(b: Builder, self: Value) -> Value:
-        """Of nothing it is nan: one is put behind the numbers, where it is in nobody's way."""
+        """Of nothing it is what torch makes of nan.
+
+        One more is put behind the numbers, where it is in nobody's way.
+        """
         floats = self.dtype.is_floating_point
         count = count_of(self, list(range(self.rank)))
-        x = all_of = b.reshape(self, [count])
-        if floats and not is_certain(b, count):
-            nothing = b.constant(torch.tensor([math.nan], dtype=x.dtype))
-            x = b.shaped(b.Concat(all_of, nothing, axis=0), [count + 1])
-        place = _middle(b, x, 0, count, skip)
+        x = ordered = all_of = b.reshape(self, [count])
+        if not is_certain(b, count):
+            nothing = torch.median(torch.empty(0, dtype=x.dtype))
+            last = nothing if floats else torch.tensor(torch.iinfo(x.dtype).max, dtype=x.dtype)
+            x, ordered = (
+                b.shaped(b.Concat(all_of, b.constant(end[None]), axis=0), [count + 1])
+                for end in (nothing, last)
+            )
+        place = _middle(b, ordered, 0, count, skip)
         found = b.reshape(b.Gather(x, place, axis=0), [])
         if skip or not floats:
             return found
