@@ -558,3 +558,37 @@ def test_one_tensor_for_two_inputs_of_a_program_captured_again() -> None:
     one = torch.ones(3)
     with pytest.raises(RuntimeError, match="memory"):
         again.module()(one, one)
+
+
+# Memory that as_strided looks at
+
+
+def test_what_lies_in_memory_is_decided_by_no_operator() -> None:
+    """Layouts of results may be others once operators are taken apart."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.elu(x)
+        z = y.as_strided(y.shape, y.stride())
+        y.mul_(2)
+        z.addcmul_(z.clone(), z.clone(), value=0.5)
+        return y
+
+    x = torch.rand(4, 4, 1, 5).permute(2, 0, 3, 1)
+    ep = gp.export(f, (x,))
+    for program in (ep, ep.run_decompositions(), gp.onnx.export(ep)):
+        call = program.module() if isinstance(program, gp.ExportedProgram) else program
+        torch.testing.assert_close(call(x.clone()), f(x.clone()))
+
+
+def test_as_strided_of_a_copy_that_is_none_at_some_sizes() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.permute(1, 2, 0).reshape(x.shape[1], -1).as_strided((2, 2), (1, 1))
+
+    spec = ({2: gp.Dim("b")},)
+    with pytest.raises(gp.errors.MutationError, match="as_strided of a tensor that is a view"):
+        gp.export(f, (torch.rand(2, 2, 1),), dynamic_shapes=spec)
+    module = gp.export(f, (torch.rand(2, 2, 3),), dynamic_shapes=spec).module()
+    x = torch.rand(2, 2, 4)
+    assert torch.equal(module(x), f(x))
+    with pytest.raises(RuntimeError, match="b != 1"):
+        module(torch.rand(2, 2, 1))

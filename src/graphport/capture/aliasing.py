@@ -92,6 +92,21 @@ def settle(storage: Storage) -> None:
             found.settle()
 
 
+def settle_memory(storage: Storage) -> None:
+    """For as_strided, which looks at memory: a copy must be one at every size."""
+    for found in storage.doubts:
+        if storage is found.storages[1] and not found.settled:
+            found.said = _IN_MEMORY
+            found.where = source.here()
+            found.settle()
+
+
+_IN_MEMORY = (
+    "as_strided of a tensor that is a view at the sizes of the example, but a copy at others",
+    "say which is meant: .clone() for a copy, .view(...) for a view",
+)
+
+
 def doubt_overlap(
     a: Value, b: Value, tensors: tuple[torch.Tensor, torch.Tensor], what: str, lasts: bool
 ) -> None:

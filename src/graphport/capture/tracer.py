@@ -462,11 +462,17 @@ class Tracer(TorchDispatchMode):
             # What a new value looks like in memory is its operator's business; here it matters. An
             # offset is one from the beginning of memory, and an input may begin further on.
             begins = base.op != "placeholder"
-            if len(args) > 2 if not begins else not is_contiguous(base):
+            if len(args) > 2 if not begins else not _is_laid_out(base):
                 base = self.recorder.emit(
                     aten.clone.default, base, memory_format=torch.contiguous_format
                 )
         return self.recorder.emit(op, base, *args)
+
+
+def _is_laid_out(node: Node) -> bool:
+    """Whether a node is contiguous however the operators before it are taken apart."""
+    copies = node.target is aten.clone.default
+    return copies and node.kwargs.get("memory_format") is torch.contiguous_format
 
 
 def _is_filled(view: Value, whole: Abstract) -> bool:
