@@ -74,3 +74,28 @@ def test_gradients_that_nobody_asks_for_are_not_computed() -> None:
     x, _, y, *_ = inputs(5)
     program = check_onnx(Model(), (x, y))
     assert "Exp" not in [n.op_type for n in program.model_proto.graph.node]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"batch_chunk_size": 2}, {}, {"chunking_method": "aspect_ratio"}]
+)
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_chunks_of_open_sizes(reduction: str, settings: dict[str, Any]) -> None:
+    """torch asks whether their size is an int, and rounds it to a power of 2."""
+
+    def fn(x: Any, w: Any, y: Any) -> Any:
+        chunks = nn.LinearCrossEntropyOptions(True, **settings)
+        return F.linear_cross_entropy(x, w, y, reduction=reduction, options=chunks)
+
+    rows, classes = gp.Dim("rows"), gp.Dim("classes", min=6)
+    spec = ({0: rows}, {0: classes}, {0: rows})
+    check_onnx(fn, inputs(5)[:3], dynamic_shapes=spec, others=[inputs(9)[:3], inputs(1)[:3]])
+    program = gp.export(fn, inputs(5)[:3], dynamic_shapes=spec)
+    x, _, y, *_ = inputs(7)
+    given = (x, torch.randn(40, 4), y)
+    torch.testing.assert_close(program.module()(*given), fn(*given))
+    with pytest.raises(gp.errors.ForwardError, match="must be positive int"):
+        gp.export(
+            lambda x, w, y: nn.LinearCrossEntropyOptions(batch_chunk_size=x.shape[0] - 5),
+            inputs(5)[:3], dynamic_shapes=spec,
+        )  # fmt: skip

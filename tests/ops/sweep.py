@@ -24,6 +24,8 @@ DTYPES = (
 )  # fmt: skip
 
 HALVES = (torch.float16, torch.bfloat16)
+WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
+         torch.complex64: torch.complex128}  # fmt: skip
 
 # What the database's own wrappers of random operators seed with.
 SEED = 42
@@ -175,6 +177,49 @@ def _check(
     # Kernels with and without out= may round differently.
     halves = any(getattr(x, "dtype", None) in HALVES for x in pytree.tree_leaves(want))
     close = 1e-2 if halves else None
-    assert_same(have, want, "results differ", close, close)
+    try:
+        assert_same(have, want, "results differ", close, close)
+    except AssertionError:
+        if not _is_as_near(have, want, fn, inputs):
+            raise
     assert_same(ours, theirs, "inputs are left differently", close, close)
     compare_metadata(ep, (inputs, {}))
+
+
+def _is_as_near(have: Any, want: Any, fn: Callable[..., Any], inputs: Any) -> bool:
+    """Whether results are as near the truth as eager's, up to a rounding.
+
+    Where numbers of both signs are added up in another order, as a product of three matrices is
+    that was captured at other sizes, what is left of them is off by a rounding of the largest. How
+    much that is of a result depends on the values, and on how a processor adds them up. The truth
+    is what eager gives in float64.
+    """
+    truth = eager(fn, pytree.tree_map_only(torch.Tensor, _widened, inputs))
+    if any(pytree.tree_structure(x) != pytree.tree_structure(want) for x in (have, truth)):
+        return False
+    flat = [pytree.tree_leaves(x) for x in (have, want, truth)]
+    sizes = [t.abs().max().item() for t in inputs[0] if t.dtype in WIDER and t.numel()]
+    return all(
+        _is_near(*leaves, max(sizes, default=0.0)) if isinstance(leaves[1], torch.Tensor)
+        else leaves[0] == leaves[1] for leaves in zip(*flat, strict=True)
+    )  # fmt: skip
+
+
+def _is_near(have: Any, want: Any, truth: Any, size: float) -> bool:
+    """By the dtype's eps, of the largest number that goes in or comes out."""
+    if have.dtype is not want.dtype or not have.shape == want.shape == truth.shape:
+        return False
+    if truth.dtype is not WIDER.get(want.dtype):
+        return torch.equal(have, want)
+    regular = have.isfinite() & want.isfinite() & truth.isfinite()
+    if not torch.allclose(have[~regular], want[~regular], equal_nan=True):
+        return False
+    ours, theirs = ((x - truth)[regular].abs() for x in (have, want))
+    if not ours.numel():
+        return True
+    largest = max(size, truth[regular].abs().max().item())
+    return bool(ours.max() <= theirs.max() + torch.finfo(want.dtype).eps * largest)
+
+
+def _widened(t: torch.Tensor) -> torch.Tensor:
+    return t.to(WIDER.get(t.dtype, t.dtype))

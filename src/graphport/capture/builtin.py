@@ -2,6 +2,7 @@
 
 Here they make a value. Formatted text (`f"{x.item():.2f}"`) shows a symbolic number by its name.
 `scaled_dot_product_attention` takes no condition on a size for a flag: it is given its truth.
+The chunks of `linear_cross_entropy` are a number of rows that may be symbolic.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ def symbolic_builtins() -> Iterator[Replacement]:
     yield torch.SymFloat, "__format__", _named
     attention = "scaled_dot_product_attention"
     yield functional, attention, _flagged(functional.scaled_dot_product_attention)
+    chunks: Any = torch.nn.LinearCrossEntropyOptions
+    yield chunks, "__post_init__", _checked(chunks.__post_init__)
+    automatic = "_compute_batch_chunk_size"
+    yield chunks, automatic, _chunked(chunks._compute_batch_chunk_size)
 
 
 def _tell_dynamo(ours: Sequence[Any], taken: Sequence[Any]) -> None:
@@ -88,6 +93,37 @@ def _flagged(original: Any) -> Any:
         return original(*map(flag, args), **{k: flag(v) for k, v in kwargs.items()})
 
     return call
+
+
+def _checked(original: Any) -> Any:
+    """Options ask whether the size of chunks is an int; the operator takes a symbolic one."""
+
+    @functools.wraps(original)
+    def check(options: Any) -> None:
+        size = options.batch_chunk_size
+        if not isinstance(size, torch.SymInt):
+            original(options)
+            return
+        object.__setattr__(options, "batch_chunk_size", int(bool(size > 0)))  # it is frozen
+        original(options)
+        object.__setattr__(options, "batch_chunk_size", size)
+
+    return check
+
+
+def _chunked(original: Any) -> Any:
+    """The size of chunks, on which no result depends, without rounding it to a power of 2."""
+
+    @functools.wraps(original)
+    def size(options: Any, rows: Any, features: Any, classes: Any, method: Any = None) -> Any:
+        if not any(isinstance(x, torch.SymInt) for x in (rows, features, classes)):
+            return original(options, rows, features, classes, method)
+        if options.batch_chunk_size is not None:
+            return options.batch_chunk_size
+        parts = (method or options.chunking_method).partition(":")[2] or "1"
+        return torch.sym_min(-(-rows // (-(-classes // features) * int(parts))), rows)
+
+    return size
 
 
 def _dividing(original: Any) -> Any:
