@@ -118,6 +118,29 @@ def test_every_view_can_be_written_through(view):
     check(f, (x(),))
 
 
+@pytest.mark.parametrize(
+    "write", [lambda z: z.fill_(7), lambda z: z[0].mul_(2), lambda z: z[:1, 0].fill_(3)]
+)
+def test_an_expanded_tensor_viewed_as_the_dtype_that_it_has(write):
+    def f(v):
+        y = v * 1
+        z = y[0].expand(2, 4).view(torch.float32)
+        write(z)
+        return y, z
+
+    check(f, (x(),))
+
+
+def test_an_expanded_tensor_viewed_as_another_dtype():
+    def f(v):
+        y = v * 1
+        y[0].expand(2, 4).view(torch.int32)[0].mul_(2)
+        return y
+
+    with pytest.raises(gp.errors.MutationError, match="a write through a view as another dtype"):
+        gp.export(f, (x(),))
+
+
 def test_complex_views():
     def f(z):
         z.real.mul_(2)

@@ -322,6 +322,33 @@ def test_names_of_constants_that_are_no_tensors(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["linear", "linear.weight", "linear.weight.x"])
+def test_constants_in_the_place_of_something_else(name: str) -> None:
+    refused(changed(lambda d: d["constants"].append([name, 7])), f"{name!r} cannot be stored: ")
+
+
+def test_a_constant_in_the_place_of_a_module_without_state() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.ReLU()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    document, tensors = unpacked(saved(gp.export(Outer(), (torch.ones(3),))))
+    document["constants"].append(["layer", 7])
+    refused(packed(document, tensors), "'layer' cannot be stored: it is a module that is called")
+
+
+def test_a_constant_of_a_name_that_graph_modules_have() -> None:
+    data = changed(lambda d: d["constants"].append(["real_recompile", 7]))
+    program = gp.load(io.BytesIO(data))
+    x, y = torch.randn(5, 4), torch.randn(5, 1)
+    torch.testing.assert_close(gp.unflatten(program)(x, y), program.module()(x, y))
+    assert program.module().real_recompile_ == 7
+
+
 @pytest.mark.parametrize("parts", [("state_dict", "signature"), ("module_stacks", "module_calls")])
 def test_paths_of_many_parts(parts: tuple[str, ...]) -> None:
     """A module each would be more than a file of that length may ask for."""

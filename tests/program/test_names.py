@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 import graphport as gp
 from graphport.errors import UnsupportedError
@@ -16,6 +17,7 @@ from graphport.program.identifiers import is_attribute, is_identifier, make_iden
 NAMES = [
     "class", "for", "lambda", "None", "import", 'a"b', "a'b", "a\\", "a\nb", "a b", "0", "graph",
     "\u00b5", "\ufb01", "\uff41", "e\u0301", "__x", "a{b}", "a@1", "\x1b[31m", "x)", "_compiled",
+    "real_recompile", "_needs_recompile", "from_graphmodule",
 ]  # fmt: skip
 
 
@@ -68,6 +70,25 @@ def test_modules_of_any_name(name: str) -> None:
     torch.testing.assert_close(again.module()(x), want)
     trained = gp.export(model, (x,), training=True)
     torch.testing.assert_close(reloaded(trained).module()(x), want)
+
+
+LAZY = sorted(set(dir(_LazyGraphModule)) - set(dir(nn.Module)))
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_state_named_as_what_graph_modules_have(name: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_parameter(name, nn.Parameter(torch.full((4,), 3.0)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self._parameters[name]
+
+    ep = gp.export(Scaled(), (x,))
+    for program in (ep, reloaded(ep), gp.export(ep.module(), (x,))):
+        torch.testing.assert_close(program.module()(x), x * 3)
+        torch.testing.assert_close(gp.unflatten(program)(x), x * 3)
 
 
 @pytest.mark.parametrize("name", ["class", 'a"b', "\u00b5", "graph"], ids=ascii)

@@ -348,6 +348,8 @@ class Tracer(TorchDispatchMode):
         def see(numbers: Node) -> Node:
             for view in views:
                 assert view.op is not None
+                if view.op is aten.view.dtype:  # as the dtype that it has: the numbers' is another
+                    continue
                 numbers = self.view_node(view.op, numbers, view.args)
             return numbers
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from torch import nn
 from torch.fx import Graph, GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from graphport.program.identifiers import rename
 
@@ -28,9 +29,10 @@ def of_modules() -> frozenset[str]:
 
 @functools.cache
 def of_graphs() -> frozenset[str]:
-    """Those of a module that runs a graph."""
+    """Those of a module that runs a graph, also of one whose code is generated when needed."""
     bare = GraphModule(nn.Module(), Graph())
-    return frozenset({*dir(bare), *vars(bare), *of_modules(), *_OURS})
+    names = {*dir(bare), *vars(bare), *dir(_LazyGraphModule)}
+    return frozenset({*names, *of_modules(), *_OURS})
 
 
 class Places:

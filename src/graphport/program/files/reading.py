@@ -6,7 +6,7 @@ import io
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -298,11 +298,14 @@ def _check_outputs(item: Item, signature: GraphSignature, program: ExportedProgr
 
 
 def _check_attributes(item: Item, program: ExportedProgram) -> None:
-    """A tensor and a graph, or a tensor and a module with tensors in it, cannot share a name."""
+    """State and a graph, or state and a module, cannot share a name."""
     modules: dict[str, Any] = dict.fromkeys(n for n, _ in program.graph_module.named_children())
+    called = set(_called(program))
     tree = names.Tree()
     for name in (*program.state_dict, *program.constants):
         tree.add(item, name)
+        if name in called:
+            item.fail(f"{shown(name)} cannot be stored: it is a module that is called")
         inside = modules
         *path, last = name.split(".")
         for part in path:
@@ -310,3 +313,10 @@ def _check_attributes(item: Item, program: ExportedProgram) -> None:
         if inside is None or last in inside:
             item.fail(f"{shown(name)} cannot be stored: a part of it is something else")
         inside[last] = None
+
+
+def _called(program: ExportedProgram) -> Iterator[str]:
+    """The paths of modules that are called."""
+    yield from (call.fqn for call in program.module_call_graph)
+    for node in program.graph.nodes:
+        yield from (path for path, _ in node.meta.get("nn_module_stack", {}).values())
