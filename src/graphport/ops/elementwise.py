@@ -68,7 +68,7 @@ table(
         aten.selu.default, aten.leaky_relu.default, aten.hardtanh.default,
         aten.hardswish.default, aten.hardsigmoid.default, aten.softplus.default,
         aten.hardshrink.default, aten.softshrink.default, aten.threshold.default,
-        aten.log_sigmoid.default, aten.zero.default, aten.fill.Scalar, aten.fill.Tensor,
+        aten.zero.default, aten.fill.Scalar, aten.fill.Tensor,
         aten.nan_to_num.default, aten.dropout.default, aten.alpha_dropout.default,
         aten.rrelu.default,
         aten.bernoulli.default, aten.bernoulli.p, aten.uniform.default, aten.exponential.default,
@@ -77,6 +77,12 @@ table(
     ],
     elementwise(1, promote.same),
 )  # fmt: skip
+
+
+@shape_rule(aten.log_sigmoid.default)
+def log_sigmoid(self: Abstract) -> Abstract:
+    """Contiguous, however its operand lies."""
+    return self.like()
 
 
 @shape_rule(aten.native_dropout.default)
