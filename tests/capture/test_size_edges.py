@@ -7,9 +7,10 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import graphport as gp
-from tests.helpers import assert_same
+from tests.helpers import assert_same, compare
 
 PROGRAMS = {
     "slice from the end by a size": lambda x: x[: -x.shape[1]].shape[0],
@@ -76,3 +77,66 @@ def test_pieces_of_nothing():
     pieces = gp.export(halves, (torch.ones(6),), dynamic_shapes=spec).module()
     with pytest.raises(RuntimeError, match="b != 0"):
         pieces(torch.ones(0))
+
+
+class Normed(nn.Module):
+    """Batch norm without running statistics, and with weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(3))
+        self.bias = nn.Parameter(torch.rand(3))
+
+    def forward(self, x):
+        return F.batch_norm(x, None, None, self.weight, self.bias, training=True)
+
+
+NORMS = {
+    "rows": (nn.BatchNorm1d(3), (4, 3)),
+    "lines": (nn.BatchNorm1d(3), (4, 3, 2)),
+    "images": (nn.BatchNorm2d(3), (4, 3, 2, 2)),
+    "images without statistics": (nn.BatchNorm2d(3, track_running_stats=False), (4, 3, 2, 2)),
+    "function": (Normed(), (4, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_batch_norm_of_no_rows_in_training(name):
+    """Eager returns nothing and leaves the statistics; of one value per channel it has none."""
+    model, shape = NORMS[name]
+    x = torch.randn(shape)
+    spec = ({0: gp.Dim("b", min=0)},)
+    ep = gp.export(model, (x,), dynamic_shapes=spec)
+    again = gp.export(ep.module(), (x,), dynamic_shapes=spec)
+    trained = gp.export(model, (x,), dynamic_shapes=spec, training=True)
+    for program in (ep, ep.run_decompositions(), again, trained, trained.run_decompositions()):
+        for n in (0, 2, 4):
+            compare(program, model, ((torch.randn(n, *shape[1:]),), {}))
+        if len(shape) == 2:
+            with pytest.raises(RuntimeError, match="!= 1"):
+                program.module()(x[:1])
+    assert gp.unflatten(ep)(x[:0]).shape == x[:0].shape
+    fixed = gp.export(model, (x[:0],))
+    compare(fixed, model, ((x[:0],), {}))
+
+
+def test_gradients_of_batch_norm_of_no_rows():
+    model = nn.BatchNorm1d(3)
+    spec = ({0: gp.Dim("b", min=0)},)
+    module = gp.export(model, (torch.randn(4, 3, 2),), dynamic_shapes=spec).module()
+    for m in (module, model):
+        m(torch.randn(0, 3, 2)).sum().backward()
+    grads = dict(module.named_parameters())
+    for name, p in model.named_parameters():
+        assert_same(grads[name].grad, p.grad, name)
+
+
+def test_kernels_of_batch_norm_refuse_no_rows():
+    def f(x):
+        return torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5)
+
+    with pytest.raises(RuntimeError, match="at least one element"):
+        f(torch.randn(0, 3))
+    module = gp.export(f, (torch.randn(4, 3),), dynamic_shapes=({0: gp.Dim.AUTO},)).module()
+    with pytest.raises(RuntimeError, match=">= 1"):
+        module(torch.randn(0, 3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import subprocess
 import sys
@@ -271,6 +272,23 @@ def test_the_median_of_no_integers(fn: Program, dtype: torch.dtype) -> None:
     x = torch.tensor([3, 1, most, 2, most, 5, most], dtype=dtype)
     program = gp.onnx.export(lambda x: fn(x), (x,), dynamic_shapes=({0: AUTO},))
     assert all(check(program, fn, [(x,), *((x[:n],) for n in range(6)), (x[2:],), (x[4:],)]))
+
+
+@pytest.mark.parametrize("core", [False, True], ids=["as written", "core"])
+@pytest.mark.parametrize("track", [False, True], ids=["batch", "running"])
+def test_batch_norm_of_no_rows_in_training(track: bool, core: bool) -> None:
+    """Nothing comes out, and running statistics stay what they are."""
+    model = torch.nn.BatchNorm2d(3, track_running_stats=track)
+    spec = ({0: gp.Dim("b", min=0)},)
+    ep = gp.export(model, (r(4, 3, 2, 2),), dynamic_shapes=spec)
+    ep = ep.run_decompositions() if core else ep
+    program = gp.onnx.export(ep)
+    for n in (0, 1, 4):
+        x = r(n, 3, 2, 2)
+        own = copy.deepcopy(model)
+        want = (own(x), *((own.running_mean, own.running_var) if track else ()))
+        got = run_bare(program, (x,))
+        assert_close([t for t in got if t.shape], list(want), f"of {n}")
 
 
 CHOSEN: dict[str, Callable[[Tensor], Tensor]] = {

@@ -27,6 +27,7 @@ from graphport.errors import DataDependentError, MutationError, ShapeError, Unsu
 from graphport.ops import Abstract, OpInfo, info_of
 from graphport.ops.abstract import channels_last, row_major
 from graphport.ops.factory import number_dtype
+from graphport.ops.norm import require_some
 from graphport.ops.shape import resolved_sizes, slice_at
 from graphport.ops.sizes import broadcast, expected, known, require_sizes, same, wrap_dim
 from graphport.ops.strides import at_example, is_dense
@@ -340,6 +341,8 @@ def updating(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """Batch norms that write running statistics: the functional form returns the new ones last."""
     statistics = args[3:5]
     training = info.op is aten._batch_norm_with_update.default or args[5]
+    if training:
+        require_some(tracer.value(args[0]).abstract)
     if statistics[0] is None or not (training or info.mutated):
         return pure(tracer, info, args, kwargs)
     op = _UPDATING[info.op]

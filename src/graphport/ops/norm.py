@@ -45,8 +45,8 @@ def _laid_out(input: Abstract) -> Abstract:
                     input._strides if input.is_channels_last else None)  # fmt: skip
 
 
-def _require_some(input: Abstract) -> None:
-    """Statistics of nothing are refused by the kernels that compute them."""
+def require_some(input: Abstract) -> None:
+    """Statistics of nothing are refused by the kernels that compute them; `batch_norm` has none."""
     require(ge(numel(input.sizes), 1), "batch_norm: {0} has no elements", input)
 
 
@@ -126,7 +126,7 @@ def native_batch_norm(
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
     known = next((a for a in (running_mean, weight) if a is not None), input)
     if training:
-        _require_some(input)
+        require_some(input)
     stats = known.like(input.sizes[1:2] if training else (0,))
     return batch_norm(input, weight, bias, running_mean, running_var), stats, stats
 
@@ -136,7 +136,6 @@ def batch_norm_with_update(
     input: Abstract, weight: Abstract | None, bias: Abstract | None, running_mean: Abstract,
     running_var: Abstract, momentum: float, eps: float,
 ) -> tuple[Abstract, ...]:  # fmt: skip
-    _require_some(input)
     stats = running_mean.like()
     reserve = input.like((0,), torch.uint8)
     out = batch_norm(input, weight, bias, running_mean, running_var)
@@ -159,8 +158,6 @@ def batch_norm_functional(
 ) -> tuple[Abstract, ...]:  # fmt: skip
     if input.rank < 2:
         raise ShapeError(f"batch_norm: the input needs a dimension of channels, got {input}")
-    if training:
-        _require_some(input)
     stats = running_mean.like(running_mean.sizes if training else (0,))
     out = batch_norm(input, weight, bias, running_mean, running_var)
     return out, stats, stats, running_mean.like(), running_var.like()
@@ -171,7 +168,6 @@ def batch_norm_no_stats(
     input: Abstract, weight: Abstract | None, bias: Abstract | None, training: bool,
     momentum: float, eps: float,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
-    _require_some(input)
     stats = input.like((input.sizes[1],) if training else (0,))
     return batch_norm(input, weight, bias, None, None), stats, stats
 

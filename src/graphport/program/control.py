@@ -1,8 +1,8 @@
-"""Control flow as `.module()` runs it: in plain Python.
+"""What `.module()` runs in plain Python: control flow, and batch norm of what may be empty.
 
-torch's operators for it are differentiated by tracing their graphs again, or by compiling them.
-Plain Python needs neither, and whatever runs on tensors runs on it. Where a module is captured or
-compiled, it hands over the operators.
+torch's operators for control flow are differentiated by tracing their graphs again, or by
+compiling them. Plain Python needs neither, and whatever runs on tensors runs on it. Where a module
+is captured or compiled, it hands over the operators.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
+from graphport.ops.tensor import AbstractTensor
 from graphport.program.bounds import check_bounds
+from graphport.symbolic import Expr
 
+aten = torch.ops.aten
 higher_order = torch.ops.higher_order
 Function = Callable[..., Any]
 
@@ -59,6 +62,30 @@ def scan(
     return (*carried, *_stacked(steps))
 
 
+def batch_norm(
+    input: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
+    """Of nothing, statistics stay what they are; the operator refuses it."""
+    if torch.compiler.is_compiling() or input.numel():
+        return aten._native_batch_norm_legit_functional.default(
+            input, weight, bias, mean, var, *rest
+        )
+    out, nothing = _normalised_nothing(input, weight, bias), torch.zeros_like(mean)
+    return out, nothing, nothing.clone(), mean.clone(), var.clone()
+
+
+def batch_norm_no_stats(input: Tensor, weight: Any, bias: Any, *rest: Any) -> tuple[Tensor, ...]:
+    if torch.compiler.is_compiling() or input.numel():
+        return aten._native_batch_norm_legit.no_stats(input, weight, bias, *rest)
+    nothing = input.new_zeros(input.shape[1:2])
+    return _normalised_nothing(input, weight, bias), nothing, nothing.clone()
+
+
+def _normalised_nothing(input: Tensor, weight: Any, bias: Any) -> Tensor:
+    """As `torch.batch_norm` has it, which the gradients of weights go through."""
+    return aten.batch_norm.default(input, weight, bias, None, None, True, 0.0, 1e-5, False)
+
+
 def _stacked(steps: list[Any]) -> tuple[Any, ...]:
     if not steps:
         raise RuntimeError("a loop over the elements of a tensor needs at least one element")
@@ -71,12 +98,27 @@ PLAIN: dict[Any, Function] = {
     higher_order.cond: cond, higher_order.while_loop: while_loop,
     higher_order.map_impl: map_impl, higher_order.scan: scan,
 }  # fmt: skip
+PLAIN_IF_EMPTY: dict[Any, Function] = {
+    aten._native_batch_norm_legit_functional.default: batch_norm,
+    aten._native_batch_norm_legit.no_stats: batch_norm_no_stats,
+}
 
 
 def run_plainly(graph: Graph) -> None:
-    """Let a graph run its control flow in plain Python."""
+    """Let a graph run in plain Python what its operators do not do."""
     for node in graph.nodes:
+        if node.target in PLAIN_IF_EMPTY and may_be_empty(node.args[0]):
+            node.target = PLAIN_IF_EMPTY[node.target]
         node.target = PLAIN.get(node.target, node.target)
+
+
+def may_be_empty(node: Any) -> bool:
+    """Whether a tensor may turn out to have no elements."""
+    val = node.meta.get("val")
+    if not isinstance(val, AbstractTensor):
+        return True
+    sizes = val._abstract.sizes
+    return any(s.scope.range(s).lower <= 0 if type(s) is Expr else s == 0 for s in sizes)
 
 
 def plain_copy(module: nn.Module, checked: bool = False) -> nn.Module:
@@ -90,9 +132,9 @@ def plain_copy(module: nn.Module, checked: bool = False) -> nn.Module:
         return module
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
-    run_plainly(graph)
     if checked:
         check_bounds(graph)
+    run_plainly(graph)
     root = nn.Module()
     for name, child in module.named_children():
         root.add_module(name, plain_copy(child, checked))

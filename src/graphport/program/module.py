@@ -106,10 +106,10 @@ def unlifted(program: ExportedProgram, places: Callable[[str], str] = str) -> Gr
 def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule:
     places = places_of(program)
     graph = unlifted(program, places)
-    run_plainly(graph)
     keep_statistics(graph)
     if program.from_file:
         check_bounds(graph)
+    run_plainly(graph)
     info = _PyTreeInfo(
         unique_identifiers(program.argument_names), program.call_spec.in_spec,
         program.call_spec.out_spec,

@@ -13,9 +13,10 @@ import torch
 
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
+from graphport.onnx.lowerings.reduce import is_certain
 from graphport.onnx.lowerings.spatial import sizes_of
 from graphport.onnx.registry import lower
-from graphport.symbolic import ge, prod
+from graphport.symbolic import ge, max_, prod
 
 aten = torch.ops.aten
 
@@ -74,11 +75,19 @@ class _Batch:
         axes = [0, *range(2, x.rank)]
         shape = sizes_of(x)
         self.count = prod(shape[a] for a in axes)
+        self.some = is_certain(b, self.count)
         wider = b.cast(x, wide)
-        mean = b.ReduceMean(wider, axes)
+        mean = self._mean(wider, axes)
         self.mean = b.squeeze(b.shaped(mean, _kept(shape)), *axes)
         apart = b.Sub(wider, mean)
-        self.var = b.ReduceMean(b.Mul(apart, apart), axes, keepdims=0)
+        self.var = b.squeeze(b.shaped(self._mean(b.Mul(apart, apart), axes), _kept(shape)), *axes)
+
+    def _mean(self, x: Value, axes: list[int]) -> Value:
+        """Of nothing it is 0, and nobody looks at it."""
+        b = self.b
+        if self.some:
+            return b.ReduceMean(x, axes)
+        return b.Div(b.ReduceSum(x, axes), b.scalar(max_(self.count, 1), x.dtype))
 
     def normalised(self, weight: Value | None, bias: Value | None) -> Value:
         return _normalised(self.b, self.x, weight, bias, self.mean, self.var, self.eps)
@@ -100,7 +109,10 @@ class _Batch:
     def _moved(self, old: Value, new: Value, momentum: float) -> Value:
         b = self.b
         kept = b.Mul(old, 1 - momentum)
-        return b.Add(kept, b.Mul(b.cast(new, old.dtype), momentum))
+        moved = b.Add(kept, b.Mul(b.cast(new, old.dtype), momentum))
+        if self.some:
+            return moved
+        return b.Where(b.Equal(b.scalar(self.count, torch.int64), 0), old, moved)
 
 
 def _kept(shape: Any) -> tuple[Any, ...]:

@@ -68,10 +68,10 @@ def unflatten(program: ExportedProgram) -> UnflattenedModule:
             build_root(builder, program)
         else:
             builder.write()
-        run_plainly(module.graph)
         keep_statistics(module.graph)
         if program.from_file:
             check_bounds(module.graph)
+        run_plainly(module.graph)
         if piece.name != piece.call.path:
             module._original["of"] = tree.at(piece.call.path)
     tree.assemble(program)
