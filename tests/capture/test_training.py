@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -427,3 +428,44 @@ def test_a_copied_view_of_any_memory(spec: Any) -> None:
     ep = gp.export(fn, (x,), dynamic_shapes=spec, training=True)
     for program in (ep, ep.run_decompositions()):
         compare(program, fn, ((x,), {}))
+
+
+def _gaps() -> torch.Tensor:
+    return torch.ones(3, 4, 2)[..., 0]
+
+
+_LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "gaps": _gaps, "rows": lambda: torch.ones(3, 4), "columns": lambda: torch.ones(4, 3).T,
+}  # fmt: skip
+_WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "flatten": lambda x: x.flatten().mul_(10),
+    "a part": lambda x: x.reshape(-1)[1:].mul_(10),
+    "contiguous": lambda x: x.contiguous().mul_(10),
+    "transposed": lambda x: x.T.flatten().mul_(10),
+    "computed": lambda x: (x * 1).flatten().mul_(10),
+}
+
+
+@pytest.mark.parametrize("example", _LAYOUTS)
+@pytest.mark.parametrize("write", _WRITES)
+def test_writes_to_what_is_a_view_in_some_layouts(write: str, example: str) -> None:
+    """Right in every layout that is taken; or refused, where sizes of 1 decide."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        _WRITES[write](x)
+        return x + 0
+
+    spec = ({0: gp.Dim.AUTO, 1: gp.Dim.AUTO},)
+    export = partial(gp.export, f, (_LAYOUTS[example](),), dynamic_shapes=spec, training=True)
+    if example == "gaps" and write in ("flatten", "a part"):
+        with pytest.raises(gp.errors.MutationError, match="but a copy at others"):
+            export()
+        return
+    module = export().module()
+    for name, make in _LAYOUTS.items():
+        try:
+            have = module(make())
+        except RuntimeError:
+            assert name != example  # whose layout is demanded
+        else:
+            assert torch.equal(have, f(make()))

@@ -92,6 +92,13 @@ def settle(storage: Storage) -> None:
             found.settle()
 
 
+def settle_written(storage: Storage) -> None:
+    """Where writes happen in memory: what is written to must be what it is in the example."""
+    for found in storage.doubts:
+        found.where = source.here()
+        found.settle()
+
+
 def settle_memory(storage: Storage) -> None:
     """For as_strided, which looks at memory: a copy must be one at every size."""
     for found in storage.doubts:

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from graphport.capture import aliasing
 from graphport.capture.recorder import describe
 from graphport.capture.tracer import (
     MUTATING,
@@ -55,7 +56,13 @@ class TrainingTracer(Tracer):
         self.overwritten(v, self.recorder.emit(aten.copy_.default, self.read(v), node))
 
     def overwritten(self, v: Value, node: Node) -> None:
-        """The node that has just written to a tensor stands for it from now on."""
+        """The node that has just written to a tensor stands for it from now on.
+
+        Whether that is memory of its own must be as in the example, whatever is passed in.
+        """
+        for value in v.ancestry():
+            self.require_layout(value)
+        aliasing.settle_written(v.storage)
         v.node = node
         v.storage.version += 1
         v.storage.mutated = True
