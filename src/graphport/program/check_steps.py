@@ -404,9 +404,7 @@ class Holds:
         except UNDEFINED as error:
             problem = f"has no value ({error})"
         values = ", ".join(f"{s} = {env[s]} ({self.origins[s]})" for s in symbols(self.cond))
-        return (
-            f"{ASSUMED} {symbolic_repr(self.cond)}: {self.cond} {problem} for {values}"
-        )
+        return f"{ASSUMED} {symbolic_repr(self.cond)}: {self.cond} {problem} for {values}"
 
     def lines(self, code: Code) -> list[str]:
         return [f"if not {code.text(self.cond)}: return False"]
