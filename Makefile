@@ -12,7 +12,7 @@ TESTED := $(VENV)/.installed-test
 DEV    := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-cpus check bench size clean
+.PHONY: help setup demo test test-all test-cpus check replay accept bench size clean
 
 help:
 	@echo "make demo      a transformer to a verified ONNX file, with timings"
@@ -20,6 +20,8 @@ help:
 	@echo "make test-all  every test"
 	@echo "make test-cpus what depends on the processor, as if it were another one"
 	@echo "make check     lint, format, types, smoke tests: before each commit"
+	@echo "make replay    export a fixed set here and with AGAINST=HEAD, and compare: a refactoring"
+	@echo "make accept    rewrite the texts that tests compare in full (TESTS=tests), and show them"
 	@echo "make bench     measure against torch.export and torch.onnx, rewrite the table in README.md"
 	@echo "make size      lines per file, largest first"
 	@echo "make clean     remove the virtual environment and caches"
@@ -71,6 +73,16 @@ check: $(DEV)
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
 	@$(PY) -m pytest -q -m smoke
+
+AGAINST ?= HEAD
+TESTS   ?= tests
+
+replay: $(TESTED)
+	@$(PY) -m tests.replay --against $(AGAINST)
+
+accept: $(TESTED)
+	-@$(PY) -m pytest -q --accept -m "not slow" $(TESTS)
+	@git --no-pager diff -- tests
 
 # Compiled first: where Python may not keep what it compiles, an import would be slow.
 bench: $(TESTED)
