@@ -47,6 +47,9 @@ def folded(lowerer: Lowerer, node: Node) -> Any:
             made = target(*args, **kwargs)
     except RuntimeError as error:  # of dtypes that torch can hold, and not compute with
         raise UnsupportedError(f"torch cannot compute {target} of constants: {error}") from error
+    if is_uninitialised(target):
+        # Whatever lies in memory would go into the file, and be other bytes each time.
+        made.zero_()
     if made.is_complex():
         made = made.resolve_conj()
         return Complex(lowerer.b.constant(made.real), lowerer.b.constant(made.imag))
@@ -78,3 +81,9 @@ def _concrete(x: Any, weights: set[Value]) -> Any:
     if isinstance(x, (list, tuple)):
         return [_concrete(y, weights) for y in x]
     return x
+
+
+def is_uninitialised(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    name = schema.name.partition("::")[2] if schema is not None else ""
+    return name.startswith(("empty", "new_empty"))

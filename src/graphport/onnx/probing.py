@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
+from graphport.onnx.fold import is_uninitialised
 from graphport.onnx.lower import described
 from graphport.onnx.weights import in_memory
 from graphport.ops.abstract import Abstract
@@ -121,7 +122,7 @@ class Probe:
 
     def unwritten(self) -> set[str]:
         """Nodes that are others where memory that was never written holds something else."""
-        sources = {n.name for n in self.graph.nodes if _is_uninitialised(n.target)}
+        sources = {n.name for n in self.graph.nodes if is_uninitialised(n.target)}
         if not sources:
             return set()
         names = dependents(self.graph, lambda n: n.name in sources)
@@ -206,12 +207,6 @@ def _draws(node: Node) -> bool:
     given.update(zip(given, node.args, strict=False))
     given.update(node.kwargs)
     return not any(name in given and given[name] == off for name, off in _OFF.items())
-
-
-def _is_uninitialised(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    name = schema.name.partition("::")[2] if schema is not None else ""
-    return name.startswith(("empty", "new_empty"))
 
 
 def ancestors(node: Node) -> set[Node]:
