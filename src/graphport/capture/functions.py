@@ -296,24 +296,33 @@ def _elements(tracer: Tracer, t: torch.Tensor, index: str) -> Any:
     return number
 
 
-@overrides(torch.linspace, torch.ops.aten.linspace.default)
-def linspace(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _by_ends(op: Any) -> dict[tuple[bool, ...], Any]:
+    """The overloads, by whether the start and the end are tensors."""
+    return {
+        (False, False): op.default, (False, True): op.Scalar_Tensor,
+        (True, False): op.Tensor_Scalar, (True, True): op.Tensor_Tensor,
+    }  # fmt: skip
+
+
+_LINES, _POWERS = _by_ends(aten.linspace), _by_ends(aten.logspace)
+_SPACED = {
+    **dict.fromkeys((torch.linspace, *_LINES.values()), (("start", "end", "steps"), _LINES)),
+    **dict.fromkeys(
+        (torch.logspace, *_POWERS.values()), (("start", "end", "steps", "base"), _POWERS)
+    ),
+}
+
+
+@overrides(*_SPACED)
+def spaced(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """The schema says that `steps` is a plain integer; as a value of the graph it may be a size."""
-    names = ("start", "end", "steps")
+    names, ops = _SPACED[func]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if not any(isinstance(given.get(n), _SYMBOLIC) for n in names) or given.get("out") is not None:
         return NotImplemented
     options = {k: given[k] for k in ("dtype", "device") if given.get(k) is not None}
-    op = _LINES[tuple(isinstance(given[n], torch.Tensor) for n in names[:2])]
-    return tracer.call(op, *(given[n] for n in names), **options)
-
-
-_LINES = {
-    (False, False): aten.linspace.default,
-    (False, True): aten.linspace.Scalar_Tensor,
-    (True, False): aten.linspace.Tensor_Scalar,
-    (True, True): aten.linspace.Tensor_Tensor,
-}
+    op = ops[tuple(isinstance(given[n], torch.Tensor) for n in names[:2])]
+    return tracer.call(op, *(given[n] for n in names if n in given), **options)
 
 
 @overrides(torch.tensor, torch.as_tensor, torch.asarray)
