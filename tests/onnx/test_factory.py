@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import graphport as gp
 from tests.onnx.helpers import check_onnx
@@ -60,6 +61,16 @@ ROWS = [
     row(lambda a: torch.eye(3, a.shape[0], dtype=torch.int8), "b", name="eye_int8"),
     row(lambda a: torch.zeros(a.shape[0], 100_000)[:, :1], "b", name="zeros_large"),
     row(lambda a: torch.hann_window(a.shape[0]), "7", name="hann_window"),
+    *(row(lambda a, fn=fn: fn(a.shape[0]), "b", name=f"open_{fn.__name__}") for fn in (
+        torch.hann_window, torch.hamming_window, torch.bartlett_window, torch.blackman_window,
+        torch.kaiser_window, torch.fft.fftfreq, torch.fft.rfftfreq,
+    )),
+    row(lambda a: torch.vander(a), "b", name="vander"),
+    row(lambda a: torch.tril_indices(*a.shape), "b t", name="tril_indices"),
+    row(lambda a: torch.triu_indices(*a.shape, 1), "b t", name="triu_indices"),
+    row(lambda a: torch.combinations(a), "b", name="combinations"),
+    row(lambda a, c: F.one_hot(a, c.shape[0] + 3), "b", "t", make=[ints(3), torch.randn],
+        name="one_hot_of_a_size"),
     row(lambda a: (torch.arange(a.shape[1])[None] < torch.arange(a.shape[0])[:, None]), "b t",
         name="mask"),
 ]  # fmt: skip
