@@ -116,6 +116,8 @@ def affine_grid(x: torch.Tensor) -> torch.Tensor:
     ("fn", "size"),
     [
         (affine_grid, 0),
+        (lambda x: torch.randint(x.shape[0], (3,)) * 0, 0),
+        (lambda x: torch.randint(2, x.shape[0] + 1, (3,)) * 0, 1),
         (lambda x: torch.linalg.vander(torch.arange(3.0), N=x.shape[0]), 1),
         (lambda x: F.one_hot(torch.zeros(3).long(), x.shape[0]), 0),
     ],
