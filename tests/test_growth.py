@@ -3,6 +3,7 @@
 Work is counted in calls of functions, which is the same on every machine.
 """
 
+import io
 import sys
 
 import pytest
@@ -96,8 +97,17 @@ def partition(ep):
     return Partitioner().partition_graph(ep, None, PartitionerConfig(devices))
 
 
-MODELS = {"nested": (nested, 40), "inputs": (many_inputs, 100), "row": (row, 40),
+MODELS = {"nested": (nested, 30), "inputs": (many_inputs, 100), "row": (row, 40),
           "writes": (writes, 100)}  # fmt: skip
+
+
+def file_of(ep):
+    file = io.BytesIO()
+    gp.save(ep, file)
+    file.seek(0)
+    return file
+
+
 USES = {
     "export": lambda ep, model, args: gp.export(model, args),
     "strict": lambda ep, model, args: gp.export(model, args, strict=True),
@@ -106,6 +116,10 @@ USES = {
     "print": lambda ep, model, args: str(ep),
     "unflatten": lambda ep, model, args: gp.unflatten(ep)(*args),
     "decompositions": lambda ep, model, args: ep.run_decompositions(),
+    "to_torch": lambda ep, model, args: ep.to_torch(),
+    "from_torch": lambda ep, model, args: gp.from_torch(ep.to_torch()),
+    "save": lambda ep, model, args: file_of(ep),
+    "load": lambda ep, model, args: gp.load(file_of(ep)),
     "onnx": lambda ep, model, args: gp.onnx.export(ep),
     "partition": lambda ep, model, args: partition(ep),
 }

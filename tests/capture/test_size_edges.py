@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -129,6 +130,40 @@ def test_gradients_of_batch_norm_of_no_rows():
     grads = dict(module.named_parameters())
     for name, p in model.named_parameters():
         assert_same(grads[name].grad, p.grad, name)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "graphport"])
+@pytest.mark.parametrize("sizes", [(0, 4), (4, 5, 0)])
+def test_compiled_batch_norm_in_training(backend, sizes):
+    """Dynamo compiles a size of 0 for itself, and what is known not to be 0 or 1 once."""
+    for name, (model, shape) in NORMS.items():
+        torch._dynamo.reset()
+        model = copy.deepcopy(model)
+        example = (torch.randn(shape),)
+        module = gp.export(model, example, dynamic_shapes=({0: gp.Dim("b")},)).module()
+        compiled = torch.compile(module, backend=backend)
+        for n in sizes:
+            x = torch.randn(n, *shape[1:])
+            grads = []
+            for m, run in ((module, compiled), (model, model)):
+                m.zero_grad()
+                out = run(x)
+                (out * torch.arange(out.numel()).reshape(out.shape)).sum().backward()
+                grads.append([out, {k: p.grad for k, p in m.named_parameters()}, m.state_dict()])
+            torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4, msg=f"{name} of {n}")
+
+
+def test_batch_norm_of_no_rows_in_torch_programs():
+    """The operator of a functional program refuses it, of torch's own programs too."""
+    model, shape = NORMS["lines"]
+    x, spec = torch.randn(shape), ({0: gp.Dim("b")},)
+    trained = gp.export(model, (x,), dynamic_shapes=spec, training=True)
+    assert trained.to_torch().module()(x[:0]).shape == x[:0].shape
+    functional = gp.export(model, (x,), dynamic_shapes=spec).to_torch().module()
+    own = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("b")},))
+    for module in (functional, own.run_decompositions({}).module()):
+        with pytest.raises(RuntimeError, match="at least one element"):
+            module(x[:0])
 
 
 def test_kernels_of_batch_norm_refuse_no_rows():

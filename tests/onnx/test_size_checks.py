@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections.abc import Callable
@@ -203,3 +204,21 @@ def test_a_range_that_a_branch_has_narrowed(dim: Any, example: int) -> None:
         else:
             with pytest.raises(Exception, match="requires s0"):
                 run_bare(program, torch.ones(n))
+
+
+@pytest.mark.parametrize("dim", [gp.Dim("b"), gp.Dim.AUTO, gp.Dim.DYNAMIC], ids=str)
+def test_what_operators_need_in_the_middle_of_a_range(dim: Any) -> None:
+    """Batch norm in training takes no rows, and several, but not one."""
+    model = torch.nn.BatchNorm1d(8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = gp.onnx.export(model, (X,), dynamic_shapes=({0: dim},))
+    ((low, _),) = read_metadata(made, DIMS).values()
+    (condition,) = read_metadata(made, CONDITIONS)
+    assert low == 0 and condition.endswith("!= 1")
+    for n in (0, 2, 3):
+        want = copy.deepcopy(model)(X[:n])
+        torch.testing.assert_close(run_bare(made, X[:n]), want)
+        torch.testing.assert_close(made(X[:n]), want)
+    with pytest.raises(Exception, match=r"requires .* != 1"):
+        run_bare(made, X[:1])

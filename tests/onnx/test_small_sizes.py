@@ -146,7 +146,7 @@ NARROWED: dict[str, tuple[Program, tuple[Tensor, ...], Any, list[tuple[Tensor, .
         lambda x: torch.view_as_real(torch.fft.rfft(x)), (r(4, 3, 5),), (IMAGE,), OTHERS[1:]),
     "batch norm of a batch": (
         lambda x: F.batch_norm(x, None, None, training=True), (r(4, 3),), ({0: AUTO},),
-        [(r(2, 3),), (r(1, 3),)]),
+        [(r(2, 3),), (r(0, 3),), (r(1, 3),)]),
     "batch norm of an image": (
         lambda x: F.batch_norm(x, None, None, training=True), (r(4, 3, 2, 2),),
         ({0: AUTO, 2: AUTO, 3: AUTO},), [(r(1, 3, 1, 2),), (r(1, 3, 1, 1),)]),

@@ -24,13 +24,14 @@ from graphport import source
 from graphport.capture import composites
 from graphport.capture.data_dependent import by_data, by_example
 from graphport.capture.example import outside
+from graphport.capture.open_counts import OPEN
 from graphport.capture.tracer import Tracer
 from graphport.errors import DataDependentError, MutationError, ShapeError, UnsupportedError
 from graphport.ops import info_of
 from graphport.ops.sizes import expected, numel
 from graphport.ops.strides import lies_in_order
 from graphport.ops.tensor import AbstractTensor
-from graphport.symbolic import Expr, ne, symbols
+from graphport.symbolic import Expr, ge, ne, symbols
 from graphport.symbolic.bridge import from_torch, sym_ite
 
 aten = torch.ops.aten
@@ -268,6 +269,20 @@ def statistics(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return NotImplemented
 
 
+@overrides(functional.affine_grid, torch.linalg.vander)
+def of_some_size(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """What they refuse of a size that is open; torch's own question is answered for most sizes."""
+    if func is functional.affine_grid:
+        sizes, least = inspect.signature(func).bind(*args, **kwargs).arguments["size"], 1
+    else:
+        columns = kwargs.get("N")
+        sizes, least = (args or (kwargs["x"],))[0].shape[-1:] if columns is None else [columns], 2
+    for size in map(from_torch, sizes):
+        if isinstance(size, Expr) and not expected(ge(size, least)):
+            raise ShapeError(f"{func.__name__}: a size of {size}, which has to be {least} or more")
+    return NotImplemented
+
+
 @overrides(torch.Tensor.contiguous)
 def contiguous(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """torch answers for contiguous tensors before the tracer hears of it."""
@@ -296,24 +311,56 @@ def _elements(tracer: Tracer, t: torch.Tensor, index: str) -> Any:
     return number
 
 
-@overrides(torch.linspace, torch.ops.aten.linspace.default)
-def linspace(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _by_ends(op: Any) -> dict[tuple[bool, ...], Any]:
+    """The overloads, by whether the start and the end are tensors."""
+    return {
+        (False, False): op.default, (False, True): op.Scalar_Tensor,
+        (True, False): op.Tensor_Scalar, (True, True): op.Tensor_Tensor,
+    }  # fmt: skip
+
+
+_LINES, _POWERS = _by_ends(aten.linspace), _by_ends(aten.logspace)
+_SPACED = {
+    **dict.fromkeys((torch.linspace, *_LINES.values()), (("start", "end", "steps"), _LINES)),
+    **dict.fromkeys(
+        (torch.logspace, *_POWERS.values()), (("start", "end", "steps", "base"), _POWERS)
+    ),
+}
+
+
+@overrides(*_SPACED)
+def spaced(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """The schema says that `steps` is a plain integer; as a value of the graph it may be a size."""
-    names = ("start", "end", "steps")
+    names, ops = _SPACED[func]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     if not any(isinstance(given.get(n), _SYMBOLIC) for n in names) or given.get("out") is not None:
         return NotImplemented
     options = {k: given[k] for k in ("dtype", "device") if given.get(k) is not None}
-    op = _LINES[tuple(isinstance(given[n], torch.Tensor) for n in names[:2])]
-    return tracer.call(op, *(given[n] for n in names), **options)
+    op = ops[tuple(isinstance(given[n], torch.Tensor) for n in names[:2])]
+    return tracer.call(op, *(given[n] for n in names if n in given), **options)
 
 
-_LINES = {
-    (False, False): aten.linspace.default,
-    (False, True): aten.linspace.Scalar_Tensor,
-    (True, False): aten.linspace.Tensor_Scalar,
-    (True, True): aten.linspace.Tensor_Tensor,
-}
+@overrides(*OPEN)
+def of_open_count(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """With a size for a count: see `open_counts`."""
+    given = (*args, *kwargs.values())
+    counts = [s for x in given for s in (x.shape if isinstance(x, torch.Tensor) else (x,))]
+    if not any(isinstance(x, _SYMBOLIC) for x in counts):
+        return NotImplemented
+    is_plain = kwargs.get("layout") in (None, torch.strided) and not kwargs.get("requires_grad")
+    if kwargs.get("out") is not None or not is_plain:
+        return NotImplemented
+    return OPEN[func](*args, **kwargs)
+
+
+@overrides(functional.one_hot, aten.one_hot.default)
+def one_hot(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """The number of classes may be a size, whatever the schema says."""
+    if not any(isinstance(x, _SYMBOLIC) for x in (*args, *kwargs.values())):
+        return NotImplemented
+    given = dict(zip(("self", "num_classes"), args, strict=False)) | kwargs
+    t = given.get("self", given.get("tensor", given.get("input")))
+    return tracer.call(aten.one_hot.default, t, given["num_classes"])
 
 
 @overrides(torch.tensor, torch.as_tensor, torch.asarray)

@@ -35,7 +35,7 @@ def linspace(
             *(linspace(*pair, steps, dtype=kind, **options) for pair in zip(*ends, strict=True))
         )
     if not dtype.is_floating_point:
-        return _whole_numbers(start, end, steps, dtype, options)
+        return _whole_numbers(start, end, steps, dtype, options).to(dtype)
     start, end = (x.to(dtype) if isinstance(x, Tensor) else x for x in (start, end))
     step = (end - start) / torch.sym_max(steps - 1, 1)
     places = aten.arange.start_step(0, steps, 1, **options)
@@ -49,7 +49,7 @@ def _is_complex(x: Any) -> bool:
 
 
 def _whole_numbers(start: Any, end: Any, steps: Any, dtype: torch.dtype, options: Any) -> Any:
-    """In doubles, cut off. Where a number is whole, the last bit of its product decides.
+    """In doubles, to be cut off. Where a number is whole, the last bit of its product decides.
 
     The kernel rounds after the sum only. Here a step is two numbers, the first short enough for
     its products to be exact, so that the last addition is the one that rounds.
@@ -66,7 +66,20 @@ def _whole_numbers(start: Any, end: Any, steps: Any, dtype: torch.dtype, options
     along, left = places.double(), (steps - 1 - places).double()
     first = low + along * short + along * rest
     last = high - left * short - left * rest
-    return torch.where(places < torch.sym_max(steps // 2, 1), first, last).to(dtype)
+    return torch.where(places < torch.sym_max(steps // 2, 1), first, last)
+
+
+def logspace(
+    start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """Powers of equally spaced numbers; of whole ones only the ends are whole."""
+    dtype = dtype or torch.get_default_dtype()
+    if dtype.is_complex or any(map(_is_complex, (start, end))):
+        return NotImplemented
+    if dtype.is_floating_point:
+        return base ** linspace(start, end, steps, dtype=dtype, **options)
+    return (base ** _whole_numbers(start, end, steps, dtype, options)).to(dtype)
 
 
 def upsample_linear(
@@ -181,6 +194,10 @@ SIZED = {
     aten.linspace.Tensor_Tensor: linspace,
     aten.linspace.Tensor_Scalar: linspace,
     aten.linspace.Scalar_Tensor: linspace,
+    aten.logspace.default: logspace,
+    aten.logspace.Tensor_Tensor: logspace,
+    aten.logspace.Tensor_Scalar: logspace,
+    aten.logspace.Scalar_Tensor: logspace,
     aten.split.Tensor: split,
     **dict.fromkeys(
         (aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec),

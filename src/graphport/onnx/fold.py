@@ -1,7 +1,7 @@
 """Constants computed at export, with torch itself.
 
 An operator whose operands are all constants of the program is run, unless it draws random numbers
-or its result is large and would only make the file larger. Parameters are left as they are: a file
+or its result is large, and a lowering makes a smaller file. Parameters are left as they are: a file
 has them under their own names.
 """
 
@@ -15,7 +15,10 @@ from torch.fx import Node
 
 from graphport.errors import UnsupportedError
 from graphport.onnx.ir import Complex, Value
+from graphport.onnx.registry import is_known
 from graphport.ops.abstract import Abstract
+from graphport.ops.sizes import numel
+from graphport.ops.tensor import AbstractTensor
 from graphport.program.bounds import check_call
 from graphport.symbolic import Expr
 
@@ -29,10 +32,12 @@ _MOST = 1 << 16
 def folded(lowerer: Lowerer, node: Node) -> Any:
     """The constant that a node is, or None."""
     result = lowerer.b.result
-    if not isinstance(result, Abstract) or not _is_small(result):
+    if not isinstance(result, Abstract) or not _is_fixed(result):
         return None
     target: Any = node.target
     if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+        return None
+    if numel(result.sizes) > _MOST and (is_known(target) or not is_made_of_numbers(node)):
         return None
     try:
         args = _concrete(lowerer.values(node.args), lowerer.weights)
@@ -56,13 +61,18 @@ def folded(lowerer: Lowerer, node: Node) -> Any:
     return lowerer.b.constant(made)
 
 
-def _is_small(result: Abstract) -> bool:
-    count = 1
-    for s in result.sizes:
-        if type(s) is not int:
-            return False
-        count *= s
-    return count <= _MOST
+def is_made_of_numbers(node: Node) -> bool:
+    """Whether a tensor is made from fixed numbers alone: it needs no lowering."""
+    op, val = node.target, node.meta.get("val")
+    return (
+        isinstance(op, OpOverload) and op.namespace == "aten"
+        and torch.Tag.nondeterministic_seeded not in op.tags and not node.all_input_nodes
+        and isinstance(val, AbstractTensor) and _is_fixed(val._abstract)
+    )  # fmt: skip
+
+
+def _is_fixed(result: Abstract) -> bool:
+    return all(type(s) is int for s in result.sizes)
 
 
 class _NotConstant(Exception):

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 
 from graphport.errors import ExportError, InputError, InternalError, MissingLoweringError
 from graphport.onnx.builder import Builder
-from graphport.onnx.fold import folded
+from graphport.onnx.fold import folded, is_made_of_numbers
 from graphport.onnx.ir import Complex, Value
 from graphport.onnx.registry import (
     BY_PARTS,
@@ -245,7 +245,7 @@ def _is_known(node: Node, known: Callable[[Any], bool]) -> bool:
         return target in HIGHER_ORDER
     if not isinstance(target, OpOverload) or target in _ASSERTIONS | _STATEMENTS:
         return True  # arithmetic on numbers
-    if isinstance(described(node.meta.get("val")), _NUMBERS):
+    if isinstance(described(node.meta.get("val")), _NUMBERS) or is_made_of_numbers(node):
         return True
     if is_complex(node) and target in LOWERINGS:
         return target in COMPLEX or target in BY_PARTS

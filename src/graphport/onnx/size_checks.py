@@ -208,7 +208,7 @@ class _Ends:
         if symbol is None or self.implies(cond):
             return False
         old = self.ranges[symbol]
-        new = self.ranges[symbol] = self._trim(cond, symbol, old)
+        new = self.ranges[symbol] = self._trim(condition, symbol, old)
         return new != old
 
     def implies(self, cond: Expr) -> bool:
@@ -232,16 +232,19 @@ class _Ends:
         alone = len(found) == 1 and found[0].type is int and found[0] in self.ranges
         return found[0] if alone else None
 
-    def _trim(self, cond: Expr, symbol: Expr, limits: Range) -> Range:
+    def _trim(self, condition: Condition, symbol: Expr, limits: Range) -> Range:
         """A range without the sizes at its ends for which a condition does not hold."""
+        cond = condition.cond
         bound = _half_line(cond)
         if bound is not None:
             return limits & bound
         example = self.hint(symbol)
         assert isinstance(example, int)
         low, high = limits.lower, limits.upper
-        # An end that was left open is where sizes are special cases: of 1 as well as of 0.
-        if low == 0 and example > 1 and self.written(symbol)[0] is None:
+        # A branch at an end that was left open is for special cases: sizes of 1 as well as of 0.
+        # What operators need says which of them it is: batch norm takes no rows, and not one.
+        left_open = low == 0 and self.written(symbol)[0] is None
+        if condition.is_branch and left_open and example > 1:
             low = low if _holds(cond, symbol, 1) else 2
         fits = partial(_holds, cond, symbol)
         upwards = range(int(low), example)[:_STEPS]

@@ -147,13 +147,16 @@ def eye_m(n: Size, m: Size, *, dtype: torch.dtype | None, device: Any, **_: Any)
 def randint(
     high: Size, size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any
 ) -> Abstract:
-    return made(size, dtype or torch.int64, device)
+    return randint_low(0, high, size, dtype=dtype, device=device)
 
 
 @shape_rule(aten.randint.low)
 def randint_low(
     low: Size, high: Size, size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any
 ) -> Abstract:
+    require(
+        ge(sub(high, low), 1), "randint: there is no number from {0} to less than {1}", low, high
+    )
     return made(size, dtype or torch.int64, device)
 
 

@@ -20,7 +20,7 @@ from graphport.ops.sizes import (
     wrap_dim,
 )
 from graphport.ops.strides import elementwise_strides, preserved
-from graphport.symbolic import le
+from graphport.symbolic import Expr, ge, le
 
 aten = torch.ops.aten
 
@@ -239,8 +239,10 @@ def embedding(weight: Abstract, indices: Abstract, *_: Any) -> Abstract:
 
 
 @shape_rule(aten.one_hot.default)
-def one_hot(self: Abstract, num_classes: int) -> Abstract:
-    if num_classes < 0:
+def one_hot(self: Abstract, num_classes: Size) -> Abstract:
+    if isinstance(num_classes, Expr):
+        require(ge(num_classes, 1), "one_hot: {0} classes", num_classes)
+    elif num_classes < 0:
         raise ShapeError(
             "one_hot: the number of classes depends on the data; pass num_classes explicitly"
         )

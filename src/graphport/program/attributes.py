@@ -41,7 +41,7 @@ class Places:
     def __init__(self, paths: Iterable[str]) -> None:
         parts = [path.split(".") for path in paths]
         self._first = rename((first for first, *_ in parts), of_graphs())
-        self._below = rename((part for _, *below in parts for part in below), of_modules())
+        self._below = rename(set().union(*(below for _, *below in parts)), of_modules())
 
     def __call__(self, path: str) -> str:
         if not self._first and not self._below:

@@ -2,7 +2,8 @@
 
 torch's operators for control flow are differentiated by tracing their graphs again, or by
 compiling them. Plain Python needs neither, and whatever runs on tensors runs on it. Where a module
-is captured or compiled, it hands over the operators.
+is captured or compiled, it hands over the operators; but whether a batch is empty is decided where
+it is compiled, since Dynamo compiles sizes of 0 for themselves.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def batch_norm(
     input: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
     """Of nothing, statistics stay what they are; the operator refuses it."""
-    if torch.compiler.is_compiling() or input.numel():
+    if torch.compiler.is_exporting() or input.numel():
         return aten._native_batch_norm_legit_functional.default(
             input, weight, bias, mean, var, *rest
         )
@@ -75,7 +76,7 @@ def batch_norm(
 
 
 def batch_norm_no_stats(input: Tensor, weight: Any, bias: Any, *rest: Any) -> tuple[Tensor, ...]:
-    if torch.compiler.is_compiling() or input.numel():
+    if torch.compiler.is_exporting() or input.numel():
         return aten._native_batch_norm_legit.no_stats(input, weight, bias, *rest)
     nothing = input.new_zeros(input.shape[1:2])
     return _normalised_nothing(input, weight, bias), nothing, nothing.clone()

@@ -59,8 +59,8 @@ def keep_statistics(graph: Graph) -> None:
 
 
 def kept(t: torch.Tensor) -> torch.Tensor:
-    """A copy, where there may be a backward pass."""
-    return t.clone() if torch.is_grad_enabled() and not torch.compiler.is_compiling() else t
+    """A copy, where there may be a backward pass: also of what torch.compile makes."""
+    return t.clone() if torch.is_grad_enabled() and not torch.compiler.is_exporting() else t
 
 
 def _nodes(x: Any) -> list[Node]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -35,6 +38,8 @@ class GraphWriter:
         self._expressions = expressions
         self._texts: dict[str, int] = {}
         self._stacks: dict[tuple[Any, ...], int] = {}
+        self._entry = functools.cache(_entry)
+        self._checked: set[tuple[str, str, str]] = set()
 
     @property
     def texts(self) -> list[str]:
@@ -42,7 +47,7 @@ class GraphWriter:
 
     @property
     def stacks(self) -> list[Any]:
-        return [[list(entry) for entry in stack] for stack in self._stacks]
+        return [list(map(list, stack)) for stack in self._stacks]
 
     def graph(self, module: GraphModule, where: str) -> dict[str, Any]:
         nodes = [self._node(node, where) for node in module.graph.nodes]
@@ -92,14 +97,18 @@ class GraphWriter:
         if meta.get("stack_trace") is not None:
             row["stack_trace"] = self._texts.setdefault(meta.pop("stack_trace"), len(self._texts))
         if "nn_module_stack" in meta:
-            stack = meta.pop("nn_module_stack")
-            key = tuple((k, str(path), _class_name(c)) for k, (path, c) in stack.items())
-            for call, path, _ in key:
-                if not names.is_call(call) or not names.is_call_of(call, path):
-                    raise _not_saved(call, where)
-            row["module_stack"] = self._stacks.setdefault(key, len(self._stacks))
+            row["module_stack"] = self._stack(meta.pop("nn_module_stack"), where)
         if meta:
             row["meta"] = {k: encode(v, f"{where}, meta[{k!r}]") for k, v in meta.items()}
+
+    def _stack(self, stack: dict[str, tuple[str, Any]], where: str) -> int:
+        """The number of a stack. Modules that are in many are looked at once."""
+        key = tuple(map(self._entry, stack.items()))
+        for call, path, _ in [entry for entry in key if entry not in self._checked]:
+            if not names.is_call(call) or not names.is_call_of(call, path):
+                raise _not_saved(call, where)
+        self._checked.update(key)
+        return self._stacks.setdefault(key, len(self._stacks))
 
     def val(self, x: Any) -> Any:
         """What metadata says of a tensor or symbolic number; None for anything else."""
@@ -123,6 +132,11 @@ class GraphWriter:
         if t.requires_grad:
             row["requires_grad"] = True
         return row
+
+
+def _entry(called: tuple[str, tuple[str, Any]]) -> tuple[str, str, str]:
+    key, (path, kind) = called
+    return key, str(path), _class_name(kind)
 
 
 def _class_name(kind: Any) -> str:
@@ -157,8 +171,7 @@ class GraphReader:
         self._values = values
         self._targets = targets
         self._texts = [item.words() for item in texts.list()]
-        tree = names.Tree()
-        self._stacks = [_stack(item, tree) for item in stacks.list()]
+        self._stacks = _stacks(stacks)
         self._entries = limits.MORE_STACK_ENTRIES
         """How many more modules nodes may be within."""
         self._described: dict[str, Decoder] = {
@@ -308,10 +321,32 @@ def _refer(item: Item, known: dict[str, Node]) -> Node:
     return known[name]
 
 
-def _stack(item: Item, tree: names.Tree) -> dict[str, tuple[str, str]]:
-    """The modules that a node is within, the outermost first: by call, the path and the class."""
-    found: dict[str, tuple[str, str]] = {}
-    for row in item.list():
+Stack = dict[str, tuple[str, str]]
+"""The modules that a node is within, the outermost first: by call, the path and the class."""
+
+
+def _stacks(table: Item) -> list[Stack]:
+    """A stack begins like the one before it: what both have has been looked at."""
+    tree = names.Tree()
+    rows: list[Any] = []
+    found: list[Stack] = []
+    for item in table.list():
+        same = _common(rows, item.value) if found and type(item.value) is list else 0
+        known = itertools.islice(found[-1].items(), same) if found else ()
+        found.append(_stack(item, same, dict(known), tree))
+        rows = item.value
+    return found
+
+
+def _common(one: list[Any], other: list[Any]) -> int:
+    """How many items two lists have in common, from the first on."""
+    differ = map(operator.ne, one, other)
+    return next(itertools.compress(itertools.count(), differ), min(len(one), len(other)))
+
+
+def _stack(item: Item, start: int, found: Stack, tree: names.Tree) -> Stack:
+    """`found`, and the modules from the one of this number on."""
+    for row in item.list(start=start):
         key, path, kind = row.list(3)
         place = names.call(path)
         if not names.is_call_of(names.call(key), place) or key.value in found:

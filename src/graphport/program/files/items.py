@@ -125,7 +125,9 @@ class Item:
             self._expected(dict)
         return {name: Item(inner, self, name) for name, inner in self.value.items()}
 
-    def list(self, length: int | None = None, most: int | None = None) -> list[Item]:
+    def list(
+        self, length: int | None = None, most: int | None = None, start: int = 0
+    ) -> list[Item]:
         value = self.value
         if type(value) is not list:
             self._expected(list)
@@ -133,7 +135,7 @@ class Item:
             self.fail(f"expected a list of {length}, found {len(value)} items")
         if most is not None and len(value) > most:
             self.fail(f"a list of {len(value)} items: at most {most} are allowed")
-        return [Item(inner, self, i) for i, inner in enumerate(value)]
+        return [Item(inner, self, i) for i, inner in enumerate(value[start:], start)]
 
     def text(self, most: int = limits.TEXT) -> str:
         """Of so many characters at most; all of them can be written in UTF-8."""

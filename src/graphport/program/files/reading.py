@@ -6,7 +6,7 @@ import io
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -300,7 +300,7 @@ def _check_outputs(item: Item, signature: GraphSignature, program: ExportedProgr
 def _check_attributes(item: Item, program: ExportedProgram) -> None:
     """State and a graph, or state and a module, cannot share a name."""
     modules: dict[str, Any] = dict.fromkeys(n for n, _ in program.graph_module.named_children())
-    called = set(_called(program))
+    called = _called(program)
     tree = names.Tree()
     for name in (*program.state_dict, *program.constants):
         tree.add(item, name)
@@ -315,8 +315,8 @@ def _check_attributes(item: Item, program: ExportedProgram) -> None:
         inside[last] = None
 
 
-def _called(program: ExportedProgram) -> Iterator[str]:
+def _called(program: ExportedProgram) -> set[str]:
     """The paths of modules that are called."""
-    yield from (call.fqn for call in program.module_call_graph)
-    for node in program.graph.nodes:
-        yield from (path for path, _ in node.meta.get("nn_module_stack", {}).values())
+    stacks = (node.meta.get("nn_module_stack", {}) for node in program.graph.nodes)
+    entries = set().union(*(stack.values() for stack in {id(s): s for s in stacks}.values()))
+    return {call.fqn for call in program.module_call_graph} | {path for path, _ in entries}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 Stack = dict[str, tuple[str, Any]]
+Entry = tuple[str, tuple[str, Any]]
 
 _ROOT = "L__self__"
 
@@ -16,21 +19,42 @@ def symbol_index(name: str, letters: str = "su") -> int | None:
     return int(match[1]) if match else None
 
 
-def torch_stack(stack: Stack, root: tuple[str, str]) -> Stack:
+class Stacks:
+    """nn_module_stack of many nodes, with each module told anew once.
+
+    Modules within one another are in the stacks of all that they call: their number is that of the
+    nodes times the depth, so that a stack is put together without Python code of ours.
+    """
+
+    def __init__(self, tell: Callable[[Entry], Entry | None]) -> None:
+        self._tell = functools.cache(tell)
+
+    def __call__(self, stack: Stack | None) -> Stack:
+        """A module of which there is nothing to tell is left out."""
+        return dict(filter(None, map(self._tell, (stack or {}).items())))
+
+
+def torch_stacks(place: Callable[[str], str], root: tuple[str, str]) -> Callable[[Any], Stack]:
     """nn_module_stack as torch has it; a node of no module belongs to the outermost one."""
-    if not stack:
-        return {_ROOT: root}
-    return {f"{_ROOT}{key}": place for key, place in stack.items()}
+
+    def tell(entry: Entry) -> Entry:
+        key, (path, kind) = entry
+        return f"{_ROOT}{place(key)}", (place(path), kind)
+
+    stacks = Stacks(tell)
+    return lambda stack: stacks(stack) or {_ROOT: root}
 
 
-def our_stack(stack: Stack | None) -> Stack:
+def our_stacks() -> Stacks:
     """nn_module_stack as capture records it: by path, with the number of a further call."""
-    ours: Stack = {}
-    for key, (path, kind) in (stack or {}).items():
-        if path.startswith("_empty_nn_module_stack"):
-            continue
-        call = key.rpartition("@")[2] if "@" in key else ""
-        path = path.partition("@")[0]
-        name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
-        ours[f"{path}@{call}" if call else path] = (path, name)
-    return ours
+    return Stacks(_our_entry)
+
+
+def _our_entry(entry: Entry) -> Entry | None:
+    key, (path, kind) = entry
+    if path.startswith("_empty_nn_module_stack"):
+        return None
+    call = key.rpartition("@")[2] if "@" in key else ""
+    path = path.partition("@")[0]
+    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{path}@{call}" if call else path, (path, name)

@@ -23,7 +23,7 @@ from graphport.program import signature as ours
 from graphport.program.checks import InputChecks, InputShape
 from graphport.program.exported import CallSpec, ExportedProgram, ModuleCall
 from graphport.program.module import graph_module
-from graphport.program.torch_interop.conventions import our_stack
+from graphport.program.torch_interop.conventions import our_stacks
 from graphport.program.torch_interop.expressions import FromSympy, bound, values_of
 from graphport.program.torch_interop.guards import GuardReader
 from graphport.symbolic import Expr, Range, Scope, Truth, ge, le
@@ -57,6 +57,7 @@ class _Conversion:
         self.expr = FromSympy(self._symbol)
         self.shape_env = _shape_env(given)
         self.names = _dim_names(self.shape_env)
+        self._stack = our_stacks()
         self._symbols: dict[Any, Expr] = {}
         self._unbacked: dict[Any, Range] = {}
         """The data-dependent symbols, and what torch knows of each."""
@@ -192,7 +193,7 @@ class _Conversion:
         meta = {key: node.meta[key] for key in _METADATA if key in node.meta}
         if node.op == "call_function":
             meta.setdefault("stack_trace", "")
-            meta["nn_module_stack"] = our_stack(node.meta.get("nn_module_stack"))
+            meta["nn_module_stack"] = self._stack(node.meta.get("nn_module_stack"))
         if node.op != "get_attr":
             meta["val"] = self._value(node.meta.get("val"), node)
         return meta

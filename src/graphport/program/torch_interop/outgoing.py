@@ -22,7 +22,7 @@ from graphport.program.exported import ExportedProgram
 from graphport.program.identifiers import is_quotable, unique_identifiers
 from graphport.program.module import own_state
 from graphport.program.torch_interop.assertions import assert_bounds
-from graphport.program.torch_interop.conventions import torch_stack
+from graphport.program.torch_interop.conventions import torch_stacks
 from graphport.program.torch_interop.environment import Environment
 from graphport.symbolic import Expr, bitand, bitor
 from graphport.symbolic.bridge import from_torch
@@ -95,7 +95,7 @@ class _Paths:
 
     def __init__(self, program: ExportedProgram) -> None:
         stacks = (n.meta.get("nn_module_stack") or {} for n in program.graph.nodes)
-        called = {key for stack in stacks for key in stack}
+        called = set().union(*stacks)
         called |= {call.fqn for call in program.module_call_graph}
         modules = {_FURTHER_CALL.sub("", key) for key in called}
         self.of_state = Places({*program.state_dict, *program.constants, *modules})
@@ -111,11 +111,11 @@ class _Conversion:
 
     def __init__(self, program: ExportedProgram, environment: Environment, paths: _Paths) -> None:
         self.environment = environment
-        self.paths = paths
         self.checked = program.from_file
         stacks = (n.meta.get("nn_module_stack") or {} for n in program.graph.nodes)
         first = next((stack for stack in stacks if stack), None)
-        self.root = next(iter(first.values())) if first else ("", "torch.nn.modules.module.Module")
+        root = next(iter(first.values())) if first else ("", "torch.nn.modules.module.Module")
+        self.stack = torch_stacks(paths.of_module, root)
 
     def module(self, module: GraphModule, *, is_top: bool = False) -> GraphModule:
         root, graph = nn.Module(), Graph()
@@ -154,9 +154,7 @@ class _Conversion:
     def _metadata(self, node: Node, *, is_input: bool = False) -> dict[str, Any]:
         meta = {key: node.meta[key] for key in _METADATA if key in node.meta}
         if node.op in ("call_function", "get_attr"):
-            stack, place = node.meta.get("nn_module_stack") or {}, self.paths.of_module
-            stack = {place(k): (place(p), kind) for k, (p, kind) in stack.items()}
-            meta["nn_module_stack"] = torch_stack(stack, self.root)
+            meta["nn_module_stack"] = self.stack(node.meta.get("nn_module_stack"))
         if "val" in node.meta:
             # The sizes of inputs are where symbols are defined.
             meta["val"] = self.environment.value(node.meta["val"], as_told=is_input)

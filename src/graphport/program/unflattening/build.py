@@ -139,7 +139,7 @@ class Builder:
     def _call(self, inner: Call) -> None:
         piece = self.pieces.of[inner]
         target = self.tree.target(self.module, self.call, piece)
-        meta = {"nn_module_stack": _stack(inner.parent)}
+        meta = {"nn_module_stack": inner.parent.stack if inner.parent else {}}
         given = [self.value(v) for v in self.flow.inputs[inner]]
         if inner.signature is None:
             made = self._call_module(target, tuple(given), {})
@@ -274,7 +274,3 @@ def _name(target: str) -> str:
     """A name for the node of an attribute; BERT has a module `self`."""
     name = target.replace(".", "_")
     return f"{name}_" if name in RESERVED else name
-
-
-def _stack(call: Call | None) -> dict[str, tuple[str, str]]:
-    return {c.key: (c.path, c.kind) for c in reversed(call.chain)} if call is not None else {}

@@ -52,6 +52,12 @@ class Call:
     """How many calls begin before it."""
     end: int = 0
     """The number of the last call within it."""
+    stack: dict[str, tuple[str, str]] = field(init=False)
+    """nn_module_stack of what happens in it."""
+
+    def __post_init__(self) -> None:
+        around = self.parent.stack if self.parent is not None else {}
+        self.stack = {**around, self.key: (self.path, self.kind)}
 
     @property
     def chain(self) -> list[Call]:

@@ -39,8 +39,10 @@ class Tree:
         self._hung = {""}
         """Paths of modules that are where they belong."""
         paths = (*state.tensors, *called)
-        parts = (_form(part)[0] for path in paths for part in path.split("."))
-        self._clashes = rename(parts, {*dir(root), *vars(root), COMPILED})
+        parts = set().union(*(path.split(".") for path in paths))
+        self._clashes = rename(
+            (_form(part)[0] for part in parts), {*dir(root), *vars(root), COMPILED}
+        )
 
     def attribute(self, path: str) -> str:
         """Where a module has what is called so below it."""
