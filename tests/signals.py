@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,5 +67,7 @@ def pester(count: int, seed: int = 0) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # A process that is started in the background of a script ignores interrupts, and so do its own.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     tempfile.tempdir = tempfile.mkdtemp()
     print(json.dumps(pester(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)))

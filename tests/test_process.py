@@ -227,7 +227,7 @@ def test_real_signals() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert not [what for what in found if what.startswith("LEFT")], found
-    assert sum(found.values()) == 1000
+    assert sum(found.values()) == 1000 and found.get("dropped by Python", 0) < 50
 
 
 def test_an_interrupt_that_another_error_covers_up_is_raised() -> None:
