@@ -56,6 +56,16 @@ def begins_inside(t: torch.Tensor) -> bool:
     return not isinstance(offset, int) or offset != 0
 
 
+def room_of(t: torch.Tensor) -> int | None:
+    """How many elements there are in memory from where a tensor begins; None if it has none."""
+    if t.is_meta or type(t) not in _PLAIN:
+        return None
+    return t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
+
+
+_PLAIN = (torch.Tensor, nn.Parameter)
+
+
 def describe_tensor(t: torch.Tensor, home: torch.device | None) -> Abstract:
     """What there is to know of a tensor from outside the program."""
     sizes, strides = sizes_of(t), strides_of(t)
@@ -138,7 +148,7 @@ class State:
         abstract = describe_tensor(t, self.home)
         node.meta = {"val": abstract_tensor(abstract, t.requires_grad)}
         value = Value(abstract, node, origin=node)
-        value.storage.inside = begins_inside(t)
+        value.storage.inside, value.storage.room = begins_inside(t), room_of(t)
         entry = Entry(t, kind, [name], node, value, persistent)
         self.entries.append(entry)
         self._by_id[id(t)] = entry

@@ -97,6 +97,9 @@ def index_put(
             f"the destination and {values.dtype} for the source."
         )
     used = [i for i in indices if i is not None]
+    for i in used:
+        if i.dtype not in INDEX_DTYPES:
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     if any(i.dtype in MASK_DTYPES for i in used):
         rest = self.sizes[check_masks(self, indices) :]
         require_fits(values.sizes[max(0, values.rank - len(rest)) :], rest, "shape mismatch: value "
