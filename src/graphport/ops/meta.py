@@ -157,6 +157,7 @@ _BY_REFERENCE = frozenset({
 })  # fmt: skip
 """Whose meta kernels are references in Python, which import Dynamo: that takes seconds."""
 _FEW = 1 << 16
+_INDICES = (torch.int64, torch.int32)
 
 
 def _by_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -169,17 +170,14 @@ def _by_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> N
             _by_meta(op, args, kwargs)
         return
     # Of nothing, an index of 0 would be one too many.
-    if 0 in elements and (referred or any(_is_index(t) for t in given)):
+    indexed = any(n and t.dtype in _INDICES for n, t in zip(elements, given, strict=True))
+    if 0 in elements and (referred or indexed):
         _by_meta(op, args, kwargs)
         return
     cpu = torch.device("cpu")
     keywords = {k: _plain(v, cpu) for k, v in kwargs.items()}
     with torch.random.fork_rng(devices=(), enabled=torch.Tag.nondeterministic_seeded in op.tags):
         op(*(_plain(a, cpu) for a in args), **keywords)
-
-
-def _is_index(t: Abstract) -> bool:
-    return t.dtype in (torch.int64, torch.int32)
 
 
 _TAKEN: set[Any] = set()

@@ -242,8 +242,9 @@ BY_KERNEL = frozenset({
     "_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors",
     "bucketize", "histc", "histogram", "searchsorted",
     # by index
-    "_embedding_bag", "_embedding_bag_forward_only", "embedding_renorm", "index_copy",
-    "index_fill", "index_reduce", "index_select", "one_hot", "put", "take",
+    "_embedding_bag", "_embedding_bag_forward_only", "_unsafe_masked_index_put_accumulate",
+    "embedding_renorm", "index_copy", "index_fill", "index_reduce", "index_select", "one_hot",
+    "put", "take",
     # products and distances
     "_cdist_forward", "_pdist_forward", "addmv", "bilinear", "cdist", "cross", "dist", "dot",
     "linalg_cross", "mv", "vdot",
@@ -254,7 +255,7 @@ BY_KERNEL = frozenset({
     "linalg_ldl_factor_ex", "linalg_lu", "linalg_lu_factor_ex", "linalg_matrix_exp",
     "linalg_pinv", "linalg_qr", "linalg_solve_triangular", "ormqr", "triangular_solve",
     # the rest
-    "_softmax_backward_data", "adaptive_max_pool2d", "adaptive_max_pool3d", "grid_sampler_3d",
+    "_softmax_backward_data", "grid_sampler_3d",
     "mvlgamma", "prelu",
 })  # fmt: skip
 """What only the kernel for the CPU checks: dtypes that go together, modes, counts and ranges.
