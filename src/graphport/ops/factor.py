@@ -17,10 +17,11 @@ from graphport.ops.sizes import (
     expected,
     holds,
     known,
+    require_at_example,
     require_equal,
     require_sizes,
 )
-from graphport.symbolic import le, min_
+from graphport.symbolic import eq, le, min_
 
 aten = torch.ops.aten
 
@@ -232,8 +233,11 @@ def lu_unpack(
             raise ShapeError(f"torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of "
                              f"torch.int32 dtype, got {LU_pivots}")  # fmt: skip
         # Of fewer, eager reads the memory behind them.
-        require_sizes(LU_pivots.sizes, (*LU_data.sizes[:-2], lower.sizes[-1]),
-                      "torch.lu_unpack: pivots {0} do not fit {1}", LU_pivots, LU_data)  # fmt: skip
+        message = "torch.lu_unpack: pivots {0} do not fit {1}"
+        wanted = (*LU_data.sizes[:-2], lower.sizes[-1])
+        require_at_example(LU_pivots.rank == len(wanted), message, LU_pivots, LU_data)
+        for have, want in zip(LU_pivots.sizes, wanted, strict=True):
+            require_at_example(eq(have, want), message, LU_pivots, LU_data)
     if not unpack_data:
         lower = upper = _none(LU_data)
     return (p if unpack_pivots else _none(LU_data)), lower, upper
