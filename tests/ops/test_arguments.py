@@ -247,3 +247,8 @@ def test_heads_that_divide_are_taken() -> None:
         q, k = r(2, heads, 4, 8), r(2, keys, 4, 8)
         ep = gp.export(lambda q, k: attend(q, k, k, enable_gqa=True), (q, k))
         assert ep.module()(q, k).shape == q.shape
+
+
+def test_asking_kernels_warns_of_nothing() -> None:
+    """Warnings are errors here: of one value there is no deviation, of which the kernel warns."""
+    gp.export(lambda x: x.std(0), (r(1, 3),))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx import Node
 
 from graphport.capture import aliasing, registries
@@ -58,7 +59,7 @@ def begins_inside(t: torch.Tensor) -> bool:
 
 def room_of(t: torch.Tensor) -> int | None:
     """How many elements there are in memory from where a tensor begins; None if it has none."""
-    if t.is_meta or type(t) not in _PLAIN:
+    if t.is_meta or type(t) not in _PLAIN or is_functorch_wrapped_tensor(t):
         return None
     return t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
 

@@ -202,6 +202,8 @@ def triangular_solve(
     self: Abstract, A: Abstract, upper: bool, transpose: bool, unitriangular: bool
 ) -> tuple[Abstract, Abstract]:
     _square(A, "triangular_solve")
+    if self.dtype is not A.dtype:
+        raise ShapeError(f"Expected b and A to have the same dtype, but found {self} and {A}")
     sizes = _solution(A, self, True)
     return _columns(self, sizes), _columns(A, (*sizes[:-2], *A.sizes[-2:]))
 

@@ -234,6 +234,7 @@ def cross(self: Abstract, other: Abstract, dim: int | None) -> Abstract:
 
 @shape_rule(aten.linalg_cross.default)
 def linalg_cross(self: Abstract, other: Abstract, *, dim: int) -> Abstract:
+    _require_dtype(self, other, "linalg.cross")
     if self.rank != other.rank:
         raise ShapeError(f"linalg.cross: inputs must have as many dims: {self} and {other}")
     for t in (self, other):

@@ -176,7 +176,8 @@ def _by_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> N
         return
     cpu = torch.device("cpu")
     keywords = {k: _plain(v, cpu) for k, v in kwargs.items()}
-    with torch.random.fork_rng(devices=(), enabled=torch.Tag.nondeterministic_seeded in op.tags):
+    random = torch.Tag.nondeterministic_seeded in op.tags
+    with torch.random.fork_rng(devices=(), enabled=random):
         op(*(_plain(a, cpu) for a in args), **keywords)
 
 
