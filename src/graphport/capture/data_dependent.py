@@ -12,7 +12,7 @@ from torch.fx import Node
 from graphport import source
 from graphport.capture.example import outside
 from graphport.capture.tracer import Tracer, pure, special
-from graphport.errors import DataDependentError
+from graphport.errors import DataDependentError, ShapeError
 from graphport.ops import Abstract, OpInfo, info_of, sizes
 from graphport.ops.index import MASK_DTYPES, check_masks, index
 from graphport.ops.shape import permute, transpose
@@ -20,11 +20,12 @@ from graphport.ops.sizes import (
     broadcast,
     expected,
     numel,
+    require_at_example,
     require_equal,
     require_sizes,
     wrap_dim,
 )
-from graphport.symbolic import Expr, eq, ne, not_, type_of
+from graphport.symbolic import Expr, eq, ge, ne, not_, type_of
 from graphport.symbolic.bridge import from_torch, to_torch
 
 aten = torch.ops.aten
@@ -214,6 +215,8 @@ def masked_select(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> 
     x = tracer.value(args[0]).abstract
     sized = Sized(tracer)
     mask = tracer.value(args[1]).abstract
+    if mask.dtype is not torch.bool:
+        raise ShapeError(f"masked_select: expected BoolTensor for mask, got {mask}")
     sizes = broadcast(x.sizes, mask.sizes)
     count = sized.ones(args[1]) if mask.sizes == sizes else sized.size(0, 0, numel(sizes))
     return sized.record(info, args, kwargs, x.like((count,)))
@@ -325,6 +328,10 @@ def pad_packed_sequence(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keyword
 @special(aten.bincount.default)
 def bincount(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     x = tracer.value(args[0]).abstract
+    if x.rank != 1 or x.dtype.is_floating_point or x.dtype.is_complex:
+        raise ShapeError(f"bincount only supports 1-d non-negative integral inputs, got {x}")
+    least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    require_at_example(ge(tracer.lower(least), 0), "minlength should be >= 0, got {0}", least)
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     dtype = torch.int64
     if weights is not None:
@@ -344,6 +351,8 @@ def one_hot(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     if type(classes) is not int or classes != -1:
         return pure(tracer, info, args, kwargs)
     x = tracer.value(args[0]).abstract
+    if x.dtype is not torch.int64:
+        raise ShapeError(f"one_hot is only applicable to index tensor of type LongTensor, got {x}")
     sized = Sized(tracer)
     out = x.like((*x.sizes, sized.size(0, x.rank)), torch.int64)
     return sized.record(info, args, kwargs, out)

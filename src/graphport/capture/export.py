@@ -58,7 +58,7 @@ from graphport.capture.settings import DEEP_CALLS, FLAGS, NO_COLLECTION, capturi
 from graphport.capture.shapes import AdditionalInputs
 from graphport.capture.snapshot import Snapshot, holders
 from graphport.capture.spec import Spec
-from graphport.capture.state import State, begins_inside, describe_tensor, state_of
+from graphport.capture.state import State, begins_inside, describe_tensor, room_of, state_of
 from graphport.capture.subgraphs import graphs_in, graphs_of, module_of
 from graphport.capture.tensor_classes import computes_itself, warn_of_functions
 from graphport.capture.tracer import Tracer
@@ -401,7 +401,7 @@ class _Capture:
             strides = _symbolic_strides(given, sizes)
         abstract = Abstract(sizes, t.dtype, given.device, strides)
         value = Value(abstract, node, origin=node)
-        value.storage.inside = begins_inside(t)
+        value.storage.inside, value.storage.room = begins_inside(t), room_of(t)
         for d, s in enumerate(sizes):
             if type(s) is Expr:
                 read = functools.partial(self.recorder.size_of, node, d, s, on_entry=True)

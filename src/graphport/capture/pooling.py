@@ -39,8 +39,13 @@ def adaptive_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """A size that is None stays what it is."""
     given = _named(("input", "output_size", "return_indices"), args, kwargs)
     x, sizes = given["input"], given["output_size"]
-    sizes = sizes if isinstance(sizes, (list, tuple)) else [sizes]
+    several = isinstance(sizes, (list, tuple))
+    sizes = sizes if several else [sizes]
     if not any(s is None or isinstance(s, torch.SymInt) for s in sizes):
+        return NotImplemented
+    # What torch takes for no size it refuses itself, and None only stands for one among several.
+    whole = (int, torch.SymInt, *((type(None),) if several and len(sizes) > 1 else ()))
+    if not all(isinstance(s, whole) for s in sizes):
         return NotImplemented
     kept = x.shape[x.dim() - len(sizes) :]
     wanted = [k if s is None else s for s, k in zip(sizes, kept, strict=True)]

@@ -91,8 +91,8 @@ class Recorder:
             out = meta_rule(info.op, described, keywords)
         else:
             out = info.rule(*described, **keywords)
-            if info.checked and not self.scope.closed:
-                refuse(info.op, described, keywords, self.seen)
+        if info.checked and not self.scope.closed:
+            refuse(info.op, described, keywords, out, self.seen)
         if info.elementwise and not self.scope.closed:
             refuse_element(info.op, described, keywords)
         return out, self.node(info.op, args, kwargs, out, info.name)

@@ -25,11 +25,19 @@ from graphport.capture.tracer import (
 from graphport.capture.values import Value
 from graphport.errors import DataDependentError, MutationError, ShapeError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, info_of
-from graphport.ops.abstract import channels_last, row_major
+from graphport.ops.abstract import Size, channels_last, row_major
 from graphport.ops.factory import number_dtype
-from graphport.ops.norm import require_some
+from graphport.ops.norm import check_statistics, require_some
 from graphport.ops.shape import resolved_sizes, slice_at
-from graphport.ops.sizes import broadcast, expected, known, require_sizes, same, wrap_dim
+from graphport.ops.sizes import (
+    broadcast,
+    expected,
+    known,
+    require_at_example,
+    require_sizes,
+    same,
+    wrap_dim,
+)
 from graphport.ops.strides import at_example, is_dense
 from graphport.ops.tensor import AbstractTensor
 from graphport.symbolic import Expr, ge, gt, le, min_
@@ -103,9 +111,11 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     while owner.parent is not None and owner.parent.abstract.dtype is value.abstract.dtype:
         owner = owner.parent
     offset = offset - owner.abstract.offset
+    whole = owner
     if not owner.abstract.is_contiguous and is_dense(owner.abstract):
         owner = _in_memory_order(tracer, owner)
     out = info.rule(owner.abstract, size, stride, offset)
+    _require_room(whole, out)
     # Without an offset the view starts where the tensor does, wherever in memory an input lies.
     recipe = (size, stride) if type(offset) is int and offset == 0 else (size, stride, offset)
     if len(recipe) > 2 and not owner.abstract.is_contiguous:
@@ -119,6 +129,25 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     tracer.demand_layout(tracer.read(owner))
     node = tracer.view_node(info.op, tracer.read(owner), recipe)
     return tracer.wrap(Value.view(owner, out, node, info.op, recipe), wants_grad(args[:1]))
+
+
+def _require_room(owner: Value, view: Abstract) -> None:
+    """That there is memory wherever a view of what owns it reaches in the example."""
+    if owner.parent is not None or 0 in view.sizes:
+        return
+    outside = owner.storage.origin is not None
+    room = owner.storage.room if outside else _reach(owner.abstract)
+    if room is not None:
+        require_at_example(
+            le(view.offset + _reach(view), room),
+            "setStorage: sizes {0}, strides {1}, storage offset {2} are out of bounds for storage "
+            "of {3} elements", list(view.sizes), list(view.strides), view.offset, room,
+        )  # fmt: skip
+
+
+def _reach(a: Abstract) -> Size:
+    """How many elements of memory there are from the first of a tensor to its last."""
+    return sum(((n - 1) * s for n, s in zip(a.sizes, a.strides, strict=True)), start=1)
 
 
 def _in_memory_order(tracer: Tracer, owner: Value) -> Value:
@@ -313,10 +342,11 @@ def batch_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     x, weight, bias, mean, var, training, momentum, eps, _ = args
     about = tracer.value(x).abstract
     if about.rank < 2:  # no channels, which only this operator takes, if there are no elements
-        info.rule(about, None, None, None, None)
+        info.rule(about, None, None, None, None, True)
         return tracer.call(aten.clone.default, x)
     if not training:
         return pure(tracer, info, args, kwargs)
+    check_statistics(about, mean, var, training)
     if mean is None:
         op = aten._native_batch_norm_legit.no_stats
         return tracer.call(op, x, weight, bias, True, momentum, eps)[0]
@@ -341,8 +371,10 @@ def updating(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """Batch norms that write running statistics: the functional form returns the new ones last."""
     statistics = args[3:5]
     training = info.op is aten._batch_norm_with_update.default or args[5]
+    about = tracer.value(args[0]).abstract
+    check_statistics(about, *statistics, training)
     if training:
-        require_some(tracer.value(args[0]).abstract)
+        require_some(about)
     if statistics[0] is None or not (training or info.mutated):
         return pure(tracer, info, args, kwargs)
     op = _UPDATING[info.op]
@@ -436,6 +468,8 @@ def scatter_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> A
     base, new, *rest = (tracer.lower(a) for a in args)
     keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
     view = info_of(_REPLACED[info.op]).rule(describe(base), *rest, **keywords)
+    if info.op is aten.as_strided_scatter.default:
+        _require_room(tracer.value(args[0]), view)
     require_sizes(describe(new).sizes, view.sizes,
                   "expected src to have the size of the view, {1}, but got {0}",
                   describe(new), view)  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx import Node
 
 from graphport.capture import aliasing, registries
@@ -54,6 +55,16 @@ def begins_inside(t: torch.Tensor) -> bool:
     """Whether there is memory before the tensor that it is a view of."""
     offset = t.storage_offset()
     return not isinstance(offset, int) or offset != 0
+
+
+def room_of(t: torch.Tensor) -> int | None:
+    """How many elements there are in memory from where a tensor begins; None if it has none."""
+    if t.is_meta or type(t) not in _PLAIN or is_functorch_wrapped_tensor(t):
+        return None
+    return t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
+
+
+_PLAIN = (torch.Tensor, nn.Parameter)
 
 
 def describe_tensor(t: torch.Tensor, home: torch.device | None) -> Abstract:
@@ -138,7 +149,7 @@ class State:
         abstract = describe_tensor(t, self.home)
         node.meta = {"val": abstract_tensor(abstract, t.requires_grad)}
         value = Value(abstract, node, origin=node)
-        value.storage.inside = begins_inside(t)
+        value.storage.inside, value.storage.room = begins_inside(t), room_of(t)
         entry = Entry(t, kind, [name], node, value, persistent)
         self.entries.append(entry)
         self._by_id[id(t)] = entry

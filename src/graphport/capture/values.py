@@ -22,7 +22,7 @@ from graphport.ops import Abstract
 class Storage:
     """Memory that several values may share."""
 
-    __slots__ = ("base", "doubts", "inside", "mutated", "origin", "unsure", "version")
+    __slots__ = ("base", "doubts", "inside", "mutated", "origin", "room", "unsure", "version")
 
     def __init__(self, base: Value, origin: Any = None) -> None:
         self.base = base
@@ -32,6 +32,8 @@ class Storage:
         self.mutated = False
         self.inside = False
         """Whether the tensor from outside is only part of its memory, and does not begin it."""
+        self.room: int | None = None
+        """How many elements there are from where the tensor from outside begins, in the example."""
         self.doubts: tuple[Any, ...] = ()
         """Other storages that may be this one at some sizes; see `aliasing`."""
         self.unsure: tuple[Value, ...] = ()

@@ -21,7 +21,12 @@ def _each(value: Ints, n: int) -> Sequence[int]:
     """One number per spatial dim."""
     if isinstance(value, int):
         return (value,) * n
-    return tuple(value) * n if len(value) == 1 else value
+    if len(value) == n:
+        return value
+    if len(value) != 1:
+        raise ShapeError(f"expected a single integer value or a list of {n} values to match the "
+                         f"dimensions, but got {list(value)}")  # fmt: skip
+    return tuple(value) * n
 
 
 def window(size: Size, kernel: Size, stride: int, before: int, after: int, dilation: int) -> Size:
@@ -152,6 +157,8 @@ def conv_transpose(
     steps, pads = _each(stride, n), _each(padding, n)
     extra, holes = _each(output_padding, n), _each(dilation, n)
     _check_window(steps, pads, holes)
+    if any(type(e) is int and e < 0 for e in extra):
+        raise ShapeError(f"negative output_padding is not supported, got {list(extra)}")
     if any(e and e >= max(s, h) for e, s, h in zip(extra, steps, holes, strict=True)):
         raise ShapeError("output padding must be smaller than either stride or dilation, but got "
                          f"{list(extra)}, {list(steps)} and {list(holes)}")  # fmt: skip
@@ -228,6 +235,8 @@ def _avg_pool(n: int) -> Rule:
 
 def _adaptive_avg_pool(n: int) -> Rule:
     def adaptive_avg_pool(self: Abstract, output_size: Sequence[Size]) -> Abstract:
+        if self.rank not in (n + 1, n + 2):
+            raise ShapeError(f"adaptive pooling: Expected {n + 1}D or {n + 2}D tensor, got {self}")
         require_nonempty("adaptive pooling", self, self.sizes[self.rank - n :])
         return _laid_out_line((*self.sizes[: self.rank - n], *_each(output_size, n)), self)
 

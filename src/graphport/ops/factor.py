@@ -17,10 +17,11 @@ from graphport.ops.sizes import (
     expected,
     holds,
     known,
+    require_at_example,
     require_equal,
     require_sizes,
 )
-from graphport.symbolic import le, min_
+from graphport.symbolic import eq, le, min_
 
 aten = torch.ops.aten
 
@@ -201,6 +202,8 @@ def triangular_solve(
     self: Abstract, A: Abstract, upper: bool, transpose: bool, unitriangular: bool
 ) -> tuple[Abstract, Abstract]:
     _square(A, "triangular_solve")
+    if self.dtype is not A.dtype:
+        raise ShapeError(f"Expected b and A to have the same dtype, but found {self} and {A}")
     sizes = _solution(A, self, True)
     return _columns(self, sizes), _columns(A, (*sizes[:-2], *A.sizes[-2:]))
 
@@ -227,6 +230,16 @@ def lu_unpack(
     LU_data: Abstract, LU_pivots: Abstract, unpack_data: bool, unpack_pivots: bool
 ) -> tuple[Abstract, ...]:
     p, lower, upper = linalg_lu(LU_data, pivot=True)
+    if unpack_pivots:
+        if LU_pivots.dtype is not torch.int32:
+            raise ShapeError(f"torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of "
+                             f"torch.int32 dtype, got {LU_pivots}")  # fmt: skip
+        # Of fewer, eager reads the memory behind them.
+        message = "torch.lu_unpack: pivots {0} do not fit {1}"
+        wanted = (*LU_data.sizes[:-2], lower.sizes[-1])
+        require_at_example(LU_pivots.rank == len(wanted), message, LU_pivots, LU_data)
+        for have, want in zip(LU_pivots.sizes, wanted, strict=True):
+            require_at_example(eq(have, want), message, LU_pivots, LU_data)
     if not unpack_data:
         lower = upper = _none(LU_data)
     return (p if unpack_pivots else _none(LU_data)), lower, upper
@@ -272,6 +285,18 @@ def linalg_lstsq(
     batch, m, n = _matrix(self, "linalg.lstsq")
     vector = b.rank == self.rank - 1
     driver = driver or "gelsy"
+    if driver not in ("gels", "gelsy", "gelsd", "gelss"):
+        raise ShapeError("torch.linalg.lstsq: parameter `driver` should be one of (gels, gelsy, "
+                         f"gelsd, gelss), got {driver}")  # fmt: skip
+    if self.dtype is not b.dtype:
+        raise ShapeError(f"torch.linalg.lstsq: Expected input and other to have the same dtype, "
+                         f"but got {self} and {b}")  # fmt: skip
+    if b.rank not in (self.rank, self.rank - 1):
+        raise ShapeError("torch.linalg.lstsq: input.dim() must be greater or equal to other.dim() "
+                         f"and (input.dim() - other.dim()) <= 1, got {self} and {b}")  # fmt: skip
+    require_equal(m, b.sizes[-1 if vector else -2],
+                  "torch.linalg.lstsq: the rows of input {0} should match other {1}",
+                  self, b)  # fmt: skip
     shared = broadcast(batch, b.sizes[: -1 if vector else -2])
     columns: Sizes = () if vector else (b.sizes[-1],)
     # The solution is the head of a buffer with room for the larger of the two sides.

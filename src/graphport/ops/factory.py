@@ -12,8 +12,8 @@ from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size, Sizes, permuted
 from graphport.ops.registry import shape_rule
 from graphport.ops.shape import formatted
-from graphport.ops.sizes import expected, require
-from graphport.symbolic import Expr, ceil, ge, le, sub, truediv
+from graphport.ops.sizes import expected, require, require_at_example
+from graphport.symbolic import Expr, ceil, ge, le, lt, sub, truediv
 
 aten = torch.ops.aten
 
@@ -65,12 +65,19 @@ def scalar_tensor(s: Any, *, dtype: torch.dtype | None, device: Any, **_: Any) -
     return made((), dtype, device)
 
 
+def _checked_strides(strides: Sequence[Size]) -> Sizes:
+    for s in strides:
+        require_at_example(ge(s, 0), "Storage size calculation overflowed with strides={0}",
+                           list(strides))  # fmt: skip
+    return tuple(strides)
+
+
 @shape_rule(aten.empty_strided.default)
 def empty_strided(
     size: Sequence[Size], stride: Sequence[Size], *, dtype: torch.dtype | None, device: Any,
     **_: Any,
 ) -> Abstract:  # fmt: skip
-    return made(size, dtype, device, tuple(stride))
+    return made(size, dtype, device, _checked_strides(stride))
 
 
 @shape_rule(aten.empty_permuted.default)
@@ -154,9 +161,8 @@ def randint(
 def randint_low(
     low: Size, high: Size, size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any
 ) -> Abstract:
-    require(
-        ge(sub(high, low), 1), "randint: there is no number from {0} to less than {1}", low, high
-    )
+    text = "random_ expects 'from' to be less than 'to', but got from={0} >= to={1}"
+    require(lt(low, high), text, low, high)
     return made(size, dtype or torch.int64, device)
 
 
@@ -206,7 +212,7 @@ def new_empty_strided(
     device: Any, **_: Any,
 ) -> Abstract:  # fmt: skip
     device = self.device if device is None else device
-    return made(size, dtype or self.dtype, device, tuple(stride))
+    return made(size, dtype or self.dtype, device, _checked_strides(stride))
 
 
 @shape_rule(aten.multinomial.default)

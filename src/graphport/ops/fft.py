@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.abstract import Abstract, Size, Sizes, permuted
 from graphport.ops.registry import shape_rule
@@ -41,6 +42,8 @@ def _fft_c2c(self: Abstract, dim: Sequence[int], normalization: int, forward: bo
 
 @shape_rule(aten._fft_r2c.default)
 def _fft_r2c(self: Abstract, dim: Sequence[int], normalization: int, onesided: bool) -> Abstract:
+    if self.dtype not in promote.COMPLEX_OF:
+        raise ShapeError(f"Only supports floating-point dtypes, but found: {self.dtype}")
     *others, last = [wrap_dim(d, self.rank) for d in dim]
     sizes = self.sizes
     if onesided:

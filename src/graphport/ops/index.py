@@ -97,6 +97,9 @@ def index_put(
             f"the destination and {values.dtype} for the source."
         )
     used = [i for i in indices if i is not None]
+    for i in used:
+        if i.dtype not in INDEX_DTYPES:
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     if any(i.dtype in MASK_DTYPES for i in used):
         rest = self.sizes[check_masks(self, indices) :]
         require_fits(values.sizes[max(0, values.rank - len(rest)) :], rest, "shape mismatch: value "
@@ -179,6 +182,10 @@ def index_add(
     self: Abstract, dim: int, index: Abstract, source: Abstract, *_: Any, **__: Any
 ) -> Abstract:
     """A slice of `source` for each element of `index`."""
+    if self.dtype is not source.dtype:
+        raise ShapeError(f"index_add: self {self} and source {source} must have the same dtype")
+    if index.dtype not in (torch.int64, torch.int32):
+        raise ShapeError(f"index_add: Expected dtype int32/int64 for index but got {index}")
     dim = wrap_dim(dim, self.rank)
     _require_row(index, "index_add")
     if self.rank and source.rank:

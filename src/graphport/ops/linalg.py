@@ -42,6 +42,9 @@ def _inner(a: Size, b: Size, what: str, x: Abstract, y: Abstract) -> None:
 
 def _added(term: Abstract | None, out: Abstract, what: str) -> Abstract:
     """A product to which a term is added that fits it."""
+    if term is not None and term.dtype is not out.dtype:
+        raise ShapeError(f"{what}: self and mat2 must have the same dtype, but got {term.dtype} "
+                         f"and {out.dtype}")  # fmt: skip
     if term is not None and term.sizes != out.sizes[-1:]:
         require_fits(term.sizes, out.sizes, "{2}: {0} cannot be added to a product of {1}",
                      term, out, what)  # fmt: skip
@@ -157,6 +160,8 @@ def linear(input: Abstract, weight: Abstract, bias: Abstract | None) -> Abstract
     _require_dtype(input, weight, "linear")
     if not input.rank:
         raise ShapeError(f"linear: input needs at least 1 dim, got {input}")
+    if weight.rank > 2:
+        raise ShapeError(f"linear: t() expects a tensor with <= 2 dimensions, but got {weight}")
     _inner(input.sizes[-1], weight.sizes[-1], "linear", input, weight)
     return _added(bias, input.like(input.sizes[:-1] + weight.sizes[:-1]), "linear")
 
@@ -229,6 +234,7 @@ def cross(self: Abstract, other: Abstract, dim: int | None) -> Abstract:
 
 @shape_rule(aten.linalg_cross.default)
 def linalg_cross(self: Abstract, other: Abstract, *, dim: int) -> Abstract:
+    _require_dtype(self, other, "linalg.cross")
     if self.rank != other.rank:
         raise ShapeError(f"linalg.cross: inputs must have as many dims: {self} and {other}")
     for t in (self, other):

@@ -152,6 +152,9 @@ def multilabel_margin_loss_forward(
     return self.like(() if reduction else self.sizes[:-1]), self.like(target.sizes)
 
 
+_INTEGRAL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 @shape_rule(aten.ctc_loss.IntList, aten.ctc_loss.Tensor)
 def ctc_loss(
     log_probs: Abstract, targets: Abstract, input_lengths: Any, target_lengths: Any, blank: int,
@@ -160,8 +163,12 @@ def ctc_loss(
     if log_probs.rank not in (2, 3):
         raise ShapeError(f"ctc_loss: log_probs must have 2 or 3 dimensions, got {log_probs}")
     require_nonempty("ctc_loss", log_probs, log_probs.sizes)
+    if targets.rank not in (1, 2):
+        raise ShapeError(f"ctc_loss: targets must have 1 or 2 dimensions, got {targets}")
     batch = log_probs.sizes[1:-1]
     for lengths in (input_lengths, target_lengths):
+        if isinstance(lengths, Abstract) and lengths.dtype not in _INTEGRAL:
+            raise ShapeError(f"ctc_loss: lengths must be integral, got {lengths}")
         sizes = lengths.sizes if isinstance(lengths, Abstract) else (len(lengths),)
         require_sizes(sizes or (1,), batch or (1,),
                       "ctc_loss: {0} lengths for a batch of {1}",

@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from graphport.errors import UnsupportedError
 from graphport.ops.abstract import Abstract, Sizes, permuted, row_major
+from graphport.ops.registry import BY_KERNEL
 from graphport.ops.sizes import numel
 from graphport.ops.strides import at_example, typical
 from graphport.symbolic import Expr
@@ -96,8 +97,10 @@ def meta_rule(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> An
         raise SymbolicSizesError from error
 
 
-def refuse(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], seen: set[Any]) -> None:
-    """Raise what torch's meta kernel raises at the example sizes, where a shape rule is content.
+def refuse(
+    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Any, seen: set[Any]
+) -> None:
+    """Raise what torch's kernels raise at the example sizes, where a shape rule is content.
 
     Rules say what comes out; kernels also check windows, probabilities, dtypes and indices. Calls
     that were `seen` are not tried again, and those of sizes that only data tells not at all.
@@ -109,13 +112,34 @@ def refuse(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], seen: se
     if key in seen:
         return
     seen.add(key)
+    name = op._schema.name[6:]
     try:
-        (_by_kernel if op._schema.name[6:] in _BY_REFERENCE else _by_meta)(*plain)
+        if name in _BY_REFERENCE:
+            _by_kernel(*plain)
+        elif name in BY_KERNEL and _is_trusted(plain[1:], out):
+            _by_kernel(*plain)
+        else:
+            _by_meta(*plain)
     except (NotImplementedError, UnsupportedError):
         pass  # there is no such kernel
     except TypeError as error:
         if _AT_FAULT not in str(error):
             raise
+
+
+def _is_trusted(call: Any, out: Any) -> bool:
+    """Whether the program would run the kernel that is here, in little time.
+
+    Of halves and of other devices it may know less than the one that the program is for.
+    """
+    given = list(_tensors(call))
+    if any(t.device.type != "cpu" or t.dtype in _HALVES for t in given):
+        return False
+    made = list(_tensors(out))
+    return _has_example(made) and sum(numel(t.sizes) for t in example_of(made)) <= _FEW
+
+
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 _AT_FAULT = "cond must be a bool"
@@ -133,19 +157,27 @@ _BY_REFERENCE = frozenset({
 })  # fmt: skip
 """Whose meta kernels are references in Python, which import Dynamo: that takes seconds."""
 _FEW = 1 << 16
+_INDICES = (torch.int64, torch.int32)
 
 
 def _by_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Run an operator on plain numbers, unless there are so many that it would take time."""
-    elements = [numel(t.sizes) for t in _tensors([*args, *kwargs.values()])]
+    given = list(_tensors([*args, *kwargs.values()]))
+    elements = [numel(t.sizes) for t in given]
+    referred = op._schema.name[6:] in _BY_REFERENCE
     if sum(elements) > _FEW:
+        if not referred:
+            _by_meta(op, args, kwargs)
         return
-    if 0 in elements:  # an index of 0 would be one too many
+    # Of nothing, an index of 0 would be one too many.
+    indexed = any(n and t.dtype in _INDICES for n, t in zip(elements, given, strict=True))
+    if 0 in elements and (referred or indexed):
         _by_meta(op, args, kwargs)
         return
     cpu = torch.device("cpu")
     keywords = {k: _plain(v, cpu) for k, v in kwargs.items()}
-    with torch.random.fork_rng(devices=(), enabled=torch.Tag.nondeterministic_seeded in op.tags):
+    random = torch.Tag.nondeterministic_seeded in op.tags
+    with torch.random.fork_rng(devices=(), enabled=random):
         op(*(_plain(a, cpu) for a in args), **keywords)
 
 
@@ -234,6 +266,8 @@ def _tensors(x: Any) -> Iterator[Abstract]:
     elif isinstance(x, (list, tuple)):
         for y in x:
             yield from _tensors(y)
+    elif isinstance(x, dict):
+        yield from _tensors(list(x.values()))
 
 
 def _plain(x: Any, device: torch.device) -> Any:

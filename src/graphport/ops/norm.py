@@ -11,7 +11,7 @@ from graphport.errors import ShapeError
 from graphport.ops.abstract import Abstract, Size
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import numel, require, require_equal, require_sizes
-from graphport.ops.strides import preserved
+from graphport.ops.strides import at_example, preserved
 from graphport.symbolic import ge
 
 aten = torch.ops.aten
@@ -32,7 +32,38 @@ def _checked(
                           what, normalized_shape, a)  # fmt: skip
 
 
+def _is_nothing(input: Abstract) -> bool:
+    """Eager hands nothing on as it is, before it looks at anything else."""
+    return any(at_example(s) == 0 for s in input.sizes)
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _check_dtypes(input: Abstract, what: str, *parameters: Abstract | None) -> None:
+    """Nothing is promoted; only halves may have parameters of float32."""
+    for a in parameters:
+        if a is None or a.dtype is input.dtype or _is_nothing(input):
+            continue
+        if a.dtype is not torch.float32 or input.dtype not in _HALVES:
+            raise ShapeError(
+                f"{what}: mixed dtype: all inputs must share same datatype, got {input} and {a}"
+            )
+
+
+def check_statistics(input: Abstract, mean: Any, var: Any, training: bool) -> None:
+    """Both of the running statistics or none of them, and both where they are used."""
+    if _is_nothing(input):
+        return
+    if training and (mean is None) is not (var is None):
+        raise ShapeError("running_mean and running_var must either both be None or neither be None")
+    for name, a in (("mean", mean), ("var", var)):
+        if a is None and not training:
+            raise ShapeError(f"running_{name} must be defined in evaluation mode")
+
+
 def _check_channels(input: Abstract, what: str, *by_channel: Abstract | None) -> None:
+    _check_dtypes(input, what, *by_channel)
     for a in by_channel:
         if a is not None:
             require_sizes(a.sizes, input.sizes[1:2], "{0}: {1} does not fit the channels of {2}",
@@ -56,6 +87,7 @@ def layer_norm(
     bias: Abstract | None, eps: float, cudnn_enable: bool,
 ) -> Abstract:  # fmt: skip
     _checked(input, normalized_shape, "layer_norm", weight, bias)
+    _check_dtypes(input, "layer_norm", weight, bias)
     return input.like()
 
 
@@ -73,9 +105,15 @@ def native_layer_norm(
     bias: Abstract | None, eps: float,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
     _checked(input, normalized_shape, "layer_norm", weight, bias)
+    _check_dtypes(input, "layer_norm", weight, bias)
     outer = input.rank - len(normalized_shape)
     stats = input.like((*input.sizes[:outer], *(1 for _ in normalized_shape)))
     return input.like(), stats, stats
+
+
+def _check_groups(count: int) -> None:
+    if type(count) is int and count < 1:
+        raise ShapeError(f"Expected num groups to be greater than 0, got {count}")
 
 
 @shape_rule(aten.group_norm.default)
@@ -83,6 +121,7 @@ def group_norm(
     input: Abstract, num_groups: int, weight: Abstract | None, bias: Abstract | None, eps: float,
     cudnn_enabled: bool,
 ) -> Abstract:  # fmt: skip
+    _check_groups(num_groups)
     require_equal(input.sizes[1] % num_groups, 0,
                   "group_norm: {0} channels of {1} do not divide into {2} groups",
                   input.sizes[1], input, num_groups)  # fmt: skip
@@ -98,6 +137,10 @@ def native_group_norm(
     require_equal(numel(input.sizes), N * C * HxW,
                   "native_group_norm: {0} does not have {1}*{2}*{3} elements",
                   input, N, C, HxW)  # fmt: skip
+    _check_groups(group)
+    require_equal(C % group, 0, "native_group_norm: {0} channels do not divide into {1} groups",
+                  C, group)  # fmt: skip
+    _check_dtypes(input, "native_group_norm", weight, bias)
     for a in (weight, bias):
         if a is not None:
             require_sizes(a.sizes, (C,), "native_group_norm: {0} does not fit {1} channels", a, C)
@@ -108,8 +151,9 @@ def native_group_norm(
 @shape_rule(aten.batch_norm.default)
 def batch_norm(
     input: Abstract, weight: Abstract | None, bias: Abstract | None,
-    running_mean: Abstract | None, running_var: Abstract | None, *_: Any,
+    running_mean: Abstract | None, running_var: Abstract | None, training: bool, *_: Any,
 ) -> Abstract:  # fmt: skip
+    check_statistics(input, running_mean, running_var, training)
     if input.rank < 2:  # eager hands nothing on as it is, before it asks for channels
         what = "batch_norm: the input needs a dimension of channels, got {0}"
         require_equal(numel(input.sizes), 0, what, input)
@@ -128,7 +172,7 @@ def native_batch_norm(
     if training:
         require_some(input)
     stats = known.like(input.sizes[1:2] if training else (0,))
-    return batch_norm(input, weight, bias, running_mean, running_var), stats, stats
+    return batch_norm(input, weight, bias, running_mean, running_var, training), stats, stats
 
 
 @shape_rule(aten._batch_norm_with_update_functional.default)
@@ -138,7 +182,7 @@ def batch_norm_with_update(
 ) -> tuple[Abstract, ...]:  # fmt: skip
     stats = running_mean.like()
     reserve = input.like((0,), torch.uint8)
-    out = batch_norm(input, weight, bias, running_mean, running_var)
+    out = batch_norm(input, weight, bias, running_mean, running_var, True)
     return out, stats, stats, reserve, running_mean.like(), running_var.like()
 
 
@@ -148,7 +192,7 @@ def batch_norm_no_training(
     running_var: Abstract, *_: Any,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
     empty = input.like((0,))
-    return batch_norm(input, weight, bias, running_mean, running_var), empty, empty
+    return batch_norm(input, weight, bias, running_mean, running_var, False), empty, empty
 
 
 @shape_rule(aten._native_batch_norm_legit_functional.default)
@@ -158,8 +202,8 @@ def batch_norm_functional(
 ) -> tuple[Abstract, ...]:  # fmt: skip
     if input.rank < 2:
         raise ShapeError(f"batch_norm: the input needs a dimension of channels, got {input}")
+    out = batch_norm(input, weight, bias, running_mean, running_var, training)
     stats = running_mean.like(running_mean.sizes if training else (0,))
-    out = batch_norm(input, weight, bias, running_mean, running_var)
     return out, stats, stats, running_mean.like(), running_var.like()
 
 
@@ -169,7 +213,7 @@ def batch_norm_no_stats(
     momentum: float, eps: float,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
     stats = input.like((input.sizes[1],) if training else (0,))
-    return batch_norm(input, weight, bias, None, None), stats, stats
+    return batch_norm(input, weight, bias, None, None, training), stats, stats
 
 
 @shape_rule(aten._weight_norm_interface.default)
@@ -180,7 +224,8 @@ def weight_norm(v: Abstract, g: Abstract, dim: int) -> tuple[Abstract, Abstract]
 @shape_rule(aten.instance_norm.default)
 def instance_norm(
     input: Abstract, weight: Abstract | None, bias: Abstract | None,
-    running_mean: Abstract | None, running_var: Abstract | None, *_: Any,
+    running_mean: Abstract | None, running_var: Abstract | None, use_input_stats: bool, *_: Any,
 ) -> Abstract:  # fmt: skip
+    check_statistics(input, running_mean, running_var, use_input_stats)
     _check_channels(input, "instance_norm", weight, bias, running_mean, running_var)
     return input.like()

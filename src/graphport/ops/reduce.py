@@ -108,6 +108,8 @@ def _check_count(self: Abstract, k: Size, dim: int, what: str) -> None:
 
 @shape_rule(aten.var.correction, aten.std.correction)
 def var(self: Abstract, dim: Dims, *, correction: Any, keepdim: bool) -> Abstract:
+    if promote.kind(self.dtype) < 2:
+        raise ShapeError(f"std and var only support floating point and complex dtypes, got {self}")
     return reduced(self, dim, keepdim, promote.to_real(self.dtype))
 
 

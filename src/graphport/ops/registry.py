@@ -91,7 +91,7 @@ class OpInfo:
     name: str
     rule: Rule | None
     checked: bool
-    """Its arguments are more than its rule looks at: torch's own kernel is asked too."""
+    """Its arguments are more than is looked at for its sizes: torch's own kernel is asked too."""
     elementwise: bool
     """Sizes are all the same to it: torch's own kernel can be asked with one element."""
     mutated: tuple[int | str, ...]
@@ -223,15 +223,46 @@ def _dtype_follows_out(functional: OpOverload) -> bool:
     return name in _COMPUTE_AS_OUT or not any("Tensor" in str(a.type) for a in arguments)
 
 
-# Families of operators with windows, reductions by name, indices and probabilities.
-_CHECKED = {f"graphport.ops.{family}" for family in ("conv", "loss", "index")}
+# Families of operators with windows, reductions by name, indices, factors and probabilities.
+_CHECKED = {f"graphport.ops.{family}" for family in ("conv", "factor", "loss", "index")}
 _CHECKED_NAMES = {
-    "amax", "amin", "aminmax", "arange", "bernoulli", "cauchy", "celu", "complex", "dropout",
-    "empty_permuted", "exponential", "eye", "gelu", "geometric", "glu", "hardtanh", "kthvalue",
+    "arange", "bernoulli", "cauchy", "celu", "complex", "dropout",
+    "empty_permuted", "exponential", "eye", "gelu", "geometric", "glu", "hardtanh",
     "log_normal", "logcumsumexp", "masked_fill", "masked_scatter", "mean", "multinomial",
     "native_dropout",
     "normal_functional", "roll", "rrelu", "rrelu_with_noise", "softshrink", "uniform",
 }  # fmt: skip
+
+BY_KERNEL = frozenset({
+    # along a dim
+    "amax", "amin", "aminmax", "argmax", "argmin", "argsort", "cummax", "cummin", "kthvalue",
+    "linalg_vector_norm", "logsumexp", "max", "median", "min", "mode", "nanmean", "nanmedian",
+    "nansum", "norm", "sort", "topk",
+    # into bins, and between them
+    "_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors",
+    "bucketize", "histc", "histogram", "searchsorted",
+    # by index
+    "_embedding_bag", "_embedding_bag_forward_only", "_unsafe_masked_index_put_accumulate",
+    "embedding_renorm", "index_copy", "index_fill", "index_select", "one_hot",
+    "put", "take",
+    # products and distances
+    "_cdist_forward", "_pdist_forward", "addmv", "bilinear", "cdist", "dist", "dot",
+    "linalg_cross", "mv", "vdot",
+    # matrices taken apart
+    "_linalg_det", "_linalg_eigh", "_linalg_eigvals", "_linalg_slogdet", "_linalg_solve_ex",
+    "_linalg_svd", "cholesky_inverse", "cholesky_solve", "corrcoef", "geqrf",
+    "linalg_cholesky_ex", "linalg_eig", "linalg_householder_product", "linalg_inv_ex",
+    "linalg_ldl_factor_ex", "linalg_lu", "linalg_lu_factor_ex", "linalg_matrix_exp",
+    "linalg_pinv", "linalg_qr", "linalg_solve_triangular", "ormqr",
+    # the rest
+    "_softmax_backward_data", "grid_sampler_3d",
+    "mvlgamma", "prelu",
+})  # fmt: skip
+"""What only the kernel for the CPU checks: dtypes that go together, modes, counts and ranges.
+
+Not among them is what needs data that fits: pivots, lengths of segments, weights of observations;
+and what kernels warn of, which would be told at capture: `std` of one value, deprecated operators.
+"""
 
 
 _ELEMENTWISE_NAMES = {
@@ -240,8 +271,8 @@ _ELEMENTWISE_NAMES = {
 
 
 def _takes_more_than_sizes(rule: Rule | None, name: str) -> bool:
-    if rule is None:
-        return False
+    if rule is None or name in BY_KERNEL:
+        return name in BY_KERNEL
     return name in _CHECKED_NAMES or rule.__globals__["__name__"] in _CHECKED
 
 

@@ -20,6 +20,7 @@ from graphport.ops.sizes import (
     known,
     numel,
     require,
+    require_at_example,
     require_equal,
     require_index,
     require_nonempty,
@@ -27,6 +28,7 @@ from graphport.ops.sizes import (
     scope_of,
     wrap_dim,
     wrap_dims,
+    wrap_distinct,
 )  # fmt: skip
 from graphport.ops.strides import preserved
 from graphport.symbolic import Expr, eq, ge, le, max_, min_, ne, symbols
@@ -240,11 +242,10 @@ def squeeze(self: Abstract) -> Abstract:
 
 @shape_rule(aten.squeeze.dim, aten.squeeze.dims)
 def squeeze_dim(self: Abstract, dim: int | Sequence[int]) -> Abstract:
-    dims = (dim,) if isinstance(dim, int) else dim
+    dims = wrap_distinct((dim,) if isinstance(dim, int) else dim, self.rank)
     if not self.rank:
         return self
-    return _without(self, [d for d in (wrap_dim(d, self.rank) for d in dims)
-                           if is_one(self.sizes[d])])  # fmt: skip
+    return _without(self, [d for d in dims if is_one(self.sizes[d])])
 
 
 def is_one(size: Size) -> bool:
@@ -312,7 +313,13 @@ def split_bounds(size: Size, split_size: Size) -> list[tuple[Size, Size]]:
     """Offsets and lengths of equal pieces; the number of pieces becomes a fact."""
     if same(size, split_size):
         return [(0, size)]
-    if type(split_size) is int and split_size == 0:
+    if type(split_size) is int and split_size < 1:
+        if split_size < 0:
+            raise ShapeError(
+                f"split expects split_size be non-negative, but got split_size={split_size}"
+            )
+        require_equal(size, 0, "split_size can only be 0 if dimension size is 0, but got dimension "
+                      "size of {0}", size)  # fmt: skip
         return [(0, 0)]
     count = (size + (split_size - 1)) // split_size
     if isinstance(count, Expr):
@@ -402,12 +409,14 @@ def diagonal(self: Abstract, offset: int, dim1: int, dim2: int) -> Abstract:
 
 @shape_rule(aten.unfold.default)
 def unfold(self: Abstract, dimension: int, size: Size, step: Size) -> Abstract:
+    dim = wrap_dim(dimension, self.rank)
+    extent = self.sizes[dim] if self.rank else 1
+    require_at_example(ge(size, 0), "size is {0} but must be >= 0", size)
+    require_at_example(ge(step, 1), "step is {0} but must be > 0", step)
+    require(le(size, extent), "maximum size for tensor at dimension {0} is {1} but size is {2}",
+            dim, extent, size)  # fmt: skip
     if not self.rank:
         return self.view((size,), (1,))
-    dim = wrap_dim(dimension, self.rank)
-    require(le(size, self.sizes[dim]),
-            "maximum size for tensor at dimension {0} is {1} but size is {2}",
-            dim, self.sizes[dim], size)  # fmt: skip
     count = (self.sizes[dim] - size) // step + 1
     strides = self.strides
     return self.view(
@@ -421,6 +430,12 @@ def as_strided(
     self: Abstract, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None
 ) -> Abstract:
     offset = self.offset if storage_offset is None else storage_offset
+    if len(size) != len(stride):
+        raise ShapeError(f"mismatch in length of strides and shape: {list(size)}, {list(stride)}")
+    for s in stride:
+        require_at_example(ge(s, 0), "as_strided: Negative strides are not supported at the "
+                           "moment, got strides: {0}", list(stride))  # fmt: skip
+    require_at_example(ge(offset, 0), "Tensor: invalid storage offset {0}", offset)
     return self.view(tuple(size), tuple(stride), offset)
 
 
@@ -437,6 +452,11 @@ def view_as_real(self: Abstract) -> Abstract:
 
 @shape_rule(aten.view_as_complex.default)
 def view_as_complex(self: Abstract) -> Abstract:
+    if self.dtype not in promote.COMPLEX_OF:
+        raise ShapeError(f"view_as_complex is only supported for half, float and double tensors, "
+                         f"but got a tensor of scalar type: {self.dtype}")  # fmt: skip
+    if not self.rank:
+        raise ShapeError("Input tensor must have one or more dimensions")
     require_equal(self.sizes[-1], 2, "view_as_complex: the last dimension must have size 2")
     strides = None if self._strides is None else tuple(s // 2 for s in self._strides[:-1])
     return Abstract(self.sizes[:-1], promote.COMPLEX_OF[self.dtype], self.device, strides)
@@ -510,13 +530,16 @@ def repeat(self: Abstract, repeats: Sequence[Size]) -> Abstract:
             "Number of dimensions of repeat dims can not be smaller than number of dimensions "
             "of tensor"
         )
+    for r in repeats:
+        require_at_example(ge(r, 0), "Trying to create tensor with negative dimension: {0} "
+                           "repeated {1}", self, list(repeats))  # fmt: skip
     own = (1,) * lead + self.sizes
     return self.like(tuple(s * r for s, r in zip(own, repeats, strict=True)))
 
 
 @shape_rule(aten.flip.default)
 def flip(self: Abstract, dims: Sequence[int]) -> Abstract:
-    wrap_dims(dims, self.rank)
+    wrap_distinct(dims, self.rank)
     return Abstract(self.sizes, self.dtype, self.device, preserved(self))
 
 
@@ -537,6 +560,11 @@ def triangle(self: Abstract, diagonal: int) -> Abstract:
 
 @shape_rule(aten.constant_pad_nd.default)
 def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract:
+    if len(pad) % 2:
+        raise ShapeError(f"Length of pad must be even but instead it equals {len(pad)}")
+    if len(pad) > 2 * self.rank:
+        raise ShapeError(f"Length of pad should be no more than twice the number of dimensions of "
+                         f"the input. Pad length is {len(pad)}, the input is {self}")  # fmt: skip
     sizes = list(self.sizes)
     for i in range(len(pad) // 2):
         ends = pad[2 * i : 2 * i + 2]

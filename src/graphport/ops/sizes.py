@@ -159,6 +159,15 @@ def require(cond: bool | Expr, message: str, *values: object) -> None:
         raise ShapeError(message.format(*values))
 
 
+def require_at_example(cond: bool | Expr, message: str, *values: object) -> None:
+    """What an operator checks itself when it runs: refused where the example has it otherwise.
+
+    Nothing is written down, so that no size is asked for more than eager does.
+    """
+    if (cond if isinstance(cond, bool) else cond.scope.hint(cond)) is False:
+        raise ShapeError(message.format(*values))
+
+
 def require_nonempty(what: str, self: Abstract, sizes: Iterable[Size]) -> None:
     """That there is something in each of these dims: windows and transforms refuse to have none."""
     for s in sizes:
@@ -181,6 +190,15 @@ def wrap_dim(dim: int, rank: int) -> int:
             f"but got {dim})"
         )
     return dim + span if dim < 0 else dim
+
+
+def wrap_distinct(dims: Sequence[int], rank: int) -> tuple[int, ...]:
+    """Dims of which none may come twice."""
+    wrapped = tuple(wrap_dim(d, rank) for d in dims)
+    for i, d in enumerate(wrapped):
+        if d in wrapped[:i]:
+            raise ShapeError(f"dim {d} appears multiple times in the list of dims")
+    return wrapped
 
 
 def wrap_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
