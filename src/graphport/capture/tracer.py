@@ -97,6 +97,8 @@ class Tracer(TorchDispatchMode):
         """The placeholders of the user's inputs."""
         self.laid_out: set[Node] = set()
         """Those of them that must lie in memory as in the example."""
+        self.unsteady: set[Node] = set()
+        """Values that lie in one way here, and now in this way and now in that in eager."""
         self.from_start: set[Node] = set()
         """Those of them that must begin their memory."""
         self.read_after_write: dict[Node, set[Node]] = {}
@@ -247,13 +249,19 @@ class Tracer(TorchDispatchMode):
 
     def demand_layout(self, node: Node) -> None:
         """Demand of inputs the layout of the example, where that of a node depends on it."""
-        if node.graph is self.recorder.outermost and Layouts(self.state).is_certain(node):
+        layouts = Layouts(self.state, self.unsteady)
+        if node.graph is self.recorder.outermost and layouts.is_certain(node):
             return
+        outer = self.recorder.frame.origins()
         waiting, seen = [node], {node}
         while waiting:
-            reads = [n for n in waiting.pop().all_input_nodes if n not in seen]
+            top = waiting.pop()
+            if top in self.unsteady:
+                raise _unsteady(top)
+            around = [outer[top]] if top in outer else []
+            reads = [n for n in (*top.all_input_nodes, *around) if n not in seen]
             seen.update(reads)
-            waiting.extend(reads)
+            waiting.extend(n for n in reads if not layouts.is_certain(n))
         for n in seen:
             self._settle_order(n)
         within = node.graph is not self.recorder.outermost
@@ -469,6 +477,17 @@ class Tracer(TorchDispatchMode):
                     aten.clone.default, base, memory_format=torch.contiguous_format
                 )
         return self.recorder.emit(op, base, *args)
+
+
+def _unsteady(node: Node) -> UnsupportedError:
+    made_at = source.of_trace(node.meta.get("stack_trace"))
+    return UnsupportedError(
+        "the program depends on how a tensor lies in memory that a branch or loop has returned or "
+        "carries: in eager it lies in one way after one branch or step, and otherwise after another"
+        + (f"\n  it comes from {made_at}" if made_at is not None else ""),
+        where=source.here(),
+        fix="lay it out in one way: x.contiguous(), before a loop and of what branches return",
+    )
 
 
 def _is_laid_out(node: Node) -> bool:
