@@ -12,12 +12,12 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
 from graphport.capture.layout import Layouts
 from graphport.capture.recorder import Recorder
-from graphport.capture.rewrite import Functionalisation, Rewriter, makes_symbols
+from graphport.capture.rewrite import Functionalisation, MakeTracer, Rewriter, makes_symbols
 from graphport.capture.sized_decompositions import SIZED
 from graphport.capture.state import State
 from graphport.capture.tracer import (
@@ -105,12 +105,26 @@ class _Known:
 class Decomposition(Rewriter):
     """Takes composite operators and those of a table apart."""
 
+    def __init__(self, program: ExportedProgram, make_tracer: MakeTracer) -> None:
+        super().__init__(program, make_tracer)
+        self._moved: set[Node] = set()
+        """Values that lie otherwise than in the program, if only in other layouts of the inputs."""
+
+    def visit(self, node: Node) -> Any:
+        made = super().visit(node)
+        moved = self._moved.intersection(node.all_input_nodes) or not _keeps_layout(node, made)
+        if moved and not (isinstance(made, Node) and self.tracer.layouts.is_certain(made)):
+            self._moved.add(node)
+        return made
+
     def keeps(self, node: Node) -> bool:
         if not isinstance(node.target, OpOverload):
             return True
         if self.tracer.keeps(node.target):
-            return makes_symbols(node, self.recorder) or not any(
-                map(self._lies_otherwise, node.all_input_nodes)
+            is_view = node.target is aten.view.default
+            return makes_symbols(node, self.recorder) or not (
+                any(map(self._lies_otherwise, node.all_input_nodes))
+                or (is_view and node.args[0] in self._moved)
             )
         return node.target in _NOT_EMPTY and any(map(_may_be_empty, node.all_input_nodes))
 
@@ -132,6 +146,14 @@ class Decomposition(Rewriter):
             core_table().get(node.target), _further().get(node.target)
         )  # fmt: skip
         return (*super().reasons_to_keep(node), *(_FAILURES if own else ()))
+
+
+def _keeps_layout(node: Node, made: Any) -> bool:
+    """Whether what stands for a node hands the layout of its operands on as the node does."""
+    if not isinstance(node.target, OpOverload):
+        return not isinstance(node.target, HigherOrderOperator)
+    whole = isinstance(made, Node) and made.target is node.target
+    return whole or torch.Tag.pointwise in node.target.tags or info_of(node.target).view
 
 
 class Decomposer(Tracer):
