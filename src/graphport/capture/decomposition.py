@@ -13,13 +13,15 @@ from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
+from graphport.capture.assertions import hoist
 from graphport.capture.layout import Layouts
 from graphport.capture.recorder import Recorder
 from graphport.capture.rewrite import Functionalisation, MakeTracer, Rewriter, makes_symbols
 from graphport.capture.sized_decompositions import SIZED
 from graphport.capture.state import State
+from graphport.capture.subgraphs import Subgraph
 from graphport.capture.tracer import (
     COMPOSITE,
     SPECIAL,
@@ -116,6 +118,15 @@ class Decomposition(Rewriter):
         if moved and not (isinstance(made, Node) and self.tracer.layouts.is_certain(made)):
             self._moved.add(node)
         return made
+
+    def _finish(self) -> ExportedProgram:
+        hoist(self.recorder.graph)
+        return super()._finish()
+
+    def _subgraph(self, reference: Node, module: GraphModule) -> Subgraph:
+        sub = super()._subgraph(reference, module)
+        hoist(sub.frame.graph)
+        return sub
 
     def keeps(self, node: Node) -> bool:
         if not isinstance(node.target, OpOverload):
