@@ -64,6 +64,9 @@ def test_views_of_what_only_the_whole_operator_lays_out(name: str, layout: str) 
     core = gp.export(fn, (x,)).run_decompositions()
     other = LAYOUTS[layout](x)
     torch.testing.assert_close(core.module()(other), fn(other))
+    both = lambda x: (y := IN_ONE_LAYOUT[name](x), y.view(-1))
+    one, view = gp.export(both, (x,)).run_decompositions().module()(x)
+    assert one.data_ptr() == view.data_ptr()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
