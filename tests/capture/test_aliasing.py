@@ -390,6 +390,29 @@ def test_memory_between_elements_is_not_read_after_a_write() -> None:
         gp.export(fn, (torch.rand(4, 8)[:, ::2],))
 
 
+def test_memory_around_a_tensor_is_not_read_after_a_write() -> None:
+    def fn(z: Tensor) -> Tensor:
+        z.neg_()
+        return z.as_strided((2,), (1,))
+
+    with pytest.raises(gp.errors.MutationError, match="beyond the elements of a tensor from outs"):
+        gp.export(fn, (torch.rand(3)[1],))
+
+
+def test_memory_around_a_tensor_of_other_sizes() -> None:
+    """At the sizes of the example as_strided looks at nothing but the tensor."""
+
+    def fn(x: Tensor) -> Tensor:
+        view = x.as_strided((2, 2), (1, 1))
+        x.add_(1)
+        return view
+
+    run = gp.export(fn, (torch.rand(1, 3),), dynamic_shapes=({1: gp.Dim.AUTO},)).module()
+    torch.testing.assert_close(run(torch.ones(1, 4)), fn(torch.ones(1, 4)))
+    with pytest.raises(RuntimeError, match="Expected input"):
+        run(torch.rand(1, 4)[:, :2])
+
+
 def test_an_input_with_gaps_keeps_its_dims_open() -> None:
     b = gp.Dim("b", min=2, max=4)
     y = torch.randint(0, 9, (2, 8))[:, ::2]

@@ -15,7 +15,7 @@ from torch._higher_order_ops import map as torch_map
 from torch._higher_order_ops import scan as torch_scan
 
 import graphport as gp
-from graphport.errors import InputError, UserError
+from graphport.errors import InputError, MutationError, UnsupportedError, UserError
 from tests.capture import control
 from tests.capture.control import cond, while_loop
 from tests.helpers import check
@@ -184,6 +184,82 @@ def test_nested_loops():
         return while_loop(lambda i, x: i < 4, body, (torch.tensor(0), x))[1]
 
     check(f, (torch.ones(4),))
+
+
+def halved(x, steps=3):
+    return while_loop(lambda i, a: i < steps, lambda i, a: (i + 1, a / 2), (torch.tensor(0), x))[1]
+
+
+def transposed(*sizes):
+    return torch.rand(sizes[::-1]).permute(*range(len(sizes))[::-1])
+
+
+def written_in_order(x):
+    """Whether it is y itself that is written to depends on how y lies in memory."""
+    y = halved(x)
+    y.contiguous().add_(1)
+    return y
+
+
+def seen_in_order(x):
+    y = halved(x)
+    z = y.reshape(-1)
+    y.mul_(2)
+    return z
+
+
+@pytest.mark.parametrize("f", [written_in_order, seen_in_order])
+@pytest.mark.parametrize("make", [transposed, torch.rand])
+def test_what_a_loop_carries_lies_as_in_eager(f, make):
+    ep = check(f, (make(4, 3, 2),), others=[(make(4, 3, 2),)])
+    other = (torch.rand if make is transposed else transposed)(4, 3, 2)
+    with pytest.raises(RuntimeError, match="strides"):
+        ep.module()(other)
+
+
+@pytest.mark.parametrize("f", [written_in_order, seen_in_order])
+def test_a_carried_value_that_lies_otherwise_after_a_step(f):
+    """Of an expanded tensor, a step makes one that is not."""
+    with pytest.raises(UnsupportedError, match="how a tensor lies in memory that a branch or loop"):
+        gp.export(f, (torch.rand(1, 3, 2).expand(4, 3, 2),))
+
+
+def test_a_body_that_turns_what_it_carries():
+    def turned(x, n):
+        step = lambda i, a: (i + 1, a.t() * 2)
+        return while_loop(lambda i, a: i < n, step, (n * 0, x))[1]
+
+    def written(x, n):
+        y = turned(x, n)
+        y.reshape(-1).add_(1)
+        return y
+
+    inputs = [(torch.rand(3, 3), torch.tensor(n)) for n in (1, 2, 0)]
+    check(turned, inputs[0], others=inputs[1:])
+    with pytest.raises(UnsupportedError, match="how a tensor lies in memory that a branch or loop"):
+        gp.export(written, inputs[0])
+
+
+def test_a_write_to_what_a_loop_returns_as_it_was_given():
+    """In eager it is the input itself that is written to, in whatever layout."""
+
+    def f(x):
+        y = while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a), (torch.tensor(0), x))[1]
+        y.add_(1)
+        return x * 1
+
+    with pytest.raises(MutationError, match="in eager the two may be one tensor"):
+        gp.export(f, (transposed(3, 2),))
+
+
+def test_a_write_where_branches_lie_differently():
+    def f(x):
+        y = cond(x.sum() > 0, lambda x: x * 2, lambda x: (x.t().contiguous() * 3).t(), (x,))
+        y.reshape(-1).add_(1)
+        return y
+
+    with pytest.raises(UnsupportedError, match="how a tensor lies in memory that a branch or loop"):
+        gp.export(f, (torch.rand(3, 2),))
 
 
 # map

@@ -388,3 +388,33 @@ def test_group_norm_of_convolutions_needs_no_copy() -> None:
     spec = {"input": {0: Dim("batch"), 2: Dim("height", min=3)}}
     core = gp.export(model, (torch.randn(2, 3, 8, 8),), dynamic_shapes=spec).run_decompositions()
     assert aten.clone.default not in targets(core)
+
+
+def test_what_is_assumed_of_data_is_checked_before_it_is_relied_on():
+    """The size that the reshape writes down is one that only the line after it makes certain."""
+
+    class Inner(nn.Module):
+        def forward(self, x, y):
+            return torch.where(y > 0, y, x)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Inner()
+
+        def forward(self, x):
+            y = x[x > 0]
+            column = y.reshape(y.shape[0], -1)
+            return column, self.inner(x, y)
+
+    x = torch.tensor([1, 2, 3])
+    core = gp.export(Model(), (x,)).run_decompositions()
+    torch.testing.assert_close(core.module()(x), Model()(x))
+    torch.testing.assert_close(gp.unflatten(core)(x), Model()(x))
+    for module in (core.module(), gp.unflatten(core)):
+        with pytest.raises(
+            RuntimeError, match=r"Runtime assertion failed for expression Eq\(u0, 3"
+        ):
+            module(torch.tensor([1, -2, -3]))
+    names = [n.name for n in core.graph.nodes]
+    assert names.index("_assert_scalar") < names.index("_assert_scalar_1")

@@ -46,6 +46,29 @@ def test_other_layouts_than_the_example(name: str, layout: str) -> None:
     torch.testing.assert_close(ep.module()(other), PROGRAMS[name](other))
 
 
+IN_ONE_LAYOUT: dict[str, Transform] = {
+    "index_add": lambda x: x.index_add(-1, torch.tensor([0, 1, 2, 3, 4]), x),
+    "interpolate": lambda x: nn.functional.interpolate(
+        x[:, :, :1, 0], scale_factor=2, mode="linear"
+    ),
+    "passed on": lambda x: nn.functional.silu(x.index_add(0, torch.tensor([0, 1]), x)) + 1,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", IN_ONE_LAYOUT)
+def test_views_of_what_only_the_whole_operator_lays_out(name: str, layout: str) -> None:
+    """Its parts hand the layout of their operands on, of which there may be no view."""
+    fn = lambda x: IN_ONE_LAYOUT[name](x).view(-1)
+    x = torch.randn(2, 3, 4, 5)
+    core = gp.export(fn, (x,)).run_decompositions()
+    other = LAYOUTS[layout](x)
+    torch.testing.assert_close(core.module()(other), fn(other))
+    both = lambda x: (y := IN_ONE_LAYOUT[name](x), y.view(-1))
+    one, view = gp.export(both, (x,)).run_decompositions().module()(x)
+    assert one.data_ptr() == view.data_ptr()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_examples_in_any_layout(name: str, layout: str) -> None:

@@ -177,3 +177,15 @@ def test_a_real_number_that_is_wider() -> None:
         lambda x, y: (torch.complex(x, x) + y, y - torch.complex(x, x)),
         (torch.randn(1), torch.randn(3)),
     )
+
+
+def test_a_constant_whose_size_follows_from_the_program() -> None:
+    """(n + 1) // 2 of a size that unbind makes 5 or 6."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        zeros = x.new_zeros((x.shape[0] + 1) // 2).squeeze()
+        return zeros, zeros.unbind(0)[-1]
+
+    x = torch.randn(5, dtype=torch.complex64)
+    others = [(torch.randn(6, dtype=torch.complex64),)]
+    check_onnx(fn, (x,), dynamic_shapes=({0: gp.Dim.AUTO},), others=others)

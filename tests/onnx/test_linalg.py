@@ -275,6 +275,27 @@ def test_transposed_matrices_and_vectors() -> None:
         )  # fmt: skip
 
 
+def test_a_cast_between_a_transpose_and_a_product() -> None:
+    """ONNX Runtime fuses all three, and for operands of different ranks ends the process."""
+    x, w = torch.randn(4, 5, 3, dtype=torch.float64), torch.randn(4, 6)
+    wide = torch.randn(2, 5, 4, 6)
+    n = gp.Dim("n")
+    turned = lambda x: x.permute(1, 2, 0).float()
+    for target in ("onnx", "ort"):
+        check_onnx(lambda x, w: turned(x) @ w, (x, w), target=target)
+        check_onnx(lambda x, w: w.mT @ x.permute(1, 0, 2).float(), (x, w), target=target)
+        check_onnx(lambda x, w: turned(x) @ w, (x, wide), target=target)
+        check_onnx(lambda x, w: F.linear(turned(x), w), (x, w.mT.contiguous()), target=target)
+        check_onnx(
+            lambda x, w: turned(x) @ w, (x, w), dynamic_shapes=({0: n}, {0: n}),
+            others=[(x[:0], w[:0]), (x[:2], w[:2])], target=target,
+        )  # fmt: skip
+    grid = lambda x: torch.ops.aten.affine_grid_generator(turned(x), (5, 1, 1, 6), True)
+    check_onnx(grid, (x[:3, :, :2],))
+    check_onnx(lambda x: torch.fft.fft(turned(x)).real, (x,))
+    check_onnx(lambda x, y, w: F.bilinear(turned(x), turned(x), w), (x, x, torch.randn(2, 4, 4)))
+
+
 def test_products_over_nothing_are_zero() -> None:
     """Of a batch ONNX Runtime clears the first one only: the others are what memory was."""
     n = gp.Dim("n")

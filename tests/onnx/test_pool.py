@@ -185,3 +185,22 @@ def test_windows_of_one_length_are_one_node() -> None:
         dynamic_shapes=({2: h},), others=[(torch.randn(2, 3, 14, 6),)],
     )  # fmt: skip
     assert [n.op_type for n in halved.model_proto.graph.node] == ["AveragePool"]
+
+
+NO_PLANES = {
+    "mean": lambda x: F.adaptive_avg_pool1d(x, 2),
+    "mean of other lengths": lambda x: F.adaptive_avg_pool1d(x, 3),
+    "mean of all": lambda x: F.adaptive_avg_pool1d(x, 1),
+    "mean of planes": lambda x: F.adaptive_avg_pool2d(x.unsqueeze(-1), (2, 1)),
+}
+
+
+@pytest.mark.parametrize("name", NO_PLANES)
+def test_no_planes(name: str) -> None:
+    fn, x = NO_PLANES[name], torch.randn(3, 4)
+    dims = ({0: gp.Dim("c")},)
+    check_onnx(fn, (x,), dynamic_shapes=dims, others=[(x[:1],), (x[:0],)])
+    if name != "mean of planes":  # which eager refuses
+        batch, dims = torch.randn(2, 3, 4), ({0: gp.Dim("n"), 1: gp.Dim("c")},)
+        others = [(batch[:, :1],), (batch[:, :0],), (batch[:0],)]
+        check_onnx(fn, (batch,), dynamic_shapes=dims, others=others)

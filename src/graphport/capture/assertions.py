@@ -10,13 +10,19 @@ import math
 import operator
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from graphport.capture.recorder import Recorder
 from graphport.program.check_steps import ASSUMED
 from graphport.symbolic import Expr, Fact, ge, le, symbolic_repr, symbols
 
 aten = torch.ops.aten
+
+STATED = (
+    aten._assert_scalar.default, aten.sym_constrain_range.default,
+    aten.sym_constrain_range_for_size.default,
+)  # fmt: skip
+"""What a program asserts."""
 
 
 class Assertions:
@@ -91,6 +97,47 @@ class Assertions:
                 compare, cond = _LIMITS[end], (ge if end == "min" else le)(symbol, limit)
                 self._assert(recorder.apply(compare, (value, limit), cond), cond)
 
+
+def hoist(graph: Graph) -> None:
+    """Let a graph check what it assumes as soon as it is known.
+
+    Sizes are written as what they turned out to be: on others an operator would fail before a check
+    that comes later, and in its own words.
+    """
+    checks = [n for n in graph.nodes if n.target in STATED]
+    for check in reversed(checks):  # so that the first stays the first
+        order = {node: i for i, node in enumerate(graph.nodes)}
+        chain = sorted(_numbers_of(check), key=order.__getitem__)
+        known = {n for node in chain for n in node.all_input_nodes}.difference(chain)
+        last = max(known, key=order.__getitem__, default=check)
+        if last.op == "placeholder" or last is check:
+            continue
+        module = {k: v for k, v in last.meta.items() if k == "nn_module_stack"}
+        after = order[last]
+        for node in chain:
+            if order[node] > after:
+                last.append(node)
+                node.meta = {**node.meta, **module}
+                last = node
+
+
+def _numbers_of(check: Node) -> set[Node]:
+    """A check and the arithmetic that leads to it."""
+    found, waiting = {check}, [check]
+    while waiting:
+        for n in waiting.pop().all_input_nodes:
+            is_arithmetic = n.op == "call_function" and isinstance(n.meta.get("val"), _NUMBERS)
+            if is_arithmetic and n not in found and all(map(_is_number, n.all_input_nodes)):
+                found.add(n)
+                waiting.append(n)
+    return found
+
+
+def _is_number(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), _NUMBERS)
+
+
+_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 _LIMITS = {"min": operator.ge, "max": operator.le}
 

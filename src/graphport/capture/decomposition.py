@@ -13,13 +13,17 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
+from graphport.capture.assertions import hoist
 from graphport.capture.layout import Layouts
 from graphport.capture.recorder import Recorder
 from graphport.capture.rewrite import Functionalisation, Rewriter, makes_symbols
 from graphport.capture.sized_decompositions import SIZED
 from graphport.capture.state import State
+from graphport.capture.subgraphs import Subgraph
 from graphport.capture.tracer import (
     COMPOSITE,
     SPECIAL,
@@ -31,8 +35,9 @@ from graphport.capture.tracer import (
     view,
 )
 from graphport.capture.values import Value
-from graphport.errors import InputError, UnsupportedError
-from graphport.ops import OpInfo, info_of
+from graphport.errors import ExportError, InputError, UnsupportedError
+from graphport.ops import Abstract, OpInfo, info_of
+from graphport.ops.abstract import permuted
 from graphport.ops.shape import Fresh
 from graphport.ops.sizes import broadcast, wrap_dim
 from graphport.ops.tensor import AbstractTensor
@@ -41,6 +46,7 @@ from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, to_torch
 
 aten = torch.ops.aten
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Table = Mapping[OpOverload, Callable[..., Any]]
 
 # Gradients stop where the program says so, also after its operators have been taken apart.
@@ -105,6 +111,37 @@ class _Known:
 class Decomposition(Rewriter):
     """Takes composite operators and those of a table apart."""
 
+    def visit(self, node: Node) -> Any:
+        made = super().visit(node)
+        unsure = any(map(self._is_unsure, pytree.tree_leaves(made)))
+        if not unsure or _keeps_layout(node, made) or not _is_viewed(node):
+            return made
+        with self.recorder.inheriting(node):
+            return pytree.tree_map(self._in_order, made)
+
+    def _is_unsure(self, new: Any) -> bool:
+        is_tensor = isinstance(new, Node) and isinstance(new.meta.get("val"), AbstractTensor)
+        return is_tensor and not self.tracer.layouts.is_certain(new)
+
+    def _in_order(self, new: Any) -> Any:
+        """A result as the whole operator lays it out, which the program takes for granted.
+
+        Copied here and not where it is viewed: what shares memory with it goes on to do so.
+        """
+        if not self._is_unsure(new):
+            return new
+        emit = self.recorder.emit
+        return emit(aten.clone.default, new, memory_format=torch.contiguous_format)
+
+    def _finish(self) -> ExportedProgram:
+        hoist(self.recorder.graph)
+        return super()._finish()
+
+    def _subgraph(self, reference: Node, module: GraphModule) -> Subgraph:
+        sub = super()._subgraph(reference, module)
+        hoist(sub.frame.graph)
+        return sub
+
     def keeps(self, node: Node) -> bool:
         if not isinstance(node.target, OpOverload):
             return True
@@ -132,6 +169,46 @@ class Decomposition(Rewriter):
             core_table().get(node.target), _further().get(node.target)
         )  # fmt: skip
         return (*super().reasons_to_keep(node), *(_FAILURES if own else ()))
+
+
+def _keeps_layout(node: Node, made: Any) -> bool:
+    """Whether what stands for a node hands the layout of its operands on as the node does.
+
+    An operator that is taken apart may be one that gives its result one layout, whatever that of
+    its operands. It is asked about operands whose dims lie in memory the other way round.
+    """
+    if not isinstance(node.target, OpOverload):
+        return True
+    info, whole = info_of(node.target), isinstance(made, Node) and made.target is node.target
+    if whole or info.view or info.rule is None or torch.Tag.pointwise in node.target.tags:
+        return True
+    try:
+        out = info.rule(*map_arg(node.args, _turned), **map_arg(node.kwargs, _turned))
+    except ExportError:
+        return False
+    found = [a for a in pytree.tree_leaves(out) if isinstance(a, Abstract) and a.rank > 1]
+    return not found or not all(a.is_contiguous for a in found)
+
+
+def _is_viewed(node: Node) -> bool:
+    """Whether the program takes a view of a value for possible, or of what is computed from it."""
+    waiting, seen = [node], {node}
+    while waiting:
+        users = [n for n in waiting.pop().users if n not in seen]
+        if any(n.target is aten.view.default for n in users):
+            return True
+        seen.update(users)
+        waiting.extend(users)
+    return False
+
+
+def _turned(node: Node) -> Any:
+    """A value as rules take it; a tensor whose dims lie in memory the other way round."""
+    val = node.meta.get("val")
+    if not isinstance(val, AbstractTensor):
+        return from_torch(val) if isinstance(val, _SYMBOLIC) else val
+    a = val._abstract
+    return Abstract(a.sizes, a.dtype, a.device, permuted(a.sizes, list(range(a.rank))[::-1]))
 
 
 class Decomposer(Tracer):

@@ -62,6 +62,11 @@ class Frame:
         self.entry = node
         return node
 
+    def origins(self) -> dict[Node, Node]:
+        """What the inputs of this graph and of those around it stand for."""
+        found = self.parent.origins() if self.parent is not None else {}
+        return found | {inner: outer for outer, inner in self.inputs.items()}
+
     # What values mean here
 
     def keep(self, value: Value) -> None:

@@ -6,10 +6,13 @@ what they read on to what they make.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import torch
 from torch.fx import Node
 
 from graphport.capture.state import State
+from graphport.ops import Abstract
 
 aten = torch.ops.aten
 
@@ -23,8 +26,10 @@ _IN_ORDER = frozenset({
 class Layouts:
     """Which nodes of a graph always have the layout that their metadata says."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, unsteady: Container[Node] = ()) -> None:
         self._state = state
+        self._unsteady = unsteady
+        """Nodes that eager may lay out otherwise, whatever comes in."""
         self._known: dict[Node, bool] = {}
 
     def is_certain(self, node: Node) -> bool:
@@ -42,12 +47,19 @@ class Layouts:
     def _decided(self, node: Node) -> bool:
         if node.op == "placeholder":
             return any(entry.node is node for entry in self._state.entries)
+        if node in self._unsteady:
+            return False
         return node.target in _IN_ORDER or _is_in_order(node) or all(
             self._known[n] for n in self._reads(node)
         )  # fmt: skip
 
     def _reads(self, node: Node) -> list[Node]:
         return [n for n in node.all_input_nodes if not isinstance(n.meta.get("val"), _NUMBERS)]
+
+
+def alike(a: Abstract, b: Abstract) -> bool:
+    """Whether two tensors of the same sizes lie alike."""
+    return (a.is_contiguous and b.is_contiguous) or a.strides == b.strides
 
 
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)

@@ -17,12 +17,14 @@ from torch.utils import _pytree as pytree
 from graphport import source
 from graphport.capture.control import NUMBERS, Either, record, said
 from graphport.capture.functions import overrides
+from graphport.capture.layout import alike
 from graphport.capture.recorder import describe
 from graphport.capture.subgraphs import Subgraph, kind_of
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import Value
 from graphport.errors import MutationError, UserError
 from graphport.ops import Abstract
+from graphport.ops.strides import is_dense
 from graphport.symbolic import Range
 from graphport.symbolic.bridge import to_torch
 
@@ -43,22 +45,30 @@ class Carried:
     ) -> None:
         self.tracer = tracer
         self.what = what
-        self.given = [self._start(x) for x in given]
+        self.given = [self._checked(x) for x in given]
+        self.layouts = {
+            i: _without_offset(tracer.value(x).abstract)
+            for i, x in enumerate(self.given) if isinstance(x, torch.Tensor)
+        }  # fmt: skip
+        """How tensors lie in memory, in every step and after it."""
+        self.unsteady = {i for i, a in self.layouts.items() if not self._is_steady(i, a)}
+        """Those that do not lie in one way: in the graph they do, in the order of their dims."""
+        for i in self.unsteady:
+            self.layouts[i] = plain(self.layouts[i])
         self.bases: list[Value] = []
         tensors = [x for x in (*self.given, *xs) if isinstance(x, torch.Tensor)]
         self._memory = {tracer.value(x).storage for x in tensors}
 
-    def _start(self, x: Any) -> Any:
-        """A first value: a tensor laid out in the order of its dims, or a number."""
-        if not isinstance(x, torch.Tensor):
-            if kind_of(x) in NUMBERS:
-                return x
-            raise UserError(
-                f"{self.what} carries tensors and numbers, got {x!r}", where=source.here()
-            )
-        if self.tracer.value(x).abstract.is_contiguous:
+    def _checked(self, x: Any) -> Any:
+        """A first value: a tensor, or a number."""
+        if isinstance(x, torch.Tensor) or kind_of(x) in NUMBERS:
             return x
-        return self.tracer.call(aten.clone.default, x, memory_format=torch.contiguous_format)
+        raise UserError(f"{self.what} carries tensors and numbers, got {x!r}", where=source.here())
+
+    def _is_steady(self, i: int, a: Abstract) -> bool:
+        """Whether a copy lies as the first value does, and the graph has it like that."""
+        lies = self.tracer.read(self.tracer.value(self.given[i])).meta["val"]._abstract
+        return is_dense(a) and (a.is_contiguous or alike(lies, a))
 
     def add(self, base: Value, where: source.Location | None) -> None:
         """Carry memory, unless a step would see it in two ways."""
@@ -73,7 +83,29 @@ class Carried:
     def first(self) -> list[Any]:
         """The first values as arguments of the operator."""
         tracer = self.tracer
-        return [tracer.lower(x) for x in self.given] + [tracer.read(b) for b in self.bases]
+        given = [self._first(i, tracer.lower(x)) for i, x in enumerate(self.given)]
+        return given + [tracer.read(b) for b in self.bases]
+
+    def _first(self, i: int, x: Any) -> Any:
+        if i in self.layouts and not alike(x.meta["val"]._abstract, self.layouts[i]):
+            emit = self.tracer.recorder.emit
+            return emit(aten.clone.default, x, memory_format=torch.contiguous_format)
+        return x
+
+    def settle(self, body: Subgraph) -> bool:
+        """Whether the body returns tensors that lie as those that it was given."""
+        moved = set()
+        for i, want in self.layouts.items():
+            have = body.lies.get(i, want)
+            here = describe(body.results[i]) if i < len(body.results) else want
+            if i in self.unsteady or not isinstance(here, Abstract) or here.rank != want.rank:
+                continue
+            if not alike(have, want) or not (want.is_contiguous or alike(here, want)):
+                moved.add(i)
+        for i in moved:
+            self.layouts[i] = plain(self.layouts[i])
+        self.unsteady |= moved
+        return not moved
 
     def enter(self, graph: Subgraph) -> list[Any]:
         """The given values in a step."""
@@ -85,7 +117,10 @@ class Carried:
     def _enter(self, graph: Subgraph, x: Any, i: int) -> Any:
         what = f"what {self.what} carries (value {i})"
         if isinstance(x, torch.Tensor):
-            return graph.make(x, plain(self.tracer.value(x).abstract), what)
+            made = graph.make(x, self.layouts[i], what)
+            if i in self.unsteady:
+                self.tracer.unsteady.add(graph.given[-1])
+            return made
         number = self._any(x)
         first = self.tracer.recorder.argument(self.tracer.lower(x))
         name = first.name if isinstance(first, Node) else "number"
@@ -100,8 +135,7 @@ class Carried:
         """What is known of the values after the last step."""
         tensors = [b.abstract for b in self.bases]
         return [
-            plain(self.tracer.value(x).abstract) if isinstance(x, torch.Tensor) else self._any(x)
-            for x in self.given
+            self.layouts[i] if i in self.layouts else self._any(x) for i, x in enumerate(self.given)
         ] + [plain(a) for a in tensors]
 
     def check(self, body: Subgraph) -> None:
@@ -113,9 +147,10 @@ class Carried:
                 where=body.where,
             )
         for i, x in enumerate(self.given):
-            body.contiguous(i)
+            want = self.layouts.get(i, x)
+            if i in self.layouts and want.is_contiguous:
+                body.contiguous(i)
             have = describe(body.results[i])
-            want = plain(self.tracer.value(x).abstract) if isinstance(x, torch.Tensor) else x
             if not self._same(have, want, body.kind(i)):
                 raise UserError(
                     f"the body of {self.what} turns the carried value {i} from {said(want)} into "
@@ -134,7 +169,8 @@ class Carried:
 
     def finish(self, made: Sequence[Any]) -> None:
         """After the loop the memory holds what the last step wrote."""
-        for base, new in zip(self.bases, made, strict=True):
+        self.tracer.unsteady.update(self.tracer.value(made[i]).node for i in self.unsteady)
+        for base, new in zip(self.bases, made[len(self.given) :], strict=True):
             self.tracer.write(base, self.tracer.read(self.tracer.value(new)))
 
 
@@ -143,10 +179,16 @@ def plain(a: Abstract) -> Abstract:
     return Abstract(a.sizes, a.dtype, a.device)
 
 
+def _without_offset(a: Abstract) -> Abstract:
+    return Abstract(a.sizes, a.dtype, a.device, a._strides)
+
+
 def _settled(carried: Carried, capture: Callable[[], list[Subgraph]]) -> list[Subgraph]:
     """The graphs of a loop, captured until all that they write to is carried."""
     while True:
         graphs = capture()
+        if not carried.settle(graphs[-1]):
+            continue
         known = set(carried.bases)
         found = {w.base: w.where for g in graphs for w in g.written if w.base not in known}
         if not found:
@@ -190,7 +232,7 @@ def while_loop(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     graphs = [test.finish(outside, single=True), body.finish(outside)]
     first = carried.first()
     made = record(tracer, func, (*graphs, first, outside), carried.after(), [*first, *outside])
-    carried.finish(made[count:])
+    carried.finish(made)
     body.doubt(made[:count])
     return pytree.tree_unflatten(made[:count], body.spec)
 
@@ -250,7 +292,7 @@ def scan(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     given = [tracer.lower(x) for x in xs]
     reads = [*first, *given, *outside]
     made = record(tracer, func, (graph, first, given, outside), results, reads)
-    carried.finish(made[count : len(first)])
+    carried.finish(made[: len(first)])
     body.doubt(made[:count])
     return pytree.tree_unflatten([*made[:count], *made[len(first) :]], spec)
 

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from graphport.capture import gradients
 from graphport.capture.assemble import mutations_of, signature_of
+from graphport.capture.assertions import STATED
 from graphport.capture.call_signatures import rewritten
 from graphport.capture.cleanup import remove_unused
 from graphport.capture.names import Names
@@ -326,11 +327,6 @@ def _returns_one(module: GraphModule) -> bool:
 
 _REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
 _FUNCTION = torch.ops.higher_order.autograd_function_apply
-# What the program asserts, kept as it is.
-_STATED = (
-    aten._assert_scalar.default, aten.sym_constrain_range.default,
-    aten.sym_constrain_range_for_size.default,
-)  # fmt: skip
 
 
 def _is_number(node: Node) -> bool:
@@ -384,7 +380,7 @@ class Functionalisation(Rewriter):
     def keeps(self, node: Node) -> bool:
         if self.recorder.frame.parent is not None:
             return True  # branches and loop bodies are functional as they are
-        return _is_number(node) or makes_symbols(node, self.recorder) or node.target in _STATED
+        return _is_number(node) or makes_symbols(node, self.recorder) or node.target in STATED
 
     def visit(self, node: Node) -> Any:
         """A view that is copied, because it makes symbols, is one all the same."""

@@ -124,7 +124,7 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
             where=source.here(),
             fix="make the tensor contiguous first: x = x.contiguous()",
         )
-    tracer.require_filled(owner, source.here())
+    tracer.require_filled(owner, recipe, source.here())
     aliasing.settle_memory(owner.storage)
     tracer.demand_layout(tracer.read(owner))
     node = tracer.view_node(info.op, tracer.read(owner), recipe)

@@ -17,6 +17,7 @@ from graphport.capture import aliasing, gradients
 from graphport.capture.cleanup import remove_unused
 from graphport.capture.frames import Frame, Written
 from graphport.capture.inputs import CONSTANTS
+from graphport.capture.layout import alike
 from graphport.capture.recorder import describe, twin
 from graphport.capture.tracer import Tracer
 from graphport.capture.values import Storage, Value
@@ -48,6 +49,8 @@ class Subgraph:
         """Of each result that is a symbolic number."""
         self._memory: dict[int, Storage] = {}
         """Of each result that is a tensor."""
+        self.lies: dict[int, Abstract] = {}
+        """Each result that is a tensor, as it lies in eager."""
         self._carried: dict[Value, Node] = {}
         self._first: dict[Node, Value] = {}
         """Of a carried input, the value that it begins with."""
@@ -114,7 +117,7 @@ class Subgraph:
     def _result(self, x: Any, i: int) -> Any:
         if isinstance(x, torch.Tensor):
             value = self.tracer.value(x)
-            self._memory[i] = value.storage
+            self._memory[i], self.lies[i] = value.storage, value.abstract
             return self.tracer.read(value)
         if isinstance(x, _SYMBOLIC):
             self._kinds[i] = kind_of(x)
@@ -156,12 +159,17 @@ class Subgraph:
             self.contiguous(i)
 
     def doubt(self, made: Sequence[Any]) -> None:
-        """Remember which results eager may not have copied, for when one of them is written to."""
+        """Remember which results eager may not have copied, for when one of them is written to.
+
+        And which may lie otherwise there.
+        """
         first: dict[Storage, Value] = {}
         for i, storage in self._memory.items():
             if i >= len(made) or not isinstance(made[i], torch.Tensor):
                 continue
             value = self.tracer.value(made[i])
+            if not alike(self.lies[i], value.abstract):
+                self.tracer.unsteady.add(value.node)
             base = self._first.get(storage.origin, storage.base)
             other = first.setdefault(storage, value)
             if base.node.graph is not self.frame.graph:

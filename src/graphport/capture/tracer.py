@@ -97,6 +97,8 @@ class Tracer(TorchDispatchMode):
         """The placeholders of the user's inputs."""
         self.laid_out: set[Node] = set()
         """Those of them that must lie in memory as in the example."""
+        self.unsteady: set[Node] = set()
+        """Values that lie in one way here, and now in this way and now in that in eager."""
         self.from_start: set[Node] = set()
         """Those of them that must begin their memory."""
         self.read_after_write: dict[Node, set[Node]] = {}
@@ -212,7 +214,8 @@ class Tracer(TorchDispatchMode):
         if v.viewed is not None:
             self.require_layout(v)
         if v.op is aten.as_strided.default:
-            self.require_filled(v.parent, source.of_trace(v.node.meta.get("stack_trace")))
+            where = source.of_trace(v.node.meta.get("stack_trace"))
+            self.require_filled(v.parent, v.args, where)
         self.recorder.frame.keep(v)
         made_at = v.node.meta.get("stack_trace", "")
         v.node = self.view_node(v.op, self.read(v.parent), v.args)
@@ -222,7 +225,9 @@ class Tracer(TorchDispatchMode):
         v.constant = v.number = None
         return v.node
 
-    def require_filled(self, owner: Value, where: source.Location | None) -> None:
+    def require_filled(
+        self, owner: Value, recipe: tuple[Any, ...], where: source.Location | None
+    ) -> None:
         """That as_strided can tell where the elements are of a tensor that was written to."""
         moved = owner.storage.mutated or not _lies_as(owner.node, owner.abstract)
         if moved and not owner.abstract.is_contiguous:
@@ -231,6 +236,15 @@ class Tracer(TorchDispatchMode):
                 "write, which has no functional form",
                 where=where,
                 fix="make the tensor contiguous first: x = x.contiguous()",
+            )
+        # What the graph looks at is then a copy, with the memory of the tensor and nothing around.
+        copied = moved or len(recipe) > 2
+        if copied and owner.storage.origin is not None and not _holds(owner.abstract, recipe):
+            raise MutationError(
+                "as_strided reaches memory beyond the elements of a tensor from outside, which was "
+                "written to or does not begin with them",
+                where=where,
+                fix="pass all of the memory as one tensor, and take the part of it in the program",
             )
 
     def _settle_layouts(self, v: Value) -> None:
@@ -247,13 +261,19 @@ class Tracer(TorchDispatchMode):
 
     def demand_layout(self, node: Node) -> None:
         """Demand of inputs the layout of the example, where that of a node depends on it."""
-        if node.graph is self.recorder.outermost and Layouts(self.state).is_certain(node):
+        layouts = Layouts(self.state, self.unsteady)
+        if node.graph is self.recorder.outermost and layouts.is_certain(node):
             return
+        outer = self.recorder.frame.origins()
         waiting, seen = [node], {node}
         while waiting:
-            reads = [n for n in waiting.pop().all_input_nodes if n not in seen]
+            top = waiting.pop()
+            if top in self.unsteady:
+                raise _unsteady(top)
+            around = [outer[top]] if top in outer else []
+            reads = [n for n in (*top.all_input_nodes, *around) if n not in seen]
             seen.update(reads)
-            waiting.extend(reads)
+            waiting.extend(n for n in reads if not layouts.is_certain(n))
         for n in seen:
             self._settle_order(n)
         within = node.graph is not self.recorder.outermost
@@ -471,6 +491,17 @@ class Tracer(TorchDispatchMode):
         return self.recorder.emit(op, base, *args)
 
 
+def _unsteady(node: Node) -> UnsupportedError:
+    made_at = source.of_trace(node.meta.get("stack_trace"))
+    return UnsupportedError(
+        "the program depends on how a tensor lies in memory that a branch or loop has returned or "
+        "carries: in eager it lies in one way after one branch or step, and otherwise after another"
+        + (f"\n  it comes from {made_at}" if made_at is not None else ""),
+        where=source.here(),
+        fix="lay it out in one way: x.contiguous(), before a loop and of what branches return",
+    )
+
+
 def _is_laid_out(node: Node) -> bool:
     """Whether a node is contiguous however the operators before it are taken apart."""
     copies = node.target is aten.clone.default
@@ -479,10 +510,15 @@ def _is_laid_out(node: Node) -> bool:
 
 def _is_filled(view: Value, whole: Abstract) -> bool:
     """Whether all that as_strided reaches is memory of the tensor."""
-    size, stride, *offset = view.args
+    return whole.is_contiguous and _holds(whole, view.args)
+
+
+def _holds(whole: Abstract, recipe: tuple[Any, ...]) -> bool:
+    """Whether a contiguous tensor has as many elements as as_strided looks at."""
+    size, stride, *offset = recipe
     last = sum(((n - 1) * step for n, step in zip(size, stride, strict=True)), start=0)
     last = last + (offset[0] if offset else 0)
-    return whole.is_contiguous and (0 in size or expected(lt(last, numel(whole.sizes))))
+    return 0 in size or expected(lt(last, numel(whole.sizes)))
 
 
 def _lies_as(node: Node, seen: Abstract) -> bool:

@@ -274,8 +274,9 @@ class Builder:
         return self.shaped(self.Expand(x, self.sizes.vector(told)), sizes)
 
     def shaped(self, x: Value, sizes: Sequence[Any]) -> Value:
-        """Note the sizes of a value, where the builder cannot tell them."""
-        x.shape = tuple(sizes)
+        """Note the sizes of a value, where the builder cannot tell them; a constant has its own."""
+        if x.tensor is None:
+            x.shape = tuple(sizes)
         return x
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:

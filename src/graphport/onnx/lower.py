@@ -159,7 +159,7 @@ class Lowerer:
             if value.dtype is not result.dtype:
                 value = self.b.cast(value, result.dtype)
             if value.graph is self.b.graph or value.shape is None:  # a branch may know more
-                value.shape = result.sizes
+                self.b.shaped(value, result.sizes)
             if not value.name and value.producer is not None and value.tensor is None:
                 value.name = node.name
             self.b.sizes.learn(value)

@@ -219,9 +219,10 @@ class Sizes:
 
     def undone(self, x: Value, sizes: Sequence[Any]) -> Value | None:
         """What a value is another shape of, if that had these sizes; a constant has any."""
-        if x.tensor is not None and not x.name:
+        sizes = tuple(map(self.b.scope.simplify, sizes))
+        if x.tensor is not None and not x.name and Expr not in map(type, sizes):
             return self.b.constant(x.tensor.reshape(sizes))
-        return next((v for v in self._views(x) if v.shape == tuple(sizes)), None)
+        return next((v for v in self._views(x) if v.shape == sizes), None)
 
     def _flattened(self, x: Value, sizes: tuple[Any, ...]) -> Value | None:
         """Flatten needs no numbers, and takes sizes of 0."""

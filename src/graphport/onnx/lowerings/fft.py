@@ -17,6 +17,7 @@ import torch
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Complex, Value
 from graphport.onnx.lowerings.complex import view_as_complex, view_as_real
+from graphport.onnx.lowerings.linalg import product
 from graphport.onnx.lowerings.shape import sliced
 from graphport.onnx.registry import lower_complex
 from graphport.symbolic import Expr
@@ -154,7 +155,7 @@ def _product(b: Builder, x: list[Value], dim: int, matrix: torch.Tensor) -> Valu
     order = [i for i in range(rank) if i != dim % rank] + [dim % rank]
     rows = [b.transpose(v, order) for v in x]
     row = rows[0] if len(rows) == 1 else b.Concat(*rows, axis=rank - 1)
-    out = b.MatMul(row, b.constant(matrix.to(row.dtype)))
+    out = product(b, row, b.constant(matrix.to(row.dtype)))
     return b.transpose(out, [order.index(i) for i in range(rank)])
 
 

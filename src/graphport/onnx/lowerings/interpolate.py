@@ -15,6 +15,7 @@ import torch
 from graphport.errors import UnsupportedError
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Size, Value
+from graphport.onnx.lowerings.linalg import product
 from graphport.onnx.lowerings.spatial import Numbers, is_plain, sizes_of
 from graphport.onnx.registry import lower, table
 from graphport.symbolic import Expr, eq, ge, prod
@@ -378,7 +379,7 @@ def affine_grid_generator(b: Builder, theta: Value, size: Any, align_corners: bo
     lines = [torch.linspace(-1, 1, s) if s > 1 else torch.zeros(s) for s in reversed(spatial)]
     places = torch.meshgrid(*reversed(lines), indexing="ij")
     places = torch.stack([*reversed(places), torch.ones(*spatial)]).to(theta.dtype)
-    moved = b.MatMul(theta, places.reshape(len(places), -1))
+    moved = product(b, theta, b.constant(places.reshape(len(places), -1)))
     count = prod(spatial)
     by_place = b.Transpose(b.shaped(moved, (size[0], len(spatial), count)), perm=[0, 2, 1])
     return b.reshape(by_place, (size[0], *spatial, len(spatial)))

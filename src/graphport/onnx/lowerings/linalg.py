@@ -39,7 +39,7 @@ def product(b: Builder, x: Value, y: Value) -> Value:
     if max(len(xs), len(ys)) < 3:
         return b.MatMul(x, y)
     rank = max(x.rank, y.rank)
-    out = b.MatMul(_moved(b, x), _moved(b, y))
+    out = b.MatMul(operand(b, x, y.rank), operand(b, y, x.rank))
     out = b.squeeze(out, 0) if out.rank > rank else out
     return _zero_of_nothing(b, out, xs[-1], (*xs[:-2], *ys[:-2]))
 
@@ -52,11 +52,13 @@ def _zero_of_nothing(b: Builder, out: Value, inner: Any, batch: Iterable[Any]) -
     return b.Where(b.Equal(b.sizes.element(inner), 0), b.scalar(0, like=out), out)
 
 
-def _moved(b: Builder, x: Value) -> Value:
-    """With a dim before it, if a transpose took a first dim that may be empty behind the batch.
+def operand(b: Builder, x: Value, other: int) -> Value:
+    """An operand, with the rank of the other, if a transpose took its first dim behind the batch.
 
-    ONNX Runtime fuses such a transpose with the product, also through a scale and a cast, and
-    divides by the first size: at 0 that ends the process.
+    ONNX Runtime fuses such a transpose with the product, also through a scale and a cast. It
+    divides by the first size: at 0 that ends the process, so there is a dim before it if that may
+    be. What begins with a cast, of a product of different ranks, ends the process when the model is
+    loaded: the cast goes first.
     """
     turned = _transposed(x)
     if turned is None or x.rank < 3:
@@ -64,6 +66,11 @@ def _moved(b: Builder, x: Value) -> Value:
     source, perm = turned.inputs[0], turned.attributes["perm"]
     if source is None or perm[:-2] != list(range(1, x.rank - 1)):
         return x
+    cast = x.producer
+    if cast is not None and cast.op == "Cast" and cast.inputs[0] is turned.outputs[0]:
+        if x.rank != other:
+            made = b.Transpose(b.Cast(source, dtype=x.dtype, **cast.attributes), perm=perm)
+            return operand(b, made, other)
     if not _may_be_empty(b, (source.shape or ())[:1]):
         return x
     if turned is not x.producer:
@@ -257,7 +264,7 @@ def bilinear(b: Builder, input1: Value, input2: Value, weight: Value, bias: Valu
     """x1 @ W gives a matrix per row, and that @ x2 the result."""
     k, i, j = weight.shape or ()
     lead = b.result.sizes[:-1]
-    first = b.MatMul(input1, b.reshape(b.Transpose(weight, perm=[1, 0, 2]), [i, k * j]))  # type: ignore[operator]
+    first = product(b, input1, b.reshape(b.Transpose(weight, perm=[1, 0, 2]), [i, k * j]))  # type: ignore[operator]
     out = product(b, b.reshape(first, [*lead, k, j]), b.unsqueeze(input2, -1))
     out = b.squeeze(out, -1)
     return out if bias is None else b.Add(out, bias)

@@ -8,7 +8,7 @@ import torch
 
 from graphport.onnx.builder import Builder
 from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.linalg import product
+from graphport.onnx.lowerings.linalg import operand, product
 from graphport.onnx.registry import lower
 
 aten = torch.ops.aten
@@ -27,7 +27,8 @@ def linear(b: Builder, input: Value, weight: Value, bias: Value | None) -> Value
         return b.Gemm(input, weight, bias, transB=1)
     as_it_lies = input.rank > 2 and floats and (weight in b.shared or weight.data is None)
     if as_it_lies and b.target == "ort" and b.has("FusedMatMul", input.dtype):
-        out = b.FusedMatMul(input, weight, transB=1)
+        out = b.FusedMatMul(operand(b, input, weight.rank), weight, transB=1)
+        out = b.squeeze(out, 0) if out.rank > input.rank else out
         return out if bias is None else b.Add(out, bias)
     if as_it_lies:
         rows = b.reshape(input, [math.prod(input.shape[:-1]), input.shape[-1]])  # type: ignore

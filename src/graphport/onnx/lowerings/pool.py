@@ -36,11 +36,22 @@ from graphport.symbolic import eq, ge, max_
 aten = torch.ops.aten
 
 
-def _batched(b: Builder, x: Value, n: int) -> tuple[Value, Callable[[Value], Value]]:
-    """An input with a batch dim, and how to take it from a result again."""
-    if x.rank == n + 2:
+def _batched(
+    b: Builder, x: Value, n: int, of_one: bool = False
+) -> tuple[Value, Callable[[Value], Value]]:
+    """An input with a batch dim, and how to take it from a result again.
+
+    Of its planes, each may be an item; `of_one`: they have to be of one.
+    """
+    front, sizes = x.sizes[:-n], (b.result[0] if isinstance(b.result, tuple) else b.result).sizes
+    if not of_one and b.scope.decide(ge(front[-1], 1)) is not True:
+        # ONNX Runtime takes a batch of no items, but no item without planes.
+        planes = (reduce(mul, front), 1)
+        return b.reshape(x, (*planes, *x.sizes[-n:])), lambda out: b.reshape(
+            b.shaped(out, (*planes, *sizes[-n:])), sizes
+        )
+    if len(front) == 2:
         return x, lambda out: out
-    sizes = (b.result[0] if isinstance(b.result, tuple) else b.result).sizes
     return b.unsqueeze(x, 0), lambda out: b.squeeze(b.shaped(out, (1, *sizes)), 0)
 
 
@@ -404,7 +415,7 @@ def _fractional_max_pool(columns: Sequence[int]) -> Any:
     def lowering(
         b: Builder, self: Value, kernel_size: Any, output_size: Any, random_samples: Value
     ) -> tuple[Value, Value]:
-        x, unbatched = _batched(b, self, n)
+        x, unbatched = _batched(b, self, n, of_one=True)
         spatial, out = _spatial(x, n), [int(o) for o in b.result[0].sizes[-n:]]
         kernel = each(kernel_size, n)
         front = tuple(sizes_of(x)[:2])
