@@ -413,6 +413,22 @@ def test_memory_around_a_tensor_of_other_sizes() -> None:
         run(torch.rand(1, 4)[:, :2])
 
 
+def test_the_memory_of_a_convolution_at_sizes_of_1() -> None:
+    """Of one channel an input lies in order, whatever its strides, and so does the result."""
+
+    def fn(x: Tensor) -> Tensor:
+        weight = torch.ones(2, x.shape[1], 1)
+        return nn.functional.conv1d(x, weight).as_strided((2,), (1,))
+
+    make = lambda channels: torch.rand(4, 4, channels).permute(0, 2, 1)
+    dims = ({1: gp.Dim.AUTO},)
+    x, y = make(3), make(1)
+    run = gp.export(fn, (x,), dynamic_shapes=dims).module()
+    torch.testing.assert_close(run(x), fn(x))
+    with pytest.raises(RuntimeError, match="s0 != 1 does not hold for s0 = 1"):
+        run(y)
+
+
 def test_an_input_with_gaps_keeps_its_dims_open() -> None:
     b = gp.Dim("b", min=2, max=4)
     y = torch.randint(0, 9, (2, 8))[:, ::2]

@@ -23,7 +23,7 @@ from graphport import source
 from graphport.capture.fake_tensors import offset_of, sizes_of, strides_of
 from graphport.capture.values import Storage, Value
 from graphport.errors import MutationError
-from graphport.ops import Abstract
+from graphport.ops import Abstract, strides
 from graphport.ops.abstract import Size, Sizes
 from graphport.ops.sizes import expected
 from graphport.symbolic import Expr, eq, lt, not_
@@ -236,6 +236,11 @@ def laid_out_as(a: Abstract, strides: Sizes) -> bool:
         _is(eq(size, 1)) or _is(eq(have, want))
         for size, have, want in zip(a.sizes, a.strides, strides, strict=True)
     )
+
+
+def lies_in_order(a: Abstract) -> bool:
+    """Whether a tensor is contiguous."""
+    return strides.lies_in_order(a, _is)
 
 
 def viewable_as(a: Abstract, sizes: Sizes) -> bool:

@@ -276,6 +276,9 @@ class Tracer(TorchDispatchMode):
             waiting.extend(n for n in reads if not layouts.is_certain(n))
         for n in seen:
             self._settle_order(n)
+            if _chooses_format(n):
+                for read in n.all_input_nodes:
+                    self._settle_format(read)
         within = node.graph is not self.recorder.outermost
         self.laid_out.update(self.inputs if within else seen.intersection(self.inputs))
 
@@ -288,6 +291,19 @@ class Tracer(TorchDispatchMode):
         for (step, size), (other_step, other) in itertools.combinations(dims, 2):
             if step != 0 and step == other_step and not expected(ge(size, other)):
                 expected(lt(size, other))
+
+    def _settle_format(self, node: Node) -> None:
+        """At sizes of 1 a tensor may lie in order as well, and is then taken for one that does."""
+        val = node.meta.get("val")
+        if not isinstance(val, AbstractTensor) or val._abstract.is_contiguous:
+            return
+        if aliasing.lies_in_order(val._abstract):
+            raise UnsupportedError(
+                "the program depends on how a tensor lies in memory, and at the sizes of the "
+                "example it lies in two ways at once",
+                where=source.here(),
+                fix="choose example inputs with sizes other than 0 and 1",
+            )
 
     def doubt(self, base: Value, copy: Value, node: Node, shared: Callable[[], bool]) -> None:
         """Remember that a copy may be a view at other sizes, or in another layout of the node."""
@@ -489,6 +505,13 @@ class Tracer(TorchDispatchMode):
                     aten.clone.default, base, memory_format=torch.contiguous_format
                 )
         return self.recorder.emit(op, base, *args)
+
+
+def _chooses_format(node: Node) -> bool:
+    """Whether an operator may ask its operands for their memory format, as convolutions do."""
+    if not isinstance(node.target, OpOverload) or torch.Tag.pointwise in node.target.tags:
+        return False
+    return not info_of(node.target).view
 
 
 def _unsteady(node: Node) -> UnsupportedError:
