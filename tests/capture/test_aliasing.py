@@ -427,6 +427,7 @@ def test_the_memory_of_a_convolution_at_sizes_of_1() -> None:
     torch.testing.assert_close(run(x), fn(x))
     with pytest.raises(RuntimeError, match="s0 != 1 does not hold for s0 = 1"):
         run(y)
+    torch.testing.assert_close(gp.export(fn, (y,)).module()(y), fn(y))
 
 
 def test_an_input_with_gaps_keeps_its_dims_open() -> None:

@@ -61,7 +61,8 @@ def room_of(t: torch.Tensor) -> int | None:
     """How many elements there are in memory from where a tensor begins; None if it has none."""
     if t.is_meta or type(t) not in _PLAIN or is_functorch_wrapped_tensor(t):
         return None
-    return t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
+    with torch._C.DisableTorchFunction():  # it is not the program that asks for memory
+        return t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
 
 
 _PLAIN = (torch.Tensor, nn.Parameter)

@@ -93,14 +93,17 @@ class Abstract:
     @property
     def is_contiguous(self) -> bool:
         """Provably contiguous: sizes of 1 do not matter."""
-        return self._strides is None or _matches(self.sizes, self._strides, row_major(self.sizes))
+        return self._strides is None or matches(self.sizes, self._strides, row_major(self.sizes))
 
     @property
     def is_channels_last(self) -> bool:
-        """Provably channels-last and not also contiguous."""
+        """Channels-last as torch's kernels find by strides; of symbolic sizes, provably so."""
         if self._strides is None or self.rank not in (4, 5):
             return False
-        return _matches(self.sizes, self._strides, channels_last(self.sizes)) and not (
+        # Of volumes, kernels differ where both formats fit.
+        if self.rank == 4 and all(type(n) is int for n in (*self.sizes, *self._strides)):
+            return _channels_vary_fastest(self.sizes, self._strides)  # type: ignore[arg-type]
+        return matches(self.sizes, self._strides, channels_last(self.sizes)) and not (
             self.is_contiguous
         )
 
@@ -109,8 +112,19 @@ class Abstract:
         return f"{dtype}[{', '.join(map(str, self.sizes))}]"
 
 
-def _matches(sizes: Sizes, strides: Sizes, expected: Sizes) -> bool:
+def matches(sizes: Sizes, strides: Sizes, expected: Sizes) -> bool:
+    """Whether strides are those expected, wherever a size is not 1."""
     return all(
         stride is want or stride == want or size == 1
         for size, stride, want in zip(sizes, strides, expected, strict=True)
     )
+
+
+def _channels_vary_fastest(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """torch's `suggest_memory_format`, which has an answer also where sizes of 1 allow several."""
+    least = 0
+    for d in (1, *range(len(sizes) - 1, 1, -1), 0):
+        if sizes[d] == 0 or strides[d] < least or (d == 0 and least == strides[1]):
+            return False
+        least = strides[d] * sizes[d]
+    return True

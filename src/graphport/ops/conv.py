@@ -36,9 +36,11 @@ def window(size: Size, kernel: Size, stride: int, before: int, after: int, dilat
 
 def _laid_out_line(sizes: Sizes, like: Abstract) -> Abstract:
     """For operators that work on a line as on an image of height 1."""
-    last = like.rank == 3 and like._strides == channels_last(like.sizes) and not like.is_contiguous
-    if last:
-        return Abstract(sizes, like.dtype, like.device, channels_last(sizes))
+    if like.rank == 3 and like._strides is not None:
+        (n, c, length), (s0, s1, s2) = like.sizes, like._strides
+        image = Abstract((n, c, 1, length), like.dtype, like.device, (s0, s1, s2 * length, s2))
+        if image.is_channels_last:
+            return Abstract(sizes, like.dtype, like.device, channels_last(sizes))
     return _laid_out(sizes, like)
 
 
@@ -46,6 +48,13 @@ def _laid_out(sizes: Sizes, like: Abstract, *others: Abstract, dtype: Any = None
     """Channels-last when the data (or the weight) is."""
     last = any(a.is_channels_last for a in (like, *others))
     return Abstract(sizes, dtype or like.dtype, like.device, channels_last(sizes) if last else None)
+
+
+def _laid_out_convolution(sizes: Sizes, input: Abstract, weight: Abstract) -> Abstract:
+    """A line is made contiguous first."""
+    if input.rank == 3:
+        return _laid_out_line(sizes, input if input.is_contiguous else input.like())
+    return _laid_out(sizes, input, weight)
 
 
 def _check_channels(
@@ -132,7 +141,7 @@ def _conv(
         require(ge(s, 1), "conv{0}d: the kernel of {1} is larger than the input {2}",
                 n, weight, input)  # fmt: skip
     sizes = (*input.sizes[: lead - 1], weight.sizes[0], *spatial)
-    return _laid_out(sizes, input, weight)
+    return _laid_out_convolution(sizes, input, weight)
 
 
 @shape_rule(aten.convolution.default)
@@ -170,7 +179,7 @@ def conv_transpose(
         for i in range(n)
     )  # fmt: skip
     sizes = (*input.sizes[: lead - 1], weight.sizes[1] * groups, *spatial)
-    return _laid_out(sizes, input, weight)
+    return _laid_out_convolution(sizes, input, weight)
 
 
 def _pooled(size: Size, kernel: int, stride: int, pad: int, dilation: int, ceil: bool) -> Size:

@@ -17,8 +17,11 @@ from graphport.ops.strides import elementwise_strides
 aten = torch.ops.aten
 
 
-def elementwise(operands: int, promotion: Promotion) -> Rule:
-    """A rule in which the first `operands` arguments are broadcast and promoted together."""
+def elementwise(operands: int, promotion: Promotion, wraps: bool = True) -> Rule:
+    """A rule in which the first `operands` arguments are broadcast and promoted together.
+
+    It `wraps` numbers among them as tensors without dims, unless its kernel takes numbers.
+    """
 
     def rule(*args: Any, **_: Any) -> Abstract:
         first = args[0]
@@ -31,7 +34,7 @@ def elementwise(operands: int, promotion: Promotion) -> Rule:
             dtype = promotion(promote.result_type(args[:operands]))
             return Abstract((), dtype, torch.device("cpu"))
         if len(own) == 1:
-            return mapped(own, promotion(promote.result_type(args[:operands])))
+            return mapped(own, promotion(promote.result_type(args[:operands])), not wraps)
         a, b = own[0], own[1]
         if a.dtype is b.dtype and len(own) == 2 and a.sizes is b.sizes:
             return mapped(own, promotion(a.dtype))
@@ -41,11 +44,13 @@ def elementwise(operands: int, promotion: Promotion) -> Rule:
     return rule
 
 
-def mapped(own: list[Abstract] | tuple[Abstract, ...], dtype: torch.dtype) -> Abstract:
+def mapped(
+    own: list[Abstract] | tuple[Abstract, ...], dtype: torch.dtype, alone: bool = True
+) -> Abstract:
     """The result of mapping over tensors: broadcast sizes, layout kept."""
     sizes = own[0].sizes if len(own) == 1 else broadcast(*[a.sizes for a in own])
     device = next((a.device for a in own if a.sizes), own[0].device)
-    return Abstract(sizes, dtype, device, elementwise_strides(sizes, own))
+    return Abstract(sizes, dtype, device, elementwise_strides(sizes, own, alone))
 
 
 def _negated(dtype: torch.dtype) -> torch.dtype:
@@ -131,7 +136,7 @@ table(
         aten.mul.Scalar, aten.rsub.Tensor, aten.rsub.Scalar, aten.maximum.default,
         aten.minimum.default, aten.fmax.default, aten.fmin.default, aten.remainder.Tensor,
         aten.remainder.Scalar, aten.remainder.Scalar_Tensor, aten.fmod.Tensor, aten.fmod.Scalar,
-        aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, aten.bitwise_and.Tensor,
+        aten.pow.Tensor_Tensor, aten.pow.Scalar, aten.bitwise_and.Tensor,
         aten.bitwise_and.Scalar, aten.bitwise_and.Scalar_Tensor, aten.bitwise_or.Tensor,
         aten.bitwise_or.Scalar, aten.bitwise_or.Scalar_Tensor, aten.bitwise_xor.Tensor,
         aten.bitwise_xor.Scalar, aten.bitwise_xor.Scalar_Tensor, aten.bitwise_left_shift.Tensor,
@@ -178,8 +183,12 @@ table(
     ],
     elementwise(2, promote.to_bool),
 )  # fmt: skip
-table([aten.clamp.default, aten.clamp.Tensor, aten.addcmul.default], elementwise(3, promote.same))
-table([aten.clamp_min.default, aten.clamp_max.default], elementwise(2, promote.same))
+table([aten.clamp.Tensor, aten.addcmul.default], elementwise(3, promote.same))
+table([aten.clamp.default], elementwise(3, promote.same, wraps=False))
+table(
+    [aten.pow.Tensor_Scalar, aten.clamp_min.default, aten.clamp_max.default],
+    elementwise(2, promote.same, wraps=False),
+)
 table([aten.addcdiv.default], elementwise(3, promote.to_float))
 table([aten.lerp.Scalar], elementwise(2, promote.same))
 table([aten.lerp.Tensor], elementwise(3, promote.same))
@@ -207,7 +216,7 @@ def where(condition: Abstract, self: Abstract, other: Abstract) -> Abstract:
 @shape_rule(aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where_scalar(condition: Abstract, self: Any, other: Any) -> Abstract:
     own = [a for a in (condition, self, other) if isinstance(a, Abstract)]
-    return mapped(own, promote.result_type((self, other)))
+    return mapped(own, promote.result_type((self, other)), alone=False)
 
 
 @shape_rule(aten.complex.default)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops.abstract import Abstract, Size
+from graphport.ops.abstract import Abstract, Size, channels_last, matches
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import numel, require, require_equal, require_sizes
 from graphport.ops.strides import at_example, preserved
@@ -72,8 +72,10 @@ def _check_channels(input: Abstract, what: str, *by_channel: Abstract | None) ->
 
 def _laid_out(input: Abstract) -> Abstract:
     """Channels-last stays; any other layout becomes contiguous."""
-    return Abstract(input.sizes, input.dtype, input.device,
-                    input._strides if input.is_channels_last else None)  # fmt: skip
+    last = channels_last(input.sizes) if input.rank in (4, 5) and not input.is_contiguous else None
+    if last is not None and not matches(input.sizes, input.strides, last):
+        last = None
+    return Abstract(input.sizes, input.dtype, input.device, last)
 
 
 def require_some(input: Abstract) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from graphport.ops.abstract import Abstract, Size, Sizes, permuted
+from graphport.ops.abstract import Abstract, Size, Sizes, channels_last, matches, permuted
 from graphport.symbolic import Expr, eq, evaluate, symbols
 
 _LARGE = 1 << 20  # stands in for a data-dependent size, which has no example value
@@ -52,17 +52,24 @@ def lies_in_order(a: Abstract, ask: Callable[[bool | Expr], bool]) -> bool:
     return True
 
 
-def elementwise_strides(sizes: Sizes, operands: Sequence[Abstract]) -> Sizes | None:
-    """Strides of the result, or None when it is contiguous."""
+def elementwise_strides(
+    sizes: Sizes, operands: Sequence[Abstract], alone: bool = True
+) -> Sizes | None:
+    """Strides of the result, or None when it is contiguous.
+
+    Unless they are `alone`, there are numbers among the operands: tensors without dims to torch.
+    """
     odd = [a for a in operands if a._strides is not None]
     if not odd:
         # A contiguous operand that is broadcast cannot reorder the dims of the result.
         return None
     rank = len(sizes)
     full = [a for a in operands if a.sizes == sizes]
-    if len(full) == len(operands):
+    if alone and len(full) == len(operands):
         if all(a.is_contiguous for a in full):
             return None
+        if rank == 4 and all(matches(sizes, a.strides, channels_last(sizes)) for a in full):
+            return channels_last(sizes)
         first = full[0].strides
         if is_dense(full[0]) and all(a.strides == first for a in full[1:]):
             return first
