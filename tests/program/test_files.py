@@ -20,7 +20,7 @@ import graphport as gp
 from graphport.errors import SerializationError
 from graphport.program.files import archive
 from graphport.program.files.values import DTYPES
-from tests.helpers import compare
+from tests.helpers import check, compare
 from tests.program.saved import check_round_trip, loaded, saved
 
 # Programs
@@ -308,6 +308,18 @@ def test_sizes_that_share_their_parts() -> None:
     ep = shrinking(11)
     back = loaded(saved(ep))
     assert back.module()(torch.ones(100)).shape == ep.module()(torch.ones(100)).shape
+
+
+def test_sizes_that_are_products_by_what_is_known_of_them() -> None:
+    """3*n - max(3, n) is (3*n//max(3, n) - 1) * max(3, n) where max(3, n) divides 3*n."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        rows = max(x.shape[0], 3)
+        if x.numel() % rows == 0:
+            x.flatten().reshape(rows, -1).unfold(-1, 2, 1).select(-1, 0).add_(1)
+        return x + 1
+
+    check(fn, (torch.rand(2, 3),), dynamic_shapes=({0: gp.Dim.AUTO},), others=[(torch.rand(4, 3),)])
 
 
 def test_sizes_that_could_not_be_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:

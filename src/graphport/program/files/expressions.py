@@ -105,8 +105,9 @@ class ExpressionTable:
     def _row(self, e: Expr) -> list[Any]:
         if e.kind == "add":
             terms = [[self(mono), coef] for mono, coef in e.args]
-            factors = [self(factor) for factor in e.factors or ()]
-            return ["add", terms, e.const, *([factors] if factors else [])]
+            if not _is_product(e):
+                return ["add", terms, e.const]
+            return ["add", terms, e.const, [self(factor) for factor in e.factors or ()]]
         if e.kind == "mul":
             return ["mul", [[self(part), power] for part, power in e.args]]
         return [e.kind, *map(self.operand, e.args)]
@@ -124,6 +125,28 @@ class ExpressionTable:
 
 
 # Reading
+
+
+def _is_product(e: Expr) -> bool:
+    """Whether a sum is a multiple of its factors by itself, and not by what is known of symbols.
+
+    Only that can be told of a file before its facts are read.
+    """
+    product: Any = 1
+    for factor in e.factors or ():
+        if _terms_of_product(product, factor) > limits.FACTOR_TERMS:
+            return False
+        product = mul(product, factor)
+    return bool(e.factors) and _is_multiple(e, product)
+
+
+def _terms_of_product(product: Any, factor: Expr) -> int:
+    return len(split(product)[0] or "1") * len(split(factor)[0])
+
+
+def _is_multiple(made: Any, product: Any) -> bool:
+    ratio = divide_exactly(made, product)
+    return type(ratio) is int and ratio > 0
 
 
 class Expressions:
@@ -245,13 +268,12 @@ class Expressions:
             item.fail("a factor of a sum is an integer")
         product: Any = 1
         for factor in factors:
-            terms = len(split(product)[0] or "1") * len(split(factor)[0])
+            terms = _terms_of_product(product, factor)
             if terms > limits.FACTOR_TERMS:
                 item.fail("a product of too many terms")
             self._compare(item, terms)
             product = mul(product, factor)
-        ratio = divide_exactly(made, product)
-        if type(ratio) is not int or ratio <= 0:
+        if not _is_multiple(made, product):
             item.fail("the sum is not a multiple of these factors")
         remember_factors(made, tuple(factors))
 
