@@ -600,7 +600,7 @@ def onnx_parts(result: dict[str, Any]) -> list[str]:
 
 def report(result: dict[str, Any]) -> str:
     """The whole result as Markdown, for the terminal and for docs/benchmarks.md alike."""
-    parts = [result["about"], LIKE_FOR_LIKE, comparison_table(result["models"])]
+    parts = [result["about"], "## Capture", LIKE_FOR_LIKE, comparison_table(result["models"])]
     failed = failures(result["models"])
     if failed:
         parts.append("Left out of the means:\n\n" + "\n".join(failed))
@@ -611,15 +611,19 @@ def report(result: dict[str, Any]) -> str:
         parts.append(f"Dynamic dims that the program relates to each other (`Dim.AUTO`); {LEAST}:")
         parts.append(related_table(result["related"]))
     if any(row.cells[CORE].seconds for row in result["models"]):
+        parts.append("## Decompositions")
         parts.append("`run_decompositions()` alone:")
         parts.append(decompositions_table(result["models"]))
     if result["files"]:
+        parts.append("## Files")
         parts.append("`gp.save`, `gp.load` and torch's own, the least of the runs:")
         parts.append(files_table(result["files"]))
     if result["onnx"]:
-        parts += onnx_parts(result)
+        parts += ["## ONNX", *onnx_parts(result)]
     if result["backend"]:
-        parts += backend.parts(result["backend"], table)
+        parts += ["## torch.compile", *backend.parts(result["backend"], table)]
+    if result["memory"] or result["checks"] or result["import"]:
+        parts.append("## Memory, checks, import")
     if result["memory"]:
         size = f"{result['megabytes'] / 1024:g} GB"
         each = [

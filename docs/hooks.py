@@ -1,7 +1,8 @@
 """Pages of the site that are files outside docs/, and links to them.
 
-Links are written for a reader of the repository (`../CHANGELOG.md`, `docs/onnx.md`). On the site they
-lead to the page that shows the file; a link to a file that has no page stays, and fails the build.
+Links are written for a reader of the repository (`../CHANGELOG.md`, `docs/onnx.md`). On the site
+they lead to the page that shows the file; a link to a file that has no page stays, and fails the
+build.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Python runs in one namespace. A block that begins with the name of a file, `# models.py`, is that
 file. One that begins with `# raises GP111` must raise the error of that code. A `text` block right
-after a Python block is what that prints; numbers with an exponent may differ. Lines of a console that
-begin with `$ graphport` are commands, and all of them succeed.
+after a Python block is what that prints; numbers with an exponent may differ. Lines of a console
+that begin with `$ graphport` are commands, and all of them succeed.
 
 As a script it needs graphport alone, and runs a document against whatever is installed:
 `python -I tests/documents.py README.md`.
@@ -19,6 +19,7 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
+from types import CodeType
 
 BLOCK = re.compile(r"^```(python|console|toml|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
@@ -53,7 +54,7 @@ def run(document: Path) -> None:
             printed = out.getvalue()
 
 
-def _execute(code: object, namespace: dict[str, object], text: str) -> None:
+def _execute(code: CodeType, namespace: dict[str, object], text: str) -> None:
     raises = RAISES.match(text)
     if not raises:
         exec(code, namespace)
@@ -63,7 +64,8 @@ def _execute(code: object, namespace: dict[str, object], text: str) -> None:
     try:
         exec(code, namespace)
     except ExportError as error:
-        assert error.code == raises[1], f"{raises[1]} was to be raised, not {error}"
+        if error.code != raises[1]:
+            raise
     else:
         raise AssertionError(f"nothing was raised by\n{text}")
 
