@@ -109,7 +109,7 @@ wheel:
 	@rm -rf $(WHEEL) build/dist
 	@$(PYTHON) -m venv $(WHEEL)/build
 	@$(WHEEL)/build/bin/python -m pip --disable-pip-version-check install --quiet build -c constraints.txt
-	@$(WHEEL)/build/bin/python -m build --outdir build/dist . > $(WHEEL)/log || (cat $(WHEEL)/log; false)
+	@$(WHEEL)/build/bin/python -m build --outdir build/dist . > $(WHEEL)/log 2>&1 || (cat $(WHEEL)/log; false)
 	@$(PYTHON) -m venv $(WHEEL)/use
 	@$(WHEEL)/use/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH) -c constraints.txt
 	@$(WHEEL)/use/bin/python -m pip --disable-pip-version-check install --quiet build/dist/*.whl -c constraints.txt

@@ -25,7 +25,7 @@ BLOCK = re.compile(r"^```(python|console|toml|text)\n(.*?)^```$", re.MULTILINE |
 FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
 RAISES = re.compile(r"# raises (GP\d{3})\b")
 COMMAND = re.compile(r"^\$ graphport (.+)$", re.MULTILINE)
-MEASURED = re.compile(r"\d\.\d+e[-+]\d+")
+MEASURED = re.compile(r"\b(\d(\.\d+)?e[-+]\d+|0)\b")  # an error of exactly 0 has no exponent
 
 
 def has_blocks(document: Path) -> bool:
