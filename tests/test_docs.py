@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import graphport as gp
 from graphport import errors
 from tests import documents
 
@@ -36,6 +38,22 @@ def test_every_error_has_a_section_with_an_example() -> None:
     )
     examples = {code for code, _, text in sections if f"```python\n# raises {code}\n" in text}
     assert examples == {c.code for c in classes} - WITHOUT_EXAMPLE
+
+
+def test_public_names_are_listed() -> None:
+    text = (DOCS / "index.md").read_text()
+    assert [name for name in gp.__all__ if f"`gp.{name}`" not in text] == []
+
+
+def test_options_and_members_are_described() -> None:
+    text = (DOCS / "capture.md").read_text()
+    for function in (gp.export, gp.draft_export):
+        for option in inspect.signature(function).parameters:
+            assert re.search(rf"^\|.*`{option}\b.*\|", text, re.MULTILINE), option
+    members = {name for name in dir(gp.ExportedProgram) if not name.startswith("_")}
+    fields = {field.name for field in dataclasses.fields(gp.ExportedProgram)}
+    for name in members | fields:
+        assert re.search(rf"^\|.*`\.{name}\b.*\|", text, re.MULTILINE), name
 
 
 def test_bench_markers_are_in_place() -> None:
