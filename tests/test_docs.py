@@ -14,9 +14,14 @@ import graphport as gp
 from graphport import errors
 from tests import documents
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
 PAGES = [page for page in sorted(DOCS.glob("*.md")) if documents.has_blocks(page)]
 SECTION = re.compile(r"^### (GP\d{3}): (\w+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s#:]*)(?:#([^)\s]*))?\)")
+BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`[^`\n]*`")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 WITHOUT_EXAMPLE = {"GP000", "GP190", "GP210", "GP900"}
 """The base, which nothing is; what commands end with; a package that is there; our own faults."""
 
@@ -38,6 +43,25 @@ def test_every_error_has_a_section_with_an_example() -> None:
     )
     examples = {code for code, _, text in sections if f"```python\n# raises {code}\n" in text}
     assert examples == {c.code for c in classes} - WITHOUT_EXAMPLE
+
+
+@pytest.mark.parametrize(
+    "page", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))], ids=lambda page: page.stem
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    """To a file, and to a heading of it, as GitHub and the site both name headings."""
+    text = page.read_text()
+    for path in re.findall(r"\b(?:tests|examples|benchmarks)/[\w/]+\.py\b", text):
+        assert (ROOT / path).exists(), path
+    for target, heading in LINK.findall(CODE.sub("", BLOCK.sub("", text))):
+        there = (page.parent / target).resolve() if target else page
+        assert there.exists(), target
+        assert not heading or heading in _headings(there), f"{target}#{heading}"
+
+
+def _headings(page: Path) -> set[str]:
+    found = HEADING.findall(BLOCK.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", text).lower().replace(" ", "-") for text in found}
 
 
 def test_public_names_are_listed() -> None:

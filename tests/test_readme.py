@@ -34,10 +34,3 @@ def test_figures_are_those_of_the_tables() -> None:
     for row in rows:
         for figure in re.findall(r"\d+(?:[.,]\d+)*x?", row):
             assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d])", tables), (figure, row)
-
-
-def test_links_lead_to_files() -> None:
-    """Those of all documents beside it, too; `make docs` checks the pages of docs/ among them."""
-    for document in ROOT.glob("*.md"):
-        for target in re.findall(r"\]\(([^)#:]+)[^):]*\)", document.read_text()):
-            assert (ROOT / target).exists(), f"{document.name}: {target}"
