@@ -10,9 +10,10 @@ TORCH  := torch==2.13.0
 CORE   := $(VENV)/.installed-core
 TESTED := $(VENV)/.installed-test
 DEV    := $(VENV)/.installed-dev
+SITE   := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-cpus check replay accept bench size clean
+.PHONY: help setup demo test test-all test-cpus check replay accept bench docs wheel size clean
 
 help:
 	@echo "make demo      a transformer to a verified ONNX file, with timings"
@@ -22,7 +23,9 @@ help:
 	@echo "make check     lint, format, types, smoke tests: before each commit"
 	@echo "make replay    export a fixed set here and with AGAINST=HEAD, and compare: a refactoring"
 	@echo "make accept    rewrite the texts that tests compare in full (TESTS=tests), and show them"
-	@echo "make bench     measure against torch.export and torch.onnx, rewrite the table in README.md"
+	@echo "make bench     measure against torch.export and torch.onnx, rewrite docs/benchmarks.md"
+	@echo "make docs      the documentation as a site, in build/site; fails on a broken link"
+	@echo "make wheel     a wheel and an sdist in build/dist, tried in a fresh environment"
 	@echo "make size      lines per file, largest first"
 	@echo "make clean     remove the virtual environment and caches"
 
@@ -42,6 +45,11 @@ $(TESTED): $(CORE)
 $(DEV): $(TESTED)
 	@echo "installing what development needs"
 	@$(PIP) -e ".[dev]" -c constraints.txt
+	@touch $@
+
+$(SITE): $(CORE)
+	@echo "installing what the documentation needs"
+	@$(PIP) -e ".[docs]" -c constraints.txt
 	@touch $@
 
 setup: $(TESTED)
@@ -88,7 +96,25 @@ accept: $(TESTED)
 bench: $(TESTED)
 	@$(PIP) -e ".[bench]" -c constraints.txt
 	@$(PY) -m compileall -q src/graphport
-	@$(PY) benchmarks/bench.py --readme
+	@$(PY) benchmarks/bench.py --write
+
+docs: $(SITE)
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	@echo "build/site/index.html"
+
+# Built and installed apart from everything else: what the wheel forgets is missing there.
+WHEEL := build/wheel
+
+wheel:
+	@rm -rf $(WHEEL) build/dist
+	@$(PYTHON) -m venv $(WHEEL)/build
+	@$(WHEEL)/build/bin/python -m pip --disable-pip-version-check install --quiet build -c constraints.txt
+	@$(WHEEL)/build/bin/python -m build --outdir build/dist . > $(WHEEL)/log 2>&1 || (cat $(WHEEL)/log; false)
+	@$(PYTHON) -m venv $(WHEEL)/use
+	@$(WHEEL)/use/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH) -c constraints.txt
+	@$(WHEEL)/use/bin/python -m pip --disable-pip-version-check install --quiet build/dist/*.whl -c constraints.txt
+	@$(WHEEL)/use/bin/python -I tests/documents.py README.md
+	@ls build/dist/*
 
 size:
 	@find src -name '*.py' -exec wc -l {} + | sort -rn

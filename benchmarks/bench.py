@@ -599,8 +599,8 @@ def onnx_parts(result: dict[str, Any]) -> list[str]:
 
 
 def report(result: dict[str, Any]) -> str:
-    """The whole result as Markdown, for the terminal and for the README alike."""
-    parts = [result["about"], LIKE_FOR_LIKE, comparison_table(result["models"])]
+    """The whole result as Markdown, for the terminal and for docs/benchmarks.md alike."""
+    parts = [result["about"], "## Capture", LIKE_FOR_LIKE, comparison_table(result["models"])]
     failed = failures(result["models"])
     if failed:
         parts.append("Left out of the means:\n\n" + "\n".join(failed))
@@ -611,15 +611,19 @@ def report(result: dict[str, Any]) -> str:
         parts.append(f"Dynamic dims that the program relates to each other (`Dim.AUTO`); {LEAST}:")
         parts.append(related_table(result["related"]))
     if any(row.cells[CORE].seconds for row in result["models"]):
+        parts.append("## Decompositions")
         parts.append("`run_decompositions()` alone:")
         parts.append(decompositions_table(result["models"]))
     if result["files"]:
+        parts.append("## Files")
         parts.append("`gp.save`, `gp.load` and torch's own, the least of the runs:")
         parts.append(files_table(result["files"]))
     if result["onnx"]:
-        parts += onnx_parts(result)
+        parts += ["## ONNX", *onnx_parts(result)]
     if result["backend"]:
-        parts += backend.parts(result["backend"], table)
+        parts += ["## torch.compile", *backend.parts(result["backend"], table)]
+    if result["memory"] or result["checks"] or result["import"]:
+        parts.append("## Memory, checks, import")
     if result["memory"]:
         size = f"{result['megabytes'] / 1024:g} GB"
         each = [
@@ -645,8 +649,8 @@ def report(result: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def write_readme(text: str) -> None:
-    path = ROOT / "README.md"
+def write_page(text: str) -> None:
+    path = ROOT / "docs" / "benchmarks.md"
     before, rest = path.read_text().split(BEGIN)
     _, after = rest.split(END)
     path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
@@ -663,7 +667,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=None)
     parser.add_argument("--without-graphport", action="store_true", help="the opponents alone")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
-    parser.add_argument("--readme", action="store_true", help="also rewrite the README's table")
+    parser.add_argument("--write", action="store_true", help="also rewrite docs/benchmarks.md")
     parser.add_argument("--memory-child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     # torch.export and transformers warn about themselves; none of it concerns a measurement.
@@ -674,8 +678,8 @@ def main() -> None:
     if options.memory_child:
         memory_child(options.memory_child[0], int(options.memory_child[1]))
         return
-    if options.readme and (options.quick or options.only or options.without_graphport):
-        parser.error("--readme takes a full run: the table would pass for one")
+    if options.write and (options.quick or options.only or options.without_graphport):
+        parser.error("--write takes a full run: the table would pass for one")
 
     quick, ours = options.quick, not options.without_graphport
     repeats = options.repeats or (1 if quick else 3)
@@ -732,8 +736,8 @@ def main() -> None:
         print(json.dumps(result, indent=2, default=asdict))
     else:
         print(report(result))
-    if options.readme:
-        write_readme(report(result))
+    if options.write:
+        write_page(report(result))
 
 
 if __name__ == "__main__":

@@ -1,61 +1,86 @@
-"""The blocks of the documents run, in order, as a reader would paste them.
-
-Python is run in one namespace; a block that begins with the name of a file, `# models.py`, is that
-file. Lines of a console that begin with `$ graphport` are commands, and all of them succeed.
-"""
+"""The pages of docs/: their blocks run, and they name what there is."""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
-import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
-from graphport.cli import main
+import graphport as gp
+from graphport import errors
+from tests import documents
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-BLOCK = re.compile(r"^```(python|console|toml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"# (\w+\.(?:py|toml))\n")
-COMMAND = re.compile(r"^\$ graphport (.+)$", re.MULTILINE)
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = [page for page in sorted(DOCS.glob("*.md")) if documents.has_blocks(page)]
+SECTION = re.compile(r"^### (GP\d{3}): (\w+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s#:]*)(?:#([^)\s]*))?\)")
+BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`[^`\n]*`")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+WITHOUT_EXAMPLE = {"GP000", "GP190", "GP210", "GP900"}
+"""The base, which nothing is; what commands end with; a package that is there; our own faults."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "onnx.md",
-        "cli.md",
-        "generation.md",
-        "torch_compile.md",
-        "fx.md",
-        "partition.md",
-        "pipeline.md",
-    ],
-)
-def test_blocks_run(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "models", raising=False)
-    text = (DOCS / name).read_text()
-    namespace: dict[str, object] = {"__name__": "docs"}
-    blocks = list(BLOCK.finditer(text))
-    assert blocks
-    for block in blocks:
-        kind, code = block.groups()
-        file = FILE.match(code)
-        if kind == "console":
-            for command in COMMAND.findall(code):
-                assert main(shlex.split(command)) == 0, (command, capsys.readouterr().err)
-        elif file:
-            Path(file[1]).write_text(code)
-        else:
-            # Blank lines in front make a traceback point at the line in the document.
-            before = "\n" * text.count("\n", 0, block.start(2))
-            exec(compile(before + code, str(DOCS / name), "exec"), namespace)
+    documents.run(page)
     monkeypatch.delitem(sys.modules, "models", raising=False)
+
+
+def test_every_error_has_a_section_with_an_example() -> None:
+    classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if hasattr(c, "code")]
+    sections = SECTION.findall((DOCS / "errors.md").read_text())
+    assert sorted((code, name) for code, name, _ in sections) == sorted(
+        (c.code, c.__name__) for c in classes
+    )
+    examples = {code for code, _, text in sections if f"```python\n# raises {code}\n" in text}
+    assert examples == {c.code for c in classes} - WITHOUT_EXAMPLE
+
+
+@pytest.mark.parametrize(
+    "page", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))], ids=lambda page: page.stem
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    """To a file, and to a heading of it, as GitHub and the site both name headings."""
+    text = page.read_text()
+    for path in re.findall(r"\b(?:tests|examples|benchmarks)/[\w/]+\.py\b", text):
+        assert (ROOT / path).exists(), path
+    for target, heading in LINK.findall(CODE.sub("", BLOCK.sub("", text))):
+        there = (page.parent / target).resolve() if target else page
+        assert there.exists(), target
+        assert not heading or heading in _headings(there), f"{target}#{heading}"
+
+
+def _headings(page: Path) -> set[str]:
+    found = HEADING.findall(BLOCK.sub("", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", text).lower().replace(" ", "-") for text in found}
+
+
+def test_public_names_are_listed() -> None:
+    text = (DOCS / "index.md").read_text()
+    assert [name for name in gp.__all__ if f"`gp.{name}`" not in text] == []
+
+
+def test_options_and_members_are_described() -> None:
+    text = (DOCS / "capture.md").read_text()
+    for function in (gp.export, gp.draft_export):
+        for option in inspect.signature(function).parameters:
+            assert re.search(rf"^\|.*`{option}\b.*\|", text, re.MULTILINE), option
+    members = {name for name in dir(gp.ExportedProgram) if not name.startswith("_")}
+    fields = {field.name for field in dataclasses.fields(gp.ExportedProgram)}
+    for name in members | fields:
+        assert re.search(rf"^\|.*`\.{name}\b.*\|", text, re.MULTILINE), name
+
+
+def test_bench_markers_are_in_place() -> None:
+    text = (DOCS / "benchmarks.md").read_text()
+    assert text.count("<!-- bench:begin -->") == text.count("<!-- bench:end -->") == 1
+    assert text.index("<!-- bench:begin -->") < text.index("<!-- bench:end -->")

@@ -1,4 +1,4 @@
-"""The README's Python blocks run, in order and in one namespace, as a reader would paste them."""
+"""The README: its blocks run, it is short, and its figures are those of the tables in docs/."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from tests import documents
+
 pytestmark = pytest.mark.smoke
 
-README = Path(__file__).resolve().parents[1] / "README.md"
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
 
 
-def test_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a reader may save programs
-    text = README.read_text()
-    blocks = list(BLOCK.finditer(text))
-    assert blocks
-    namespace: dict[str, object] = {"__name__": "readme"}
-    for block in blocks:
-        # Blank lines in front make a traceback point at the line in the README.
-        before = "\n" * text.count("\n", 0, block.start(1))
-        exec(compile(before + block[1], str(README), "exec"), namespace)
+    documents.run(README)
 
 
-def test_bench_markers_are_in_place() -> None:
-    text = README.read_text()
-    assert text.count("<!-- bench:begin -->") == text.count("<!-- bench:end -->") == 1
-    assert text.index("<!-- bench:begin -->") < text.index("<!-- bench:end -->")
+def test_it_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 160
+
+
+def test_figures_are_those_of_the_tables() -> None:
+    measured = README.read_text().split("## Measured")[1].split("\n## ")[0]
+    rows = [line for line in measured.splitlines() if line.startswith("|")][2:]
+    tables = "".join(
+        (ROOT / "docs" / f"{name}.md").read_text() for name in ("benchmarks", "operators")
+    )
+    assert len(rows) == 5
+    for row in rows:
+        for figure in re.findall(r"\d+(?:[.,]\d+)*x?", row):
+            assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d])", tables), (figure, row)
