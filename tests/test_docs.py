@@ -31,8 +31,10 @@ def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "models", raising=False)
-    documents.run(page)
-    monkeypatch.delitem(sys.modules, "models", raising=False)
+    try:
+        documents.run(page)
+    finally:  # not by monkeypatch, which would bring back what the page has imported
+        sys.modules.pop("models", None)
 
 
 def test_every_error_has_a_section_with_an_example() -> None:
