@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 
 import graphport as gp
-from graphport.onnx import samples
+from graphport.onnx.verify import samples
 from tests.onnx import sweep, zoo
 
 SEEDS = 5

@@ -1,4 +1,4 @@
-"""Programs to and from `torch.export.ExportedProgram`.
+"""Converts programs to and from `torch.export.ExportedProgram`.
 
 `outgoing` and `incoming` are the two directions; `environment` makes a shape environment of torch's
 out of ours, `guards` reads torch's conditions on inputs, `expressions` translates between our

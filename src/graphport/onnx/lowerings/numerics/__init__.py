@@ -1,0 +1,1 @@
+"""Lowers numerical algorithms that ONNX has no operators for."""

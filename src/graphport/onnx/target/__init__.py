@@ -1,0 +1,1 @@
+"""What the target runtime supports: opset versions and kernels."""

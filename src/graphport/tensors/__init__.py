@@ -1,0 +1,1 @@
+"""Tensors without data: abstract, lazy and fake ones, and checkpoints of them."""
