@@ -62,12 +62,17 @@ def fake_mode() -> Iterator[None]:
     """
     _patch_initialisers()
     mode = _DeferringMode()
+    gradients = torch.is_grad_enabled()
     try:
         try:
             MODE_FLAGS.hold(mode)
             _MODULE_PATCH.hold(mode)
             with mode:
                 yield
+        except BaseException:
+            # torch's initialisers switch them off, and do not on again if interrupted as they begin.
+            torch.set_grad_enabled(gradients)
+            raise
         finally:
             _exit_mode(mode)
     finally:  # an interrupt may come in the midst of the other one

@@ -64,12 +64,12 @@ def scan(
 
 
 def batch_norm(
-    input: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, *rest: Any
+    input: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, training: bool, *rest: Any
 ) -> tuple[Tensor, ...]:
     """Of nothing, statistics stay what they are; the operator refuses it."""
-    if torch.compiler.is_exporting() or input.numel():
+    if torch.compiler.is_exporting() or input.numel() or not training:
         return aten._native_batch_norm_legit_functional.default(
-            input, weight, bias, mean, var, *rest
+            input, weight, bias, mean, var, training, *rest
         )
     out, nothing = _normalise_empty(input, weight, bias), torch.zeros_like(mean)
     return out, nothing, nothing.clone(), mean.clone(), var.clone()

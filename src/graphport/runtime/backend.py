@@ -20,7 +20,7 @@ from graphport.runtime.graphs import static_inputs
 from graphport.runtime.options import OrtBackendOptions, select_providers
 from graphport.runtime.region import SessionRecord
 
-log = logging.getLogger("graphport.runtime")
+log = logging.getLogger("graphport.ort")
 
 _COUNT_LOCK = forkable_lock()
 _NUMBERS = itertools.count()

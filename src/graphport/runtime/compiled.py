@@ -35,7 +35,7 @@ from graphport.tensors.abstract import Abstract, describe_value
 if TYPE_CHECKING:
     from graphport.runtime.backend import OrtBackend
 
-log = logging.getLogger("graphport.runtime")
+log = logging.getLogger("graphport.ort")
 
 _BUILD_LOCK = forkable_lock()
 

@@ -45,7 +45,7 @@ def _write_model(path: Path, model: onnx.ModelProto) -> None:
 
 # What runs where, in words.
 
-log = logging.getLogger("graphport.runtime")
+log = logging.getLogger("graphport.ort")
 
 
 def log_plan(made: CompiledGraph) -> None:

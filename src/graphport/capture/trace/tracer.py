@@ -310,11 +310,13 @@ class Tracer(TorchDispatchMode):
         val = node.meta.get("val")
         if not isinstance(val, AbstractTensor) or val._abstract.is_contiguous:
             return
+        if not any(type(n) is Expr for n in (*val._abstract.sizes, *val._abstract.strides)):
+            return  # of fixed sizes the rules say which
         if values.lies_in_order(val._abstract):
             raise UnsupportedError(
                 "the program depends on how a tensor lies in memory, and at the sizes of the "
                 "example it lies in two ways at once",
-                where=source.locate_user_line(),
+                where=source.locate_stack_trace(node.meta.get("stack_trace")),
                 fix="choose example inputs with sizes other than 0 and 1",
             )
 

@@ -171,7 +171,10 @@ def selu(b: Builder, self: Value) -> Value:
 
 @lower(aten.glu.default)
 def glu(b: Builder, self: Value, dim: int) -> Value:
-    x, gate = b.Split(self, num_outputs=2, axis=dim % self.rank, outputs=2)
+    dim %= self.rank
+    # The size of a half is said: ONNX Runtime does not split a size of 0 by a number of pieces.
+    half = b.result.sizes[dim]
+    x, gate = b.Split(self, [half, half], axis=dim, outputs=2)
     return b.Mul(x, b.Sigmoid(b.shaped(gate, b.result.sizes)))
 
 
