@@ -127,7 +127,9 @@ def _is_window(layer: Any, scope: Scope) -> bool:
 # A cache has many tensors of one shape. One spec may be given for all of them, by dimension, or for
 # those of one name in every layer:
 #
-#     {0: batch, 2: past}    {"keys": {0: batch, 2: past}, "values": {0: batch, 2: past}}    Dim.AUTO
+#     {0: batch, 2: past}
+#     {"keys": {0: batch, 2: past}, "values": {0: batch, 2: past}}
+#     Dim.AUTO
 #
 # A list has an entry per layer. Counts that grow with the sequence are never constants of a program
 # unless the spec says so: nothing in a file would tell that they were.
@@ -195,7 +197,8 @@ def _expand_by_name(place: str, spec: Mapping[Any, Any], layers: list[Any]) -> l
 def _is_by_dim(spec: Any) -> bool:
     """{0: batch, 2: past}, and nothing that has a structure of its own."""
     return isinstance(spec, Mapping) and bool(spec) and all(
-        type(d) is int and not isinstance(convert_torch_dim(s), (Mapping, list, tuple)) for d, s in spec.items()
+        type(d) is int and not isinstance(convert_torch_dim(s), (Mapping, list, tuple))
+        for d, s in spec.items()
     )  # fmt: skip
 
 

@@ -156,10 +156,14 @@ def _make_window_tensor(layer: Any) -> torch.Tensor:
 
 
 _DERIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "batch_size": _make_size_getter("keys", 0), "num_heads": _make_size_getter("keys", 1), "k_head_dim": _make_size_getter("keys", 3),
-    "v_head_dim": _make_size_getter("values", 3), "device": _find_device, "indexer_device": _find_device,
+    "batch_size": _make_size_getter("keys", 0),
+    "num_heads": _make_size_getter("keys", 1),
+    "k_head_dim": _make_size_getter("keys", 3),
+    "v_head_dim": _make_size_getter("values", 3),
+    "device": _find_device,
+    "indexer_device": _find_device,
     "_sliding_window_tensor": _make_window_tensor,
-}  # fmt: skip
+}
 
 
 # Taking apart

@@ -84,7 +84,10 @@ def choose_branch(cond: bool | Expr) -> bool | None:
 
 
 def require_branch(cond: bool | Expr) -> bool:
-    """Which way a rule goes that cannot go both; an error where data decides. See `choose_branch`."""
+    """Which way a rule goes that cannot go both; an error where data decides.
+
+    See `choose_branch`.
+    """
     answer = choose_branch(cond)
     return guard_as_stated(cond) if answer is None else answer
 

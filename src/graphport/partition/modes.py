@@ -297,7 +297,8 @@ def sparse_nn(job: Problem) -> list[Partition]:
     memory = job.devices[0].available_mem_bytes
     if any(d.available_mem_bytes != memory for d in job.devices):
         raise PartitionError(
-            f"All devices must have same memory size! They have: {format_device_memory(job.devices)}",
+            f"All devices must have same memory size! They have: "
+            f"{format_device_memory(job.devices)}",
             fix="devices of the same size, or mode=PartitionMode.optimal",
         )
     try:

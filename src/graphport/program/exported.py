@@ -97,7 +97,8 @@ class ExportedProgram:
             if isinstance(name, str) and name in tensors:
                 return tensors[name]
         raise InputError(
-            f"name is that of a parameter, buffer or constant of the program, got {format_value(name)}"
+            "name is that of a parameter, buffer or constant of the program, got "
+            f"{format_value(name)}"
         )
 
     @check_arguments(check_guards=FLAG)

@@ -171,7 +171,8 @@ def collect_program_facts(program: ExportedProgram) -> Facts:
         origin=f"graphport, {program.dialect}",
         inputs=[Port(s.arg.name, _format_type(s.arg, types)) for s in signature.input_specs
                 if s.kind is InputKind.USER_INPUT],
-        outputs=[Port(_format_output_name(s), _format_type(s.arg, types)) for s in signature.output_specs],
+        outputs=[Port(_format_output_name(s), _format_type(s.arg, types))
+                 for s in signature.output_specs],
         sizes=[Size(str(e), _finite_limit(r.lower), _finite_limit(r.upper))
                for e, r in program.range_constraints.items()],
         conditions=[str(fact) for fact in program.checks.facts],

@@ -44,8 +44,8 @@ class ShapesCollection:
         _, known = self._specs.get(id(t), (t, None))
         if known and _canonicalise_spec(t, known) != _canonicalise_spec(t, new):
             raise SpecError(
-                f"Shapes assigned to one tensor of shape {_format_shape(t)} do not match: first {known}, "
-                f"now {new}",
+                f"Shapes assigned to one tensor of shape {_format_shape(t)} do not match: "
+                f"first {known}, now {new}",
                 where="ShapesCollection",
                 fix="assign to a tensor once; shapes[x][d] = ... changes one dimension",
             )
@@ -185,8 +185,8 @@ def _normalise_spec(t: torch.Tensor, spec: Any) -> dict[int, Any]:
     if isinstance(spec, (tuple, list)) and len(spec) == t.dim():
         return dict(enumerate(spec))
     raise SpecError(
-        f"a tensor of shape {_format_shape(t)} takes a dict {{dim: Dim}}, or a tuple with {t.dim()} "
-        f"entries, got {spec!r}",
+        f"a tensor of shape {_format_shape(t)} takes a dict {{dim: Dim}}, or a tuple with "
+        f"{t.dim()} entries, got {spec!r}",
         where="ShapesCollection",
     )
 

@@ -103,7 +103,8 @@ def convolve(
     # How many groups there are is an attribute: a number that varies is none.
     if not by_windows and is_static(groups) and b.has("Conv", _compute_dtype(input)):
         out = b.Conv(
-            x, weight, bias, strides=omit_default(strides, 1), pads=omit_default([*before, *after], 0),
+            x, weight, bias,
+            strides=omit_default(strides, 1), pads=omit_default([*before, *after], 0),
             dilations=omit_default(holes, 1), group=None if groups == 1 else groups,
         )  # fmt: skip
     else:

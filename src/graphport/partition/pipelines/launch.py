@@ -84,9 +84,9 @@ class Processes:
             told.write(json.dumps(about).encode())
             told.seek(0)
             self.running.append(subprocess.Popen(
-                [sys.executable, "-m", "graphport.partition.pipelines.worker"], stdin=told, stderr=log,
-                env={**os.environ, "PYTHONPATH": paths}, start_new_session=True,
-                pass_fds=inherited,
+                [sys.executable, "-m", "graphport.partition.pipelines.worker"],
+                stdin=told, stderr=log, env={**os.environ, "PYTHONPATH": paths},
+                start_new_session=True, pass_fds=inherited,
             ))  # fmt: skip
 
     @property

@@ -328,8 +328,8 @@ _NEW_TENSOR_OPS = (
 
 # Tensors of the batch's size that hold the same for every item, or as good as that.
 _UNIFORM_OPS = (
-    *_NEW_TENSOR_OPS, aten.zeros, aten.ones, aten.full, aten.empty, aten.expand, aten.repeat, aten.tile,
-    aten.scalar_tensor, aten.rand, aten.randn, aten.randint,
+    *_NEW_TENSOR_OPS, aten.zeros, aten.ones, aten.full, aten.empty, aten.expand, aten.repeat,
+    aten.tile, aten.scalar_tensor, aten.rand, aten.randn, aten.randint,
 )  # fmt: skip
 
 # Loops over the first dim of what this argument lists.
