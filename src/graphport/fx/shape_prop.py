@@ -188,7 +188,7 @@ def preserve_buffers(module: nn.Module) -> Iterator[None]:
                     buffer.copy_(numbers)
 
 
-# Shapes, dtypes and layouts of every value of a graph, by running it.
+# `ShapeProp`: runs a graph, and notes shape, dtype and layout of every value.
 #
 # Inputs may be real tensors, or tensors without data (on the meta device, fake, or the abstract
 # tensors of an exported program, symbolic sizes included); the result is of the same kind.

@@ -1,4 +1,4 @@
-"""How long a cache is, without a question that the example would answer.
+"""Lengths of caches as formulas that need no guard, and `dynamic_shapes` of caches expanded.
 
 Layers of transformers' caches ask whether they are empty or whether their window is full, and take
 the example's way through the model. What they compute is one formula of sizes either way: while a
@@ -122,7 +122,7 @@ def _is_window(layer: Any, scope: Scope) -> bool:
     )
 
 
-# What `dynamic_shapes` says of a cache, written out for each of its parts.
+# Expands the `dynamic_shapes` of a cache to each of its tensors.
 #
 # A cache has many tensors of one shape. One spec may be given for all of them, by dimension, or for
 # those of one name in every layer:

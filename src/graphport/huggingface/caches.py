@@ -170,7 +170,7 @@ _DERIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def _flatten_value(x: Any, owner: Any, counts: bool) -> tuple[Any, Any]:
-    """The leaves in `x` in plain containers, or _NOTHING; and the structure around them."""
+    """The leaves in `x` in plain containers, or _NO_LEAVES; and the structure around them."""
     if isinstance(x, (torch.Tensor, *_SYMBOLIC)) or (counts and type(x) is int):
         return x, _LEAF
     if isinstance(x, types.MethodType) and x.__self__ is owner:

@@ -1,4 +1,4 @@
-"""The modes `aot_based`, `size_based`, `cost_aware`, `kl_based`, and `saturate_host`."""
+"""The modes `aot_based`, `size_based`, `cost_aware`, `kl_based`, `sparse_nn`; `saturate_host`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collects facts about an ONNX model or a program: interface, operators, sizes."""
+"""Collects facts about an ONNX model or a program: interface, operators, sizes, listing."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def _sort_modules(inner: Mapping[str, Sequence[str]]) -> list[str]:
     return order
 
 
-# The graph of an ONNX model as text: a line per node, with types and modules, without weights.
+# Lists the graph of an ONNX model: a line per node, with types and modules, without weights.
 
 _MAX_ELEMENTS = 8
 """Elements of an attribute that are shown."""

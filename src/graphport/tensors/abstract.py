@@ -236,7 +236,7 @@ def describe_value(val: Any) -> Any:
     return val
 
 
-# What the metadata of a node says of its value, in our own terms.
+# Reads the value of a node from its metadata, as an `Abstract`.
 
 _SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

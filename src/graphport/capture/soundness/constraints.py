@@ -342,7 +342,7 @@ def format_definition(name: str, limits: Range) -> str:
     return f"{name} = Dim({', '.join(parts)})"
 
 
-# What unnamed dims turned out to be, told to every node that was recorded before it was known.
+# Substitutes solved symbols of `Dim.AUTO` in the metadata of nodes that were recorded before.
 
 Forms = Mapping[Expr, Size]
 

@@ -1,4 +1,4 @@
-"""`ShapesCollection` and `AdditionalInputs`: other ways to give `dynamic_shapes`."""
+"""Other ways to `dynamic_shapes`: by tensor, by additional inputs, by the fixes of an error."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A *site* is one size of an input tensor, or an input number. The walk checks that the spec has the
 structure of the inputs and that each site is told something it can be; what the dims mean together
-is the business of `spec`. Every error names its place in the spec, as written.
+is the business of `symbols`. Every error names its place in the spec, as written.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def _require_static(*numbers: Any) -> None:
         raise UnsupportedError("ONNX convolves with fixed strides, paddings and dilations only")
 
 
-# Windows that slide along spatial dims, taken out of a tensor with Gather.
+# Gathers windows that slide along spatial dims.
 #
 # Convolution, pooling and resampling have operators of their own in ONNX; this is for the element
 # types that ONNX Runtime has no kernels of them for, and for windows that those do not have.

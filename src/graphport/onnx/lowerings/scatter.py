@@ -443,7 +443,7 @@ def embedding_bag(
     return (out, *(None for _ in b.result[1:]))
 
 
-# Runs along a dim brought together: `segment_reduce`.
+# `segment_reduce`.
 
 # The reduction under its name elsewhere, and what it starts from.
 _SEGMENT_REDUCTIONS = {"sum": ("sum", 0.0), "mean": ("sum", 0.0), "prod": ("prod", 1.0),

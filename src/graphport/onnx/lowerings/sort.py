@@ -1,4 +1,4 @@
-"""Lowers sort, topk, unique and searchsorted.
+"""Lowers sort, topk, unique, searchsorted, `bincount` and histograms.
 
 TopK is stable by the standard, in both directions. NaN is the largest number to torch and nothing
 in particular to ONNX Runtime: floats are sorted by keys that say where NaN is.
@@ -231,7 +231,7 @@ def isin(
     return b.Not(same) if invert else same
 
 
-# Counting: bins of integers, and histograms.
+# `bincount` and histograms.
 
 _LAST = (1 << 63) - 1
 

@@ -1,4 +1,4 @@
-"""Element types that ONNX Runtime has CPU kernels for, and wider ones to compute in.
+"""Element types that ONNX Runtime has CPU kernels for, wider ones to compute in, and opsets.
 
 `kernels.json` is what a release of ONNX Runtime says of itself;
 `python -m graphport.onnx.target.kernels` writes it anew. An operator that it has no kernels for at

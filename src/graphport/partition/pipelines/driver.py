@@ -1,4 +1,4 @@
-"""The caller's side of a pipeline: sends out micro-batches, gathers results, notices failures."""
+"""Drives a pipeline from the caller: sends micro-batches, gathers results, notices failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A short text that differs between programs that must not be stages of one pipeline."""
+"""`gp.partition.pipeline` and `gp.partition.launch`: a program as stages in several processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _sample_tensor(t: Any) -> object:
     return tuple(t.shape), str(t.dtype), picked.tolist()
 
 
-# `gp.partition.pipeline` and `gp.partition.launch`: a program as stages in several processes.
+# Pipelines.
 
 TIMEOUT = 300.0
 _SHUTDOWN_SECONDS = 10.0

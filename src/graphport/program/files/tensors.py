@@ -1,4 +1,4 @@
-"""Encodes and reads tensors and the storages that they share.
+"""Encodes and reads tensors and the storages that they share, in the safetensors format.
 
 A storage is written once, however many tensors show it: tied weights, views and slices share their
 memory again after loading, and keep their strides. Only the part of a storage that some tensor

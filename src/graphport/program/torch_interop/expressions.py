@@ -209,7 +209,7 @@ def get_example_values(shape_env: Any) -> Any:
     return shape_env.var_to_val if found is None else found
 
 
-# torch's conditions on the inputs of a program, which it keeps as Python text.
+# Parses torch's guards on the inputs of a program, which it keeps as Python text.
 #
 #     L['x'].size()[0] == 2*L['y'].size()[1]
 #

@@ -278,7 +278,7 @@ def _convert_calls(
     return found
 
 
-# The checks of `program/bounds.py` as nodes of torch's programs, which call operators alone.
+# Emits the checks of `program/bounds.py` as nodes: torch's programs call operators alone.
 
 Make = Callable[..., Any]
 """Makes a node that calls a function."""

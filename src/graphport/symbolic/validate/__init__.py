@@ -127,7 +127,7 @@ def _count_outwards(start: int, count: int) -> Iterator[int]:
         yield start - step
 
 
-# A translation validator: is one expression as good as another?
+# `gp.fx.validate` and its arguments.
 
 Symbolic: TypeAlias = Any  # torch.SymInt, SymFloat, SymBool; an expression; a number; or text
 
