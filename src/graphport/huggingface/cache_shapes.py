@@ -55,7 +55,7 @@ def patch_sliding_windows() -> Iterator[Replacement]:
             yield kind, "update", _wrap_update(kind.update)
 
 
-def _iterate_subclasses(kind: type) -> Iterator[Any]:
+def _iterate_subclasses(kind: type[Any]) -> Iterator[Any]:
     yield kind
     for further in kind.__subclasses__():
         yield from _iterate_subclasses(further)
@@ -86,7 +86,8 @@ def replace_length_methods(arguments: Any, scope: Scope) -> None:
 
 
 def _is_cache(x: Any) -> bool:
-    return caches.is_cache(type(x))
+    kind: Any = type(x)
+    return caches.is_cache(kind)
 
 
 def _iterate_layers(cache: Any) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from graphport import source
 from graphport.errors import CaptureWarning, ExportError, InputError, UnsupportedError
@@ -124,8 +124,8 @@ def require_plain(
     if t.is_nested:
         what = f"{whose} is a nested tensor; only strided tensors are supported"
         raise refusal(what, where=source.locate_user_line(), fix=_PADDED_FIX.format(name))
-    if has_own_dispatch(type(t)):
-        kind = type(t)
+    kind: Any = type(t)
+    if has_own_dispatch(kind):
         what = f"{whose} is a {kind.__module__}.{kind.__qualname__}, a tensor subclass that is made"
         raise refusal(
             f"{what} of other tensors and says itself what operators do to it",

@@ -379,8 +379,10 @@ def _read_assignment(statement: ast.stmt, dims: Mapping[str, Any]) -> tuple[str 
         return target.id, value
     path: list[Any] = []
     while isinstance(target, (ast.Subscript, ast.Attribute)):
-        is_item = isinstance(target, ast.Subscript)
-        path.insert(0, ast.literal_eval(target.slice) if is_item else _Field(target.attr))
+        if isinstance(target, ast.Subscript):
+            path.insert(0, ast.literal_eval(target.slice))
+        else:
+            path.insert(0, _Field(target.attr))
         target = target.value
     return path, value
 

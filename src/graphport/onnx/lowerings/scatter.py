@@ -24,8 +24,8 @@ from graphport.onnx.lowerings.index import (
     cast_index,
     count_not_above,
     flatten_value,
-    wrap_dim,
 )
+from graphport.onnx.lowerings.shape import wrap_dim
 from graphport.symbolic import eq, ge, ite, max_
 
 aten = torch.ops.aten
