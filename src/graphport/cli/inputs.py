@@ -112,7 +112,7 @@ def bind_inputs(target: Any, named: Mapping[str, Any]) -> Arguments:
     return chosen.args, chosen.kwargs
 
 
-# Written
+# Inputs written on the command line
 
 
 def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:

@@ -31,6 +31,11 @@ from graphport.program.signature import SymbolicArgument
 from graphport.symbolic import Expr, Scope, symbols
 from graphport.tensors.abstract import Abstract, describe_value, permute_strides
 
+# Memory layouts at the borders of a region.
+#
+# ONNX Runtime gives what it computes row by row. Torch lets the result of an operator lie as its
+# operands do: views of it depend on that, and so does which random number an element gets.
+
 DimOrder = tuple[int, ...]
 """Dims from the slowest to the fastest."""
 

@@ -35,7 +35,12 @@ _LONGEST_MESSAGE = 200
 
 
 class Assertions:
-    """What each graph of the file requires."""
+    """What each graph of the file requires.
+
+    ONNX has no operator for assertions. A `Reshape` of one element to the shape that a condition
+    gives fails where the condition is false; every result of the graph depends on it. The node is
+    called `requires <condition>`, which is what ONNX Runtime says when it stops there.
+    """
 
     def __init__(self, builder: Builder) -> None:
         self.b = builder

@@ -108,7 +108,7 @@ def kthvalue(b: Builder, self: Value, k: Any, dim: int, keepdim: bool) -> tuple[
     return tuple(b.unsqueeze(x, dim) if keepdim and self.rank else x for x in found)
 
 
-# The distinct
+# `unique`
 
 
 @lower(aten._unique2.default)
@@ -185,7 +185,7 @@ def _arrange_unique(
     return values, inverse, counts if return_counts else nothing
 
 
-# Places in a sorted sequence
+# `searchsorted` and `bucketize`
 
 
 @lower(aten.searchsorted.Tensor, aten.searchsorted.Scalar)

@@ -36,6 +36,8 @@ from graphport.partition.pipelines.stages import FRONT, Route, StagedProgram, sp
 from graphport.program import ExportedProgram
 from graphport.program.module import CallGuard
 
+# Fingerprints, which differ between programs that must not be stages of one pipeline.
+
 _SAMPLES = 16
 
 

@@ -201,7 +201,7 @@ def _load_solver() -> Any:
     return solver
 
 
-# What is claimed
+# Claims
 
 
 def _build_claim(before: Symbolic, after: Symbolic, assume: Iterable[Symbolic] | Symbolic) -> Claim:
@@ -278,7 +278,7 @@ def _states_range(cond: Term, symbol: Term) -> bool:
     return bool(bound.value < least)
 
 
-# What is said
+# Error messages
 
 
 def _refutation_error(
