@@ -1,9 +1,9 @@
 """Checks the arguments of public functions against declared kinds.
 
-`@takes(timeout=SECONDS)` refuses a call with another kind of timeout, in words that name the
-parameter; `@made_of(...)` does it for the fields of a named tuple or dataclass. A kind is words and
-a test. Classes are named by where they are defined and not imported: an object of a class whose
-module was never loaded cannot exist.
+`@check_arguments(timeout=SECONDS)` refuses a call with another kind of timeout, in words that name
+the parameter; `@check_fields(...)` does it for the fields of a named tuple or dataclass. A kind is
+words and a test. Classes are named by where they are defined and not imported: an object of a class
+whose module was never loaded cannot exist.
 """
 
 from __future__ import annotations

@@ -313,7 +313,7 @@ class InternalError(ExportError):
         return super().render() + "\n  This is a bug in graphport: please report it with the code."
 
 
-# Text from elsewhere where it is shown: on a terminal, in Markdown, in HTML.
+# Escapes untrusted text for terminals, Markdown and HTML.
 #
 # Names of modules, keys of inputs and stack traces may come from a file, and hold whatever its
 # author liked. A function per kind of output lets it be read and not act. JSON escapes by itself.

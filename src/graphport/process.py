@@ -2,14 +2,14 @@
 
 An interrupt is an exception between any two instructions: before the `try` that would undo a
 change, or within the `finally` that does. So nothing here relies on a single one. What is to be
-undone is noted before it is done, in the record of a call that is `restore_on_exit`; every step of the
-undoing may be repeated; and a contained call undoes what its record says twice, of which the second
-finds nothing to do unless the first was interrupted.
+undone is noted before it is done, in the record of a call decorated with `restore_on_exit`; every
+step of the undoing may be repeated; and such a call undoes what its record says twice, of which the
+second finds nothing to do unless the first was interrupted.
 
-Contexts within such a call (`Patch`, `undo_on_exit`, and torch's own) undo what they do as ever; the
-record is for what they miss. A context made of a generator that was interrupted as it was entered
-undoes it whenever the traceback is dropped, which is too late: so the frames of an interrupt are
-cleared before the thread is restored, but for the user's.
+Contexts within such a call (`Patch`, `undo_on_exit`, and torch's own) undo what they do as ever;
+the record is for what they miss. A context made of a generator that was interrupted as it was
+entered undoes it whenever the traceback is dropped, which is too late: so the frames of an
+interrupt are cleared before the thread is restored, but for the user's.
 """
 
 from __future__ import annotations

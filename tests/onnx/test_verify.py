@@ -1,4 +1,4 @@
-"""`ONNXProgram.verify`: sizes, judgement by dtype, reports, the first node that diverges."""
+"""`ONNXProgram.verify`: sizes, comparison by dtype, reports, the first node that diverges."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def test_a_model_that_is_wrong_at_other_sizes_only() -> None:
     assert not report.ok and output.sizes == {"batch": 4} and output.note
 
 
-# Judgement
+# Comparison
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
 from graphport.arguments import FLAG, NAMES, NONE, TABLE, check_arguments, one_of
-from graphport.capture.control_flow import autograd_functions, cond, grad_regions, loops  # noqa: F401
-from graphport.capture.handlers import (  # noqa: F401
+from graphport.capture.control_flow import (  # noqa: F401  register their operators
+    autograd_functions,
+    cond,
+    grad_regions,
+    loops,
+)
+from graphport.capture.handlers import (  # noqa: F401  register their operators
     collectives,
     composites,
     custom,
@@ -86,10 +91,7 @@ from graphport.errors import (
     ShapeError,
     UserError,
 )
-from graphport.huggingface import (
-    cache_shapes,
-    caches,  # fmt: skip
-)
+from graphport.huggingface import cache_shapes, caches
 from graphport.ops import Abstract
 from graphport.ops.strides import is_dense
 from graphport.process import raise_interrupt, restore_on_exit, undo_on_exit

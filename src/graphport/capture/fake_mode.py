@@ -147,7 +147,7 @@ def _patch_initialisers() -> None:
     nn.init._no_grad_trunc_normal_ = trunc_normal  # type: ignore[assignment]
 
 
-# What modules do with tensors.
+# Parameters of modules.
 
 
 def _new_parameter(original: Any, kind: Any, data: Any = None, requires_grad: bool = True) -> Any:
@@ -210,7 +210,7 @@ def _patch_modules() -> Iterator[process.Replacement]:
 _MODULE_PATCH = process.Patch(_patch_modules)
 
 
-# Checkpoint files as references: what `torch.load` and safetensors give under `gp.fake_mode()`.
+# Loads checkpoints as references: what `torch.load` and safetensors give under `gp.fake_mode()`.
 #
 # Of a file written by `torch.save`, torch's own unpickler reads all but the bytes of the tensors,
 # and says where in the file those are; so everything around them (nested dicts, whole modules, the

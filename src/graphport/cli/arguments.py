@@ -1,4 +1,4 @@
-"""The command line: commands, options and their help."""
+"""The command line: commands, options and their help, and the values of `--sizes`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _sizes_syntax_error(text: str) -> UsageError:
     )  # fmt: skip
 
 
-# The command line: commands, options, and what their help says.
+# Commands, options and their help.
 
 MODELS = """\
 MODEL is one of

@@ -200,8 +200,8 @@ def _print_result(
         cells = [f"fails: {c.failure}", "", "", ""]
         if c.call_sec is not None and c.first_sec is not None:
             error = "" if c.error is None else f"{c.error:.1e}"
-            cells = [format_seconds(c.call_sec), f"{base / c.call_sec:.2f}x", f"{c.first_sec:.1f} s",
-                     error]  # fmt: skip
+            speedup = f"{base / c.call_sec:.2f}x"
+            cells = [format_seconds(c.call_sec), speedup, f"{c.first_sec:.1f} s", error]
         rows.append((c.name, *cells))
     columns = ("", "a call", "speedup", "first result", "largest difference")
     calls = len(contenders[0].calls_sec)
@@ -216,7 +216,8 @@ def _print_result(
         "threads": threads,
         "contenders": [
             {"name": c.name, "call_sec": c.call_sec, "first_sec": c.first_sec,
-             "calls": len(c.calls_sec), "max_abs_error": number_to_json(c.error), "failure": c.failure}
+             "calls": len(c.calls_sec), "max_abs_error": number_to_json(c.error),
+             "failure": c.failure}
             for c in contenders
         ],
         "timings": console.timings,

@@ -1,4 +1,7 @@
-"""`--dynamic "x:0=batch[1..64],1=2*half+1"` as a spec of dynamic shapes."""
+"""Captures a model as the command line describes it.
+
+`--dynamic "x:0=batch[1..64],1=2*half+1"` is read as a spec of dynamic shapes.
+"""
 
 from __future__ import annotations
 
@@ -270,7 +273,7 @@ def translate_fixes(fixes: Sequence[str]) -> list[str]:
     return found
 
 
-# A model as the command line describes it: built, with its inputs and sizes, and captured.
+# Builds the model with its inputs and sizes, and captures it.
 
 
 @dataclass(frozen=True)

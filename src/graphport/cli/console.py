@@ -122,7 +122,8 @@ def verification_to_json(report: Any) -> dict[str, Any]:
             for trial in report.sizes_refused
         ],
         "weights_differ": [
-            {"name": w.name, "max_abs_error": number_to_json(w.max_abs_error)} for w in report.weights
+            {"name": w.name, "max_abs_error": number_to_json(w.max_abs_error)}
+            for w in report.weights
         ],
         "first_divergence": None if where is None else {
             "node": str(where.node), "module": where.module, "source": str(where.source),

@@ -112,7 +112,7 @@ def bind_inputs(target: Any, named: Mapping[str, Any]) -> Arguments:
     return chosen.args, chosen.kwargs
 
 
-# Written
+# Inputs written on the command line
 
 
 def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} cannot be read: {error}") from None
 
 
-# Draws example inputs for a model from what its ONNX file declares: names, dtypes, sizes.
+# Draws inputs from what an ONNX file declares: names, dtypes, sizes.
 
 _MAX_TRIES = 1000
 _MAX_SIZE = 1 << 31

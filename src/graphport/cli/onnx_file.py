@@ -1,4 +1,4 @@
-"""An ONNX file on ONNX Runtime, in the place of a model that was just made."""
+"""Runs an ONNX file in the place of a model that was just exported, and compares its weights."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _pair_names(
     return dict(zip(ours, theirs, strict=True))
 
 
-# Compares the weights of an ONNX file with those of the model that it is verified against.
+# Compares the weights of a file with those of the model that it is verified against.
 
 
 def compare_weights(path: Path, file: Any, program: ONNXProgram) -> list[WeightDifference]:

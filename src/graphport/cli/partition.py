@@ -1,4 +1,4 @@
-"""`graphport partition`: a model over the devices of a TOML file.
+"""`graphport partition`: partitions a model over the devices of a TOML file.
 
 transfer = "10 GB/s"
 
@@ -93,7 +93,7 @@ def _require_known_keys(table: Mapping[str, Any], part: str, path: Path) -> None
         )
 
 
-# `graphport partition`: a model over several devices.
+# The command.
 
 _DEFAULT_TRANSFER_RATE = 10**10
 """Octets per second between devices, if nothing is said: that of a good network."""

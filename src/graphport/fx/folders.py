@@ -323,7 +323,7 @@ def _serialization_error(path: str, what: str, fix: str = "") -> SerializationEr
     return SerializationError(f"{path or 'the module'} {what}", fix=[fix] if fix else [])
 
 
-# A module as a folder: Python source to import, and a file of weights.
+# The folder: Python source to import, and a file of weights.
 #
 # The source makes every submodule without its constructor, from its class and its attributes, so
 # that modules of any class come back as they were. Weights are read with `weights_only=True`, and

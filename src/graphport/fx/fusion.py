@@ -1,4 +1,4 @@
-"""Dropout taken out of a graph."""
+"""Optimises graphs for inference: removes dropout, and folds batch norms into layers."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _find_dropout_result(node: Node, modules: dict[str, nn.Module]) -> Node | No
     return node if target in _DROPOUT_FUNCTIONS else None
 
 
-# Batch norms folded into the convolution or linear layer before them, for inference.
+# Folds batch norms into the convolution or linear layer before them.
 #
 # At inference a batch norm multiplies each channel and adds to it, by numbers that are known. So
 # does the layer before it, whose weight and bias can do both.

@@ -44,7 +44,7 @@ def locate_node(node: Node) -> source.Location | None:
     return source.locate_stack_trace(source.keep_user_frames(f"  {trace}")) if trace else None
 
 
-# A copy of a graph module to rewrite: the graph is its own, parameters and submodules are shared.
+# Copies a graph module to rewrite: the graph is its own, parameters and submodules are shared.
 #
 # Nodes keep their names, metadata and types; the module keeps its hooks, attributes and the way it
 # is called, so that a rewritten `ep.module()` still checks its inputs.
@@ -77,7 +77,7 @@ def require_graph_module(gm: Any) -> None:
     raise InputError(f"a torch.fx.GraphModule is needed, not {type(gm).__name__}", fix=fix)
 
 
-# Graphs to rewrite: of a model, of a traced module or of an exported program; and copies of them.
+# Graph modules to rewrite: of a model, of a traced module or of an exported program.
 #
 # The `module()` of an exported program is a GraphModule that knows how it is called. A rewritten
 # one is called in the same way, with the same checks.

@@ -20,6 +20,8 @@ from graphport.fx.effects import find_mutated_storages, get_attribute_storage_ke
 from graphport.fx.graphs import get_attribute, list_path_prefixes
 from graphport.program.module import register_state
 
+aten = torch.ops.aten
+
 
 class GraphState:
     """Knows which nodes use what, as long as nodes are changed and erased through it."""
@@ -103,12 +105,10 @@ class GraphState:
         return True
 
 
-# Convolutions, linear layers and batch norms in a graph, whether modules or functions.
+# Finds convolutions, linear layers and batch norms, whether modules or functions.
 #
 # A layer is recognised with the tensors that it has. What a tensor comes from must not change while
 # the graph runs: inputs, results of other calls and attributes that the graph writes to are none.
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Products with a matrix in a graph: matmul, mm and linear, as functions, methods and modules."""
+"""Finds matrix products in a graph, and merges those that share an operand."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def concatenate_weights(products: list[Product]) -> tuple[torch.Tensor, torch.Te
     return nn.Parameter(weight, grad), None if bias is None else nn.Parameter(bias, grad)
 
 
-# Matrix products that share an operand, computed as one.
+# Merges matrix products that share an operand.
 #
 #     x @ A, x @ B  ->  x @ [A B], split by columns; the weights of layers are joined once
 #     x @ A, y @ A  ->  [x; y] @ A, split by rows

@@ -1,4 +1,4 @@
-"""Traced values that answer for their sizes, dtypes and types.
+"""A tracer whose values know their sizes and dtypes: branches on shapes are decided.
 
 What is known of a value is the `val` of its node: an abstract tensor, or a number, size or dtype.
 """
@@ -167,7 +167,7 @@ def _collect_proxy(x: Any, found: list[MetaProxy]) -> Any:
     return x
 
 
-# Tracing in which Python knows sizes: branches on shapes are decided, loops over them unrolled.
+# The tracer: branches on shapes are decided, loops over them unrolled.
 #
 # Every traced value carries what it is without data: an abstract tensor, or the number, size or
 # dtype itself. Sizes that flow into operators stay part of the graph; sizes that Python needs as

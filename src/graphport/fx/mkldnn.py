@@ -230,8 +230,9 @@ def _find_supported_nodes(gm: GraphModule, layers: LayerFinder) -> list[Node]:
     """
     able = dict.fromkeys(n for n in gm.graph.nodes if is_supported(n, layers))
     memory = infer_storages(gm.graph, layers.modules)
-    changed = {m for n in gm.graph.nodes if n not in able
-               for value in find_mutated_inputs(n, layers.modules) for m in memory[value]}  # fmt: skip
+    others = (n for n in gm.graph.nodes if n not in able)
+    written = (value for n in others for value in find_mutated_inputs(n, layers.modules))
+    changed = {m for value in written for m in memory[value]}
     return [
         n for n in able if all(changed.isdisjoint(memory[v]) for v in (n, *_get_layout_inputs(n)))
     ]

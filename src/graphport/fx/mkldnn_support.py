@@ -81,8 +81,9 @@ _POOLS.update(
     }
 )
 _MODULES: dict[type[nn.Module], dict[str, Any]] = {
-    nn.Identity: {}, nn.ReLU: {}, nn.Sigmoid: {}, nn.Tanh: {}, nn.Flatten: {}, nn.MaxPool2d: _MAX_POOL_REQUIRES,
-    nn.MaxPool3d: _MAX_POOL_REQUIRES, nn.AvgPool2d: _AVG_POOL_REQUIRES, nn.AdaptiveAvgPool2d: _ADAPTIVE_POOL_REQUIRES,
+    nn.Identity: {}, nn.ReLU: {}, nn.Sigmoid: {}, nn.Tanh: {}, nn.Flatten: {},
+    nn.MaxPool2d: _MAX_POOL_REQUIRES, nn.MaxPool3d: _MAX_POOL_REQUIRES,
+    nn.AvgPool2d: _AVG_POOL_REQUIRES, nn.AdaptiveAvgPool2d: _ADAPTIVE_POOL_REQUIRES,
     nn.BatchNorm2d: {"training": False, "affine": True, "track_running_stats": True},
     nn.BatchNorm3d: {"training": False, "affine": True, "track_running_stats": True},
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Binds the arguments of calls to operator schemas, choosing the overload by types.
+"""Binds arguments of calls to schemas and signatures, choosing the overload by types.
 
 What a schema says and what Python holds differ in known ways, which are the rules here: a list
 takes a tuple and, for `int[]`, a single int; a float takes an int; a number takes an int, a float,
@@ -182,7 +182,7 @@ def _get_element_types(argument: Any) -> Sequence[Any] | None:
     return [t for t in typing.get_args(argument) if t not in (Ellipsis, ())]
 
 
-# What operators and functions of torch take and return: their schemas in Python's words.
+# Signatures of operators and functions of torch, from their schemas, with Python's types.
 #
 # A target has one signature (an overload, a function written in Python) or several (everything that
 # is overloaded). The first tensor is called `input` everywhere, as in the functions of `torch`.
@@ -393,7 +393,7 @@ def get_python_signature(
         return None  # written in C, and not one of torch's
 
 
-# Calls of operators in a canonical form, by the schemas of the operators.
+# Calls of operators in canonical form, by the schemas of the operators.
 #
 # Of several signatures, the one is taken that the types of the arguments fit. The first tensor is
 # called `input` everywhere; `restore_schema_names` gives the names back that an overload itself
@@ -660,7 +660,7 @@ def restore_schema_names(target: Target, kwargs: dict[str, Any]) -> dict[str, An
     return kwargs
 
 
-# Calls of torch's own modules in a canonical form, by the signature of `forward`.
+# Calls of torch's own modules in canonical form, by the signature of `forward`.
 
 _TORCH_PACKAGES = ("torch.nn.", "torch.ao.nn.")
 

@@ -1,10 +1,10 @@
 """Propagates shapes, dtypes and strides through a graph, on real or abstract tensors.
 
 Tensors without data are the abstract tensors of an exported program, whose sizes may be symbolic,
-and PyTorch's fake tensors. Within `AbstractDispatchMode`, an operator that gets one of them takes the others as
-such, too: parameters and constants need no conversion beforehand, and are never written to. Tensors
-on the meta device are made abstract tensors on the device that the program is for: layouts, and
-checks that all is on one device, depend on it.
+and PyTorch's fake tensors. Within `AbstractDispatchMode`, an operator that gets one of them takes
+the others as such, too: parameters and constants need no conversion beforehand, and are never
+written to. Tensors on the meta device are made abstract tensors on the device that the program is
+for: layouts, and checks that all is on one device, depend on it.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def preserve_buffers(module: nn.Module) -> Iterator[None]:
                     buffer.copy_(numbers)
 
 
-# Shapes, dtypes and layouts of every value of a graph, by running it.
+# `ShapeProp`: runs a graph, and notes shape, dtype and layout of every value.
 #
 # Inputs may be real tensors, or tensors without data (on the meta device, fake, or the abstract
 # tensors of an exported program, symbolic sizes included); the result is of the same kind.
@@ -250,7 +250,8 @@ class ShapeProp(Interpreter):
             raise
         except Exception as error:  # whatever the user's operators raise
             raise ShapeError(
-                f"node {n.name} fails: {_format_call(n, self.env)}\n  {type(error).__name__}: {error}",
+                f"node {n.name} fails: {_format_call(n, self.env)}\n"
+                f"  {type(error).__name__}: {error}",
                 where=locate_node(n),
             ) from error
         if any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves(result)):

@@ -1,4 +1,4 @@
-"""How long a cache is, without a question that the example would answer.
+"""Lengths of caches as formulas that need no guard, and `dynamic_shapes` of caches expanded.
 
 Layers of transformers' caches ask whether they are empty or whether their window is full, and take
 the example's way through the model. What they compute is one formula of sizes either way: while a
@@ -55,7 +55,7 @@ def patch_sliding_windows() -> Iterator[Replacement]:
             yield kind, "update", _wrap_update(kind.update)
 
 
-def _iterate_subclasses(kind: type) -> Iterator[Any]:
+def _iterate_subclasses(kind: type[Any]) -> Iterator[Any]:
     yield kind
     for further in kind.__subclasses__():
         yield from _iterate_subclasses(further)
@@ -86,7 +86,8 @@ def replace_length_methods(arguments: Any, scope: Scope) -> None:
 
 
 def _is_cache(x: Any) -> bool:
-    return caches.is_cache(type(x))
+    kind: Any = type(x)
+    return caches.is_cache(kind)
 
 
 def _iterate_layers(cache: Any) -> Iterator[Any]:
@@ -122,12 +123,14 @@ def _is_window(layer: Any, scope: Scope) -> bool:
     )
 
 
-# What `dynamic_shapes` says of a cache, written out for each of its parts.
+# Expands the `dynamic_shapes` of a cache to each of its tensors.
 #
 # A cache has many tensors of one shape. One spec may be given for all of them, by dimension, or for
 # those of one name in every layer:
 #
-#     {0: batch, 2: past}    {"keys": {0: batch, 2: past}, "values": {0: batch, 2: past}}    Dim.AUTO
+#     {0: batch, 2: past}
+#     {"keys": {0: batch, 2: past}, "values": {0: batch, 2: past}}
+#     Dim.AUTO
 #
 # A list has an entry per layer. Counts that grow with the sequence are never constants of a program
 # unless the spec says so: nothing in a file would tell that they were.
@@ -195,7 +198,8 @@ def _expand_by_name(place: str, spec: Mapping[Any, Any], layers: list[Any]) -> l
 def _is_by_dim(spec: Any) -> bool:
     """{0: batch, 2: past}, and nothing that has a structure of its own."""
     return isinstance(spec, Mapping) and bool(spec) and all(
-        type(d) is int and not isinstance(convert_torch_dim(s), (Mapping, list, tuple)) for d, s in spec.items()
+        type(d) is int and not isinstance(convert_torch_dim(s), (Mapping, list, tuple))
+        for d, s in spec.items()
     )  # fmt: skip
 
 

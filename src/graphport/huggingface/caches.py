@@ -156,17 +156,21 @@ def _make_window_tensor(layer: Any) -> torch.Tensor:
 
 
 _DERIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "batch_size": _make_size_getter("keys", 0), "num_heads": _make_size_getter("keys", 1), "k_head_dim": _make_size_getter("keys", 3),
-    "v_head_dim": _make_size_getter("values", 3), "device": _find_device, "indexer_device": _find_device,
+    "batch_size": _make_size_getter("keys", 0),
+    "num_heads": _make_size_getter("keys", 1),
+    "k_head_dim": _make_size_getter("keys", 3),
+    "v_head_dim": _make_size_getter("values", 3),
+    "device": _find_device,
+    "indexer_device": _find_device,
     "_sliding_window_tensor": _make_window_tensor,
-}  # fmt: skip
+}
 
 
 # Taking apart
 
 
 def _flatten_value(x: Any, owner: Any, counts: bool) -> tuple[Any, Any]:
-    """The leaves in `x` in plain containers, or _NOTHING; and the structure around them."""
+    """The leaves in `x` in plain containers, or _NO_LEAVES; and the structure around them."""
     if isinstance(x, (torch.Tensor, *_SYMBOLIC)) or (counts and type(x) is int):
         return x, _LEAF
     if isinstance(x, types.MethodType) and x.__self__ is owner:

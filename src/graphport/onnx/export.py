@@ -1,8 +1,6 @@
 """`gp.onnx.export`: captures a model, lowers it, and returns an `ONNXProgram`.
 
-torch keeps the answer in a module, for all threads alike. Here that module looks at the stack of
-the thread that asks: there is no state that an error, an interrupt or another thread could leave
-behind.
+Models may branch on `torch.onnx.is_in_onnx_export()`, which is true while the model is captured.
 """
 
 from __future__ import annotations
@@ -42,6 +40,12 @@ from graphport.symbolic import Expr
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# `torch.onnx.is_in_onnx_export()`, which models branch on.
+#
+# torch keeps the answer in a module, for all threads alike. Here that module looks at the stack of
+# the thread that asks: there is no state that an error, an interrupt or another thread could leave
+# behind.
+
 
 def call_for_onnx(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function; `torch.onnx.is_in_onnx_export()` is true within."""
@@ -66,7 +70,7 @@ class _ExportFlags(ModuleType):
 _flags.__class__ = _ExportFlags
 
 
-# `gp.onnx.export`: capture, lower, and hand out an `ONNXProgram`.
+# The export: capture, decompose, lower, verify.
 
 
 @restore_on_exit

@@ -1,4 +1,4 @@
-"""Options of `gp.onnx.export` and of `ONNXProgram.verify`, checked."""
+"""Options of `gp.onnx.export` and of `ONNXProgram.verify`, checked and translated for capture."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _require_sizes(sizes: Any) -> None:
             raise InputError(f"sizes: {name}={n!r} is no size", fix=f'sizes=[{{"{name}": 7}}]')
 
 
-# `dynamic_shapes` in the spellings that ONNX users have: by ONNX input name, and `dynamic_axes`.
+# Translates `dynamic_shapes` by ONNX input name, and `dynamic_axes`, to those of the model.
 #
 # Capture knows the model's own parameters. What is said of a chosen input name is said of the
 # tensor that the name is given to.

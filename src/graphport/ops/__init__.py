@@ -1,6 +1,6 @@
-"""Facts of each operator: shape rules by family, view inverses, type promotion."""
+"""Facts of each operator: shape rules by family, effects, strides, type promotion."""
 
-from graphport.ops import (
+from graphport.ops import (  # noqa: F401  register their rules
     attention,
     conv,
     elementwise,
@@ -19,25 +19,4 @@ from graphport.ops.meta import infer_by_meta
 from graphport.ops.registry import RULES, OpInfo, get_op_info
 from graphport.tensors.abstract import Abstract, Size, Sizes
 
-__all__ = [
-    "RULES",
-    "Abstract",
-    "OpInfo",
-    "Size",
-    "Sizes",
-    "attention",
-    "conv",
-    "elementwise",
-    "factory",
-    "fft",
-    "get_op_info",
-    "index",
-    "infer_by_meta",
-    "linalg",
-    "linalg_decompositions",
-    "loss",
-    "norm",
-    "reduce",
-    "rnn",
-    "shape",
-]  # fmt: skip
+__all__ = ["RULES", "Abstract", "OpInfo", "Size", "Sizes", "get_op_info", "infer_by_meta"]

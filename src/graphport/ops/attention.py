@@ -32,8 +32,8 @@ def scaled_dot_product_attention(
     sizes = (*lead, query.sizes[-2], value.sizes[-1])
     if attn_mask is not None:
         scores = (*lead, query.sizes[-2], key.sizes[-2])
-        require_expandable(attn_mask.sizes, scores, "attention: a mask {0} for query {1} and key {2}",
-                     attn_mask, query, key)  # fmt: skip
+        message = "attention: a mask {0} for query {1} and key {2}"
+        require_expandable(attn_mask.sizes, scores, message, attn_mask, query, key)
     fused = _is_fused(query, key, value, dropout_p, enable_gqa)
     if is_causal and attn_mask is not None and not fused:
         raise ShapeError("attention: is_causal and attn_mask exclude each other here")

@@ -1,8 +1,9 @@
-"""What a write through a view does to the tensor that is viewed.
+"""Effects of operators: inverses of views, and the inputs that a graph mutates.
 
-For each view operator: given the base and a new value for the view, the new base. `emit` records an
-operator and returns its value; sizes may be symbolic. A view that has no inverse of its own is
-inverted by numbering the elements of the base and scattering, which holds for any view.
+What a write through a view does to the tensor that is viewed, for each view operator: given the
+base and a new value for the view, the new base. `emit` records an operator and returns its value;
+sizes may be symbolic. A view that has no inverse of its own is inverted by numbering the elements
+of the base and scattering, which holds for any view.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def invert_view(emit: Emit, op: OpOverload, base: Any, shape: Abstract, new: Any
     return own(emit, base, shape, new, *args)
 
 
-# Which inputs a graph in training form writes to when it runs, and what to keep of them.
+# Finds the inputs that a graph in training form mutates, and clones what backward needs of them.
 
 # Write running statistics (arguments 3 and 4) when argument 5 says so; their schemas do not tell.
 _UPDATES_STATISTICS = (aten.batch_norm.default, aten.instance_norm.default)

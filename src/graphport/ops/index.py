@@ -104,13 +104,22 @@ def index_put(
             raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     if any(i.dtype in MASK_DTYPES for i in used):
         rest = self.sizes[check_masks(self, indices) :]
-        require_expandable(values.sizes[max(0, values.rank - len(rest)) :], rest, "shape mismatch: value "
-                     "tensor {0} cannot be broadcast to what is indexed of {1}",
-                     values, self)  # fmt: skip
+        require_expandable(
+            values.sizes[max(0, values.rank - len(rest)) :],
+            rest,
+            "shape mismatch: value tensor {0} cannot be broadcast to what is indexed of {1}",
+            values,
+            self,
+        )
     elif used:
         sizes = infer_index_sizes(self, indices)
-        require_expandable(values.sizes, sizes, "shape mismatch: value tensor {0} cannot be broadcast to "
-                     "indexing result of shape {1}", values, list(sizes))  # fmt: skip
+        require_expandable(
+            values.sizes,
+            sizes,
+            "shape mismatch: value tensor {0} cannot be broadcast to indexing result of shape {1}",
+            values,
+            list(sizes),
+        )
     return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
 
 

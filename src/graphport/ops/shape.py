@@ -580,8 +580,8 @@ def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract
     if all(type(p) is int and p <= 0 for p in pad):  # then it is a copy of a slice
         cut = Abstract(out, self.dtype, self.device, self._strides)
         return Abstract(out, self.dtype, self.device, preserve_strides(cut))
-    return Abstract(out, self.dtype, self.device, channels_last_strides(out) if self.is_channels_last
-                    else None)  # fmt: skip
+    strides = channels_last_strides(out) if self.is_channels_last else None
+    return Abstract(out, self.dtype, self.device, strides)
 
 
 @shape_rule(

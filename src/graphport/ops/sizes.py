@@ -84,7 +84,10 @@ def choose_branch(cond: bool | Expr) -> bool | None:
 
 
 def require_branch(cond: bool | Expr) -> bool:
-    """Which way a rule goes that cannot go both; an error where data decides. See `choose_branch`."""
+    """Which way a rule goes that cannot go both; an error where data decides.
+
+    See `choose_branch`.
+    """
     answer = choose_branch(cond)
     return guard_as_stated(cond) if answer is None else answer
 
@@ -139,7 +142,7 @@ def _pick_min_operand(x: Size, other: Size) -> Size:
     if not isinstance(x, Expr) or x.kind != "min" or other in x.args or is_provably_equal(x, other):
         return x
     hint = x.scope.hint(x)
-    if hint is None or hint < 2:  # of small sizes the example says little; see `taken`
+    if hint is None or hint < 2:  # of small sizes the example says little; see `choose_branch`
         return x
     least = next(part for part in x.args if x.scope.hint(part) == hint)
     return least if all(guard_as_stated(le(least, part)) for part in x.args) else x
@@ -312,13 +315,13 @@ def select_tensors(args: Iterable[object]) -> list[Abstract]:
     return [a for a in args if isinstance(a, Abstract)]
 
 
-# Where a slice starts and how long it is, as Python clamps them, for sizes that may be symbolic.
+# Slice bounds: start and length, clamped as in Python, for symbolic sizes.
 #
 # Whether a bound lies within the size is taken from the example and written down, for a `Dim` to
 # say. Where the example is a size of 0 or 1 that others would depart from, or data decides, nothing
-# is assumed: the result is a minimum or maximum. So it is while a scope is `unassuming`, and where
-# an end lies within or beyond as several dims have it, which no `Dim` can say. A start is always
-# taken to lie as in the example: `x[past:]` is to be `total - past` long.
+# is assumed: the result is a minimum or maximum. So it is within `Scope.clamp_slice_bounds`, and
+# where an end lies within or beyond as several dims have it, which no `Dim` can say. A start is
+# always taken to lie as in the example: `x[past:]` is to be `total - past` long.
 
 _NO_END = (1 << 63) - 1  # what Python's `x[a:]` passes as the end
 
@@ -359,7 +362,7 @@ def _is_from_front(bound: Size) -> bool | None:
 
 
 def _follow_example(cond: bool | Expr) -> bool | None:
-    """Which way the example has it, if that may be taken for granted; see `taken`."""
+    """Which way the example has it, if that may be taken for granted; see `choose_branch`."""
     if isinstance(cond, bool) or cond.scope.slices_follow_example:
         return choose_branch(cond)
     return cond.scope.decide(cond)

@@ -123,8 +123,11 @@ def is_dense(a: Abstract) -> bool:
     """Every element of the memory span belongs to exactly one index, at the example sizes."""
     if a._strides is None:
         return True
-    pairs = sorted((get_typical_size(st), get_typical_size(sz)) for st, sz in zip(a.strides, a.sizes, strict=True)
-                   if sz != 1)  # fmt: skip
+    pairs = sorted(
+        (get_typical_size(stride), get_typical_size(size))
+        for stride, size in zip(a.strides, a.sizes, strict=True)
+        if size != 1
+    )
     expected = 1
     for stride, size in pairs:
         if size == 1:

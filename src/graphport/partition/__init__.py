@@ -1,4 +1,4 @@
-"""The partitioner: splits a graph over devices; the pipeline that runs the result."""
+"""The partitioner: splits a graph over devices; pipelines run a program in stages."""
 
 from graphport.stubs import attach_stub
 

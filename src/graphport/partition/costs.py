@@ -1,4 +1,4 @@
-"""Latencies: of a partition, of the critical path, of the busiest device.
+"""Latencies of partitions, of the critical path, of devices; and profiling of nodes.
 
 A node takes the longer of its memory and its computing time. A partition takes its critical path:
 nodes that do not wait for each other run side by side. A transfer takes the bytes of the distinct
@@ -208,7 +208,7 @@ def get_bottleneck_of_partitioned_graph(
     return max((load.overall_sec for load in loads.values()), default=0.0)
 
 
-# How long the nodes of a graph take, and what they hold, measured on this machine.
+# Profiles the nodes of a graph on this machine: time and memory.
 
 
 class NodeProfile(NamedTuple):

@@ -1,4 +1,4 @@
-"""The modes `aot_based`, `size_based`, `cost_aware`, `kl_based`, and `saturate_host`."""
+"""The modes `aot_based`, `size_based`, `cost_aware`, `kl_based`, `sparse_nn`; `saturate_host`."""
 
 from __future__ import annotations
 
@@ -297,7 +297,8 @@ def sparse_nn(job: Problem) -> list[Partition]:
     memory = job.devices[0].available_mem_bytes
     if any(d.available_mem_bytes != memory for d in job.devices):
         raise PartitionError(
-            f"All devices must have same memory size! They have: {format_device_memory(job.devices)}",
+            f"All devices must have same memory size! They have: "
+            f"{format_device_memory(job.devices)}",
             fix="devices of the same size, or mode=PartitionMode.optimal",
         )
     try:

@@ -3,7 +3,7 @@
 Stages are spans of an order in which the graph may run, one per device. Several orders are tried,
 and for each the best places to cut are found by dynamic programming, with the memory of each device
 and the cost of transfers (bytes over the rate, for what a stage takes from earlier ones). For the
-critical path, stages are then cut further and nodes moved (`refining`, `moving`).
+critical path, stages are then cut further and nodes moved.
 
 What is proven:
 - For a chain, where each node takes values from the one before it only, the result is the best of
@@ -169,7 +169,7 @@ def _lower_bound(job: Problem, plan: Plan) -> float:
     return even if on_several else max(even, *costs, 0.0)
 
 
-# Where to cut an order into stages, one per device: dynamic programming over the positions.
+# Cuts an order into stages, one per device: dynamic programming over the positions.
 #
 # A state says which devices are taken; a step takes one more. Devices of the same memory are alike,
 # so a state is a number of devices per memory size. If that is too many states, the devices are
@@ -347,7 +347,7 @@ class Cutter:
         return stages[::-1]
 
 
-# Nodes moved between devices while the critical path becomes shorter.
+# Moves nodes between devices while the critical path becomes shorter.
 #
 # With every node a partition of its own there are no circles to avoid: only memory limits what is
 # where. Each step looks at the transfers on the critical path, and moves one end of one to the
@@ -425,7 +425,7 @@ def _count_device_bytes(homes: Mapping[Node, int], device: int) -> int:
     return count_bytes(nodes)
 
 
-# Stages as several partitions each, so that no node waits for more than it has to.
+# Refines stages to several partitions each, so that no node waits for more than it has to.
 #
 # A partition begins when all that it takes is there, and its results are there when all of it is
 # done. Partitions on one device hand each other values for nothing, so a stage that is cut further
@@ -440,9 +440,9 @@ TOLERANCE = 1 + 1e-12
 
 
 def refine_stages(job: Problem, stages: Sequence[Partition]) -> list[Partition]:
-    """Stages cut further, and up to MOST nodes also moved, with a critical path as short as can be.
+    """Stages cut further, with a critical path as short as can be; up to a count, nodes also moved.
 
-    `stages` run one after the other, none needs one behind it.
+    The count is MAX_REFINED_NODES. `stages` run one after the other, none needs one behind it.
     """
     best = min(
         (list(stages), _group_nodes(stages)), key=lambda parts: _relink_and_measure(job, parts)

@@ -1,7 +1,7 @@
 """Topological orders of a graph, and the memory and time of intervals of one.
 
-The weight of the span from i up to (not including) j is that of its positions, and of the edges
-that enter it: edges a -> b with a < i <= b < j. A value that a span takes from before it is such an
+The weight of the interval from i up to (not including) j is that of its positions, and of the edges
+that enter it: edges a -> b with a < i <= b < j. A value that it takes from before it is such an
 edge, so what a stage of a pipeline holds, computes and receives are all weights of this kind. They
 never shrink when j grows, which is what `reach` needs; they may grow or shrink with i.
 
@@ -96,7 +96,7 @@ def _prefix_sums(values: Any) -> Any:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(values)])
 
 
-# Orders in which a graph may run, and what spans of one hold, compute and receive.
+# Topological orders, and what intervals of one hold, compute and receive.
 
 RESOLUTION = 2.0**52
 """Times are whole numbers of units, of which all together are about this many."""

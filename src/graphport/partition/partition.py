@@ -65,7 +65,10 @@ def get_extra_size_of(node: Node, nodes: set[Node]) -> int:
 
 
 def get_effect_dependencies(node: Node) -> list[Node]:
-    """What a node has to run after although it takes nothing from it (`linking.mark_order`)."""
+    """What a node has to run after although it takes nothing from it.
+
+    `place.mark_effect_dependencies` notes them.
+    """
     return getattr(node, "runs_after", [])
 
 

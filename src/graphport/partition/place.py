@@ -113,7 +113,7 @@ def combine_partitions(
     return found
 
 
-# Partitions onto devices, by the memory that is left.
+# Assigns partitions to devices, by the memory that is left.
 
 
 class DeviceStats(NamedTuple):

@@ -1,4 +1,4 @@
-"""Draws partitions and the pipeline's timeline as SVG, one row per device.
+"""Simulates a pipeline, and draws partitions and its timeline as SVG, one row per device.
 
 On the left what a device holds, on the right what it does for each micro-batch: the hatched part is
 receiving, the rest computing. The colours follow the viewer's light or dark background. No fonts,
@@ -278,7 +278,7 @@ def _draw_box(x: float, y: float, width: float, height: float, style: str, round
     )
 
 
-# A pipeline without the devices: when each would do what, from the costs of nodes and transfers.
+# Simulates a pipeline: when each device would do what, from the costs of nodes and transfers.
 #
 # A device runs one partition for one micro-batch at a time, nodes one after the other; before that
 # it receives what comes from other devices. Inputs are where they are needed, at the start.

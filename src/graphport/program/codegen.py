@@ -1,4 +1,4 @@
-"""Text as names in generated Python: which text is a name, and which name stands for other text.
+"""Generates Python: identifiers, attribute paths, and code that flattens containers.
 
 Modules, arguments and keys of a user's program may be called anything (`class`, `a"b`, `µ`), and
 torch.fx writes names into the code that it generates as they are. What it would not read back as
@@ -99,7 +99,7 @@ def require_attributes(graph: Graph) -> None:
                 raise InternalError(f"the attribute {node.target!r} cannot be written as code")
 
 
-# Where modules made from a program have its state, and the attributes that they have anyway.
+# Attribute paths for the state of a program, beside the attributes that modules have anyway.
 #
 # A model may have a parameter or a child named `graph`, which a `GraphModule` has a use of its own
 # for, or `class`, which generated code cannot name. There it becomes `graph_` and `class_`.
@@ -141,7 +141,7 @@ class AttributePaths:
         return ".".join([self._first.get(first, first), *(self._below.get(p, p) for p in below)])
 
 
-# Python that takes containers of a known structure apart and puts them together.
+# Generates Python that flattens and builds containers of a known structure.
 #
 # `torch.utils._pytree` finds out at each call what the structure of the arguments is, at a few
 # microseconds per container and leaf. A program knows what it has to be: tuples, lists and dicts

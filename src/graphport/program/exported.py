@@ -1,4 +1,4 @@
-"""`ExportedProgram`: a captured program, as data."""
+"""`ExportedProgram`: a captured program, as data, and its text."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ class ExportedProgram:
             if isinstance(name, str) and name in tensors:
                 return tensors[name]
         raise InputError(
-            f"name is that of a parameter, buffer or constant of the program, got {format_value(name)}"
+            "name is that of a parameter, buffer or constant of the program, got "
+            f"{format_value(name)}"
         )
 
     @check_arguments(check_guards=FLAG)
@@ -166,7 +167,7 @@ def _unpickle_program(saved: bytes) -> ExportedProgram:
     return load(io.BytesIO(saved), allow=("*",))
 
 
-# A program as text: sizes by name, the graph a line per node, the signature, the ranges.
+# Formats a program as text: sizes by name, the graph a line per node, the signature, the ranges.
 
 SHORT_DTYPES = {
     torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",

@@ -1,7 +1,7 @@
 """Extracts a region of a graph as a program of its own.
 
-ONNX Runtime gives what it computes row by row. Torch lets the result of an operator lie as its
-operands do: views of it depend on that, and so does which random number an element gets.
+Its inputs are the tensors that it takes from outside, and those sizes that none of them shows.
+Numbers within are expressions in these. Weights are part of the program, or inputs like others.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ from graphport.program.signature import SymbolicArgument
 from graphport.symbolic import Expr, Scope, symbols
 from graphport.tensors.abstract import Abstract, describe_value, permute_strides
 
+# Memory layouts at the borders of a region.
+#
+# ONNX Runtime gives what it computes row by row. Torch lets the result of an operator lie as its
+# operands do: views of it depend on that, and so does which random number an element gets.
+
 DimOrder = tuple[int, ...]
 """Dims from the slowest to the fastest."""
 
@@ -58,10 +63,7 @@ def invert_permutation(order: Sequence[int]) -> DimOrder:
     return tuple(order.index(d) for d in range(len(order)))
 
 
-# A region of a graph as a program of its own, to be lowered to ONNX.
-#
-# Its inputs are the tensors that it takes from outside, and those sizes that none of them shows.
-# Numbers within are expressions in these. Weights are part of the program, or inputs like others.
+# The region as a program.
 
 
 @dataclass(frozen=True)

@@ -395,7 +395,7 @@ def refuse_mode_change(what: str) -> Any:
     return refuse
 
 
-# Programs whose weights have no data: they can be built and printed, and say why not to run.
+# Weights without data: a program with them can be built and printed, and says why not to run.
 
 _LOAD_ARGUMENTS = {
     True: '{k: v.read() for k, v in module.state_dict().items() if hasattr(v, "read")}, '

@@ -105,7 +105,7 @@ def _check_state(program: ExportedProgram) -> list[str]:
     return problems
 
 
-# Rules for graphs within a graph: what a call hands to them and what it says that they return.
+# Rules for calls of subgraphs: what a call passes to them and what it says that they return.
 
 higher_order = torch.ops.higher_order
 

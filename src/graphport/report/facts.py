@@ -1,4 +1,4 @@
-"""Collects facts about an ONNX model or a program: interface, operators, sizes."""
+"""Collects facts about an ONNX model or a program: interface, operators, sizes, listing."""
 
 from __future__ import annotations
 
@@ -171,7 +171,8 @@ def collect_program_facts(program: ExportedProgram) -> Facts:
         origin=f"graphport, {program.dialect}",
         inputs=[Port(s.arg.name, _format_type(s.arg, types)) for s in signature.input_specs
                 if s.kind is InputKind.USER_INPUT],
-        outputs=[Port(_format_output_name(s), _format_type(s.arg, types)) for s in signature.output_specs],
+        outputs=[Port(_format_output_name(s), _format_type(s.arg, types))
+                 for s in signature.output_specs],
         sizes=[Size(str(e), _finite_limit(r.lower), _finite_limit(r.upper))
                for e, r in program.range_constraints.items()],
         conditions=[str(fact) for fact in program.checks.facts],
@@ -275,7 +276,7 @@ def _sort_modules(inner: Mapping[str, Sequence[str]]) -> list[str]:
     return order
 
 
-# The graph of an ONNX model as text: a line per node, with types and modules, without weights.
+# Lists the graph of an ONNX model: a line per node, with types and modules, without weights.
 
 _MAX_ELEMENTS = 8
 """Elements of an attribute that are shown."""

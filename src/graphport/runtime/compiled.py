@@ -204,7 +204,8 @@ class CompiledGraph:
         # A model that the user's functions have changed may give other sizes.
         are_known = options.preallocate_output or not options.pre_ort_model_transforms
         return Region(
-            record, part.interface, outputs, static_inputs, _find_complex_inputs(inputs), self.backend.count,
+            record, part.interface, outputs, static_inputs, _find_complex_inputs(inputs),
+            self.backend.count,
             make_allocators(outputs, inputs) if are_known else [None] * len(outputs),
         )  # fmt: skip
 

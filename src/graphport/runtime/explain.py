@@ -43,7 +43,7 @@ def _write_model(path: Path, model: onnx.ModelProto) -> None:
         file.write(model.SerializeToString())
 
 
-# What runs where, in words.
+# Explains in words what runs where.
 
 log = logging.getLogger("graphport.ort")
 

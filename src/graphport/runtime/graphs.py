@@ -1,4 +1,4 @@
-"""Captures graphs that `torch.compile` passes to a backend."""
+"""Captures graphs that `torch.compile` passes to a backend, symbolic sizes included."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _assume_condition(condition: Any, expr: FromSympy, scope: Scope) -> None:
         return
 
 
-# Graphs that draw the same random numbers twice, by the state of torch's generator as a value.
+# Random state as a value: graphs that draw the same random numbers twice.
 #
 # Where a checkpointed part has dropout, AOTAutograd's forward graph runs what draws by an operator
 # that also gives the state of the generator before, and the backward graph by one that takes it.
@@ -154,7 +154,7 @@ def _rng_operator(node: Node) -> str:
     return name if name in ("run_and_save_rng_state", "run_with_rng_state") else ""
 
 
-# Graphs as torch.compile hands them over, captured as programs of ours.
+# Captures the graphs of Dynamo and AOTAutograd as programs.
 #
 # Dynamo's graphs are in terms of torch's functions, those of AOTAutograd in ATen operators; both
 # take parameters and buffers as inputs. Sizes that torch keeps symbolic stay symbolic.

@@ -1,7 +1,8 @@
-"""Preallocates results whose sizes are known before a session runs.
+"""Memory of regions: preallocated results, inputs that overlap, weights that are frozen.
 
-Memory that ONNX Runtime has allocated cannot be resized by torch, which eager's results can: by
-`resize_`, or by being given as `out=`.
+Results whose sizes are known before a session runs are preallocated. Memory that ONNX Runtime has
+allocated cannot be resized by torch, which eager's results can: by `resize_`, or by being given as
+`out=`.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _locate_symbols(inputs: Sequence[Node]) -> dict[Expr, str]:
     return found
 
 
-# Inputs over the same memory, which matter to a graph that writes to one of them.
+# Inputs that share memory, which matters to a graph that writes to one of them.
 
 
 def find_mutated_inputs(program: ExportedProgram) -> tuple[int, ...]:
@@ -107,7 +108,7 @@ def _memory_range(t: torch.Tensor) -> tuple[int, int]:
     return first, first + (steps + 1) * t.element_size()
 
 
-# Weights that sessions have taken in, and whether they are still what they were.
+# Frozen weights, which sessions have taken in: detects whether they were changed since.
 #
 # Torch counts writes to a tensor, but not those through `.data`. So a few numbers of each weight
 # are compared as well: cheap enough for each call, and hardly any write leaves them alone.

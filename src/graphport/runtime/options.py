@@ -124,7 +124,7 @@ def _make_hashable(x: Any) -> Any:
     return x
 
 
-# Which execution providers of ONNX Runtime a graph runs on.
+# Chooses the execution providers of ONNX Runtime for a graph.
 
 # By the type of torch's device. What is not here runs on the CPU's provider.
 PROVIDER_OF_DEVICE = {

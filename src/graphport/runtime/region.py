@@ -1,4 +1,4 @@
-"""Runs a region: its ONNX model, its session, and the binding of inputs and outputs."""
+"""Lowers a region and runs it: its ONNX model, its session, bound inputs and outputs."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class _CachedWeight:
         return value
 
 
-# Regions of a plan lowered to ONNX; what cannot be lowered after all is given back to torch.
+# Lowers the regions of a plan to ONNX; what cannot be lowered after all falls back to torch.
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ from graphport.runtime.options import can_run_on
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import Abstract, describe_value
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class Step:
@@ -94,13 +96,12 @@ def _is_taken(node: Node, taken: Callable[[Node], bool]) -> bool:
     return node.op == "call_function" and taken(node)
 
 
-# Which part of a program runs on ONNX Runtime, and which in torch.
+# Plans which nodes of a program run on ONNX Runtime, and which in torch.
 #
 # ONNX Runtime takes every operator with a lowering, but not those that draw random numbers: torch's
 # generator decides what they draw. Views at the end are torch's too, since a result that shares
 # memory with an input, or with another result, is to go on sharing it.
 
-aten = torch.ops.aten
 _NUMBERS = (Expr, int, float, bool)
 
 

@@ -370,7 +370,7 @@ def is_symbolic(x: Any) -> bool:
     return isinstance(x, _SYMBOLIC)
 
 
-# Memory layout of sizes and strides that may be symbolic.
+# Contiguity and other memory formats, of symbolic sizes and strides.
 #
 # Every question is answered True only when it provably holds, and never records a fact: a tensor
 # that is not provably contiguous is treated as one that is not. Where a size of zero would make a

@@ -1,6 +1,6 @@
 """What is known: ranges, equalities, inequalities.
 
-Knowledge only grows, except that a branch forgets what it learnt (`remembered`). Learning a
+Knowledge only grows, except that a branch forgets what it learnt (`checkpoint`). Learning a
 condition turns it into the strongest form that the rest can use:
 
 * an equality that can be solved for a symbol (or for an opaque atom) becomes a rewrite, applied to
@@ -331,7 +331,7 @@ def occurs(part: Value, e: Value) -> bool:
     return False
 
 
-# Where a symbol occurs: who has to be told when it gets another form.
+# Index of facts by symbol: which are affected when it gets another form.
 #
 # Looking through everything known for each new fact would make a chain of facts quadratic.
 

@@ -51,7 +51,7 @@ class Arena:
         self.nodes: dict[tuple[Any, ...], Expr] = {}
         self.memo: dict[tuple[Any, ...], Any] = {}
         self.symbols: dict[str, Expr] = {}
-        # The sums that are known to be products, by their terms; see `remember_factors`.
+        # The sums that are known to be products, by their terms; see `record_factors`.
         self.products: dict[tuple[Any, ...], Expr] = {}
         self.owner = owner
 
@@ -116,7 +116,7 @@ class Expr:
         self.index = -1
         # The interval that follows from the declared ranges of the symbols alone.
         self.span = span
-        # The factors of a sum that was built as a product; see `remember_factors`.
+        # The factors of a sum that was built as a product; see `record_factors`.
         self.factors: tuple[Expr, ...] | None = None
         # Room for the scope (the value at the example sizes) and for the bridge (the torch object).
         self.hinted: Any = UNSET

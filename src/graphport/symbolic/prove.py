@@ -310,7 +310,7 @@ class Prover:
             yield f, -1
 
 
-# Lower bounds of a sum by way of what is known of one of its atoms.
+# Relaxations: lower bounds of a sum by way of what is known of one of its atoms.
 #
 # A relaxation looks at `rest + weight * part`, where `part` is an opaque atom and `weight` is never
 # negative (`positive`) or never positive, and yields lists of expressions: if all of a list are

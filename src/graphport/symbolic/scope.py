@@ -78,7 +78,8 @@ class Scope:
         self.arena = Arena(self)
         self.facts: list[Fact] = []
         # True while an operator's own rule or meta kernel runs. Its questions whether a size is 0
-        # or 1 choose between fast paths, and are answered for sizes in general; see `generic`.
+        # or 1 choose between fast paths, and are answered for sizes in general; see
+        # `size_oblivious`.
         self.internal = False
         # True while an operator states what it needs: its questions are then like the user's.
         self.stating = False

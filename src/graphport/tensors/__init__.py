@@ -1,1 +1,1 @@
-"""Tensors without data: abstract, lazy and fake ones, and checkpoints of them."""
+"""Tensors without data: abstract ones, lazy ones, and those that a user passes in."""

@@ -200,10 +200,10 @@ _make_wrapper = torch.Tensor._make_wrapper_subclass
 
 def make_abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> AbstractTensor:
     """A tensor for the user to hold, or for a node's metadata."""
-    sizes = abstract.sizes
+    sizes: Any = abstract.sizes
     offset = abstract.offset
     plain = type(offset) is int and offset == 0
-    strides = abstract._strides if plain else abstract.strides
+    strides: Any = abstract._strides if plain else abstract.strides
     for s in sizes:
         if type(s) is not int:
             sizes = [to_torch(s) for s in sizes]
@@ -236,7 +236,7 @@ def describe_value(val: Any) -> Any:
     return val
 
 
-# What the metadata of a node says of its value, in our own terms.
+# Reads the value of a node from its metadata, as an `Abstract`.
 
 _SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -1,4 +1,4 @@
-"""Tensors without data that a user passes in: on the meta device, or torch's `FakeTensor`s.
+"""Reads the tensors that a user passes in: real, on the meta device, fake; refuses other kinds.
 
 Capture only ever describes the user's tensors, so that most of what it does is the same for them.
 Here is the rest: sizes that are symbols of a torch `ShapeEnv` are taken as they are in the example
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from graphport import source
 from graphport.errors import CaptureWarning, ExportError, InputError, UnsupportedError
@@ -79,7 +79,7 @@ def storage_key(t: torch.Tensor) -> tuple[str, int] | None:
     return ("address", address) if address else None
 
 
-# Tells which tensors capture can describe, and refuses the others: classes and layouts.
+# Checks the classes and layouts of tensors: which of them capture can describe.
 #
 # A subclass with a `__torch_dispatch__` of its own (quantised weights, DTensor, jagged tensors)
 # says itself what operators do to it. Made within the program, it is asked, and what it does to the
@@ -124,8 +124,8 @@ def require_plain(
     if t.is_nested:
         what = f"{whose} is a nested tensor; only strided tensors are supported"
         raise refusal(what, where=source.locate_user_line(), fix=_PADDED_FIX.format(name))
-    if has_own_dispatch(type(t)):
-        kind = type(t)
+    kind: Any = type(t)
+    if has_own_dispatch(kind):
         what = f"{whose} is a {kind.__module__}.{kind.__qualname__}, a tensor subclass that is made"
         raise refusal(
             f"{what} of other tensors and says itself what operators do to it",

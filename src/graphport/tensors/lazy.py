@@ -93,14 +93,14 @@ class WeightlessTensor(torch.Tensor):
     @property
     def data(self) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+            return torch.Tensor.data.__get__(self)
         with torch.no_grad():
             return self.detach()
 
     @data.setter
     def data(self, new: torch.Tensor) -> None:
         if torch.compiler.is_compiling():
-            torch.Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
+            torch.Tensor.data.__set__(self, new)
             return
         if type(new) is not WeightlessTensor:
             new = refer_to_tensor(new)
@@ -144,7 +144,7 @@ class WeightlessTensor(torch.Tensor):
         memory, storage = shared
         new = make_weightless(Geometry.of(self._inner).over(storage), self.device, memory)
         new.requires_grad_(self.requires_grad)
-        vars(new).update(get_python_attributes(self))
+        new.__dict__.update(get_python_attributes(self))
         memo[id(self)] = new
         return new
 
@@ -278,7 +278,9 @@ def _dispatch(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return _wrap_results(out, op, args, kwargs, call)
 
 
-def _wrap_results(out: Any, op: Any, args: Any, kwargs: dict[str, Any], call: Any) -> Any:
+def _wrap_results(
+    out: Any, op: Any, args: Any, kwargs: dict[str, Any], call: tuple[Any, Any] | None
+) -> Any:
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     ours = [t for t in tensors if type(t) is WeightlessTensor]
     by_inner = {id(t._inner): t for t in ours}
@@ -304,7 +306,7 @@ def _wrap_results(out: Any, op: Any, args: Any, kwargs: dict[str, Any], call: An
 def _copy_data(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """A tensor that is copied into whole has the data of the other from then on."""
     if type(target) is not WeightlessTensor:
-        return target.copy_(source.read())  # type: ignore[attr-defined]
+        return target.copy_(source.read())
     aten.copy_.default(target._inner, _to_meta(source))  # whether the sizes fit
     lies, memory = Geometry.of(target._inner), target._memory
     if not _is_whole(target):
@@ -317,8 +319,8 @@ def _copy_data(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     elif Geometry.of(source._inner) == lies and _is_whole(source):
         memory.source = source._memory.source
     else:
-        args = (_take_snapshot(source), lies.sizes, lies.dtype)
-        memory.source = DeferredCall(convert_for_copy, args, {}, lies, None)
+        converted = (_take_snapshot(source), lies.sizes, lies.dtype)
+        memory.source = DeferredCall(convert_for_copy, converted, {}, lies, None)
     return target
 
 
@@ -330,12 +332,12 @@ def _hold_tensor(t: torch.Tensor, lies: Geometry) -> Source:
 
 def _set_data(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     if type(target) is not WeightlessTensor:
-        return target.set_(source.read())  # type: ignore[attr-defined]
+        return target.set_(source.read())
     target.data = source
     return target
 
 
-def _overwrite(t: WeightlessTensor, op: Any, args: Any, call: Any) -> None:
+def _overwrite(t: WeightlessTensor, op: Any, args: Any, call: tuple[Any, Any] | None) -> None:
     """Memory after a write: what is not known before it, or of its operands, is not known after."""
     before = t._memory.source
     if op in _FILLS and _is_whole(t):
@@ -355,7 +357,7 @@ def _change_geometry(t: WeightlessTensor, op: Any) -> None:
 def _refresh(t: WeightlessTensor, device: torch.device) -> None:
     """Let torch know how the tensor lies in memory now."""
     with torch._C._DisableTorchDispatch():
-        torch.Tensor.data.__set__(t, make_weightless(t._inner, device, t._memory))  # type: ignore[attr-defined]
+        torch.Tensor.data.__set__(t, make_weightless(t._inner, device, t._memory))
 
 
 def _run_with_data(op: Any, args: Any, kwargs: dict[str, Any], written: Sequence[Any] = ()) -> Any:

@@ -1,4 +1,4 @@
-"""`torch.cond`: captures both branches as subgraphs, and joins their results.
+"""`torch.cond` and other higher-order operators: captures the functions as subgraphs.
 
 torch's Python functions for control flow would compile with Dynamo first; while a program is
 captured they are told that this has been done, and hand their operators straight to the function
@@ -268,9 +268,9 @@ def _refuse_mismatch(a: Subgraph, b: Subgraph, how: str) -> None:
     )
 
 
-# Any other operator that takes a function and calls it on its operands.
+# Any other higher-order operator that calls a function on its operands.
 #
-# The function becomes a graph within the graph. How the operator calls it is seen by letting the
+# The function becomes a subgraph. How the operator calls it is seen by letting the
 # operator's own kernel do it once: what it calls the function with must be its operands, and what
 # it returns must be what the function returned. An operator that does more cannot be captured.
 

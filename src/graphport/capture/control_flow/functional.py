@@ -127,7 +127,8 @@ def _check_carried(before: Any, after: Any) -> None:
               for x in side] for side in (old, new)]  # fmt: skip
     if spec != found or kinds[0] != kinds[1]:
         raise UserError(
-            f"gp.scan carries {_format_tree(before)}, but its function returns {_format_tree(after)}",
+            f"gp.scan carries {_format_tree(before)}, but its function returns "
+            f"{_format_tree(after)}",
             where=source.locate_user_line(),
             fix="carry values of one size and dtype; convert the first one before the loop",
         )

@@ -162,8 +162,8 @@ class CarriedValues:
             have = describe_argument(body.results[i])
             if not self._same(have, want, body.kind(i)):
                 raise UserError(
-                    f"the body of {self.what} turns the carried value {i} from {format_value(want)} into "
-                    f"{format_value(have)}",
+                    f"the body of {self.what} turns the carried value {i} from "
+                    f"{format_value(want)} into {format_value(have)}",
                     where=body.where,
                     fix="carry values of one size and dtype; convert the first one before the loop",
                 )

@@ -1,4 +1,4 @@
-"""Composite operators and pools whose kernels take plain sizes only, for symbolic sizes."""
+"""Composite operators and factories whose kernels take plain integers only, for symbolic sizes."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _inverse_stft(
     return torch.nn.functional.pad(signal, (0, end - total)) if end > total else signal
 
 
-# Functions of torch's that take a count as a plain integer, for a count that is a size.
+# Overrides of functions that take a count as a plain integer, for a count that is a size.
 #
 # Their schemas have no place for a symbolic number, and torch would ask for the one of the example.
 # So the tensor is put together by operators that take sizes, with what is special about a count of

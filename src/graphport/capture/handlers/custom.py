@@ -1,8 +1,9 @@
 """Handlers of custom operators: fake implementations and auto-functionalisation.
-they may write to their arguments.
 
-`torch.library.get_ctx().new_dynamic_size()` inside of a fake implementation gives a fresh symbol.
-The graph obtains it from the operator's result: as a size of a tensor, or as a returned number.
+A fake implementation may ask for sizes that only running can tell, and an operator may write to its
+arguments. `torch.library.get_ctx().new_dynamic_size()` inside of a fake implementation gives a
+fresh symbol. The graph obtains it from the operator's result: as a size of a tensor, or as a
+returned number.
 """
 
 from __future__ import annotations

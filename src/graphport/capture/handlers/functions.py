@@ -15,6 +15,8 @@ from graphport.capture.trace.function_mode import register_override, tensor
 from graphport.capture.trace.tracer import Tracer
 from graphport.symbolic.bridge import from_torch
 
+aten = torch.ops.aten
+
 _MASK_DTYPES = (torch.bool, torch.uint8)
 
 
@@ -100,13 +102,11 @@ def _count_dims(part: Any) -> int:
     return 1
 
 
-# Pools with a window, or a result, as large as an input is: `F.max_pool1d(x, x.shape[-1])`.
+# Pooling with a window, or a result, as large as an input is: `F.max_pool1d(x, x.shape[-1])`.
 #
 # The schemas say that these are plain integers, so torch would fix the size. A window over all
 # there is needs none: it is a maximum or a mean. How large a result is to be may be a value of the
 # graph.
-
-aten = torch.ops.aten
 
 _ADAPTIVE_POOLS = {
     torch.adaptive_avg_pool1d: aten.adaptive_avg_pool1d.default,

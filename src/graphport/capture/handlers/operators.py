@@ -273,8 +273,11 @@ def _alias_in_layout(tracer: Tracer, t: Any) -> Any:
 def _note_possible_alias(tracer: Tracer, base: Value, copy: Any, memory_format: Any) -> None:
     """A copy that changes nothing but the layout is none where the layout was right."""
     have, node = base.abstract, tracer.read(base)
-    lines = {torch.contiguous_format: contiguous_strides, torch.channels_last: channels_last_strides,
-             torch.channels_last_3d: channels_last_strides}.get(memory_format)  # fmt: skip
+    lines = {
+        torch.contiguous_format: contiguous_strides,
+        torch.channels_last: channels_last_strides,
+        torch.channels_last_3d: channels_last_strides,
+    }.get(memory_format)
     if lines is not None:
         tracer.note_possible_alias(base, tracer.value(copy), node,
                      lambda: values.has_strides(have, lines(have.sizes)))  # fmt: skip

@@ -228,7 +228,8 @@ class _ConstraintSolver:
         return all(x in self.solver.forms for x in symbols(form))
 
     def _format_violation(self, s: Expr) -> str:
-        return f"Not all values of {self._describe_dim(s)} in the specified range {self.spec.ranges[s]}"
+        name, limits = self._describe_dim(s), self.spec.ranges[s]
+        return f"Not all values of {name} in the specified range {limits}"
 
     def _describe_dim(self, s: Expr) -> str:
         """A dim and the size that it is; or the size that it is the root of."""
@@ -341,7 +342,7 @@ def format_definition(name: str, limits: Range) -> str:
     return f"{name} = Dim({', '.join(parts)})"
 
 
-# What unnamed dims turned out to be, told to every node that was recorded before it was known.
+# Substitutes solved symbols of `Dim.AUTO` in the metadata of nodes that were recorded before.
 
 Forms = Mapping[Expr, Size]
 

@@ -1,7 +1,8 @@
-"""Says in the user's words what cannot be captured, where torch would say it in its own.
+"""Error messages of capture in the user's words: what cannot be captured, and variable names.
 
-Layers that need the data of their inputs or other processes, before they run; and exceptions of
-torch's that tell of tensors without data, not of a mistake in the program.
+Refused here are layers that need the data of their inputs or other processes, before they run; and
+exceptions of torch's are translated that tell of tensors without data, not of a mistake in the
+program.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), "")
 
 
-# What the user's code that is running calls the sizes and numbers of the program.
+# Finds the user's variable names for symbolic sizes and numbers, in the frames that are running.
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -1,6 +1,7 @@
 """Patches that hold during capture: builtins on sizes, flags of torch, gc, recursion limit.
 
-Here they make a value. Formatted text (`f"{x.item():.2f}"`) shows a symbolic number by its name.
+Python's own `max`, `min`, `divmod` and `math.pow` would branch on a size, or not take one; patched,
+they make a value. Formatted text (`f"{x.item():.2f}"`) shows a symbolic number by its name.
 `scaled_dot_product_attention` takes no condition on a size for a flag: it is given its truth.
 The chunks of `linear_cross_entropy` are a number of rows that may be symbolic.
 """
@@ -154,7 +155,7 @@ def _wrap_pow(original: Any) -> Any:
     return power
 
 
-# What holds in the whole process, or in the thread, while a program is captured or rewritten.
+# State of the process and of the thread while a program is captured or rewritten.
 
 
 @contextmanager

@@ -237,7 +237,7 @@ def _format_node(node: Node) -> str:
     return f"{node.name} = {node.target}({arguments})"
 
 
-# What a single trace cannot prove: rejected in strict mode, warned of else where it is cheap.
+# Reports what a single trace cannot prove: an error if strict, else a warning where it is cheap.
 
 _LEAK = "a tensor of the program is kept beyond the call, in {0}: the captured program will not"
 _STATE = (

@@ -68,7 +68,7 @@ def register_dataclass(cls: type[Any], *, serialized_type_name: str | None = Non
     )
 
 
-# The arguments of a program: bound to the signature, flattened, named.
+# Binds arguments to the signature, flattens and names them.
 
 CONSTANT_TYPES = (int, float, bool, str, complex, type(None), torch.dtype, torch.device,
              torch.memory_format, torch.layout)  # fmt: skip

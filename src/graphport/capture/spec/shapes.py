@@ -1,4 +1,4 @@
-"""`ShapesCollection` and `AdditionalInputs`: other ways to give `dynamic_shapes`."""
+"""Other ways to `dynamic_shapes`: by tensor, by additional inputs, by the fixes of an error."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class ShapesCollection:
         _, known = self._specs.get(id(t), (t, None))
         if known and _canonicalise_spec(t, known) != _canonicalise_spec(t, new):
             raise SpecError(
-                f"Shapes assigned to one tensor of shape {_format_shape(t)} do not match: first {known}, "
-                f"now {new}",
+                f"Shapes assigned to one tensor of shape {_format_shape(t)} do not match: "
+                f"first {known}, now {new}",
                 where="ShapesCollection",
                 fix="assign to a tensor once; shapes[x][d] = ... changes one dimension",
             )
@@ -185,8 +185,8 @@ def _normalise_spec(t: torch.Tensor, spec: Any) -> dict[int, Any]:
     if isinstance(spec, (tuple, list)) and len(spec) == t.dim():
         return dict(enumerate(spec))
     raise SpecError(
-        f"a tensor of shape {_format_shape(t)} takes a dict {{dim: Dim}}, or a tuple with {t.dim()} "
-        f"entries, got {spec!r}",
+        f"a tensor of shape {_format_shape(t)} takes a dict {{dim: Dim}}, or a tuple with "
+        f"{t.dim()} entries, got {spec!r}",
         where="ShapesCollection",
     )
 
@@ -379,8 +379,10 @@ def _read_assignment(statement: ast.stmt, dims: Mapping[str, Any]) -> tuple[str 
         return target.id, value
     path: list[Any] = []
     while isinstance(target, (ast.Subscript, ast.Attribute)):
-        is_item = isinstance(target, ast.Subscript)
-        path.insert(0, ast.literal_eval(target.slice) if is_item else _Field(target.attr))
+        if isinstance(target, ast.Subscript):
+            path.insert(0, ast.literal_eval(target.slice))
+        else:
+            path.insert(0, _Field(target.attr))
         target = target.value
     return path, value
 

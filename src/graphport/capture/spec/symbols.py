@@ -155,7 +155,8 @@ class Spec:
         )
         if site.example < limits.lower or site.example > limits.upper:  # nan is neither
             raise ConstraintViolationError(
-                f"{site.example} not in range [{_format_bound(hint.min, lowest)}, {_format_bound(hint.max)}]: "
+                f"{site.example} not in range "
+                f"[{_format_bound(hint.min, lowest)}, {_format_bound(hint.max)}]: "
                 f"the example of {site.path} is outside of {hint!r}",
                 where=site.place,
                 fix=f"{site.place} = {_widen_hint(hint, site.example)!r}",

@@ -2,7 +2,7 @@
 
 A *site* is one size of an input tensor, or an input number. The walk checks that the spec has the
 structure of the inputs and that each site is told something it can be; what the dims mean together
-is the business of `spec`. Every error names its place in the spec, as written.
+is the business of `symbols`. Every error names its place in the spec, as written.
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ def _match_children(place: str, spec: Any, path: str, value: Any, keys: list[Any
         return _match_in_order(place, spec, path, kind, names)
     raise _wrong_kind_error(
         place, spec, path, kind,
-        f"a dict of specs by field ({_format_names(names)}), a list, or a {type(value).__name__} of specs",
+        f"a dict of specs by field ({_format_names(names)}), a list, or a "
+        f"{type(value).__name__} of specs",
     )  # fmt: skip
 
 
@@ -218,8 +219,8 @@ def _match_in_order(place: str, spec: Any, path: str, kind: str, names: list[Any
         raise _wrong_kind_error(place, spec, path, kind, expected)
     if len(spec) != len(names):
         raise SpecError(
-            f"the input at {path} has {_format_count(len(names), 'part', 'parts')}, but the spec has "
-            f"{len(spec)}",
+            f"the input at {path} has {_format_count(len(names), 'part', 'parts')}, but the spec "
+            f"has {len(spec)}",
             where=place,
             fix="one entry per part, None where nothing is dynamic",
         )
@@ -270,8 +271,8 @@ def _read_tensor_spec(
             raise SpecError(f"Cannot mark 0-dimension tensors to be dynamic: {path}", where=at)
         if not -rank <= d < rank:
             raise SpecError(
-                f"{path} has {_format_count(rank, 'dimension', 'dimensions')}; expected one in the range "
-                f"[0, {rank - 1}], got {d}",
+                f"{path} has {_format_count(rank, 'dimension', 'dimensions')}; expected one in "
+                f"the range [0, {rank - 1}], got {d}",
                 where=at,
             )
         if d % rank in wishes:

@@ -351,7 +351,7 @@ def linspace_or_logspace(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> A
 
 @register_override(*SYMBOLIC_COUNTS)
 def call_with_symbolic_count(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """With a size for a count: see `open_counts`."""
+    """With a size for a count: see `handlers.composites`."""
     given = (*args, *kwargs.values())
     counts = [s for x in given for s in (x.shape if isinstance(x, torch.Tensor) else (x,))]
     if not any(isinstance(x, _SYMBOLIC) for x in counts):

@@ -171,7 +171,7 @@ def _initialise_lazy(module: Any, args: Any, kwargs: Any) -> None:
         module._infer_parameters(module, args, kwargs)
 
 
-# Capturing what is a captured program already: its nodes keep what they say of themselves.
+# Retraces a captured program: its nodes keep their metadata.
 #
 # A GraphModule whose nodes carry metadata is run node by node instead of through its generated
 # code, which is nobody's source.

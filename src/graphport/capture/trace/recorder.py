@@ -427,7 +427,7 @@ def to_val(out: Any) -> Any:
     return to_torch(out) if type(out) is Expr else out
 
 
-# Names of graph inputs. The user's own names win; what clashes gets `_1`, `_2`, ...
+# Unique names of graph inputs. The user's own names win; what clashes gets `_1`, `_2`, ...
 
 
 class Namespace:
@@ -453,7 +453,7 @@ class Namespace:
         return node
 
 
-# Graphs within graphs: the branches of `torch.cond`, the bodies of loops.
+# Frames: the subgraphs that are being recorded, branches of `torch.cond` and bodies of loops.
 #
 # While a branch is captured its graph is the one that is written to. What it uses of the graphs
 # around it becomes an input of its own, on the way through every graph between. What it writes to

@@ -1,4 +1,4 @@
-"""What the program assumes of data-dependent values, as assertions in the graph.
+"""Assertions on data-dependent values, and the values of 0-d integer tensors.
 
 A condition on one value that is a range becomes the range of that value, constrained and asserted
 where the value is made. Any other condition is asserted where it was stated.
@@ -154,7 +154,7 @@ def _is_range(cond: Expr) -> bool:
     )  # fmt: skip
 
 
-# 0-d integer tensors whose value is a size: `torch.tensor(x.shape[0]) // 2`.
+# Infers 0-d integer tensors whose value is a size: `torch.tensor(x.shape[0]) // 2`.
 #
 # Such a tensor holds no data that capture would not know. Its value is followed as an expression
 # through plain arithmetic, so that `.item()`, and a slice written with it, give the size back.

@@ -1,4 +1,4 @@
-"""The signature of a program, from what its graph reads, returns and writes."""
+"""Builds the graph signature of a program, and the call signatures of its modules."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _output_spec(result: Any) -> OutputSpec:
     return OutputSpec(OutputKind.USER_OUTPUT, argument(result.name))
 
 
-# `preserve_module_call_signature`: what named modules are called with, and what they return.
+# `preserve_module_call_signature`: records arguments and results of the named modules.
 
 _SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

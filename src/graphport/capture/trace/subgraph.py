@@ -279,7 +279,7 @@ def list_module_graphs(module: GraphModule) -> list[Graph]:
     return [m.graph for m in module.modules() if isinstance(m, GraphModule)]
 
 
-# Calls that nobody reads, dropped from a graph.
+# Dead code elimination.
 
 
 def eliminate_dead_code(graph: Graph, kept: Collection[Node] = ()) -> None:

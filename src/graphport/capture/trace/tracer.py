@@ -653,8 +653,11 @@ def _record_specialised(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[st
             for size in tracer.value(t).abstract.sizes:
                 tracer.scope.specialize(size)
     lowered, keywords = [tracer.lower(a) for a in args], pytree.tree_map(tracer.lower, kwargs)
-    out = infer_by_meta(info.op, specialise_to_example([describe_argument(a) for a in lowered]), specialise_to_example(
-        {k: describe_argument(v) for k, v in keywords.items()}))  # fmt: skip
+    out = infer_by_meta(
+        info.op,
+        specialise_to_example([describe_argument(a) for a in lowered]),
+        specialise_to_example({k: describe_argument(v) for k, v in keywords.items()}),
+    )
     return tracer.fresh(out, tracer.recorder.node(info.op, lowered, keywords, out, info.name))
 
 

@@ -199,7 +199,7 @@ _TRAINING_HANDLERS: dict[Any, Handler] = {
 }
 
 
-# `torch.no_grad()` and `detach()` inside of a program: what takes no part in differentiation.
+# Detaches what `torch.no_grad()` and `detach()` inside of a program exclude from differentiation.
 #
 # The graph has no regions. A value that was computed without gradients from something that has them
 # is detached where the rest of the program reads it, so that differentiating the captured program

@@ -1,4 +1,4 @@
-"""Storages, versions and views of traced tensors.
+"""Storages, versions and views of traced tensors, and aliasing that depends on sizes.
 
 The user's code holds an `AbstractTensor`; its `Value` says which node of the graph computes it.
 
@@ -27,6 +27,8 @@ from graphport.symbolic import Expr, eq, lt, not_
 from graphport.tensors.abstract import Size, Sizes
 from graphport.tensors.concrete import offset_of, sizes_of, strides_of
 
+aten = torch.ops.aten
+
 
 class Storage:
     """Memory that several values may share."""
@@ -44,7 +46,7 @@ class Storage:
         self.room: int | None = None
         """How many elements there are from where the tensor from outside begins, in the example."""
         self.doubts: tuple[Any, ...] = ()
-        """Other storages that may be this one at some sizes; see `aliasing`."""
+        """Other storages that may be this one at some sizes; see `PossibleAlias`."""
         self.unsure: tuple[Value, ...] = ()
         """Views that another layout makes copies, and that were written through since."""
 
@@ -102,7 +104,8 @@ class Value:
         return self.constant if self.version == self.storage.version else None
 
 
-# Copies that eager does not make at every size: `x.mT.reshape(-1)` is a view where x is one row.
+# Possible aliases: copies that eager makes at some sizes only. `x.mT.reshape(-1)` is a view where
+# x is one row.
 #
 # Capture records a copy where a view is not possible for sizes in general. Whether the two tensors
 # share memory at other sizes is seen only by a program that writes to one and reads the other
@@ -114,7 +117,6 @@ class Value:
 # Inputs and state that overlap in memory, and of which none is a view of another, are refused then.
 # So is a write to a tensor of which several elements are one piece of memory, as in eager.
 
-aten = torch.ops.aten
 Condition = Callable[[], bool]
 
 

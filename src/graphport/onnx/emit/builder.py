@@ -1,8 +1,9 @@
 """`Builder`: emits ONNX nodes and constants for lowerings, and runtime assertions.
 
-ONNX has no operator for it. A `Reshape` of one element to the shape that a condition gives fails
-where the condition is false; every result of the graph depends on it. The node is called
-`requires <condition>`, which is what ONNX Runtime says when it stops there.
+A builder has a method per ONNX operator: `b.Add(x, y)`, `b.ReduceSum(x, [1], keepdims=0)`. Inputs
+are values, or what becomes a constant: a number takes the dtype of the operand that it is combined
+with, a list of integers is int64. The same operator on the same inputs is written once. Where ONNX
+Runtime has no kernel for a dtype, the operator is computed in a wider one and cast back.
 """
 
 from __future__ import annotations
@@ -34,7 +35,12 @@ _LONGEST_MESSAGE = 200
 
 
 class Assertions:
-    """What each graph of the file requires."""
+    """What each graph of the file requires.
+
+    ONNX has no operator for assertions. A `Reshape` of one element to the shape that a condition
+    gives fails where the condition is false; every result of the graph depends on it. The node is
+    called `requires <condition>`, which is what ONNX Runtime says when it stops there.
+    """
 
     def __init__(self, builder: Builder) -> None:
         self.b = builder
@@ -75,12 +81,7 @@ class Assertions:
         return made
 
 
-# `Builder`: what a lowering writes ONNX with.
-#
-# It has a method per ONNX operator: `b.Add(x, y)`, `b.ReduceSum(x, [1], keepdims=0)`. Inputs are
-# values, or what becomes a constant: a number takes the dtype of the operand that it is combined
-# with, a list of integers is int64. The same operator on the same inputs is written once. Where
-# ONNX Runtime has no kernel for a dtype, the operator is computed in a wider one and cast back.
+# The builder.
 
 Number = bool | int | float | Expr
 Operand = Value | Number

@@ -14,8 +14,8 @@ from graphport.onnx.emit.ir import Shape, Value
 Rule = Callable[[list["Value | None"], dict[str, Any]], "Shape | None"]
 _RULES: dict[str, Rule] = {}
 
-_SAME_SHAPE = """Abs Acos Acosh Asin Asinh Atan Atanh Bernoulli BitwiseNot Cast Ceil Celu Clip Cos Cosh
-CumProd CumSum Elu Erf Exp Floor Gelu HardSigmoid HardSwish Hardmax Identity IsInf IsNaN
+_SAME_SHAPE = """Abs Acos Acosh Asin Asinh Atan Atanh Bernoulli BitwiseNot Cast Ceil Celu Clip Cos
+Cosh CumProd CumSum Elu Erf Exp Floor Gelu HardSigmoid HardSwish Hardmax Identity IsInf IsNaN
 LayerNormalization LeakyRelu Log LogSoftmax LpNormalization Mish Neg Not RMSNormalization
 RandomNormalLike RandomUniformLike Reciprocal Relu Round ScatterElements ScatterND Selu Sigmoid Sign
 Sin Sinh Softmax Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Trilu ReverseSequence

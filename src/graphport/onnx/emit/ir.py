@@ -137,8 +137,8 @@ def current_tensor(weight: Value) -> Any:
     data = weight.data
     if data.dtype is not weight.dtype or tuple(data.shape) != weight.shape:
         raise WeightsError(
-            f"{weight.name} was {_type_text(weight.dtype, weight.sizes)} when the model was exported, "
-            f"and is {_type_text(data.dtype, data.shape)} now",
+            f"{weight.name} was {_type_text(weight.dtype, weight.sizes)} when the model was "
+            f"exported, and is {_type_text(data.dtype, data.shape)} now",
             fix="export the model as it is now",
         )
     return data

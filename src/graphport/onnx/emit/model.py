@@ -315,7 +315,7 @@ __all__ = [
 ]
 
 
-# What a model says of its dynamic sizes, which ONNX itself only names: for tools that read it.
+# Metadata of a model: its dynamic sizes, which ONNX itself only names, for tools that read it.
 
 DIMS_KEY = "graphport.dims"
 """The key under which a model has `{"batch": [1, 64], "length": [0, null]}`."""

@@ -50,7 +50,7 @@ def parse_dtype(text: str) -> torch.dtype | None:
     return DTYPES_BY_NAME.get(text[7:-1]) if text.startswith("tensor(") else None
 
 
-# What the ONNX standard says of an operator, as far as building a node needs it.
+# Operator schemas, as far as building a node needs them.
 #
 # Read from the schemas of the `onnx` package once per operator and opset: how inputs are typed,
 # what the type of an output follows from, which version of the operator applies.

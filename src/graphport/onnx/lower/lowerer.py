@@ -41,6 +41,8 @@ from graphport.source import locate_stack_trace
 from graphport.symbolic import Expr, ne
 from graphport.tensors.abstract import Abstract, AbstractTensor, describe_value
 
+aten = torch.ops.aten
+
 _MOST_ELEMENTS = 1 << 16
 """Elements of a result that is kept in the file instead of being computed."""
 
@@ -118,7 +120,7 @@ def is_uninitialised(target: Any) -> bool:
     return name.startswith(("empty", "new_empty"))
 
 
-# From a captured program to an ONNX graph: one walk over its nodes.
+# Lowering: one walk over the nodes of a program.
 #
 # Numbers of the program stay expressions. What is constant is computed with torch on the way. A
 # pattern that ONNX has an operator for is recognised at its last node, and what it made superfluous
@@ -126,7 +128,6 @@ def is_uninitialised(target: Any) -> bool:
 
 __all__ = ["Lowerer", "choose_opset", "find_missing", "report_missing"]
 
-aten = torch.ops.aten
 # A file stops where they do not hold.
 _ASSERTIONS = {
     aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default,

@@ -1,4 +1,4 @@
-"""Registry of lowerings: from operator overloads to functions that emit ONNX.
+"""Registry of lowerings, from operator overloads to functions that emit ONNX, and patterns.
 
 A lowering is a function of the builder and of the operator's arguments under their schema names. An
 argument that it does not name must hold its default, or be one that says nothing about the result;
@@ -20,6 +20,8 @@ from torch.fx import Node
 from graphport import source
 from graphport.errors import InputError, UnsupportedError
 from graphport.onnx.emit.ir import Value
+
+aten = torch.ops.aten
 
 Fn = Callable[..., Any]
 F = TypeVar("F", bound=Fn)
@@ -212,7 +214,7 @@ def find_operator(name: Any) -> OpOverload:
         ) from None
 
 
-# Recognising a computation in the program's graph, from its last node backwards.
+# Pattern matching in the program's graph, from the last node of a pattern backwards.
 #
 # A pattern is a tree of `Call`s with names at its leaves. Operands of commutative operators match
 # in either order, and a name stands for the same operand wherever it occurs.
@@ -221,7 +223,6 @@ def find_operator(name: Any) -> OpOverload:
 #     RMS = mul(X, rsqrt(add(mean(square(X)), Number("eps"))))
 #     found = match(RMS, node)          # {"x": <node>, "eps": 1e-06}, or None
 
-aten = torch.ops.aten
 Bindings = dict[str, Any]
 _COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 

@@ -95,16 +95,16 @@ def narrow_ranges(program: ExportedProgram, declare: Callable[[], Declared]) -> 
         if not ends.breaks_promise(symbol) and not any(c.is_branch for c in why):
             continue
         _warn(
-            f"{_describe_symbol(program, symbol)} is narrowed to {ends.ranges[symbol]}: the program as "
-            f"captured is right only where {_join_conditions(why)}",
+            f"{_describe_symbol(program, symbol)} is narrowed to {ends.ranges[symbol]}: the "
+            f"program as captured is right only where {_join_conditions(why)}",
             f"to say so, {ends.fix(symbol)}",
         )
     for condition in conditions:
         if condition.is_absorbed and len(symbols(condition.cond)) == 1:
             (symbol,) = symbols(condition.cond)
             _warn(
-                f"{_describe_symbol(program, symbol)} is narrowed to {ends.ranges[symbol]}: the program as "
-                f"captured is right only where {condition}",
+                f"{_describe_symbol(program, symbol)} is narrowed to {ends.ranges[symbol]}: the "
+                f"program as captured is right only where {condition}",
                 "the ONNX file stops at other sizes",
             )
     left = [c for c in conditions if c.is_branch and not ends.implies(c.cond)]

@@ -1,7 +1,7 @@
 """Lowerings by operator family; importing the package registers them all."""
 
-from graphport.onnx.lower import fusions
-from graphport.onnx.lowerings import (
+from graphport.onnx.lower import fusions  # noqa: F401  registers its patterns
+from graphport.onnx.lowerings import (  # noqa: F401  register their lowerings
     activation,
     attention,
     compare,
@@ -28,7 +28,7 @@ from graphport.onnx.lowerings import (
     special,
     unfold,
 )
-from graphport.onnx.lowerings.numerics import (
+from graphport.onnx.lowerings.numerics import (  # noqa: F401  register their lowerings
     bessel,
     chebyshev,
     factorizations,
@@ -37,39 +37,3 @@ from graphport.onnx.lowerings.numerics import (
     matrix_exp,
     polynomials,
 )
-
-__all__ = [
-    "activation",
-    "attention",
-    "bessel",
-    "chebyshev",
-    "compare",
-    "complex",
-    "control",
-    "conv",
-    "cumulative",
-    "derivatives",
-    "elementwise",
-    "factorizations",
-    "factory",
-    "fft",
-    "fusions",
-    "gamma",
-    "index",
-    "interpolate",
-    "ldl",
-    "linalg",
-    "loss",
-    "matrix_exp",
-    "norm",
-    "polynomials",
-    "pool",
-    "random",
-    "reduce",
-    "rnn",
-    "scatter",
-    "shape",
-    "sort",
-    "special",
-    "unfold",
-]

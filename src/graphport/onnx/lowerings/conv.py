@@ -103,7 +103,8 @@ def convolve(
     # How many groups there are is an attribute: a number that varies is none.
     if not by_windows and is_static(groups) and b.has("Conv", _compute_dtype(input)):
         out = b.Conv(
-            x, weight, bias, strides=omit_default(strides, 1), pads=omit_default([*before, *after], 0),
+            x, weight, bias,
+            strides=omit_default(strides, 1), pads=omit_default([*before, *after], 0),
             dilations=omit_default(holes, 1), group=None if groups == 1 else groups,
         )  # fmt: skip
     else:
@@ -186,7 +187,7 @@ def _require_static(*numbers: Any) -> None:
         raise UnsupportedError("ONNX convolves with fixed strides, paddings and dilations only")
 
 
-# Windows that slide along spatial dims, taken out of a tensor with Gather.
+# Gathers windows that slide along spatial dims.
 #
 # Convolution, pooling and resampling have operators of their own in ONNX; this is for the element
 # types that ONNX Runtime has no kernels of them for, and for windows that those do not have.

@@ -1,7 +1,4 @@
-"""Lowers cumulative operators: sums to CumSum, the others to Scan.
-
-Sums have an operator in ONNX; the others are a Scan along the first dim.
-"""
+"""Lowers cumulative operators: sums to CumSum, the others to a Scan along the first dim."""
 
 from __future__ import annotations
 

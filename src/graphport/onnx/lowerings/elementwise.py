@@ -305,7 +305,7 @@ def to_other(b: Builder, self: Value, other: Value) -> Value:
     return b.cast(self, b.result.dtype)
 
 
-# Division element by element: quotients, remainders, common divisors.
+# Division: quotients, remainders, common divisors.
 #
 # Integers are divided as such, over all of their range (`arithmetic` has the quotients and
 # remainders). To divide by 0 is an error of ONNX Runtime, as it is one of torch; not where there is

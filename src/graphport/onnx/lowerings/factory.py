@@ -1,4 +1,4 @@
-"""Lowers tensor factories (full, arange, eye), and unfold, fold and pixel shuffles.
+"""Lowers tensor factories: full, arange, linspace, eye.
 
 What has fixed sizes is computed at export; here are the others. A tensor without content is one of
 zeros.

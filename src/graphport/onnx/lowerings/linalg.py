@@ -1,4 +1,4 @@
-"""Lowers matrix and vector products, and linear layers.
+"""Lowers matrix and vector products, linear layers and `einsum`.
 
 `MatMul` broadcasts as torch does and takes integers; `Gemm` adds within, for floats of two dims.
 Operands are those that torch's operator takes: both of the dtype of the result, unless it says so.

@@ -1,4 +1,4 @@
-"""Emits `Loop` and `Scan` nodes, and loops over the columns of matrices."""
+"""Emits `Loop` and `Scan` nodes, for lowerings that are loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lowers losses and distances, in the dtype of the result; halves in float32."""
+"""Lowers losses (CTC included) and distances, in the dtype of the result; halves in float32."""
 
 from __future__ import annotations
 
@@ -402,7 +402,7 @@ def pdist(b: Builder, self: Value, p: float) -> Value:
     return norm(b, away, p, [1], False)
 
 
-# Connectionist temporal classification: how likely the alignments of targets with frames are.
+# Connectionist temporal classification (CTC): the likelihood of alignments of targets with frames.
 #
 # A target is read with blanks around and between its labels. From frame to frame the logarithm of
 # the probability to be at each of these places is carried on: one stays, goes to the next, or

@@ -85,8 +85,9 @@ def _lower_max_pool(n: int) -> Any:
             }  # fmt: skip
             values = unbatched(_emit_max_pool(b, x, window))
             return (values, unbatched(_max_positions(b, x, window, n))) if pair else values
-        win = gather_windows(b, _pad_to_windows(b, x, sizes, kernel, strides, pads, holes, _lowest_number(x.dtype)),
-                      sizes, kernel, strides, holes)  # fmt: skip
+        lowest = _lowest_number(x.dtype)
+        padded = _pad_to_windows(b, x, sizes, kernel, strides, pads, holes, lowest)
+        win = gather_windows(b, padded, sizes, kernel, strides, holes)
         starts = [
             Numbers.arange(b, o) * s - p for o, s, p in zip(sizes, strides, pads, strict=True)
         ]
@@ -231,8 +232,8 @@ def _lower_avg_pool(n: int) -> Any:
                 count_include_pad=int(include) or None,
             ))  # fmt: skip
         sizes, ones = b.result.sizes[-n:], [1] * n
-        win = gather_windows(b, _pad_to_windows(b, x, sizes, kernel, strides, pads, ones, 0), sizes, kernel,
-                      strides, ones)  # fmt: skip
+        padded = _pad_to_windows(b, x, sizes, kernel, strides, pads, ones, 0)
+        win = gather_windows(b, padded, sizes, kernel, strides, ones)
         summed = sum_axes(b, win, list(range(3, 3 + 2 * n, 2)), False)
         if divisor_override is not None:
             return unbatched(_divide(b, summed, b.scalar(divisor_override, like=summed)))

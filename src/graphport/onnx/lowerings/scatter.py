@@ -24,8 +24,8 @@ from graphport.onnx.lowerings.index import (
     cast_index,
     count_not_above,
     flatten_value,
-    wrap_dim,
 )
+from graphport.onnx.lowerings.shape import wrap_dim
 from graphport.symbolic import eq, ge, ite, max_
 
 aten = torch.ops.aten
@@ -443,7 +443,7 @@ def embedding_bag(
     return (out, *(None for _ in b.result[1:]))
 
 
-# Runs along a dim brought together: `segment_reduce`.
+# `segment_reduce`.
 
 # The reduction under its name elsewhere, and what it starts from.
 _SEGMENT_REDUCTIONS = {"sum": ("sum", 0.0), "mean": ("sum", 0.0), "prod": ("prod", 1.0),

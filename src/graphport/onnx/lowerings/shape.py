@@ -66,7 +66,8 @@ def view_dtype(b: Builder, self: Value, dtype: torch.dtype) -> Value:
             return b.BitCast(self, to=ONNX_OF[dtype], dtype=dtype)
         if torch.bool not in kinds and b.opset < _BIT_CAST_OPSET:
             raise UnsupportedError(
-                f"ONNX cannot read the bits of {self.dtype} as {dtype} before opset {_BIT_CAST_OPSET}",
+                f"ONNX cannot read the bits of {self.dtype} as {dtype} before opset "
+                f"{_BIT_CAST_OPSET}",
                 fix=f"opset={_BIT_CAST_OPSET}",
             )
     raise UnsupportedError(f"ONNX cannot read the bits of {self.dtype} as {dtype}")

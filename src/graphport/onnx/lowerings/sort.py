@@ -1,4 +1,4 @@
-"""Lowers sort, topk, unique and searchsorted.
+"""Lowers sort, topk, unique, searchsorted, `bincount` and histograms.
 
 TopK is stable by the standard, in both directions. NaN is the largest number to torch and nothing
 in particular to ONNX Runtime: floats are sorted by keys that say where NaN is.
@@ -15,8 +15,9 @@ import torch
 from graphport.onnx.emit.builder import Builder, Operand
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower
-from graphport.onnx.lowerings.index import at_least_1d, flatten_value, wrap_dim
+from graphport.onnx.lowerings.index import at_least_1d, flatten_value
 from graphport.onnx.lowerings.scatter import expand_number
+from graphport.onnx.lowerings.shape import wrap_dim
 from graphport.symbolic import prod
 
 aten = torch.ops.aten
@@ -107,7 +108,7 @@ def kthvalue(b: Builder, self: Value, k: Any, dim: int, keepdim: bool) -> tuple[
     return tuple(b.unsqueeze(x, dim) if keepdim and self.rank else x for x in found)
 
 
-# The distinct
+# `unique`
 
 
 @lower(aten._unique2.default)
@@ -184,7 +185,7 @@ def _arrange_unique(
     return values, inverse, counts if return_counts else nothing
 
 
-# Places in a sorted sequence
+# `searchsorted` and `bucketize`
 
 
 @lower(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
@@ -231,7 +232,7 @@ def isin(
     return b.Not(same) if invert else same
 
 
-# Counting: bins of integers, and histograms.
+# `bincount` and histograms.
 
 _LAST = (1 << 63) - 1
 

@@ -1,4 +1,4 @@
-"""Windows and blocks: unfold and fold, pixels and channels moved between dims."""
+"""Lowers unfold and fold, pixel shuffles and channel shuffles."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the target runtime supports: opset versions and kernels."""
+"""The target runtime: the opsets and kernels that it has, and its sessions."""

@@ -1,7 +1,8 @@
-"""Element types that ONNX Runtime has CPU kernels for, and wider ones to compute in.
+"""Element types that ONNX Runtime has CPU kernels for, wider ones to compute in, and opsets.
 
-`kernels.json` is what a release of ONNX Runtime says of itself; `python -m graphport.onnx.target.kernels`
-writes it anew. An operator that it has no kernels for at all is one that it expands.
+`kernels.json` is what a release of ONNX Runtime says of itself;
+`python -m graphport.onnx.target.kernels` writes it anew. An operator that it has no kernels for at
+all is one that it expands.
 
 float16 is left to ONNX Runtime, which computes in float32 where it has to: the file stays one for
 devices that have half precision.

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions on torch tensors.
+"""ONNX Runtime sessions on torch tensors, and locks that survive a fork.
 
 Weights stay where they are: the session is given the memory of the torch tensors. So are inputs;
 outputs are handed out as torch tensors over the memory that ONNX Runtime has allocated. A tensor
@@ -172,7 +172,7 @@ def _copy_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
     return flat.reshape(value.shape())
 
 
-# Locks that are free in a process that was forked, whoever held them before.
+# Fork-safe locks: free in a process that was forked, whoever held them before.
 
 
 def forkable_lock() -> Any:

@@ -1,9 +1,9 @@
-"""Compares results with eager by dtype, and excuses differences that come from ties.
+"""Compares results with those of eager, by dtype.
 
 Floats have to be close: as close as the coarsest dtype that they were computed in allows, relative
 to the size of the numbers around them. NaN has to meet NaN, and infinity the same infinity.
 Integers and bools have to be equal; what can excuse them, if they are chosen by comparing floats,
-is in `labels`.
+is in `ties`.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def find_ancestors(node: Node) -> set[Node]:
     return found
 
 
-# Where a model and eager part: the first node whose operands agree and whose result does not.
+# Searches for the first node whose operands agree and whose result does not.
 
 _PROBES_AT_ONCE = 8
 """Values to look at in one run: more of them change what ONNX Runtime fuses."""

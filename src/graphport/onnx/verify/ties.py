@@ -1,4 +1,4 @@
-"""Excuses results that differ only because equal or nearly equal numbers were chosen between.
+"""Excuses results that differ only by ties: choices between equal or nearly equal numbers.
 
 Which of two equal scores `topk` names is left open, and two that are equal up to rounding may come
 in either order; a comparison or a `floor` may fall to either side. Eager is run again with the

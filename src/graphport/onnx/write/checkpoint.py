@@ -57,7 +57,8 @@ def _read_folder(folder: Path) -> Mapping[str, Any]:
     chosen = single[:1] or shards
     if not chosen:
         raise InputError(
-            f"{folder} has no checkpoint: no *{_INDEX_SUFFIX}, {', '.join(_SINGLE_FILES)} or *.safetensors"
+            f"{folder} has no checkpoint: no *{_INDEX_SUFFIX}, {', '.join(_SINGLE_FILES)} or "
+            "*.safetensors"
         )
     return {name: t for path in chosen for name, t in _read_file(path).items()}
 

@@ -1,1 +1,1 @@
-"""Running the pieces of a program: stages as processes on torch.distributed."""
+"""Pipelines: runs a program in stages, each in a process of its own."""

@@ -1,4 +1,4 @@
-"""Where a program is cut into stages: as the user says, or as the partitioner finds best."""
+"""Chooses the cuts between stages: as the user says, or as the partitioner finds best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The caller's side of a pipeline: sends out micro-batches, gathers results, notices failures."""
+"""Drives a pipeline from the caller: sends micro-batches, gathers results, notices failures."""
 
 from __future__ import annotations
 
@@ -185,8 +185,11 @@ class Batch:
             *front.written.values(),
             *(r for r in front.results if isinstance(r, str)),
         }
-        return {name: known[name].clone() for name in wanted
-                if _get_storage_pointer(known[name]) in (theirs if name in state else overwritten)}  # fmt: skip
+        return {
+            name: known[name].clone()
+            for name in wanted
+            if _get_storage_pointer(known[name]) in (theirs if name in state else overwritten)
+        }
 
     def progress(self, stage: int, died: bool = False) -> str:
         """In words, which micro-batch a stage was at; what it sent last is lost if it died."""

@@ -1,4 +1,4 @@
-"""Processes on this machine, one for each stage of a pipeline, and their end.
+"""Launches a process on this machine for each stage of a pipeline, and ends it.
 
 What they are given are open files without names and connected sockets: their programs and weights,
 what they are told, what they write. All of it is gone with the processes, whatever ends them.
@@ -84,9 +84,9 @@ class Processes:
             told.write(json.dumps(about).encode())
             told.seek(0)
             self.running.append(subprocess.Popen(
-                [sys.executable, "-m", "graphport.partition.pipelines.worker"], stdin=told, stderr=log,
-                env={**os.environ, "PYTHONPATH": paths}, start_new_session=True,
-                pass_fds=inherited,
+                [sys.executable, "-m", "graphport.partition.pipelines.worker"],
+                stdin=told, stderr=log, env={**os.environ, "PYTHONPATH": paths},
+                start_new_session=True, pass_fds=inherited,
             ))  # fmt: skip
 
     @property
@@ -122,7 +122,7 @@ def _open_unnamed_file(mode: str) -> IO[bytes]:
 def _connect_ranks(
     parts: StagedProgram, held: ExitStack, theirs: ExitStack
 ) -> tuple[list[Connections], list[tuple[socket.socket, socket.socket]]]:
-    """Of each rank, its connections; of each stage, both ends of that which `Board` uses."""
+    """Of each rank, its connections; of each stage, both ends of that which `SocketStore` uses."""
     routes = [stage.route for stage in parts.stages]
     ends: list[Connections] = [{} for _ in (FRONT, *routes)]
     boards = []

@@ -1,8 +1,8 @@
-"""Micro-batches: inputs split along the batch, results put together again.
+"""Splits inputs along the batch, joins results, and checks that a program allows it.
 
 The batch is one `Dim` of the program. Every input that has it as a size is split there; all others
-(masks, scalars) go whole to each micro-batch. `independence` has made sure that the results of the
-parts are the parts of the result.
+(masks, scalars) go whole to each micro-batch. That the results of the parts are the parts of the
+result is checked before: the program must treat the items of a batch independently.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from graphport.ops.batch import BatchCall, find_batch_dim, mixes_batch
 from graphport.program import ExportedProgram, InputKind, OutputKind
 from graphport.symbolic import Expr, evaluate, symbols
 from graphport.tensors.abstract import collect_symbols, get_shape, to_expression
+
+aten = torch.ops.aten
 
 
 class WholeBatch:
@@ -145,18 +147,17 @@ def _slice_input(x: Any, where: tuple[int, Any] | None, start: int, count: int) 
     return x.narrow(dim, start * factor, count * factor)
 
 
-# Whether a program treats the items of a batch one by one, so that it may be split.
+# Batch independence: whether a program treats the items of a batch one by one.
 #
 # Every value that depends on a split input has to have the batch as exactly one of its dims, as a
 # multiple of it (`4*batch` after a reshape): where it is gone, items were summed or picked; where
-# it is there twice, each item met each other. Operators must not work along it (`mixing`). Numbers
-# that follow from the size of the batch may be sizes, but not operands, and the positions of the
-# items in the batch (`arange(batch)`) may pick each item's own, but nothing else.
+# it is there twice, each item met each other. Operators must not work along it (`ops.batch`).
+# Numbers that follow from the size of the batch may be sizes, but not operands, and the positions
+# of the items in the batch (`arange(batch)`) may pick each item's own, but nothing else.
 #
 # The branches and bodies of control flow are followed too. What cannot be seen is a custom operator
 # that mixes items and keeps their number: it is taken to treat them one by one.
 
-aten = torch.ops.aten
 higher_order = torch.ops.higher_order
 
 _STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
@@ -328,8 +329,8 @@ _NEW_TENSOR_OPS = (
 
 # Tensors of the batch's size that hold the same for every item, or as good as that.
 _UNIFORM_OPS = (
-    *_NEW_TENSOR_OPS, aten.zeros, aten.ones, aten.full, aten.empty, aten.expand, aten.repeat, aten.tile,
-    aten.scalar_tensor, aten.rand, aten.randn, aten.randint,
+    *_NEW_TENSOR_OPS, aten.zeros, aten.ones, aten.full, aten.empty, aten.expand, aten.repeat,
+    aten.tile, aten.scalar_tensor, aten.rand, aten.randn, aten.randint,
 )  # fmt: skip
 
 # Loops over the first dim of what this argument lists.

@@ -1,4 +1,4 @@
-"""A short text that differs between programs that must not be stages of one pipeline."""
+"""`gp.partition.pipeline` and `gp.partition.launch`: a program as stages in several processes."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ from graphport.partition.pipelines.stages import FRONT, Route, StagedProgram, sp
 from graphport.program import ExportedProgram
 from graphport.program.module import CallGuard
 
+# Fingerprints, which differ between programs that must not be stages of one pipeline.
+
 _SAMPLES = 16
 
 
@@ -60,7 +62,7 @@ def _sample_tensor(t: Any) -> object:
     return tuple(t.shape), str(t.dtype), picked.tolist()
 
 
-# `gp.partition.pipeline` and `gp.partition.launch`: a program as stages in several processes.
+# Pipelines.
 
 TIMEOUT = 300.0
 _SHUTDOWN_SECONDS = 10.0

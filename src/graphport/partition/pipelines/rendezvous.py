@@ -1,6 +1,6 @@
-"""How the processes of a pipeline find together, and how they hear that it was given up.
+"""Rendezvous and abort signal over a `torch.distributed` store, and the causes of failures.
 
-All through a store of torch.distributed, or what stands for it between processes of one machine:
+The store is one of torch.distributed, or what stands for it between processes of one machine:
 each process says that it is ready, or why it is not; when all are, they connect. Whoever gives the
 pipeline up says so, and every process looks for that.
 """
@@ -154,7 +154,7 @@ def _make_gloo_device() -> Any:
     return group.create_device(interface=interface) if interface else group.create_default_device()
 
 
-# What went wrong in a pipeline, and where: the first cause among all that is heard of it.
+# Diagnoses failures of a pipeline: the first cause among all that is heard of it.
 #
 # When a stage dies, its neighbours lose their connections and report that, too, and often sooner.
 # So evidence is gathered for a moment, and the strongest kind is told: a stage that raised, a

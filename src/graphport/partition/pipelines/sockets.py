@@ -1,6 +1,6 @@
-"""Connections between processes of one machine, made by the launcher before it starts them.
+"""Socket pairs between processes of one machine, which the launcher makes and they inherit.
 
-They are pairs of sockets that the processes inherit. Nothing listens anywhere and there is no
+Nothing listens anywhere and there is no
 address to connect to: whoever was not given an end of one has no part in the pipeline.
 """
 
@@ -97,7 +97,7 @@ def _write_queue(
 class SocketStore:
     """Keys with values: what the launcher sets all hear of, what another sets the launcher hears.
 
-    The part of a store of `torch.distributed` that `Meeting` uses.
+    The part of a store of `torch.distributed` that `Rendezvous` uses.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What computes a stage: PyTorch, or ONNX Runtime."""
+"""Serves a stage of a pipeline: receives values, runs PyTorch or ONNX Runtime, sends results."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _read_tensor(t: Any) -> Any:
     return torch.nn.Parameter(data, False) if isinstance(t, torch.nn.Parameter) else data
 
 
-# One stage at work: take values, compute, pass them on.
+# The server: receives values, computes, sends them on.
 
 RUN, VALUES, DONE, FAILED, LOST, CLOSE = "run", "values", "done", "failed", "lost", "close"
 

@@ -1,4 +1,4 @@
-"""A program cut into stages: each an exported program of its own, and who sends what to whom.
+"""Cuts a program into stages, each a program of its own, with what they send to each other.
 
 A value is known by the name of its node. A stage takes values from the *front*, which is where the
 user calls the pipeline, and from earlier stages, and gives some to later stages and to the front.

@@ -1,4 +1,4 @@
-"""A process that runs one stage of a pipeline that another process on this machine has launched.
+"""The worker process: runs one stage of a pipeline that was launched on this machine.
 
     python -m graphport.partition.pipelines.worker
 

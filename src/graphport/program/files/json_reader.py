@@ -1,4 +1,4 @@
-"""Reads JSON item by item, with type checks and errors that say where.
+"""Reads JSON item by item, with limits, type checks and errors that say where.
 
 A file is data from elsewhere. What it makes a reader compute or allocate is bounded by these
 numbers and by the bytes that it really holds. They are far beyond what programs need: the deepest
@@ -87,7 +87,7 @@ ALIGNMENT = 64
 """Of the data of tensors within the file."""
 
 
-# JSON from a file, read item by item: of the expected kind, or an error that says where.
+# Items: read as the expected kind, or an error that says where.
 
 
 def parse_json(text: bytes | memoryview, place: str) -> Item:
@@ -263,7 +263,7 @@ class Item:
         return table[name]
 
 
-# What may be a name, and how long.
+# Names: which text may be one, and how long.
 #
 # Names of nodes and of their arguments are variables of generated code. Those of arguments, modules
 # and state are the user's own and may be any text: what generates code from them makes other names

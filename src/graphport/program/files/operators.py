@@ -1,4 +1,4 @@
-"""The operators and functions that a loaded graph may call, by name.
+"""The operators and functions that a loaded graph may call, by name, and checks of its calls.
 
 A file is data from elsewhere: its operators are called with arguments of its choice. Those of the
 tables compute a result from their arguments and check them: a size, dim or index out of bounds is
@@ -216,7 +216,7 @@ class AllowedOperators:
         )
 
 
-# What a node may call, by name: registered operators, and functions from fixed tables.
+# Finds the target of a node by name: a registered operator, or a function from a fixed table.
 #
 # A name is looked up, never followed: no attribute of anything is taken because a file says so, and
 # no library is imported for it.
@@ -343,7 +343,7 @@ def require_target_name(target: Any, where: str) -> str:
     return name
 
 
-# Whether a call can be made: its arguments are of the types that an operator takes.
+# Checks the calls of a loaded graph against the operators' schemas.
 #
 # What an operator does with their values shows when the program runs. Before that, arguments are
 # counted and looked at by those who write Python or ONNX for a call: they are what the operator's

@@ -1,4 +1,4 @@
-"""Encodes and reads tensors and the storages that they share.
+"""Encodes and reads tensors and the storages that they share, in the safetensors format.
 
 A storage is written once, however many tensors show it: tied weights, views and slices share their
 memory again after loading, and keep their strides. Only the part of a storage that some tensor
@@ -224,7 +224,8 @@ class Tensors:
         needed = count_spanned(sizes, strides)
         if (offset + needed) * kind.itemsize > entry.size and needed:
             item.fail(
-                f"the tensor reaches beyond its storage {format_excerpt(name)}, which has {entry.size} bytes"
+                f"the tensor reaches beyond its storage {format_excerpt(name)}, which has "
+                f"{entry.size} bytes"
             )
         if prod(sizes) > needed and prod(sizes) * kind.itemsize > json_reader.OVERLAPPING_BYTES:
             fields["sizes"].fail(f"an expanded tensor of {format_excerpt(sizes)} is too large")

@@ -202,7 +202,7 @@ def read_device(item: Item) -> torch.device:
         item.fail(f"unknown device {format_excerpt(name)}")
 
 
-# Structures of arguments and results: the tree specs of `torch.utils._pytree`.
+# Pytree specs: the structures of arguments and results.
 #
 # Containers of Python are written as what they are. Any other type goes by the name under which it
 # was registered, and is looked up by that name among the types that this process has registered.

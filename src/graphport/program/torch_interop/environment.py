@@ -353,7 +353,7 @@ def _is_possible(program: ExportedProgram, hints: dict[Expr, Number]) -> bool:
         return False
 
 
-# How torch spells what both programs have: symbols, modules that are running, paths of inputs.
+# Conventions of torch's programs: names of symbols, module stacks, paths of inputs.
 
 Stack = dict[str, tuple[str, Any]]
 Entry = tuple[str, tuple[str, Any]]

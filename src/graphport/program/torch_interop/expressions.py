@@ -139,7 +139,8 @@ _FROM_SYMPY: dict[str, Callable[..., Any]] = {
     "CeilDiv": lambda a, b: -symbolic.floordiv(symbolic.neg(a), b),
     "Mod": symbolic.mod, "PythonMod": symbolic.mod,
     "ModularIndexing": lambda a, b, c: symbolic.mod(symbolic.floordiv(a, b), c),
-    "Min": _reduce_pairwise(symbolic.min_), "Max": _reduce_pairwise(symbolic.max_), "Abs": symbolic.abs_,
+    "Min": _reduce_pairwise(symbolic.min_), "Max": _reduce_pairwise(symbolic.max_),
+    "Abs": symbolic.abs_,
     "IntTrueDiv": symbolic.truediv, "FloatTrueDiv": symbolic.truediv,
     "ToFloat": symbolic.to_float, "TruncToInt": symbolic.to_int,
     "TruncToFloat": lambda a: symbolic.to_float(symbolic.to_int(a)),
@@ -151,7 +152,8 @@ _FROM_SYMPY: dict[str, Callable[..., Any]] = {
     "BitwiseFn_bitwise_xor": symbolic.bitxor, "Identity": lambda a: a,
     "Equality": symbolic.eq, "Unequality": symbolic.ne, "GreaterThan": symbolic.ge,
     "LessThan": symbolic.le, "StrictGreaterThan": symbolic.gt, "StrictLessThan": symbolic.lt,
-    "And": _reduce_pairwise(symbolic.and_), "Or": _reduce_pairwise(symbolic.or_), "Not": symbolic.not_,
+    "And": _reduce_pairwise(symbolic.and_), "Or": _reduce_pairwise(symbolic.or_),
+    "Not": symbolic.not_,
     "Where": symbolic.ite, "Piecewise": _convert_piecewise, "ExprCondPair": lambda a, b: (a, b),
     **{f"OpaqueUnaryFn_{name}": lambda a, name=name: symbolic.func(name, a) for name in FUNCTIONS},
 }  # fmt: skip
@@ -207,7 +209,7 @@ def get_example_values(shape_env: Any) -> Any:
     return shape_env.var_to_val if found is None else found
 
 
-# torch's conditions on the inputs of a program, which it keeps as Python text.
+# Parses torch's guards on the inputs of a program, which it keeps as Python text.
 #
 #     L['x'].size()[0] == 2*L['y'].size()[1]
 #

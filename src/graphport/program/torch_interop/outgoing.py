@@ -271,13 +271,14 @@ def _convert_calls(
         kept = call.signature
         if call.fqn:
             found.append(ModuleCallEntry(paths.of_module(call.fqn), kept and ModuleCallSignature(
-                [_convert_named(a, nodes) for a in kept.inputs], [_convert_named(a, nodes) for a in kept.outputs],
+                [_convert_named(a, nodes) for a in kept.inputs],
+                [_convert_named(a, nodes) for a in kept.outputs],
                 kept.in_spec, kept.out_spec, list(kept.argument_names) or None,
             )))  # fmt: skip
     return found
 
 
-# The checks of `program/bounds.py` as nodes of torch's programs, which call operators alone.
+# Emits the checks of `program/bounds.py` as nodes: torch's programs call operators alone.
 
 Make = Callable[..., Any]
 """Makes a node that calls a function."""

@@ -1,8 +1,8 @@
 """`gp.unflatten`: rebuilds the original module hierarchy of a program.
 
-`calls` reads from the metadata which module each node belongs to, `writes` decides where buffers
-are written to, `flow` what crosses the borders between calls, `pieces` which calls are the same
-code; `build` writes a graph for each of those, and `tree` puts modules and state to their places.
+`calls` reads from the metadata which module each node belongs to, `dataflow` decides where buffers
+are written to and what crosses the borders between calls, `dedupe` which calls are the same code;
+`build` writes a graph for each of those, and `module` puts modules and state to their places.
 """
 
 from __future__ import annotations

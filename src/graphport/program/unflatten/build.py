@@ -289,7 +289,7 @@ def _name_attribute(target: str) -> str:
     return f"{name}_" if name in RESERVED else name
 
 
-# Arguments and results of modules that keep their call signature, in graphs.
+# Packs arguments and results of modules that keep their call signature.
 
 _PLAIN = (tuple, list, dict)
 

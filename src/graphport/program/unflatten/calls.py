@@ -245,7 +245,7 @@ def make_graph_key(module: Any) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-# The tensors of a program by name: which there are, who has them, and which modules are shared.
+# State of a program by name: which tensors there are, which module owns them, which are shared.
 
 
 class State:

@@ -1,4 +1,4 @@
-"""Dataflow between module calls: arguments, results, and origins of values.
+"""Dataflow between module calls: arguments, results, origins of values, and buffer writes.
 
 Tensors come first. A number is then found in the sizes of the tensors that a call takes, if it can
 be; else it is passed like a tensor.
@@ -335,7 +335,7 @@ def _signature_error(call: Call, value: Node, verb: str, how: str) -> errors.Uns
     )
 
 
-# Where a program writes to its buffers: in the module that has them, at the end of its call.
+# Buffer writes: in the module that owns the buffer, at the end of its call.
 #
 # The graph says what a buffer holds in the end. A module that is called several times reads what
 # its last call left: such values in between are written to the buffer too, and read from it, so

@@ -1,4 +1,4 @@
-"""The modules of an unflattened program, each of which runs its own graph."""
+"""The modules of an unflattened program, each with its own graph, and their hierarchy."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class UnflattenedModule(CapturedModule):
     eval = refuse_mode_change("eval")
 
 
-# Files: operators have names and no data, and a graph has nothing else.
+# Pickling: operators have names and no data, and a graph has nothing else.
 
 
 class _NodeReference(NamedTuple):
@@ -238,7 +238,7 @@ class _PickledGraph(NamedTuple):
 _PICKLED_METADATA = ("nn_module_stack", "stack_trace", "torch_fn")
 
 
-# The hierarchy of an unflattened program: modules and state at their places.
+# Assembles the module hierarchy: parameters, buffers, children and aliases.
 
 
 def _split_form(part: str) -> tuple[str, str]:

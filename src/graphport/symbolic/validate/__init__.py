@@ -127,7 +127,7 @@ def _count_outwards(start: int, count: int) -> Iterator[int]:
         yield start - step
 
 
-# A translation validator: is one expression as good as another?
+# `gp.fx.validate` and its arguments.
 
 Symbolic: TypeAlias = Any  # torch.SymInt, SymFloat, SymBool; an expression; a number; or text
 
@@ -180,8 +180,8 @@ def validate(before: Symbolic, after: Symbolic, assume: Iterable[Symbolic] | Sym
             ) from None
         except solver.Undecided as reason:
             raise errors.UndecidedError(
-                f"neither a proof nor a counterexample was found that {_format_expression(after)} equals "
-                f"{_format_expression(before)}: {reason}",
+                "neither a proof nor a counterexample was found that "
+                f"{_format_expression(after)} equals {_format_expression(before)}: {reason}",
                 fix="add what is known of the symbols to assume, or compare smaller parts",
             ) from None
     if found is not None:
@@ -201,7 +201,7 @@ def _load_solver() -> Any:
     return solver
 
 
-# What is claimed
+# Claims
 
 
 def _build_claim(before: Symbolic, after: Symbolic, assume: Iterable[Symbolic] | Symbolic) -> Claim:
@@ -278,7 +278,7 @@ def _states_range(cond: Term, symbol: Term) -> bool:
     return bool(bound.value < least)
 
 
-# What is said
+# Error messages
 
 
 def _refutation_error(
@@ -290,9 +290,10 @@ def _refutation_error(
         outcome = f"is undefined ({found.problem})"
     else:
         outcome = f"is {_format_number(found.after)}"
+    value = _format_number(found.before)
     return errors.ValidationError(
         f"{new} does not always equal {old}",
-        where=f"{place or 'any values'}: {old} is {_format_number(found.before)}, and {new} {outcome}",
+        where=f"{place or 'any values'}: {old} is {value}, and {new} {outcome}",
         counterexample={name: _to_python_number(value) for name, value in found.values.items()},
     )
 

@@ -1,1 +1,1 @@
-"""Lowers numerical algorithms that ONNX has no operators for."""
+"""Lowerings by numerical algorithms, where ONNX has no operator."""

@@ -1,7 +1,7 @@
 """Lowers Bessel functions, modified ones, and the Airy function.
 
 They are computed in float64 with polynomials that are fitted to torch's own functions (see
-`fitted`), in the ranges that torch divides them into. The angle of what oscillates is rounded as
+`chebyshev`), in the ranges that torch divides them into. The angle of what oscillates is rounded as
 torch rounds it: of a large float32 that is most of the result.
 """
 

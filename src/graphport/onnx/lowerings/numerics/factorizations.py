@@ -1,4 +1,9 @@
-"""Lowers LU, Cholesky, linear and triangular solves, and the matrix exponential."""
+"""Lowers LU, Cholesky and QR, linear and triangular solves, and least squares.
+
+ONNX has none of them. Each is a Loop over columns or rows, on whole batches: LU with the pivots
+that LAPACK chooses, Cholesky, reflections, and what is solved by substitution. What is singular
+gives infinite or undefined numbers, where eager may raise an error.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +20,10 @@ from graphport.onnx.lowerings.control import close_subgraph, open_subgraph
 from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.onnx.lowerings.reduce import reduce_extreme
 from graphport.symbolic import ge, min_
+
+aten = torch.ops.aten
+
+# Loops over the columns and rows of matrices
 
 
 def emit_counted_loop(
@@ -103,15 +112,6 @@ def solve_triangular(b: Builder, a: Value, right: Value, upper: bool, unit: bool
 
     (x,) = emit_counted_loop(b, n, [b.expand(b.scalar(0.0, right.dtype), right.shape or ())], step)
     return x
-
-
-# Factorisations and what is solved with them, as the textbooks have them.
-#
-# ONNX has none. Each is a Loop over columns or rows, on whole batches: LU with the pivots that
-# LAPACK chooses, Cholesky, and what is solved by substitution. What is singular gives infinite or
-# undefined numbers, where eager may raise an error.
-
-aten = torch.ops.aten
 
 
 # LU
@@ -379,7 +379,7 @@ def cholesky_inverse(b: Builder, self: Value, upper: bool) -> Value:
     return cholesky_solve(b, emit_identity(b, batch, n, self.dtype), self, upper)
 
 
-# Reflections, as LAPACK has them: QR, the products of reflections, least squares.
+# Householder reflections, as LAPACK has them: QR, products of reflections, least squares.
 #
 # A reflection is I - tau * v @ v.T, with a v that has 0 before its own row and 1 in it: below the
 # diagonal of a matrix there is room for the rest of all of them.

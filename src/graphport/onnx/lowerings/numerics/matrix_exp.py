@@ -1,4 +1,4 @@
-"""The exponential of matrices, as torch computes it.
+"""Lowers the matrix exponential, as torch computes it.
 
 A matrix is halved until it is small, a Taylor polynomial of degree 18 gives its exponential, and
 that is squared as often as the matrix was halved. Torch has polynomials of lower degrees for what
