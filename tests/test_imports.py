@@ -36,7 +36,7 @@ APART = {"onnx": "fx", "fx": "onnx"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
 UPWARDS = {
     ("program/exported.py", "capture"): "`run_decompositions` captures again what it rewrites",
-    ("onnx/export.py", "report"): "`report=` writes a report of what was exported",
+    ("onnx/exporter.py", "report"): "`report=` writes a report of what was exported",
 }
 """Arrows that point up, within functions, with their reasons."""
 
@@ -52,7 +52,7 @@ BANNED = (
 )
 MAY_USE_BANNED = {
     "program/torch_interop/": "converts to and from torch.export.ExportedProgram",
-    "onnx/export.py": "answers torch.onnx.is_in_onnx_export(), which models branch on",
+    "onnx/exporter.py": "answers torch.onnx.is_in_onnx_export(), which models branch on",
     "runtime/torch_compile.py": "registers with torch.compile and AOTAutograd",
     "tensors/concrete.py": "reads a FakeTensor that a user passes in",
 }

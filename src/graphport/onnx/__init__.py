@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from graphport.onnx import lowerings  # noqa: F401  registers them
-from graphport.onnx.export import export
+from graphport.onnx.exporter import export
 from graphport.onnx.lower.registry import LOWERINGS, find_operator, lower
 from graphport.onnx.options import ExportOptions
 from graphport.onnx.program import ONNXProgram

@@ -119,7 +119,7 @@ class ONNXProgram:
 
     def optimize(self) -> None:
         """Do what an export with `optimize=False` leaves out: patterns become single operators."""
-        from graphport.onnx.export import lower_program
+        from graphport.onnx.exporter import lower_program
 
         if self.options.optimize:
             return

@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from graphport.errors import ExportError, SessionError
-from graphport.onnx.export import decompose_to_known, read_custom_lowerings
+from graphport.onnx.exporter import decompose_to_known, read_custom_lowerings
 from graphport.onnx.target.session import Session, forkable_lock
 from graphport.onnx.write.weights import inline_weights
 from graphport.program import ExportedProgram, InputChecks

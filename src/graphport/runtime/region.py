@@ -26,7 +26,7 @@ from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.interface import Interface
 from graphport.onnx.emit.ir import Graph, Value
 from graphport.onnx.emit.model import build_model_proto
-from graphport.onnx.export import lower_graph, read_custom_lowerings
+from graphport.onnx.exporter import lower_graph, read_custom_lowerings
 from graphport.onnx.lower.lowerer import choose_opset
 from graphport.onnx.options import ExportOptions
 from graphport.onnx.program import convert_result

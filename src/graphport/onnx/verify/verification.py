@@ -19,7 +19,7 @@ from graphport import source
 from graphport.capture.export import forward_error
 from graphport.capture.soundness.snapshot import Snapshot, list_holders
 from graphport.errors import ExportError, RequirementError
-from graphport.onnx.export import call_for_onnx
+from graphport.onnx.exporter import call_for_onnx
 from graphport.onnx.options import VerifyOptions
 from graphport.onnx.program import convert_like, convert_result
 from graphport.onnx.verify import samples
