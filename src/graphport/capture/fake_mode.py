@@ -70,7 +70,7 @@ def fake_mode() -> Iterator[None]:
             with mode:
                 yield
         except BaseException:
-            # torch's initialisers switch them off, and do not on again if interrupted as they begin.
+            # Interrupted as they begin, torch's initialisers leave them switched off.
             torch.set_grad_enabled(gradients)
             raise
         finally:
