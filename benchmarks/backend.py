@@ -43,7 +43,7 @@ def make(contender: str, case: Any, threads: int) -> Run:
         fast = torch.compile(case.model)
         return lambda: fast(*case.args, **case.kwargs)
     if contender == OURS:
-        from graphport.ort import OrtBackend
+        from graphport.runtime import OrtBackend
 
         backend = OrtBackend({"ort_session_options": session_options(threads)})
         compiled = torch.compile(case.model, backend=backend)
@@ -62,13 +62,13 @@ def session_options(threads: int) -> Any:
 def bare(case: Any, inputs: list[torch.Tensor], threads: int) -> Run:
     """A session of the exported model, its inputs bound once."""
     import graphport as gp
-    from graphport.onnx.runtime import Session, ort_value
+    from graphport.onnx.target.session import Session, to_ort_value
 
     program = gp.onnx.export(case.model, case.args, case.kwargs, target="ort")
     made = Session(program.skeleton, program.tensors, session_options(threads))
     binding = made.session.io_binding()
     for name, t in zip(made.inputs, inputs, strict=True):
-        binding.bind_ortvalue_input(name, ort_value(t))
+        binding.bind_ortvalue_input(name, to_ort_value(t))
     for name in made.outputs:
         binding.bind_output(name)
     return lambda: made.session.run_with_iobinding(binding)
@@ -109,7 +109,7 @@ def _case(model: str, threads: int, quick: bool = False) -> Any:
 def memory_child(model: str, contender: str) -> dict[str, Any]:
     """Bytes of the process, the model included, and those that compiling and a call have added."""
     case = _case(model, 1)
-    import graphport.ort  # noqa: F401
+    import graphport.runtime  # noqa: F401
 
     torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
     before = resident()

@@ -70,9 +70,9 @@ def row(name: str, options: argparse.Namespace) -> str:
     count = options.micro_batches
     module: Any = program.module()
     if options.runtime == "ort":
-        from graphport.distributed.runtimes import runtime
+        from graphport.partition.pipelines.stage_server import make_stage_runner
 
-        module = runtime("ort", program)
+        module = make_stage_runner("ort", program)
     with (
         gp.partition.launch(program, 1, micro_batches=count, **settings) as one,
         gp.partition.launch(program, 2, micro_batches=count, **settings) as two,

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 import graphport as gp
 from graphport.errors import SerializationError, SpecError
-from graphport.ops.weightless import lacks_data
+from graphport.tensors.lazy import lacks_data
 from tests.helpers import NOT_SAVED, assert_same, clone
 from tests.program.saved import loaded, saved
 

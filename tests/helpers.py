@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 import graphport as gp
 from graphport.errors import SerializationError, SpecError
+from graphport.program.control import PYTHON_KERNELS_IF_EMPTY
 from graphport.program.signature import InputKind
 from graphport.symbolic import Expr, evaluate, symbols
 from graphport.symbolic.bridge import from_torch
@@ -193,6 +194,8 @@ class _MetadataInterpreter(Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(target, HigherOrderOperator):
             args = [self._within(a) if isinstance(a, GraphModule) else a for a in args]
+        # What `.module()` runs in place of operators that take no empty tensor.
+        target = PYTHON_KERNELS_IF_EMPTY.get(target, target)
         return super().call_function(target, tuple(args), kwargs)
 
     def _within(self, module: GraphModule) -> Callable[..., Any]:

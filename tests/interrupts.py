@@ -168,7 +168,7 @@ def process_state() -> dict[str, Any]:
     state["signal handlers"] = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
     state["open files"] = _open_files()
     state["temporary files"] = sorted(os.listdir(tempfile.gettempdir()))
-    state["record"] = process._here.record
+    state["record"] = process._thread_state.record
     state["held patches"] = [p._holders for p in process._PATCHES if p._holders or p._before]
     return state
 

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import graphport as gp
-from graphport.arguments import FLAG, TEXT, integer, made_of, several, takes
+from graphport.arguments import FLAG, TEXT, check_arguments, check_fields, integer, several
 from graphport.errors import ExportError, InputError, InternalError
 from graphport.partition import Device, NodeLatency, PartitionerConfig, PartitionMode
 
@@ -578,7 +578,7 @@ def test_another_argument_that_is_accepted(which: str) -> None:
 
 
 def test_what_is_said() -> None:
-    @takes(times=integer(1), names=several(TEXT), loud=FLAG)
+    @check_arguments(times=integer(1), names=several(TEXT), loud=FLAG)
     def call(times: int, *, names: Any = None, loud: bool = False) -> int:
         """Documented."""
         return times
@@ -605,11 +605,11 @@ def test_what_is_said() -> None:
 
 def test_a_parameter_that_is_not_there() -> None:
     with pytest.raises(TypeError, match="has no parameter other"):
-        takes(other=FLAG)(lambda one: one)
+        check_arguments(other=FLAG)(lambda one: one)
 
 
 def test_records() -> None:
-    @made_of(count=integer(0))
+    @check_fields(count=integer(0))
     class Pair(NamedTuple):
         count: int
         other: Any = None

@@ -13,9 +13,11 @@ import pytest
 import graphport as gp
 from graphport import errors
 from tests import documents
+from tests.test_imports import LAYERS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+SOURCE = ROOT / "src" / "graphport"
 PAGES = [page for page in sorted(DOCS.glob("*.md")) if documents.has_blocks(page)]
 SECTION = re.compile(r"^### (GP\d{3}): (\w+)\n(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#:]*)(?:#([^)\s]*))?\)")
@@ -86,3 +88,22 @@ def test_bench_markers_are_in_place() -> None:
     text = (DOCS / "benchmarks.md").read_text()
     assert text.count("<!-- bench:begin -->") == text.count("<!-- bench:end -->") == 1
     assert text.index("<!-- bench:begin -->") < text.index("<!-- bench:end -->")
+
+
+PATH = re.compile(r"`((?:\w+/)*\w+\.pyi?|(?:\w+/)+)`")
+PLANNED = {"compat/torch.py"}
+"""Places that the map names for what is not there yet."""
+
+
+def test_the_map_names_files_that_exist() -> None:
+    named = set(PATH.findall((ROOT / "CONTRIBUTING.md").read_text()))
+    inner = {f"{path.name}/" for path in SOURCE.glob("*/**/") if path.name != "__pycache__"}
+    missing = {p for p in named - inner if not any((r / p).exists() for r in (ROOT, SOURCE))}
+    assert missing == PLANNED
+
+
+def test_the_map_shows_the_layers() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## The layers")[2]
+    names = (re.split(r" {3,}", line)[0] for line in text.split("```")[1].strip().splitlines())
+    shown = [set(re.findall(r"\w+", line)) for line in names]
+    assert shown == [set(layer.split()) for layer in reversed(LAYERS)]

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import graphport as gp
-from graphport.process import _PATCHES, Patch, contained
+from graphport.process import _PATCHES, Patch, restore_on_exit
 from tests.interrupts import (
     Point,
     difference,
@@ -231,7 +231,7 @@ def test_real_signals() -> None:
 
 
 def test_an_interrupt_that_another_error_covers_up_is_raised() -> None:
-    @contained
+    @restore_on_exit
     def work() -> None:
         try:
             raise KeyboardInterrupt
@@ -243,7 +243,7 @@ def test_an_interrupt_that_another_error_covers_up_is_raised() -> None:
 
 
 def test_an_error_while_an_interrupt_is_handled_is_that_error() -> None:
-    @contained
+    @restore_on_exit
     def work() -> None:
         raise ValueError("as ever")
 

@@ -1,9 +1,9 @@
-"""What public functions take, said beside them and checked before they begin.
+"""Checks the arguments of public functions against declared kinds.
 
-`@takes(timeout=SECONDS)` refuses a call with another kind of timeout, in words that name the
-parameter; `@made_of(...)` does it for the fields of a named tuple or dataclass. A kind is words and
-a test. Classes are named by where they are defined and not imported: an object of a class whose
-module was never loaded cannot exist.
+`@check_arguments(timeout=SECONDS)` refuses a call with another kind of timeout, in words that name
+the parameter; `@check_fields(...)` does it for the fields of a named tuple or dataclass. A kind is
+words and a test. Classes are named by where they are defined and not imported: an object of a class
+whose module was never loaded cannot exist.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Kind(NamedTuple):
         return Kind(f"{self.words} or {other.words}", lambda x: self.accepts(x) or other.accepts(x))
 
 
-def takes(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def check_arguments(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Check arguments by parameter name; one that is left to its default is not looked at."""
 
     def decorate(fn: Callable[P, T]) -> Callable[P, T]:
@@ -50,7 +50,7 @@ def takes(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
                 return fn(*args, **kwargs)
             for name, kind in kinds.items():
                 if name in given:
-                    require(name, given[name], kind)
+                    require_kind(name, given[name], kind)
             return fn(*args, **kwargs)
 
         return call
@@ -58,24 +58,24 @@ def takes(**kinds: Kind) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
-def made_of(**kinds: Kind) -> Callable[[C], C]:
+def check_fields(**kinds: Kind) -> Callable[[C], C]:
     """Check what a named tuple or dataclass is made of."""
 
     def decorate(cls: C) -> C:
         maker = "__new__" if issubclass(cls, tuple) else "__init__"
-        setattr(cls, maker, takes(**kinds)(getattr(cls, maker)))
+        setattr(cls, maker, check_arguments(**kinds)(getattr(cls, maker)))
         return cls
 
     return decorate
 
 
-def require(name: str, value: Any, kind: Kind) -> None:
+def require_kind(name: str, value: Any, kind: Kind) -> None:
     """Refuse a value of another kind."""
     if not kind.accepts(value):
-        raise InputError(f"{name} is {kind.words}, got {shown(value)}")
+        raise InputError(f"{name} is {kind.words}, got {format_value(value)}")
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value in an error: itself if it is short, else what it is."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -116,22 +116,26 @@ def number(least: float) -> Kind:
 
 def several(kind: Kind) -> Kind:
     """A list, tuple or set of one kind; not text, which is a sequence of texts."""
-    return Kind(f"a list or tuple, each of its items {kind.words}", lambda x: _are(x, kind))
+    return Kind(f"a list or tuple, each of its items {kind.words}", lambda x: _is_list_of(x, kind))
 
 
 def mapping(keys: Kind, values: Kind) -> Kind:
     return Kind(
         f"a dict from {keys.words} to {values.words}",
-        lambda x: isinstance(x, Mapping) and _are(list(x), keys) and _are(list(x.values()), values),
+        lambda x: (
+            isinstance(x, Mapping)
+            and _is_list_of(list(x), keys)
+            and _is_list_of(list(x.values()), values)
+        ),
     )
 
 
-def _are(x: Any, kind: Kind) -> bool:
+def _is_list_of(x: Any, kind: Kind) -> bool:
     is_collection = isinstance(x, (Sequence, set, frozenset)) and not isinstance(x, (str, bytes))
     return is_collection and all(map(kind.accepts, x))
 
 
-def _hashes(x: Any) -> bool:
+def _is_hashable(x: Any) -> bool:
     try:
         hash(x)
     except TypeError:
@@ -154,7 +158,7 @@ TEXT = Kind("a str", lambda x: isinstance(x, str))
 PATH = Kind("a path", lambda x: isinstance(x, (str, os.PathLike)))
 FUNCTION = Kind("a function", callable)
 CLASS = Kind("a class", lambda x: isinstance(x, type))
-HASHABLE = Kind("something that can be hashed", lambda x: _hashes(x))
+HASHABLE = Kind("something that can be hashed", lambda x: _is_hashable(x))
 NAMES = several(TEXT)
 ITERABLE = Kind("an iterable", lambda x: isinstance(x, Iterable))
 NUMBER = Kind("a number", lambda x: isinstance(x, (bool, int, float, complex)) and abs(x) < 2**63)

@@ -1,4 +1,4 @@
-"""The errors a user can meet, and how they read.
+"""The exceptions and warnings that graphport raises, and how their messages are rendered.
 
 Every message has three parts: what happened, in the user's words; where, as the user's own file and
 line; what to write instead. The parts are kept apart on the exception (`what`, `where`, `fix`) and
@@ -7,11 +7,11 @@ rendered in one place. Text is built only when an error is raised.
 
 from __future__ import annotations
 
+import html as _html
 import pickle
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
-
-from graphport import escaping
 
 if TYPE_CHECKING:
     from graphport.source import Location
@@ -34,10 +34,10 @@ class ExportError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """For another process: the text and the parts, without what cannot be sent there."""
         kinds = (c for c in type(self).__mro__ if globals().get(c.__name__) is c)
-        parts = {name: value for name, value in vars(self).items() if _sends(value)}
-        return _received, (next(kinds), self.args), parts
+        parts = {name: value for name, value in vars(self).items() if _can_pickle(value)}
+        return _rebuild_error, (next(kinds), self.args), parts
 
-    def located(self, where: Location | None) -> None:
+    def add_location(self, where: Location | None) -> None:
         """Say where it happened, unless that is known."""
         if self.where is None:
             self.where = where
@@ -45,7 +45,7 @@ class ExportError(Exception):
 
     def __str__(self) -> str:
         """As it can be printed: names in it may come from elsewhere."""
-        return escaping.terminal(self.render())
+        return escape_terminal(self.render())
 
     def render(self) -> str:
         lines = [f"{type(self).code} {self.what}"]
@@ -55,12 +55,12 @@ class ExportError(Exception):
         return "\n".join(lines)
 
 
-def _received(kind: type[ExportError], args: tuple[Any, ...]) -> ExportError:
+def _rebuild_error(kind: type[ExportError], args: tuple[Any, ...]) -> ExportError:
     """An error of a class, whatever its initialiser takes."""
     return kind.__new__(kind, *args)
 
 
-def _sends(value: Any) -> bool:
+def _can_pickle(value: Any) -> bool:
     try:
         pickle.dumps(value)
     except Exception:  # noqa: BLE001  whatever an object of the user's raises
@@ -311,3 +311,58 @@ class InternalError(ExportError):
 
     def render(self) -> str:
         return super().render() + "\n  This is a bug in graphport: please report it with the code."
+
+
+# Escapes untrusted text for terminals, Markdown and HTML.
+#
+# Names of modules, keys of inputs and stack traces may come from a file, and hold whatever its
+# author liked. A function per kind of output lets it be read and not act. JSON escapes by itself.
+
+# Control characters but the tab and the end of a line; what changes the direction of writing or is
+# not seen; what ends a line for some readers; halves of characters.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff"
+    "\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_LINE_BREAKS = re.compile("[\t\n]")
+_MARKUP = re.compile(r"(?<=\])(?=[(:])|(?=`)")
+
+
+def escape_terminal(text: str) -> str:
+    r"""Several lines for a terminal.
+
+    >>> print(escape_terminal("\x1b[31mred\x1b[0m\n"), end="")
+    \x1b[31mred\x1b[0m
+    """
+    return _CONTROL.sub(_escape_match, text)
+
+
+def escape_line(text: str) -> str:
+    r"""A part of one line.
+
+    >>> print(escape_line("two\nlines"))
+    two\nlines
+    """
+    return _LINE_BREAKS.sub(_escape_match, escape_terminal(text))
+
+
+def escape_markdown(text: str) -> str:
+    """Text of Markdown: no HTML, no links, no code.
+
+    >>> print(escape_markdown("<script> [here](javascript:x) f32[2]"))
+    &lt;script&gt; [here]\\(javascript:x) f32[2]
+    """
+    return _MARKUP.sub(r"\\", _html.escape(escape_terminal(text), quote=False))
+
+
+def escape_html(text: str) -> str:
+    """Text of HTML, also within the quotes of an attribute.
+
+    >>> escape_html("<b>")
+    '&lt;b&gt;'
+    """
+    return _html.escape(escape_terminal(text))
+
+
+def _escape_match(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -1,15 +1,15 @@
-"""Changes of the process and of the thread, undone on every way out.
+"""Changes of process and thread state that are undone on every exit, interrupts included.
 
 An interrupt is an exception between any two instructions: before the `try` that would undo a
 change, or within the `finally` that does. So nothing here relies on a single one. What is to be
-undone is noted before it is done, in the record of a call that is `contained`; every step of the
-undoing may be repeated; and a contained call undoes what its record says twice, of which the second
-finds nothing to do unless the first was interrupted.
+undone is noted before it is done, in the record of a call decorated with `restore_on_exit`; every
+step of the undoing may be repeated; and such a call undoes what its record says twice, of which the
+second finds nothing to do unless the first was interrupted.
 
-Contexts within such a call (`Patch`, `undone`, and torch's own) undo what they do as ever; the
-record is for what they miss. A context made of a generator that was interrupted as it was entered
-undoes it whenever the traceback is dropped, which is too late: so the frames of an interrupt are
-cleared before the thread is restored, but for the user's.
+Contexts within such a call (`Patch`, `undo_on_exit`, and torch's own) undo what they do as ever;
+the record is for what they miss. A context made of a generator that was interrupted as it was
+entered undoes it whenever the traceback is dropped, which is too late: so the frames of an
+interrupt are cleared before the thread is restored, but for the user's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def contained(fn: Callable[P, T]) -> Callable[P, T]:
+def restore_on_exit(fn: Callable[P, T]) -> Callable[P, T]:
     """A function that leaves the process and the thread as they were, however it ends."""
 
     @functools.wraps(fn)
@@ -40,12 +40,12 @@ def contained(fn: Callable[P, T]) -> Callable[P, T]:
         record = _Record()
         try:
             try:
-                _here.record = record
+                _thread_state.record = record
                 return fn(*args, **kwargs)
             except BaseException as error:
-                if interrupt_behind(error, record.handled) is not None:
+                if find_interrupt(error, record.handled) is not None:
                     _clear_frames(error, record.handled)
-                raise_interrupt_behind(error, record.handled)
+                raise_interrupt(error, record.handled)
                 raise
             finally:
                 record.undo()
@@ -55,24 +55,24 @@ def contained(fn: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def interrupt_behind(
+def find_interrupt(
     error: BaseException | None, handled: BaseException | None
 ) -> BaseException | None:
     """The interrupt that `error` is, or covers up: it came while that was under way.
 
     `handled` is what the caller was handling before anything began.
     """
-    for e in _chain(error, handled):
+    for e in _walk_exceptions(error, handled):
         if not isinstance(e, Exception):
             return e
-        if type(e) is TypeError and _SWALLOWED in str(e):
+        if type(e) is TypeError and _SWALLOWED_INTERRUPT in str(e):
             return KeyboardInterrupt()
     return None
 
 
-def raise_interrupt_behind(error: BaseException, handled: BaseException | None) -> None:
+def raise_interrupt(error: BaseException, handled: BaseException | None) -> None:
     """Raise it, if there is one that `error` covers up."""
-    interrupt = interrupt_behind(error, handled)
+    interrupt = find_interrupt(error, handled)
     try:
         if interrupt is not None and interrupt is not error:
             raise interrupt
@@ -80,11 +80,13 @@ def raise_interrupt_behind(error: BaseException, handled: BaseException | None) 
         del interrupt  # else it would hold this frame, and this frame it
 
 
-_SWALLOWED = 'with error "KeyboardInterrupt'
+_SWALLOWED_INTERRUPT = 'with error "KeyboardInterrupt'
 """What torch makes of one that comes while it asks an argument for its value."""
 
 
-def _chain(error: BaseException | None, handled: BaseException | None) -> Iterator[BaseException]:
+def _walk_exceptions(
+    error: BaseException | None, handled: BaseException | None
+) -> Iterator[BaseException]:
     seen: set[int] = set()
     while error is not None and error is not handled and id(error) not in seen:
         seen.add(id(error))
@@ -94,23 +96,23 @@ def _chain(error: BaseException | None, handled: BaseException | None) -> Iterat
 
 def _clear_frames(error: BaseException, handled: BaseException | None) -> None:
     """Drop what the frames of other packages hold that have ended."""
-    for e in _chain(error, handled):
+    for e in _walk_exceptions(error, handled):
         trace = e.__traceback__
         while trace is not None:
             frame, trace = trace.tb_frame, trace.tb_next
-            if not source.is_the_users(frame.f_code):
+            if not source.is_user_code(frame.f_code):
                 with suppress(RuntimeError):  # it is running
                     frame.clear()
 
 
-class undone:
+class undo_on_exit:
     """While this lasts, something is different, which `undo` undoes; it may be called again."""
 
     def __init__(self, undo: Callable[[], object]) -> None:
         self._undo = undo
 
     def __enter__(self) -> None:
-        record = _here.record
+        record = _thread_state.record
         self._steps: list[Any] = [] if record is None else record.steps
         self._steps.append(self._undo)
 
@@ -123,7 +125,7 @@ class undone:
             self._steps.remove(self._undo)
 
 
-class undone_unless_finished(undone):
+class undo_on_error(undo_on_exit):
     """What is only undone if it does not come to its end."""
 
     def __exit__(self, *error: object) -> None:
@@ -164,10 +166,10 @@ class Patch:
         _PATCHES.append(self)
 
     def __enter__(self) -> None:
-        self.hold(_here.record)
+        self.hold(_thread_state.record)
 
     def __exit__(self, *_: object) -> None:
-        holder = _here.record
+        holder = _thread_state.record
         with self._turn:
             left = self._holders.get(holder, 0) - 1
             if left > 0:
@@ -182,9 +184,9 @@ class Patch:
                 return
             if not self._before:
                 self._instead = list(self._replacements())
-                self._before = [(o, name, _current(o, name)) for o, name, _ in self._instead]
+                self._before = [(o, name, _read_attribute(o, name)) for o, name, _ in self._instead]
             for replacement in self._instead:
-                _put(*replacement)
+                _write_attribute(*replacement)
             self._is_applied = True
 
     def release(self, holder: Any) -> None:
@@ -194,20 +196,20 @@ class Patch:
             if not self._holders:
                 self._is_applied = False
                 for replacement in self._before:
-                    _put(*replacement)
+                    _write_attribute(*replacement)
                 self._before = []
 
 
 _PATCHES: list[Patch] = []
 
 
-def _current(owner: Any, name: str) -> Any:
+def _read_attribute(owner: Any, name: str) -> Any:
     if isinstance(owner, Switch):
         return owner.read()
     return vars(owner).get(name, _ABSENT)  # what a class inherits is not its own
 
 
-def _put(owner: Any, name: str, value: Any) -> None:
+def _write_attribute(owner: Any, name: str, value: Any) -> None:
     if isinstance(owner, Switch):
         owner.write(value)
     elif value is not _ABSENT:
@@ -219,23 +221,23 @@ def _put(owner: Any, name: str, value: Any) -> None:
 # The thread
 
 
-def thread_local(kind: type[threading.local] = threading.local) -> Any:
+def make_thread_local(kind: type[threading.local] = threading.local) -> Any:
     """Attributes of each thread that are as before after a call that is contained."""
     made = kind()
-    _LOCALS.append(made)
+    _THREAD_LOCALS.append(made)
     return made
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     record: _Record | None = None
     """Of the innermost contained call."""
 
 
-_here = _Here()
-_LOCALS: list[threading.local] = [source.running]
+_thread_state = _ThreadState()
+_THREAD_LOCALS: list[threading.local] = [source.running]
 
 # Whatever a guard of torch's may exclude: modes, autograd, autocast.
-_EXCLUDED = [
+_EXCLUDABLE_KEYS = [
     key for name, key in torch._C.DispatchKey.__members__.items()
     if (name.startswith(("Autocast", "Python")) and name != "PythonDispatcher")
     or name in ("ADInplaceOrView", "AutogradFunctionality", "AutogradOther",
@@ -258,8 +260,8 @@ class _Record:
         self.steps: list[Callable[[], object]] = []
         """What undoes the changes that are under way, the last one last."""
         self.handled = sys.exc_info()[1]
-        self._outer = _here.record
-        self._locals = [dict(vars(local)) for local in _LOCALS]
+        self._outer = _thread_state.record
+        self._locals = [dict(vars(local)) for local in _THREAD_LOCALS]
         self._function_modes = _get_current_function_mode_stack()
         self._dispatch_modes = _get_current_dispatch_mode_stack()
         self._mode_flags = {name: getattr(_python_dispatch, name) for name in _MODE_FLAGS}
@@ -277,19 +279,19 @@ class _Record:
             self.steps.pop()
         for patch in _PATCHES:
             patch.release(self)
-        for local, saved in zip(_LOCALS, self._locals, strict=False):
+        for local, saved in zip(_THREAD_LOCALS, self._locals, strict=False):
             if vars(local) != saved:
                 vars(local).clear()
                 vars(local).update(saved)
-        _here.record = self._outer
+        _thread_state.record = self._outer
 
     def _restore_thread(self) -> None:
-        if not _same(_get_current_function_mode_stack(), self._function_modes):
+        if not _is_same_list(_get_current_function_mode_stack(), self._function_modes):
             while torch._C._len_torch_function_stack():
                 torch._C._pop_torch_function_stack()
             for mode in self._function_modes:
                 torch._C._push_on_torch_function_stack(mode)
-        if not _same(_get_current_dispatch_mode_stack(), self._dispatch_modes):
+        if not _is_same_list(_get_current_dispatch_mode_stack(), self._dispatch_modes):
             while torch._C._len_torch_dispatch_stack():
                 torch._C._pop_torch_dispatch_stack(None)
             for mode in self._dispatch_modes:
@@ -298,7 +300,7 @@ class _Record:
                 setattr(_python_dispatch, name, value)
         torch._C._set_torch_function_state(self._function_state)
         if torch._C._dispatch_tls_local_exclude_set() != self._excluded:
-            for key in _EXCLUDED:
+            for key in _EXCLUDABLE_KEYS:
                 torch._C._dispatch_tls_set_dispatch_key_excluded(key, self._excluded.has(key))
         for device, dtype in zip(_DEVICES, self._autocast, strict=True):
             if torch.get_autocast_dtype(device) is not dtype:
@@ -307,5 +309,5 @@ class _Record:
         torch._C._set_grad_enabled(self._grad_mode)
 
 
-def _same(a: list[Any], b: list[Any]) -> bool:
+def _is_same_list(a: list[Any], b: list[Any]) -> bool:
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))

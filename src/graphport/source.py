@@ -1,4 +1,4 @@
-"""Where in the user's code something happened.
+"""Finds the user's file, line and frames, for errors, facts and node metadata.
 
 One module owns this question, because every error, fact and graph node asks it. A frame belongs to
 the user when its file is not part of graphport, of torch, or of the Python standard library's
@@ -61,12 +61,12 @@ class Location:
         return f"{place}{code}" + (f"      ({self.module})" if self.module else "")
 
 
-def is_the_users(code: CodeType) -> bool:
+def is_user_code(code: CodeType) -> bool:
     # By file, not by code object: hashing a code object hashes its bytes.
-    return _is_the_users(code.co_filename)
+    return _is_user_path(code.co_filename)
 
 
-def _is_the_users(file: str) -> bool:
+def _is_user_path(file: str) -> bool:
     known = _is_user_file.get(file)
     if known is None:
         stdlib = file.startswith(_STDLIB) and not any(part in file for part in _SITE)
@@ -100,7 +100,7 @@ class Frames:
         while frame is not None and frame is not stop:
             code = frame.f_code
             mine = known.get(code.co_filename)
-            if mine or (mine is None and is_the_users(code)):
+            if mine or (mine is None and is_user_code(code)):
                 codes.append(code)
                 key.append(id(code))
                 key.append(frame.f_lasti)
@@ -111,19 +111,19 @@ class Frames:
     def __str__(self) -> str:
         """As a traceback prints them, outermost first."""
         files = (code.co_filename for code in reversed(self.codes))
-        return "".join(map(_frame_text, reversed(self.codes), self.key[::-2], files))
+        return "".join(map(_format_frame, reversed(self.codes), self.key[::-2], files))
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _frame_text(code: CodeType, offset: int, file: str) -> str:
+def _format_frame(code: CodeType, offset: int, file: str) -> str:
     """`file` is the code's own: code of another file may be equal to it."""
-    line = line_of(code, offset)
+    line = find_line(code, offset)
     place = f'  File "{file}", line {line}, in {code.co_name}\n'
     text = linecache.getline(file, line).strip()
     return f"{place}    {text}\n" if text else place
 
 
-def line_of(code: CodeType, offset: int) -> int:
+def find_line(code: CodeType, offset: int) -> int:
     """The source line of an instruction offset, as a traceback would print it."""
     for start, end, line in code.co_lines():
         if start <= offset < end and line is not None:
@@ -140,13 +140,13 @@ class _Running(threading.local):
 running = _Running()
 
 
-def here() -> Location | None:
+def locate_user_line() -> Location | None:
     """The user's innermost line that is executing now, in the module that is running."""
     frame: FrameType | None = sys._getframe(1)
     layer: Location | None = None
     while frame is not None and frame.f_code not in boundaries:
         code = frame.f_code
-        if is_the_users(code):
+        if is_user_code(code):
             return Location(code.co_filename, frame.f_lineno, code.co_qualname, running.module)
         if layer is None and _is_layer(code):
             layer = Location(code.co_filename, frame.f_lineno, code.co_qualname, running.module)
@@ -163,21 +163,23 @@ def _is_layer(code: CodeType) -> bool:
     return code.co_name == "forward" and code.co_filename.startswith(_TORCH)
 
 
-def user_frame() -> FrameType | None:
+def find_user_frame() -> FrameType | None:
     """The user's innermost frame that is executing now."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_the_users(frame.f_code):
+    while frame is not None and not is_user_code(frame.f_code):
         frame = None if frame.f_code in boundaries else frame.f_back
     return frame
 
 
-def spot() -> Location | None:
-    """As `here`, with the expression that is being evaluated."""
-    where, frame = here(), user_frame()
-    return where if where is None or frame is None else replace(where, expression=_segment(frame))
+def locate_user_expression() -> Location | None:
+    """As `locate_user_line`, with the expression that is being evaluated."""
+    where, frame = locate_user_line(), find_user_frame()
+    return (
+        where if where is None or frame is None else replace(where, expression=_read_segment(frame))
+    )
 
 
-def _segment(frame: FrameType) -> str:
+def _read_segment(frame: FrameType) -> str:
     """The source text of what a frame is evaluating; empty when it spans lines or is unknown."""
     positions = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
     line, end, start, stop = next(positions, (None,) * 4)
@@ -187,7 +189,7 @@ def _segment(frame: FrameType) -> str:
     return linecache.getline(frame.f_code.co_filename, line).encode()[start:stop].decode()
 
 
-def of_function(fn: Any) -> Location | None:
+def locate_function(fn: Any) -> Location | None:
     """Where a function is defined, if it is written in Python."""
     code = getattr(inspect.unwrap(fn), "__code__", None)
     if code is None:
@@ -195,9 +197,9 @@ def of_function(fn: Any) -> Location | None:
     return Location(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
-def in_assert() -> bool:
+def is_in_assert() -> bool:
     """Whether the user's innermost code that is executing asks for the sake of an `assert`."""
-    frame = user_frame()
+    frame = find_user_frame()
     if frame is None:
         return False
     after = [i for i in dis.get_instructions(frame.f_code) if i.offset >= frame.f_lasti][:3]
@@ -206,13 +208,13 @@ def in_assert() -> bool:
     return bool(jumps) and any(i.opname == "LOAD_ASSERTION_ERROR" for i in after)
 
 
-def of_traceback(error: BaseException, module: str = "") -> Location | None:
+def locate_error(error: BaseException, module: str = "") -> Location | None:
     """The user's innermost line in the traceback of `error`."""
     found = layer = None
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if is_the_users(code):
+        if is_user_code(code):
             found = Location(code.co_filename, trace.tb_lineno, code.co_qualname, module)
         elif _is_layer(code):
             layer = Location(code.co_filename, trace.tb_lineno, code.co_qualname, module)
@@ -220,7 +222,7 @@ def of_traceback(error: BaseException, module: str = "") -> Location | None:
     return found or layer
 
 
-def is_ours(error: BaseException) -> bool:
+def is_raised_by_graphport(error: BaseException) -> bool:
     """Whether it was code of graphport that raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -231,15 +233,15 @@ def is_ours(error: BaseException) -> bool:
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in (.+)')
 
 
-def of_trace(trace: str | None) -> Location | None:
+def locate_stack_trace(trace: str | None) -> Location | None:
     """The innermost line of a `stack_trace` in a node's metadata."""
     found = _FRAME.findall(trace or "")
     return Location(found[-1][0], int(found[-1][1]), found[-1][2]) if found else None
 
 
-def users_part(trace: str) -> str:
+def keep_user_frames(trace: str) -> str:
     """The user's frames of a `stack_trace`; all of it, if there are none."""
     starts = [*(m.start() for m in _FRAME.finditer(trace)), len(trace)]
     frames = [trace[a:b] for a, b in itertools.pairwise(starts)]
-    kept = [f for f in frames if (m := _FRAME.match(f)) and _is_the_users(m.group(1))]
+    kept = [f for f in frames if (m := _FRAME.match(f)) and _is_user_path(m.group(1))]
     return "".join(kept) or trace

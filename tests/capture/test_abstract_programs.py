@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 import graphport as gp
 from examples import huggingface, mobilenet, resnet
-from graphport.ops.weightless import lacks_data
+from graphport.tensors.lazy import lacks_data
 from tests.models import test_vision, zoo
 
 Case = tuple[Callable[[], nn.Module], tuple[Any, ...], dict[str, Any], Any]

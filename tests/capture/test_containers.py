@@ -20,7 +20,7 @@ from transformers.models.voxtral_realtime import modeling_voxtral_realtime as vo
 from transformers.models.xlstm.modeling_xlstm import xLSTMCache
 
 import graphport as gp
-from graphport.program import caches
+from graphport.huggingface import caches
 from tests.helpers import check
 
 Dim = gp.Dim
@@ -150,7 +150,7 @@ CACHES: dict[str, tuple[Any, list[str]]] = {
 def test_taken_apart_and_put_together(name: str) -> None:
     make, paths = CACHES[name]
     cache = make()
-    caches.admit(cache)
+    caches.register_caches(cache)
     found, spec = pytree.tree_flatten_with_path(cache)
     assert [pytree.keystr(keys) for keys, _ in found] == paths
     leaves = [leaf for _, leaf in found]
@@ -167,7 +167,7 @@ def test_in_and_out_of_a_program(name: str) -> None:
     """A program that doubles what is in a cache; saved and captured again, too."""
     make, _ = CACHES[name]
     cache = make()
-    caches.admit(cache)
+    caches.register_caches(cache)
     before = [x.clone() if isinstance(x, torch.Tensor) else x for x in pytree.tree_leaves(cache)]
 
     def double(c: Any, x: torch.Tensor) -> Any:
@@ -400,7 +400,7 @@ def test_a_cache_on_the_meta_device() -> None:
 
 
 def pytree_to(cache: Any, device: str) -> Any:
-    caches.admit(cache)
+    caches.register_caches(cache)
     return pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), cache)
 
 

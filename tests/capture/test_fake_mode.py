@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import graphport as gp
-from graphport.ops.weightless import WeightlessTensor
+from graphport.tensors.lazy import WeightlessTensor
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(3, 4),

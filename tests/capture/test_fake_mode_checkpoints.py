@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, load, nn
 
 import graphport as gp
-from graphport.ops.weightless import WeightlessTensor
+from graphport.tensors.lazy import WeightlessTensor
 
 
 class Model(nn.Module):

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 import graphport as gp
 from graphport import Dim
-from graphport.capture.inputs import bind
-from graphport.capture.spec import Spec
+from graphport.capture.spec.inputs import bind_inputs
+from graphport.capture.spec.symbols import Spec
 from graphport.errors import ConstraintViolationError
 from graphport.symbolic import Scope
 from tests.helpers import check
@@ -286,7 +286,7 @@ def test_ranges_of_dims_and_derived_dims() -> None:
 
 
 def declared(spec: Any, *args: Any) -> Spec:
-    return Spec(bind(doubled, args, None), spec, Scope())
+    return Spec(bind_inputs(doubled, args, None), spec, Scope())
 
 
 def test_what_is_known_of_a_symbol() -> None:

@@ -208,7 +208,7 @@ MALFORMED: dict[str, tuple[Any, Any, str]] = {
         (T,),
         {"x": {0: Dim}},
         "GP110 *args[0].shape[0]: expected a Dim, an int, None, Dim.AUTO, Dim.DYNAMIC or "
-        "Dim.STATIC, got <class 'graphport.capture.dims.Dim'>\n"
+        "Dim.STATIC, got <class 'graphport.symbolic.dims.Dim'>\n"
         "  at   dynamic_shapes['x'][0]",
     ),
     "negative limit": (

@@ -125,7 +125,7 @@ def test_doctor(run: Runner) -> None:
     ],
 )  # fmt: skip
 def test_ranges_of_versions(version: str | None, wanted: str, fits: bool) -> None:
-    assert doctor.satisfied(version, wanted) is fits
+    assert doctor.is_satisfied(version, wanted) is fits
 
 
 def test_doctor_names_what_is_missing(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_a_full_disk_is_not_our_fault(run: Runner, monkeypatch: pytest.MonkeyPat
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("graphport.program.replacing.os.fsync", full)
+    monkeypatch.setattr("graphport.program.atomic_write.os.fsync", full)
     done = run("export", "models.py:build", "-o", "m.onnx")
     assert done.code == 1
     assert done.err == "GP400 a file cannot be written or read: No space left on device\n"

@@ -6,12 +6,14 @@ import pytest
 import torch
 
 import graphport as gp
-from graphport.cli.dynamic import parse, respelled, shapes
+from graphport.cli.capture import parse_dynamic, parse_dynamic_shapes, translate_fixes
 from graphport.errors import UsageError
 
 
 def test_read() -> None:
-    read = parse(["x:0=batch[1..64],-1 = 2*half + 1", "y:3=n[..7]", "steps=k-1", "z:0=auto[2..]"])
+    read = parse_dynamic(
+        ["x:0=batch[1..64],-1 = 2*half + 1", "y:3=n[..7]", "steps=k-1", "z:0=auto[2..]"]
+    )
     seen = {
         (name, axis): (w.factor, w.name, w.offset, w.least, w.most)
         for name, axes in read.items()
@@ -31,7 +33,7 @@ def test_read() -> None:
 )
 def test_unreadable(text: str) -> None:
     with pytest.raises(UsageError, match="dynamic sizes that cannot be read"):
-        parse([text])
+        parse_dynamic([text])
 
 
 def test_specs_follow_the_inputs() -> None:
@@ -40,7 +42,9 @@ def test_specs_follow_the_inputs() -> None:
 
     a, b = torch.zeros(2, 3), torch.zeros(4)
     texts = ["x:0=n[2..8]", "rest.1:0=2*n", "cache.0.key:-1=m", "mask:0=auto", "rest.0:1=dynamic"]
-    spec = shapes(texts, program, (a, a, b), {"cache": [{"key": a, "value": b}], "mask": b})
+    spec = parse_dynamic_shapes(
+        texts, program, (a, a, b), {"cache": [{"key": a, "value": b}], "mask": b}
+    )
     n, m = gp.Dim("n", min=2, max=8), gp.Dim("m")
     assert spec == {
         "x": {0: n},
@@ -66,4 +70,4 @@ def test_specs_follow_the_inputs() -> None:
     ],
 )  # fmt: skip
 def test_fixes_in_the_spelling_of_the_option(fixes: list[str], said: list[str]) -> None:
-    assert respelled(fixes) == said
+    assert translate_fixes(fixes) == said

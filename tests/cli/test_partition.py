@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import graphport as gp
-from graphport.cli.devices import read, size
+from graphport.cli.partition import parse_bytes, read_devices
 from graphport.errors import UsageError
 from tests.cli.helpers import Runner
 
@@ -146,16 +146,19 @@ def test_wrong_commands(run: Runner, program: str) -> None:
 
 
 def test_sizes() -> None:
-    assert size("1 TiB", "", "") == 2**40 and size("0.5 MB", "", "") == 500_000
-    assert size("10 gb/s", "", "") == size(1e10, "", "") == 10**10 and size("7", "", "") == 7
+    assert parse_bytes("1 TiB", "", "") == 2**40 and parse_bytes("0.5 MB", "", "") == 500_000
+    assert (
+        parse_bytes("10 gb/s", "", "") == parse_bytes(1e10, "", "") == 10**10
+        and parse_bytes("7", "", "") == 7
+    )
     for wrong in ("GB", "-1 GB", "1 GBs", True, 1.5, None, "0 kB", "0.0001 kB", -3):
         with pytest.raises(UsageError):
-            size(wrong, "memory", "file")
+            parse_bytes(wrong, "memory", "file")
 
 
 def test_devices_are_numbered(tmp_path: Path) -> None:
     (tmp_path / "d.toml").write_text(DEVICES)
-    fleet = read(tmp_path / "d.toml")
+    fleet = read_devices(tmp_path / "d.toml")
     assert [(d.name, d.logical_id) for d in fleet.devices] == [
         ("big", 0), ("small0", 1), ("small1", 2),
     ]  # fmt: skip

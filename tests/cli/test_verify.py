@@ -10,7 +10,7 @@ import torch
 from onnx import helper, numpy_helper
 
 import graphport as gp
-from graphport.cli.declared import inputs_of_file
+from graphport.cli.inputs import draw_file_inputs
 from tests.cli.helpers import Runner
 
 
@@ -250,7 +250,7 @@ def test_inputs_of_a_file_satisfy_its_conditions(tmp_path: Path) -> None:
     shapes = ({0: gp.Dim("a", min=2)}, {0: gp.Dim("c", min=2)})
     program = gp.onnx.export(cut, (torch.randn(8), torch.randn(3)), dynamic_shapes=shapes)
     program.save(tmp_path / "cut.onnx")
-    drawn = inputs_of_file(tmp_path / "cut.onnx", cut)
+    drawn = draw_file_inputs(tmp_path / "cut.onnx", cut)
     assert 2 * len(drawn["y"]) <= len(drawn["x"])
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 from time import monotonic, sleep
 
 
-def children(name: str = "graphport.distributed.workers", parent: int | None = None) -> list[int]:
+def children(
+    name: str = "graphport.partition.pipelines.worker", parent: int | None = None
+) -> list[int]:
     """Processes with this in their command, of this process or of another; zombies do not count."""
     found = []
     for entry in Path("/proc").iterdir():

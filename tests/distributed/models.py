@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 import graphport as gp
-from graphport.distributed.cutting import Stages, cut
-from graphport.distributed.driving import Batch
-from graphport.distributed.runtimes import runtime
-from graphport.distributed.stages import FRONT, Staged, staged
+from graphport.partition.pipelines.cut import Stages, assign_stages
+from graphport.partition.pipelines.driver import Batch
+from graphport.partition.pipelines.stage_server import make_stage_runner
+from graphport.partition.pipelines.stages import FRONT, StagedProgram, split_into_stages
 from graphport.program import ExportedProgram
-from graphport.program.module import Entrance
+from graphport.program.module import CallGuard
 
 BATCH = {0: gp.Dim("batch", max=64)}
 
@@ -87,13 +87,13 @@ class InOneProcess:
     """A pipeline without processes: what each stage gives is put where it says it sends it."""
 
     def __init__(self, program: ExportedProgram, stages: Stages, name: str = "torch") -> None:
-        places, count = cut(program, stages)
-        self.parts: Staged = staged(program, places, count)
+        places, count = assign_stages(program, stages)
+        self.parts: StagedProgram = split_into_stages(program, places, count)
         for stage in self.parts.stages:
             if stage.program is not None:
                 stage.program.validate()
-        self.runtimes = [runtime(name, stage.program) for stage in self.parts.stages]
-        self.entrance = Entrance(program, check_guards=True)
+        self.runtimes = [make_stage_runner(name, stage.program) for stage in self.parts.stages]
+        self.entrance = CallGuard(program, check_guards=True)
         self.out_spec = program.call_spec.out_spec
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -114,4 +114,4 @@ class InOneProcess:
         found = inbox.pop(FRONT, {})
         assert not inbox
         driver: Any = SimpleNamespace(front=front, out_spec=self.out_spec, stages=())
-        return Batch(driver, leaves, [leaves])._structured(found)
+        return Batch(driver, leaves, [leaves])._build_result(found)

@@ -104,6 +104,15 @@ def test_a_stage_that_cannot_start_is_named() -> None:
 
 @pytest.mark.slow
 def test_an_interrupt_ends_all() -> None:
+    # A process that is started in the background of a script ignores interrupts, and so do its own.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        _interrupt_a_run()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupt_a_run() -> None:
     with launched("hang") as pipe:
         main = threading.main_thread().ident
         assert main is not None

@@ -176,7 +176,7 @@ FAILING = """
 import os, sys, time
 import torch
 import graphport as gp
-from graphport.distributed import runtimes
+from graphport.partition.pipelines import stage_server
 from tests.distributed.models import tied
 
 how, rank = sys.argv[1], int(os.environ["RANK"])
@@ -190,8 +190,8 @@ def failing(program):
     real = torch_runtime(program)
     return run
 
-torch_runtime = runtimes.RUNTIMES["torch"]
-runtimes.RUNTIMES["torch"] = failing
+torch_runtime = stage_server.RUNTIMES["torch"]
+stage_server.RUNTIMES["torch"] = failing
 torch.manual_seed(rank if how == "differ" else 0)
 model, program, inputs = tied()
 args, kwargs = inputs(4)

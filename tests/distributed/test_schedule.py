@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import graphport as gp
-from graphport.distributed.schedule import Split
 from graphport.errors import StageError
+from graphport.partition.pipelines.micro_batches import SplitBatch
 from tests.distributed.models import BATCH, Counting, tied
 
 close = torch.testing.assert_close
 
 
-def in_parts(program: gp.ExportedProgram, split: Split, leaves: list[Any]) -> Any:
+def in_parts(program: gp.ExportedProgram, split: SplitBatch, leaves: list[Any]) -> Any:
     """The program run on each part, the results put together by the names of its outputs."""
     run = program.module()
     names = [spec.arg.name for spec in program.graph_signature.output_specs]
@@ -39,7 +39,7 @@ def test_parts_give_the_whole(batch: int, count: int) -> None:
     model, program, inputs = tied()
     args, kwargs = inputs(batch)
     leaves = pytree.tree_leaves((args, kwargs))
-    split = Split(program, count, None)
+    split = SplitBatch(program, count, None)
     sizes = [part[0].shape[0] for part in split.split(leaves)]
     assert sizes == [t.shape[0] for t in leaves[0].tensor_split(max(1, min(count, batch)))]
     assert all(part[1] is leaves[1] for part in split.split(leaves))
@@ -61,7 +61,7 @@ def test_the_batch_may_be_any_dim() -> None:
     shapes = {"x": {0: length, 1: batch}, "pairs": {0: 2 * batch}, "scale": None}
     program = gp.export(Sequence(), inputs, dynamic_shapes=shapes)
     leaves = [torch.randn(2, 7, 3), torch.randn(14, 3), 2.0]
-    split = Split(program, 3, "batch")
+    split = SplitBatch(program, 3, "batch")
     assert [(p[0].shape[1], p[1].shape[0]) for p in split.split(leaves)] == [(3, 6), (2, 4), (2, 4)]
     close(in_parts(program, split, leaves), Sequence()(*leaves))
 
@@ -79,7 +79,7 @@ def refused(fn: Any, *shapes: Any) -> str:
     inputs = tuple(torch.randn(shape) for shape in shapes or ((4, 3),))
     program = gp.export(Model(), inputs, dynamic_shapes=(tuple(BATCH for _ in inputs),))
     with pytest.raises(StageError) as error:
-        Split(program, 2, None)
+        SplitBatch(program, 2, None)
     assert "micro_batches=1" in str(error.value)
     return str(error.value)
 
@@ -183,7 +183,7 @@ def test_items_that_stay_apart(fn: Any) -> None:
     program = gp.export(Model(), (torch.randn(4, 3),), dynamic_shapes=({0: gp.Dim("batch")},))
     x = torch.randn(7, 3)
     parts = [program.module()(part) for part in x.split(3)]
-    Split(program, 3, None)
+    SplitBatch(program, 3, None)
     torch.testing.assert_close(torch.cat(parts), fn(x))
 
 
@@ -201,27 +201,27 @@ def test_items_may_pick_their_own() -> None:
     inputs = (torch.randn(4, 3), torch.tensor([0, 1, 2, 1]))
     program = gp.export(Picking(), inputs, dynamic_shapes=(BATCH, BATCH))
     leaves = [torch.randn(5, 3), torch.tensor([0, 1, 2, 1, 0])]
-    close(in_parts(program, Split(program, 3, None), leaves), Picking()(*leaves))
+    close(in_parts(program, SplitBatch(program, 3, None), leaves), Picking()(*leaves))
 
 
 def test_state_that_changes_is_refused() -> None:
     program = gp.export(Counting(), (torch.randn(3, 4),), dynamic_shapes=(BATCH,))
     with pytest.raises(StageError, match="changes 'calls' in each run"):
-        Split(program, 2, None)
+        SplitBatch(program, 2, None)
 
 
 def test_a_static_batch_is_refused() -> None:
     program = gp.export(nn.Linear(3, 3), (torch.randn(4, 3),))
     with pytest.raises(StageError, match="no input of the program has a dynamic first dim"):
-        Split(program, 2, None)
+        SplitBatch(program, 2, None)
     with pytest.raises(StageError, match="no input of the program has a dim 'rows'"):
-        Split(program, 2, "rows")
+        SplitBatch(program, 2, "rows")
 
 
 def test_a_part_that_the_program_does_not_take_is_refused() -> None:
     shapes = ({0: gp.Dim("batch", min=2)},)
     program = gp.export(nn.ReLU(), (torch.randn(4, 3),), dynamic_shapes=shapes)
-    split = Split(program, 2, None)
+    split = SplitBatch(program, 2, None)
     assert len(split.split([torch.randn(4, 3)])) == 2
     with pytest.raises(StageError, match="a batch of 3 in 2 micro-batches has one of 1"):
         split.split([torch.randn(3, 3)])
@@ -234,4 +234,4 @@ def test_an_input_that_is_changed_is_split_too() -> None:
             return x + 1
 
     program = gp.export(Doubled(), (torch.randn(4, 3),), dynamic_shapes=(BATCH,))
-    assert len(Split(program, 2, None).split([torch.randn(5, 3)])) == 2
+    assert len(SplitBatch(program, 2, None).split([torch.randn(5, 3)])) == 2

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import graphport as gp
-from graphport.distributed.cutting import cut
-from graphport.distributed.stages import staged
 from graphport.errors import StageError
+from graphport.partition.pipelines.cut import assign_stages
+from graphport.partition.pipelines.stages import split_into_stages
 from tests.distributed.models import BATCH, Counting, InOneProcess, calls, tied
 
 close = torch.testing.assert_close
@@ -69,7 +69,7 @@ def test_state_goes_on_from_run_to_run(name: str, stages: int) -> None:
 
 def test_state_lives_in_a_stage_if_only_that_uses_it() -> None:
     program = gp.export(Counting(), (torch.randn(3, 4),))
-    parts = staged(program, *cut(program, ["b"]))
+    parts = split_into_stages(program, *assign_stages(program, ["b"]))
     assert list(parts.front.state) == ["b_mean"]
     changed = [s.program.graph_signature.buffers_to_mutate for s in parts.stages if s.program]
     assert [list(c.values()) for c in changed] == [["calls"], []]
@@ -77,7 +77,7 @@ def test_state_lives_in_a_stage_if_only_that_uses_it() -> None:
 
 def test_a_stage_has_its_own_weights_only() -> None:
     _, program, _ = tied()
-    parts = staged(program, *cut(program, ["layers.1", "layers.2"]))
+    parts = split_into_stages(program, *assign_stages(program, ["layers.1", "layers.2"]))
     names = [set(s.program.state_dict) for s in parts.stages if s.program]
     assert {n.split(".")[1] for n in names[1]} == {"1"}
     assert "tokens.weight" in names[0] and "tokens.weight" in names[2]
@@ -86,7 +86,7 @@ def test_a_stage_has_its_own_weights_only() -> None:
 
 def test_a_stage_can_be_saved_and_loaded() -> None:
     _, program, _ = tied()
-    for stage in staged(program, *cut(program, 3)).stages:
+    for stage in split_into_stages(program, *assign_stages(program, 3)).stages:
         file = io.BytesIO()
         assert stage.program is not None
         gp.save(stage.program, file)
@@ -194,41 +194,41 @@ def test_control_flow(stages: int) -> None:
 def test_cuts_that_cannot_be(stages: object, said: str) -> None:
     program = gp.export(nn.Linear(2, 2), (torch.ones(1, 2),))
     with pytest.raises(StageError, match=said):
-        cut(program, stages)  # type: ignore[arg-type]
+        assign_stages(program, stages)  # type: ignore[arg-type]
 
 
 def test_values_only_go_to_later_stages() -> None:
     program = gp.export(nn.Sequential(nn.ReLU(), nn.Tanh()), (torch.ones(2),))
     with pytest.raises(StageError, match="tanh is in stage 0, but takes relu of stage 1"):
-        cut(program, lambda n: int(n.name == "relu"))
+        assign_stages(program, lambda n: int(n.name == "relu"))
 
 
 def test_the_first_stage_may_be_named_too() -> None:
     _, program, _ = tied()
     first = calls(program)[0].name
-    assert cut(program, [first])[1] == cut(program, [])[1] == 1
-    assert cut(program, [first, "layers.1"]) == cut(program, ["layers.1"])
+    assert assign_stages(program, [first])[1] == assign_stages(program, [])[1] == 1
+    assert assign_stages(program, [first, "layers.1"]) == assign_stages(program, ["layers.1"])
 
 
 def test_stages_that_begin_in_the_wrong_order() -> None:
     _, program, _ = tied()
     with pytest.raises(StageError, match=r"begins with 'layers.1' comes before"):
-        cut(program, ["layers.2", "layers.1"])
+        assign_stages(program, ["layers.2", "layers.1"])
 
 
 def test_only_functional_programs_are_cut() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(StageError, match="runs an ExportedProgram, got Linear"):
-        cut(model, 2)  # type: ignore[arg-type]
+        assign_stages(model, 2)  # type: ignore[arg-type]
     training = gp.export(model, (torch.ones(1, 2),), training=True)
     with pytest.raises(StageError, match="cannot be cut"):
-        cut(training, 1)
+        assign_stages(training, 1)
 
 
 def test_stages_cost_about_the_same() -> None:
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
     program = gp.export(model, (torch.ones(4, 64),))
-    places, count = cut(program, 4)
+    places, count = assign_stages(program, 4)
     assert count == 4
     assert list(places.values()) == [0, 0, 1, 1, 2, 2, 3, 3]
 
@@ -245,7 +245,7 @@ def test_what_a_partitioner_has_found_is_a_cut() -> None:
     close(InOneProcess(program, found)(*args, **kwargs), model(*args, **kwargs))
     other = gp.export(nn.ReLU(), (torch.ones(2),))
     with pytest.raises(StageError, match="no partition has relu"):
-        cut(other, found)
+        assign_stages(other, found)
 
 
 def test_several_values_at_once_cross_one_by_one() -> None:

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from graphport.distributed.meeting import Meeting
-from graphport.distributed.sockets import Sockets
-from graphport.distributed.wire import Channel, Message
 from graphport.errors import UnsupportedError
+from graphport.partition.pipelines.rendezvous import Rendezvous
+from graphport.partition.pipelines.sockets import SocketGroup
+from graphport.partition.pipelines.wire import Channel, Message
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.bool,
@@ -32,7 +32,7 @@ def ends(request: pytest.FixtureRequest) -> tuple[Channel, Channel]:
 @pytest.fixture(scope="module")
 def sockets() -> Iterator[tuple[Channel, Channel]]:
     one, other = socket.socketpair()
-    channels = Channel(Sockets({1: one}), 0), Channel(Sockets({0: other}), 1)
+    channels = Channel(SocketGroup({1: one}), 0), Channel(SocketGroup({0: other}), 1)
     yield channels
     for channel in channels:
         channel.group.close()
@@ -46,7 +46,7 @@ def gloo() -> tuple[Channel, Channel]:
     found: dict[int, Channel] = {}
 
     def connect(rank: int) -> None:
-        found[rank] = Meeting(stores[rank], rank, 2).connected()
+        found[rank] = Rendezvous(stores[rank], rank, 2).connect_ranks()
 
     own = socket.if_nameindex()[0][1]  # lo, whatever the name of this machine means
     threads = [threading.Thread(target=connect, args=(r,)) for r in range(2)]

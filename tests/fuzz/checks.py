@@ -22,8 +22,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 import graphport as gp
-from graphport.onnx import metadata
-from graphport.onnx.runtime import ort_value, tensor_of
+from graphport.onnx.emit.model import DIMS_KEY
+from graphport.onnx.target.session import to_ort_value, to_tensor
 from tests.fuzz.diagnosis import BEYOND, Diagnosis, overlap
 from tests.fuzz.layouts import ANEW
 from tests.fuzz.program import STATE, Program, Sizes, points
@@ -500,7 +500,7 @@ class File:
             else None
         )
         told = {p.key: p.value for p in program.model_proto.metadata_props}
-        self.ranges = json.loads(told.get(metadata.DIMS, "{}"))
+        self.ranges = json.loads(told.get(DIMS_KEY, "{}"))
         self.declared = {
             i.name: i.shape for i in (self.session.get_inputs() if self.session else [])
         }
@@ -538,14 +538,14 @@ class File:
         """Results, and what the file says that inputs and buffers become."""
         found: dict[str, torch.Tensor] = {}
         if self.session is not None:
-            given = {n: ort_value(t) for n, t in feeds.items()}
+            given = {n: to_ort_value(t) for n, t in feeds.items()}
             names = [o.name for o in self.session.get_outputs()]
             values = self.session.run_with_ort_values(names, given)
-            found = {n: tensor_of(v).clone() for n, v in zip(names, values, strict=True)}
+            found = {n: to_tensor(v).clone() for n, v in zip(names, values, strict=True)}
         interface = self.program.interface
         written = {i: like(args[i], found[name]) for i, name in interface.written.items()}
         flat = [written.get(i, t) for i, t in enumerate(args)]
-        results = pytree.tree_leaves(self.program.structured(found, flat))
+        results = pytree.tree_leaves(self.program.unflatten_outputs(found, flat))
         named = {f"result {i}": value for i, value in enumerate(results)}
         named |= {f"input {i} afterwards": t for i, t in written.items()}
         named |= {interface.weights[n]: found[new] for n, new in interface.state.items()}

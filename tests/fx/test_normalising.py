@@ -26,7 +26,7 @@ import graphport as gp
 from examples import resnet
 from graphport.errors import GraphError, InputError
 from graphport.fx import NormalizeArgs, NormalizeOperators, ShapeProp, normalize_function
-from graphport.fx.schemas import own_names
+from graphport.fx.schemas import restore_schema_names
 
 aten = torch.ops.aten
 
@@ -47,7 +47,7 @@ class Call:
     def run(self, args: Any, kwargs: Any) -> Any:
         torch.manual_seed(0)
         # Some write to them.
-        args, kwargs = tree_map_only(Tensor, own, (args, own_names(self.op, kwargs)))
+        args, kwargs = tree_map_only(Tensor, own, (args, restore_schema_names(self.op, kwargs)))
         return self.op(*args, **kwargs)
 
     def types(self) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.fx import Graph, Node
 
-from graphport.fx.regions import Step, steps
+from graphport.runtime.regions import Step, plan_steps
 
 
 class Case(NamedTuple):
@@ -21,7 +21,7 @@ class Case(NamedTuple):
     last: set[Node]
 
     def steps(self) -> list[Step]:
-        return steps(self.graph, self.taken.__contains__, self.ordered.__contains__, self.last)
+        return plan_steps(self.graph, self.taken.__contains__, self.ordered.__contains__, self.last)
 
 
 def graph_of(rows: list[tuple[int, ...]]) -> tuple[Graph, list[Node]]:
@@ -96,7 +96,7 @@ def test_neighbours_share_a_region(case: Case) -> None:
 def regions(rows: list[tuple[int, ...]], taken: Callable[[int], bool]) -> list[list[int]]:
     graph, calls = graph_of(rows)
     number = {n: i for i, n in enumerate(calls, 1)}
-    found = steps(graph, lambda n: taken(number[n]))
+    found = plan_steps(graph, lambda n: taken(number[n]))
     return [[number[n] for n in s.nodes] for s in found if s.is_region]
 
 

@@ -19,7 +19,7 @@ from torch.fx.passes.split_module import split_module as reference
 import graphport as gp
 from graphport import errors
 from graphport.fx import NormalizeArgs, ShapeProp, split_module
-from graphport.fx.effects import draws
+from graphport.fx.effects import is_random
 
 
 def every(count: int) -> Callable[[Node], int]:
@@ -373,7 +373,7 @@ def test_what_may_draw() -> None:
         graph.call_function(function, (x,))
     for training in (True, False):
         graph.call_function(torch.ops.aten.dropout.default, (x, 0.5, training), name="dropped")
-    found = [n.name for n in graph.nodes if draws(n, layers)]
+    found = [n.name for n in graph.nodes if is_random(n, layers)]
     assert found == [
         "drop", "lstm", "encoder", "own", "graph", "uniform_", "noisy", "rand", "dropout2d",
         "rand_1", "dropped",

@@ -274,7 +274,7 @@ def test_assumptions_that_cannot_hold_prove_nothing():
 
 def test_what_is_not_decided_is_not_true(monkeypatch):
     """Fermat, and functions that are only names."""
-    monkeypatch.setattr("graphport.fx.solver.EFFORT", 100_000)
+    monkeypatch.setattr("graphport.symbolic.validate.solver.EFFORT", 100_000)
     with pytest.raises(UndecidedError, match="z3 gave up"):
         gp.fx.validate("a**3 + b**3 != c**3", True)
     with pytest.raises(UndecidedError, match="only some laws are known"):
@@ -283,9 +283,9 @@ def test_what_is_not_decided_is_not_true(monkeypatch):
 
 def test_without_z3(monkeypatch):
     for name in list(sys.modules):
-        if name.split(".")[0] == "z3" or name == "graphport.fx.solver":
+        if name.split(".")[0] == "z3" or name == "graphport.symbolic.validate.solver":
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(sys.modules["graphport.fx"], "solver", raising=False)
+    monkeypatch.delattr(sys.modules["graphport.symbolic.validate"], "solver", raising=False)
     monkeypatch.setitem(sys.modules, "z3", None)
     with pytest.raises(MissingPackageError, match=r"fix  pip install graphport\[z3\]") as caught:
         gp.fx.validate("a", "a")

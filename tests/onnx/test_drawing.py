@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import graphport as gp
-from graphport.onnx.drawing import Need, draw, repeat
-from graphport.onnx.samples import Samples
+from graphport.onnx.verify.drawing import Need, draw_like, repeat_example
+from graphport.onnx.verify.samples import Samples
 
 SIZES = [[3, 7], [1, 1], [6, 2], [4, 0], [0, 5], [9, 31]]
 
@@ -93,7 +93,7 @@ def test_what_is_kept(name: str) -> None:
     example, keeps = EXAMPLES[name]
     for seed in range(3):
         for sizes in SIZES:
-            made = draw(example, sizes, seeded(seed), None)
+            made = draw_like(example, sizes, seeded(seed), None)
             assert list(made.shape) == sizes and made.dtype is example.dtype
             assert keeps(made), (sizes, made)
 
@@ -101,33 +101,33 @@ def test_what_is_kept(name: str) -> None:
 @pytest.mark.parametrize("name", ["floats", "indices", "padding", "scattered", "places"])
 def test_values_are_new(name: str) -> None:
     example, _ = EXAMPLES[name]
-    one, other = (draw(example, [16, 12], seeded(seed), None) for seed in range(2))
+    one, other = (draw_like(example, [16, 12], seeded(seed), None) for seed in range(2))
     assert not torch.equal(one, other)
-    assert not torch.equal(one, repeat(example, [16, 12]))
+    assert not torch.equal(one, repeat_example(example, [16, 12]))
 
 
 def test_matrices() -> None:
     root = torch.randn(4, 4)
-    positive = draw(root @ root.T + torch.eye(4), [7, 7], seeded(), None)
+    positive = draw_like(root @ root.T + torch.eye(4), [7, 7], seeded(), None)
     assert torch.linalg.cholesky_ex(positive).info == 0
-    lower = draw(torch.randn(4, 4).tril(), [7, 7], seeded(), None)
+    lower = draw_like(torch.randn(4, 4).tril(), [7, 7], seeded(), None)
     assert torch.equal(lower, lower.tril()) and bool(lower.diagonal().abs().min() > 0.01)
 
 
 def test_what_is_needed() -> None:
     example = torch.tensor([0, 3, 5, 9])
     offsets = Need(0, 4, varies=True, ascending=True, first=0)
-    made = draw(example, [6], seeded(), offsets)
+    made = draw_like(example, [6], seeded(), offsets)
     assert is_sorted(made) and made[0] == 0 and made.max() <= 4
-    lengths = draw(torch.tensor([2, 2, 3]), [5], seeded(), Need(total=11))
+    lengths = draw_like(torch.tensor([2, 2, 3]), [5], seeded(), Need(total=11))
     assert lengths.sum() == 11 and bool((lengths >= 0).all())
-    few = draw(torch.arange(9), [20], seeded(), Need(0, 8))
+    few = draw_like(torch.arange(9), [20], seeded(), Need(0, 8))
     assert few.max() <= 8 and few.min() >= 0
 
 
 def test_writes_go_to_different_places() -> None:
     index = torch.stack([torch.randperm(9)[:3] for _ in range(4)])
-    made = draw(index, [8, 5], seeded(), Need(0, 8))
+    made = draw_like(index, [8, 5], seeded(), Need(0, 8))
     assert bool((made.sort(-1).values.diff(dim=-1) > 0).all())
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import graphport as gp
 from graphport.errors import InputError, MissingLoweringError, UnsupportedError
-from graphport.onnx import opsets
+from graphport.onnx.target import kernels
 from tests.onnx.helpers import check_onnx
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,7 +148,7 @@ def test_opsets(opset: int) -> None:
 
 
 def test_the_default_opset() -> None:
-    assert gp.onnx.export(Model(), (x,)).opset == opsets.default() >= 23
+    assert gp.onnx.export(Model(), (x,)).opset == kernels.default_opset() >= 23
 
 
 @pytest.mark.parametrize("opset", [17, 27, 0, "23", True])

@@ -14,7 +14,7 @@ from torch import nn
 
 import graphport as gp
 from graphport.errors import NoDataError
-from graphport.onnx.runtime import ort_value, tensor_of
+from graphport.onnx.target.session import to_ort_value, to_tensor
 from tests.onnx.helpers import check_onnx
 
 batch = gp.Dim("batch")
@@ -38,9 +38,9 @@ def values(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
 @pytest.mark.parametrize("sizes", [(2, 3), (), (0, 3)], ids=str)
 def test_tensors_are_handed_over_as_they_are(dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
     t = values(dtype, *sizes)
-    value = ort_value(t)
+    value = to_ort_value(t)
     assert value.data_ptr() == t.data_ptr() and tuple(value.shape()) == sizes
-    back = tensor_of(value)
+    back = to_tensor(value)
     assert back.dtype is dtype and back.data_ptr() == t.data_ptr()
     assert torch.equal(back, t)
 
@@ -49,27 +49,27 @@ def test_tensors_are_handed_over_as_they_are(dtype: torch.dtype, sizes: tuple[in
 @pytest.mark.parametrize("sizes", [(2, 3), (), (0, 3)], ids=str)
 def test_eight_bit_floats(dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
     t = values(dtype, *sizes)
-    value = ort_value(t)
+    value = to_ort_value(t)
     if t.numel():
         assert value.data_ptr() == t.data_ptr()
-    back = tensor_of(value)
+    back = to_tensor(value)
     assert back.dtype is dtype and back.shape == t.shape
     assert torch.equal(back.view(torch.uint8), t.view(torch.uint8))
 
 
 def test_eight_bit_floats_outlive_the_tensor() -> None:
-    value = ort_value(torch.full((4096,), 3.0).to(torch.float8_e4m3fn))
+    value = to_ort_value(torch.full((4096,), 3.0).to(torch.float8_e4m3fn))
     gc.collect()
     other = torch.zeros(4096, dtype=torch.uint8)
-    assert tensor_of(value).float().eq(3.0).all() and not other.any()
+    assert to_tensor(value).float().eq(3.0).all() and not other.any()
 
 
 def test_eight_bit_floats_out_of_order() -> None:
     """The copy that is in order lives as long as the value within, which is all that runs hold."""
-    value = ort_value(torch.full((64, 4096), 3.0).to(torch.float8_e4m3fn).t())._ortvalue
+    value = to_ort_value(torch.full((64, 4096), 3.0).to(torch.float8_e4m3fn).t())._ortvalue
     gc.collect()
     others = [torch.zeros(64 * 4096, dtype=torch.uint8) for _ in range(4)]
-    assert tensor_of(ort.OrtValue(value)).float().eq(3.0).all() and not others[0].any()
+    assert to_tensor(ort.OrtValue(value)).float().eq(3.0).all() and not others[0].any()
 
 
 def test_eight_bit_floats_through_a_model() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import graphport as gp
-from graphport.onnx.metadata import CONDITIONS, DIMS
+from graphport.onnx.emit.model import CONDITIONS_KEY, DIMS_KEY
 
 X = torch.arange(24.0).reshape(3, 8)
 
@@ -74,7 +74,7 @@ def test_an_end_that_was_left_open(dim: Any) -> None:
     assert len(w) == 1 and w[0].filename == __file__
     (limits,) = program.exported_program.range_constraints.values()
     assert limits.lower == 2
-    ((low, _),) = read_metadata(program, DIMS).values()
+    ((low, _),) = read_metadata(program, DIMS_KEY).values()
     assert low == 2
     with pytest.raises(RuntimeError, match="2"):
         program(X[:1])
@@ -87,8 +87,8 @@ def test_a_size_in_the_middle() -> None:
     b = gp.Dim("b", min=1, max=64)
     with pytest.warns(gp.errors.SizeWarning, match="right only where b != 4"):
         program = gp.onnx.export(branch_on(4), (X,), dynamic_shapes=({0: b},))
-    assert read_metadata(program, DIMS) == {"b": [1, 64]}
-    assert read_metadata(program, CONDITIONS) == ["b != 4"]
+    assert read_metadata(program, DIMS_KEY) == {"b": [1, 64]}
+    assert read_metadata(program, CONDITIONS_KEY) == ["b != 4"]
     for n in (1, 3, 5):
         assert torch.equal(run_bare(program, torch.ones(n, 8)), torch.full((n, 8), 3.0))
     with pytest.raises(Exception, match="requires b != 4"):
@@ -142,14 +142,14 @@ def test_what_was_captured_before_is_narrowed(tmp_path: Path) -> None:
     for program in (captured, gp.load(tmp_path / "f.gpx")):
         with pytest.warns(gp.errors.SizeWarning, match="narrowed"):
             made = gp.onnx.export(program)
-        assert read_metadata(made, DIMS) == {"b": [2, None]}
+        assert read_metadata(made, DIMS_KEY) == {"b": [2, None]}
 
 
 def test_what_operators_need_narrows_without_a_word() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made = gp.onnx.export(lambda x: x[1:, :-1], (X,), dynamic_shapes=({0: gp.Dim("b")},))
-    assert read_metadata(made, DIMS) == {"b": [1, None]}
+    assert read_metadata(made, DIMS_KEY) == {"b": [1, None]}
     assert [n.op_type for n in made.model_proto.graph.node] == ["Slice"]
     with pytest.warns(gp.errors.SizeWarning, match="narrowed"):
         gp.onnx.export(lambda x: x[1:], (X,), dynamic_shapes=({0: gp.Dim("b", min=0)},))
@@ -160,7 +160,7 @@ def test_a_branch_that_changes_nothing_is_no_condition() -> None:
         return x + (1 + 1 if x.shape[0] == 1 else 2)
 
     made = gp.onnx.export(program, (X,), dynamic_shapes=({0: gp.Dim("b", min=1)},))
-    assert read_metadata(made, CONDITIONS) is None
+    assert read_metadata(made, CONDITIONS_KEY) is None
     assert torch.equal(run_bare(made, X[:1]), X[:1] + 2)
 
 
@@ -213,8 +213,8 @@ def test_what_operators_need_in_the_middle_of_a_range(dim: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made = gp.onnx.export(model, (X,), dynamic_shapes=({0: dim},))
-    ((low, _),) = read_metadata(made, DIMS).values()
-    (condition,) = read_metadata(made, CONDITIONS)
+    ((low, _),) = read_metadata(made, DIMS_KEY).values()
+    (condition,) = read_metadata(made, CONDITIONS_KEY)
     assert low == 0 and condition.endswith("!= 1")
     for n in (0, 2, 3):
         want = copy.deepcopy(model)(X[:n])

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import graphport as gp
-from graphport.onnx import opsets
-from graphport.onnx.builder import Builder
-from graphport.onnx.inference import broadcast
-from graphport.onnx.ir import Value
-from graphport.onnx.model import assign_names, model_proto, prune
-from graphport.onnx.runtime import Session
-from graphport.symbolic import (
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.inference import broadcast_shapes
+from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.model import assign_names, build_model_proto, prune
+from graphport.onnx.target import kernels
+from graphport.onnx.target.session import Session
+from graphport.symbolic import (  # fmt: skip
     Expr,
     Scope,
     abs_,
@@ -47,7 +47,7 @@ from graphport.symbolic import (
     to_float,
     to_int,
     truediv,
-)  # fmt: skip
+)
 
 GRID = [(0, 1, 2), (1, 1, 1), (3, 2, 7), (8, 5, 0), (16, 9, 4), (5, 13, 100)]
 
@@ -60,7 +60,7 @@ class Sums:
         self.n = self.scope.symbol("n", hint=3)
         self.m = self.scope.symbol("m", hint=2, lower=1)
         self.k = self.scope.symbol("k", hint=7)
-        self.b = Builder(self.scope, opsets.default())
+        self.b = Builder(self.scope, kernels.default_opset())
         self.x = Value("x", torch.float32, (self.n, self.m, self.k), self.b.main)
         self.b.main.inputs.append(self.x)
         self.b.sizes.learn(self.x)
@@ -73,7 +73,7 @@ class Sums:
             graph.outputs.append(out)
         prune(graph)
         assign_names(graph)
-        model = model_proto(graph, self.b.opset)
+        model = build_model_proto(graph, self.b.opset)
         tensors = {name: v.tensor for name, v in graph.initializers.items()}
         session = Session(model, tensors)
         return [list(session.run({"x": torch.zeros(s)}).values()) for s in sizes]
@@ -200,7 +200,7 @@ def test_sizes_that_a_tensor_shows_in_a_row_are_one_node() -> None:
 def test_constants_beside_a_size_are_shown_with_it() -> None:
     scope = Scope()
     n = scope.symbol("n", hint=3)
-    b = Builder(scope, opsets.default())
+    b = Builder(scope, kernels.default_opset())
     x = Value("x", torch.float32, (2, n, 5), b.main)
     b.sizes.learn(x)
     b.sizes.vector([2, n, 5])
@@ -214,7 +214,7 @@ def test_constants_beside_a_size_are_shown_with_it() -> None:
 def test_sizes_are_solved_for() -> None:
     scope = Scope()
     n = scope.symbol("n", hint=3)
-    b = Builder(scope, opsets.default())
+    b = Builder(scope, kernels.default_opset())
     x = Value("x", torch.float32, (2 * n + 1,), b.main)
     b.main.inputs.append(x)
     b.sizes.learn(x)
@@ -223,13 +223,13 @@ def test_sizes_are_solved_for() -> None:
     b.main.outputs.append(out)
     assign_names(b.main)
     tensors = {name: v.tensor for name, v in b.main.initializers.items()}
-    session = Session(model_proto(b.main, b.opset), tensors)
+    session = Session(build_model_proto(b.main, b.opset), tensors)
     have = [session.run({"x": torch.zeros(s)})["y"].item() for s in (1, 7, 21)]
     assert have == [0, 3, 10]
 
 
 def test_a_size_that_nothing_shows_is_named() -> None:
-    b = Builder(Scope(), opsets.default())
+    b = Builder(Scope(), kernels.default_opset())
     lost = b.scope.symbol("lost", hint=3)
     with pytest.raises(gp.errors.UnsupportedError, match="no tensor of the program shows"):
         b.sizes.number(lost)
@@ -280,11 +280,11 @@ def test_expanding_says_only_what_is_new() -> None:
 def test_broadcast_sizes() -> None:
     sums = Sums()
     n, m = sums.n, sums.m
-    assert broadcast([(n, 1), (1, m)]) == (n, m)
-    assert broadcast([(n,), (m,)]) == (None,)
-    assert broadcast([(3, n), (4,)]) == (3, 4)
-    assert broadcast([(n, 2), None]) is None
-    assert broadcast([]) == ()
+    assert broadcast_shapes([(n, 1), (1, m)]) == (n, m)
+    assert broadcast_shapes([(n,), (m,)]) == (None,)
+    assert broadcast_shapes([(3, n), (4,)]) == (3, 4)
+    assert broadcast_shapes([(n, 2), None]) is None
+    assert broadcast_shapes([]) == ()
 
 
 def test_sizes_in_between_agree_with_the_standard() -> None:

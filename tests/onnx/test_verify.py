@@ -1,4 +1,4 @@
-"""`ONNXProgram.verify`: sizes, judgement by dtype, reports, the first node that diverges."""
+"""`ONNXProgram.verify`: sizes, comparison by dtype, reports, the first node that diverges."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import graphport as gp
 from graphport.errors import MismatchError, VerificationError
-from graphport.onnx import verification
-from graphport.onnx.judgement import Tolerance, judge
-from graphport.onnx.probing import Probe
-from graphport.onnx.samples import Samples
+from graphport.onnx.verify import verification
+from graphport.onnx.verify.compare import Tolerance, compare_results
+from graphport.onnx.verify.divergence import Probe
+from graphport.onnx.verify.samples import Samples
 from tests.onnx.helpers import check_onnx
 
 batch, length = gp.Dim("batch"), gp.Dim("length")
@@ -310,7 +310,7 @@ def test_a_model_that_is_wrong_at_other_sizes_only() -> None:
     assert not report.ok and output.sizes == {"batch": 4} and output.note
 
 
-# Judgement
+# Comparison
 
 
 @pytest.mark.parametrize(
@@ -332,21 +332,30 @@ def test_a_model_that_is_wrong_at_other_sizes_only() -> None:
     ],
 )
 def test_floats(have: Any, want: Any, dtype: torch.dtype, ok: bool) -> None:
-    found = judge(torch.tensor(have, dtype=dtype), torch.tensor(want, dtype=dtype), close(dtype))
+    found = compare_results(
+        torch.tensor(have, dtype=dtype), torch.tensor(want, dtype=dtype), close(dtype)
+    )
     assert found.ok is ok and (ok or found.note)
 
 
 def test_kinds_and_sizes() -> None:
     one = torch.ones(2)
-    assert judge(one, one.double(), close(torch.float64)).note == "float32 instead of float64"
     assert (
-        judge(one, torch.ones(2, 1), close(torch.float32)).note == "of size [2] instead of [2, 1]"
+        compare_results(one, one.double(), close(torch.float64)).note
+        == "float32 instead of float64"
     )
-    assert judge(one.int(), torch.tensor([1, 3]).int(), close(torch.float32)).note == (
+    assert (
+        compare_results(one, torch.ones(2, 1), close(torch.float32)).note
+        == "of size [2] instead of [2, 1]"
+    )
+    assert compare_results(one.int(), torch.tensor([1, 3]).int(), close(torch.float32)).note == (
         "1 of 2 differ"
     )
-    assert judge(3, 3, close(torch.float32)).ok and not judge(3, 4, close(torch.float32)).ok
-    assert not judge(3, 3.0, close(torch.float32)).ok
+    assert (
+        compare_results(3, 3, close(torch.float32)).ok
+        and not compare_results(3, 4, close(torch.float32)).ok
+    )
+    assert not compare_results(3, 3.0, close(torch.float32)).ok
 
 
 def test_tolerances_that_are_given_are_meant() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphport.ops import promote
-from graphport.ops.abstract import Abstract
+from graphport.tensors.abstract import Abstract
 
 DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,

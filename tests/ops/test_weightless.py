@@ -14,8 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from graphport.errors import NoDataError
-from graphport.ops.sources import FileRegion, Geometry
-from graphport.ops.weightless import WeightlessTensor, lacks_data, referring_to, saved, without_data
+from graphport.tensors.lazy import (
+    WeightlessTensor,
+    drop_data,
+    lacks_data,
+    refer_to_file,
+    refer_to_tensor,
+)
+from graphport.tensors.lazy_source import FileRegion, Geometry
 
 
 def in_file(path: Path, t: Tensor) -> WeightlessTensor:
@@ -23,7 +29,7 @@ def in_file(path: Path, t: Tensor) -> WeightlessTensor:
     path.write_bytes(b"before" + t.contiguous().view(torch.uint8).numpy().tobytes() + b"after")
     nbytes = t.numel() * t.element_size()
     region = FileRegion(path, "w", 6, nbytes, FileRegion.stamp_of(path))
-    return saved(region, Geometry.of(t), torch.device("cpu"))
+    return refer_to_file(region, Geometry.of(t), torch.device("cpu"))
 
 
 def assert_alike(ours: Any, real: Any) -> None:
@@ -67,7 +73,7 @@ def test_results_are_computed_when_they_are_read(name: str, tmp_path: Path) -> N
     real = torch.randn(4, 6)
     want = CALLS[name](real)
     assert_alike(CALLS[name](in_file(tmp_path / "w", real)), want)
-    unknown = CALLS[name](without_data(real))
+    unknown = CALLS[name](drop_data(real))
     for a, b in zip(*((x if isinstance(x, tuple) else (x,)) for x in (unknown, want)), strict=True):
         assert type(a) is WeightlessTensor and Geometry.of(a) == Geometry.of(b)
 
@@ -171,11 +177,11 @@ ASKING: dict[str, Callable[[Tensor], Any]] = {
 @pytest.mark.parametrize("name", ASKING)
 def test_numbers_that_are_not_there_are_an_error(name: str) -> None:
     with pytest.raises(NoDataError, match="takes no memory"):
-        ASKING[name](without_data(torch.ones(2, 3)))
+        ASKING[name](drop_data(torch.ones(2, 3)))
 
 
 def test_drawn_numbers_do_not_make_weights_known() -> None:
-    weight = without_data(torch.ones(2, 3))
+    weight = drop_data(torch.ones(2, 3))
     weight.normal_()
     weight.copy_(torch.empty_like(weight).uniform_())
     assert not weight.has_data
@@ -195,7 +201,7 @@ INITS = [
 
 @pytest.mark.parametrize("number", range(len(INITS)))
 def test_initialisers_run(number: int) -> None:
-    weight = nn.Parameter(without_data(torch.ones(6, 4)))
+    weight = nn.Parameter(drop_data(torch.ones(6, 4)))
     with torch.no_grad():
         INITS[number](weight)
     assert weight.shape == (6, 4) and weight.requires_grad
@@ -263,7 +269,7 @@ def test_only_torchs_own_operators_are_known_not_to_look(tmp_path: Path) -> None
 
 def test_layouts_that_are_dense_but_not_row_by_row(tmp_path: Path) -> None:
     real = torch.randn(1, 3, 4, 4).to(memory_format=torch.channels_last)
-    t = without_data(torch.empty(1, 3, 4, 4).to(memory_format=torch.channels_last))
+    t = drop_data(torch.empty(1, 3, 4, 4).to(memory_format=torch.channels_last))
     t.copy_(real.contiguous())
     assert_alike(t, real)
     t.copy_(in_file(tmp_path / "w", real.contiguous()))
@@ -272,13 +278,13 @@ def test_layouts_that_are_dense_but_not_row_by_row(tmp_path: Path) -> None:
 
 def test_data_and_set_exchange_the_memory(tmp_path: Path) -> None:
     real = torch.randn(4, 6)
-    p = nn.Parameter(without_data(torch.ones(2, 3)))
+    p = nn.Parameter(drop_data(torch.ones(2, 3)))
     p.data = in_file(tmp_path / "w", real)
     assert isinstance(p, nn.Parameter) and p.requires_grad
     assert_alike(p.detach(), real)
     p.data = real.half()
     assert p.dtype is torch.float16 and torch.equal(p.read(), real.half())
-    t = without_data(torch.ones(1))
+    t = drop_data(torch.ones(1))
     t.set_(in_file(tmp_path / "v", real))
     assert_alike(t, real)
 
@@ -295,14 +301,14 @@ def test_copies_share_what_the_originals_shared(tmp_path: Path) -> None:
 
 def test_tensors_of_one_memory_stay_so() -> None:
     real = torch.ones(4)
-    a, b = without_data(real), without_data(real[1:])
+    a, b = drop_data(real), drop_data(real[1:])
     assert a.untyped_storage()._cdata == b.untyped_storage()._cdata
     assert b.storage_offset() == 1
 
 
 def test_a_changed_tensor_is_no_source() -> None:
     given = torch.zeros(1 << 16)
-    t = without_data(torch.ones(1 << 16))
+    t = drop_data(torch.ones(1 << 16))
     t.copy_(given)
     assert torch.equal(t.read(), given)
     given.add_(1)
@@ -313,7 +319,7 @@ def test_a_changed_tensor_is_no_source() -> None:
 def test_a_tensor_of_inference_mode_is_copied() -> None:
     with torch.inference_mode():
         given = torch.zeros(1 << 16)
-        t = without_data(torch.ones(1 << 16))
+        t = drop_data(torch.ones(1 << 16))
         t.copy_(given)
         given.add_(1)
         t.add_(torch.ones(4, 1 << 14).sum(0)[0])
@@ -339,19 +345,19 @@ def test_references_are_streamed(tmp_path: Path) -> None:
         data = b"".join(reference.chunks(limit=7))
         assert data == want.contiguous().numpy().tobytes() and reference.nbytes == len(data)
     assert t.t().reference is None and (t + 1).reference is None
-    assert without_data(real).reference is None
+    assert drop_data(real).reference is None
 
 
 def test_how_it_reads(tmp_path: Path) -> None:
     size = "size=[2], dtype=torch.float32, device=cpu"
-    assert repr(without_data(torch.ones(2))) == f"WeightlessTensor(no data, {size})"
+    assert repr(drop_data(torch.ones(2))) == f"WeightlessTensor(no data, {size})"
     assert repr(in_file(tmp_path / "f", torch.ones(2))) == f"WeightlessTensor(data in f: w, {size})"
-    computed = referring_to(torch.ones(2))
+    computed = refer_to_tensor(torch.ones(2))
     assert repr(computed) == f"WeightlessTensor(data by computation, {size})"
 
 
 def test_which_tensors_lack_data() -> None:
-    assert lacks_data(without_data(torch.ones(2))) and lacks_data(torch.ones(2, device="meta"))
+    assert lacks_data(drop_data(torch.ones(2))) and lacks_data(torch.ones(2, device="meta"))
     assert not lacks_data(torch.ones(2)) and not lacks_data(torch.ones(2).to_sparse())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from graphport.ort import OrtBackend
+from graphport.runtime import OrtBackend
 
 
 def check(

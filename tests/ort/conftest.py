@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from graphport.ort import OrtBackend
+from graphport.runtime import OrtBackend
 
 
 @pytest.fixture(autouse=True)

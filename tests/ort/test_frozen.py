@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphport.ort.frozen import Frozen
+from graphport.runtime.memory import FrozenWeights
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8,
@@ -31,20 +31,20 @@ def flip(t: torch.Tensor) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_unseen_writes(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     weights = [ones(dtype, shape) for _ in range(3)]
-    frozen = Frozen(dict(enumerate(weights)))
-    assert frozen.places == (0, 1, 2) and not frozen.differ(weights)
+    frozen = FrozenWeights(dict(enumerate(weights)))
+    assert frozen.places == (0, 1, 2) and not frozen.has_changed(weights)
     version = weights[1]._version
     flip(weights[1])
-    assert weights[1]._version == version and frozen.differ(weights)
+    assert weights[1]._version == version and frozen.has_changed(weights)
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_one_number_at_the_places_that_are_looked_at(at: int) -> None:
     for dtype in (torch.float64, torch.complex128, torch.float16):
         t = ones(dtype, (9,))
-        frozen = Frozen({0: t})
+        frozen = FrozenWeights({0: t})
         t.data[(0, 4, 8)[at]] *= 2  # of a float64, the exponent alone
-        assert frozen.differ([t])
+        assert frozen.has_changed([t])
 
 
 CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -60,38 +60,38 @@ CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_changes(change: Callable[[torch.Tensor], Any]) -> None:
     t, other = torch.ones(5, 7), torch.ones(3)
-    frozen = Frozen({2: other, 0: t})
+    frozen = FrozenWeights({2: other, 0: t})
     args = [t, "not a weight", other]
-    assert not frozen.differ(args)
+    assert not frozen.has_changed(args)
     change(t)
-    assert frozen.differ(args)
+    assert frozen.has_changed(args)
 
 
 def test_another_tensor() -> None:
     t = torch.ones(3)
-    assert Frozen({0: t}).differ([t.clone()])
-    assert Frozen({0: t}).differ([t.detach()])
+    assert FrozenWeights({0: t}).has_changed([t.clone()])
+    assert FrozenWeights({0: t}).has_changed([t.detach()])
 
 
 def test_layouts() -> None:
     base = torch.arange(60.0).reshape(5, 12)
     for t in (base.t(), base[1:4, 2:7], base[:, ::3], base[2].expand(4, 12), base[3, 4]):
-        frozen = Frozen({0: t})
-        assert not frozen.differ([t])
+        frozen = FrozenWeights({0: t})
+        assert not frozen.has_changed([t])
         base.data.add_(1)
-        assert frozen.differ([t])
+        assert frozen.has_changed([t])
 
 
 def test_nothing_to_look_at() -> None:
     empty = torch.empty(0, 3)
-    assert not Frozen({}).differ([])
-    frozen = Frozen({0: empty, 1: torch.ones(2)})
-    assert frozen.places == (0, 1) and frozen.differ([empty, torch.ones(2)])
-    assert not Frozen({0: empty}).differ([empty])
+    assert not FrozenWeights({}).has_changed([])
+    frozen = FrozenWeights({0: empty, 1: torch.ones(2)})
+    assert frozen.places == (0, 1) and frozen.has_changed([empty, torch.ones(2)])
+    assert not FrozenWeights({0: empty}).has_changed([empty])
 
 
 def test_what_cannot_be_watched_is_left_out() -> None:
     with torch.inference_mode():
         inference = torch.ones(2)
     sparse = torch.eye(3).to_sparse()
-    assert Frozen({0: inference, 1: sparse, 2: torch.ones(2, device="meta")}).places == ()
+    assert FrozenWeights({0: inference, 1: sparse, 2: torch.ones(2, device="meta")}).places == ()

@@ -15,7 +15,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import graphport as gp
 from graphport.errors import SessionError
-from graphport.ort import OrtBackend, OrtBackendOptions
+from graphport.runtime import OrtBackend, OrtBackendOptions
 from tests.ort.comparing import check, counts, operators, same
 
 SIZES = (2, 4, 6)
@@ -376,7 +376,7 @@ def test_what_runs_where():
 
 
 def test_the_log_tells_what_fell_back(caplog):
-    with caplog.at_level(logging.INFO, logger="graphport.ort"):
+    with caplog.at_level(logging.INFO, logger="graphport.runtime"):
         check(with_custom, *rows(2))
     assert any("test_ort.twice.default: no ONNX lowering" in m for m in caplog.messages)
 
@@ -519,7 +519,7 @@ def test_room_for_results_is_made_by_torch(dynamic):
     backend = check(f, *calls, dynamic=dynamic)
     assert backend.execution_count == 4
     modules = [m for c in backend.compiled.values() for m in c.run.__self__.modules()]
-    regions = [m for m in modules if hasattr(m, "rooms")]
+    regions = [m for m in modules if hasattr(m, "allocators")]
     assert regions
     assert all(region.are_all_known for region in regions)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from graphport.ort import OrtBackend
+from graphport.runtime import OrtBackend
 from tests.ort.comparing import check, same
 
 SIZES = (2, 4, 6)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from examples import huggingface, mobilenet, resnet
-from graphport.ort import OrtBackend
+from graphport.runtime import OrtBackend
 from tests.ort.comparing import counts
 
 CLOSE = {"rtol": 1e-3, "atol": 1e-4}

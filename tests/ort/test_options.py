@@ -13,8 +13,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 import graphport as gp
 from graphport.errors import InputError, UsageError
 from graphport.onnx.options import ExportOptions
-from graphport.ort import OrtBackend, OrtBackendOptions
-from graphport.ort.providers import providers
+from graphport.runtime import OrtBackend, OrtBackendOptions
+from graphport.runtime.options import select_providers
 
 CPU = "CPUExecutionProvider"
 
@@ -143,7 +143,9 @@ INSTALLED = ("CUDAExecutionProvider", "OpenVINOExecutionProvider", CPU)
 
 
 def of(options, *devices, installed=INSTALLED):
-    return providers(OrtBackendOptions.of(options), [torch.device(d) for d in devices], installed)
+    return select_providers(
+        OrtBackendOptions.of(options), [torch.device(d) for d in devices], installed
+    )
 
 
 def test_providers_follow_from_the_devices():
@@ -168,7 +170,7 @@ def test_preferred_providers_come_first_and_default_ones_last():
 def test_a_name_alone_is_a_list_of_one():
     cpu = "CPUExecutionProvider"
     options = OrtBackendOptions(preferred_execution_providers="A", default_execution_providers=cpu)
-    assert providers(options, [], ["A", cpu]) == ["A", cpu]
+    assert select_providers(options, [], ["A", cpu]) == ["A", cpu]
 
 
 ABSENT = "RknpuExecutionProvider"

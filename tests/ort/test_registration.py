@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 
 import torch
 
-from graphport.ort import OrtBackend, torch_compile
+from graphport.runtime import OrtBackend, torch_compile
 
 
 def run(code: str) -> str:
@@ -21,7 +21,7 @@ def run(code: str) -> str:
 
 def test_entry_points_of_the_package():
     found = {e.name: e.value for e in entry_points(group="torch_dynamo_backends")}
-    assert found["graphport"] == found["onnxrt"] == "graphport.ort.torch_compile:backend"
+    assert found["graphport"] == found["onnxrt"] == "graphport.runtime.torch_compile:backend"
 
 
 def test_torch_lists_the_backend_and_finds_it():

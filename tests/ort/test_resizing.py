@@ -6,7 +6,7 @@ import onnx
 import pytest
 import torch
 
-from graphport.ort import OrtBackend
+from graphport.runtime import OrtBackend
 
 ROWS = torch.arange(6.0).reshape(2, 3)
 

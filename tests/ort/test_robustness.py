@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from graphport.errors import SessionError
-from graphport.ort import OrtBackend
+from graphport.runtime import OrtBackend
 from tests.ort.comparing import counts
 
 

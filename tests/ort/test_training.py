@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from graphport.ort import OrtBackend
+from graphport.runtime import OrtBackend
 from tests.ort.comparing import counts, same
 
 CLOSE = {"rtol": 2e-4, "atol": 2e-5}

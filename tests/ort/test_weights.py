@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from graphport.ort import OrtBackend
+from graphport.runtime import OrtBackend
 from tests.ort.comparing import counts, same
 
 

@@ -27,8 +27,8 @@ from graphport.partition import (
     reorganize_partitions,
     simulate,
 )
-from graphport.partition.linking import in_order
-from graphport.partition.spans import Spans
+from graphport.partition.orders import IntervalWeights
+from graphport.partition.place import sort_topologically
 from tests.partition.graphs import (
     MODES,
     assert_sound,
@@ -42,7 +42,7 @@ from tests.partition.graphs import (
 
 def value_of(parts: list[Partition], latencies: dict, rate: float, objective: str) -> float:
     reorganize_partitions(parts)
-    if in_order(parts) is None:
+    if sort_topologically(parts) is None:
         return math.inf
     if objective == "bottleneck":
         return get_bottleneck_of_partitioned_graph(parts, latencies, rate)
@@ -270,7 +270,7 @@ def test_spans(data: st.DataObject) -> None:
         lambda a: st.tuples(st.just(a), st.integers(a + 1, n - 1))
     )
     edges = [(a, b, data.draw(numbers)) for a, b in data.draw(st.lists(ends, max_size=12))]
-    spans = Spans(weights, edges)
+    spans = IntervalWeights(weights, edges)
 
     def weight(i: int, j: int) -> int:
         return sum(weights[i:j]) + sum(w for a, b, w in edges if a < i <= b < j)

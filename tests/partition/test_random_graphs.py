@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import graphport as gp
 from graphport.errors import PartitionError
 from graphport.partition import PartitionMode
-from graphport.partition.simulation import schedule
+from graphport.partition.timeline import schedule_tasks
 from tests.partition.graphs import (
     MODES,
     assert_sound,
@@ -42,7 +42,7 @@ def check(
     assert_sound(result)
     expected, found = gm(example), result.module_with_submodules(example)
     torch.testing.assert_close(found, expected)
-    tasks = schedule(result.partitions, latencies, 30.0, 3)
+    tasks = schedule_tasks(result.partitions, latencies, 30.0, 3)
     assert len(tasks) == 3 * len(result.partitions)
     busy: dict[int, float] = {}
     for task in sorted(tasks, key=lambda task: task.start):

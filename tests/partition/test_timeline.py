@@ -9,8 +9,7 @@ import pytest
 
 import graphport as gp
 from graphport.partition import PartitionMode, PartitionResult, simulate
-from graphport.partition.simulation import schedule
-from graphport.partition.timeline import show_bytes, show_seconds
+from graphport.partition.timeline import format_bytes, format_seconds, schedule_tasks
 from tests.partition.graphs import partitioned, random_latencies, random_model, weighted_chain
 
 
@@ -24,14 +23,14 @@ def chain(count: int, devices: int, rate: float = 1.0, size: int = 0) -> Partiti
 
 def test_a_pipeline_fills_and_drains() -> None:
     result = chain(4, 4)
-    tasks = schedule(result.partitions, result.node_to_latency_mapping, 1.0, 3)
+    tasks = schedule_tasks(result.partitions, result.node_to_latency_mapping, 1.0, 3)
     when = {(t.partition.partition_id, t.micro_batch): (t.start, t.end) for t in tasks}
     assert when == {(p, b): (p + b, p + b + 1) for p in range(4) for b in range(3)}
 
 
 def test_receiving_takes_time() -> None:
     result = chain(2, 2, rate=4.0, size=1)
-    first, second = schedule(result.partitions, result.node_to_latency_mapping, 4.0, 1)
+    first, second = schedule_tasks(result.partitions, result.node_to_latency_mapping, 4.0, 1)
     assert (first.start, first.ready, first.end) == (0, 0, 1)
     assert (second.start, second.ready, second.end) == (1, 1.25, 2.25)
 
@@ -39,7 +38,7 @@ def test_receiving_takes_time() -> None:
 def test_a_replica_takes_every_other_micro_batch() -> None:
     result = chain(1, 1)
     result.partitions[0].logical_device_ids = [0, 7]
-    tasks = schedule(result.partitions, result.node_to_latency_mapping, 1.0, 4)
+    tasks = schedule_tasks(result.partitions, result.node_to_latency_mapping, 1.0, 4)
     assert sorted((t.start, t.device) for t in tasks) == [(0, 0), (0, 7), (1, 0), (1, 7)]
 
 
@@ -101,9 +100,9 @@ def test_names_are_escaped() -> None:
 
 
 def test_numbers_are_short() -> None:
-    assert [show_seconds(s) for s in (0, 2.5e-9, 3.14159e-6, 0.25, 12)] == [
+    assert [format_seconds(s) for s in (0, 2.5e-9, 3.14159e-6, 0.25, 12)] == [
         "0", "2.5 ns", "3.14 µs", "250 ms", "12 s",
     ]  # fmt: skip
-    assert [show_bytes(b) for b in (0, 999, 1500, 2_500_000, 10**10)] == [
+    assert [format_bytes(b) for b in (0, 999, 1500, 2_500_000, 10**10)] == [
         "0 B", "999 B", "1.5 kB", "2.5 MB", "10 GB",
     ]  # fmt: skip

@@ -40,10 +40,10 @@ from torch.utils import _pytree as pytree
 import graphport as gp
 from graphport.errors import ExportError, SerializationError
 from graphport.partition import Device, Partitioner, PartitionerConfig
-from graphport.report import document_of
+from graphport.report import make_document
 from graphport.report import write as write_report
 from graphport.report.document import RENDERERS
-from graphport.report.facts import of_program
+from graphport.report.facts import collect_program_facts
 from tests.program.mutations import packed, places, unpacked
 from tests.program.saved import saved
 
@@ -405,7 +405,7 @@ def partition(program: Any) -> str:
 
 
 def report(program: Any) -> str:
-    document = document_of("title", of_program(program))
+    document = make_document("title", collect_program_facts(program))
     for suffix, render in RENDERERS.items():
         _check_page(render(document), suffix)
     return RENDERERS[".txt"](document)

@@ -22,7 +22,7 @@ def packed(document: Any, tensors: bytes) -> bytes:
     text = document if isinstance(document, (str, bytes)) else json.dumps(document)
     text = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     file = io.BytesIO()
-    archive.write(file, [(archive.PROGRAM, [text]), (archive.TENSORS, [tensors])])
+    archive.write_archive(file, [(archive.PROGRAM, [text]), (archive.TENSORS, [tensors])])
     return file.getvalue()
 
 

@@ -10,8 +10,8 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 import graphport as gp
-from graphport.ops.tensor import AbstractTensor
-from graphport.program.check_steps import same
+from graphport.program.check_steps import is_same_constant
+from graphport.tensors.abstract import AbstractTensor
 
 SMALL = 1 << 22
 """Bytes of a file up to which it is written again: more says nothing more, and takes time."""
@@ -92,7 +92,7 @@ def same_vals(a: Any, b: Any) -> None:
     elif isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         assert str(a) == str(b)
     else:
-        assert same(a, b)
+        assert is_same_constant(a, b)
 
 
 def same_checks(a: gp.ExportedProgram, b: gp.ExportedProgram) -> None:
@@ -110,7 +110,7 @@ def same_scopes(a: gp.ExportedProgram, b: gp.ExportedProgram) -> None:
     for s, t in zip(one.symbols, other.symbols, strict=True):
         assert one.declared(s) == other.declared(t)
         assert one.range(s) == other.range(t)
-        assert same(one.hint(s), other.hint(t))
+        assert is_same_constant(one.hint(s), other.hint(t))
         assert one.is_fresh(s) == other.is_fresh(t)
         assert str(one.simplify(s)) == str(other.simplify(t))
     assert [(str(f.cond), f.kind, f.internal, f.message) for f in one.facts] == [
@@ -135,7 +135,7 @@ def same_values(a: Any, b: Any) -> None:
         if isinstance(x, torch.Tensor):
             same_tensor(x, y)
         else:
-            assert same(x, y)
+            assert is_same_constant(x, y)
 
 
 def same_tensor(x: torch.Tensor, y: torch.Tensor) -> None:

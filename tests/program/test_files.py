@@ -325,7 +325,7 @@ def test_sizes_that_are_products_by_what_is_known_of_them() -> None:
 
 def test_sizes_that_could_not_be_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ep = shrinking(4)
-    monkeypatch.setattr("graphport.program.files.limits.EXPRESSION_NODES", 20)
+    monkeypatch.setattr("graphport.program.files.json_reader.EXPRESSION_NODES", 20)
     with pytest.raises(SerializationError, match="a size takes too many operations to be saved"):
         gp.save(ep, io.BytesIO())
 

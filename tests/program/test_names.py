@@ -12,7 +12,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 import graphport as gp
 from graphport.errors import UnsupportedError
-from graphport.program.identifiers import is_attribute, is_identifier, make_identifier, rename
+from graphport.program.codegen import is_attribute, is_identifier, make_identifier, rename_clashes
 
 NAMES = [
     "class", "for", "lambda", "None", "import", 'a"b', "a'b", "a\\", "a\nb", "a b", "0", "graph",
@@ -154,7 +154,7 @@ def test_torch_is_given_other_text(text: str) -> None:
 def test_identifiers(name: str) -> None:
     made = make_identifier(name)
     assert made.isidentifier()
-    (new,) = rename([name], {"taken"}).values() or [name]
+    (new,) = rename_clashes([name], {"taken"}).values() or [name]
     assert is_attribute(new)
     holder = nn.Module()
     setattr(holder, new, 7)
@@ -164,7 +164,7 @@ def test_identifiers(name: str) -> None:
 
 
 def test_names_that_are_made_are_told_apart() -> None:
-    found = rename(['a"b', "a'b", "a_b", "a b", "class", "class_"], {"a_b_"})
+    found = rename_clashes(['a"b', "a'b", "a_b", "a b", "class", "class_"], {"a_b_"})
     assert len({found.get(n, n) for n in ['a"b', "a'b", "a_b", "a b", "class", "class_"]}) == 6
 
 

@@ -23,7 +23,7 @@ from torch import nn
 
 import graphport as gp
 from graphport import report
-from graphport.program.replacing import replacing, write_text
+from graphport.program.atomic_write import write_atomically, write_text
 
 x = torch.ones(2, 32)
 _CHANGES = {
@@ -227,7 +227,7 @@ def test_the_same_weights_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_what_is_being_written_is_not_taken_for_abandoned(tmp_path: Path) -> None:
     path = tmp_path / "m.txt"
-    with replacing(path) as slow:
+    with write_atomically(path) as slow:
         slow.write(b"slow")
         write_text(path, "quick")
         assert path.read_text() == "quick"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
 import graphport as gp
-from graphport.program.structure import Unpacking, first_difference, leaf_expressions, literal
+from graphport.program.codegen import Unpacking, describe_difference, emit_leaves, emit_literal
 
 
 class Point(NamedTuple):
@@ -51,18 +51,18 @@ def unpacked(spec: Any, tree: Any) -> list[Any] | None:
 def test_taking_apart(tree: Any, other: Any) -> None:
     flat, spec = pytree.tree_flatten(tree)
     assert unpacked(spec, tree) == flat
-    expressions = ", ".join(leaf_expressions(spec, "tree"))
+    expressions = ", ".join(emit_leaves(spec, "tree"))
     assert eval(f"[{expressions}]", {"pytree": pytree, "tree": tree}) == flat
     found, another = pytree.tree_flatten(other)
     assert unpacked(spec, other) == (found if another == spec else None)
     if another != spec:
-        assert first_difference(spec, another, "tree").startswith("tree")
+        assert describe_difference(spec, another, "tree").startswith("tree")
 
 
 @given(trees)
 def test_putting_together(tree: Any) -> None:
     flat, spec = pytree.tree_flatten(tree)
-    text = literal(spec, map(repr, flat))
+    text = emit_literal(spec, map(repr, flat))
     if text is None:
         plain = {tuple, list, dict}
         assert any(type(node) not in plain or _odd(node) for node in _containers(tree))

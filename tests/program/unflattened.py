@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import graphport as gp
-from graphport.program.unflattening import CapturedModule, UnflattenedModule
+from graphport.program.unflatten import CapturedModule, UnflattenedModule
 from tests.helpers import assert_same, clone
 
 

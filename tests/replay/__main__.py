@@ -13,6 +13,7 @@ import difflib
 import filecmp
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,31 +39,43 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         out = line.keep or Path(folder)
-        other = Path(folder) / "checkout"
-        _run("git", "worktree", "add", "--detach", "--quiet", str(other), line.against)
-        try:
-            for name, root in (("before", other), ("after", ROOT)):
-                spawn(root / "src", out / name, line.only)
-        finally:
-            _run("git", "worktree", "remove", "--force", str(other))
+        for name, commit in (("before", line.against), ("after", None)):
+            # Both in one place: where a program comes from is part of it.
+            place = Path(folder) / "checkout"
+            copy_files(place, commit)
+            spawn(place, out / name, line.only)
+            shutil.rmtree(place)
         return compare(out / "before", out / "after")
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, cwd=ROOT)
+def copy_files(place: Path, commit: str | None) -> None:
+    """The files of a commit, or those that are here."""
+    if commit is not None:
+        place.mkdir()
+        archive = subprocess.run(
+            ["git", "archive", commit], check=True, cwd=ROOT, capture_output=True
+        )
+        subprocess.run(["tar", "-x", "-C", str(place)], input=archive.stdout, check=True)
+        return
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).exists():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place / name)
 
 
-def spawn(source: Path, out: Path, only: str) -> None:
-    """Record with the graphport of that source; the programs are those of this checkout."""
-    path = os.pathsep.join([str(source), str(ROOT)])
+def spawn(checkout: Path, out: Path, only: str) -> None:
+    """Record with the graphport and the programs of a checkout."""
+    path = os.pathsep.join([str(checkout / "src"), str(checkout)])
     env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100",
                         "TRANSFORMERS_VERBOSITY": "error"}  # fmt: skip
-    command = [sys.executable, "-m", "tests.replay", "--record", str(out), "--only", only]
+    command = [sys.executable, "-m", "tests.replay", "--record", str(out.resolve()), "--only", only]
     shares = [f"{i}/{PROCESSES}" for i in range(PROCESSES)]
-    running = [subprocess.Popen([*command, "--share", s], env=env, cwd=ROOT) for s in shares]
+    running = [subprocess.Popen([*command, "--share", s], env=env, cwd=checkout) for s in shares]
     codes = [process.wait() for process in running]
     if any(codes):
-        raise SystemExit(f"recording with {source} failed")
+        raise SystemExit(f"recording {out.name} failed")
 
 
 def record(out: Path, share: str, only: str) -> None:

@@ -1,6 +1,6 @@
 """What `make replay` exports: programs of every kind, errors, commands; each gives named parts.
 
-Only public names are used, so that the same set runs on any commit, whatever its layout.
+Each commit runs the set that it has itself, on public names.
 """
 
 from __future__ import annotations

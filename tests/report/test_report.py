@@ -11,9 +11,9 @@ from torch import nn
 
 import graphport as gp
 from graphport.errors import InputError, MismatchError
-from graphport.report import facts_of, write
-from graphport.report.document import Code, Document, Section, Table, html, markdown
-from graphport.report.facts import Part, of_model, of_program
+from graphport.report import collect_facts, write
+from graphport.report.document import Code, Document, Section, Table, render_html, render_markdown
+from graphport.report.facts import ModuleFacts, collect_model_facts, collect_program_facts
 
 
 class Block(nn.Module):
@@ -46,13 +46,13 @@ BLOCK = 4 * (4 * 8 + 8 + 8 * 4 + 4)
 
 
 def test_facts_of_a_model() -> None:
-    facts = facts_of(exported())
+    facts = collect_facts(exported())
     assert [(p.name, p.type) for p in facts.inputs] == [("x", "f32[long, 4]"), ("y", "f32[short]")]
     assert {s.name: (s.least, s.most) for s in facts.sizes} == {"long": (3, 64), "short": (1, None)}
     assert facts.operators["Gemm"] == 4
     modules = {p.module: p for p in facts.modules}
     assert list(modules)[:3] == ["", "blocks", "blocks.0"]
-    assert modules["blocks.1"] == Part("blocks.1", "Block", 4, BLOCK)
+    assert modules["blocks.1"] == ModuleFacts("blocks.1", "Block", 4, BLOCK)
     assert modules["blocks"].bytes == 2 * BLOCK
     assert 2 * BLOCK <= modules[""].bytes == facts.weight_bytes <= 2 * BLOCK + 64  # and indices
     assert modules[""].kind == "Net" and modules["blocks.0.up"].kind == "Linear"
@@ -60,8 +60,11 @@ def test_facts_of_a_model() -> None:
 
 def test_a_model_and_its_program_tell_the_same() -> None:
     program = exported()
-    of_file, of_graph = of_model(program.model_proto), of_program(program.exported_program)
-    assert of_file == facts_of(program)
+    of_file, of_graph = (
+        collect_model_facts(program.model_proto),
+        collect_program_facts(program.exported_program),
+    )
+    assert of_file == collect_facts(program)
     assert of_file.inputs == of_graph.inputs
     assert of_file.sizes == of_graph.sizes and of_file.conditions == of_graph.conditions
     assert [p.bytes for p in of_file.modules[1:]] == [p.bytes for p in of_graph.modules[1:]]
@@ -76,7 +79,7 @@ def test_conditions_between_sizes() -> None:
     sizes = ({0: gp.Dim("a")}, {0: gp.Dim("b")})
     with pytest.warns(gp.errors.SizeWarning, match="a > b"):
         program = gp.onnx.export(pick, (torch.ones(4), torch.ones(2)), dynamic_shapes=sizes)
-    (condition,) = facts_of(program).conditions
+    (condition,) = collect_facts(program).conditions
     assert "a" in condition and "b" in condition
 
 
@@ -145,6 +148,10 @@ def test_a_report_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
 def test_text_of_the_user_is_escaped() -> None:
     table = Table(("<b>", "n"), [("a|b<c>", "1")], frozenset({1}))
     document = Document("<script>", [Section("x & y", [table, Code("1 < 2"), "words"])])
-    assert "<script>" not in html(document) and "&lt;script&gt;" in html(document)
-    assert "<td>a|b&lt;c&gt;</td>" in html(document) and '<td class="n">1</td>' in html(document)
-    assert "| a\\|b&lt;c&gt; | 1 |" in markdown(document) and "| --- | ---: |" in markdown(document)
+    assert "<script>" not in render_html(document) and "&lt;script&gt;" in render_html(document)
+    assert "<td>a|b&lt;c&gt;</td>" in render_html(
+        document
+    ) and '<td class="n">1</td>' in render_html(document)
+    assert "| a\\|b&lt;c&gt; | 1 |" in render_markdown(
+        document
+    ) and "| --- | ---: |" in render_markdown(document)

@@ -7,17 +7,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphport.symbolic import Scope, eq, evaluate, ge, layout, max_
+from graphport.symbolic import Scope, bridge, eq, evaluate, ge, max_
 from tests.symbolic.test_soundness import MANY
 
 NAMES = "abcde"
 # What torch answers, and our question; torch spells non_overlapping_and_dense in C++ only.
 QUESTIONS = {
-    layout.is_contiguous: lambda t: t.is_contiguous(),
-    layout.is_channels_last: lambda t: t.is_contiguous(
+    bridge.is_contiguous: lambda t: t.is_contiguous(),
+    bridge.is_channels_last: lambda t: t.is_contiguous(
         memory_format=torch.channels_last if t.ndim == 4 else torch.channels_last_3d
     ),
-    layout.is_non_overlapping_and_dense: torch.ops.aten.is_non_overlapping_and_dense.default,
+    bridge.is_non_overlapping_and_dense: torch.ops.aten.is_non_overlapping_and_dense.default,
 }
 
 
@@ -63,41 +63,41 @@ def scope():
 def test_contiguous(scope):
     n, m = scope.symbol("n"), scope.symbol("m")
     sizes = (n, m, 4)
-    assert layout.contiguous_strides(sizes) == (4 * m, 4, 1)
-    assert layout.is_contiguous(scope, sizes, (4 * m, 4, 1))
-    assert layout.is_contiguous(scope, sizes, (4 * max_(m, 1), 4, 1))
-    assert not layout.is_contiguous(scope, sizes, (4, 4 * n, 1))
-    assert layout.is_contiguous(scope, (n, 1, 4), (4, 77, 1))
-    assert layout.is_contiguous(scope, (n, 0, 4), (9, 9, 9))
-    assert layout.is_contiguous(scope, (), ())
+    assert bridge.contiguous_strides(sizes) == (4 * m, 4, 1)
+    assert bridge.is_contiguous(scope, sizes, (4 * m, 4, 1))
+    assert bridge.is_contiguous(scope, sizes, (4 * max_(m, 1), 4, 1))
+    assert not bridge.is_contiguous(scope, sizes, (4, 4 * n, 1))
+    assert bridge.is_contiguous(scope, (n, 1, 4), (4, 77, 1))
+    assert bridge.is_contiguous(scope, (n, 0, 4), (9, 9, 9))
+    assert bridge.is_contiguous(scope, (), ())
     assert scope.facts == []
 
 
 def test_equal_sizes_count_as_equal(scope):
     n, m = scope.symbol("n", hint=2), scope.symbol("m", hint=2)
-    assert not layout.is_contiguous(scope, (4, n), (m, 1))
+    assert not bridge.is_contiguous(scope, (4, n), (m, 1))
     scope.guard(eq(n, m))
-    assert layout.is_contiguous(scope, (4, n), (m, 1))
+    assert bridge.is_contiguous(scope, (4, n), (m, 1))
 
 
 def test_channels_last(scope):
     n, h, w = (scope.symbol(name) for name in "nhw")
     sizes, strides = (n, 3, h, w), (3 * h * w, 1, 3 * w, 3)
-    assert layout.is_channels_last(scope, sizes, strides)
-    assert layout.is_channels_last_strides(scope, sizes, strides)
-    plain = layout.contiguous_strides(sizes)
-    assert not layout.is_channels_last(scope, sizes, plain)
-    assert not layout.is_channels_last_strides(scope, sizes, plain)
-    assert not layout.is_channels_last(scope, (n, 3, h), (3 * h, 1, 3))
-    assert not layout.is_channels_last_strides(scope, sizes, (3 * h * w, 0, 3 * w, 3))
+    assert bridge.is_channels_last(scope, sizes, strides)
+    assert bridge.is_channels_last_strides(scope, sizes, strides)
+    plain = bridge.contiguous_strides(sizes)
+    assert not bridge.is_channels_last(scope, sizes, plain)
+    assert not bridge.is_channels_last_strides(scope, sizes, plain)
+    assert not bridge.is_channels_last(scope, (n, 3, h), (3 * h, 1, 3))
+    assert not bridge.is_channels_last_strides(scope, sizes, (3 * h * w, 0, 3 * w, 3))
     # A slice of the width leaves gaps but keeps the order.
     scope.assume(ge(w, 1))
-    assert layout.is_channels_last_strides(scope, (n, 3, h, w), (6 * h * w, 1, 6 * w, 3))
+    assert bridge.is_channels_last_strides(scope, (n, 3, h, w), (6 * h * w, 1, 6 * w, 3))
 
 
 def test_dense_in_another_order(scope):
     n, m = scope.symbol("n"), scope.symbol("m")
-    assert layout.is_non_overlapping_and_dense(scope, (n, m, 4), (4, 4 * n, 1))
-    assert layout.is_non_overlapping_and_dense(scope, (n, m), (1, n))
-    assert not layout.is_non_overlapping_and_dense(scope, (n, m), (0, 1))
-    assert not layout.is_non_overlapping_and_dense(scope, (n, m), (2 * m, 1))
+    assert bridge.is_non_overlapping_and_dense(scope, (n, m, 4), (4, 4 * n, 1))
+    assert bridge.is_non_overlapping_and_dense(scope, (n, m), (1, n))
+    assert not bridge.is_non_overlapping_and_dense(scope, (n, m), (0, 1))
+    assert not bridge.is_non_overlapping_and_dense(scope, (n, m), (2 * m, 1))

@@ -1,4 +1,4 @@
-"""`gp.draft_export`: a program even where export would stop, and what had to be assumed for it.
+"""`gp.draft_export`: captures where export would stop, and reports what it had to assume.
 
 What the spec does not allow is taken over into the spec; a value that depends on data is taken from
 the example. Each is asserted in the program, so that it never gives a wrong answer silently, and
@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from graphport.capture.export import Options, capture
-from graphport.capture.refine import refine_dynamic_shapes
+from graphport.capture.spec.shapes import refine_dynamic_shapes
 from graphport.errors import ConstraintViolationError, UserError
 from graphport.program import ExportedProgram
 

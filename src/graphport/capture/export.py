@@ -17,53 +17,70 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
-from graphport.arguments import FLAG, NAMES, NONE, TABLE, one_of, takes
-from graphport.capture import (  # noqa: F401  register their operators
-    aliasing,
+from graphport.arguments import FLAG, NAMES, NONE, TABLE, check_arguments, one_of
+from graphport.capture.control_flow import (  # noqa: F401  register their operators
     autograd_functions,
-    cache_lengths,
-    changes,
+    cond,
+    grad_regions,
+    loops,
+)
+from graphport.capture.handlers import (  # noqa: F401  register their operators
     collectives,
     composites,
-    control,
     custom,
     data_dependent,
-    decomposition,
-    forks,
-    gradients,
-    higher_order,
-    indexing,
-    loops,
-    pooling,
-    refusals,
-    regions,
-    registries,
-    special,
-    strictness,
-    wording,
+    functions,
+    operators,
 )
-from graphport.capture.assemble import mutations_of, signature_of
-from graphport.capture.call_signatures import CallSignatures
-from graphport.capture.cleanup import remove_unused
-from graphport.capture.example import Example
-from graphport.capture.fake_tensors import home_of, memory_of, sizes_of
-from graphport.capture.functions import Functions
-from graphport.capture.inputs import CONSTANTS, Inputs, Leaf, bind, plain, plain_constant
-from graphport.capture.modules import Modules
-from graphport.capture.names import Names
-from graphport.capture.outcome import Outcome, judge
-from graphport.capture.recorder import Recorder
-from graphport.capture.retell import retell
-from graphport.capture.settings import DEEP_CALLS, FLAGS, NO_COLLECTION, capturing
-from graphport.capture.shapes import AdditionalInputs
-from graphport.capture.snapshot import Snapshot, holders
-from graphport.capture.spec import Spec
-from graphport.capture.state import State, begins_inside, describe_tensor, room_of, state_of
-from graphport.capture.subgraphs import graphs_in, graphs_of, module_of
-from graphport.capture.tensor_classes import computes_itself, warn_of_functions
-from graphport.capture.tracer import Tracer
-from graphport.capture.training import TrainingTracer
-from graphport.capture.values import Storage, Value
+from graphport.capture.rewrite import decomposition  # noqa: F401
+from graphport.capture.soundness import irrelevant_guards, messages, side_effects
+from graphport.capture.soundness.constraints import (
+    Constraints,
+    solve_constraints,
+    substitute_symbols,
+)
+from graphport.capture.soundness.patches import MODE_FLAGS, NO_GC, RECURSION_LIMIT, enter_capture
+from graphport.capture.soundness.snapshot import Snapshot, list_holders
+from graphport.capture.spec.inputs import (
+    CONSTANT_TYPES,
+    Inputs,
+    Leaf,
+    bind_inputs,
+    to_plain_constant,
+    unwrap_compiled,
+)
+from graphport.capture.spec.shapes import AdditionalInputs
+from graphport.capture.spec.symbols import Spec
+from graphport.capture.trace import registries
+from graphport.capture.trace.concrete_run import ConcreteRun
+from graphport.capture.trace.function_mode import FunctionMode
+from graphport.capture.trace.modules import ModuleTracker
+from graphport.capture.trace.recorder import Namespace, Recorder
+from graphport.capture.trace.signatures import (
+    CallSignatures,
+    build_graph_signature,
+    collect_mutations,
+)
+from graphport.capture.trace.state import (
+    State,
+    describe_tensor,
+    has_storage_offset,
+    split_state,
+    storage_elements,
+)
+from graphport.capture.trace.subgraph import (
+    build_graph_module,
+    eliminate_dead_code,
+    list_frame_graphs,
+    list_module_graphs,
+)
+from graphport.capture.trace.tracer import Tracer
+from graphport.capture.trace.training import TrainingTracer, detach_no_grad_results
+from graphport.capture.trace.values import (
+    Storage,
+    Value,
+    note_overlap,
+)
 from graphport.errors import (
     ConstraintViolationError,
     DataDependentError,
@@ -74,11 +91,10 @@ from graphport.errors import (
     ShapeError,
     UserError,
 )
+from graphport.huggingface import cache_shapes, caches
 from graphport.ops import Abstract
-from graphport.ops.abstract import permuted
 from graphport.ops.strides import is_dense
-from graphport.ops.tensor import AbstractTensor, abstract_tensor
-from graphport.process import contained, raise_interrupt_behind, undone
+from graphport.process import raise_interrupt, restore_on_exit, undo_on_exit
 from graphport.program import (
     CallSpec,
     ExportedProgram,
@@ -86,17 +102,24 @@ from graphport.program import (
     InputShape,
     OutputSpec,
     TensorArgument,
-    caches,
-    owner,
-)  # fmt: skip
+    find_base,
+)
 from graphport.symbolic import Expr, Range, Scope
 from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor, permute_strides
+from graphport.tensors.concrete import (
+    find_device,
+    has_own_dispatch,
+    sizes_of,
+    storage_key,
+    warn_of_torch_function,
+)
 
 aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-@takes(
+@check_arguments(
     strict=FLAG, training=FLAG, decompose=one_of("core") | TABLE | NONE,
     preserve_module_call_signature=NAMES, guards=one_of("error", "runtime_assert"),
 )  # fmt: skip
@@ -153,21 +176,21 @@ class Options:
     """Whether results are views in the graph wherever they are, also after a write."""
 
 
-@contained
+@restore_on_exit
 def capture(
     mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, options: Options
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
     """The program, and the errors that a draft passed over."""
-    mod = plain(mod)
+    mod = unwrap_compiled(mod)
     try:
-        program, passed_over = _captured(mod, args, kwargs, dynamic_shapes, options)
+        program, passed_over = _capture_program(mod, args, kwargs, dynamic_shapes, options)
         if options.strict:
-            _compare(program, mod, dynamic_shapes, options)
+            _check_recapture(program, mod, dynamic_shapes, options)
     except ExportError:
         raise
     except Exception as error:  # the user's objects are asked for much, and may do anything
-        where = source.of_traceback(error)
-        raise forward_error(error, where) if where else _unforeseen(error) from error
+        where = source.locate_error(error)
+        raise forward_error(error, where) if where else _internal_error(error) from error
     return program, passed_over
 
 
@@ -175,32 +198,36 @@ _FAULTS = (KeyError, AttributeError, AssertionError, NameError)
 """What code of ours never raises on purpose."""
 
 
-def _unforeseen(error: Exception, where: source.Location | None = None) -> InternalError:
-    what = f"{type(error).__name__} as the program was captured{_text(error)}"
+def _internal_error(error: Exception, where: source.Location | None = None) -> InternalError:
+    what = f"{type(error).__name__} as the program was captured{_format_error(error)}"
     return InternalError(what, where=where)
 
 
-def _compare(program: ExportedProgram, mod: Any, dynamic_shapes: Any, options: Options) -> None:
+def _check_recapture(
+    program: ExportedProgram, mod: Any, dynamic_shapes: Any, options: Options
+) -> None:
     """Capture once more, at other sizes: the graph must be the same."""
     builder = getattr(dynamic_shapes, "dynamic_shapes", None)
     spec = builder(mod, *program.example_inputs) if callable(builder) else dynamic_shapes
     again = replace(options, strict=False, once_more=True)
-    other, _ = _captured(mod, *strictness.other_inputs(program), spec, again)
-    found = changes.difference(graphs_in(program.graph_module), graphs_in(other.graph_module))
+    other, _ = _capture_program(mod, *side_effects.make_other_inputs(program), spec, again)
+    found = side_effects.find_graph_difference(
+        list_module_graphs(program.graph_module), list_module_graphs(other.graph_module)
+    )
     if found is not None:
-        raise strictness.differs(found[1], found[0])
+        raise side_effects.recapture_error(found[1], found[0])
 
 
-def _captured(
+def _capture_program(
     mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, options: Options
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
-    root = _root(mod)
-    inputs = bind(mod, args, kwargs)
+    root = _root_module(mod)
+    inputs = bind_inputs(mod, args, kwargs)
     # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
-    with NO_COLLECTION, DEEP_CALLS, FLAGS, _disable_current_modes():
+    with NO_GC, RECURSION_LIMIT, MODE_FLAGS, _disable_current_modes():
         first = _Capture(mod, root, inputs, dynamic_shapes, options)
 
-        def answered(answers: forks.Answers) -> ExportedProgram:
+        def answered(answers: irrelevant_guards.Answers) -> ExportedProgram:
             silent = replace(options, once_more=True)
             other = _Capture(mod, root, inputs, dynamic_shapes, silent)
             other.scope.answers = answers
@@ -209,10 +236,12 @@ def _captured(
         try:
             program = first.run()
             if first.refused:
-                program = forks.indifferent(first.refused, answered) or program
+                program = (
+                    irrelevant_guards.drop_irrelevant_guards(first.refused, answered) or program
+                )
             return program, program.scope.passed_over
         except ConstraintViolationError as error:
-            same = forks.indifferent(error.questions, answered)
+            same = irrelevant_guards.drop_irrelevant_guards(error.questions, answered)
             if same is None:
                 raise
             return same, same.scope.passed_over
@@ -227,10 +256,10 @@ def _captured(
 
 def _is_tensor(kind: type) -> bool:
     """Whether objects of a class are tensors that capture describes."""
-    return issubclass(kind, torch.Tensor) and not computes_itself(kind)
+    return issubclass(kind, torch.Tensor) and not has_own_dispatch(kind)
 
 
-def _code_of(mod: Any) -> Any:
+def _function_of(mod: Any) -> Any:
     """The function that holds the program's code."""
     while isinstance(mod, functools.partial):
         mod = mod.func
@@ -239,7 +268,7 @@ def _code_of(mod: Any) -> Any:
     return mod if hasattr(mod, "__code__") else getattr(mod, "__call__", mod)  # noqa: B004
 
 
-def _root(mod: Any) -> nn.Module | None:
+def _root_module(mod: Any) -> nn.Module | None:
     """The module whose state the program has."""
     if isinstance(mod, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         raise InputError(
@@ -252,7 +281,7 @@ def _root(mod: Any) -> nn.Module | None:
     if isinstance(mod, type):
         raise InputError(
             f"got the class {mod.__name__}, not an instance of it",
-            where=source.of_function(vars(mod).get("forward") or vars(mod).get("__call__")),
+            where=source.locate_function(vars(mod).get("forward") or vars(mod).get("__call__")),
             fix=f"gp.export({mod.__name__}(...), ...)",
         )
     if not callable(mod):
@@ -279,19 +308,19 @@ class _Capture:
         self.options = options
         self.dynamic_shapes = dynamic_shapes
         self.scope = Scope()
-        self.scope.vocabulary = wording.vocabulary
+        self.scope.vocabulary = messages.collect_variable_names
         self.spec = Spec(inputs, dynamic_shapes, self.scope)
         self.recorder = Recorder(self.scope)
         if root is not None:
-            self.recorder.reserved = _taken(root)
-        self.names = Names()
+            self.recorder.reserved = _reserved_names(root)
+        self.names = Namespace()
         self.state = State(root, self.recorder, self.names)
         own = (*registries.named_parameters(root), *registries.named_buffers(root))
         given = (leaf.value for leaf in inputs.leaves)
-        self.state.home = home_of((*given, *(t for _, t in own)))
+        self.state.home = find_device((*given, *(t for _, t in own)))
         make = TrainingTracer if options.training else Tracer
         self.tracer = make(self.recorder, self.state)
-        self.modules = Modules(root, self.recorder)
+        self.modules = ModuleTracker(root, self.recorder)
         self.kept = CallSignatures(root, options.preserve_module_call_signature, self.tracer)
         self.modules.signatures = self.kept
         self.modules.on_program = self.tracer.inherit_checks
@@ -302,7 +331,7 @@ class _Capture:
         self.refused: tuple[str, ...] = ()
         """Questions that make the program refuse a size that the spec allows."""
         if options.draft:
-            self.tracer.example = example = Example(self.recorder.graph, self._given)
+            self.tracer.example = example = ConcreteRun(self.recorder.graph, self._given)
             self.scope.reveal = lambda s: example.value(self.recorder.number(s))
 
     def _given(self) -> dict[Node, Any]:
@@ -317,44 +346,47 @@ class _Capture:
     def run(self) -> ExportedProgram:
         leaves = self._open_inputs()
         self.state.lift_module()
-        self._find_shared_with_state()
-        snapshot = Snapshot((self.root, *holders(self.mod)))
-        surroundings = changes.Surroundings(self.mod, self.root)
+        self._find_inputs_aliasing_state()
+        snapshot = Snapshot((self.root, *list_holders(self.mod)))
+        surroundings = side_effects.GlobalsSnapshot(self.mod, self.root)
         self.modules.on_initialised = snapshot.renew
-        with undone(snapshot.restore):
+        with undo_on_exit(snapshot.restore):
             snapshot.watch_seeds()
             outputs, out_spec = self._call(leaves)
             self._find_replaced_buffers(snapshot)
-            self._tell_changes(snapshot, surroundings)
+            self._report_changes(snapshot, surroundings)
         # The program has returned: what is recorded now has no line of the user's.
-        with self.recorder.saying({"nn_module_stack": {}, "stack_trace": ""}):
+        with self.recorder.override_metadata({"nn_module_stack": {}, "stack_trace": ""}):
             if self.options.keep_views:
-                self._part_written(outputs)
+                self._separate_written(outputs)
             elif not self.options.training:
-                self._give_memory(outputs)
+                self._copy_shared_outputs(outputs)
             results = [self._output(x, i) for i, x in enumerate(outputs)]
             self.tracer.assertions.finish()
-        outcome = judge(self.spec, self.options.guards)
+        outcome = solve_constraints(self.spec, self.options.guards)
         self.refused = outcome.refused
         if outcome.forms:
-            for graph in graphs_of(self.recorder.frame):
-                retell(graph, outcome.forms)
+            for graph in list_frame_graphs(self.recorder.frame):
+                substitute_symbols(graph, outcome.forms)
         self.spec.settle(outcome.forms, outcome.ranges)
         return self._program(results, out_spec, outcome)
 
-    def _tell_changes(self, snapshot: Snapshot, around: changes.Surroundings) -> None:
+    def _report_changes(self, snapshot: Snapshot, around: side_effects.GlobalsSnapshot) -> None:
         """What the program did to Python beyond its results."""
         if self.options.once_more:
             return
-        own, outside = list(changes.of_state(snapshot, self.root)), list(around.changes())
+        own, outside = (
+            list(side_effects.find_module_changes(snapshot, self.root)),
+            list(around.changes()),
+        )
         # Running the user's code again is seen outside: only strict mode goes that far.
         asked = [*own, *outside] if self.options.strict else own
         depends = any(not c.leaks or c.renews for c in asked) and self._differs_next_time()
-        strictness.report([*own, *outside], depends, self.options.strict)
+        side_effects.report_changes([*own, *outside], depends, self.options.strict)
         # A draft draws random numbers itself, to know the data.
         seeds = not self.options.draft and snapshot.has_seeded()
-        if seeds and any(map(_draws, self.recorder.graph.nodes)):
-            strictness.tell(strictness.seeds(), self.options.strict)
+        if seeds and any(map(_is_random, self.recorder.graph.nodes)):
+            side_effects.raise_or_warn(side_effects.seed_error(), self.options.strict)
 
     def _differs_next_time(self) -> bool:
         """Whether the program, run again after what it changed, computes something else."""
@@ -366,8 +398,11 @@ class _Capture:
             again._call(leaves)
         except ExportError:
             return True
-        ours, others = graphs_of(self.recorder.frame), graphs_of(again.recorder.frame)
-        return changes.difference(ours, others) is not None
+        ours, others = (
+            list_frame_graphs(self.recorder.frame),
+            list_frame_graphs(again.recorder.frame),
+        )
+        return side_effects.find_graph_difference(ours, others) is not None
 
     # Inputs
 
@@ -386,14 +421,14 @@ class _Capture:
                 leaves.append(value)
         self._define_numbers()
         if not self.options.keep_views:  # else whoever asks for them knows of it
-            self._find_shared()
+            self._find_aliased_inputs()
         self.state.first_input = self.input_nodes[0] if self.input_nodes else None
         self.recorder.frame.entry = self.input_nodes[-1] if self.input_nodes else None
         return leaves
 
     def _open_tensor(self, node: Node, t: torch.Tensor, path: str) -> AbstractTensor:
         if not self.options.once_more:
-            warn_of_functions(t, f"the input at {path}")
+            warn_of_torch_function(t, f"the input at {path}")
         given = describe_tensor(t, self.state.home)
         sizes = self.spec.sizes.get(path, given.sizes)
         strides = given._strides
@@ -401,39 +436,39 @@ class _Capture:
             strides = _symbolic_strides(given, sizes)
         abstract = Abstract(sizes, t.dtype, given.device, strides)
         value = Value(abstract, node, origin=node)
-        value.storage.inside, value.storage.room = begins_inside(t), room_of(t)
+        value.storage.inside, value.storage.room = has_storage_offset(t), storage_elements(t)
         for d, s in enumerate(sizes):
             if type(s) is Expr:
                 read = functools.partial(self.recorder.size_of, node, d, s, on_entry=True)
                 self.recorder.define_size(s, read)
-        node.meta = {"val": abstract_tensor(abstract, t.requires_grad)}
+        node.meta = {"val": make_abstract_tensor(abstract, t.requires_grad)}
         self.input_values.append(value)
         return self.tracer.wrap(value)
 
-    def _find_shared(self) -> None:
+    def _find_aliased_inputs(self) -> None:
         """Inputs that overlap in the example must not be written to, and then read."""
         found: dict[Any, list[tuple[Leaf, Value]]] = {}
         for leaf, value in zip(self.inputs.leaves, self.input_values, strict=True):
-            memory = memory_of(leaf.value) if value is not None else None
+            memory = storage_key(leaf.value) if value is not None else None
             if value is None or memory is None:
                 continue
             group = found.setdefault(memory, [])
             for other, shown in group:
                 what = f"the inputs at {other.path} and {leaf.path}"
                 tensors = (other.value, leaf.value)
-                aliasing.doubt_overlap(shown, value, tensors, what, lasts=False)
+                note_overlap(shown, value, tensors, what, lasts=False)
             group.append((leaf, value))
         self.memory_of_inputs = found
 
-    def _find_shared_with_state(self) -> None:
+    def _find_inputs_aliasing_state(self) -> None:
         """The same of inputs that are state of the module, too."""
         for entry in self.state.entries if self.memory_of_inputs else ():
             if not isinstance(entry.tensor, torch.Tensor):
                 continue
-            for leaf, value in self.memory_of_inputs.get(memory_of(entry.tensor), ()):
+            for leaf, value in self.memory_of_inputs.get(storage_key(entry.tensor), ()):
                 what = f"the input at {leaf.path} and {entry.names[0]!r}"
                 tensors = (leaf.value, entry.tensor)
-                aliasing.doubt_overlap(value, entry.value, tensors, what, lasts=False)
+                note_overlap(value, entry.value, tensors, what, lasts=False)
 
     def _define_numbers(self) -> None:
         """Where a dim is both a size and a number, the graph takes the number."""
@@ -448,52 +483,56 @@ class _Capture:
         """Run the program on flat inputs; flat outputs. Containers may compute as they are made."""
         handled = sys.exc_info()[1]
         try:
-            with self._capturing():
+            with self._enter_modes():
                 self.recorder.stop = sys._getframe()
                 args, kwargs = pytree.tree_unflatten(leaves, self.inputs.spec)
-                cache_lengths.ease((args, kwargs), self.scope)
+                cache_shapes.replace_length_methods((args, kwargs), self.scope)
                 result = self.mod(*args, **kwargs)
                 return self._flatten(result)
         except ExportError as error:
-            raise_interrupt_behind(error, handled)  # who asks for another capture goes on after it
-            error.located(self._place_of(error))
+            raise_interrupt(error, handled)  # who asks for another capture goes on after it
+            error.add_location(self._locate_error(error))
             error.__cause__ = None
             raise
         except Exception as error:
-            raise_interrupt_behind(error, handled)
-            where = self._place_of(error)
-            refused = refusals.of_torch(error, where)
-            if refused is None and isinstance(error, _FAULTS) and source.is_ours(error):
-                raise _unforeseen(error, where) from error
+            raise_interrupt(error, handled)
+            where = self._locate_error(error)
+            refused = messages.translate_torch_error(error, where)
+            if (
+                refused is None
+                and isinstance(error, _FAULTS)
+                and source.is_raised_by_graphport(error)
+            ):
+                raise _internal_error(error, where) from error
             raise refused or forward_error(error, where) from error
 
     def _flatten(self, result: Any) -> tuple[list[Any], pytree.TreeSpec]:
         try:
-            caches.admit(result)
+            caches.register_caches(result)
             return pytree.tree_flatten(result)
         except RecursionError:
             raise InputError(
                 "the result is nested too deeply, or a container of it holds itself",
-                where=source.of_function(_code_of(self.mod)),
+                where=source.locate_function(_function_of(self.mod)),
                 fix="return the tensors in a flat container",
             ) from None
 
-    def _place_of(self, error: Exception) -> source.Location | None:
+    def _locate_error(self, error: Exception) -> source.Location | None:
         """The user's line that failed, and the module that was running it."""
         failed_here = error is self.modules.failure
-        return source.of_traceback(error, self.modules.failed_in if failed_here else "")
+        return source.locate_error(error, self.modules.failed_in if failed_here else "")
 
     @contextmanager
-    def _capturing(self) -> Iterator[None]:
+    def _enter_modes(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(capturing())
+            stack.enter_context(enter_capture())
             if self.options.training:
-                stack.enter_context(autograd_functions.recorded(self.tracer))
+                stack.enter_context(autograd_functions.record_functions(self.tracer))
             if self.options.strict:
-                stack.enter_context(strictness.NO_TEXT)
-            stack.enter_context(self.modules.watching())
+                stack.enter_context(side_effects.NO_SIZE_TEXT)
+            stack.enter_context(self.modules.track_calls())
             stack.enter_context(self.tracer)
-            stack.enter_context(Functions(self.tracer))
+            stack.enter_context(FunctionMode(self.tracer))
             yield
 
     def _find_replaced_buffers(self, snapshot: Snapshot) -> None:
@@ -505,12 +544,12 @@ class _Capture:
                 if new is old or old is None or not isinstance(new, torch.Tensor):
                     continue
                 entry = self.state.entry(old)
-                fqn = registries.joined(path, name)
+                fqn = registries.join_path(path, name)
                 if tuple(new.shape) != sizes_of(old) or new.dtype != old.dtype:
                     raise UserError(
                         f"buffer {fqn!r} was replaced by a tensor of another size or dtype: "
                         f"{self.tracer.value(new).abstract} instead of {entry.value.abstract}",
-                        where=source.of_function(type(module).forward),
+                        where=source.locate_function(type(module).forward),
                         fix="keep buffers at one size, or return the new tensor",
                     )
                 entry.replaced = self.tracer.value(new)
@@ -524,16 +563,16 @@ class _Capture:
             return self.tracer.seen(value) if self.options.keep_views else self.tracer.read(value)
         if issubclass(kind, _SYMBOLIC):
             return self.recorder.size(from_torch(x))
-        if issubclass(kind, CONSTANTS):
-            return plain_constant(x)
+        if issubclass(kind, CONSTANT_TYPES):
+            return to_plain_constant(x)
         raise InputError(
             f"output {i} is a {kind.__module__}.{kind.__qualname__}: outputs are tensors, "
             "numbers, strings, None, and containers of them",
-            where=source.of_function(_code_of(self.mod)),
+            where=source.locate_function(_function_of(self.mod)),
             fix="return tensors, or register the type with torch.utils._pytree",
         )
 
-    def _part_written(self, outputs: list[Any]) -> None:
+    def _separate_written(self, outputs: list[Any]) -> None:
         """Give what is written to an input a node of its own, apart from what else is returned."""
         shown = [self.tracer.value(x).storage for x in outputs if isinstance(x, torch.Tensor)]
         inputs = [v.storage for v in self.input_values if v is not None]
@@ -545,7 +584,7 @@ class _Capture:
                 storage.base.node = self.recorder.emit(aten.clone.default, node)
                 storage.mutated = True  # views are made of it anew
 
-    def _give_memory(self, outputs: list[Any]) -> None:
+    def _copy_shared_outputs(self, outputs: list[Any]) -> None:
         """Copy results that in eager are memory of their own, and here the node of something else.
 
         `new.copy_(x)` has the value of x, a literal is made anew by each call: who writes to the
@@ -556,7 +595,7 @@ class _Capture:
         owners: dict[Node, Storage] = {}
         for value in (*written, *shown):
             node = self.tracer.read(value)
-            root, storage = owner(node), value.storage
+            root, storage = find_base(node), value.storage
             if root.op == "placeholder":
                 has_own = root is storage.origin
             else:
@@ -575,8 +614,8 @@ class _Capture:
     def _close(self, results: list[Any]) -> tuple[list[tuple[Node, OutputSpec]], list[Any]]:
         """End a functional graph: what it writes are results, too."""
         inputs = zip(self.input_nodes, self.input_values, strict=True)
-        mutations = mutations_of(self.tracer, self.state.entries, inputs)
-        apart = gradients.cut(self.recorder, [*(n for n, _ in mutations), *results])
+        mutations = collect_mutations(self.tracer, self.state.entries, inputs)
+        apart = detach_no_grad_results(self.recorder, [*(n for n, _ in mutations), *results])
         results = [apart.get(r, r) if isinstance(r, Node) else r for r in results]
         mutations = [
             (apart.get(n, n), replace(spec, arg=TensorArgument(apart.get(n, n).name)))
@@ -585,36 +624,38 @@ class _Capture:
         graph = self.recorder.graph
         graph.output((*(n for n, _ in mutations), *results)).meta = {}
         self.kept.replace(apart)
-        remove_unused(graph, self.kept.nodes)
+        eliminate_dead_code(graph, self.kept.nodes)
         return mutations, results
 
-    def _close_as_written(self, results: list[Any]) -> list[Any]:
+    def _close_training_graph(self, results: list[Any]) -> list[Any]:
         """End a graph in training form: what it writes is written, an assigned buffer included."""
         replaced = [(e, e.replaced) for e in self.state.entries if e.replaced is not None]
         values = [self.tracer.read(new) for _, new in replaced]
         memory = {entry.node for entry, _ in replaced}
         # What shows the old contents of an assigned buffer outlives them.
         old = dict.fromkeys(n for n in (*values, *results)
-                            if isinstance(n, Node) and owner(n) in memory)  # fmt: skip
+                            if isinstance(n, Node) and find_base(n) in memory)  # fmt: skip
         apart = {n: self.recorder.emit(aten.clone.default, n) for n in old}
         for (entry, _), value in zip(replaced, values, strict=True):
             self.tracer.write(entry.value, apart.get(value, value))
         results = [apart.get(r, r) if isinstance(r, Node) else r for r in results]
         output = self.recorder.graph.output(tuple(results))
         output.meta = {}
-        remove_unused(self.recorder.graph, self.kept.nodes)
-        regions.wrap(self.recorder)
+        eliminate_dead_code(self.recorder.graph, self.kept.nodes)
+        grad_regions.wrap_grad_regions(self.recorder)
         return list(output.args[0])
 
-    def _program(self, results: list[Any], out_spec: Any, outcome: Outcome) -> ExportedProgram:
+    def _program(self, results: list[Any], out_spec: Any, outcome: Constraints) -> ExportedProgram:
         graph = self.recorder.graph
         if self.options.training:
             mutations: list[tuple[Node, OutputSpec]] = []
-            results = self._close_as_written(results)
+            results = self._close_training_graph(results)
         else:
             mutations, results = self._close(results)
-        state, constants = state_of(self.root, self.state.entries)
-        signature = signature_of(graph, self.state.entries, self.input_nodes, mutations, results)
+        state, constants = split_state(self.root, self.state.entries)
+        signature = build_graph_signature(
+            graph, self.state.entries, self.input_nodes, mutations, results
+        )
         checks = InputChecks(
             [
                 self._shape(node, leaf)
@@ -625,7 +666,7 @@ class _Capture:
             None if self.options.training else self._written(),
         )
         return ExportedProgram(
-            graph_module=module_of(self.recorder.frame),
+            graph_module=build_graph_module(self.recorder.frame),
             graph_signature=signature,
             state_dict=state,
             constants=constants,
@@ -673,12 +714,12 @@ class _Capture:
 source.boundaries.add(_Capture._call.__code__)
 
 
-def _draws(node: Node) -> bool:
+def _is_random(node: Node) -> bool:
     """Whether a node takes random numbers from torch's generator."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
-def _taken(root: nn.Module) -> set[str]:
+def _reserved_names(root: nn.Module) -> set[str]:
     """Names under which a program may have state; graphs of a captured module have none."""
     parts = {
         name for name, part in root._modules.items()
@@ -692,13 +733,13 @@ def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...
     if not is_dense(given):
         return given._strides
     order = sorted(range(len(sizes)), key=lambda d: (-given.strides[d], d))
-    return permuted(sizes, order)
+    return permute_strides(sizes, order)
 
 
 _NO_DEVICE = "Torch not compiled with"  # CUDA, XPU, ... enabled
 
 
-def _text(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     try:
         return f": {error}" if str(error) else ""
     except Exception:  # noqa: BLE001  whatever the user's `__str__` raises
@@ -707,7 +748,7 @@ def _text(error: Exception) -> str:
 
 def forward_error(error: Exception, where: source.Location | None) -> Exception:
     """The user's exception, with the place; it can be caught as the user's own class too."""
-    said = _text(error)
+    said = _format_error(error)
     what = f"{type(error).__name__} in the program{said}"
     fix: tuple[str, ...] = ()
     if _NO_DEVICE in said:

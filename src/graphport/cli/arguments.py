@@ -1,10 +1,60 @@
-"""The command line: commands, options, and what their help says."""
+"""The command line: commands, options and their help, and the values of `--sizes`."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from importlib import metadata
+from typing import Any
+
+from graphport.errors import UsageError
+
+
+def parse_verify_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says of the sizes to try."""
+    if options.limit and options.no_other_sizes:
+        raise UsageError("--limit asks for other sizes, --no-other-sizes for none", fix="one")
+    return {
+        "sizes": parse_sizes(options.sizes),
+        "limit": options.limit,
+        "other_sizes": not options.no_other_sizes,
+    }
+
+
+def parse_sizes(texts: Sequence[str]) -> list[dict[str, int]]:
+    """Each combination of the sizes that a text lists.
+
+    >>> parse_sizes(["batch=1,7,length=16"])
+    [{'batch': 1, 'length': 16}, {'batch': 7, 'length': 16}]
+    """
+    found: list[dict[str, int]] = []
+    for text in texts:
+        listed: dict[str, list[int]] = {}
+        name = ""
+        for part in text.split(","):
+            before, equals, size = (p.strip() for p in part.rpartition("="))
+            if equals:
+                name = before
+                if not name or name in listed:
+                    raise _sizes_syntax_error(text)
+            if not name or not size.isdecimal():
+                raise _sizes_syntax_error(text)
+            listed.setdefault(name, []).append(int(size))
+        found += [
+            dict(zip(listed, some, strict=True)) for some in itertools.product(*listed.values())
+        ]
+    return found
+
+
+def _sizes_syntax_error(text: str) -> UsageError:
+    return UsageError(
+        "sizes that cannot be read", where=f'--sizes "{text}"',
+        fix='NAME=SIZE[,SIZE ...][,NAME=SIZE ...], such as "batch=1,7,length=16"',
+    )  # fmt: skip
+
+
+# Commands, options and their help.
 
 MODELS = """\
 MODEL is one of
@@ -66,20 +116,22 @@ examples:
   graphport bench models.py:build --threads 1 --no-inductor --json
 """
 
-CODES = "exit codes: 0 done; 1 the export or a check failed; 2 the command line is at fault"
+EXIT_CODES = "exit codes: 0 done; 1 the export or a check failed; 2 the command line is at fault"
 
 
-def parser() -> argparse.ArgumentParser:
-    top = _parser(
+def build_parser() -> argparse.ArgumentParser:
+    top = _make_parser(
         argparse.ArgumentParser,
         prog="graphport",
-        epilog=CODES,
+        epilog=EXIT_CODES,
         description="Carry PyTorch models to ONNX, look at the result, verify, measure and cut it.",
     )
-    top.add_argument("--version", action="version", version=f"graphport {_version()}")
+    top.add_argument("--version", action="version", version=f"graphport {_get_version()}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    export = _command(commands, "export", "a model as an ONNX file", f"{MODELS}\n{EXPORT}\n{CODES}")
+    export = _add_command(
+        commands, "export", "a model as an ONNX file", f"{MODELS}\n{EXPORT}\n{EXIT_CODES}"
+    )
     export.add_argument("model", metavar="MODEL", help="what to export: see below")
     _add_allow(export)
     export.add_argument("-o", "--output", metavar="FILE.onnx", required=True)
@@ -116,7 +168,9 @@ def parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--report", metavar="FILE", help="write a report: .html, .md or .txt")
 
-    inspect = _command(commands, "inspect", "what an ONNX file or a saved program holds", CODES)
+    inspect = _add_command(
+        commands, "inspect", "what an ONNX file or a saved program holds", EXIT_CODES
+    )
     inspect.add_argument("file", metavar="FILE", help="model.onnx or program.gpx")
     _add_allow(inspect)
     inspect.add_argument("--graph", action="store_true", help="every node too")
@@ -124,11 +178,11 @@ def parser() -> argparse.ArgumentParser:
         "--depth", type=int, default=2, metavar="N", help="levels of modules to list (default: 2)"
     )
 
-    verify = _command(
+    verify = _add_command(
         commands,
         "verify",
         "an ONNX file against the model that it was made from",
-        f"{MODELS}\n{CODES}",
+        f"{MODELS}\n{EXIT_CODES}",
     )
     verify.add_argument("file", metavar="FILE.onnx")
     verify.add_argument(
@@ -136,12 +190,16 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_allow(verify)
     _add_inputs(verify)
-    verify.add_argument("--rtol", type=_error, metavar="X", help="relative error that is accepted")
-    verify.add_argument("--atol", type=_error, metavar="X", help="absolute error that is accepted")
+    verify.add_argument(
+        "--rtol", type=_parse_tolerance, metavar="X", help="relative error that is accepted"
+    )
+    verify.add_argument(
+        "--atol", type=_parse_tolerance, metavar="X", help="absolute error that is accepted"
+    )
     _add_sizes(verify)
 
-    partition = _command(
-        commands, "partition", "a model over several devices", f"{DEVICES}\n{MODELS}\n{CODES}"
+    partition = _add_command(
+        commands, "partition", "a model over several devices", f"{DEVICES}\n{MODELS}\n{EXIT_CODES}"
     )
     partition.add_argument("model", metavar="MODEL", help="what to cut: see below")
     _add_allow(partition)
@@ -163,21 +221,21 @@ def parser() -> argparse.ArgumentParser:
         "--saturate-host", action="store_true", help="repeat the partitions on idle devices"
     )
     partition.add_argument(
-        "--runs", type=_positive, default=5, metavar="N", help="runs to measure (default: 5)"
+        "--runs", type=_parse_positive, default=5, metavar="N", help="runs to measure (default: 5)"
     )
     partition.add_argument("--svg", metavar="FILE", help="write a picture of the result")
 
-    bench = _command(
+    bench = _add_command(
         commands,
         "bench",
         "eager, torch.compile and ONNX Runtime side by side",
-        f"{BENCH}\n{MODELS}\n{CODES}",
+        f"{BENCH}\n{MODELS}\n{EXIT_CODES}",
     )
     bench.add_argument("model", metavar="MODEL", help="what to run: see below")
     _add_allow(bench)
     _add_inputs(bench)
     bench.add_argument(
-        "--threads", type=_positive, metavar="N", help="threads of each (default: PyTorch's)"
+        "--threads", type=_parse_positive, metavar="N", help="threads of each (default: PyTorch's)"
     )
     bench.add_argument(
         "--seconds", type=float, default=2.0, metavar="S", help="to measure each (default: 2)"
@@ -186,32 +244,34 @@ def parser() -> argparse.ArgumentParser:
         "--no-inductor", action="store_true", help="leave out PyTorch's own compiler"
     )
 
-    _command(commands, "doctor", "versions, execution providers, and what is missing", CODES)
+    _add_command(
+        commands, "doctor", "versions, execution providers, and what is missing", EXIT_CODES
+    )
     return top
 
 
-def _positive(text: str) -> int:
+def _parse_positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not a positive number")
     return number
 
 
-def _count(text: str) -> int:
+def _parse_count(text: str) -> int:
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"{number} is no number of sizes")
     return number
 
 
-def _error(text: str) -> float:
+def _parse_tolerance(text: str) -> float:
     number = float(text)
     if not number >= 0:
         raise argparse.ArgumentTypeError(f"{number} is no error that can be accepted")
     return number
 
 
-def _version() -> str:
+def _get_version() -> str:
     try:
         return metadata.version("graphport")
     except metadata.PackageNotFoundError:
@@ -261,7 +321,7 @@ def _add_sizes(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--limit",
-        type=_count,
+        type=_parse_count,
         metavar="N",
         help="how many sizes to choose (default: up to 5, in twice the time of the example)",
     )
@@ -270,19 +330,21 @@ def _add_sizes(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _command(
+def _add_command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
     purpose: str,
     epilog: str,
 ) -> argparse.ArgumentParser:
-    made = _parser(commands.add_parser, name=name, help=purpose, description=purpose, epilog=epilog)
+    made = _make_parser(
+        commands.add_parser, name=name, help=purpose, description=purpose, epilog=epilog
+    )
     made.add_argument("--json", action="store_true", help="the result as JSON on standard output")
     made.add_argument("--debug", action="store_true", help="errors with their traceback")
     return made
 
 
-def _parser(
+def _make_parser(
     make: Callable[..., argparse.ArgumentParser], **options: str
 ) -> argparse.ArgumentParser:
     # No abbreviations: a script that says --in would break when another option begins so.

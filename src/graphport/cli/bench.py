@@ -1,4 +1,4 @@
-"""`graphport bench`: a model in PyTorch, compiled, and on ONNX Runtime, side by side.
+"""`graphport bench`: eager, torch.compile and ONNX Runtime side by side.
 
 The contenders are called in turn, so that what else the machine does meets all alike, and their
 results are compared with eager's.
@@ -21,7 +21,7 @@ from graphport.errors import ForwardError, UsageError
 
 EAGER = "eager"
 INDUCTOR = "torch.compile, inductor"
-LEAST = 5
+MIN_CALLS = 5
 """Calls of each, however long they take."""
 
 
@@ -70,23 +70,23 @@ def run(options: argparse.Namespace, console: Console) -> int:
     with console.step("loading PyTorch and ONNX", "load"):
         import torch
 
-        from graphport.cli.capturing import described
+        from graphport.cli.capture import build_model
 
         if options.threads:
             torch.set_num_threads(options.threads)
     with console.step(f"building {options.model}", "build"):
-        model = described(options)
+        model = build_model(options)
     with console.step("capturing", "capture"):
         program = model.captured()
     with torch.no_grad():
         module = model.eager
-        contenders = _contenders(model, module, program, inductor=not options.no_inductor)
+        contenders = _make_contenders(model, module, program, inductor=not options.no_inductor)
         buffers = list(module.buffers()) if isinstance(module, torch.nn.Module) else []
-        before = copied(buffers)
+        before = clone_tensors(buffers)
         wanted: Any = None
         for contender in contenders:
             with console.step(f"preparing {contender.name}", "prepare"):
-                result = copied(contender.start())
+                result = clone_tensors(contender.start())
                 for buffer, value in zip(buffers, before, strict=True):
                     buffer.copy_(value)  # each begins with what eager began with
             if contender.name == EAGER:
@@ -96,32 +96,32 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if contenders[0].failure:
             raise ForwardError(f"the model fails in PyTorch: {contenders[0].failure}")
         with console.step("measuring", "measure"):
-            _measure([c for c in contenders if c.fn is not None], options.seconds)
-    _tell(contenders, torch.get_num_threads(), options, console)
+            _measure_in_turn([c for c in contenders if c.fn is not None], options.seconds)
+    _print_result(contenders, torch.get_num_threads(), options, console)
     return 1 if any(c.failure for c in contenders) else 0
 
 
-def _contenders(model: Any, module: Any, program: Any, inductor: bool) -> list[Contender]:
+def _make_contenders(model: Any, module: Any, program: Any, inductor: bool) -> list[Contender]:
     """Each with what makes it a function; eager is the first."""
     import torch
 
     def inputs() -> Any:
-        return copied((model.args, model.kwargs))
+        return clone_tensors((model.args, model.kwargs))
 
     def compiled(backend: Any) -> Any:
         return torch.compile(module, backend=backend)
 
     def ours() -> Any:
-        from graphport.ort import OrtBackend
+        from graphport.runtime import OrtBackend
 
         return compiled(OrtBackend({"ort_session_options": _session_options()}))
 
     def onnx() -> Any:
         from graphport.onnx import export
-        from graphport.onnx.runtime import Session
+        from graphport.onnx.target.session import Session
 
         made = export(program, target="ort")
-        made.run_on(Session(made.skeleton, made.tensors, _session_options()), same_within=True)
+        made.use_session(Session(made.skeleton, made.tensors, _session_options()), same_within=True)
         return made
 
     found = [
@@ -149,7 +149,7 @@ def _session_options() -> Any:
     return options
 
 
-def copied(value: Any) -> Any:
+def clone_tensors(value: Any) -> Any:
     import torch
     from torch.utils import _pytree as pytree
 
@@ -179,20 +179,20 @@ def _largest_difference(found: Any, wanted: Any) -> float:
     return largest
 
 
-def _measure(contenders: list[Contender], seconds: float) -> None:
+def _measure_in_turn(contenders: list[Contender], seconds: float) -> None:
     until = perf_counter() + seconds * len(contenders)
-    while perf_counter() < until or len(contenders[0].calls_sec) < LEAST:
+    while perf_counter() < until or len(contenders[0].calls_sec) < MIN_CALLS:
         for contender in contenders:
             contender.measure()
 
 
-def _tell(
+def _print_result(
     contenders: list[Contender], threads: int, options: argparse.Namespace, console: Console
 ) -> None:
-    from graphport.cli.told import number
-    from graphport.partition.timeline import show_seconds
+    from graphport.cli.console import number_to_json
+    from graphport.partition.timeline import format_seconds
     from graphport.report import sections
-    from graphport.report.document import Document, Section, Table, text
+    from graphport.report.document import Document, Section, Table, render_text
 
     base = contenders[0].call_sec or 0.0
     rows = []
@@ -200,8 +200,8 @@ def _tell(
         cells = [f"fails: {c.failure}", "", "", ""]
         if c.call_sec is not None and c.first_sec is not None:
             error = "" if c.error is None else f"{c.error:.1e}"
-            cells = [show_seconds(c.call_sec), f"{base / c.call_sec:.2f}x", f"{c.first_sec:.1f} s",
-                     error]  # fmt: skip
+            speedup = f"{base / c.call_sec:.2f}x"
+            cells = [format_seconds(c.call_sec), speedup, f"{c.first_sec:.1f} s", error]
         rows.append((c.name, *cells))
     columns = ("", "a call", "speedup", "first result", "largest difference")
     calls = len(contenders[0].calls_sec)
@@ -216,9 +216,10 @@ def _tell(
         "threads": threads,
         "contenders": [
             {"name": c.name, "call_sec": c.call_sec, "first_sec": c.first_sec,
-             "calls": len(c.calls_sec), "max_abs_error": number(c.error), "failure": c.failure}
+             "calls": len(c.calls_sec), "max_abs_error": number_to_json(c.error),
+             "failure": c.failure}
             for c in contenders
         ],
         "timings": console.timings,
     }  # fmt: skip
-    console.result(text(Document(options.model, parts)), data)
+    console.result(render_text(Document(options.model, parts)), data)

@@ -1,4 +1,4 @@
-"""What a person or a program sees of a command.
+"""Output of a command: results as text or JSON, progress, warnings and errors.
 
 Results go to standard output, as text or as JSON; progress, warnings and errors to standard error,
 and so does what the user's own code prints. Progress is shown on a terminal only.
@@ -7,13 +7,14 @@ and so does what the user's own code prints. Progress is shown on a terminal onl
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
-from graphport import escaping
+from graphport import errors
 from graphport.errors import ExportError, MissingLoweringError
 
 
@@ -30,7 +31,7 @@ class Console:
         """Show what is being done and for how long; remember how long it took."""
         began = perf_counter()
         try:
-            with _spinner(doing):
+            with _show_spinner(doing):
                 yield
         finally:
             self.timings[name] = self.timings.get(name, 0.0) + perf_counter() - began
@@ -41,39 +42,39 @@ class Console:
     def _print(self, text: str) -> None:
         """What the output cannot encode is shown escaped, as on standard error."""
         encoding = getattr(self.output, "encoding", None) or "utf-8"
-        text = escaping.terminal(text).encode(encoding, "backslashreplace").decode(encoding)
+        text = errors.escape_terminal(text).encode(encoding, "backslashreplace").decode(encoding)
         print(text, file=self.output, flush=True)
 
     def warn(self, text: str) -> None:
-        _say(f"warning: {text}", "yellow")
+        _print_message(f"warning: {text}", "yellow")
 
     def failure(self, error: ExportError) -> None:
-        _say(str(error), "red")
+        _print_message(str(error), "red")
         if self.as_json:
-            told = {"ok": False, "error": described(error)}
+            told = {"ok": False, "error": error_to_json(error)}
             self._print(json.dumps(told, indent=2))
 
 
-def described(error: ExportError) -> dict[str, Any]:
+def error_to_json(error: ExportError) -> dict[str, Any]:
     """An error for `--json`."""
     return {
         "code": type(error).code,
         "type": type(error).__name__,
         "what": error.what,
-        "where": _where(error),
+        "where": _format_where(error),
         "fix": error.fix,
     }
 
 
-def _where(error: ExportError) -> str | None:
+def _format_where(error: ExportError) -> str | None:
     if isinstance(error, MissingLoweringError):
         return "\n".join(error.lines)
     return None if error.where is None else str(error.where)
 
 
 @contextmanager
-def _spinner(doing: str) -> Iterator[None]:
-    if not _on_terminal():
+def _show_spinner(doing: str) -> Iterator[None]:
+    if not _is_terminal():
         yield
         return
     from rich.console import Console as Terminal
@@ -81,18 +82,18 @@ def _spinner(doing: str) -> Iterator[None]:
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=Terminal(stderr=True), transient=True) as progress:
-        progress.add_task(escaping.line(doing), total=None)
+        progress.add_task(errors.escape_line(doing), total=None)
         yield
 
 
-def _on_terminal() -> bool:
+def _is_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()  # None where it is closed
 
 
-def _say(text: str, colour: str) -> None:
+def _print_message(text: str, colour: str) -> None:
     """On standard error; the code or the first word in colour on a terminal."""
-    text = escaping.terminal(text)
-    if not _on_terminal():
+    text = errors.escape_terminal(text)
+    if not _is_terminal():
         print(text, file=sys.stderr)
         return
     from rich.console import Console as Terminal
@@ -100,3 +101,36 @@ def _say(text: str, colour: str) -> None:
 
     head, _, rest = text.partition(" ")
     Terminal(stderr=True, soft_wrap=True).print(Text.assemble((head, f"bold {colour}"), " ", rest))
+
+
+# Results as data, for `--json`.
+
+
+def verification_to_json(report: Any) -> dict[str, Any]:
+    """A `VerificationReport`."""
+    where = report.first_divergence
+    return {
+        "ok": report.ok,
+        "outputs": [
+            {"name": o.name, "ok": o.ok, "max_abs_error": number_to_json(o.max_abs_error),
+             "max_rel_error": number_to_json(o.max_rel_error)}
+            for o in report.outputs
+        ],
+        "sizes_tried": [trial.sizes for trial in report.sizes_tried if trial.compared],
+        "sizes_refused": [
+            {"sizes": trial.sizes, "outcome": trial.outcome, "reason": trial.reason}
+            for trial in report.sizes_refused
+        ],
+        "weights_differ": [
+            {"name": w.name, "max_abs_error": number_to_json(w.max_abs_error)}
+            for w in report.weights
+        ],
+        "first_divergence": None if where is None else {
+            "node": str(where.node), "module": where.module, "source": str(where.source),
+        },
+    }  # fmt: skip
+
+
+def number_to_json(x: float | None) -> float | str | None:
+    """JSON has no infinity and no NaN."""
+    return x if x is None or math.isfinite(x) else str(x)

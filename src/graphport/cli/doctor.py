@@ -9,7 +9,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 
 from graphport.cli.console import Console
-from graphport.report.document import Block, Document, Section, Table, text
+from graphport.report.document import Block, Document, Section, Table, render_text
 
 NEEDED = ("torch", "numpy", "onnx", "onnxruntime", "onnx_ir", "rich")
 OPTIONAL = {
@@ -21,30 +21,30 @@ OPTIONAL = {
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    ranges = requirements("graphport")
+    ranges = read_requirements("graphport")
     needed = {name: ranges.get(name, "") for name in NEEDED}
-    versions = {name: installed(name) for name in needed}
+    versions = {name: find_version(name) for name in needed}
     problems = [
         f"{name} {versions[name] or 'is not installed'}: graphport needs it, {wanted or 'any'}"
         for name, wanted in needed.items()
-        if not satisfied(versions[name], wanted)
+        if not is_satisfied(versions[name], wanted)
     ]
     with console.step("loading them", "load"):
         problems += [
             f"{name} is installed and cannot be loaded: {why}"
             for name, version in versions.items()
-            if version and (why := unloadable(name.replace("-", "_")))
+            if version and (why := find_import_error(name.replace("-", "_")))
         ]
     providers: list[str] = []
     opset = None
     if not problems:
         import onnxruntime
 
-        from graphport.onnx import opsets
+        from graphport.onnx.target import kernels
 
-        providers, opset = onnxruntime.get_available_providers(), opsets.default()
+        providers, opset = onnxruntime.get_available_providers(), kernels.default_opset()
     missing = {name: use for name, use in OPTIONAL.items() if find_spec(name) is None}
-    own = {"graphport": installed("graphport"), "python": platform.python_version()}
+    own = {"graphport": find_version("graphport"), "python": platform.python_version()}
     data = {
         "ok": not problems,
         "versions": {**own, **versions},
@@ -63,11 +63,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
         Section("optional", blocks if missing else ["everything is installed"]),
         Section("problems", problems or ["none"]),
     ])  # fmt: skip
-    console.result(text(document), data)
+    console.result(render_text(document), data)
     return 1 if problems else 0
 
 
-def requirements(package: str) -> dict[str, str]:
+def read_requirements(package: str) -> dict[str, str]:
     """What a package needs: the name of each requirement, and its range of versions."""
     found = {}
     try:
@@ -83,7 +83,7 @@ def requirements(package: str) -> dict[str, str]:
     return found
 
 
-def installed(package: str) -> str | None:
+def find_version(package: str) -> str | None:
     """The version of a package; onnxruntime has several names, one per kind of hardware."""
     variants = ("", "-gpu", "-directml", "-openvino", "-qnn") if package == "onnxruntime" else ("",)
     for variant in variants:
@@ -94,7 +94,7 @@ def installed(package: str) -> str | None:
     return None
 
 
-def unloadable(module: str) -> str:
+def find_import_error(module: str) -> str:
     """Why a module cannot be imported; empty if it can."""
     try:
         import_module(module)
@@ -103,33 +103,33 @@ def unloadable(module: str) -> str:
     return ""
 
 
-def satisfied(version: str | None, wanted: str) -> bool:
+def is_satisfied(version: str | None, wanted: str) -> bool:
     """Whether a version is in a range, such as `>=2.9,<2.14`.
 
-    >>> satisfied("2.13.0+cpu", ">=2.9,<2.14"), satisfied("2.14.0", ">=2.9,<2.14")
+    >>> is_satisfied("2.13.0+cpu", ">=2.9,<2.14"), is_satisfied("2.14.0", ">=2.9,<2.14")
     (True, False)
     """
     if version is None:
         return False
-    have = _numbers(version)
+    have = _parse_release(version)
     for part in filter(None, wanted.split(",")):
         match = re.fullmatch(r"\s*(>=|<=|==|!=|<|>)\s*([\w.]+)\s*", part)
         assert match is not None, f"{part} is no range of versions that we write"
-        limit = _numbers(match[2])
+        limit = _parse_release(match[2])
         length = max(len(have), len(limit))
         a, b = (x + (0,) * (length - len(x)) for x in (have, limit))
-        if not _COMPARED[match[1]](a, b):
+        if not _COMPARISONS[match[1]](a, b):
             return False
     return True
 
 
-_COMPARED = {
+_COMPARISONS = {
     ">=": lambda a, b: a >= b, "<=": lambda a, b: a <= b, "==": lambda a, b: a == b,
     "!=": lambda a, b: a != b, "<": lambda a, b: a < b, ">": lambda a, b: a > b,
 }  # fmt: skip
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_release(version: str) -> tuple[int, ...]:
     """The release of a version, without what marks builds and candidates."""
     release = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, release[0].split("."))) if release else ()

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from graphport import report
+from graphport.cli.arguments import parse_verify_options
 from graphport.cli.console import Console
-from graphport.cli.trying import verify_options
 from graphport.errors import InputError, UsageError
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    _check(options)
-    how = verify_options(options)
+    _check_options(options)
+    how = parse_verify_options(options)
     with console.step("loading PyTorch and ONNX", "load"):
         from graphport import onnx
-        from graphport.cli.capturing import described
+        from graphport.cli.capture import build_model
 
-        _as_usage(lambda: onnx.ExportOptions(opset=options.opset), "--opset")
+        _raise_as_usage(lambda: onnx.ExportOptions(opset=options.opset), "--opset")
     with console.step(f"building {options.model}", "build"):
-        model = described(options)
+        model = build_model(options)
     with console.step("capturing", "capture"):
         captured = model.captured()
     with console.step("lowering to ONNX", "lower"):
@@ -36,15 +36,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if ok:
         with console.step(f"writing {options.output}", "save"):
             program.save(
-                options.output, external_data=_external(options), state_dict=options.weights
+                options.output,
+                external_data=_get_external_data(options),
+                state_dict=options.weights,
             )
     if options.report:
         report.write(program, options.report, console.timings, verification)
-    _tell(program, verification, options, console)
+    _print_result(program, verification, options, console)
     return 0 if ok else 1
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check_options(options: argparse.Namespace) -> None:
     """What can be said before anything slow is done."""
     output = Path(options.output)
     for path in (output, Path(options.report or output)):
@@ -55,10 +57,10 @@ def _check(options: argparse.Namespace) -> None:
     if not options.verify and (options.sizes or options.limit or options.no_other_sizes):
         raise UsageError("sizes to verify at were given, but not --verify", fix="--verify")
     if options.report:
-        _as_usage(lambda: report.check_path(options.report), "--report")
+        _raise_as_usage(lambda: report.check_path(options.report), "--report")
 
 
-def _as_usage(check: Callable[[], Any], option: str) -> None:
+def _raise_as_usage(check: Callable[[], Any], option: str) -> None:
     """What the library says of an option, as a fault of the command line."""
     try:
         check()
@@ -66,16 +68,18 @@ def _as_usage(check: Callable[[], Any], option: str) -> None:
         raise UsageError(error.what, where=option, fix=error.fix) from None
 
 
-def _tell(program: Any, verification: Any, options: argparse.Namespace, console: Console) -> None:
-    from graphport.cli.told import verified
-    from graphport.report import facts_of, sections
-    from graphport.report.document import Document, text
+def _print_result(
+    program: Any, verification: Any, options: argparse.Namespace, console: Console
+) -> None:
+    from graphport.cli.console import verification_to_json
+    from graphport.report import collect_facts, sections
+    from graphport.report.document import Document, render_text
 
-    facts = facts_of(program)
+    facts = collect_facts(program)
     ok = verification is None or verification.ok
-    size = _bytes_written(options) if ok else 0
+    size = _count_written_bytes(options) if ok else 0
     parts = [
-        sections.summary(facts, **({"file": f"{options.output}, {sections.octets(size)}"}
+        sections.summary(facts, **({"file": f"{options.output}, {sections.format_bytes(size)}"}
                                    if ok else {"file": "not written"})),
         *sections.interface(facts),
         sections.sizes(facts),
@@ -90,19 +94,19 @@ def _tell(program: Any, verification: Any, options: argparse.Namespace, console:
         "opset": program.opset,
         "target": options.target,
         **facts.data(),
-        "verification": None if verification is None else verified(verification),
+        "verification": None if verification is None else verification_to_json(verification),
         "timings": console.timings,
         "report": options.report,
     }
-    console.result(text(Document(f"{options.model} -> {options.output}", parts)), data)
+    console.result(render_text(Document(f"{options.model} -> {options.output}", parts)), data)
 
 
-def _bytes_written(options: argparse.Namespace) -> int:
+def _count_written_bytes(options: argparse.Namespace) -> int:
     """Of the file, and of the one beside it if this export has written one."""
-    from graphport.onnx import weights
+    from graphport.onnx.write import weights
 
-    return weights.size_of(Path(options.output))
+    return weights.measure_model(Path(options.output))
 
 
-def _external(options: argparse.Namespace) -> bool | str:
+def _get_external_data(options: argparse.Namespace) -> bool | str:
     return True if options.external_data else "auto"

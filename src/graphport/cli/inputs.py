@@ -1,10 +1,11 @@
-"""Example inputs: written on the command line, read from a file, or returned by a function."""
+"""Example inputs: from the command line, a file, a function, or what an ONNX file declares."""
 
 from __future__ import annotations
 
 import ast
+import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,25 +13,29 @@ from zipfile import BadZipFile
 
 import torch
 
-from graphport.capture.inputs import signature_of
-from graphport.cli.models import Model, call, named_object
-from graphport.errors import UsageError
-from graphport.program.printing import SHORT
+from graphport.capture.spec.inputs import signature_of
+from graphport.cli.models import Model, call_user_function, import_object, load_onnx
+from graphport.errors import ExpressionError, UsageError
+from graphport.onnx.emit.schemas import TORCH_OF
+from graphport.program.exported import SHORT_DTYPES
+from graphport.report.facts import collect_model_facts
+from graphport.symbolic.validate.parse import parse_term
+from graphport.symbolic.validate.terms import Terms, evaluate_term
 
 DTYPES: dict[str, torch.dtype] = {
-    **{short: dtype for dtype, short in SHORT.items()},
-    **{str(dtype).removeprefix("torch."): dtype for dtype in SHORT},
+    **{short: dtype for dtype, short in SHORT_DTYPES.items()},
+    **{str(dtype).removeprefix("torch."): dtype for dtype in SHORT_DTYPES},
 }
 """By their short and their full names."""
 
 _TENSOR = re.compile(r"(\w+)\[([\d\s,]*)\](?:\((-?\d+)\.\.(-?\d+)\))?")
-_WORDS = {"true": True, "false": False, "none": None}
-_FILES = (".npz", ".safetensors")
+_KEYWORDS = {"true": True, "false": False, "none": None}
+_FILE_SUFFIXES = (".npz", ".safetensors")
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def arguments(
+def resolve_inputs(
     model: Model,
     written: Sequence[str],
     given: str | None,
@@ -47,25 +52,31 @@ def arguments(
             raise UsageError("a saved program has its inputs already", fix="leave out --input")
         return model.target.example_inputs
     if written:
-        return bound(model.target, written_inputs(written))
-    if given and given.endswith(_FILES):
-        return bound(model.target, read(Path(given)))
+        return bind_inputs(model.target, parse_inputs(written))
+    if given and given.endswith(_FILE_SUFFIXES):
+        return bind_inputs(model.target, read_tensors(Path(given)))
     if given:
-        found, _ = named_object(given, model.home)
-        return normal(model.target, call(found, given) if callable(found) else found, given)
+        found, _ = import_object(given, model.home)
+        return normalise_inputs(
+            model.target, call_user_function(found, given) if callable(found) else found, given
+        )
     if model.args is not None or model.kwargs:
-        args, kwargs = normal(model.target, () if model.args is None else model.args, "args")
+        args, kwargs = normalise_inputs(
+            model.target, () if model.args is None else model.args, "args"
+        )
         return args, {**kwargs, **(model.kwargs or {})}
     beside = getattr(model.home, "example_inputs", None)
     if callable(beside):
-        return normal(model.target, call(beside, "example_inputs"), "example_inputs")
-    return bound(model.target, otherwise())
+        return normalise_inputs(
+            model.target, call_user_function(beside, "example_inputs"), "example_inputs"
+        )
+    return bind_inputs(model.target, otherwise())
 
 
-def normal(target: Any, value: Any, source: str) -> Arguments:
+def normalise_inputs(target: Any, value: Any, source: str) -> Arguments:
     """A tensor, a tuple of positional arguments, or a dict by parameter name."""
     if isinstance(value, dict):
-        return bound(target, value)
+        return bind_inputs(target, value)
     if isinstance(value, torch.Tensor):
         return (value,), {}
     if isinstance(value, list | tuple):
@@ -76,7 +87,7 @@ def normal(target: Any, value: Any, source: str) -> Arguments:
     )
 
 
-def bound(target: Any, named: Mapping[str, Any]) -> Arguments:
+def bind_inputs(target: Any, named: Mapping[str, Any]) -> Arguments:
     """Inputs by parameter name, as the model takes them."""
     signature = signature_of(target)
     parameters = list(signature.parameters.values())
@@ -101,44 +112,44 @@ def bound(target: Any, named: Mapping[str, Any]) -> Arguments:
     return chosen.args, chosen.kwargs
 
 
-# Written
+# Inputs written on the command line
 
 
-def written_inputs(texts: Sequence[str]) -> dict[str, Any]:
+def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     found: dict[str, Any] = {}
     for text in texts:
         name, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not name.isidentifier():
-            raise _unreadable(text, "NAME=VALUE, such as x=f32[2,3]")
+            raise _input_syntax_error(text, "NAME=VALUE, such as x=f32[2,3]")
         if name in found:
             raise UsageError(f"there are two inputs {name}", where=f'--input "{text}"')
-        found[name] = _value(value, text, generator)
+        found[name] = _parse_value(value, text, generator)
     return found
 
 
-def _value(value: str, text: str, generator: torch.Generator) -> Any:
+def _parse_value(value: str, text: str, generator: torch.Generator) -> Any:
     tensor = _TENSOR.fullmatch(value)
     if tensor:
         dtype, sizes, least, most = tensor.groups()
         if dtype not in DTYPES:
-            raise _unreadable(text, f"a dtype: {', '.join(SHORT.values())}")
+            raise _input_syntax_error(text, f"a dtype: {', '.join(SHORT_DTYPES.values())}")
         try:
             shape = [int(size) for size in sizes.split(",")] if sizes.strip() else []
         except ValueError:
-            raise _unreadable(text, f"{dtype}[2,3]") from None
+            raise _input_syntax_error(text, f"{dtype}[2,3]") from None
         limits = (int(least), int(most)) if least else None
         _require_range(DTYPES[dtype], limits, text)
         try:
-            return random_tensor(DTYPES[dtype], shape, limits, generator)
+            return draw_tensor(DTYPES[dtype], shape, limits, generator)
         except (RuntimeError, MemoryError) as error:  # of torch: too large
             raise UsageError(str(error).splitlines()[0], where=f'--input "{text}"') from None
-    if value.lower() in _WORDS:
-        return _WORDS[value.lower()]
+    if value.lower() in _KEYWORDS:
+        return _KEYWORDS[value.lower()]
     try:
         literal = ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise _unreadable(
+        raise _input_syntax_error(
             text, "a type and sizes (f32[2,3]), a number, true, false, none or a 'text'"
         ) from None
     return literal
@@ -161,7 +172,7 @@ def _require_range(dtype: torch.dtype, limits: tuple[int, int] | None, text: str
         )  # fmt: skip
 
 
-def random_tensor(
+def draw_tensor(
     dtype: torch.dtype,
     shape: Sequence[int],
     limits: tuple[int, int] | None,
@@ -176,19 +187,19 @@ def random_tensor(
     return drawn.reshape(list(shape)).to(dtype)
 
 
-def _unreadable(text: str, fix: str) -> UsageError:
+def _input_syntax_error(text: str, fix: str) -> UsageError:
     return UsageError("an input that cannot be read", where=f'--input "{text}"', fix=fix)
 
 
 # Files
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_tensors(path: Path) -> dict[str, Any]:
     """Tensors by name."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
     if path.suffix == ".safetensors":
-        from graphport.capture.checkpoints import Shard
+        from graphport.capture.fake_mode import Shard
 
         shard: Any = Shard(path, torch.device("cpu"))
         return {name: tensor.read() for name, tensor in shard.get_tensors().items()}
@@ -199,3 +210,88 @@ def read(path: Path) -> dict[str, Any]:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     except (ValueError, OSError, TypeError, EOFError, BadZipFile) as error:
         raise UsageError(f"{path} cannot be read: {error}") from None
+
+
+# Draws inputs from what an ONNX file declares: names, dtypes, sizes.
+
+_MAX_TRIES = 1000
+_MAX_SIZE = 1 << 31
+
+
+def draw_file_inputs(path: Path, target: Any) -> dict[str, Any]:
+    """Inputs by parameter of the model; none if the file's are not the model's."""
+    model = load_onnx(path)
+    weights = {t.name for t in model.graph.initializer}
+    ports = [v for v in model.graph.input if v.name not in weights]
+    names = _match_parameters(target, [v.name for v in ports])
+    sizes = _choose_sizes(model)
+    if names is None or sizes is None:
+        return {}
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for name, port in zip(names, ports, strict=True):
+        kind = port.type.tensor_type
+        if kind.elem_type not in TORCH_OF:
+            return {}
+        shape = [_evaluate_dim(dim, sizes) for dim in kind.shape.dim]
+        if any(n is None for n in shape):
+            return {}
+        found[name] = draw_tensor(TORCH_OF[kind.elem_type], shape, None, generator)  # type: ignore[arg-type]
+    return found
+
+
+def _match_parameters(target: Any, given: Sequence[str]) -> list[str] | None:
+    """The parameters that inputs are for: of the same names, or else in the same order."""
+    parameters = signature_of(target).parameters.values()
+    names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if set(given) <= set(names):
+        return list(given)
+    if any(text.startswith(f"{name}_") for text in given for name in names):
+        return None  # parts of a parameter that is a list, tuple or dict
+    required = [p.name for p in parameters if p.name in names and p.default is p.empty]
+    for some in (required, names):
+        if len(some) == len(given):
+            return some
+    return None
+
+
+def _choose_sizes(model: Any) -> dict[str, int] | None:
+    """Sizes by name, within their ranges, at which what the file says of them holds."""
+    facts = collect_model_facts(model)
+    ranges = {s.name: (s.least or 0, _MAX_SIZE if s.most is None else s.most)
+              for s in facts.sizes if s.name.isidentifier()}  # fmt: skip
+    return next(
+        (some for some in _propose_sizes(ranges) if _conditions_hold(facts.conditions, some)), None
+    )
+
+
+def _propose_sizes(ranges: Mapping[str, tuple[int, int]]) -> Iterator[dict[str, int]]:
+    """Small sizes that differ from each other, then any."""
+    yield {
+        name: min(max(least, 2) + i, most) for i, (name, (least, most)) in enumerate(ranges.items())
+    }
+    choice = random.Random(0)
+    for reach in range(2, _MAX_TRIES):
+        yield {name: choice.randint(least, min(most, least + reach))
+               for name, (least, most) in ranges.items()}  # fmt: skip
+
+
+def _conditions_hold(conditions: Sequence[str], sizes: Mapping[str, int]) -> bool:
+    return all(_evaluate_text(text, sizes) is not False for text in conditions)
+
+
+def _evaluate_dim(dim: Any, sizes: Mapping[str, int]) -> int | None:
+    if dim.HasField("dim_value"):
+        return int(dim.dim_value)
+    value = _evaluate_text(dim.dim_param, sizes) if dim.dim_param else 2
+    return int(value) if value is not None and value >= 0 else None
+
+
+def _evaluate_text(text: str, sizes: Mapping[str, int]) -> Any:
+    """What a text says at certain sizes; None if it cannot be told."""
+    if text in sizes:
+        return sizes[text]
+    try:
+        return evaluate_term(parse_term(text, Terms(), text), sizes)
+    except (ExpressionError, ArithmeticError, KeyError):
+        return 2 if not set(text) & set("*+-/%(),<>=!") else None

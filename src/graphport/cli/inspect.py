@@ -21,40 +21,41 @@ def run(options: argparse.Namespace, console: Console) -> int:
             f"{path} is neither an ONNX file nor a program", fix="a .onnx or a .gpx file"
         )
     with console.step(f"reading {path}", "read"):
-        from graphport.report import document_of
-        from graphport.report.document import Code, Section, text
+        from graphport.report import make_document
+        from graphport.report.document import Code, Section, render_text
 
         facts, graph = read(path, options.allow)
-    document = document_of(f"{path}, {_size(path)}", facts, depth=options.depth)
+    document = make_document(f"{path}, {_format_file_size(path)}", facts, depth=options.depth)
     lines = graph() if options.graph else ""
     if options.graph:
         document.sections.append(Section("graph", [Code(lines)]))
     data = {"ok": True, "file": str(path), **facts.data()}
-    console.result(text(document), {**data, "graph": lines.splitlines()} if options.graph else data)
+    console.result(
+        render_text(document), {**data, "graph": lines.splitlines()} if options.graph else data
+    )
     return 0
 
 
-def _size(path: Path) -> str:
-    from graphport.report.sections import octets
+def _format_file_size(path: Path) -> str:
+    from graphport.report.sections import format_bytes
 
-    return octets(path.stat().st_size)
+    return format_bytes(path.stat().st_size)
 
 
-def _onnx(path: Path, _: Sequence[str]) -> tuple[Any, Any]:
+def _read_onnx(path: Path, _: Sequence[str]) -> tuple[Any, Any]:
     from graphport.cli.models import load_onnx
-    from graphport.report.facts import of_model
-    from graphport.report.listing import listing
+    from graphport.report.facts import collect_model_facts, format_graph
 
     model = load_onnx(path)
-    return of_model(model), lambda: listing(model.graph)
+    return collect_model_facts(model), lambda: format_graph(model.graph)
 
 
-def _program(path: Path, allow: Sequence[str]) -> tuple[Any, Any]:
+def _read_program(path: Path, allow: Sequence[str]) -> tuple[Any, Any]:
     from graphport.cli.models import load_program
-    from graphport.report.facts import of_program
+    from graphport.report.facts import collect_program_facts
 
     program = load_program(str(path), allow)
-    return of_program(program), lambda: str(program)
+    return collect_program_facts(program), lambda: str(program)
 
 
-_READERS = {".onnx": _onnx, ".gpx": _program}
+_READERS = {".onnx": _read_onnx, ".gpx": _read_program}

@@ -1,4 +1,4 @@
-"""The entry point: a command is run, and what goes wrong becomes a message and an exit code."""
+"""The entry point: runs a command, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any
 
-from graphport.cli.arguments import parser
+from graphport.cli.arguments import build_parser
 from graphport.cli.console import Console
 from graphport.errors import (
     CaptureWarning,
@@ -31,31 +31,31 @@ Command = Callable[[argparse.Namespace, Console], int]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit code."""
     try:
-        options = parser().parse_args(argv)
+        options = build_parser().parse_args(argv)
     except SystemExit as stop:  # argparse has said what is wrong, or the help
         return stop.code if isinstance(stop.code, int) else USAGE
     console = Console(as_json=options.json)
     with warnings.catch_warnings(), redirect_stdout(sys.stderr):
         warnings.simplefilter("always", CaptureWarning)
-        warnings.showwarning = _shown(console, warnings.showwarning)
+        warnings.showwarning = _make_warning_hook(console, warnings.showwarning)
         try:
             run: Command = import_module(f"graphport.cli.{options.command}").run
             return run(options, console)
         except KeyboardInterrupt:
             return FAILED
         except SystemExit as stop:
-            return _failed(stop, _left(stop), options, console)
+            return _report_failure(stop, _exit_error(stop), options, console)
         except BrokenPipeError:
             # The reader has gone, as `head` does; Python would complain once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), console.output.fileno())
             return FAILED
         except ExportError as error:
-            return _failed(error, error, options, console)
+            return _report_failure(error, error, options, console)
         except Exception as error:  # noqa: BLE001  whatever there is, it is told
-            return _failed(error, _told(error), options, console)
+            return _report_failure(error, _to_export_error(error), options, console)
 
 
-def _told(error: Exception) -> ExportError:
+def _to_export_error(error: Exception) -> ExportError:
     """A file that cannot be read or written is the user's matter; all else is our fault."""
     if isinstance(error, OSError) and error.filename is not None:
         return UsageError(f"{error.filename}: {error.strerror}")
@@ -66,19 +66,19 @@ def _told(error: Exception) -> ExportError:
     )
 
 
-def _left(stop: SystemExit) -> ExportError:
+def _exit_error(stop: SystemExit) -> ExportError:
     """A script that ends the process when it is imported would do so in silence."""
     from graphport import source
 
     said = "" if stop.code is None else repr(stop.code)
     return ForwardError(
         f"the model's code ends the process: sys.exit({said})",
-        where=source.of_traceback(stop),
+        where=source.locate_error(stop),
         fix='what only a script does goes below: if __name__ == "__main__":',
     )
 
 
-def _failed(
+def _report_failure(
     error: BaseException, told: ExportError, options: argparse.Namespace, console: Console
 ) -> int:
     if options.debug:
@@ -87,7 +87,7 @@ def _failed(
     return USAGE if isinstance(told, UsageError) else FAILED
 
 
-def _shown(console: Console, otherwise: Callable[..., Any]) -> Callable[..., None]:
+def _make_warning_hook(console: Console, otherwise: Callable[..., Any]) -> Callable[..., None]:
     """Warnings of ours in our own form, others as they would be."""
 
     def show(message: Any, category: Any, *place: Any) -> None:

@@ -1,4 +1,4 @@
-"""Models as the command line names them: `PKG.MODULE:NAME`, `FILE.py:NAME`, `PROGRAM.gpx`."""
+"""Loads and captures models by name: `PKG.MODULE:NAME`, `FILE.py:NAME`, `PROGRAM.gpx`."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Model:
         return isinstance(self.target, ExportedProgram)
 
 
-def resolve(text: str, allow: Iterable[str] = ()) -> Model:
+def resolve_model(text: str, allow: Iterable[str] = ()) -> Model:
     """The model that a text names; a program may call the operators that are allowed."""
     if text.endswith(".gpx"):
         return Model(load_program(text, allow))
-    found, home = named_object(text)
-    made = _made(found, text)
+    found, home = import_object(text)
+    made = _make_model(found, text)
     made.home = home
     if isinstance(made.target, nn.Module):
         made.target.eval()
@@ -75,7 +75,7 @@ def load_onnx(path: Path) -> Any:
     return model
 
 
-def named_object(text: str, beside: ModuleType | None = None) -> tuple[Any, ModuleType]:
+def import_object(text: str, beside: ModuleType | None = None) -> tuple[Any, ModuleType]:
     """The object that `PKG.MODULE:NAME` or `FILE.py:NAME` names, and the module that has it.
 
     A mere NAME is looked up in the module `beside`.
@@ -83,13 +83,13 @@ def named_object(text: str, beside: ModuleType | None = None) -> tuple[Any, Modu
     place, colon, name = text.rpartition(":")
     if not name or (colon and not place) or (not colon and beside is None):
         place = place or name
-        raise UsageError(f"{text} names no object", fix=_named_within(place))
-    module = _module(place) if colon else beside
+        raise UsageError(f"{text} names no object", fix=_suggest_names(place))
+    module = _import_module(place) if colon else beside
     assert module is not None
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            names = _candidates(module)
+            names = _list_candidates(module)
             raise UsageError(
                 f"{module.__name__} has no {name}",
                 fix=f"one of {', '.join(names)}" if names else (),
@@ -98,14 +98,14 @@ def named_object(text: str, beside: ModuleType | None = None) -> tuple[Any, Modu
     return found, module
 
 
-def _named_within(place: str) -> str | list[str]:
+def _suggest_names(place: str) -> str | list[str]:
     """Objects of a file to choose from; else how they are named."""
     if not place.endswith(".py"):
         return "PKG.MODULE:NAME, FILE.py:NAME or PROGRAM.gpx"
-    return [f"{place}:{n}" for n in _candidates(_module(place))[:5]] or f"{place}:NAME"
+    return [f"{place}:{n}" for n in _list_candidates(_import_module(place))[:5]] or f"{place}:NAME"
 
 
-def _candidates(module: ModuleType) -> list[str]:
+def _list_candidates(module: ModuleType) -> list[str]:
     """What a module defines itself that could be meant."""
     return [
         name for name, x in vars(module).items()
@@ -114,9 +114,9 @@ def _candidates(module: ModuleType) -> list[str]:
     ]  # fmt: skip
 
 
-def _module(place: str) -> ModuleType:
+def _import_module(place: str) -> ModuleType:
     if place.endswith(".py"):
-        return _file_module(Path(place))
+        return _import_file(Path(place))
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)  # as `python -m` does
@@ -128,12 +128,12 @@ def _module(place: str) -> ModuleType:
                 f"there is no module {place}: {error}",
                 fix="a module that is installed or in this folder, or FILE.py:NAME",
             ) from None
-        raise _raised(f"import {place}", error) from error
+        raise _forward_error(f"import {place}", error) from error
     except Exception as error:  # the user's own code
-        raise _raised(f"import {place}", error) from error
+        raise _forward_error(f"import {place}", error) from error
 
 
-def _file_module(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
     path = path.resolve()
@@ -156,12 +156,12 @@ def _file_module(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:  # the user's own code
         del sys.modules[name]
-        fix = _as_part(path) if "relative import" in str(error) else ()
-        raise _raised(f"import {path.name}", error, fix) from error
+        fix = _suggest_package_path(path) if "relative import" in str(error) else ()
+        raise _forward_error(f"import {path.name}", error, fix) from error
     return module
 
 
-def _as_part(path: Path) -> str:
+def _suggest_package_path(path: Path) -> str:
     """How a file is named that belongs to a package, and imports from it."""
     names = [path.stem]
     folder = path.parent
@@ -171,7 +171,7 @@ def _as_part(path: Path) -> str:
     return f"{'.'.join(names)}:NAME, in the folder {folder}"
 
 
-def _made(found: Any, text: str) -> Model:
+def _make_model(found: Any, text: str) -> Model:
     """A model from the object that was named."""
     if isinstance(found, nn.Module | ExportedProgram):
         return Model(found)
@@ -180,7 +180,7 @@ def _made(found: Any, text: str) -> Model:
             f"{text} is a {type(found).__name__}",
             fix=f"an nn.Module, or a function that returns {_RETURNS}",
         )
-    needed = _required(found)
+    needed = _list_required_parameters(found)
     if needed and isinstance(found, type):
         names = ", ".join(needed)
         raise UsageError(
@@ -189,23 +189,23 @@ def _made(found: Any, text: str) -> Model:
         )
     if needed:
         return Model(found)
-    return _of_result(call(found, text), text)
+    return _unpack_result(call_user_function(found, text), text)
 
 
-def call(fn: Callable[[], Any], text: str) -> Any:
+def call_user_function(fn: Callable[[], Any], text: str) -> Any:
     """What the user's function returns; what it raises, as an error with the user's line."""
     try:
         return fn()
     except Exception as error:  # the user's own code
-        raise _raised(text, error) from error
+        raise _forward_error(text, error) from error
 
 
-def _raised(doing: str, error: Exception, fix: str | tuple[str, ...] = ()) -> ForwardError:
-    where = source.of_traceback(error)
+def _forward_error(doing: str, error: Exception, fix: str | tuple[str, ...] = ()) -> ForwardError:
+    where = source.locate_error(error)
     return ForwardError(f"{doing} raised {type(error).__name__}: {error}", where=where, fix=fix)
 
 
-def _required(fn: Callable[..., Any]) -> list[str]:
+def _list_required_parameters(fn: Callable[..., Any]) -> list[str]:
     """Parameters that must be given; a function of torch's that does not tell has some."""
     try:
         parameters = inspect.signature(fn).parameters.values()
@@ -215,7 +215,7 @@ def _required(fn: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in several]
 
 
-def _of_result(result: Any, text: str) -> Model:
+def _unpack_result(result: Any, text: str) -> Model:
     parts = result if isinstance(result, tuple) else (result,)
     is_model = bool(parts) and (callable(parts[0]) or isinstance(parts[0], ExportedProgram))
     if not is_model or len(parts) > 4:

@@ -1,15 +1,101 @@
-"""`graphport partition`: a model over several devices."""
+"""`graphport partition`: partitions a model over the devices of a TOML file.
+
+transfer = "10 GB/s"
+
+[[devices]]
+name = "gpu"
+memory = "16 GB"
+count = 4
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphport.cli.console import Console
 from graphport.errors import ExportError, ForwardError, GraphError, UsageError
+from graphport.partition import Device
 
-_RATE = 10**10
+_UNITS = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*(?:/\s*s)?\s*", re.IGNORECASE)
+_KEYS = {"": {"transfer", "devices"}, "devices": {"name", "memory", "count"}}
+
+
+class DeviceTable(NamedTuple):
+    devices: list[Device]
+    transfer: float | None
+    """Octets per second between two devices, where the file says so."""
+
+
+def read_devices(path: Path) -> DeviceTable:
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}", where="--devices")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}", where="--devices") from None
+    _require_known_keys(table, "", path)
+    rows = table.get("devices")
+    if not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
+        raise UsageError(
+            f"{path} has no devices", fix='[[devices]] with name = "gpu" and memory = "16 GB"'
+        )
+    devices: list[Device] = []
+    for number, row in enumerate(rows):
+        _require_known_keys(row, "devices", path)
+        name = str(row.get("name", f"device{number}"))
+        memory = parse_bytes(row.get("memory"), f"memory of {name}", path)
+        count = row.get("count", 1)
+        if type(count) is not int or count < 1:
+            raise UsageError(f"{path}: the count of {name} is {count!r}", fix="count = 2")
+        names = [name] if count == 1 else [f"{name}{i}" for i in range(count)]
+        devices += [Device(n, memory, len(devices) + i) for i, n in enumerate(names)]
+    transfer = table.get("transfer")
+    return DeviceTable(
+        devices, None if transfer is None else parse_bytes(transfer, "transfer", path)
+    )
+
+
+def parse_bytes(value: Any, what: str, where: Path | str) -> int:
+    """A number of octets: `16 GB`, `512 MiB`, `10 GB/s`, 900.
+
+    >>> (
+    ...     parse_bytes("1.5 GB", "memory", ""),
+    ...     parse_bytes("2KiB", "memory", ""),
+    ...     parse_bytes(900, "memory", ""),
+    ... )
+    (1500000000, 2048, 900)
+    """
+    octets = 0
+    if type(value) is int or (type(value) is float and value.is_integer()):
+        octets = int(value)
+    elif isinstance(value, str) and (found := _SIZE.fullmatch(value)):
+        octets = round(float(found[1]) * _UNITS.get(found[2].lower(), 0))
+    if octets < 1:
+        raise UsageError(f"{what} is {value!r}", where=str(where), fix='"16 GB", or 16_000_000_000')
+    return octets
+
+
+def _require_known_keys(table: Mapping[str, Any], part: str, path: Path) -> None:
+    unknown = sorted(set(table) - _KEYS[part])
+    if unknown:
+        raise UsageError(
+            f"{path} has {', '.join(map(repr, unknown))}, which means nothing here",
+            fix=f"one of {', '.join(sorted(_KEYS[part]))}",
+        )
+
+
+# The command.
+
+_DEFAULT_TRANSFER_RATE = 10**10
 """Octets per second between devices, if nothing is said: that of a good network."""
 
 
@@ -20,35 +106,34 @@ def run(options: argparse.Namespace, console: Console) -> int:
         raise UsageError(f"{options.svg} is a folder", where="--svg")
     with console.step("loading PyTorch", "load"):
         from graphport import partition
-        from graphport.cli import devices
-        from graphport.cli.capturing import described
-        from graphport.partition.config import COSTED
+        from graphport.cli.capture import build_model
+        from graphport.partition.config import LATENCY_MODES
 
-        fleet = devices.read(Path(options.devices))
+        fleet = read_devices(Path(options.devices))
         mode = partition.PartitionMode[options.mode]
     with console.step(f"building {options.model}", "build"):
-        model = described(options)
+        model = build_model(options)
     with console.step("capturing", "capture"):
         program = model.captured()
         module = program.module()
     latencies = {}
-    if mode in COSTED:
+    if mode in LATENCY_MODES:
         with console.step("measuring its operators", "profile"):
-            latencies = partition.latencies(_profiled(program, options.runs))
+            latencies = partition.latencies(_profile_program(program, options.runs))
     config = partition.PartitionerConfig(
-        fleet.devices, mode, fleet.transfer or _RATE, latencies,
+        fleet.devices, mode, fleet.transfer or _DEFAULT_TRANSFER_RATE, latencies,
         saturate_host=options.saturate_host, objective=options.objective,
     )  # fmt: skip
     with console.step("partitioning", "partition"):
-        _know_sizes(module, program)
+        _set_sizes(module, program)
         result = partition.Partitioner().partition_graph(module, None, config)
     if options.svg:
         result.svg(options.svg)
-    _tell(result, options, console)
+    _print_result(result, options, console)
     return 0
 
 
-def _profiled(program: Any, runs: int) -> Any:
+def _profile_program(program: Any, runs: int) -> Any:
     from graphport.partition import profile
 
     try:
@@ -62,29 +147,29 @@ def _profiled(program: Any, runs: int) -> Any:
         ) from error
 
 
-def _know_sizes(module: Any, program: Any) -> None:
+def _set_sizes(module: Any, program: Any) -> None:
     """Sizes that only the data tell are those that the example has."""
     from torch.utils import _pytree as pytree
 
-    from graphport.cli.bench import copied
+    from graphport.cli.bench import clone_tensors
     from graphport.fx import get_size_of_all_nodes
 
     try:
         get_size_of_all_nodes(module)
     except GraphError:
-        get_size_of_all_nodes(module, copied(pytree.tree_leaves(program.example_inputs)))
+        get_size_of_all_nodes(module, clone_tensors(pytree.tree_leaves(program.example_inputs)))
 
 
-def _tell(result: Any, options: argparse.Namespace, console: Console) -> None:
-    from graphport.partition.linking import in_order
+def _print_result(result: Any, options: argparse.Namespace, console: Console) -> None:
+    from graphport.partition.place import sort_topologically
     from graphport.report import sections
-    from graphport.report.document import Document, Section, Table, text
+    from graphport.report.document import Document, Section, Table, render_text
 
-    found = in_order(result.partitions) or ()
+    found = sort_topologically(result.partitions) or ()
     rows = [_row(p, result) for p in found]
     columns = ("partition", "devices", "nodes", "memory", "receives", "modules")
     parts = [
-        Section("summary", [Table(("", ""), list(_summary(result, options).items()))]),
+        Section("summary", [Table(("", ""), list(_summarise(result, options).items()))]),
         Section("partitions", [Table(columns, rows, frozenset({2, 3, 4}))]),
         sections.timings(console.timings),
     ]
@@ -97,15 +182,15 @@ def _tell(result: Any, options: argparse.Namespace, console: Console) -> None:
         "bound_sec": result.bound,
         "exact": result.exact,
         "devices": [d._asdict() for d in result.devices],
-        "partitions": [_data(p) for p in found],
+        "partitions": [_partition_to_json(p) for p in found],
         "svg": options.svg,
         "timings": console.timings,
     }
-    console.result(text(Document(f"{options.model} over {options.devices}", parts)), data)
+    console.result(render_text(Document(f"{options.model} over {options.devices}", parts)), data)
 
 
-def _summary(result: Any, options: argparse.Namespace) -> dict[str, str]:
-    from graphport.partition.timeline import show_seconds
+def _summarise(result: Any, options: argparse.Namespace) -> dict[str, str]:
+    from graphport.partition.timeline import format_seconds
 
     used = {i for p in result.partitions for i in p.logical_device_ids}
     rows = {
@@ -113,11 +198,11 @@ def _summary(result: Any, options: argparse.Namespace) -> dict[str, str]:
         "partitions": f"{len(result.partitions)} on {len(used)} of {len(result.devices)} devices",
     }
     if result.value is not None:
-        rows[result.objective] = show_seconds(result.value)
+        rows[result.objective] = format_seconds(result.value)
         if result.objective == "bottleneck" and result.value:
             rows[result.objective] += f", {1 / result.value:,.4g} micro-batches per second"
     if result.bound is not None:
-        proven = "the smallest there is" if result.exact else show_seconds(result.bound)
+        proven = "the smallest there is" if result.exact else format_seconds(result.bound)
         rows["proven bound"] = proven
     if options.svg:
         rows["picture"] = options.svg
@@ -125,32 +210,32 @@ def _summary(result: Any, options: argparse.Namespace) -> dict[str, str]:
 
 
 def _row(partition: Any, result: Any) -> tuple[str, ...]:
-    from graphport.distributed.stages import modules_of
-    from graphport.partition.timeline import show_bytes
+    from graphport.partition.pipelines.stages import describe_modules
+    from graphport.partition.timeline import format_bytes
 
     names = {d.logical_id: d.name for d in result.devices}
     return (
         str(partition.partition_id),
         ", ".join(names[i] for i in partition.logical_device_ids),
         str(len(partition.ops())),
-        show_bytes(partition.used_mem_bytes),
-        show_bytes(_received(partition)),
-        modules_of(partition.ops()),
+        format_bytes(partition.used_mem_bytes),
+        format_bytes(_count_received_bytes(partition)),
+        describe_modules(partition.ops()),
     )
 
 
-def _received(partition: Any) -> int:
-    from graphport.partition.pieces import output_bytes
+def _count_received_bytes(partition: Any) -> int:
+    from graphport.partition.partition import output_bytes
 
     return sum(map(output_bytes, partition.taken))
 
 
-def _data(partition: Any) -> dict[str, Any]:
+def _partition_to_json(partition: Any) -> dict[str, Any]:
     return {
         "id": partition.partition_id,
         "devices": partition.logical_device_ids,
         "bytes": partition.used_mem_bytes,
-        "received_bytes": _received(partition),
+        "received_bytes": _count_received_bytes(partition),
         "parents": sorted(p.partition_id for p in partition.parents),
         "nodes": [node.name for node in partition.ops()],
     }

@@ -1,4 +1,4 @@
-"""What the calls of a graph do besides giving a value, and which must keep their order for it.
+"""Mutation, aliasing and randomness of the calls of a graph, and the order they impose.
 
 A graph says which values a call needs, not what it overwrites. In `y = x + 1; x.mul_(2)` nothing
 leads from one call to the other, and yet they cannot change places. Memory is followed through what
@@ -21,7 +21,7 @@ from torch import nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from graphport.fx.nodes import first
+from graphport.fx.graphs import get_first_argument
 
 aten = torch.ops.aten
 
@@ -29,10 +29,10 @@ aten = torch.ops.aten
 _STATISTICS = frozenset(
     {aten.batch_norm.default, aten.instance_norm.default, aten.native_batch_norm.default}
 )
-_MODES = frozenset(
+_MODE_SWITCHES = frozenset(
     {torch._C._set_grad_enabled, torch.amp._enter_autocast, torch.amp._exit_autocast}
 )
-_ASSIGNMENTS = frozenset(
+_INPLACE_OPERATORS = frozenset(
     getattr(operator, name)
     for name in (
         "iadd", "iand", "ifloordiv", "ilshift", "imod", "imul", "imatmul", "ior", "ipow",
@@ -65,54 +65,56 @@ _VIEW_MODULES = (
 )  # fmt: skip
 
 # Arguments of operators that say whether anything is drawn.
-_DRAWING = ("dropout_p", "dropout", "train", "training")
+_RANDOM_FLAGS = ("dropout_p", "dropout", "train", "training")
 # Functions that draw through operators of other names.
-_DRAWING_FUNCTIONS = frozenset(
+_RANDOM_FUNCTIONS = frozenset(
     {
         "dropout1d", "dropout2d", "dropout3d", "fractional_max_pool2d", "fractional_max_pool3d",
         "gumbel_softmax", "multi_head_attention_forward",
     }
 )  # fmt: skip
-_DRAWING_MODULES = (
+_RANDOM_MODULES = (
     nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d,
 )  # fmt: skip
 # Where functions are from that draw only if they are known to.
-_KNOWN = frozenset({"torch", "_operator", "operator", "builtins", "math", "graphport"})
+_KNOWN_PACKAGES = frozenset({"torch", "_operator", "operator", "builtins", "math", "graphport"})
 
-_NOTHING = nn.Module()
+_EMPTY_MODULE = nn.Module()
 
 
-def written(node: Node, modules: Mapping[str, nn.Module]) -> list[Node]:
+def find_mutated_inputs(node: Node, modules: Mapping[str, nn.Module]) -> list[Node]:
     """The values whose memory a call writes to."""
     if node.op in ("placeholder", "get_attr", "output"):
         return []
-    out = _nodes(node.kwargs.get("out"))
+    out = _collect_nodes(node.kwargs.get("out"))
     if isinstance(node.target, OpOverload):
         if node.target in _STATISTICS:
-            mean, var, training = (_passed(node, node.target, place) for place in (3, 4, 5))
-            return _nodes([mean, var]) if training else []
-        return [n for arg, n in _given(node, node.target) if arg.alias_info.is_write]
+            mean, var, training = (_get_argument(node, node.target, place) for place in (3, 4, 5))
+            return _collect_nodes([mean, var]) if training else []
+        return [
+            n for arg, n in _iter_aliased_arguments(node, node.target) if arg.alias_info.is_write
+        ]
     if node.op == "call_module":
         in_place = getattr(modules.get(str(node.target)), "inplace", False) is True
     else:
-        name = _name(node)
+        name = _target_name(node)
         in_place = (
-            node.target in _ASSIGNMENTS
+            node.target in _INPLACE_OPERATORS
             or node.kwargs.get("inplace") is True
             or (name.endswith("_") and not name.startswith("__") and name != "requires_grad_")
         )
-    return _nodes(first(node)) + out if in_place else out
+    return _collect_nodes(get_first_argument(node)) + out if in_place else out
 
 
-def viewed(node: Node, modules: Mapping[str, nn.Module]) -> list[Node]:
+def find_aliased_inputs(node: Node, modules: Mapping[str, nn.Module]) -> list[Node]:
     """The values whose memory the result of a call may lie in."""
     target = node.target
-    name = _name(node)
+    name = _target_name(node)
     if node.op == "call_module":
         views = isinstance(modules.get(str(target)), _VIEW_MODULES)
     elif isinstance(target, OpOverload):
         if any(r.alias_info is not None for r in target._schema.returns):
-            return [n for _, n in _given(node, target)]
+            return [n for _, n in _iter_aliased_arguments(node, target)]
         # A composite operator may hand on what it was given, and its schema does not say so.
         name = target._overloadpacket.__name__
         views = name in _VIEWS
@@ -120,22 +122,22 @@ def viewed(node: Node, modules: Mapping[str, nn.Module]) -> list[Node]:
         views = node.op in ("call_function", "call_method") and name in _VIEWS
     if name in _VIEWS_OF_ALL and node.op in ("call_function", "call_method"):
         return node.all_input_nodes
-    return _nodes(first(node)) if views else written(node, modules)
+    return _collect_nodes(get_first_argument(node)) if views else find_mutated_inputs(node, modules)
 
 
-def overwritten(graph: Graph, modules: Mapping[str, nn.Module]) -> set[Node]:
+def find_mutated_values(graph: Graph, modules: Mapping[str, nn.Module]) -> set[Node]:
     """The values whose memory the graph writes to, also through views of them."""
     found: set[Node] = set()
-    left = [value for node in graph.nodes for value in written(node, modules)]
+    left = [value for node in graph.nodes for value in find_mutated_inputs(node, modules)]
     while left:
         node = left.pop()
         if node not in found:
             found.add(node)
-            left.extend(viewed(node, modules) if node.op.startswith("call_") else ())
+            left.extend(find_aliased_inputs(node, modules) if node.op.startswith("call_") else ())
     return found
 
 
-def memory_of(tensor: torch.Tensor) -> Any:
+def get_storage_key(tensor: torch.Tensor) -> Any:
     """What tensors over the same memory have in common; None where they cannot have any."""
     try:
         return tensor.untyped_storage()._cdata
@@ -143,45 +145,51 @@ def memory_of(tensor: torch.Tensor) -> Any:
         return None
 
 
-def memory_at(target: str, modules: Mapping[str, nn.Module]) -> Any:
+def get_attribute_storage_key(target: str, modules: Mapping[str, nn.Module]) -> Any:
     """The memory of an attribute, or its name; `modules` has the graph's own at no path."""
     found: Any = modules.get("")
     for part in target.split("."):
         found = getattr(found, part, None)
-    memory = memory_of(found) if isinstance(found, torch.Tensor) else None
+    memory = get_storage_key(found) if isinstance(found, torch.Tensor) else None
     return target if memory is None else memory
 
 
-def changing(graph: Graph, modules: Mapping[str, nn.Module]) -> set[Any]:
+def find_mutated_storages(graph: Graph, modules: Mapping[str, nn.Module]) -> set[Any]:
     """The memory of attributes that the graph writes to."""
-    memory = owners(graph, modules)
-    values = [value for node in graph.nodes for value in written(node, modules)]
+    memory = infer_storages(graph, modules)
+    values = [value for node in graph.nodes for value in find_mutated_inputs(node, modules)]
     return {m for value in values for m in memory[value] if not isinstance(m, Node)}
 
 
-def owners(graph: Graph, modules: Mapping[str, nn.Module]) -> dict[Node, frozenset[Any]]:
+def infer_storages(graph: Graph, modules: Mapping[str, nn.Module]) -> dict[Node, frozenset[Any]]:
     """The memory that each value may lie in: that of an attribute, or of what another call gave."""
     found: dict[Node, frozenset[Any]] = {}
     for node in graph.nodes:
         if node.op != "output":
-            shown = viewed(node, modules) if node.op.startswith("call_") else []
-            own = memory_at(str(node.target), modules) if node.op == "get_attr" else node
+            shown = find_aliased_inputs(node, modules) if node.op.startswith("call_") else []
+            own = (
+                get_attribute_storage_key(str(node.target), modules)
+                if node.op == "get_attr"
+                else node
+            )
             found[node] = frozenset().union(*(found[n] for n in shown)) or frozenset({own})
     return found
 
 
-def order(graph: Graph, modules: Mapping[str, nn.Module]) -> Iterator[tuple[Node, Node]]:
+def find_effect_dependencies(
+    graph: Graph, modules: Mapping[str, nn.Module]
+) -> Iterator[tuple[Node, Node]]:
     """Pairs of calls of which the second must stay behind the first, for what one of them writes.
 
     Those that follow from the graph's own edges are among them. Their number is linear in the
     number of arguments.
     """
-    yield from _around_modes(graph)
+    yield from _find_mode_dependencies(graph)
     calls = [n for n in graph.nodes if n.op.startswith("call_")]
-    writes = {n: found for n in calls if (found := written(n, modules))}
+    writes = {n: found for n in calls if (found := find_mutated_inputs(n, modules))}
     if not writes:
         return
-    memory = owners(graph, modules)
+    memory = infer_storages(graph, modules)
     last: dict[Any, Node] = {}
     readers: dict[Any, list[Node]] = {}
     for node in calls:
@@ -189,66 +197,68 @@ def order(graph: Graph, modules: Mapping[str, nn.Module]) -> Iterator[tuple[Node
         # What may give a view may also give a copy: it counts as a reader.
         read = {m for n in node.all_input_nodes for m in memory[n]}
         if node.op == "call_module":
-            module = modules.get(str(node.target), _NOTHING)
-            read.update(map(memory_of, (*module.parameters(), *module.buffers())))
+            module = modules.get(str(node.target), _EMPTY_MODULE)
+            read.update(map(get_storage_key, (*module.parameters(), *module.buffers())))
         for m in read - changed:
             if m in last:
                 yield last[m], node
             readers.setdefault(m, []).append(node)
         for m in changed:
-            for before in (*readers.pop(m, ()), *_some(last.get(m))):
+            for before in (*readers.pop(m, ()), *_as_list(last.get(m))):
                 yield before, node
             last[m] = node
 
 
-def draws(node: Node, modules: Mapping[str, nn.Module]) -> bool:
+def is_random(node: Node, modules: Mapping[str, nn.Module]) -> bool:
     """Whether a call may draw random numbers. A function or module of the user's own may."""
     target = node.target
     if node.op == "call_module":
-        return _draws_within(modules.get(str(target), _NOTHING))
+        return _is_random_module(modules.get(str(target), _EMPTY_MODULE))
     if isinstance(target, OpOverload):
-        return _operator_draws(node, target)
+        return _is_random_overload(node, target)
     if isinstance(target, HigherOrderOperator):
         taken = (modules.get(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr")
-        return any(_draws_within(m) for m in taken if m is not None)
+        return any(_is_random_module(m) for m in taken if m is not None)
     if not node.op.startswith("call_"):
         return False
-    name = _name(node)
+    name = _target_name(node)
     origin = str(getattr(target, "__module__", None) or "torch").split(".")[0]
-    known = node.op == "call_method" or origin in _KNOWN
-    return not known or name in _DRAWING_FUNCTIONS or _named_draws(name)
+    known = node.op == "call_method" or origin in _KNOWN_PACKAGES
+    return not known or name in _RANDOM_FUNCTIONS or _is_random_name(name)
 
 
-def _draws_within(module: nn.Module) -> bool:
+def _is_random_module(module: nn.Module) -> bool:
     for m in module.modules():
         if isinstance(m, GraphModule):
             inner = dict(m.named_modules(remove_duplicate=False))
-            if any(draws(n, inner) for n in m.graph.nodes if n.op != "call_module"):
+            if any(is_random(n, inner) for n in m.graph.nodes if n.op != "call_module"):
                 return True
         elif not type(m).__module__.startswith("torch."):
             return True
         # Beside layers for it, recurrent ones and attention have dropout of their own.
-        elif m.training and (isinstance(m, _DRAWING_MODULES) or isinstance(_rate(m), float)):
+        elif m.training and (
+            isinstance(m, _RANDOM_MODULES) or isinstance(_get_dropout_rate(m), float)
+        ):
             return True
     return False
 
 
-def _rate(module: nn.Module) -> Any:
+def _get_dropout_rate(module: nn.Module) -> Any:
     return getattr(module, "dropout", None) or None
 
 
-def _operator_draws(node: Node, op: OpOverload) -> bool:
+def _is_random_overload(node: Node, op: OpOverload) -> bool:
     """Dropout in evaluation, or of nothing, does not."""
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     arguments = op._schema.arguments
     given = {a.name: a.default_value for a in arguments}
     given |= dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
-    return all(given.get(name, True) for name in _DRAWING)
+    return all(given.get(name, True) for name in _RANDOM_FLAGS)
 
 
 @cache
-def _named_draws(name: str) -> bool:
+def _is_random_name(name: str) -> bool:
     """Whether an operator of a function's or method's name may draw."""
     packet = getattr(aten, name, None)
     return packet is not None and any(
@@ -257,11 +267,11 @@ def _named_draws(name: str) -> bool:
     )
 
 
-def _around_modes(graph: Graph) -> Iterator[tuple[Node, Node]]:
+def _find_mode_dependencies(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """What turns gradients or autocasting on and off stays between the calls that it is between."""
     mode: Node | None = None
     since: list[Node] = []
-    modes = {n for n in graph.nodes if n.op == "call_function" and n.target in _MODES}
+    modes = {n for n in graph.nodes if n.op == "call_function" and n.target in _MODE_SWITCHES}
     for node in graph.nodes if modes else ():
         if not node.op.startswith("call_"):
             continue
@@ -275,30 +285,30 @@ def _around_modes(graph: Graph) -> Iterator[tuple[Node, Node]]:
             since.append(node)
 
 
-def _name(node: Node) -> str:
+def _target_name(node: Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
-def _given(node: Node, op: OpOverload) -> Iterator[tuple[Any, Node]]:
+def _iter_aliased_arguments(node: Node, op: OpOverload) -> Iterator[tuple[Any, Node]]:
     """The arguments that the schema says something of, and what was passed for them."""
     for place, arg in enumerate(op._schema.arguments):
         if arg.alias_info is not None:
-            for n in _nodes(_passed(node, op, place)):
+            for n in _collect_nodes(_get_argument(node, op, place)):
                 yield arg, n
 
 
-def _passed(node: Node, op: OpOverload, place: int) -> Any:
+def _get_argument(node: Node, op: OpOverload, place: int) -> Any:
     """What an argument of an operator is, by position or by name."""
     if place < len(node.args):
         return node.args[place]
     return node.kwargs.get(op._schema.arguments[place].name)
 
 
-def _nodes(x: Any) -> list[Node]:
+def _collect_nodes(x: Any) -> list[Node]:
     if isinstance(x, (list, tuple)):
-        return [n for part in x for n in _nodes(part)]
+        return [n for part in x for n in _collect_nodes(part)]
     return [x] if isinstance(x, Node) else []
 
 
-def _some(node: Node | None) -> list[Node]:
+def _as_list(node: Node | None) -> list[Node]:
     return [] if node is None else [node]

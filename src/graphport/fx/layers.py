@@ -1,7 +1,7 @@
-"""Convolutions, linear layers and batch norms in a graph, whether modules or functions.
+"""Finds convolutions, linear layers and batch norms in a graph, and replaces their state.
 
-A layer is recognised with the tensors that it has. What a tensor comes from must not change while
-the graph runs: inputs, results of other calls and attributes that the graph writes to are none.
+A module that is called or read as a whole may be the user's own: it is replaced or let go of as a
+whole, and nothing is added to it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,99 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from graphport.fx.effects import changing, memory_at, memory_of
-from graphport.fx.programs import attribute
+from graphport.fx.effects import find_mutated_storages, get_attribute_storage_key, get_storage_key
+from graphport.fx.graphs import get_attribute, list_path_prefixes
+from graphport.program.module import register_state
 
 aten = torch.ops.aten
+
+
+class GraphState:
+    """Knows which nodes use what, as long as nodes are changed and erased through it."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        self._targets: set[str] = set()
+        """What has been read or called at any time."""
+        self._nodes: dict[str, dict[Node, None]] = {}
+        """The nodes of each target, and of each path that it is below."""
+        for node in gm.graph.nodes:
+            self.add(node)
+
+    def add(self, node: Node) -> None:
+        if node.op in ("get_attr", "call_module"):
+            self._targets.add(str(node.target))
+            for path in list_path_prefixes(str(node.target)):
+                self._nodes.setdefault(path, {})[node] = None
+
+    def users_of(self, path: str) -> list[Node]:
+        """The nodes that read or call what is at a path, what it is part of, or a part of it."""
+        *above, _ = list_path_prefixes(path)
+        found = [n for p in above for n in self._nodes.get(p, ()) if n.target == p]
+        return [*found, *self._nodes.get(path, ())]
+
+    def free(self, path: str) -> str:
+        """A path like this one at which there is nothing."""
+        *parents, name = path.split(".")
+        while self._targets.intersection(list_path_prefixes(".".join(parents))):
+            parents.pop()
+        parent = self.gm.get_submodule(".".join(parents))
+        wanted, count = name, 1
+        while hasattr(parent, wanted):
+            wanted, count = f"{name}_{count}", count + 1
+        return ".".join((*parents, wanted))
+
+    def set(self, path: str, value: Any) -> None:
+        parents, _, name = path.rpartition(".")
+        parent = self.gm.get_submodule(parents)
+        if isinstance(value, nn.Module):
+            parent.add_module(name, value)
+            return
+        persistent = name not in parent._non_persistent_buffers_set
+        if hasattr(parent, name):
+            delattr(parent, name)
+        register_state(parent, name, value, persistent)
+
+    def get_attr(self, path: str) -> Node:
+        """A new node, where the graph is being written."""
+        node = self.gm.graph.get_attr(path)
+        self.add(node)
+        return node
+
+    def call(self, node: Node, path: str) -> None:
+        """Make a node call the module at a path."""
+        self._forget(node)
+        node.op, node.target = "call_module", path
+        self.add(node)
+
+    def erase(self, node: Node) -> None:
+        """Take a node out of the graph, and let go of what only it used."""
+        self.gm.graph.erase_node(node)
+        if self._forget(node):
+            path = next(p for p in list_path_prefixes(str(node.target)) if p in self._targets)
+            if not self.users_of(path):
+                parents, _, name = path.rpartition(".")
+                delattr(self.gm.get_submodule(parents), name)
+
+    def erase_unused(self, nodes: list[Node]) -> None:
+        """Take reads out of the graph that nothing needs any more."""
+        for node in nodes:
+            if node.op == "get_attr" and not node.users:
+                self.erase(node)
+
+    def _forget(self, node: Node) -> bool:
+        """Whether the node was one that reads or calls something."""
+        if node.op not in ("get_attr", "call_module"):
+            return False
+        for path in list_path_prefixes(str(node.target)):
+            del self._nodes[path][node]
+        return True
+
+
+# Finds convolutions, linear layers and batch norms, whether modules or functions.
+#
+# A layer is recognised with the tensors that it has. What a tensor comes from must not change while
+# the graph runs: inputs, results of other calls and attributes that the graph writes to are none.
 
 
 @dataclass(frozen=True)
@@ -62,28 +151,34 @@ class Norm:
     spatial: int | None
 
 
-_CONV = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_TRANSPOSED = (
+_CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_CONV_TRANSPOSE_ARGUMENTS = (
     "input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation",
 )  # fmt: skip
-_LINEAR = ("input", "weight", "bias")
-_GENERAL = (
+_LINEAR_ARGUMENTS = ("input", "weight", "bias")
+_CONVOLUTION_ARGUMENTS = (
     "input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding",
     "groups",
 )  # fmt: skip
 # What they call: the names of the arguments, and the dims that it slides over (None: by the weight)
-_FUNCTIONS: dict[Any, tuple[tuple[str, ...], int | None]] = {
-    F.linear: (_LINEAR, 0),
-    aten.linear.default: (_LINEAR, 0),
-    aten.convolution.default: (_GENERAL, None),
-    **dict.fromkeys((F.conv1d, aten.conv1d.default, aten.conv1d.padding), (_CONV, 1)),
-    **dict.fromkeys((F.conv2d, aten.conv2d.default, aten.conv2d.padding), (_CONV, 2)),
-    **dict.fromkeys((F.conv3d, aten.conv3d.default, aten.conv3d.padding), (_CONV, 3)),
-    **dict.fromkeys((F.conv_transpose1d, aten.conv_transpose1d.default), (_TRANSPOSED, 1)),
-    **dict.fromkeys((F.conv_transpose2d, aten.conv_transpose2d.input), (_TRANSPOSED, 2)),
-    **dict.fromkeys((F.conv_transpose3d, aten.conv_transpose3d.input), (_TRANSPOSED, 3)),
+_LAYER_FUNCTIONS: dict[Any, tuple[tuple[str, ...], int | None]] = {
+    F.linear: (_LINEAR_ARGUMENTS, 0),
+    aten.linear.default: (_LINEAR_ARGUMENTS, 0),
+    aten.convolution.default: (_CONVOLUTION_ARGUMENTS, None),
+    **dict.fromkeys((F.conv1d, aten.conv1d.default, aten.conv1d.padding), (_CONV_ARGUMENTS, 1)),
+    **dict.fromkeys((F.conv2d, aten.conv2d.default, aten.conv2d.padding), (_CONV_ARGUMENTS, 2)),
+    **dict.fromkeys((F.conv3d, aten.conv3d.default, aten.conv3d.padding), (_CONV_ARGUMENTS, 3)),
+    **dict.fromkeys(
+        (F.conv_transpose1d, aten.conv_transpose1d.default), (_CONV_TRANSPOSE_ARGUMENTS, 1)
+    ),
+    **dict.fromkeys(
+        (F.conv_transpose2d, aten.conv_transpose2d.input), (_CONV_TRANSPOSE_ARGUMENTS, 2)
+    ),
+    **dict.fromkeys(
+        (F.conv_transpose3d, aten.conv_transpose3d.input), (_CONV_TRANSPOSE_ARGUMENTS, 3)
+    ),
 }
-_MODULES: dict[type[nn.Module], tuple[int, bool]] = {
+_LAYER_MODULES: dict[type[nn.Module], tuple[int, bool]] = {
     nn.Linear: (0, False),
     nn.Conv1d: (1, False),
     nn.Conv2d: (2, False),
@@ -92,54 +187,54 @@ _MODULES: dict[type[nn.Module], tuple[int, bool]] = {
     nn.ConvTranspose2d: (2, True),
     nn.ConvTranspose3d: (3, True),
 }
-_STATISTICS = ("weight", "bias", "running_mean", "running_var")
-_NORMS: dict[Any, tuple[str, ...]] = {
+_NORM_TENSORS = ("weight", "bias", "running_mean", "running_var")
+_NORM_FUNCTIONS: dict[Any, tuple[str, ...]] = {
     F.batch_norm: (
         "input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps",
     ),
-    torch.batch_norm: ("input", *_STATISTICS, "training", "momentum", "eps", "cudnn_enabled"),
+    torch.batch_norm: ("input", *_NORM_TENSORS, "training", "momentum", "eps", "cudnn_enabled"),
     aten.batch_norm.default: (
-        "input", *_STATISTICS, "training", "momentum", "eps", "cudnn_enabled",
+        "input", *_NORM_TENSORS, "training", "momentum", "eps", "cudnn_enabled",
     ),
-    aten._native_batch_norm_legit_no_training.default: ("input", *_STATISTICS, "momentum", "eps"),
+    aten._native_batch_norm_legit_no_training.default: ("input", *_NORM_TENSORS, "momentum", "eps"),
 }  # fmt: skip
 _NORM_MODULES: dict[type[nn.Module], int] = {
     nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3,
 }  # fmt: skip
 
 
-class Layers:
+class LayerFinder:
     """Finds layers among the nodes of a module's graph."""
 
     def __init__(self, gm: GraphModule) -> None:
         self.gm = gm
         self.modules = dict(gm.named_modules(remove_duplicate=False))
-        self.changing = changing(gm.graph, self.modules)
+        self.mutated_storages = find_mutated_storages(gm.graph, self.modules)
 
     def layer(self, node: Node) -> Layer | None:
         if node.op == "call_module":
             module: Any = self._module(node)
             others = sum(value is not None for value in node.kwargs.values())
-            if type(module) not in _MODULES or len(node.args) + others != 1:
+            if type(module) not in _LAYER_MODULES or len(node.args) + others != 1:
                 return None  # a size of the output that is asked for may be one, in a transposed
-            spatial, transposed = _MODULES[type(module)]
+            spatial, transposed = _LAYER_MODULES[type(module)]
             groups = getattr(module, "groups", 1)
             return Layer(node, module.weight, module.bias, spatial, transposed, groups)
-        if node.op != "call_function" or node.target not in _FUNCTIONS:
+        if node.op != "call_function" or node.target not in _LAYER_FUNCTIONS:
             return None
-        names, dims = _FUNCTIONS[node.target]
-        given = _bound(node, names)
+        names, dims = _LAYER_FUNCTIONS[node.target]
+        given = _bind_arguments(node, names)
         weight, bias = self.tensor(given.get("weight")), self.tensor(given.get("bias"))
         if weight is None or (given.get("bias") is not None and bias is None):
             return None
-        transposed = given.get("transposed", names is _TRANSPOSED)
+        transposed = given.get("transposed", names is _CONV_TRANSPOSE_ARGUMENTS)
         spatial = weight.dim() - 2 if dims is None else dims
         return Layer(node, weight, bias, spatial, transposed, given.get("groups", 1))
 
     def settings(self, node: Node) -> dict[str, Any]:
         """How a layer was called, or made: stride, padding and so on, as far as they are given."""
         if node.op != "call_module":
-            return _bound(node, _FUNCTIONS[node.target][0])
+            return _bind_arguments(node, _LAYER_FUNCTIONS[node.target][0])
         module = self.modules[str(node.target)]
         names = ("stride", "padding", "dilation", "padding_mode")
         return {name: getattr(module, name) for name in names if hasattr(module, name)}
@@ -160,14 +255,14 @@ class Layers:
                 node, node, node.all_input_nodes[0], module.running_mean, module.running_var,
                 module.weight, module.bias, module.eps, _NORM_MODULES[type(module)],
             )  # fmt: skip
-        if node.op != "call_function" or node.target not in _NORMS:
+        if node.op != "call_function" or node.target not in _NORM_FUNCTIONS:
             return None
-        given = _bound(node, _NORMS[node.target])
-        tensors = [self.tensor(given.get(name)) for name in _STATISTICS]
+        given = _bind_arguments(node, _NORM_FUNCTIONS[node.target])
+        tensors = [self.tensor(given.get(name)) for name in _NORM_TENSORS]
         known = [t is not None or given.get(n) is None
-                 for t, n in zip(tensors, _STATISTICS, strict=True)]  # fmt: skip
+                 for t, n in zip(tensors, _NORM_TENSORS, strict=True)]  # fmt: skip
         weight, bias, mean, var = tensors
-        result = _first_of(node)
+        result = _find_norm_result(node)
         if given.get("training", False) or not all(known) or mean is None or var is None:
             return None
         if result is None or not isinstance(given["input"], Node):
@@ -179,9 +274,9 @@ class Layers:
         """The tensor that a node always stands for."""
         if not isinstance(value, Node) or value.op != "get_attr":
             return None
-        if memory_at(str(value.target), self.modules) in self.changing:
+        if get_attribute_storage_key(str(value.target), self.modules) in self.mutated_storages:
             return None
-        found = attribute(str(value.target), self.gm)
+        found = get_attribute(str(value.target), self.gm)
         return found if isinstance(found, torch.Tensor) else None
 
     def is_fixed(self, module: nn.Module) -> bool:
@@ -189,14 +284,16 @@ class Layers:
         if module._forward_hooks or module._forward_pre_hooks:
             return False
         tensors = itertools.chain(module.parameters(), module.buffers())
-        return not self.changing or self.changing.isdisjoint(map(memory_of, tensors))
+        return not self.mutated_storages or self.mutated_storages.isdisjoint(
+            map(get_storage_key, tensors)
+        )
 
     def _module(self, node: Node) -> nn.Module | None:
         module = self.modules.get(str(node.target))
         return module if module is not None and self.is_fixed(module) else None
 
 
-def rank(node: Node) -> int | None:
+def get_rank(node: Node) -> int | None:
     """The number of dims of a result, where metadata tell."""
     for key in ("val", "tensor_meta"):
         shape = getattr(node.meta.get(key), "shape", None)
@@ -205,11 +302,11 @@ def rank(node: Node) -> int | None:
     return None
 
 
-def _bound(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
+def _bind_arguments(node: Node, names: tuple[str, ...]) -> dict[str, Any]:
     return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
-def _first_of(node: Node) -> Node | None:
+def _find_norm_result(node: Node) -> Node | None:
     """The node that has the normalised tensor; None where statistics are asked for too."""
     if node.target is not aten._native_batch_norm_legit_no_training.default:
         return node

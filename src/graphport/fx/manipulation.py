@@ -1,4 +1,4 @@
-"""Small jobs on graphs: how large nodes are, other targets, what a backend needs of modules."""
+"""Sizes of nodes in bytes, replacement of targets, module attributes for backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from graphport import errors
-from graphport.arguments import ARGS, GRAPH_MODULE, NONE, takes
+from graphport.arguments import ARGS, GRAPH_MODULE, NONE, check_arguments
 from graphport.symbolic import bridge
 
 
@@ -22,7 +22,7 @@ class size_bytes(NamedTuple):
     total_size: int
 
 
-@takes(fx_module=GRAPH_MODULE, args=ARGS | NONE)
+@check_arguments(fx_module=GRAPH_MODULE, args=ARGS | NONE)
 def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = None) -> None:
     """Set `node.size_bytes` of every node but the output.
 
@@ -43,12 +43,14 @@ def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = N
     for node in fx_module.graph.nodes:
         if node.op == "output":
             continue
-        output = sum(_bytes(node, part) for part in _parts(_known(node, modules)))
+        output = sum(
+            _count_bytes(node, part) for part in _iter_tensors(_get_metadata(node, modules))
+        )
         own = modules[node.target].parameters() if node.op == "call_module" else ()
         node.size_bytes = size_bytes(output, output + sum(p.numel() * p.itemsize for p in own))
 
 
-def _known(node: Node, modules: dict[str, nn.Module]) -> Any:
+def _get_metadata(node: Node, modules: dict[str, nn.Module]) -> Any:
     for key in ("tensor_meta", "val", "example_value"):
         if key in node.meta:
             return node.meta[key]
@@ -62,24 +64,24 @@ def _known(node: Node, modules: dict[str, nn.Module]) -> Any:
     )
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _iter_tensors(value: Any) -> Iterator[Any]:
     """The tensors in a value, or what metadata says of them."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):  # a tensor, or a tuple about one
         yield value
     elif isinstance(value, dict):
         for part in value.values():
-            yield from _parts(part)
+            yield from _iter_tensors(part)
     elif isinstance(value, (list, tuple)):
         for part in value:
-            yield from _parts(part)
+            yield from _iter_tensors(part)
 
 
-def _bytes(node: Node, tensor: Any) -> int:
+def _count_bytes(node: Node, tensor: Any) -> int:
     itemsize: int = tensor.dtype.itemsize
-    return itemsize * math.prod(_example(node, size) for size in tensor.shape)
+    return itemsize * math.prod(_get_size_hint(node, size) for size in tensor.shape)
 
 
-def _example(node: Node, size: Any) -> int:
+def _get_size_hint(node: Node, size: Any) -> int:
     if not bridge.is_symbolic(size):
         return int(size)
     expression = bridge.from_torch(size)
@@ -96,7 +98,7 @@ def _example(node: Node, size: Any) -> int:
 _CALLS = ("call_function", "call_method", "call_module")
 
 
-@takes(fx_module=GRAPH_MODULE)
+@check_arguments(fx_module=GRAPH_MODULE)
 def replace_target_nodes_with(
     fx_module: GraphModule, old_op: str, old_target: Any, new_op: str, new_target: Any
 ) -> None:
@@ -154,7 +156,7 @@ _ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {
 }  # fmt: skip
 
 
-@takes(fx_module=GRAPH_MODULE)
+@check_arguments(fx_module=GRAPH_MODULE)
 def lift_lowering_attrs_to_nodes(fx_module: GraphModule) -> None:
     """Set `node.attrs_for_lowering` where a module of `torch.nn` is called, inner graphs included.
 
@@ -174,10 +176,10 @@ def lift_lowering_attrs_to_nodes(fx_module: GraphModule) -> None:
         if isinstance(found, GraphModule):
             lift_lowering_attrs_to_nodes(found)
         elif node.op == "call_module":
-            node.attrs_for_lowering = _attributes(node, found)
+            node.attrs_for_lowering = _collect_attributes(node, found)
 
 
-def _attributes(node: Node, module: nn.Module) -> dict[str, Any]:
+def _collect_attributes(node: Node, module: nn.Module) -> dict[str, Any]:
     names = _ATTRIBUTES.get(type(module))
     if names is None:
         if not type(module).__module__.startswith("torch.nn."):

@@ -1,11 +1,4 @@
-"""Matrix products that share an operand, computed as one.
-
-    x @ A, x @ B  ->  x @ [A B], split by columns; the weights of layers are joined once
-    x @ A, y @ A  ->  [x; y] @ A, split by rows
-
-Products that depend on one another stay apart, and so do those whose operands or results the graph
-writes to.
-"""
+"""Finds matrix products in a graph, and merges those that share an operand."""
 
 from __future__ import annotations
 
@@ -13,29 +6,163 @@ import heapq
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from graphport.fx.dataless import Dataless
-from graphport.fx.effects import draws, order, overwritten, viewed
-from graphport.fx.layers import Layers, rank
-from graphport.fx.module_arguments import is_standard
-from graphport.fx.products import Product, joined, known_shape, product
-from graphport.fx.programs import copied, graph_of
-from graphport.fx.state import State
+from graphport.fx.effects import (
+    find_aliased_inputs,
+    find_effect_dependencies,
+    find_mutated_values,
+    is_random,
+)
+from graphport.fx.graphs import copy_pruned_module, get_first_argument, to_graph_module
+from graphport.fx.layers import GraphState, LayerFinder, get_rank
+from graphport.fx.schemas import is_torch_module
+from graphport.fx.shape_prop import AbstractDispatchMode
 from graphport.ops import Abstract
-from graphport.ops.tensor import abstract_tensor
 from graphport.program import ExportedProgram
+from graphport.tensors.abstract import make_abstract_tensor
 
 aten = torch.ops.aten
-Deps = dict[Node, list[Node]]
+
+_MATMULS = frozenset(
+    {
+        torch.matmul, torch.mm, operator.matmul, torch.Tensor.matmul, torch.Tensor.mm,
+        aten.matmul.default, aten.mm.default,
+    }
+)  # fmt: skip
+_MM = frozenset({"mm", torch.mm, torch.Tensor.mm})
+_LINEARS = frozenset({F.linear, aten.linear.default})
+_SHAPE_KEYS = ("val", "tensor_meta")
+
+
+@dataclass(frozen=True)
+class Product:
+    """`left @ right`, or `left @ right.T + bias` of a linear layer; `right` has two dims.
+
+    `weight` is what the right side always is, where that is known. `path` is that of a module.
+    """
+
+    node: Node
+    left: Node
+    right: Node | None
+    weight: torch.Tensor | None
+    bias: torch.Tensor | None = None
+    bias_node: Node | None = None
+    linear: bool = False
+    path: str | None = None
+
+    @property
+    def target(self) -> Any:
+        """What to call for a product of this kind."""
+        if self.is_overload:
+            return self.node.target
+        if self.linear:
+            return F.linear
+        return torch.mm if self.node.target in _MM else torch.matmul
+
+    @property
+    def is_overload(self) -> bool:
+        return isinstance(self.node.target, OpOverload)
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        if self.weight is not None:
+            return self.weight.dtype
+        assert self.right is not None
+        return next(self.right.meta[key].dtype for key in _SHAPE_KEYS if key in self.right.meta)
+
+    @property
+    def shared(self) -> Any:
+        """What tells this right side, bias included, from others."""
+        if self.path is not None:
+            return self.path
+        sides = (self.right, self.bias_node)
+        return tuple(n.target if n is not None and n.op == "get_attr" else n for n in sides)
+
+    @property
+    def sizes(self) -> tuple[Any, Any]:
+        """How many numbers a row has before, and after. Those of tensors in metadata are given."""
+        shape = get_known_shape(self.right) if self.weight is None else self.weight.shape
+        return (shape[1], shape[0]) if self.linear else (shape[0], shape[1])
+
+
+def match_product(node: Node, layers: LayerFinder) -> Product | None:
+    """The product that a node is, if its right side is known to have two dims."""
+    if node.op == "call_module" or node.target in _LINEARS:
+        return _match_linear(node, layers)
+    method = node.op == "call_method" and node.target in ("matmul", "mm", "__matmul__")
+    if not method and (node.op != "call_function" or node.target not in _MATMULS):
+        return None
+    names = ("input", "self", "mat2", "other")
+    sides = (*node.args, *(node.kwargs[k] for k in names if k in node.kwargs))
+    if len(sides) != 2 or any(v is not None for k, v in node.kwargs.items() if k not in names):
+        return None
+    left, right = sides
+    if not isinstance(left, Node) or not isinstance(right, Node):
+        return None
+    weight = layers.tensor(right)
+    dims = get_rank(right) if weight is None else weight.dim()
+    return Product(node, left, right, weight) if dims == 2 else None
+
+
+def _match_linear(node: Node, layers: LayerFinder) -> Product | None:
+    layer = layers.layer(node)
+    if layer is None or layer.spatial != 0 or layer.transposed:
+        return None
+    left = get_first_argument(node)
+    if not isinstance(left, Node):
+        return None
+    if node.op == "call_module":
+        path = str(node.target)
+        return Product(node, left, None, layer.weight, layer.bias, None, True, path)
+    given = {**dict(zip(("input", "weight", "bias"), node.args, strict=False)), **node.kwargs}
+    return Product(
+        node, left, given["weight"], layer.weight, layer.bias, given.get("bias"), linear=True
+    )
+
+
+def get_known_shape(node: Node | None) -> Any:
+    """The shape of a value, where metadata tell."""
+    known = [node.meta[key] for key in _SHAPE_KEYS if key in node.meta] if node is not None else []
+    return getattr(known[0], "shape", None) if known else None
+
+
+def concatenate_weights(products: list[Product]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight and bias of one product with the results of all, side by side."""
+    weights = [p.weight for p in products if p.weight is not None]
+    with torch.no_grad():
+        weight = torch.cat(weights, 0 if products[0].linear else 1)
+        bias = None
+        if any(p.bias is not None for p in products):
+            bias = torch.cat(
+                [weight.new_zeros(p.sizes[1]) if p.bias is None else p.bias for p in products]
+            )
+    learnt = [t for p in products for t in (p.weight, p.bias) if isinstance(t, nn.Parameter)]
+    if not learnt:
+        return weight, bias
+    grad = any(t.requires_grad for t in learnt)
+    return nn.Parameter(weight, grad), None if bias is None else nn.Parameter(bias, grad)
+
+
+# Merges matrix products that share an operand.
+#
+#     x @ A, x @ B  ->  x @ [A B], split by columns; the weights of layers are joined once
+#     x @ A, y @ A  ->  [x; y] @ A, split by rows
+#
+# Products that depend on one another stay apart, and so do those whose operands or results the
+# graph writes to.
+
+Dependencies = dict[Node, list[Node]]
 
 # In graphs of operators the operators are called, and sizes are values of their own.
 _OVERLOADS: dict[Any, Any] = {
@@ -44,7 +171,7 @@ _OVERLOADS: dict[Any, Any] = {
     torch.reshape: aten.reshape.default,
 }
 # What does not take every layout, or shows it.
-_STRICT = frozenset(
+_STRIDE_SENSITIVE = frozenset(
     {
         "view", "view_as", "view_as_complex", "as_strided", "stride", "is_contiguous", "data_ptr",
         "set_", "resize_",
@@ -70,36 +197,36 @@ def merge_matmul(model: nn.Module | ExportedProgram) -> GraphModule:
         >>> [str(m) for m in merge_matmul(Model()).children()]
         ['Linear(in_features=4, out_features=10, bias=True)']
     """
-    gm = copied(graph_of(model, "merge_matmul"))
-    _Merging(gm).run()
+    gm = copy_pruned_module(to_graph_module(model, "merge_matmul"))
+    _MatmulMerger(gm).run()
     gm.graph.lint()
-    return copied(gm)
+    return copy_pruned_module(gm)
 
 
-class _Merging:
+class _MatmulMerger:
     def __init__(self, gm: GraphModule) -> None:
         self.gm = gm
         self.graph: Graph = gm.graph
-        self.state = State(gm)
-        self.layers = Layers(gm)
-        self.after: Deps = defaultdict(list)
+        self.state = GraphState(gm)
+        self.layers = LayerFinder(gm)
+        self.after: Dependencies = defaultdict(list)
         modules = self.layers.modules
-        drawing = [n for n in gm.graph.nodes if draws(n, modules)]
-        for before, node in (*order(gm.graph, modules), *pairwise(drawing)):
+        drawing = [n for n in gm.graph.nodes if is_random(n, modules)]
+        for before, node in (*find_effect_dependencies(gm.graph, modules), *pairwise(drawing)):
             self.after[node].append(before)
         fixed = {
             *self.after,
             *(n for nodes in self.after.values() for n in nodes),
-            *overwritten(gm.graph, modules),
+            *find_mutated_values(gm.graph, modules),
         }
         free = (n for n in gm.graph.nodes if n not in fixed)
-        self.left = dict.fromkeys(n for n in free if product(n, self.layers) is not None)
+        self.left = dict.fromkeys(n for n in free if match_product(n, self.layers) is not None)
 
     def run(self) -> None:
         stages: tuple[tuple[Callable[[Product], Any], Callable[[list[Product]], None]], ...] = (
-            (_by_left_of_weights, self.join_weights),
-            (_by_right, self.join_rows),
-            (_by_left, self.join_columns),
+            (_key_by_left_with_weight, self.join_weights),
+            (_key_by_right, self.join_rows),
+            (_key_by_left, self.join_columns),
         )
         for key, join in stages:
             groups = defaultdict(list)
@@ -109,16 +236,18 @@ class _Merging:
                     groups[key(p)].append(node)
             for group in groups.values():
                 # Found anew: what they multiply may have been merged itself.
-                for members in self.independent([self.product(n) for n in group if n in self.left]):
+                for members in self.split_independent(
+                    [self.product(n) for n in group if n in self.left]
+                ):
                     if len(members) > 1:
                         join(members)
 
     def product(self, node: Node) -> Product:
-        found = product(node, self.layers)
+        found = match_product(node, self.layers)
         assert found is not None
         return found
 
-    def independent(self, group: list[Product]) -> Iterator[list[Product]]:
+    def split_independent(self, group: list[Product]) -> Iterator[list[Product]]:
         """Parts of a group none of whose members needs another.
 
         Members at the same level do not: the level counts members on the longest path to a node.
@@ -142,11 +271,11 @@ class _Merging:
 
     def join_weights(self, group: list[Product]) -> None:
         first = group[0]
-        weight, bias = joined(group)
+        weight, bias = concatenate_weights(group)
         with self.graph.inserting_before(first.node):
             if first.path is not None:
                 layer = nn.Linear(1, 1, bias=bias is not None, device="meta")
-                layer.in_features, layer.out_features = first.sizes[0], sum(_widths(group))
+                layer.in_features, layer.out_features = first.sizes[0], sum(_get_widths(group))
                 layer.weight, layer.bias = weight, bias
                 layer.training = self.gm.training
                 path = self.state.free(first.path)
@@ -154,13 +283,13 @@ class _Merging:
                 self.layers.modules[path] = layer
                 merged = self.call_module(path, first.left)
             else:
-                args = [first.left, self.new_state(first, first.right, "weight", weight)]
+                args = [first.left, self.add_state(first, first.right, "weight", weight)]
                 if bias is not None:
-                    args.append(self.new_state(first, first.bias_node or first.right, "bias", bias))
+                    args.append(self.add_state(first, first.bias_node or first.right, "bias", bias))
                 merged = self.call(first, first.target, *args)
-        self.take_apart(group, first.node, merged, _widths(group), -1)
+        self.take_apart(group, first.node, merged, _get_widths(group), -1)
 
-    def new_state(self, like: Product, near: Node | None, name: str, value: torch.Tensor) -> Node:
+    def add_state(self, like: Product, near: Node | None, name: str, value: torch.Tensor) -> Node:
         """A node for a new parameter or buffer, beside another one."""
         assert near is not None
         parent = str(near.target).rpartition(".")[0]
@@ -169,7 +298,9 @@ class _Merging:
         node = self.state.get_attr(path)
         if "val" in like.node.meta:
             shape, stride = tuple(value.size()), tuple(value.stride())
-            node.meta["val"] = abstract_tensor(Abstract(shape, value.dtype, value.device, stride))
+            node.meta["val"] = make_abstract_tensor(
+                Abstract(shape, value.dtype, value.device, stride)
+            )
         return node
 
     # x @ A, x @ B, with values that are computed
@@ -192,7 +323,7 @@ class _Merging:
         inner, outer = first.sizes
         place, in_order = self.place(group)
         with self.graph.inserting_before(place):
-            plain = all(rank(p.left) == 2 for p in group)
+            plain = all(get_rank(p.left) == 2 for p in group)
             rows = [p.left if plain else self.call(p, torch.reshape, p.left, [-1, inner])
                     for p in group]  # fmt: skip
             heights = [self.size(p, r, 0) for p, r in zip(group, rows, strict=True)]
@@ -209,7 +340,7 @@ class _Merging:
     def shaped(self, p: Product, part: Node, outer: int) -> Node:
         """Rows as they lay in the tensor that they came from."""
         if p.is_overload:
-            count = rank(p.left)
+            count = get_rank(p.left)
             assert count is not None
             dims = [self.size(p, p.left, i) for i in range(count - 1)]
             return self.call(p, torch.reshape, part, [*dims, outer])
@@ -221,7 +352,7 @@ class _Merging:
     def size(self, p: Product, node: Node | None, dim: int) -> Any:
         """A size as a number, where it always is that one, or as a node."""
         assert node is not None
-        shape = known_shape(node) if _is_exported(node) else None
+        shape = get_known_shape(node) if _has_exported_shape(node) else None
         if shape is not None and isinstance(shape[dim], int):
             return shape[dim]
         if p.is_overload:
@@ -248,7 +379,7 @@ class _Merging:
         node.meta = {k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack")}
         if all("val" in n.meta for n in node.all_input_nodes):
             args = map_arg(node.args, lambda n: n.meta["val"])
-            with Dataless():
+            with AbstractDispatchMode():
                 node.meta["val"] = node.target(*args)
 
     def take_apart(
@@ -264,7 +395,7 @@ class _Merging:
                 part.meta = dict(p.node.meta)
                 if outer is not None:
                     part = self.shaped(p, part, outer)
-                if dim == -1 and self.is_strict(p.node):
+                if dim == -1 and self.needs_contiguous(p.node):
                     part = (
                         self.graph.call_function(aten.contiguous.default, (part,))
                         if p.is_overload
@@ -276,14 +407,20 @@ class _Merging:
             p.node.replace_all_uses_with(part)
             self.erase(p)
 
-    def is_strict(self, node: Node) -> bool:
+    def needs_contiguous(self, node: Node) -> bool:
         """Whether something depends on the layout: columns of a larger matrix have gaps."""
         for user in node.users:
             name = str(getattr(user.target, "_opname", getattr(user.target, "__name__", "")))
-            if user.op == "output" or {name, user.target} & _STRICT or self.is_foreign(user):
+            if (
+                user.op == "output"
+                or {name, user.target} & _STRIDE_SENSITIVE
+                or self.is_foreign(user)
+            ):
                 return True
-            if user.op.startswith("call_") and node in viewed(user, self.layers.modules):
-                if self.is_strict(user):
+            if user.op.startswith("call_") and node in find_aliased_inputs(
+                user, self.layers.modules
+            ):
+                if self.needs_contiguous(user):
                     return True
         return False
 
@@ -291,7 +428,7 @@ class _Merging:
         """Whether a call is of something that is not torch's, and may depend on anything."""
         target = user.target
         if user.op == "call_module":
-            return not is_standard(self.layers.modules[str(target)])
+            return not is_torch_module(self.layers.modules[str(target)])
         if isinstance(target, OpOverload):
             return target.namespace != "aten"
         return isinstance(target, FunctionType) and str(target.__module__).split(".")[0] != "torch"
@@ -314,7 +451,7 @@ class _Merging:
         nodes = list(self.graph.nodes)
         places = {n: i for i, n in enumerate(nodes)}
         needs = {n: {*n.all_input_nodes, *self.after.get(n, ())} for n in nodes}
-        serves: Deps = defaultdict(list)
+        serves: Dependencies = defaultdict(list)
         for node, needed in needs.items():
             for n in needed:
                 serves[n].append(node)
@@ -332,34 +469,34 @@ class _Merging:
                     heapq.heappush(ready, places[user])
 
 
-def _widths(group: Iterable[Product]) -> list[Any]:
+def _get_widths(group: Iterable[Product]) -> list[Any]:
     return [p.sizes[1] for p in group]
 
 
-def _kind(p: Product) -> tuple[Any, ...]:
+def _common_key(p: Product) -> tuple[Any, ...]:
     """What products that are computed as one have in common."""
     return p.linear, p.path is None, p.target, str(p.sizes[0]), p.dtype
 
 
-def _by_left_of_weights(p: Product) -> Any:
-    return None if p.weight is None else (p.left, p.weight.device, *_kind(p))
+def _key_by_left_with_weight(p: Product) -> Any:
+    return None if p.weight is None else (p.left, p.weight.device, *_common_key(p))
 
 
-def _by_left(p: Product) -> Any:
-    return None if p.linear or p.right is None else (p.left, *_kind(p))
+def _key_by_left(p: Product) -> Any:
+    return None if p.linear or p.right is None else (p.left, *_common_key(p))
 
 
-def _by_right(p: Product) -> Any:
+def _key_by_right(p: Product) -> Any:
     inner, outer = p.sizes
     if not isinstance(inner, int) or not isinstance(outer, int) or inner * outer == 0:
         return None  # rows could not be counted
-    if p.is_overload and rank(p.left) is None:
+    if p.is_overload and get_rank(p.left) is None:
         return None
-    if p.weight is None and rank(p.left) != 2 and not _is_exported(p.right):
+    if p.weight is None and get_rank(p.left) != 2 and not _has_exported_shape(p.right):
         return None  # rows of a length that is an example
-    return (p.shared, *_kind(p))
+    return (p.shared, *_common_key(p))
 
 
-def _is_exported(node: Node | None) -> bool:
+def _has_exported_shape(node: Node | None) -> bool:
     """Whether metadata tell sizes as they are at all times, not as they were once."""
     return node is not None and "val" in node.meta

@@ -1,4 +1,4 @@
-"""Models made ready for inference on a CPU: norms folded, dropout removed, MKL-DNN's layout used.
+"""Optimises a graph for CPU inference: folds norms, drops dropout, uses MKL-DNN's layout.
 
 MKL-DNN (oneDNN) keeps tensors in blocks that its kernels are fast on. Parts of the graph that it
 has kernels for are run in that layout throughout; tensors are converted where they enter and leave.
@@ -17,16 +17,28 @@ from torch.fx import Graph, GraphModule, Node, Tracer
 from torch.fx.node import map_arg
 
 from graphport import errors
-from graphport.arguments import ARGS, DICT, NONE, TENSOR, TRACER, instance_of, integer, takes
-from graphport.fx.conv_bn import fuse
-from graphport.fx.dropout import without_dropout
-from graphport.fx.effects import owners, written
-from graphport.fx.layers import Layers
-from graphport.fx.mkldnn_support import BINARY, converted, is_binary, keeps_dtype, supported
-from graphport.fx.nodes import first
-from graphport.fx.programs import copied, graph_of
+from graphport.arguments import (
+    ARGS,
+    DICT,
+    NONE,
+    TENSOR,
+    TRACER,
+    check_arguments,
+    instance_of,
+    integer,
+)
+from graphport.fx.effects import find_mutated_inputs, infer_storages
+from graphport.fx.fusion import copy_without_dropout, fuse
+from graphport.fx.graphs import copy_pruned_module, get_first_argument, to_graph_module
+from graphport.fx.layers import GraphState, LayerFinder
+from graphport.fx.mkldnn_support import (
+    BINARY,
+    is_binary,
+    is_supported,
+    keeps_dtype,
+    make_mkldnn_module,
+)
 from graphport.fx.shape_prop import ShapeProp
-from graphport.fx.state import State
 from graphport.program import ExportedProgram
 
 
@@ -46,13 +58,13 @@ class MklSubgraph:
 Heuristic = Callable[[MklSubgraph], bool]
 
 
-@takes(graph=instance_of("an MklSubgraph", f"{__name__}:MklSubgraph"))
+@check_arguments(graph=instance_of("an MklSubgraph", f"{__name__}:MklSubgraph"))
 def use_mkl_length(graph: MklSubgraph) -> bool:
     """A heuristic: whether there are more than two nodes, such that converting tensors pays."""
     return len(graph.nodes) > 2
 
 
-@takes(example_inputs=TENSOR | ARGS, iters=integer(0), warmup=integer(0))
+@check_arguments(example_inputs=TENSOR | ARGS, iters=integer(0), warmup=integer(0))
 def gen_mkl_autotuner(
     example_inputs: torch.Tensor | Sequence[Any], iters: int = 10, warmup: int = 1
 ) -> Heuristic:
@@ -77,15 +89,17 @@ def gen_mkl_autotuner(
                 ShapeProp(gm).propagate(*args)
                 known.append(graph.fx_graph)
             inputs = [torch.randn(n.meta["tensor_meta"].shape) for n in graph.start_nodes]
-            dense = _extracted(gm, graph)
-            blocked = copied(dense)
-            _use_layout(blocked, Layers(blocked), _parts(blocked))
-            return _seconds(blocked, inputs, iters, warmup) < _seconds(dense, inputs, iters, warmup)
+            dense = _extract_subgraph(gm, graph)
+            blocked = copy_pruned_module(dense)
+            _convert_subgraphs(blocked, LayerFinder(blocked), _find_subgraphs(blocked))
+            return _measure_seconds(blocked, inputs, iters, warmup) < _measure_seconds(
+                dense, inputs, iters, warmup
+            )
 
     return is_faster
 
 
-def _extracted(gm: GraphModule, part: MklSubgraph) -> GraphModule:
+def _extract_subgraph(gm: GraphModule, part: MklSubgraph) -> GraphModule:
     graph = Graph()
     inside: dict[Node, Node] = {n: graph.placeholder(n.name) for n in part.start_nodes}
     values = dict.fromkeys(a for n in part.nodes for a in n.all_input_nodes if a not in inside)
@@ -95,7 +109,7 @@ def _extracted(gm: GraphModule, part: MklSubgraph) -> GraphModule:
     return GraphModule(gm, graph)
 
 
-def _seconds(module: nn.Module, args: list[torch.Tensor], iters: int, warmup: int) -> float:
+def _measure_seconds(module: nn.Module, args: list[torch.Tensor], iters: int, warmup: int) -> float:
     for _ in range(warmup):
         module(*args)
     start = time.perf_counter()
@@ -111,7 +125,7 @@ _PASSES: dict[str, Any] = {
 }
 
 
-@takes(pass_config=DICT | NONE, tracer=TRACER)
+@check_arguments(pass_config=DICT | NONE, tracer=TRACER)
 def optimize_for_inference(
     model: nn.Module | ExportedProgram,
     pass_config: dict[str, Any] | None = None,
@@ -147,20 +161,20 @@ def optimize_for_inference(
         raise errors.GraphError(f"mkldnn_layout_optimize is {layout!r}, and not a dict", fix=fix)
     if layout is not False and "heuristic" not in layout:
         raise errors.GraphError("mkldnn_layout_optimize has no heuristic", fix=fix)
-    gm = graph_of(model, "optimize_for_inference", tracer=tracer)
-    gm = fuse(gm, no_trace=True) if config["conv_bn_fuse"] else copied(gm, deep=True)
+    gm = to_graph_module(model, "optimize_for_inference", tracer=tracer)
+    gm = fuse(gm, no_trace=True) if config["conv_bn_fuse"] else copy_pruned_module(gm, deep=True)
     if config["remove_dropout"]:
-        gm = without_dropout(gm)
+        gm = copy_without_dropout(gm)
     if layout is not False and torch.backends.mkldnn.is_available():
-        parts = [part for part in _parts(gm) if layout["heuristic"](part)]
-        _use_layout(gm, Layers(gm), parts)
+        parts = [part for part in _find_subgraphs(gm) if layout["heuristic"](part)]
+        _convert_subgraphs(gm, LayerFinder(gm), parts)
     return gm
 
 
 # Which parts there are
 
 
-class _Sets:
+class _DisjointSets:
     """Disjoint sets of nodes."""
 
     def __init__(self) -> None:
@@ -178,23 +192,23 @@ class _Sets:
         self.parent[self.find(a)] = self.find(b)
 
 
-def _parts(gm: GraphModule) -> list[MklSubgraph]:
+def _find_subgraphs(gm: GraphModule) -> list[MklSubgraph]:
     """What can run in the layout, in connected parts.
 
     A value enters where it reaches weights before its dtype can change: nothing else tells that it
     is of float32.
     """
-    layers, sets = Layers(gm), _Sets()
-    able = _able(gm, layers)
+    layers, sets = LayerFinder(gm), _DisjointSets()
+    able = _find_supported_nodes(gm, layers)
     reaching: set[Node] = set()
     for node in reversed(able):
         passes_on = keeps_dtype(node, layers) and not reaching.isdisjoint(node.users)
         if passes_on or layers.layer(node) is not None:
             reaching.add(node)
     for node in able:
-        if node in reaching or all(arg in sets.parent for arg in _tensors(node)):
+        if node in reaching or all(arg in sets.parent for arg in _get_layout_inputs(node)):
             sets.find(node)
-            for arg in _tensors(node):
+            for arg in _get_layout_inputs(node):
                 if arg in sets.parent:
                     sets.join(arg, node)
     found: dict[Node, MklSubgraph] = {}
@@ -202,36 +216,39 @@ def _parts(gm: GraphModule) -> list[MklSubgraph]:
         if node in sets.parent:
             part = found.setdefault(sets.find(node), MklSubgraph(gm.graph))
             part.nodes.append(node)
-            entering = [n for n in _tensors(node) if n not in sets.parent]
+            entering = [n for n in _get_layout_inputs(node) if n not in sets.parent]
             part.start_nodes.extend(n for n in entering if n not in part.start_nodes)
             if any(user not in sets.parent for user in node.users):
                 part.end_nodes.append(node)
     return list(found.values())
 
 
-def _able(gm: GraphModule, layers: Layers) -> list[Node]:
+def _find_supported_nodes(gm: GraphModule, layers: LayerFinder) -> list[Node]:
     """The calls that take and give the layout, but for those of what others write to.
 
     Those would write to a copy.
     """
-    able = dict.fromkeys(n for n in gm.graph.nodes if supported(n, layers))
-    memory = owners(gm.graph, layers.modules)
-    changed = {m for n in gm.graph.nodes if n not in able
-               for value in written(n, layers.modules) for m in memory[value]}  # fmt: skip
-    return [n for n in able if all(changed.isdisjoint(memory[v]) for v in (n, *_tensors(n)))]
+    able = dict.fromkeys(n for n in gm.graph.nodes if is_supported(n, layers))
+    memory = infer_storages(gm.graph, layers.modules)
+    others = (n for n in gm.graph.nodes if n not in able)
+    written = (value for n in others for value in find_mutated_inputs(n, layers.modules))
+    changed = {m for value in written for m in memory[value]}
+    return [
+        n for n in able if all(changed.isdisjoint(memory[v]) for v in (n, *_get_layout_inputs(n)))
+    ]
 
 
-def _tensors(node: Node) -> list[Node]:
+def _get_layout_inputs(node: Node) -> list[Node]:
     """The arguments of a call that are to be in the layout: weights are not among them."""
-    return node.all_input_nodes if is_binary(node) else [first(node)]
+    return node.all_input_nodes if is_binary(node) else [get_first_argument(node)]
 
 
-def _use_layout(gm: GraphModule, layers: Layers, parts: list[MklSubgraph]) -> None:
+def _convert_subgraphs(gm: GraphModule, layers: LayerFinder, parts: list[MklSubgraph]) -> None:
     every = {n for part in parts for n in part.nodes}
     made: dict[str, str] = {}
-    state = State(gm)
+    state = GraphState(gm)
     for part in parts:
-        _convert_borders(gm.graph, part)
+        _convert_boundary(gm.graph, part)
         for node in part.nodes:
             if is_binary(node):
                 node.target = BINARY[node.target]
@@ -241,12 +258,12 @@ def _use_layout(gm: GraphModule, layers: Layers, parts: list[MklSubgraph]) -> No
     gm.recompile()
 
 
-def _convert_borders(graph: Graph, part: MklSubgraph) -> None:
+def _convert_boundary(graph: Graph, part: MklSubgraph) -> None:
     """Convert what enters, once, and what leaves."""
     inside = set(part.nodes)
     entered: dict[Node, Node] = {}
     for node in part.nodes:
-        for arg in _tensors(node):
+        for arg in _get_layout_inputs(node):
             if arg not in inside and arg not in entered:
                 with graph.inserting_before(node):
                     entered[arg] = graph.call_method("to_mkldnn", (arg,))
@@ -262,14 +279,14 @@ def _convert_borders(graph: Graph, part: MklSubgraph) -> None:
 
 
 def _convert_layer(
-    state: State, layers: Layers, node: Node, every: set[Node], made: dict[str, str]
+    state: GraphState, layers: LayerFinder, node: Node, every: set[Node], made: dict[str, str]
 ) -> None:
     """Make a node with weights call a module that has them in the layout."""
     old = str(node.target) if node.op == "call_module" else None
     if old in made:
         path = made[old]
     else:
-        module = converted(node, layers)
+        module = make_mkldnn_module(node, layers)
         if module is None:
             return
         if old is not None:
@@ -280,7 +297,7 @@ def _convert_layer(
             made[path] = path
         state.set(path, module)
     used = node.all_input_nodes
-    given = first(node)
+    given = get_first_argument(node)
     state.call(node, path)
     node.args, node.kwargs = (given,), {}
     state.erase_unused(used)

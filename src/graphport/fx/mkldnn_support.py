@@ -1,4 +1,4 @@
-"""What runs on tensors in the layout of MKL-DNN, and the layers that hold their weights in it."""
+"""Which calls run on MKL-DNN tensors, and the modules that hold weights for them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import Node
 
-from graphport.fx.effects import viewed, written
-from graphport.fx.layers import Layers, rank
-from graphport.fx.nodes import first
+from graphport.fx.effects import find_aliased_inputs, find_mutated_inputs
+from graphport.fx.graphs import get_first_argument
+from graphport.fx.layers import LayerFinder, get_rank
 
 with warnings.catch_warnings():
     # torch's own modules for the layout are written in TorchScript, which torch warns of.
@@ -25,14 +25,16 @@ aten = torch.ops.aten
 
 
 def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return _elementwise(torch.add, a, b)
+    return _apply_elementwise(torch.add, a, b)
 
 
 def mul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return _elementwise(torch.mul, a, b)
+    return _apply_elementwise(torch.mul, a, b)
 
 
-def _elementwise(op: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _apply_elementwise(
+    op: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor
+) -> torch.Tensor:
     """MKL-DNN does not broadcast, and a graph does not say whether it would have to."""
     if a.shape == b.shape:
         return op(a, b)
@@ -45,29 +47,29 @@ BINARY: dict[Any, Callable[..., torch.Tensor]] = {
     operator.mul: mul, operator.imul: mul, torch.mul: mul, aten.mul.Tensor: mul,
 }  # fmt: skip
 
-_ALWAYS = frozenset(
+_UNARY_FUNCTIONS = frozenset(
     {
         torch.relu, F.relu, torch.sigmoid, F.sigmoid, torch.tanh, F.tanh, torch.transpose,
         torch.flatten, aten.relu.default, aten.sigmoid.default, aten.tanh.default,
         aten.transpose.int, aten.flatten.using_ints,
     }
 )  # fmt: skip
-_METHODS = frozenset({"relu", "sigmoid", "tanh", "transpose", "flatten", "reshape"})
+_UNARY_METHODS = frozenset({"relu", "sigmoid", "tanh", "transpose", "flatten", "reshape"})
 # Functions with the names of arguments that must have this value, or be left out.
-_MAX = {"dilation": 1, "return_indices": False}
-_AVG = {"divisor_override": None}
-_ADAPTIVE = {"output_size": 1}
-_MAX_POOL = (
+_MAX_POOL_REQUIRES = {"dilation": 1, "return_indices": False}
+_AVG_POOL_REQUIRES = {"divisor_override": None}
+_ADAPTIVE_POOL_REQUIRES = {"output_size": 1}
+_MAX_POOL_ARGUMENTS = (
     "input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices",
 )  # fmt: skip
 _POOLS: dict[Any, tuple[tuple[str, ...], dict[str, Any]]] = {
-    F.max_pool2d: (_MAX_POOL, _MAX),
-    F.max_pool3d: (_MAX_POOL, _MAX),
+    F.max_pool2d: (_MAX_POOL_ARGUMENTS, _MAX_POOL_REQUIRES),
+    F.max_pool3d: (_MAX_POOL_ARGUMENTS, _MAX_POOL_REQUIRES),
     F.avg_pool2d: (
         ("input", "kernel_size", "stride", "padding", "ceil_mode", "include", "divisor_override"),
-        _AVG,
+        _AVG_POOL_REQUIRES,
     ),
-    F.adaptive_avg_pool2d: (("input", "output_size"), _ADAPTIVE),
+    F.adaptive_avg_pool2d: (("input", "output_size"), _ADAPTIVE_POOL_REQUIRES),
 }
 _POOLS.update(
     {
@@ -79,8 +81,9 @@ _POOLS.update(
     }
 )
 _MODULES: dict[type[nn.Module], dict[str, Any]] = {
-    nn.Identity: {}, nn.ReLU: {}, nn.Sigmoid: {}, nn.Tanh: {}, nn.Flatten: {}, nn.MaxPool2d: _MAX,
-    nn.MaxPool3d: _MAX, nn.AvgPool2d: _AVG, nn.AdaptiveAvgPool2d: _ADAPTIVE,
+    nn.Identity: {}, nn.ReLU: {}, nn.Sigmoid: {}, nn.Tanh: {}, nn.Flatten: {},
+    nn.MaxPool2d: _MAX_POOL_REQUIRES, nn.MaxPool3d: _MAX_POOL_REQUIRES,
+    nn.AvgPool2d: _AVG_POOL_REQUIRES, nn.AdaptiveAvgPool2d: _ADAPTIVE_POOL_REQUIRES,
     nn.BatchNorm2d: {"training": False, "affine": True, "track_running_stats": True},
     nn.BatchNorm3d: {"training": False, "affine": True, "track_running_stats": True},
 }  # fmt: skip
@@ -91,32 +94,32 @@ _CONVOLUTIONS: dict[int, tuple[type[nn.Module], type[Any]]] = {
 }
 
 
-def supported(node: Node, layers: Layers) -> bool:
+def is_supported(node: Node, layers: LayerFinder) -> bool:
     """Whether a call takes its inputs in the layout, and gives its result in it.
 
     Of a binary operator, all inputs must be in the layout already: one may be a number.
     """
     if not node.op.startswith("call_") or not node.all_input_nodes:
         return False
-    if _is_other(node) or not _has_dims(node, layers):
+    if _is_not_float32(node) or not _has_supported_rank(node, layers):
         return False
-    seen = written(node, layers.modules)
+    seen = find_mutated_inputs(node, layers.modules)
     while seen:
         value = seen.pop()
         if len(value.users) > 1 or value.op in ("placeholder", "get_attr"):
             return False  # what it writes to is seen elsewhere, and would be a copy here
-        seen.extend(viewed(value, layers.modules))
+        seen.extend(find_aliased_inputs(value, layers.modules))
     if is_binary(node):
         return True
-    if isinstance(first(node), Node):
+    if isinstance(get_first_argument(node), Node):
         if layers.layer(node) is not None:
             return _is_dense_layer(node, layers)
         if len(node.all_input_nodes) == 1:
             if node.op == "call_module":
                 module = layers.modules[str(node.target)]
-                return layers.is_fixed(module) and _fits_module(module)
-            known = _METHODS if node.op == "call_method" else _ALWAYS
-            return node.target in known or _fits_pool(node)
+                return layers.is_fixed(module) and _is_supported_module(module)
+            known = _UNARY_METHODS if node.op == "call_method" else _UNARY_FUNCTIONS
+            return node.target in known or _is_supported_pool(node)
     return False
 
 
@@ -129,7 +132,7 @@ _TO_FLOAT = frozenset(
 )  # fmt: skip
 
 
-def keeps_dtype(node: Node, layers: Layers) -> bool:
+def keeps_dtype(node: Node, layers: LayerFinder) -> bool:
     """Whether the result of a call that is supported has the dtype of its only input."""
     module = node.op == "call_module"
     kind = type(layers.modules[str(node.target)]) if module else node.target
@@ -139,13 +142,13 @@ def keeps_dtype(node: Node, layers: Layers) -> bool:
 _NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def _is_other(node: Node) -> bool:
+def _is_not_float32(node: Node) -> bool:
     """Whether metadata tell that a result is no tensor of float32."""
     known = next((node.meta[key] for key in ("val", "tensor_meta") if key in node.meta), None)
     return known is not None and getattr(known, "dtype", None) is not torch.float32
 
 
-def _has_dims(node: Node, layers: Layers) -> bool:
+def _has_supported_rank(node: Node, layers: LayerFinder) -> bool:
     """Whether values have dims that the layout takes, batches included; as far as metadata tell."""
     layer = layers.layer(node)
     if layer is not None:
@@ -155,9 +158,9 @@ def _has_dims(node: Node, layers: Layers) -> bool:
         target = node.target if module is None else type(module)
         name = getattr(target, "__name__", "")
         spatial = next((count for count in (2, 3) if f"{count}d" in name), 0)  # of pools and norms
-    if spatial and rank(node) not in (None, spatial + 2):
+    if spatial and get_rank(node) not in (None, spatial + 2):
         return False
-    return all(rank(value) in (None, 1, 2, 3, 4, 5) for value in (node, *node.all_input_nodes))
+    return all(get_rank(value) in (None, 1, 2, 3, 4, 5) for value in (node, *node.all_input_nodes))
 
 
 def is_binary(node: Node) -> bool:
@@ -171,39 +174,41 @@ def is_binary(node: Node) -> bool:
     )
 
 
-def _is_float(t: torch.Tensor | None) -> bool:
+def _is_float32_on_cpu(t: torch.Tensor | None) -> bool:
     return t is None or (t.dtype is torch.float32 and t.device.type == "cpu")
 
 
-def _is_dense_layer(node: Node, layers: Layers) -> bool:
+def _is_dense_layer(node: Node, layers: LayerFinder) -> bool:
     layer = layers.layer(node)
-    if layer is None or layer.transposed or not _is_float(layer.weight):
+    if layer is None or layer.transposed or not _is_float32_on_cpu(layer.weight):
         return False
     if layer.spatial == 0:
-        return _is_float(layer.bias)
+        return _is_float32_on_cpu(layer.bias)
     settings = layers.settings(node)
     return (
-        _is_float(layer.bias)
+        _is_float32_on_cpu(layer.bias)
         and settings.get("padding_mode", "zeros") == "zeros"
         and not isinstance(settings.get("padding", 0), str)
     )
 
 
-def _fits_module(module: nn.Module) -> bool:
+def _is_supported_module(module: nn.Module) -> bool:
     if type(module) not in _MODULES:
         return False
     given = {name: getattr(module, name) for name in _MODULES[type(module)]}
-    return _fits(given, _MODULES[type(module)]) and all(map(_is_float, module.parameters()))
+    return _matches_settings(given, _MODULES[type(module)]) and all(
+        map(_is_float32_on_cpu, module.parameters())
+    )
 
 
-def _fits_pool(node: Node) -> bool:
+def _is_supported_pool(node: Node) -> bool:
     if node.target not in _POOLS:
         return False
     names, wanted = _POOLS[node.target]
-    return _fits({**dict(zip(names, node.args, strict=False)), **node.kwargs}, wanted)
+    return _matches_settings({**dict(zip(names, node.args, strict=False)), **node.kwargs}, wanted)
 
 
-def _fits(given: dict[str, Any], wanted: dict[str, Any]) -> bool:
+def _matches_settings(given: dict[str, Any], wanted: dict[str, Any]) -> bool:
     for name, value in wanted.items():
         have = given.get(name, value)
         if any(part != value for part in (have if isinstance(have, (list, tuple)) else [have])):
@@ -211,7 +216,7 @@ def _fits(given: dict[str, Any], wanted: dict[str, Any]) -> bool:
     return True
 
 
-def converted(node: Node, layers: Layers) -> nn.Module | None:
+def make_mkldnn_module(node: Node, layers: LayerFinder) -> nn.Module | None:
     """The module that a call is to be in the layout, if it has weights."""
     layer = layers.layer(node)
     with torch.no_grad():
@@ -224,7 +229,7 @@ def converted(node: Node, layers: Layers) -> nn.Module | None:
         else:
             make, kind = _CONVOLUTIONS[layer.spatial]
             given = layers.settings(node)
-            settings = {k: _tuple(given[k], layer.spatial)
+            settings = {k: _expand_tuple(given[k], layer.spatial)
                         for k in ("stride", "padding", "dilation") if k in given}  # fmt: skip
             outputs, inputs, *kernel = layer.weight.shape
             dense = make(
@@ -237,6 +242,6 @@ def converted(node: Node, layers: Layers) -> nn.Module | None:
         return made
 
 
-def _tuple(value: Any, count: int) -> tuple[int, ...]:
+def _expand_tuple(value: Any, count: int) -> tuple[int, ...]:
     values = value if isinstance(value, (list, tuple)) else [value]
     return tuple(values) * (count if len(values) == 1 else 1)

@@ -1,4 +1,4 @@
-"""`gp.onnx`: captured programs as ONNX models, verified on ONNX Runtime."""
+"""`gp.onnx`: exports captured programs as ONNX models, verified on ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from graphport.onnx import lowerings  # noqa: F401  registers them
-from graphport.onnx.exporting import export
+from graphport.onnx.exporter import export
+from graphport.onnx.lower.registry import LOWERINGS, find_operator, lower
 from graphport.onnx.options import ExportOptions
 from graphport.onnx.program import ONNXProgram
-from graphport.onnx.registry import LOWERINGS, lower, operator_named
 
 __all__ = ["ExportOptions", "ONNXProgram", "export", "lowering", "supported_ops"]
 
@@ -18,14 +18,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def lowering(name: Any) -> Callable[[F], F]:
     """Teach one operator, by its name: `@gp.onnx.lowering("mylib::scale")`, or given itself."""
-    return lower(operator_named(name))
+    return lower(find_operator(name))
 
 
 def supported_ops() -> dict[str, Callable[..., Any]]:
     """The operators that have a lowering: `{"aten::add.Tensor": ...}`."""
-    return {_name(op): entry.fn for op, entry in LOWERINGS.items()}
+    return {_operator_name(op): entry.fn for op, entry in LOWERINGS.items()}
 
 
-def _name(op: Any) -> str:
+def _operator_name(op: Any) -> str:
     name, _, overload = op.name().partition(".")
     return f"{name}.{overload or 'default'}"

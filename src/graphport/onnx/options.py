@@ -1,10 +1,13 @@
-"""What can be asked of `gp.onnx.export`."""
+"""Options of `gp.onnx.export` and of `ONNXProgram.verify`, checked and translated for capture."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
+
+import torch
 
 from graphport.arguments import (
     ANYTHING,
@@ -16,18 +19,22 @@ from graphport.arguments import (
     NONE,
     PATH,
     TEXT,
-    made_of,
+    check_fields,
+    format_value,
     mapping,
     several,
-    shown,
 )
-from graphport.errors import InputError
+from graphport.capture.spec.inputs import bind_inputs
+from graphport.capture.spec.shapes import build_spec
+from graphport.capture.spec.walk import SizeSpec, walk_spec
+from graphport.errors import InputError, SpecError
+from graphport.symbolic.dims import Dim
 
 TARGETS = ("onnx", "ort")
-OLDEST, NEWEST = 18, 26
+OLDEST_OPSET, NEWEST_OPSET = 18, 26
 
 
-@made_of(
+@check_fields(
     input_names=NAMES | NONE, output_names=NAMES | NONE, optimize=FLAG, verify=FLAG | DICT,
     custom_lowerings=mapping(ANYTHING, FUNCTION) | NONE, report=PATH | NONE,
     module_functions=several(CLASS | TEXT), dynamic_shapes=FLAG | NONE, share_weights=FLAG,
@@ -56,10 +63,11 @@ class ExportOptions:
             raise InputError(
                 f"target={self.target!r} is not known", fix=f"one of {', '.join(TARGETS)}"
             )
-        known = range(OLDEST, NEWEST + 1)
+        known = range(OLDEST_OPSET, NEWEST_OPSET + 1)
         if self.opset is not None and not (type(self.opset) is int and self.opset in known):
             raise InputError(
-                f"opset={self.opset!r} is not supported", fix=f"one from {OLDEST} to {NEWEST}"
+                f"opset={self.opset!r} is not supported",
+                fix=f"one from {OLDEST_OPSET} to {NEWEST_OPSET}",
             )
         if not isinstance(self.verify, bool):
             VerifyOptions.of(self.verify)
@@ -69,7 +77,9 @@ class ExportOptions:
         if isinstance(given, ExportOptions):
             return given
         if given is not None and not isinstance(given, Mapping):
-            raise InputError(f"export options are an ExportOptions or a dict, got {shown(given)}")
+            raise InputError(
+                f"export options are an ExportOptions or a dict, got {format_value(given)}"
+            )
         given = dict(given or {})
         unknown = sorted(str(name) for name in set(given) - {f.name for f in fields(cls)})
         if unknown:
@@ -106,7 +116,7 @@ class VerifyOptions:
             )
         if isinstance(self.sizes, Mapping):
             object.__setattr__(self, "sizes", [self.sizes])
-        for sizes in _listed(self.sizes):
+        for sizes in _require_list(self.sizes):
             _require_sizes(sizes)
 
     @property
@@ -114,7 +124,7 @@ class VerifyOptions:
         """How many sizes to choose, at most."""
         if not self.other_sizes:
             return 0
-        return (0 if self.sizes else _ENOUGH) if self.limit is None else self.limit
+        return (0 if self.sizes else _DEFAULT_LIMIT) if self.limit is None else self.limit
 
     @classmethod
     def of(cls, given: Any) -> VerifyOptions:
@@ -133,7 +143,7 @@ class VerifyOptions:
         return cls(**given)
 
 
-_ENOUGH = 5
+_DEFAULT_LIMIT = 5
 """Sizes to try beside those of the example."""
 
 
@@ -141,7 +151,7 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool)
 
 
-def _listed(sizes: Any) -> Sequence[Any]:
+def _require_list(sizes: Any) -> Sequence[Any]:
     if isinstance(sizes, list | tuple):
         return sizes
     raise InputError(
@@ -159,3 +169,115 @@ def _require_sizes(sizes: Any) -> None:
     for name, n in sizes.items():
         if type(n) is not int or n.bit_length() > 62:
             raise InputError(f"sizes: {name}={n!r} is no size", fix=f'sizes=[{{"{name}": 7}}]')
+
+
+# Translates `dynamic_shapes` by ONNX input name, and `dynamic_axes`, to those of the model.
+#
+# Capture knows the model's own parameters. What is said of a chosen input name is said of the
+# tensor that the name is given to.
+
+_DEFAULT_OUTPUT = re.compile(r"output(_\d+)?")
+
+
+def key_by_parameter(
+    spec: Any,
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Any,
+    names: Sequence[str] | None,
+    names_first: bool = False,
+) -> Any:
+    """A spec with chosen input names among its keys, by the model's own parameters.
+
+    A key that is both is a parameter, unless `names_first`.
+    """
+    if not isinstance(spec, Mapping) or not set(spec) & set(names or ()):
+        return spec
+    inputs = bind_inputs(model, args, kwargs)
+    first = set(names or ()) if names_first else set()
+    own = {k: v for k, v in spec.items() if k in inputs.parameters and k not in first}
+    if len(own) == len(spec):
+        return spec
+    leaves: list[Any] = []
+    build_spec(leaves.append, inputs)
+    chosen = dict(zip(_match_leaves(leaves, names or ()), names or (), strict=False))
+    unknown = sorted(set(spec) - set(own) - set(chosen.values()))
+    if unknown:
+        known = [*inputs.parameters, *chosen.values()]
+        raise _unknown_names_error("dynamic_shapes", unknown, known)
+    numbers = iter(range(len(leaves)))
+    return {**build_spec(lambda _: spec.get(chosen.get(next(numbers))), inputs), **own}
+
+
+def find_declarations(spec: Any, model: Any, args: Any, kwargs: Any) -> dict[str, SizeSpec]:
+    """Where a spec first speaks of each symbol: by the name of a Dim, or the place of a size."""
+    found: dict[str, SizeSpec] = {}
+    for entry in walk_spec(bind_inputs(model, args, kwargs), spec):
+        for site in entry.sites:
+            found.setdefault(
+                site.wish.root.__name__ if isinstance(site.wish, Dim) else site.path, site
+            )
+    return found
+
+
+def _match_leaves(leaves: Sequence[Any], names: Sequence[str]) -> list[int]:
+    """The numbers of the leaves that input names are given to: tensors, or those and numbers."""
+    tensors = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+    either = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor | int | float)]
+    return either if len(names) == len(either) else tensors
+
+
+def convert_dynamic_axes(
+    axes: Mapping[str, Any],
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: Any,
+    names: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+) -> Any:
+    """`dynamic_axes={"x": {0: "batch"}, "y": [1]}` as dims; those of outputs follow by themselves.
+
+    Axes of one name are one dim.
+    """
+    if not isinstance(axes, Mapping):
+        raise SpecError(
+            f"dynamic_axes is a dict by input name, got {axes!r}",
+            fix='dynamic_axes={"x": {0: "batch"}}',
+        )
+    dims: dict[str, Dim] = {}
+    known = [*(names or ()), *bind_inputs(model, args, kwargs).parameters]
+    rest = set(axes) - set(known) - set(outputs or ())
+    unknown = sorted(name for name in rest if not _DEFAULT_OUTPUT.fullmatch(name))
+    if unknown:
+        raise _unknown_names_error("dynamic_axes", unknown, [*known, *(outputs or ())])
+    spec = {
+        name: {axis: _make_dim(dims, text) for axis, text in _name_axes(name, given)}
+        for name, given in axes.items()
+        if name in known
+    }
+    return key_by_parameter(spec, model, args, kwargs, names, names_first=True)
+
+
+def _name_axes(name: str, given: Any) -> Iterable[tuple[int, str]]:
+    if isinstance(given, Mapping):
+        return given.items()
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return [(axis, f"{name}_dim_{axis}") for axis in given]
+    raise SpecError(
+        f"dynamic_axes[{name!r}] is {given!r}",
+        fix=f'dynamic_axes={{"{name}": {{0: "batch"}}}}, or a list of axes',
+    )
+
+
+def _make_dim(dims: dict[str, Dim], text: str) -> Dim:
+    name = re.sub(r"\W", "_", str(text))
+    if not name or name[0].isdigit():
+        name = f"dim_{name}"
+    return dims.setdefault(name, Dim(name))
+
+
+def _unknown_names_error(what: str, unknown: Sequence[str], known: Sequence[str]) -> InputError:
+    return InputError(
+        f"{what} names {', '.join(unknown)}, which are no inputs",
+        fix=f"one of {', '.join(dict.fromkeys(known))}",
+    )

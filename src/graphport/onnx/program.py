@@ -12,25 +12,35 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from graphport.arguments import ERROR, FLAG, NONE, NUMBER, PATH, TENSOR, one_of, require, takes
+from graphport.arguments import (
+    ERROR,
+    FLAG,
+    NONE,
+    NUMBER,
+    PATH,
+    TENSOR,
+    check_arguments,
+    one_of,
+    require_kind,
+)
 from graphport.errors import InputError, RequirementError
-from graphport.onnx import checkpoint, metadata, weights
-from graphport.onnx.functions import outlined
-from graphport.onnx.interface import Interface
-from graphport.onnx.ir import Graph, Value, present, sources
-from graphport.onnx.model import model_proto
+from graphport.onnx.emit.functions import outline_modules
+from graphport.onnx.emit.interface import Interface
+from graphport.onnx.emit.ir import Graph, Value, current_tensor, source_weights
+from graphport.onnx.emit.model import build_model_proto, describe_sizes
 from graphport.onnx.options import ExportOptions, VerifyOptions
-from graphport.ops.weightless import lacks_data
+from graphport.onnx.write import checkpoint, weights
 from graphport.program import ExportedProgram
-from graphport.program.module import Entrance
-from graphport.source import Location, of_trace
+from graphport.program.module import CallGuard
+from graphport.source import Location, locate_stack_trace
+from graphport.tensors.lazy import lacks_data
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir
 
-    from graphport.onnx.runtime import Session
-    from graphport.onnx.verification import VerificationReport
+    from graphport.onnx.target.session import Session
+    from graphport.onnx.verify.verification import VerificationReport
 
 
 class ONNXProgram:
@@ -55,7 +65,7 @@ class ONNXProgram:
         self.eager: Callable[..., Any] | None = None
         """What the program was captured from, if that is known."""
         self.example_inputs = program.example_inputs
-        self.entrance = Entrance(program, check_guards=True)
+        self.entrance = CallGuard(program, check_guards=True)
         self._state: dict[str, torch.Tensor] = {}
         self._seen: list[Any] | None = None
         """What the weights were when the session was made."""
@@ -66,8 +76,8 @@ class ONNXProgram:
     @cached_property
     def skeleton(self) -> onnx.ModelProto:
         """The model without its weights."""
-        said = metadata.of_sizes(self.exported_program)
-        return model_proto(self.graph, self.opset, metadata=said)
+        said = describe_sizes(self.exported_program)
+        return build_model_proto(self.graph, self.opset, metadata=said)
 
     @cached_property
     def file(self) -> tuple[onnx.ModelProto, dict[str, Value]]:
@@ -78,15 +88,15 @@ class ONNXProgram:
         wanted = self.options.module_functions
         if not wanted:
             return self.skeleton, self.graph.initializers
-        parts = outlined(self.graph, wanted)
-        said = metadata.of_sizes(self.exported_program)
-        model = model_proto(self.graph, self.opset, metadata=said, outlined=parts)
+        parts = outline_modules(self.graph, wanted)
+        said = describe_sizes(self.exported_program)
+        model = build_model_proto(self.graph, self.opset, metadata=said, outlined=parts)
         return model, parts.initializers(self.graph)
 
     @property
     def model_proto(self) -> onnx.ModelProto:
         """The model as protobuf, with its weights where they are in memory."""
-        return weights.inline(*self.file)
+        return weights.inline_weights(*self.file)
 
     @property
     def model(self) -> onnx_ir.Model:
@@ -98,22 +108,22 @@ class ONNXProgram:
     @property
     def tensors(self) -> dict[str, Any]:
         """The initialisers by name."""
-        return {name: present(value) for name, value in self.graph.initializers.items()}
+        return {name: current_tensor(value) for name, value in self.graph.initializers.items()}
 
     @property
     def initial_state(self) -> dict[str, Any]:
         """What the program begins with of that which it changes, by its names in the program."""
         tensor, names = self.exported_program.tensor, self.interface.weights
         data = {n: self.graph.initializers[n].data for n in self.interface.state}
-        return {names[n]: like(tensor(names[n]), t) for n, t in data.items()}
+        return {names[n]: convert_like(tensor(names[n]), t) for n, t in data.items()}
 
     def optimize(self) -> None:
         """Do what an export with `optimize=False` leaves out: patterns become single operators."""
-        from graphport.onnx.exporting import lowered
+        from graphport.onnx.exporter import lower_program
 
         if self.options.optimize:
             return
-        made = lowered(self.exported_program, replace(self.options, optimize=True))
+        made = lower_program(self.exported_program, replace(self.options, optimize=True))
         with self._turn:
             for name in ("lowered_program", "graph", "interface", "opset", "options"):
                 setattr(self, name, getattr(made, name))
@@ -131,26 +141,26 @@ class ONNXProgram:
         It is made anew when they have been written to: it has some of them in a form of its own.
         """
         with self._turn:
-            if self._seen is not None and self._seen != self._marks():
+            if self._seen is not None and self._seen != self._weight_versions():
                 del self._session
             return self._session
 
-    def _marks(self) -> list[Any]:
+    def _weight_versions(self) -> list[Any]:
         """What tells whether weights have been written to; 0.2 microseconds for each."""
         return [(t.data_ptr(), t._version) for t in self._weights]
 
     @cached_property
     def _weights(self) -> list[Any]:
         """The tensors of the user's model that the session has."""
-        used = (s for v in self.graph.initializers.values() for s in sources(v))
+        used = (s for v in self.graph.initializers.values() for s in source_weights(v))
         tensors = [v.weight for v in dict.fromkeys(used) if v.weight is not None]
         return [t for t in tensors if not lacks_data(t) and not t.is_inference()]
 
     @cached_property
     def _session(self) -> Session:
-        from graphport.onnx.runtime import Session
+        from graphport.onnx.target.session import Session
 
-        self._seen = self._marks()
+        self._seen = self._weight_versions()
         return Session(self.skeleton, self.tensors)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -163,30 +173,30 @@ class ONNXProgram:
         inputs = self.inputs_of(flat)
         if self.interface.state:
             with self._turn:
-                found = self.computed({**self._state, **inputs})
+                found = self.compute_outputs({**self._state, **inputs})
                 self._state = {n: found[new] for n, new in self.interface.state.items()}
         else:
-            found = self.computed(inputs)
+            found = self.compute_outputs(inputs)
         with torch.no_grad():
             for i, name in self.interface.written.items():
-                flat[i].copy_(like(flat[i], found[name]))
-        return self.structured(found, flat)
+                flat[i].copy_(convert_like(flat[i], found[name]))
+        return self.unflatten_outputs(found, flat)
 
-    def computed(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def compute_outputs(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The model's outputs by name; ONNX Runtime loads no model that has none."""
         try:
             return self.session.run(inputs) if self.graph.outputs else {}
         except RequirementError as error:
-            error.located(self._find_assertion(error))
+            error.add_location(self._find_assertion(error))
             raise
 
     def _find_assertion(self, error: RequirementError) -> Location | None:
         """The line of the user's that has made the program require something."""
         made = ((v, node.origin) for node in self.graph.nodes for v in node.outputs if v)
         origin = next((origin for v, origin in made if v.name == error.node), None)
-        return of_trace(origin.meta.get("stack_trace")) if origin is not None else None
+        return locate_stack_trace(origin.meta.get("stack_trace")) if origin is not None else None
 
-    def run_on(self, session: Any, same_within: bool) -> None:
+    def use_session(self, session: Any, same_within: bool) -> None:
         """Run on another session from here on: one that takes and gives the same by name.
 
         `same_within`: it has the values of this model within it, too, under the same names.
@@ -205,9 +215,9 @@ class ONNXProgram:
 
     def inputs_of(self, flat: list[Any]) -> dict[str, torch.Tensor]:
         """The model's inputs by name, from flat inputs of the program."""
-        return {i.name: _tensor(flat[i.flat], i.dtype) for i in self.interface.inputs}
+        return {i.name: _to_model_tensor(flat[i.flat], i.dtype) for i in self.interface.inputs}
 
-    def structured(self, found: dict[str, torch.Tensor], flat: list[Any]) -> Any:
+    def unflatten_outputs(self, found: dict[str, torch.Tensor], flat: list[Any]) -> Any:
         """Outputs by name in the structure of the program's result."""
         leaves = []
         for result in self.interface.results:
@@ -216,7 +226,7 @@ class ONNXProgram:
             elif result.kind == "input":
                 leaves.append(flat[result.what])
             else:
-                leaves.append(result_of(result.kind, found[result.what]))
+                leaves.append(convert_result(result.kind, found[result.what]))
         return pytree.tree_unflatten(leaves, self.exported_program.call_spec.out_spec)
 
     def adapt_torch_inputs_to_onnx(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
@@ -235,12 +245,12 @@ class ONNXProgram:
         pairs = zip(leaves, self.interface.results, strict=True)
         given = [x for x, r in pairs if r.kind not in ("constant", "input")]
         for x in given:
-            require("each result in out", x, TENSOR | NUMBER)
-        return [_tensor(x) for x in given]
+            require_kind("each result in out", x, TENSOR | NUMBER)
+        return [_to_model_tensor(x) for x in given]
 
     # Verification
 
-    @takes(rtol=ERROR | NONE, atol=ERROR | NONE)
+    @check_arguments(rtol=ERROR | NONE, atol=ERROR | NONE)
     def verify(
         self,
         args: tuple[Any, ...] | None = None,
@@ -261,7 +271,7 @@ class ONNXProgram:
         `other_sizes=False` chooses none. How close results have to be follows from their dtypes,
         unless it is said.
         """
-        from graphport.onnx.verification import verify
+        from graphport.onnx.verify.verification import verify
 
         options = VerifyOptions(inputs, sizes, limit, other_sizes, rtol, atol)
         if args is not None:
@@ -269,7 +279,7 @@ class ONNXProgram:
         if inputs is not None and (args is not None or kwargs is not None):
             raise InputError("both args and inputs were given", fix="inputs=[args, ...]")
         if inputs is not None:
-            return verify(self, sets_of_inputs(inputs), options)
+            return verify(self, list_input_sets(inputs), options)
         given = (
             self.example_inputs if args is None and kwargs is None else (args or (), kwargs or {})
         )
@@ -277,7 +287,7 @@ class ONNXProgram:
 
     # Files
 
-    @takes(path=PATH, external_data=FLAG | one_of("auto"))
+    @check_arguments(path=PATH, external_data=FLAG | one_of("auto"))
     def save(
         self, path: str | Path, external_data: bool | str = "auto", state_dict: Any = None
     ) -> None:
@@ -287,13 +297,13 @@ class ONNXProgram:
         `.safetensors`, `.pt` or `.bin` file, or the folder of a sharded checkpoint.
         """
         model, initializers = self.file
-        tensors = {name: present(value) for name, value in initializers.items()}
+        tensors = {name: current_tensor(value) for name, value in initializers.items()}
         if state_dict is not None:
-            tensors = checkpoint.fitted(
+            tensors = checkpoint.match_weights(
                 initializers, self.interface.weights, self.exported_program.state_dict,
-                checkpoint.read(state_dict),
+                checkpoint.read_checkpoint(state_dict),
             )  # fmt: skip
-        weights.save(model, tensors, Path(path), external_data)
+        weights.save_model(model, tensors, Path(path), external_data)
 
 
 def require_arguments(args: Any, kwargs: Any) -> None:
@@ -307,15 +317,15 @@ def require_arguments(args: Any, kwargs: Any) -> None:
         raise InputError(f"kwargs must be a dict by parameter name, got {type(kwargs).__name__}")
 
 
-def sets_of_inputs(inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def list_input_sets(inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """One or more sets of inputs, each as positional and keyword arguments."""
-    found = [_set_of_inputs(some) for some in (inputs if isinstance(inputs, list) else [inputs])]
+    found = [_read_input_set(some) for some in (inputs if isinstance(inputs, list) else [inputs])]
     if not found:
         raise InputError("inputs is empty: there is nothing to compare at", fix="inputs=[(x,)]")
     return found
 
 
-def _set_of_inputs(some: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _read_input_set(some: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(some, dict):
         return (), some
     if isinstance(some, tuple):
@@ -328,19 +338,19 @@ def _set_of_inputs(some: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def result_of(kind: str, t: torch.Tensor) -> Any:
+def convert_result(kind: str, t: torch.Tensor) -> Any:
     """An output of the model as the program returns it."""
     if kind == "tensor":
         return t
     return torch.view_as_complex(t) if kind == "complex" else t.item()
 
 
-def like(t: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+def convert_like(t: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
     """What the model has for a tensor of the program: of a complex one, pairs of numbers."""
     return torch.view_as_complex(pairs) if t.is_complex() else pairs
 
 
-def _tensor(x: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+def _to_model_tensor(x: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     if not isinstance(x, torch.Tensor):
         return torch.tensor(x, dtype=dtype)
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x

@@ -1,26 +1,22 @@
-"""What is known of each operator: shape rules by family, view inverses, type promotion."""
+"""Facts of each operator: shape rules by family, effects, strides, type promotion."""
 
-from graphport.ops import (
+from graphport.ops import (  # noqa: F401  register their rules
     attention,
     conv,
     elementwise,
-    factor,
     factory,
     fft,
     index,
     linalg,
+    linalg_decompositions,
     loss,
     norm,
     reduce,
     rnn,
     shape,
 )
-from graphport.ops.abstract import Abstract, Size, Sizes
-from graphport.ops.meta import meta_rule
-from graphport.ops.registry import RULES, OpInfo, info_of
+from graphport.ops.meta import infer_by_meta
+from graphport.ops.registry import RULES, OpInfo, get_op_info
+from graphport.tensors.abstract import Abstract, Size, Sizes
 
-__all__ = [
-    "RULES", "Abstract", "OpInfo", "Size", "Sizes", "attention", "conv", "elementwise", "factor",
-    "factory", "fft", "index", "info_of", "linalg", "loss", "meta_rule", "norm", "reduce",
-    "rnn", "shape",
-]  # fmt: skip
+__all__ = ["RULES", "Abstract", "OpInfo", "Size", "Sizes", "get_op_info", "infer_by_meta"]

@@ -1,14 +1,14 @@
-"""Attention kept as one operator."""
+"""Shape rule of scaled dot product attention, kept as one operator."""
 
 from __future__ import annotations
 
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops.abstract import Abstract, Sizes
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import broadcast, require_equal, require_fits
-from graphport.ops.strides import preserved
+from graphport.ops.sizes import broadcast, require_equal, require_expandable
+from graphport.ops.strides import preserve_strides
+from graphport.tensors.abstract import Abstract, Sizes
 
 aten = torch.ops.aten
 
@@ -23,27 +23,27 @@ def scaled_dot_product_attention(
             f"Expected query, key, and value to have the same dtype, but got query.dtype: "
             f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
         )
-    _check(query, key, value, attn_mask, dropout_p, enable_gqa)
+    _check_arguments(query, key, value, attn_mask, dropout_p, enable_gqa)
     require_equal(query.sizes[-1], key.sizes[-1],
                   "attention: query {0} and key {1} differ in last dim", query, key)  # fmt: skip
     require_equal(key.sizes[-2], value.sizes[-2],
                   "attention: key {0} and value {1} differ in length", key, value)  # fmt: skip
-    lead = _leading(query, key, value, enable_gqa)
+    lead = _infer_batch_sizes(query, key, value, enable_gqa)
     sizes = (*lead, query.sizes[-2], value.sizes[-1])
     if attn_mask is not None:
         scores = (*lead, query.sizes[-2], key.sizes[-2])
-        require_fits(attn_mask.sizes, scores, "attention: a mask {0} for query {1} and key {2}",
-                     attn_mask, query, key)  # fmt: skip
+        message = "attention: a mask {0} for query {1} and key {2}"
+        require_expandable(attn_mask.sizes, scores, message, attn_mask, query, key)
     fused = _is_fused(query, key, value, dropout_p, enable_gqa)
     if is_causal and attn_mask is not None and not fused:
         raise ShapeError("attention: is_causal and attn_mask exclude each other here")
     if fused:
         # The fused CPU kernel writes its result in the layout of the query.
-        return Abstract(sizes, query.dtype, query.device, preserved(query))
+        return Abstract(sizes, query.dtype, query.device, preserve_strides(query))
     return query.like(sizes)
 
 
-def _check(
+def _check_arguments(
     query: Abstract, key: Abstract, value: Abstract, mask: Abstract | None, dropout: float,
     grouped: bool,
 ) -> None:  # fmt: skip
@@ -60,7 +60,7 @@ def _check(
         raise ShapeError(f"dropout probability has to be between 0 and 1, but got {dropout}")
 
 
-def _leading(query: Abstract, key: Abstract, value: Abstract, grouped: bool) -> Sizes:
+def _infer_batch_sizes(query: Abstract, key: Abstract, value: Abstract, grouped: bool) -> Sizes:
     """All but the last two dims of the result."""
     lead = query.sizes[:-2]
     if not grouped:

@@ -1,4 +1,4 @@
-"""Convolution, pooling and resampling: operators over a window that slides along spatial dims."""
+"""Shape rules of convolution, pooling and resampling."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from typing import Any
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops.abstract import Abstract, Size, Sizes, channels_last
 from graphport.ops.registry import Rule, shape_rule
-from graphport.ops.sizes import require, require_equal, require_nonempty, require_sizes, taken
+from graphport.ops.sizes import (
+    choose_branch,
+    require,
+    require_equal,
+    require_nonempty,
+    require_sizes,
+)
 from graphport.symbolic import Expr, floor, ge, ite, mul, to_float
+from graphport.tensors.abstract import Abstract, Size, Sizes, channels_last_strides
 
 aten = torch.ops.aten
 Ints = int | Sequence[int]
 
 
-def _each(value: Ints, n: int) -> Sequence[int]:
+def _expand_param(value: Ints, n: int) -> Sequence[int]:
     """One number per spatial dim."""
     if isinstance(value, int):
         return (value,) * n
@@ -29,32 +35,36 @@ def _each(value: Ints, n: int) -> Sequence[int]:
     return tuple(value) * n
 
 
-def window(size: Size, kernel: Size, stride: int, before: int, after: int, dilation: int) -> Size:
+def count_windows(
+    size: Size, kernel: Size, stride: int, before: int, after: int, dilation: int
+) -> Size:
     """How many places a window has along a dim."""
     return (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
 
 
-def _laid_out_line(sizes: Sizes, like: Abstract) -> Abstract:
+def _lay_out_1d(sizes: Sizes, like: Abstract) -> Abstract:
     """For operators that work on a line as on an image of height 1."""
     if like.rank == 3 and like._strides is not None:
         (n, c, length), (s0, s1, s2) = like.sizes, like._strides
         image = Abstract((n, c, 1, length), like.dtype, like.device, (s0, s1, s2 * length, s2))
         if image.is_channels_last:
-            return Abstract(sizes, like.dtype, like.device, channels_last(sizes))
-    return _laid_out(sizes, like)
+            return Abstract(sizes, like.dtype, like.device, channels_last_strides(sizes))
+    return _lay_out(sizes, like)
 
 
-def _laid_out(sizes: Sizes, like: Abstract, *others: Abstract, dtype: Any = None) -> Abstract:
+def _lay_out(sizes: Sizes, like: Abstract, *others: Abstract, dtype: Any = None) -> Abstract:
     """Channels-last when the data (or the weight) is."""
     last = any(a.is_channels_last for a in (like, *others))
-    return Abstract(sizes, dtype or like.dtype, like.device, channels_last(sizes) if last else None)
+    return Abstract(
+        sizes, dtype or like.dtype, like.device, channels_last_strides(sizes) if last else None
+    )
 
 
 def _laid_out_convolution(sizes: Sizes, input: Abstract, weight: Abstract) -> Abstract:
     """A line is made contiguous first."""
     if input.rank == 3:
-        return _laid_out_line(sizes, input if input.is_contiguous else input.like())
-    return _laid_out(sizes, input, weight)
+        return _lay_out_1d(sizes, input if input.is_contiguous else input.like())
+    return _lay_out(sizes, input, weight)
 
 
 def _check_channels(
@@ -103,7 +113,7 @@ def conv(
     dilation: Ints, groups: int,
 ) -> Abstract:  # fmt: skip
     n = weight.rank - 2
-    pads = _each(padding, n)
+    pads = _expand_param(padding, n)
     return _conv(input, weight, bias, stride, pads, pads, dilation, groups)
 
 
@@ -115,7 +125,9 @@ def conv_padding(
     n = weight.rank - 2
     total = [0] * n
     if padding == "same":
-        total = [d * (k - 1) for d, k in zip(_each(dilation, n), weight.sizes[2:], strict=True)]
+        total = [
+            d * (k - 1) for d, k in zip(_expand_param(dilation, n), weight.sizes[2:], strict=True)
+        ]
     before = [t // 2 for t in total]
     after = [t - b for t, b in zip(total, before, strict=True)]
     return _conv(input, weight, bias, stride, before, after, dilation, groups)
@@ -128,13 +140,15 @@ def _conv(
     _check_channels(input, weight, bias, groups, transposed=False)
     n = weight.rank - 2
     lead = input.rank - n
-    steps, holes = _each(stride, n), _each(dilation, n)
+    steps, holes = _expand_param(stride, n), _expand_param(dilation, n)
     _check_window(steps, before, holes)
     # Of no channels eager gives no channels, whatever the kernel says, and ONNX Runtime hangs.
     require_nonempty(f"conv{n}d", weight, weight.sizes)
     require_nonempty(f"conv{n}d", input, input.sizes[lead:])
     spatial = tuple(
-        window(input.sizes[lead + i], weight.sizes[2 + i], steps[i], before[i], after[i], holes[i])
+        count_windows(
+            input.sizes[lead + i], weight.sizes[2 + i], steps[i], before[i], after[i], holes[i]
+        )
         for i in range(n)
     )
     for s in spatial:
@@ -163,8 +177,8 @@ def conv_transpose(
     _check_channels(input, weight, bias, groups, transposed=True)
     n = weight.rank - 2
     lead = input.rank - n
-    steps, pads = _each(stride, n), _each(padding, n)
-    extra, holes = _each(output_padding, n), _each(dilation, n)
+    steps, pads = _expand_param(stride, n), _expand_param(padding, n)
+    extra, holes = _expand_param(output_padding, n), _expand_param(dilation, n)
     _check_window(steps, pads, holes)
     if any(type(e) is int and e < 0 for e in extra):
         raise ShapeError(f"negative output_padding is not supported, got {list(extra)}")
@@ -182,26 +196,28 @@ def conv_transpose(
     return _laid_out_convolution(sizes, input, weight)
 
 
-def _pooled(size: Size, kernel: int, stride: int, pad: int, dilation: int, ceil: bool) -> Size:
+def _infer_pooled_size(
+    size: Size, kernel: int, stride: int, pad: int, dilation: int, ceil: bool
+) -> Size:
     if not ceil:
-        return window(size, kernel, stride, pad, pad, dilation)
+        return count_windows(size, kernel, stride, pad, pad, dilation)
     span = size + 2 * pad - dilation * (kernel - 1) - 1
     count = (span + stride - 1) // stride + 1
     # The last window must start inside the input or its left padding.
     outside = ge((count - 1) * stride, size + pad)
-    drop = taken(outside)
+    drop = choose_branch(outside)
     return count - (ite(outside, 1, 0) if drop is None else int(drop))
 
 
-def _pool(
+def _infer_pool_sizes(
     self: Abstract, n: int, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, ceil: bool
 ) -> Sizes:
-    kernels = _each(kernel, n)
-    steps = _each(stride, n) if isinstance(stride, int) or len(stride) else kernels
-    pads, holes = _each(padding, n), _each(dilation, n)
+    kernels = _expand_param(kernel, n)
+    steps = _expand_param(stride, n) if isinstance(stride, int) or len(stride) else kernels
+    pads, holes = _expand_param(padding, n), _expand_param(dilation, n)
     lead = self.rank - n
     require_nonempty("pooling", self, self.sizes[lead - 1 :])
-    out = [_pooled(self.sizes[lead + i], kernels[i], steps[i], pads[i], holes[i], ceil)
+    out = [_infer_pooled_size(self.sizes[lead + i], kernels[i], steps[i], pads[i], holes[i], ceil)
            for i in range(n)]  # fmt: skip
     for s in out:
         require(ge(s, 1), "pooling of {0} with a window of {1}: the output would be too small",
@@ -214,7 +230,9 @@ def _max_pool(n: int) -> Rule:
         self: Abstract, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints,
         ceil_mode: bool,
     ) -> Abstract:  # fmt: skip
-        return _laid_out(_pool(self, n, kernel_size, stride, padding, dilation, ceil_mode), self)
+        return _lay_out(
+            _infer_pool_sizes(self, n, kernel_size, stride, padding, dilation, ceil_mode), self
+        )
 
     return max_pool
 
@@ -227,7 +245,7 @@ def _max_pool_with_indices(n: int) -> Rule:
         ceil_mode: bool,
     ) -> tuple[Abstract, Abstract]:  # fmt: skip
         out = plain(self, kernel_size, stride, padding, dilation, ceil_mode)
-        out = _laid_out_line(out.sizes, self)
+        out = _lay_out_1d(out.sizes, self)
         return out, Abstract(out.sizes, torch.int64, out.device, out._strides)
 
     return max_pool_with_indices
@@ -237,7 +255,9 @@ def _avg_pool(n: int) -> Rule:
     def avg_pool(
         self: Abstract, kernel_size: Ints, stride: Ints, padding: Ints, ceil_mode: bool, *_: Any
     ) -> Abstract:
-        return _laid_out_line(_pool(self, n, kernel_size, stride, padding, 1, ceil_mode), self)
+        return _lay_out_1d(
+            _infer_pool_sizes(self, n, kernel_size, stride, padding, 1, ceil_mode), self
+        )
 
     return avg_pool
 
@@ -247,7 +267,7 @@ def _adaptive_avg_pool(n: int) -> Rule:
         if self.rank not in (n + 1, n + 2):
             raise ShapeError(f"adaptive pooling: Expected {n + 1}D or {n + 2}D tensor, got {self}")
         require_nonempty("adaptive pooling", self, self.sizes[self.rank - n :])
-        return _laid_out_line((*self.sizes[: self.rank - n], *_each(output_size, n)), self)
+        return _lay_out_1d((*self.sizes[: self.rank - n], *_expand_param(output_size, n)), self)
 
     return adaptive_avg_pool
 
@@ -290,7 +310,7 @@ def fractional_max_pool(
     n = len(output_size)
     require_nonempty("fractional_max_pool", self, self.sizes[self.rank - n - 1 :])
     for size, kernel, out in zip(
-        self.sizes[-n:], _each(kernel_size, n), _each(output_size, n), strict=True
+        self.sizes[-n:], _expand_param(kernel_size, n), _expand_param(output_size, n), strict=True
     ):
         require(ge(size, out + kernel - 1), "fractional_max_pool: a pool of {0} is too large "
                 "for {1}", kernel, self)  # fmt: skip
@@ -311,7 +331,7 @@ def fractional_max_pool(
 def upsample_nearest(
     input: Abstract, output_size: Sequence[Size] | None, scale_factors: Sequence[float] | None
 ) -> Abstract:
-    return _upsampled(input, output_size, scale_factors)
+    return _upsample(input, output_size, scale_factors)
 
 
 @shape_rule(
@@ -322,20 +342,22 @@ def upsample_linear(
     input: Abstract, output_size: Sequence[Size] | None, align_corners: bool,
     scale_factors: Sequence[float] | None,
 ) -> Abstract:  # fmt: skip
-    return _upsampled(input, output_size, scale_factors)
+    return _upsample(input, output_size, scale_factors)
 
 
-def _upsampled(
+def _upsample(
     input: Abstract, output_size: Sequence[Size] | None, scale_factors: Sequence[float] | None
 ) -> Abstract:
     if output_size is None:
         assert scale_factors is not None
-        output_size = [_scaled(s, f) for s, f in zip(input.sizes[2:], scale_factors, strict=True)]
+        output_size = [
+            _scale_size(s, f) for s, f in zip(input.sizes[2:], scale_factors, strict=True)
+        ]
     require_nonempty("interpolate", input, (*input.sizes[1:], *output_size))
-    return _laid_out((*input.sizes[:2], *output_size), input)
+    return _lay_out((*input.sizes[:2], *output_size), input)
 
 
-def _scaled(size: Size, factor: float) -> Size:
+def _scale_size(size: Size, factor: float) -> Size:
     """floor(size * factor); exact integer factors stay integer arithmetic."""
     if factor == int(factor):
         return size * int(factor)
@@ -350,7 +372,7 @@ def pixel_shuffle(self: Abstract, upscale_factor: int) -> Abstract:
     r = upscale_factor
     require_equal(c % (r * r), 0, "pixel_shuffle: the channels of {0} are not a multiple of {1}",
                   self, r * r)  # fmt: skip
-    return _laid_out((*lead, c // (r * r), h * r, w * r), self)
+    return _lay_out((*lead, c // (r * r), h * r, w * r), self)
 
 
 @shape_rule(aten.pixel_unshuffle.default)
@@ -358,11 +380,11 @@ def pixel_unshuffle(self: Abstract, downscale_factor: int) -> Abstract:
     *lead, c, h, w = self.sizes
     r = downscale_factor
     if 0 in self.sizes:  # of nothing the kernel makes a copy
-        return _laid_out(self.sizes, self)
+        return _lay_out(self.sizes, self)
     require_nonempty("pixel_unshuffle", self, self.sizes)
     for s in (h, w):
         require_equal(s % r, 0, "pixel_unshuffle: {0} of {1} is not a multiple of {2}", s, self, r)
-    return _laid_out((*lead, c * (r * r), h // r, w // r), self)
+    return _lay_out((*lead, c * (r * r), h // r, w // r), self)
 
 
 @shape_rule(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
@@ -395,15 +417,15 @@ def channel_shuffle(self: Abstract, groups: int) -> Abstract:
     require_equal(self.sizes[1] % groups, 0,
                   "channel_shuffle: the channels of {0} do not divide into {1} groups",
                   self, groups)  # fmt: skip
-    return _laid_out(self.sizes, self)
+    return _lay_out(self.sizes, self)
 
 
 @shape_rule(aten.im2col.default)
 def im2col(
     self: Abstract, kernel_size: Ints, dilation: Ints, padding: Ints, stride: Ints
 ) -> Abstract:
-    kernels = _each(kernel_size, 2)
-    places = _pool(self, 2, kernel_size, stride, padding, dilation, False)[-2:]
+    kernels = _expand_param(kernel_size, 2)
+    places = _infer_pool_sizes(self, 2, kernel_size, stride, padding, dilation, False)[-2:]
     *lead, channels = self.sizes[:-2]
     return self.like((*lead, channels * kernels[0] * kernels[1], places[0] * places[1]))
 
@@ -413,12 +435,12 @@ def col2im(
     self: Abstract, output_size: Sequence[Size], kernel_size: Ints, dilation: Ints, padding: Ints,
     stride: Ints,
 ) -> Abstract:  # fmt: skip
-    kernels = _each(kernel_size, 2)
+    kernels = _expand_param(kernel_size, 2)
     *lead, channels, columns = self.sizes
     require_equal(channels % (kernels[0] * kernels[1]), 0,
                   "col2im: {0} is not a multiple of the kernel {1}", self, kernels)  # fmt: skip
     image = self.like((channels, *output_size))
-    places = _pool(image, 2, kernel_size, stride, padding, dilation, False)[-2:]
+    places = _infer_pool_sizes(image, 2, kernel_size, stride, padding, dilation, False)[-2:]
     require_equal(columns, places[0] * places[1],
                   "col2im: {0} has {1} columns, but the window has {2} places",
                   self, columns, places[0] * places[1])  # fmt: skip

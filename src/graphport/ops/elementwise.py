@@ -1,4 +1,4 @@
-"""Operators that work element by element: one row each, by how the result's dtype comes about."""
+"""Shape rules of elementwise operators, a row each, by type promotion."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 from graphport.errors import ShapeError
 from graphport.ops import promote
-from graphport.ops.abstract import Abstract
 from graphport.ops.promote import Promotion
-from graphport.ops.registry import Rule, shape_rule, table
+from graphport.ops.registry import Rule, register_rule, shape_rule
 from graphport.ops.sizes import broadcast, require_equal, wrap_dim
 from graphport.ops.strides import elementwise_strides
+from graphport.tensors.abstract import Abstract
 
 aten = torch.ops.aten
 
@@ -28,23 +28,23 @@ def elementwise(operands: int, promotion: Promotion, wraps: bool = True) -> Rule
         if operands == 1 and isinstance(first, Abstract):
             if first._strides is None:
                 return Abstract(first.sizes, promotion(first.dtype), first.device)
-            return mapped((first,), promotion(first.dtype))
+            return map_elements((first,), promotion(first.dtype))
         own = [a for a in args[:operands] if isinstance(a, Abstract)]
         if not own:  # torch.div(x.shape[0], 2): numbers alone make a 0-d tensor
             dtype = promotion(promote.result_type(args[:operands]))
             return Abstract((), dtype, torch.device("cpu"))
         if len(own) == 1:
-            return mapped(own, promotion(promote.result_type(args[:operands])), not wraps)
+            return map_elements(own, promotion(promote.result_type(args[:operands])), not wraps)
         a, b = own[0], own[1]
         if a.dtype is b.dtype and len(own) == 2 and a.sizes is b.sizes:
-            return mapped(own, promotion(a.dtype))
-        return mapped(own, promotion(promote.result_type(args[:operands])))
+            return map_elements(own, promotion(a.dtype))
+        return map_elements(own, promotion(promote.result_type(args[:operands])))
 
     rule.elementwise = True  # type: ignore[attr-defined]
     return rule
 
 
-def mapped(
+def map_elements(
     own: list[Abstract] | tuple[Abstract, ...], dtype: torch.dtype, alone: bool = True
 ) -> Abstract:
     """The result of mapping over tensors: broadcast sizes, layout kept."""
@@ -53,7 +53,7 @@ def mapped(
     return Abstract(sizes, dtype, device, elementwise_strides(sizes, own, alone))
 
 
-def _negated(dtype: torch.dtype) -> torch.dtype:
+def _refuse_bool(dtype: torch.dtype) -> torch.dtype:
     if dtype is torch.bool:
         raise ShapeError(
             "Negation, the `-` operator, on a bool tensor is not supported. To invert a mask, use "
@@ -62,8 +62,8 @@ def _negated(dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
-table([aten.neg.default], elementwise(1, _negated))
-table(
+register_rule([aten.neg.default], elementwise(1, _refuse_bool))
+register_rule(
     [
         aten.sign.default, aten.sgn.default, aten.positive.default,
         aten.ceil.default, aten.floor.default, aten.trunc.default, aten.frac.default,
@@ -80,7 +80,7 @@ table(
         aten.normal_functional.default, aten.random.default, aten.cauchy.default,
         aten.geometric.default, aten.log_normal.default, aten.poisson.default,
     ],
-    elementwise(1, promote.same),
+    elementwise(1, promote.keep_dtype),
 )  # fmt: skip
 
 
@@ -92,16 +92,18 @@ def log_sigmoid(self: Abstract) -> Abstract:
 
 @shape_rule(aten.native_dropout.default)
 def native_dropout(input: Abstract, p: float, train: bool | None) -> tuple[Abstract, Abstract]:
-    return mapped((input,), input.dtype), mapped((input,), torch.bool)
+    return map_elements((input,), input.dtype), map_elements((input,), torch.bool)
 
 
-table([aten.abs.default], elementwise(1, promote.to_real))
-table([aten.angle.default], elementwise(1, lambda dtype: promote.to_real(promote.to_float(dtype))))
-table(
+register_rule([aten.abs.default], elementwise(1, promote.to_real))
+register_rule(
+    [aten.angle.default], elementwise(1, lambda dtype: promote.to_real(promote.to_float(dtype)))
+)
+register_rule(
     [aten.square.default],
     elementwise(1, lambda dtype: torch.int64 if dtype is torch.bool else dtype),
 )
-table(
+register_rule(
     [
         aten.exp.default, aten.exp2.default, aten.expm1.default, aten.log.default,
         aten.log2.default, aten.log10.default, aten.log1p.default, aten.sin.default,
@@ -123,14 +125,14 @@ table(
     ],
     elementwise(1, promote.to_float),
 )  # fmt: skip
-table(
+register_rule(
     [
         aten.isnan.default, aten.isinf.default, aten.isfinite.default, aten.signbit.default,
         aten.isposinf.default, aten.isneginf.default, aten.logical_not.default,
     ],
     elementwise(1, promote.to_bool),
 )  # fmt: skip
-table(
+register_rule(
     [
         aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.mul.Tensor,
         aten.mul.Scalar, aten.rsub.Tensor, aten.rsub.Scalar, aten.maximum.default,
@@ -146,9 +148,9 @@ table(
         aten.clamp_min.Tensor, aten.clamp_max.Tensor, aten.__lshift__.Tensor,
         aten.__lshift__.Scalar, aten.__rshift__.Tensor, aten.__rshift__.Scalar,
     ],
-    elementwise(2, promote.same),
+    elementwise(2, promote.keep_dtype),
 )  # fmt: skip
-table(
+register_rule(
     [
         aten.div.Tensor, aten.div.Scalar, aten.atan2.default, aten.xlogy.Tensor,
         aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other, aten.copysign.Tensor,
@@ -157,7 +159,7 @@ table(
     ],
     elementwise(2, promote.to_float),
 )  # fmt: skip
-table(
+register_rule(
     [
         overload
         for family in (
@@ -174,7 +176,7 @@ table(
     ],
     elementwise(2, promote.to_float),
 )  # fmt: skip
-table(
+register_rule(
     [
         aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar, aten.lt.Tensor,
         aten.lt.Scalar, aten.le.Tensor, aten.le.Scalar, aten.gt.Tensor, aten.gt.Scalar,
@@ -183,15 +185,15 @@ table(
     ],
     elementwise(2, promote.to_bool),
 )  # fmt: skip
-table([aten.clamp.Tensor, aten.addcmul.default], elementwise(3, promote.same))
-table([aten.clamp.default], elementwise(3, promote.same, wraps=False))
-table(
+register_rule([aten.clamp.Tensor, aten.addcmul.default], elementwise(3, promote.keep_dtype))
+register_rule([aten.clamp.default], elementwise(3, promote.keep_dtype, wraps=False))
+register_rule(
     [aten.pow.Tensor_Scalar, aten.clamp_min.default, aten.clamp_max.default],
-    elementwise(2, promote.same, wraps=False),
+    elementwise(2, promote.keep_dtype, wraps=False),
 )
-table([aten.addcdiv.default], elementwise(3, promote.to_float))
-table([aten.lerp.Scalar], elementwise(2, promote.same))
-table([aten.lerp.Tensor], elementwise(3, promote.same))
+register_rule([aten.addcdiv.default], elementwise(3, promote.to_float))
+register_rule([aten.lerp.Scalar], elementwise(2, promote.keep_dtype))
+register_rule([aten.lerp.Tensor], elementwise(3, promote.keep_dtype))
 
 
 @shape_rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
@@ -203,27 +205,27 @@ def masked_fill(self: Abstract, mask: Abstract, value: Any) -> Abstract:
 @shape_rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(self: Abstract, other: Any, *, rounding_mode: str | None) -> Abstract:
     """Only true division turns integers into floats."""
-    promotion = promote.to_float if rounding_mode is None else promote.same
+    promotion = promote.to_float if rounding_mode is None else promote.keep_dtype
     return elementwise(2, promotion)(self, other)
 
 
 @shape_rule(aten.where.self)
 def where(condition: Abstract, self: Abstract, other: Abstract) -> Abstract:
     dtype = self.dtype if self.dtype is other.dtype else promote.result_type((self, other))
-    return mapped((condition, self, other), dtype)
+    return map_elements((condition, self, other), dtype)
 
 
 @shape_rule(aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where_scalar(condition: Abstract, self: Any, other: Any) -> Abstract:
     own = [a for a in (condition, self, other) if isinstance(a, Abstract)]
-    return mapped(own, promote.result_type((self, other)), alone=False)
+    return map_elements(own, promote.result_type((self, other)), alone=False)
 
 
 @shape_rule(aten.complex.default)
 def complex_(real: Abstract, imag: Abstract) -> Abstract:
     if real.dtype is not imag.dtype:
         raise ShapeError(f"Expected both parts of one dtype, but got {real.dtype} and {imag.dtype}")
-    return mapped((real, imag), promote.COMPLEX_OF[real.dtype])
+    return map_elements((real, imag), promote.COMPLEX_OF[real.dtype])
 
 
 @shape_rule(aten.polar.default)
@@ -233,17 +235,17 @@ def polar(abs: Abstract, angle: Abstract) -> Abstract:
 
 @shape_rule(aten.normal.Tensor_float)
 def normal(mean: Abstract, std: float, *, generator: Any) -> Abstract:
-    return mapped((mean,), mean.dtype)
+    return map_elements((mean,), mean.dtype)
 
 
 @shape_rule(aten.normal.float_Tensor)
 def normal_std(mean: float, std: Abstract, *, generator: Any) -> Abstract:
-    return mapped((std,), std.dtype)
+    return map_elements((std,), std.dtype)
 
 
 @shape_rule(aten.normal.Tensor_Tensor)
 def normal_both(mean: Abstract, std: Abstract, *, generator: Any) -> Abstract:
-    return mapped((mean, std), mean.dtype)
+    return map_elements((mean, std), mean.dtype)
 
 
 @shape_rule(aten.glu.default)
@@ -253,7 +255,7 @@ def glu(self: Abstract, dim: int) -> Abstract:
                   dim, self)  # fmt: skip
     half = self.sizes[dim] // 2
     sizes = (*self.sizes[:dim], half, *self.sizes[dim + 1 :])
-    return mapped((Abstract(sizes, self.dtype, self.device, self.strides),), self.dtype)
+    return map_elements((Abstract(sizes, self.dtype, self.device, self.strides),), self.dtype)
 
 
 @shape_rule(aten.prelu.default)
@@ -264,9 +266,9 @@ def prelu(self: Abstract, weight: Abstract) -> Abstract:
     if type(count) is not int or count != 1:
         channels = self.sizes[1] if self.rank > 1 else 1
         require_equal(count, channels, "prelu: {0} weights for {1} channels", count, channels)
-    return mapped((self,), self.dtype)
+    return map_elements((self,), self.dtype)
 
 
 @shape_rule(aten._prelu_kernel.default)
 def _prelu_kernel(self: Abstract, weight: Abstract) -> Abstract:
-    return mapped((self,), self.dtype)
+    return map_elements((self,), self.dtype)

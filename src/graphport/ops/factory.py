@@ -1,4 +1,4 @@
-"""Operators that make a tensor from sizes and numbers, random ones included."""
+"""Shape rules of operators that create tensors, random ones included."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops.abstract import Abstract, Size, Sizes, permuted
 from graphport.ops.registry import shape_rule
-from graphport.ops.shape import formatted
-from graphport.ops.sizes import expected, require, require_at_example
+from graphport.ops.shape import apply_memory_format
+from graphport.ops.sizes import expect_condition, require, require_at_example
 from graphport.symbolic import Expr, ceil, ge, le, lt, sub, truediv
+from graphport.tensors.abstract import Abstract, Size, Sizes, permute_strides
 
 aten = torch.ops.aten
 
 
-def made(
+def make_abstract(
     sizes: Sequence[Size], dtype: torch.dtype | None, device: Any, strides: Sizes | None = None
 ) -> Abstract:
     for s in sizes:
-        if isinstance(s, Expr) and not expected(ge(s, 0)):
+        if isinstance(s, Expr) and not expect_condition(ge(s, 0)):
             raise ShapeError(f"Trying to create tensor with negative dimension {s}: {list(sizes)}")
     return Abstract(
         tuple(sizes), dtype or torch.get_default_dtype(),
@@ -43,26 +43,26 @@ def number_dtype(value: Any) -> torch.dtype:
     aten.randn.default,
 )  # fmt: skip
 def of_size(size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
-    return made(size, dtype, device)
+    return make_abstract(size, dtype, device)
 
 
 @shape_rule(aten.rand.generator, aten.randn.generator)
 def random_generator(
     size: Sequence[Size], *, generator: Any, dtype: torch.dtype | None, device: Any, **_: Any
 ) -> Abstract:
-    return made(size, dtype, device)
+    return make_abstract(size, dtype, device)
 
 
 @shape_rule(aten.full.default)
 def full(
     size: Sequence[Size], fill_value: Any, *, dtype: torch.dtype | None, device: Any, **_: Any
 ) -> Abstract:
-    return made(size, dtype or number_dtype(fill_value), device)
+    return make_abstract(size, dtype or number_dtype(fill_value), device)
 
 
 @shape_rule(aten.scalar_tensor.default)
 def scalar_tensor(s: Any, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
-    return made((), dtype, device)
+    return make_abstract((), dtype, device)
 
 
 def _checked_strides(strides: Sequence[Size]) -> Sizes:
@@ -77,7 +77,7 @@ def empty_strided(
     size: Sequence[Size], stride: Sequence[Size], *, dtype: torch.dtype | None, device: Any,
     **_: Any,
 ) -> Abstract:  # fmt: skip
-    return made(size, dtype, device, _checked_strides(stride))
+    return make_abstract(size, dtype, device, _checked_strides(stride))
 
 
 @shape_rule(aten.empty_permuted.default)
@@ -85,7 +85,7 @@ def empty_permuted(
     size: Sequence[Size], physical_layout: Sequence[int], *, dtype: torch.dtype | None,
     device: Any, **_: Any,
 ) -> Abstract:  # fmt: skip
-    return made(size, dtype, device, permuted(tuple(size), physical_layout))
+    return make_abstract(size, dtype, device, permute_strides(tuple(size), physical_layout))
 
 
 @shape_rule(aten.arange.default)
@@ -106,16 +106,16 @@ def arange_step(
 ) -> Abstract:
     kinds = {x.type if isinstance(x, Expr) else type(x) for x in (start, end, step)}
     if float in kinds:
-        count: Size = _float_count(start, end, step)
-        return made((count,), dtype, device)
+        count: Size = _count_float_steps(start, end, step)
+        return make_abstract((count,), dtype, device)
     span = end - start
     count = -(-span // step)
     if type(count) is int:
         count = max(count, 0)
-    return made((count,), dtype or torch.int64, device)
+    return make_abstract((count,), dtype or torch.int64, device)
 
 
-def _float_count(start: Any, end: Any, step: Any) -> Size:
+def _count_float_steps(start: Any, end: Any, step: Any) -> Size:
     if any(isinstance(x, Expr) for x in (start, end, step)):
         return ceil(truediv(sub(end, start), step))
     return max(math.ceil((end - start) / step), 0)
@@ -137,17 +137,17 @@ def linspace(
         dtype = dtype or number_dtype(1j)
         if not dtype.is_complex:
             raise ShapeError(f"linspace: complex numbers do not fit into {dtype}")
-    return made((steps,), dtype, device)
+    return make_abstract((steps,), dtype, device)
 
 
 @shape_rule(aten.eye.default)
 def eye(n: Size, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
-    return made((n, n), dtype, device)
+    return make_abstract((n, n), dtype, device)
 
 
 @shape_rule(aten.eye.m)
 def eye_m(n: Size, m: Size, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
-    return made((n, m), dtype, device)
+    return make_abstract((n, m), dtype, device)
 
 
 @shape_rule(aten.randint.default)
@@ -163,12 +163,12 @@ def randint_low(
 ) -> Abstract:
     text = "random_ expects 'from' to be less than 'to', but got from={0} >= to={1}"
     require(lt(low, high), text, low, high)
-    return made(size, dtype or torch.int64, device)
+    return make_abstract(size, dtype or torch.int64, device)
 
 
 @shape_rule(aten.randperm.default)
 def randperm(n: Size, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
-    return made((n,), dtype or torch.int64, device)
+    return make_abstract((n,), dtype or torch.int64, device)
 
 
 @shape_rule(
@@ -180,7 +180,9 @@ def like(
     memory_format: torch.memory_format | None, **_: Any,
 ) -> Abstract:  # fmt: skip
     device = self.device if device is None else torch.device(device)
-    return Abstract(self.sizes, dtype or self.dtype, device, formatted(self, memory_format))
+    return Abstract(
+        self.sizes, dtype or self.dtype, device, apply_memory_format(self, memory_format)
+    )
 
 
 @shape_rule(aten.full_like.default)
@@ -195,7 +197,7 @@ def filled_like(
 def new(
     self: Abstract, size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any
 ) -> Abstract:
-    return made(size, dtype or self.dtype, self.device if device is None else device)
+    return make_abstract(size, dtype or self.dtype, self.device if device is None else device)
 
 
 @shape_rule(aten.new_full.default)
@@ -203,7 +205,7 @@ def new_full(
     self: Abstract, size: Sequence[Size], fill_value: Any, *, dtype: torch.dtype | None,
     device: Any, **_: Any,
 ) -> Abstract:  # fmt: skip
-    return made(size, dtype or self.dtype, self.device if device is None else device)
+    return make_abstract(size, dtype or self.dtype, self.device if device is None else device)
 
 
 @shape_rule(aten.new_empty_strided.default)
@@ -212,7 +214,7 @@ def new_empty_strided(
     device: Any, **_: Any,
 ) -> Abstract:  # fmt: skip
     device = self.device if device is None else device
-    return made(size, dtype or self.dtype, device, _checked_strides(stride))
+    return make_abstract(size, dtype or self.dtype, device, _checked_strides(stride))
 
 
 @shape_rule(aten.multinomial.default)

@@ -1,4 +1,4 @@
-"""Fourier transforms. torch reduces them all to three: complex to complex, and real to and fro."""
+"""Shape rules of the three Fourier transforms to which torch reduces all others."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ import torch
 
 from graphport.errors import ShapeError
 from graphport.ops import promote
-from graphport.ops.abstract import Abstract, Size, Sizes, permuted
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import require, require_nonempty, wrap_dim
-from graphport.ops.strides import at_example, preserved
+from graphport.ops.strides import get_example_size, preserve_strides
 from graphport.symbolic import ge
+from graphport.tensors.abstract import Abstract, Size, Sizes, permute_strides
 
 aten = torch.ops.aten
 
 
-def _by_stride(self: Abstract, dims: Sequence[int]) -> list[int]:
+def _sort_by_stride(self: Abstract, dims: Sequence[int]) -> list[int]:
     """Dims from the slowest to the fastest, at the example sizes."""
     strides = self.strides
-    return sorted(dims, key=lambda d: -at_example(strides[d]))
+    return sorted(dims, key=lambda d: -get_example_size(strides[d]))
 
 
-def _transformed(self: Abstract, sizes: Sizes, dims: list[int], dtype: torch.dtype) -> Abstract:
+def _lay_out_transformed(
+    self: Abstract, sizes: Sizes, dims: list[int], dtype: torch.dtype
+) -> Abstract:
     """The kernel gathers the transformed dims at the end, in their order, and leaves them there."""
     require_nonempty("fft", self, [size for d in dims for size in (self.sizes[d], sizes[d])])
-    batch = _by_stride(self, [d for d in range(self.rank) if d not in dims])
+    batch = _sort_by_stride(self, [d for d in range(self.rank) if d not in dims])
     order = [*batch, *dims]
-    strides = None if order == list(range(self.rank)) else permuted(sizes, order)
+    strides = None if order == list(range(self.rank)) else permute_strides(sizes, order)
     return Abstract(sizes, dtype, self.device, strides)
 
 
@@ -36,8 +38,8 @@ def _transformed(self: Abstract, sizes: Sizes, dims: list[int], dtype: torch.dty
 def _fft_c2c(self: Abstract, dim: Sequence[int], normalization: int, forward: bool) -> Abstract:
     dims = [wrap_dim(d, self.rank) for d in dim]
     if not dims:
-        return Abstract(self.sizes, self.dtype, self.device, preserved(self))
-    return _transformed(self, self.sizes, _by_stride(self, dims), self.dtype)
+        return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
+    return _lay_out_transformed(self, self.sizes, _sort_by_stride(self, dims), self.dtype)
 
 
 @shape_rule(aten._fft_r2c.default)
@@ -48,8 +50,8 @@ def _fft_r2c(self: Abstract, dim: Sequence[int], normalization: int, onesided: b
     sizes = self.sizes
     if onesided:
         sizes = (*sizes[:last], sizes[last] // 2 + 1, *sizes[last + 1 :])
-    dims = [*_by_stride(self, others), last]
-    return _transformed(self, sizes, dims, promote.COMPLEX_OF[self.dtype])
+    dims = [*_sort_by_stride(self, others), last]
+    return _lay_out_transformed(self, sizes, dims, promote.COMPLEX_OF[self.dtype])
 
 
 @shape_rule(aten._fft_c2r.default)
@@ -67,4 +69,4 @@ def _fft_c2r(
     )  # fmt: skip
     source = _fft_c2c(self, others, normalization, False) if others else self
     sizes = (*self.sizes[:last], last_dim_size, *self.sizes[last + 1 :])
-    return _transformed(source, sizes, [last], promote.REAL_OF[self.dtype])
+    return _lay_out_transformed(source, sizes, [last], promote.REAL_OF[self.dtype])

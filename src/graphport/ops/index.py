@@ -1,4 +1,4 @@
-"""Reading and writing at positions given by tensors."""
+"""Shape rules of gather, scatter and indexing by tensors."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops.abstract import Abstract, Size, Sizes
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import (
     broadcast,
     numel,
     require,
     require_equal,
-    require_fits,
+    require_expandable,
     require_sizes,
     wrap_dim,
 )
-from graphport.ops.strides import elementwise_strides, preserved
+from graphport.ops.strides import elementwise_strides, preserve_strides
 from graphport.symbolic import Expr, ge, le
+from graphport.tensors.abstract import Abstract, Size, Sizes
 
 aten = torch.ops.aten
 
@@ -28,7 +28,7 @@ MASK_DTYPES = (torch.bool, torch.uint8)
 INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 
 
-def indexed_sizes(self: Abstract, indices: Sequence[Abstract | None]) -> Sizes:
+def infer_index_sizes(self: Abstract, indices: Sequence[Abstract | None]) -> Sizes:
     """Sizes of `self[indices]` for integer indices: where the broadcast index dims go."""
     used = [d for d, i in enumerate(indices) if i is not None]
     common = broadcast(*[indices[d].sizes for d in used])
@@ -64,12 +64,14 @@ def index(self: Abstract, indices: Sequence[Abstract | None]) -> Abstract:
         if i is not None and i.dtype not in INDEX_DTYPES:
             raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     if all(i is None for i in indices):
-        return Abstract(self.sizes, self.dtype, self.device, preserved(self))
-    sizes = indexed_sizes(self, indices)
-    return Abstract(sizes, self.dtype, self.device, _index_layout(self, indices, sizes))
+        return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
+    sizes = infer_index_sizes(self, indices)
+    return Abstract(sizes, self.dtype, self.device, _infer_index_strides(self, indices, sizes))
 
 
-def _index_layout(self: Abstract, indices: Sequence[Abstract | None], sizes: Sizes) -> Sizes | None:
+def _infer_index_strides(
+    self: Abstract, indices: Sequence[Abstract | None], sizes: Sizes
+) -> Sizes | None:
     """The result is mapped over the tensor and the indices, each standing still along the other."""
     used = [d for d, i in enumerate(indices) if i is not None]
     found = [indices[d] for d in used]
@@ -102,21 +104,30 @@ def index_put(
             raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     if any(i.dtype in MASK_DTYPES for i in used):
         rest = self.sizes[check_masks(self, indices) :]
-        require_fits(values.sizes[max(0, values.rank - len(rest)) :], rest, "shape mismatch: value "
-                     "tensor {0} cannot be broadcast to what is indexed of {1}",
-                     values, self)  # fmt: skip
+        require_expandable(
+            values.sizes[max(0, values.rank - len(rest)) :],
+            rest,
+            "shape mismatch: value tensor {0} cannot be broadcast to what is indexed of {1}",
+            values,
+            self,
+        )
     elif used:
-        sizes = indexed_sizes(self, indices)
-        require_fits(values.sizes, sizes, "shape mismatch: value tensor {0} cannot be broadcast to "
-                     "indexing result of shape {1}", values, list(sizes))  # fmt: skip
-    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+        sizes = infer_index_sizes(self, indices)
+        require_expandable(
+            values.sizes,
+            sizes,
+            "shape mismatch: value tensor {0} cannot be broadcast to indexing result of shape {1}",
+            values,
+            list(sizes),
+        )
+    return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
 
 
 @shape_rule(aten._unsafe_masked_index.default)
 def _unsafe_masked_index(
     self: Abstract, mask: Abstract, indices: Sequence[Abstract | None], fill: Any
 ) -> Abstract:
-    return self.like(broadcast(indexed_sizes(self, indices), mask.sizes))
+    return self.like(broadcast(infer_index_sizes(self, indices), mask.sizes))
 
 
 @shape_rule(aten.index_select.default)
@@ -200,7 +211,7 @@ def index_add(
 def index_fill(self: Abstract, dim: int, index: Abstract, value: Any) -> Abstract:
     _require_row(index, "index_fill")
     wrap_dim(dim, self.rank)
-    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+    return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
 
 
 @shape_rule(aten.masked_scatter.default)
@@ -215,7 +226,7 @@ def put(self: Abstract, index: Abstract, source: Abstract, accumulate: bool) -> 
     require_equal(numel(index.sizes), numel(source.sizes),
                   "put: index {0} and source {1} differ in the number of elements",
                   index, source)  # fmt: skip
-    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+    return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
 
 
 @shape_rule(aten.take.default)

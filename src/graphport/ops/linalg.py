@@ -1,4 +1,4 @@
-"""Products of matrices, and operators written as products."""
+"""Shape rules of matrix products, and of operators written as products."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 
 from graphport.errors import ShapeError
 from graphport.ops import promote
-from graphport.ops.abstract import Abstract, Size
-from graphport.ops.elementwise import mapped
-from graphport.ops.meta import layout_by_meta
+from graphport.ops.elementwise import map_elements
+from graphport.ops.meta import infer_layout_by_meta
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import (
     broadcast,
-    equal,
+    guard_equal,
     require_equal,
-    require_fits,
+    require_expandable,
     require_nonempty,
     require_sizes,
     wrap_dim,
 )
+from graphport.tensors.abstract import Abstract, Size
 
 aten = torch.ops.aten
 
@@ -34,19 +34,19 @@ def _require_dtype(a: Abstract, b: Abstract, what: str) -> None:
         )
 
 
-def _inner(a: Size, b: Size, what: str, x: Abstract, y: Abstract) -> None:
+def _require_inner(a: Size, b: Size, what: str, x: Abstract, y: Abstract) -> None:
     if a is not b:
         require_equal(a, b, "{2}: inner sizes of {0} and {1} differ: mat1 and mat2 shapes cannot be"
                       " multiplied", x, y, what)  # fmt: skip
 
 
-def _added(term: Abstract | None, out: Abstract, what: str) -> Abstract:
+def _add_term(term: Abstract | None, out: Abstract, what: str) -> Abstract:
     """A product to which a term is added that fits it."""
     if term is not None and term.dtype is not out.dtype:
         raise ShapeError(f"{what}: self and mat2 must have the same dtype, but got {term.dtype} "
                          f"and {out.dtype}")  # fmt: skip
     if term is not None and term.sizes != out.sizes[-1:]:
-        require_fits(term.sizes, out.sizes, "{2}: {0} cannot be added to a product of {1}",
+        require_expandable(term.sizes, out.sizes, "{2}: {0} cannot be added to a product of {1}",
                      term, out, what)  # fmt: skip
     return out
 
@@ -61,7 +61,7 @@ def mm(self: Abstract, mat2: Abstract) -> Abstract:
     if self.rank != 2 or mat2.rank != 2:
         raise ShapeError(f"mm: both operands must be matrices, got {self} and {mat2}")
     _require_dtype(self, mat2, "mm")
-    _inner(self.sizes[1], mat2.sizes[0], "mm", self, mat2)
+    _require_inner(self.sizes[1], mat2.sizes[0], "mm", self, mat2)
     return self.like((self.sizes[0], mat2.sizes[1]))
 
 
@@ -72,23 +72,23 @@ def bmm(self: Abstract, mat2: Abstract) -> Abstract:
     _require_dtype(self, mat2, "bmm")
     require_equal(self.sizes[0], mat2.sizes[0], "bmm: batch sizes of {0} and {1} differ",
                   self, mat2)  # fmt: skip
-    _inner(self.sizes[2], mat2.sizes[1], "bmm", self, mat2)
+    _require_inner(self.sizes[2], mat2.sizes[1], "bmm", self, mat2)
     return self.like((self.sizes[0], self.sizes[1], mat2.sizes[2]))
 
 
 @shape_rule(aten.addmm.default)
 def addmm(self: Abstract, mat1: Abstract, mat2: Abstract, **_: Any) -> Abstract:
-    return _added(self, mm(mat1, mat2), "addmm")
+    return _add_term(self, mm(mat1, mat2), "addmm")
 
 
 @shape_rule(aten.baddbmm.default)
 def baddbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: Any) -> Abstract:
-    return _added(self, bmm(batch1, batch2), "baddbmm")
+    return _add_term(self, bmm(batch1, batch2), "baddbmm")
 
 
 @shape_rule(aten.addmv.default)
 def addmv(self: Abstract, mat: Abstract, vec: Abstract, **_: Any) -> Abstract:
-    out = _added(self, mv(mat, vec), "addmv")
+    out = _add_term(self, mv(mat, vec), "addmv")
     if self.sizes != out.sizes:  # of an empty product the kernel gives self as it is
         require_nonempty("addmv", mat, mat.sizes)
     return out
@@ -99,16 +99,16 @@ def addr(self: Abstract, vec1: Abstract, vec2: Abstract, **_: Any) -> Abstract:
     for vec in (vec1, vec2):
         _require_rank(vec, 1, "addr")
     column, row = vec1.like((vec1.sizes[0], 1)), vec2.like((1, vec2.sizes[0]))
-    require_fits(self.sizes, (vec1.sizes[0], vec2.sizes[0]),
+    require_expandable(self.sizes, (vec1.sizes[0], vec2.sizes[0]),
                  "addr: {0} cannot be added to a product of {1} and {2}",
                  self, vec1, vec2)  # fmt: skip
-    return mapped((self, column, row), promote.result_type((self, vec1, vec2)))
+    return map_elements((self, column, row), promote.result_type((self, vec1, vec2)))
 
 
 @shape_rule(aten.addbmm.default)
 def addbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: Any) -> Abstract:
     out = bmm(batch1, batch2)
-    return _added(self, out.like(out.sizes[1:]), "addbmm")
+    return _add_term(self, out.like(out.sizes[1:]), "addbmm")
 
 
 @shape_rule(aten.trace.default)
@@ -128,7 +128,7 @@ def _pdist_forward(self: Abstract, p: float) -> Abstract:
 def mv(self: Abstract, vec: Abstract) -> Abstract:
     _require_rank(self, 2, "mv")
     _require_rank(vec, 1, "mv")
-    _inner(self.sizes[1], vec.sizes[0], "mv", self, vec)
+    _require_inner(self.sizes[1], vec.sizes[0], "mv", self, vec)
     return self.like((self.sizes[0],))
 
 
@@ -137,7 +137,7 @@ def dot(self: Abstract, tensor: Abstract) -> Abstract:
     _require_dtype(self, tensor, "dot")
     for vec in (self, tensor):
         _require_rank(vec, 1, "dot")
-    _inner(self.sizes[0], tensor.sizes[0], "dot", self, tensor)
+    _require_inner(self.sizes[0], tensor.sizes[0], "dot", self, tensor)
     return self.like(())
 
 
@@ -149,7 +149,7 @@ def matmul(self: Abstract, other: Abstract) -> Abstract:
     rows = self.sizes[-2:-1] if self.rank > 1 else ()
     columns = other.sizes[-1:] if other.rank > 1 else ()
     inner = other.sizes[-2] if other.rank > 1 else other.sizes[0]
-    _inner(self.sizes[-1], inner, "matmul", self, other)
+    _require_inner(self.sizes[-1], inner, "matmul", self, other)
     a, b = self.sizes[:-2], other.sizes[:-2]
     batch = a if a is b or a == b else broadcast(a, b)
     return self.like(batch + rows + columns)
@@ -162,8 +162,8 @@ def linear(input: Abstract, weight: Abstract, bias: Abstract | None) -> Abstract
         raise ShapeError(f"linear: input needs at least 1 dim, got {input}")
     if weight.rank > 2:
         raise ShapeError(f"linear: t() expects a tensor with <= 2 dimensions, but got {weight}")
-    _inner(input.sizes[-1], weight.sizes[-1], "linear", input, weight)
-    return _added(bias, input.like(input.sizes[:-1] + weight.sizes[:-1]), "linear")
+    _require_inner(input.sizes[-1], weight.sizes[-1], "linear", input, weight)
+    return _add_term(bias, input.like(input.sizes[:-1] + weight.sizes[:-1]), "linear")
 
 
 @shape_rule(aten.outer.default)
@@ -181,7 +181,7 @@ def kron(self: Abstract, other: Abstract) -> Abstract:
     sizes = tuple(x * y for x, y in zip(a, b, strict=True))
     layout = None
     if not (self.is_contiguous and other.is_contiguous):
-        layout = layout_by_meta(aten.kron.default, sizes, self, other)
+        layout = infer_layout_by_meta(aten.kron.default, sizes, self, other)
     return Abstract(sizes, promote.result_type((self, other)), self.device, layout)
 
 
@@ -217,7 +217,7 @@ def einsum(equation: str, tensors: Sequence[Abstract], *, path: Any) -> Abstract
         output = ("..." if "..." in inputs else "") + "".join(once)
     head, dots, tail = output.partition("...")
     sizes = (*(extent[c] for c in head), *(batch if dots else ()), *(extent[c] for c in tail))
-    layout = layout_by_meta(aten.einsum.default, sizes, equation, tensors, path=path)
+    layout = infer_layout_by_meta(aten.einsum.default, sizes, equation, tensors, path=path)
     return Abstract(sizes, promote.result_type(tensors), tensors[0].device, layout)
 
 
@@ -226,7 +226,7 @@ def cross(self: Abstract, other: Abstract, dim: int | None) -> Abstract:
     """Without a dim it is along the first of size 3, whichever that is."""
     if dim is not None:
         return linalg_cross(self, other, dim=dim)
-    found = next((d for d, size in enumerate(self.sizes) if equal(size, 3)), None)
+    found = next((d for d, size in enumerate(self.sizes) if guard_equal(size, 3)), None)
     if found is None:
         raise ShapeError(f"no dimension of size 3 in input: {self}")
     return linalg_cross(self, other, dim=found)
@@ -246,7 +246,7 @@ def linalg_cross(self: Abstract, other: Abstract, *, dim: int) -> Abstract:
 
 @shape_rule(aten.cdist.default, aten._cdist_forward.default)
 def cdist(x1: Abstract, x2: Abstract, p: float, compute_mode: int | None) -> Abstract:
-    _inner(x1.sizes[-1], x2.sizes[-1], "cdist", x1, x2)
+    _require_inner(x1.sizes[-1], x2.sizes[-1], "cdist", x1, x2)
     batch = broadcast(x1.sizes[:-2], x2.sizes[:-2])
     return x1.like((*batch, x1.sizes[-2], x2.sizes[-2]))
 
@@ -255,9 +255,9 @@ def cdist(x1: Abstract, x2: Abstract, p: float, compute_mode: int | None) -> Abs
 def bilinear(
     input1: Abstract, input2: Abstract, weight: Abstract, bias: Abstract | None
 ) -> Abstract:
-    _inner(input1.sizes[-1], weight.sizes[1], "bilinear", input1, weight)
-    _inner(input2.sizes[-1], weight.sizes[2], "bilinear", input2, weight)
+    _require_inner(input1.sizes[-1], weight.sizes[1], "bilinear", input1, weight)
+    _require_inner(input2.sizes[-1], weight.sizes[2], "bilinear", input2, weight)
     require_sizes(input1.sizes[:-1], input2.sizes[:-1],
                   "bilinear: input batch dimensions do not match: {0} and {1}",
                   input1, input2)  # fmt: skip
-    return _added(bias, input1.like((*input1.sizes[:-1], weight.sizes[0])), "bilinear")
+    return _add_term(bias, input1.like((*input1.sizes[:-1], weight.sizes[0])), "bilinear")

@@ -1,4 +1,4 @@
-"""Losses, kept whole. `reduction` is 0 for none, 1 for the mean, 2 for the sum."""
+"""Shape rules of losses; `reduction` is 0 for none, 1 for the mean, 2 for the sum."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ import torch
 
 from graphport.errors import ShapeError
 from graphport.ops import promote
-from graphport.ops.abstract import Abstract, Size
-from graphport.ops.elementwise import mapped
+from graphport.ops.elementwise import map_elements
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import (
     broadcast,
     require_equal,
-    require_fits,
+    require_expandable,
     require_nonempty,
     require_sizes,
 )
+from graphport.tensors.abstract import Abstract, Size
 
 aten = torch.ops.aten
 
 
-def _reduced(loss: Abstract, reduction: int) -> Abstract:
+def _reduce_loss(loss: Abstract, reduction: int) -> Abstract:
     return loss.like(()) if reduction else loss
 
 
-def _pair(a: Abstract, b: Abstract) -> Abstract:
-    return mapped((a, b), promote.result_type((a, b)))
+def _broadcast_pair(a: Abstract, b: Abstract) -> Abstract:
+    return map_elements((a, b), promote.result_type((a, b)))
 
 
 @shape_rule(aten.l1_loss.default)
 def l1_loss(self: Abstract, target: Abstract, reduction: int) -> Abstract:
-    loss = _pair(self, target)
-    return _reduced(mapped((loss,), promote.to_real(loss.dtype)), reduction)
+    loss = _broadcast_pair(self, target)
+    return _reduce_loss(map_elements((loss,), promote.to_real(loss.dtype)), reduction)
 
 
 @shape_rule(aten.mse_loss.default, aten.soft_margin_loss.default)
 def mse_loss(self: Abstract, target: Abstract, reduction: int) -> Abstract:
-    return _reduced(_pair(self, target), reduction)
+    return _reduce_loss(_broadcast_pair(self, target), reduction)
 
 
 @shape_rule(aten.smooth_l1_loss.default, aten.huber_loss.default)
 def smooth_l1_loss(self: Abstract, target: Abstract, reduction: int, beta: float) -> Abstract:
-    return _reduced(_pair(self, target), reduction)
+    return _reduce_loss(_broadcast_pair(self, target), reduction)
 
 
 @shape_rule(aten.kl_div.default)
 def kl_div(self: Abstract, target: Abstract, reduction: int, *, log_target: bool) -> Abstract:
-    return _reduced(_pair(self, target), reduction)
+    return _reduce_loss(_broadcast_pair(self, target), reduction)
 
 
 @shape_rule(aten.binary_cross_entropy.default)
@@ -58,10 +58,10 @@ def binary_cross_entropy(
     require_sizes(target.sizes, self.sizes,
                   "binary_cross_entropy: {0} and {1} differ in size", self, target)  # fmt: skip
     if weight is not None:
-        require_fits(weight.sizes, self.sizes,
+        require_expandable(weight.sizes, self.sizes,
                      "binary_cross_entropy: a weight of {0} does not fit {1}",
                      weight, self)  # fmt: skip
-    return _reduced(self.like(), reduction)
+    return _reduce_loss(self.like(), reduction)
 
 
 @shape_rule(aten.binary_cross_entropy_with_logits.default)
@@ -70,7 +70,7 @@ def binary_cross_entropy_with_logits(
     reduction: int,
 ) -> Abstract:  # fmt: skip
     own = [a for a in (self, target, weight, pos_weight) if a is not None]
-    return _reduced(mapped(own, promote.result_type(own)), reduction)
+    return _reduce_loss(map_elements(own, promote.result_type(own)), reduction)
 
 
 def _check_labels(

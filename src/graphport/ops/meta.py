@@ -1,4 +1,4 @@
-"""Shapes by PyTorch's own meta kernels, for the operators that have no rule here."""
+"""Infers shapes by PyTorch's meta kernels, for operators without a rule, and checks calls."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch._library import simple_registry
 from torch._ops import OpOverload
 
 from graphport.errors import UnsupportedError
-from graphport.ops.abstract import Abstract, Sizes, permuted, row_major
 from graphport.ops.registry import BY_KERNEL
 from graphport.ops.sizes import numel
-from graphport.ops.strides import at_example, typical
+from graphport.ops.strides import get_example_size, get_typical_size
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.tensors.abstract import Abstract, Sizes, contiguous_strides, permute_strides
 
 _META = torch.device("meta")
 
 
-def meta_tensor(a: Abstract) -> torch.Tensor:
+def to_meta(a: Abstract) -> torch.Tensor:
     """A tensor on the meta device with the same sizes, strides and dtype."""
     sizes = [to_torch(s) for s in a.sizes]
     if a._strides is None:
@@ -49,7 +49,7 @@ def _refuse_layout(op: OpOverload, error: Exception | None) -> None:
 def from_meta(t: torch.Tensor, device: torch.device) -> Abstract:
     sizes = tuple(from_torch(s) for s in t.shape)
     strides: tuple[Any, ...] | None = tuple(from_torch(s) for s in t.stride())
-    if strides == row_major(sizes):
+    if strides == contiguous_strides(sizes):
         strides = None
     return Abstract(sizes, t.dtype, device, strides)
 
@@ -66,7 +66,7 @@ class SymbolicSizesError(Exception):
     """The meta kernel takes the example sizes, but not symbolic ones."""
 
 
-def parts_of(op: OpOverload) -> list[Callable[..., Any]]:
+def find_decompositions(op: OpOverload) -> list[Callable[..., Any]]:
     """The operator in terms of others, by torch's kernel for every backend and by its reference."""
     key = torch._C.DispatchKey.CompositeExplicitAutograd
     found = []
@@ -75,7 +75,7 @@ def parts_of(op: OpOverload) -> list[Callable[..., Any]]:
     return [*found, decomposition_table[op]] if op in decomposition_table else found
 
 
-def fake_of(op: OpOverload) -> Callable[..., Any] | None:
+def find_fake_impl(op: OpOverload) -> Callable[..., Any] | None:
     """The fake implementation of a custom operator; it may ask for data-dependent sizes.
 
     Called by itself and not through the dispatcher, which would refuse to answer.
@@ -85,19 +85,19 @@ def fake_of(op: OpOverload) -> Callable[..., Any] | None:
     return simple_registry.singleton.find(op.name()).fake_impl.kernel
 
 
-def meta_rule(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def infer_by_meta(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run the operator on meta tensors and read off the result."""
     if not _is_symbolic(args) and not _is_symbolic(list(kwargs.values())):
-        return _by_meta(op, args, kwargs)
+        return _run_meta_kernel(op, args, kwargs)
     try:
-        return _by_meta(op, args, kwargs)
+        return _run_meta_kernel(op, args, kwargs)
     except (RuntimeError, TypeError, AssertionError) as error:
         # What also fails at the example sizes is the user's mistake, and raises as such.
-        _by_meta(op, example_of(args), example_of(kwargs))
+        _run_meta_kernel(op, specialise_to_example(args), specialise_to_example(kwargs))
         raise SymbolicSizesError from error
 
 
-def refuse(
+def check_by_meta(
     op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Any, seen: set[Any]
 ) -> None:
     """Raise what torch's kernels raise at the example sizes, where a shape rule is content.
@@ -107,7 +107,7 @@ def refuse(
     """
     if not all(map(_has_example, (*args, *kwargs.values()))):
         return
-    plain = (op, example_of(args), example_of(kwargs))
+    plain = (op, specialise_to_example(args), specialise_to_example(kwargs))
     key = repr(plain)
     if key in seen:
         return
@@ -115,15 +115,15 @@ def refuse(
     name = op._schema.name[6:]
     try:
         if name in _BY_REFERENCE:
-            _by_kernel(*plain)
+            _run_kernel(*plain)
         elif name in BY_KERNEL and _is_trusted(plain[1:], out):
-            _by_kernel(*plain)
+            _run_kernel(*plain)
         else:
-            _by_meta(*plain)
+            _run_meta_kernel(*plain)
     except (NotImplementedError, UnsupportedError):
         pass  # there is no such kernel
     except TypeError as error:
-        if _AT_FAULT not in str(error):
+        if _NON_BOOL_CHECK not in str(error):
             raise
 
 
@@ -132,17 +132,20 @@ def _is_trusted(call: Any, out: Any) -> bool:
 
     Of halves and of other devices it may know less than the one that the program is for.
     """
-    given = list(_tensors(call))
+    given = list(_flatten_tensors(call))
     if any(t.device.type != "cpu" or t.dtype in _HALVES for t in given):
         return False
-    made = list(_tensors(out))
-    return _has_example(made) and sum(numel(t.sizes) for t in example_of(made)) <= _FEW
+    made = list(_flatten_tensors(out))
+    return (
+        _has_example(made)
+        and sum(numel(t.sizes) for t in specialise_to_example(made)) <= _MAX_KERNEL_ELEMENTS
+    )
 
 
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-_AT_FAULT = "cond must be a bool"
+_NON_BOOL_CHECK = "cond must be a bool"
 """What `torch._check` says to a kernel that calls it with a number, and has nothing to refuse."""
 
 
@@ -156,45 +159,45 @@ _BY_REFERENCE = frozenset({
     "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d",
 })  # fmt: skip
 """Whose meta kernels are references in Python, which import Dynamo: that takes seconds."""
-_FEW = 1 << 16
+_MAX_KERNEL_ELEMENTS = 1 << 16
 _INDICES = (torch.int64, torch.int32)
 
 
-def _by_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _run_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Run an operator on plain numbers, unless there are so many that it would take time."""
-    given = list(_tensors([*args, *kwargs.values()]))
+    given = list(_flatten_tensors([*args, *kwargs.values()]))
     elements = [numel(t.sizes) for t in given]
     referred = op._schema.name[6:] in _BY_REFERENCE
-    if sum(elements) > _FEW:
+    if sum(elements) > _MAX_KERNEL_ELEMENTS:
         if not referred:
-            _by_meta(op, args, kwargs)
+            _run_meta_kernel(op, args, kwargs)
         return
     # Of nothing, an index of 0 would be one too many.
     indexed = any(n and t.dtype in _INDICES for n, t in zip(elements, given, strict=True))
     if 0 in elements and (referred or indexed):
-        _by_meta(op, args, kwargs)
+        _run_meta_kernel(op, args, kwargs)
         return
     cpu = torch.device("cpu")
-    keywords = {k: _plain(v, cpu) for k, v in kwargs.items()}
+    keywords = {k: _materialise(v, cpu) for k, v in kwargs.items()}
     random = torch.Tag.nondeterministic_seeded in op.tags
     with torch.random.fork_rng(devices=(), enabled=random):
-        op(*(_plain(a, cpu) for a in args), **keywords)
+        op(*(_materialise(a, cpu) for a in args), **keywords)
 
 
-_TAKEN: set[Any] = set()
+_ACCEPTED_CALLS: set[Any] = set()
 """Calls of elementwise operators that torch's kernels take."""
 
 
-def refuse_element(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def check_element_by_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Raise what torch's kernel for the CPU raises of one element.
 
     Of dtypes, factors, ranges and modes meta kernels say less. What has no kernel here, as halves
     often do not, may have one where the program runs.
     """
-    key = (op, _kind(args), _kind(list(kwargs.values())), *kwargs)
-    if key in _TAKEN or not all(map(_has_example, (*args, *kwargs.values()))):
+    key = (op, _make_element_key(args), _make_element_key(list(kwargs.values())), *kwargs)
+    if key in _ACCEPTED_CALLS or not all(map(_has_example, (*args, *kwargs.values()))):
         return
-    positional, keywords = _element(args), {k: _element(v) for k, v in kwargs.items()}
+    positional, keywords = _make_element(args), {k: _make_element(v) for k, v in kwargs.items()}
     random = torch.Tag.nondeterministic_seeded in op.tags
     with torch.random.fork_rng(devices=(), enabled=random):
         try:
@@ -203,24 +206,24 @@ def refuse_element(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) 
             if not _has_kernels(positional):
                 return
             raise
-    _TAKEN.add(key)
+    _ACCEPTED_CALLS.add(key)
 
 
-def _kind(x: Any) -> Any:
+def _make_element_key(x: Any) -> Any:
     """What a kernel for elements sees of an argument."""
     if isinstance(x, Abstract):
         return x.dtype, x.rank, x.device
     if isinstance(x, (list, tuple)):
-        return tuple(map(_kind, x))
+        return tuple(map(_make_element_key, x))
     x = x.scope.hint(x) if isinstance(x, Expr) else x
     return type(x), x
 
 
-def _element(x: Any) -> Any:
+def _make_element(x: Any) -> Any:
     if isinstance(x, Abstract):
         return torch.ones((1,) * x.rank, dtype=x.dtype)
     if isinstance(x, (list, tuple)):
-        return [_element(y) for y in x]
+        return [_make_element(y) for y in x]
     return x.scope.hint(x) if isinstance(x, Expr) else x
 
 
@@ -230,11 +233,11 @@ def _has_kernels(args: Sequence[Any]) -> bool:
     return all(t.dtype in wide for t in args if isinstance(t, torch.Tensor))
 
 
-_MANY = 1 << 20
+_MAX_OUT_ELEMENTS = 1 << 20
 """Of so many elements a kernel is asked without memory, where it may say less."""
 
 
-def refuse_out(
+def check_out_by_kernel(
     op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], given: dict[str, Any], fit: Any
 ) -> None:
     """Raise what torch's kernel raises for `out=` of a dtype that it does not write.
@@ -245,13 +248,18 @@ def refuse_out(
     """
     if not all(map(_has_example, (*args, *kwargs.values(), *given.values()))):
         return
-    elements = [numel(t.sizes) for t in _tensors(example_of([*args, *kwargs.values()]))]
-    device = _META if sum(elements) > _MANY else torch.device("cpu")
+    elements = [
+        numel(t.sizes) for t in _flatten_tensors(specialise_to_example([*args, *kwargs.values()]))
+    ]
+    device = _META if sum(elements) > _MAX_OUT_ELEMENTS else torch.device("cpu")
 
     def run(outs: dict[str, Any]) -> None:
-        positional, keywords = example_of(args), example_of({**kwargs, **outs})
-        op(*(_plain(a, device) for a in positional),
-           **{k: _plain(v, device) for k, v in keywords.items()})  # fmt: skip
+        positional, keywords = (
+            specialise_to_example(args),
+            specialise_to_example({**kwargs, **outs}),
+        )
+        op(*(_materialise(a, device) for a in positional),
+           **{k: _materialise(v, device) for k, v in keywords.items()})  # fmt: skip
 
     try:
         run(fit)
@@ -260,17 +268,17 @@ def refuse_out(
     run(given)
 
 
-def _tensors(x: Any) -> Iterator[Abstract]:
+def _flatten_tensors(x: Any) -> Iterator[Abstract]:
     if isinstance(x, Abstract):
         yield x
     elif isinstance(x, (list, tuple)):
         for y in x:
-            yield from _tensors(y)
+            yield from _flatten_tensors(y)
     elif isinstance(x, dict):
-        yield from _tensors(list(x.values()))
+        yield from _flatten_tensors(list(x.values()))
 
 
-def _plain(x: Any, device: torch.device) -> Any:
+def _materialise(x: Any, device: torch.device) -> Any:
     """Identity matrices, which have inverses and roots; indices of 0; truth; no real numbers."""
     if isinstance(x, Abstract):
         fill = 1j if x.dtype.is_complex else x.dtype is torch.bool
@@ -280,7 +288,7 @@ def _plain(x: Any, device: torch.device) -> Any:
         return plain
     if isinstance(x, torch.device):
         return device
-    return [_plain(y, device) for y in x] if isinstance(x, (list, tuple)) else x
+    return [_materialise(y, device) for y in x] if isinstance(x, (list, tuple)) else x
 
 
 def _has_example(x: Any) -> bool:
@@ -291,25 +299,25 @@ def _has_example(x: Any) -> bool:
     return all(map(_has_example, x)) if isinstance(x, (list, tuple)) else True
 
 
-def example_of(x: Any) -> Any:
+def specialise_to_example(x: Any) -> Any:
     """Arguments at the example sizes."""
     if isinstance(x, Abstract):
-        return Abstract(tuple(map(at_example, x.sizes)), x.dtype, x.device,
-                        x._strides and tuple(map(at_example, x._strides)))  # fmt: skip
+        return Abstract(tuple(map(get_example_size, x.sizes)), x.dtype, x.device,
+                        x._strides and tuple(map(get_example_size, x._strides)))  # fmt: skip
     if isinstance(x, Expr):
         return x.scope.hint(x)
     if isinstance(x, dict):
-        return {k: example_of(v) for k, v in x.items()}
-    return [example_of(y) for y in x] if isinstance(x, (list, tuple)) else x
+        return {k: specialise_to_example(v) for k, v in x.items()}
+    return [specialise_to_example(y) for y in x] if isinstance(x, (list, tuple)) else x
 
 
-def _by_meta(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _run_meta_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     devices: list[torch.device] = []
 
     def down(x: Any) -> Any:
         if isinstance(x, Abstract):
             devices.append(x.device)
-            return meta_tensor(x)
+            return to_meta(x)
         if isinstance(x, Expr):
             return to_torch(x)
         if isinstance(x, (list, tuple)):
@@ -324,7 +332,7 @@ def _by_meta(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     # Many C++ meta kernels refuse symbolic sizes; torch's reference in Python takes them.
     reference = decomposition_table.get(op) if _is_symbolic(args) else None
     try:
-        out = (reference or fake_of(op) or op)(*lowered, **keywords)
+        out = (reference or find_fake_impl(op) or op)(*lowered, **keywords)
     except (NotImplementedError, RuntimeError) as error:
         _refuse_layout(op, error)
         # torch.library.custom_op raises a plain RuntimeError where it has nothing to run.
@@ -353,7 +361,7 @@ def _by_meta(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     return up(out)
 
 
-def layout_by_meta(op: OpOverload, sizes: Sizes, *args: Any, **kwargs: Any) -> Sizes | None:
+def infer_layout_by_meta(op: OpOverload, sizes: Sizes, *args: Any, **kwargs: Any) -> Sizes | None:
     """Strides for a dense result, in the order that the meta kernel has at the example sizes.
 
     For operators whose sizes are plain and whose layout follows from how they are computed.
@@ -361,12 +369,12 @@ def layout_by_meta(op: OpOverload, sizes: Sizes, *args: Any, **kwargs: Any) -> S
 
     def down(x: Any) -> Any:
         if isinstance(x, Abstract):
-            extent, strides = map(typical, x.sizes), map(typical, x.strides)
+            extent, strides = map(get_typical_size, x.sizes), map(get_typical_size, x.strides)
             return torch.empty_strided(list(extent), list(strides), dtype=x.dtype, device=_META)
         if isinstance(x, Expr):
-            return typical(x)
+            return get_typical_size(x)
         return [down(y) for y in x] if isinstance(x, (list, tuple)) else x
 
     found = op(*map(down, args), **kwargs).stride()
     order = sorted(range(len(sizes)), key=lambda d: -found[d])
-    return None if order == list(range(len(sizes))) else permuted(sizes, order)
+    return None if order == list(range(len(sizes))) else permute_strides(sizes, order)

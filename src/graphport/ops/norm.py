@@ -1,4 +1,4 @@
-"""Normalisation."""
+"""Shape rules of normalisation."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops.abstract import Abstract, Size, channels_last, matches
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import numel, require, require_equal, require_sizes
-from graphport.ops.strides import at_example, preserved
+from graphport.ops.strides import get_example_size, preserve_strides
 from graphport.symbolic import ge
+from graphport.tensors.abstract import Abstract, Size, channels_last_strides, matches
 
 aten = torch.ops.aten
 
 
-def _checked(
+def _check_normalized_shape(
     input: Abstract, normalized_shape: Sequence[Size], what: str, *affine: Abstract | None
 ) -> None:
     shape = tuple(normalized_shape)
@@ -34,7 +34,7 @@ def _checked(
 
 def _is_nothing(input: Abstract) -> bool:
     """Eager hands nothing on as it is, before it looks at anything else."""
-    return any(at_example(s) == 0 for s in input.sizes)
+    return any(get_example_size(s) == 0 for s in input.sizes)
 
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -70,15 +70,19 @@ def _check_channels(input: Abstract, what: str, *by_channel: Abstract | None) ->
                           what, a, input)  # fmt: skip
 
 
-def _laid_out(input: Abstract) -> Abstract:
+def _lay_out(input: Abstract) -> Abstract:
     """Channels-last stays; any other layout becomes contiguous."""
-    last = channels_last(input.sizes) if input.rank in (4, 5) and not input.is_contiguous else None
+    last = (
+        channels_last_strides(input.sizes)
+        if input.rank in (4, 5) and not input.is_contiguous
+        else None
+    )
     if last is not None and not matches(input.sizes, input.strides, last):
         last = None
     return Abstract(input.sizes, input.dtype, input.device, last)
 
 
-def require_some(input: Abstract) -> None:
+def require_elements(input: Abstract) -> None:
     """Statistics of nothing are refused by the kernels that compute them; `batch_norm` has none."""
     require(ge(numel(input.sizes), 1), "batch_norm: {0} has no elements", input)
 
@@ -88,7 +92,7 @@ def layer_norm(
     input: Abstract, normalized_shape: Sequence[Size], weight: Abstract | None,
     bias: Abstract | None, eps: float, cudnn_enable: bool,
 ) -> Abstract:  # fmt: skip
-    _checked(input, normalized_shape, "layer_norm", weight, bias)
+    _check_normalized_shape(input, normalized_shape, "layer_norm", weight, bias)
     _check_dtypes(input, "layer_norm", weight, bias)
     return input.like()
 
@@ -97,7 +101,7 @@ def layer_norm(
 def rms_norm(
     input: Abstract, normalized_shape: Sequence[Size], weight: Abstract | None, eps: float | None
 ) -> Abstract:
-    _checked(input, normalized_shape, "rms_norm", weight)
+    _check_normalized_shape(input, normalized_shape, "rms_norm", weight)
     return input.like()
 
 
@@ -106,7 +110,7 @@ def native_layer_norm(
     input: Abstract, normalized_shape: Sequence[Size], weight: Abstract | None,
     bias: Abstract | None, eps: float,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
-    _checked(input, normalized_shape, "layer_norm", weight, bias)
+    _check_normalized_shape(input, normalized_shape, "layer_norm", weight, bias)
     _check_dtypes(input, "layer_norm", weight, bias)
     outer = input.rank - len(normalized_shape)
     stats = input.like((*input.sizes[:outer], *(1 for _ in normalized_shape)))
@@ -128,7 +132,7 @@ def group_norm(
                   "group_norm: {0} channels of {1} do not divide into {2} groups",
                   input.sizes[1], input, num_groups)  # fmt: skip
     _check_channels(input, "group_norm", weight, bias)
-    return _laid_out(input)
+    return _lay_out(input)
 
 
 @shape_rule(aten.native_group_norm.default)
@@ -147,7 +151,7 @@ def native_group_norm(
         if a is not None:
             require_sizes(a.sizes, (C,), "native_group_norm: {0} does not fit {1} channels", a, C)
     stats = input.like((N, group), (input if weight is None else weight).dtype)
-    return _laid_out(input), stats, stats
+    return _lay_out(input), stats, stats
 
 
 @shape_rule(aten.batch_norm.default)
@@ -159,9 +163,9 @@ def batch_norm(
     if input.rank < 2:  # eager hands nothing on as it is, before it asks for channels
         what = "batch_norm: the input needs a dimension of channels, got {0}"
         require_equal(numel(input.sizes), 0, what, input)
-        return _laid_out(input)
+        return _lay_out(input)
     _check_channels(input, "batch_norm", weight, bias, running_mean, running_var)
-    return _laid_out(input)
+    return _lay_out(input)
 
 
 @shape_rule(aten.native_batch_norm.default)
@@ -172,7 +176,7 @@ def native_batch_norm(
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
     known = next((a for a in (running_mean, weight) if a is not None), input)
     if training:
-        require_some(input)
+        require_elements(input)
     stats = known.like(input.sizes[1:2] if training else (0,))
     return batch_norm(input, weight, bias, running_mean, running_var, training), stats, stats
 
@@ -220,7 +224,7 @@ def batch_norm_no_stats(
 
 @shape_rule(aten._weight_norm_interface.default)
 def weight_norm(v: Abstract, g: Abstract, dim: int) -> tuple[Abstract, Abstract]:
-    return Abstract(v.sizes, v.dtype, v.device, preserved(v)), g.like()
+    return Abstract(v.sizes, v.dtype, v.device, preserve_strides(v)), g.like()
 
 
 @shape_rule(aten.instance_norm.default)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from graphport.ops.abstract import Abstract
 from graphport.symbolic import Expr
+from graphport.tensors.abstract import Abstract
 
 Promotion = Callable[[torch.dtype], torch.dtype]
 
@@ -26,7 +26,7 @@ promote_types = cache(torch.promote_types)
 
 
 @cache
-def kind(dtype: torch.dtype) -> int:
+def dtype_category(dtype: torch.dtype) -> int:
     """0 bool, 1 integer, 2 floating point, 3 complex."""
     if dtype.is_complex:
         return 3
@@ -35,12 +35,12 @@ def kind(dtype: torch.dtype) -> int:
     return 0 if dtype is torch.bool else 1
 
 
-def number_kind(x: Any) -> int:
+def number_category(x: Any) -> int:
     t = x.type if isinstance(x, Expr) else type(x)
     return {bool: 0, int: 1, float: 2, complex: 3}[t]
 
 
-def _default(number_kind: int) -> torch.dtype:
+def _default_dtype(number_kind: int) -> torch.dtype:
     default = torch.get_default_dtype()
     return (torch.bool, torch.int64, default, COMPLEX_OF[default])[number_kind]
 
@@ -57,35 +57,35 @@ def result_type(operands: Iterable[Any]) -> torch.dtype:
             else:
                 zero = dtype if zero is None or zero is dtype else promote_types(zero, dtype)
         elif isinstance(x, (bool, int, float, complex, Expr)):
-            number = max(number, number_kind(x))
-    return combined(dims, zero, number)
+            number = max(number, number_category(x))
+    return combine_dtypes(dims, zero, number)
 
 
-def combined(dims: torch.dtype | None, zero: torch.dtype | None, number: int) -> torch.dtype:
+def combine_dtypes(dims: torch.dtype | None, zero: torch.dtype | None, number: int) -> torch.dtype:
     """The dtype of tensors with dims, 0-d tensors and numbers together, by the kind of the last."""
     result = dims
-    if zero is not None and (result is None or kind(zero) > kind(result)):
-        result = zero if result is None else _raised(result, kind(zero), zero)
-    if number >= 0 and (result is None or number > kind(result)):
-        result = _default(number) if result is None else _raised(result, number, None)
+    if zero is not None and (result is None or dtype_category(zero) > dtype_category(result)):
+        result = zero if result is None else _raise_category(result, dtype_category(zero), zero)
+    if number >= 0 and (result is None or number > dtype_category(result)):
+        result = _default_dtype(number) if result is None else _raise_category(result, number, None)
     assert result is not None, "result_type needs an operand"
     return result
 
 
-def _raised(dtype: torch.dtype, to: int, zero: torch.dtype | None) -> torch.dtype:
+def _raise_category(dtype: torch.dtype, to: int, zero: torch.dtype | None) -> torch.dtype:
     """`dtype` lifted to a higher kind by a 0-d tensor (of dtype `zero`) or a number."""
-    if to == 3 and kind(dtype) == 2:
+    if to == 3 and dtype_category(dtype) == 2:
         return COMPLEX_OF[dtype]
-    return _default(to) if zero is None else zero
+    return _default_dtype(to) if zero is None else zero
 
 
-def same(dtype: torch.dtype) -> torch.dtype:
+def keep_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
 def to_float(dtype: torch.dtype) -> torch.dtype:
     """Integers and bools become the default float."""
-    return dtype if kind(dtype) >= 2 else torch.get_default_dtype()
+    return dtype if dtype_category(dtype) >= 2 else torch.get_default_dtype()
 
 
 def to_bool(dtype: torch.dtype) -> torch.dtype:
@@ -99,4 +99,4 @@ def to_real(dtype: torch.dtype) -> torch.dtype:
 
 def to_sum(dtype: torch.dtype) -> torch.dtype:
     """Sums and products of integers and bools are int64."""
-    return dtype if kind(dtype) >= 2 else torch.int64
+    return dtype if dtype_category(dtype) >= 2 else torch.int64

@@ -1,4 +1,4 @@
-"""Operators that reduce dims, and those that run along one: cumulative, sorting, normalising."""
+"""Shape rules of reductions, and of cumulative operators, sorting and softmax."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 
 from graphport.errors import ShapeError
 from graphport.ops import promote
-from graphport.ops.abstract import Abstract, Size, Sizes
 from graphport.ops.promote import Promotion
-from graphport.ops.registry import Rule, shape_rule, table
+from graphport.ops.registry import Rule, register_rule, shape_rule
 from graphport.ops.sizes import require, require_equal, require_sizes, wrap_dim, wrap_dims
-from graphport.ops.strides import preserved
+from graphport.ops.strides import preserve_strides
 from graphport.symbolic import le
+from graphport.tensors.abstract import Abstract, Size, Sizes
 
 aten = torch.ops.aten
 Dims = int | Sequence[int] | None
 
 
-def reduced(self: Abstract, dims: Dims, keepdim: bool, dtype: torch.dtype) -> Abstract:
+def reduce_dims(self: Abstract, dims: Dims, keepdim: bool, dtype: torch.dtype) -> Abstract:
     """`self` without the dims, or with 1 in their place; always contiguous."""
     gone = set(wrap_dims(dims, self.rank))
     if keepdim:
@@ -37,26 +37,26 @@ def reduces(promotion: Promotion) -> Rule:
         self: Abstract, dim: Dims = None, keepdim: bool = False, *_: Any,
         dtype: torch.dtype | None = None, **__: Any,
     ) -> Abstract:  # fmt: skip
-        return reduced(self, dim, keepdim, dtype or promotion(self.dtype))
+        return reduce_dims(self, dim, keepdim, dtype or promotion(self.dtype))
 
     return rule
 
 
-table(
+register_rule(
     [
         aten.sum.default, aten.sum.dim_IntList, aten.prod.dim_int, aten.nansum.default,
     ],
     reduces(promote.to_sum),
 )  # fmt: skip
-table(
+register_rule(
     [
         aten.nanmean.default, aten.amax.default, aten.amin.default, aten.max.default,
         aten.min.default, aten.median.default, aten.nanmedian.default,
     ],
-    reduces(promote.same),
+    reduces(promote.keep_dtype),
 )  # fmt: skip
-table([aten.logsumexp.default], reduces(promote.to_float))
-table(
+register_rule([aten.logsumexp.default], reduces(promote.to_float))
+register_rule(
     [
         aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim,
         aten.all.dims,
@@ -65,8 +65,8 @@ table(
 )  # fmt: skip
 
 
-def _averaged(dtype: torch.dtype) -> torch.dtype:
-    if promote.kind(dtype) < 2:
+def _refuse_integer(dtype: torch.dtype) -> torch.dtype:
+    if promote.dtype_category(dtype) < 2:
         raise ShapeError(
             f"mean(): could not infer output dtype. Input dtype must be either a floating point or "
             f"complex dtype. Got: {dtype}"
@@ -74,7 +74,7 @@ def _averaged(dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
-table([aten.mean.default, aten.mean.dim], reduces(_averaged))
+register_rule([aten.mean.default, aten.mean.dim], reduces(_refuse_integer))
 
 
 @shape_rule(aten.prod.default)
@@ -84,12 +84,12 @@ def prod(self: Abstract, *, dtype: torch.dtype | None) -> Abstract:
 
 @shape_rule(aten.argmax.default, aten.argmin.default)
 def argmax(self: Abstract, dim: int | None, keepdim: bool) -> Abstract:
-    return reduced(self, dim, keepdim, torch.int64)
+    return reduce_dims(self, dim, keepdim, torch.int64)
 
 
 @shape_rule(aten.max.dim, aten.min.dim, aten.median.dim, aten.nanmedian.dim, aten.mode.default)
 def extreme_along(self: Abstract, dim: int, keepdim: bool) -> tuple[Abstract, Abstract]:
-    values = reduced(self, dim, keepdim, self.dtype)
+    values = reduce_dims(self, dim, keepdim, self.dtype)
     return values, values.like(dtype=torch.int64)
 
 
@@ -108,16 +108,16 @@ def _check_count(self: Abstract, k: Size, dim: int, what: str) -> None:
 
 @shape_rule(aten.var.correction, aten.std.correction)
 def var(self: Abstract, dim: Dims, *, correction: Any, keepdim: bool) -> Abstract:
-    if promote.kind(self.dtype) < 2:
+    if promote.dtype_category(self.dtype) < 2:
         raise ShapeError(f"std and var only support floating point and complex dtypes, got {self}")
-    return reduced(self, dim, keepdim, promote.to_real(self.dtype))
+    return reduce_dims(self, dim, keepdim, promote.to_real(self.dtype))
 
 
 @shape_rule(aten.var_mean.correction, aten.std_mean.correction)
 def var_mean(
     self: Abstract, dim: Dims, *, correction: Any, keepdim: bool
 ) -> tuple[Abstract, Abstract]:
-    return var(self, dim, correction=correction, keepdim=keepdim), reduced(
+    return var(self, dim, correction=correction, keepdim=keepdim), reduce_dims(
         self, dim, keepdim, self.dtype
     )
 
@@ -126,17 +126,17 @@ def var_mean(
 def linalg_vector_norm(
     self: Abstract, ord: Any, dim: Dims, keepdim: bool, *, dtype: torch.dtype | None
 ) -> Abstract:
-    return reduced(self, dim, keepdim, promote.to_real(dtype or promote.to_float(self.dtype)))
+    return reduce_dims(self, dim, keepdim, promote.to_real(dtype or promote.to_float(self.dtype)))
 
 
 @shape_rule(aten.norm.ScalarOpt_dim, aten.norm.Scalar)
 def norm(self: Abstract, p: Any, dim: Dims = None, keepdim: bool = False) -> Abstract:
-    return reduced(self, dim, keepdim, promote.to_real(self.dtype))
+    return reduce_dims(self, dim, keepdim, promote.to_real(self.dtype))
 
 
 @shape_rule(aten.count_nonzero.dim_IntList)
 def count_nonzero(self: Abstract, dim: Dims) -> Abstract:
-    return reduced(self, dim, False, torch.int64)
+    return reduce_dims(self, dim, False, torch.int64)
 
 
 @shape_rule(aten.cumsum.default, aten.cumprod.default)
@@ -172,7 +172,7 @@ def _softmax(self: Abstract, dim: int, half_to_float: bool) -> Abstract:
 @shape_rule(aten.sort.default)
 def sort(self: Abstract, dim: int, descending: bool) -> tuple[Abstract, Abstract]:
     wrap_dim(dim, self.rank)
-    layout = preserved(self)
+    layout = preserve_strides(self)
     return (
         Abstract(self.sizes, self.dtype, self.device, layout),
         Abstract(self.sizes, torch.int64, self.device, layout),

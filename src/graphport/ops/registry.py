@@ -1,4 +1,4 @@
-"""The table of shape rules, and what each operator's schema says about it.
+"""The registry of shape rules, and `OpInfo`: what an operator's schema says.
 
 A rule is a function from abstract tensors (and plain or symbolic numbers) to abstract tensors. Its
 parameters are the leading arguments of the operator's schema under their own names; defaults are
@@ -26,19 +26,19 @@ def shape_rule(*ops: OpOverload) -> Callable[[F], F]:
 
     def register(fn: F) -> F:
         for op in ops:
-            _add(op, _with_defaults(fn, op, strict=op is ops[0]))
+            _add_rule(op, _with_defaults(fn, op, strict=op is ops[0]))
         return fn
 
     return register
 
 
-def table(ops: Iterable[OpOverload], rule: Rule) -> None:
+def register_rule(ops: Iterable[OpOverload], rule: Rule) -> None:
     """Register one rule that takes any arguments for many operators."""
     for op in ops:
-        _add(op, rule)
+        _add_rule(op, rule)
 
 
-def _add(op: OpOverload, rule: Rule) -> None:
+def _add_rule(op: OpOverload, rule: Rule) -> None:
     if op in RULES:
         raise ValueError(f"{op} has a shape rule already")
     RULES[op] = rule
@@ -66,14 +66,14 @@ def _with_defaults(fn: Rule, op: OpOverload, strict: bool) -> Rule:
     first = next((i for i, a in enumerate(defaults) if a.has_default_value()), len(defaults))
     copy = type(fn)(fn.__code__, fn.__globals__, fn.__name__, None, fn.__closure__)
     extra = (fn.__defaults__ or ())[-(len(positional) - len(order)) :]
-    copy.__defaults__ = tuple(_default(a) for a in defaults[first:]) + (
+    copy.__defaults__ = tuple(_read_default(a) for a in defaults[first:]) + (
         extra if len(positional) > len(order) else ()
     )
-    copy.__kwdefaults__ = {p.name: _default(named[p.name]) for p in keyword}
+    copy.__kwdefaults__ = {p.name: _read_default(named[p.name]) for p in keyword}
     return copy
 
 
-def _default(argument: Any) -> Any:
+def _read_default(argument: Any) -> Any:
     """The default of an argument. Schemas have dtypes as numbers; int64 is the only default."""
     value = argument.default_value
     return torch.int64 if type(value) is int and "ScalarType" in str(argument.real_type) else value
@@ -129,7 +129,7 @@ class OpInfo:
         self.composite = torch._C._dispatch_has_kernel(
             op.name()
         ) and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
-        self.functional = functional_of(op) if mutated else None
+        self.functional = find_functional(op) if mutated else None
         self.functional_dtype = self.functional is not None and _dtype_follows_out(self.functional)
         self._order: list[int] | None = None
         self._defaults: list[Any] = []
@@ -162,7 +162,7 @@ class OpInfo:
 
 
 # In-place operators whose value-returning twin has another name.
-_TWINS = {
+_FUNCTIONAL_NAMES = {
     "aten::bernoulli_.float": "bernoulli.p",
     "aten::bernoulli_.Tensor": "bernoulli.Tensor",
     "aten::normal_": "normal_functional.default",
@@ -174,9 +174,9 @@ _TWINS = {
 }
 
 
-def functional_of(op: OpOverload) -> OpOverload | None:
+def find_functional(op: OpOverload) -> OpOverload | None:
     """The overload that computes what `op` writes, without writing."""
-    twin = _TWINS.get(op.name())
+    twin = _FUNCTIONAL_NAMES.get(op.name())
     namespace = getattr(torch.ops, op.namespace)
     base = op._schema.name.split("::")[1]
     if twin is not None:
@@ -192,12 +192,12 @@ def functional_of(op: OpOverload) -> OpOverload | None:
         arguments = candidate._schema.arguments
         if candidate._schema.is_mutable or len(arguments) < len(kept):
             continue
-        if _same_arguments(kept, arguments):
+        if _has_same_arguments(kept, arguments):
             return candidate
     return None
 
 
-def _same_arguments(kept: list[Any], arguments: list[Any]) -> bool:
+def _has_same_arguments(kept: list[Any], arguments: list[Any]) -> bool:
     """The candidate takes the same arguments; what it has more must have defaults."""
     named = {a.name: a for a in arguments}
     for i, a in enumerate(kept):
@@ -224,7 +224,9 @@ def _dtype_follows_out(functional: OpOverload) -> bool:
 
 
 # Families of operators with windows, reductions by name, indices, factors and probabilities.
-_CHECKED = {f"graphport.ops.{family}" for family in ("conv", "factor", "loss", "index")}
+_CHECKED_FAMILIES = {
+    f"graphport.ops.{family}" for family in ("conv", "linalg_decompositions", "loss", "index")
+}
 _CHECKED_NAMES = {
     "arange", "bernoulli", "cauchy", "celu", "complex", "dropout",
     "empty_permuted", "exponential", "eye", "gelu", "geometric", "glu", "hardtanh",
@@ -273,13 +275,13 @@ _ELEMENTWISE_NAMES = {
 def _takes_more_than_sizes(rule: Rule | None, name: str) -> bool:
     if rule is None or name in BY_KERNEL:
         return name in BY_KERNEL
-    return name in _CHECKED_NAMES or rule.__globals__["__name__"] in _CHECKED
+    return name in _CHECKED_NAMES or rule.__globals__["__name__"] in _CHECKED_FAMILIES
 
 
 _INFO: dict[OpOverload, OpInfo] = {}
 
 
-def info_of(op: OpOverload) -> OpInfo:
+def get_op_info(op: OpOverload) -> OpInfo:
     info = _INFO.get(op)
     if info is None:
         info = _INFO[op] = OpInfo(op)

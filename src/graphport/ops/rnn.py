@@ -1,4 +1,4 @@
-"""Recurrent networks, kept whole: unrolling them would freeze the length of the sequence."""
+"""Shape rules of recurrent networks, kept whole: unrolling would fix the sequence length."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
-from graphport.ops.abstract import Abstract, permuted
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import require_equal
+from graphport.tensors.abstract import Abstract, permute_strides
 
 aten = torch.ops.aten
 
 
-def _output(
+def _infer_output(
     input: Abstract, state: Abstract, bidirectional: bool, batch_first: bool = False
 ) -> Abstract:
     hidden = state.sizes[-1] * (2 if bidirectional else 1)
     sizes = (*input.sizes[:-1], hidden)
     # Time runs slowest in memory, whichever dim is first.
-    layout = permuted(sizes, (1, 0, 2)) if batch_first and input.rank == 3 else None
+    layout = permute_strides(sizes, (1, 0, 2)) if batch_first and input.rank == 3 else None
     return Abstract(sizes, input.dtype, input.device, layout)
 
 
@@ -38,7 +38,7 @@ def lstm(
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
     _check_batch(input, hx[0], batch_first, "lstm")
-    return _output(input, hx[0], bidirectional, batch_first), hx[0].like(), hx[1].like()
+    return _infer_output(input, hx[0], bidirectional, batch_first), hx[0].like(), hx[1].like()
 
 
 @shape_rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
@@ -47,7 +47,7 @@ def gru(
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Abstract, Abstract]:  # fmt: skip
     _check_batch(input, hx, batch_first, "gru")
-    return _output(input, hx, bidirectional, batch_first), hx.like()
+    return _infer_output(input, hx, bidirectional, batch_first), hx.like()
 
 
 @shape_rule(aten.lstm.data)
@@ -55,7 +55,7 @@ def lstm_packed(
     data: Abstract, batch_sizes: Abstract, hx: Sequence[Abstract], params: Any,
     has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
 ) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
-    return _output(data, hx[0], bidirectional), hx[0].like(), hx[1].like()
+    return _infer_output(data, hx[0], bidirectional), hx[0].like(), hx[1].like()
 
 
 @shape_rule(aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)
@@ -63,4 +63,4 @@ def gru_packed(
     data: Abstract, batch_sizes: Abstract, hx: Abstract, params: Any, has_biases: bool,
     num_layers: int, dropout: float, train: bool, bidirectional: bool,
 ) -> tuple[Abstract, Abstract]:  # fmt: skip
-    return _output(data, hx, bidirectional), hx.like()
+    return _infer_output(data, hx, bidirectional), hx.like()

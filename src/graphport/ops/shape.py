@@ -1,4 +1,4 @@
-"""Operators that rearrange: views first, then those that copy."""
+"""Shape rules of operators that rearrange: views first, then copies."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import torch
 
 from graphport.errors import ShapeError
 from graphport.ops import promote
-from graphport.ops.abstract import Abstract, Size, Sizes, channels_last
-from graphport.ops.bounds import slice_bounds
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import (
-    decided,
-    expected,
-    holds,
+from graphport.ops.sizes import (  # fmt: skip
+    expect_condition,
+    guard_condition,
     is_first_of,
-    known,
+    is_provably_equal,
+    is_proven,
     numel,
     require,
     require_at_example,
+    require_branch,
     require_equal,
-    require_index,
     require_nonempty,
-    same,
     scope_of,
+    slice_bounds,
     wrap_dim,
     wrap_dims,
     wrap_distinct,
-)  # fmt: skip
-from graphport.ops.strides import preserved
+    wrap_index,
+)
+from graphport.ops.strides import preserve_strides
 from graphport.symbolic import Expr, eq, ge, le, max_, min_, ne, symbols
+from graphport.tensors.abstract import Abstract, Size, Sizes, channels_last_strides
 
 aten = torch.ops.aten
 
 
-class Fresh(Abstract):
+class CopiedResult(Abstract):
     """The result of an operator that may return a view, but here had to copy."""
 
     __slots__ = ()
@@ -44,7 +44,7 @@ class Fresh(Abstract):
 
 @shape_rule(aten.view.default, aten._unsafe_view.default)
 def view(self: Abstract, size: Sequence[Size]) -> Abstract:
-    sizes = resolved_sizes(self, size)
+    sizes = infer_size(self, size)
     strides = view_strides(self, sizes)
     if strides is None:
         # Where the layout is a matter of symbolic sizes the recorded operator copies if it must.
@@ -53,29 +53,31 @@ def view(self: Abstract, size: Sequence[Size]) -> Abstract:
                 "view size is not compatible with input tensor's size and stride (at least one "
                 "dimension spans across two contiguous subspaces). Use .reshape(...) instead."
             )
-        return Fresh(sizes, self.dtype, self.device)
-    return self.view(sizes, _plain(sizes, strides, self))
+        return CopiedResult(sizes, self.dtype, self.device)
+    return self.view(sizes, _keep_contiguous(sizes, strides, self))
 
 
 @shape_rule(aten.reshape.default)
 def reshape(self: Abstract, shape: Sequence[Size]) -> Abstract:
-    sizes = resolved_sizes(self, shape)
+    sizes = infer_size(self, shape)
     strides = view_strides(self, sizes)
     if strides is None:
-        return Fresh(sizes, self.dtype, self.device)
-    return self.view(sizes, _plain(sizes, strides, self))
+        return CopiedResult(sizes, self.dtype, self.device)
+    return self.view(sizes, _keep_contiguous(sizes, strides, self))
 
 
-def _plain(sizes: Sizes, strides: Sizes, source: Abstract) -> Sizes | None:
+def _keep_contiguous(sizes: Sizes, strides: Sizes, source: Abstract) -> Sizes | None:
     return None if source._strides is None else strides
 
 
-def resolved_sizes(self: Abstract, shape: Sequence[Size]) -> Sizes:
+def infer_size(self: Abstract, shape: Sequence[Size]) -> Sizes:
     """The target sizes with -1 worked out; the number of elements must agree."""
     total = numel(self.sizes)
     for s in shape:
         if type(s) is Expr and any(map(s.scope.is_fresh, symbols(s))):
-            holds(ge(s, 0))  # a value that depends on data might be the -1 of "work it out"
+            guard_condition(
+                ge(s, 0)
+            )  # a value that depends on data might be the -1 of "work it out"
     unknown = [i for i, s in enumerate(shape) if type(s) is int and s == -1]
     if not unknown:
         sizes = tuple(shape)
@@ -93,7 +95,7 @@ def resolved_sizes(self: Abstract, shape: Sequence[Size]) -> Sizes:
             f"cannot reshape tensor of {total} elements into shape {list(shape)} because the "
             "unspecified dimension size -1 can be any value and is ambiguous"
         )
-    expected(ne(rest, 0))
+    expect_condition(ne(rest, 0))
     if rest is not total:
         require(eq(total % rest, 0), "shape {0} is invalid for input of size {1}",
                 list(shape), total)  # fmt: skip
@@ -122,15 +124,15 @@ def view_strides(self: Abstract, sizes: Sizes) -> Sizes | None:
     for d in range(self.rank - 1, -1, -1):
         old_span = old_span * self.sizes[d]
         breaks = d == 0 or (
-            self.sizes[d - 1] != 1 and not same(old_strides[d - 1], old_span * base)
+            self.sizes[d - 1] != 1 and not is_provably_equal(old_strides[d - 1], old_span * base)
         )
         if not breaks:
             continue
-        while at >= 0 and (not same(new_span, old_span) or sizes[at] == 1):
+        while at >= 0 and (not is_provably_equal(new_span, old_span) or sizes[at] == 1):
             strides[at] = new_span * base
             new_span = new_span * sizes[at]
             at -= 1
-        if not same(new_span, old_span):
+        if not is_provably_equal(new_span, old_span):
             return None
         if d > 0:
             base = old_strides[d - 1]
@@ -179,16 +181,16 @@ def expand(self: Abstract, size: Sequence[Size], **_: Any) -> Abstract:
     strides: list[Size] = []
     own_strides = self.strides
     moved = lead > 0
-    for i, want in enumerate(map(_kept_or_size, size)):
+    for i, want in enumerate(map(_resolve_expand_size, size)):
         if i < lead:
             sizes.append(want)
             strides.append(0)
             continue
         have, step = self.sizes[i - lead], own_strides[i - lead]
-        if (type(want) is int and want == -1) or want is have or same(want, have):
+        if (type(want) is int and want == -1) or want is have or is_provably_equal(want, have):
             sizes.append(have)
             strides.append(step)
-        elif _is_single(have, want):
+        elif _is_expanded(have, want):
             sizes.append(want)
             strides.append(0)
             moved = True
@@ -203,15 +205,15 @@ def expand(self: Abstract, size: Sequence[Size], **_: Any) -> Abstract:
     return self.view(tuple(sizes), tuple(strides) if moved else self._strides)
 
 
-def _kept_or_size(want: Size) -> Size:
+def _resolve_expand_size(want: Size) -> Size:
     """A number of the program may be the -1 of "as it is": then only if its example is."""
-    if type(want) is int or expected(ge(want, 0)):
+    if type(want) is int or expect_condition(ge(want, 0)):
         return want
     require_equal(want, -1, "expand: {0} is not a size", want)
     return -1
 
 
-def _is_single(have: Size, want: Size) -> bool:
+def _is_expanded(have: Size, want: Size) -> bool:
     """Whether a dim is repeated; a dynamic one is where its example is 1 and the target's not."""
     if type(have) is int:
         return have == 1
@@ -237,7 +239,7 @@ def unsqueeze(self: Abstract, dim: int) -> Abstract:
 
 @shape_rule(aten.squeeze.default)
 def squeeze(self: Abstract) -> Abstract:
-    return _without(self, [d for d in range(self.rank) if is_one(self.sizes[d])])
+    return _remove_dims(self, [d for d in range(self.rank) if is_one(self.sizes[d])])
 
 
 @shape_rule(aten.squeeze.dim, aten.squeeze.dims)
@@ -245,7 +247,7 @@ def squeeze_dim(self: Abstract, dim: int | Sequence[int]) -> Abstract:
     dims = wrap_distinct((dim,) if isinstance(dim, int) else dim, self.rank)
     if not self.rank:
         return self
-    return _without(self, [d for d in dims if is_one(self.sizes[d])])
+    return _remove_dims(self, [d for d in dims if is_one(self.sizes[d])])
 
 
 def is_one(size: Size) -> bool:
@@ -253,16 +255,16 @@ def is_one(size: Size) -> bool:
     if type(size) is int:
         return size == 1
     scope = scope_of(size)
-    if known(eq(size, 1)):
+    if is_proven(eq(size, 1)):
         return True
     if scope.hint(size) == 1:
         scope.specialize(size)
         return True
-    expected(ne(size, 1))
+    expect_condition(ne(size, 1))
     return False
 
 
-def _without(self: Abstract, dims: list[int]) -> Abstract:
+def _remove_dims(self: Abstract, dims: list[int]) -> Abstract:
     keep = [d for d in range(self.rank) if d not in dims]
     sizes = tuple(self.sizes[d] for d in keep)
     if self._strides is None:
@@ -275,7 +277,7 @@ def select(self: Abstract, dim: int, index: Size) -> Abstract:
     if not self.rank:
         raise IndexError("select() cannot be applied to a 0-dim tensor.")
     dim = wrap_dim(dim, self.rank)
-    index = require_index(index, self.sizes[dim], "select")
+    index = wrap_index(index, self.sizes[dim], "select")
     strides = self.strides
     sizes = self.sizes[:dim] + self.sizes[dim + 1 :]
     return self.view(
@@ -311,7 +313,7 @@ def split(self: Abstract, split_size: Size, dim: int) -> list[Abstract]:
 
 def split_bounds(size: Size, split_size: Size) -> list[tuple[Size, Size]]:
     """Offsets and lengths of equal pieces; the number of pieces becomes a fact."""
-    if same(size, split_size):
+    if is_provably_equal(size, split_size):
         return [(0, size)]
     if type(split_size) is int and split_size < 1:
         if split_size < 0:
@@ -325,7 +327,7 @@ def split_bounds(size: Size, split_size: Size) -> list[tuple[Size, Size]]:
     if isinstance(count, Expr):
         count = count.scope.simplify(count)
     pieces = count if type(count) is int else scope_of(count).specialize(count)
-    if decided(eq(split_size, 0)):  # one piece, then, however many there are of others
+    if require_branch(eq(split_size, 0)):  # one piece, then, however many there are of others
         return [(0, 0)]
     bounds = [(i * split_size, split_size) for i in range(pieces - 1)]
     last = max(pieces - 1, 0) * split_size
@@ -356,17 +358,17 @@ def slice_at(self: Abstract, dim: int, first: Size, length: Size) -> Abstract:
 @shape_rule(aten.unsafe_split.Tensor)
 def unsafe_split(self: Abstract, split_size: Size, dim: int) -> list[Abstract]:
     """Pieces that torch lets be written to, because they are taken for new tensors."""
-    return [_fresh(piece) for piece in split(self, split_size, dim)]
+    return [_mark_copied(piece) for piece in split(self, split_size, dim)]
 
 
 @shape_rule(aten.unsafe_split_with_sizes.default)
 def unsafe_split_with_sizes(
     self: Abstract, split_sizes: Sequence[Size], dim: int
 ) -> list[Abstract]:
-    return [_fresh(piece) for piece in split_with_sizes(self, split_sizes, dim)]
+    return [_mark_copied(piece) for piece in split_with_sizes(self, split_sizes, dim)]
 
 
-def _fresh(piece: Abstract) -> Abstract:
+def _mark_copied(piece: Abstract) -> Abstract:
     return Abstract(piece.sizes, piece.dtype, piece.device, piece._strides)
 
 
@@ -395,8 +397,8 @@ def diagonal(self: Abstract, offset: int, dim1: int, dim2: int) -> Abstract:
     rows, columns = self.sizes[a], self.sizes[b]
     below, right = (0, offset) if offset >= 0 else (-offset, 0)
     tall, wide = rows - below, columns - right
-    length = tall if same(tall, wide) else min_(tall, wide)
-    if not known(ge(length, 0)):
+    length = tall if is_provably_equal(tall, wide) else min_(tall, wide)
+    if not is_proven(ge(length, 0)):
         length = max_(length, 0)
     strides = self.strides
     keep = [d for d in range(self.rank) if d not in (a, b)]
@@ -484,7 +486,7 @@ def cat(tensors: Sequence[Abstract], dim: int) -> Abstract:
         total = total + t.sizes[dim]
     sizes = (*first.sizes[:dim], total, *first.sizes[dim + 1 :])
     dtype = promote.result_type(tensors)
-    layout = channels_last(sizes) if all(t.is_channels_last for t in own) else None
+    layout = channels_last_strides(sizes) if all(t.is_channels_last for t in own) else None
     return Abstract(sizes, dtype, first.device, layout)
 
 
@@ -492,7 +494,7 @@ def _is_empty(size: Size, rank: int) -> bool:
     """Whether a 1-d tensor of this size has no elements; beside others of `rank` it must not."""
     if type(size) is int:
         return size == 0
-    return rank > 1 and expected(eq(size, 0))
+    return rank > 1 and expect_condition(eq(size, 0))
 
 
 @shape_rule(aten.stack.default)
@@ -540,7 +542,7 @@ def repeat(self: Abstract, repeats: Sequence[Size]) -> Abstract:
 @shape_rule(aten.flip.default)
 def flip(self: Abstract, dims: Sequence[int]) -> Abstract:
     wrap_distinct(dims, self.rank)
-    return Abstract(self.sizes, self.dtype, self.device, preserved(self))
+    return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
 
 
 @shape_rule(aten.roll.default)
@@ -577,9 +579,9 @@ def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract
     out = tuple(sizes)
     if all(type(p) is int and p <= 0 for p in pad):  # then it is a copy of a slice
         cut = Abstract(out, self.dtype, self.device, self._strides)
-        return Abstract(out, self.dtype, self.device, preserved(cut))
-    return Abstract(out, self.dtype, self.device, channels_last(out) if self.is_channels_last
-                    else None)  # fmt: skip
+        return Abstract(out, self.dtype, self.device, preserve_strides(cut))
+    strides = channels_last_strides(out) if self.is_channels_last else None
+    return Abstract(out, self.dtype, self.device, strides)
 
 
 @shape_rule(
@@ -603,7 +605,7 @@ def replication_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
     for size in padded:
         require(ge(size, 1), "padding {0} of {1} leaves nothing", list(padding), self)
     sizes = (*self.sizes[:-n], *reversed(padded))
-    layout = channels_last(sizes) if self.is_channels_last else None
+    layout = channels_last_strides(sizes) if self.is_channels_last else None
     return Abstract(sizes, self.dtype, self.device, layout)
 
 
@@ -617,16 +619,16 @@ def _pad_circular(self: Abstract, pad: Sequence[Size]) -> Abstract:
 
 @shape_rule(aten.clone.default)
 def clone(self: Abstract, *, memory_format: torch.memory_format | None) -> Abstract:
-    return Abstract(self.sizes, self.dtype, self.device, formatted(self, memory_format))
+    return Abstract(self.sizes, self.dtype, self.device, apply_memory_format(self, memory_format))
 
 
-def formatted(self: Abstract, memory_format: torch.memory_format | None) -> Sizes | None:
+def apply_memory_format(self: Abstract, memory_format: torch.memory_format | None) -> Sizes | None:
     """Strides of a copy of `self` in a memory format; None asks to preserve."""
     if memory_format in (None, torch.preserve_format):
-        return preserved(self)
+        return preserve_strides(self)
     if memory_format is torch.contiguous_format:
         return None
-    return channels_last(self.sizes)
+    return channels_last_strides(self.sizes)
 
 
 @shape_rule(aten.copy.default)
@@ -645,7 +647,7 @@ def _to_copy(
     **_: Any,
 ) -> Abstract:
     return Abstract(self.sizes, dtype or self.dtype, device or self.device,
-                    formatted(self, memory_format))  # fmt: skip
+                    apply_memory_format(self, memory_format))  # fmt: skip
 
 
 @shape_rule(
@@ -656,5 +658,5 @@ def scatter_view(self: Abstract, src: Abstract, *_: Any, **__: Any) -> Abstract:
     """A new base with a view of it replaced; even gaps in its memory are kept."""
     overlaps = any(step == 0 and size != 1
                    for step, size in zip(self.strides, self.sizes, strict=True))  # fmt: skip
-    layout = preserved(self) if overlaps else self._strides
+    layout = preserve_strides(self) if overlaps else self._strides
     return Abstract(self.sizes, self.dtype, self.device, layout)

@@ -1,4 +1,4 @@
-"""Arithmetic and questions on sizes that shape rules share.
+"""Arithmetic, guards and broadcasting on symbolic sizes, for shape rules.
 
 A question that the facts so far do not answer is answered by the example sizes and written down as
 a fact by the scope that owns the symbols; a rule never does that by hand.
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from graphport.errors import ShapeError
-from graphport.ops.abstract import Abstract, Size, Sizes
-from graphport.symbolic import Expr, eq, ge, ite, le, lt, min_, not_
+from graphport.symbolic import Expr, eq, ge, ite, le, lt, max_, min_, not_, symbols
+from graphport.tensors.abstract import Abstract, Size, Sizes
 
 
 def scope_of(*values: object):
@@ -21,45 +21,45 @@ def scope_of(*values: object):
     raise TypeError("no symbolic value among the arguments")
 
 
-def holds(cond: bool | Expr) -> bool:
+def guard_condition(cond: bool | Expr) -> bool:
     """Decide a condition, by the example sizes if need be."""
     return cond if isinstance(cond, bool) else cond.scope.guard(cond)
 
 
-def known(cond: bool | Expr) -> bool:
+def is_proven(cond: bool | Expr) -> bool:
     """True when the condition is proven; records nothing."""
     return cond if isinstance(cond, bool) else cond.scope.decide(cond) is True
 
 
-def same(a: Size, b: Size) -> bool:
+def is_provably_equal(a: Size, b: Size) -> bool:
     """Provably equal; records nothing."""
     if a is b:
         return True
     if type(a) is int and type(b) is int:
         return a == b
-    return known(eq(a, b))
+    return is_proven(eq(a, b))
 
 
-def equal(a: Size, b: Size) -> bool:
+def guard_equal(a: Size, b: Size) -> bool:
     """Equal at the example sizes; the answer becomes a fact when it was not known."""
     if a is b:
         return True
     if type(a) is int and type(b) is int:
         return a == b
-    return at_example_sizes(eq(a, b))
+    return guard_as_stated(eq(a, b))
 
 
-def at_example_sizes(cond: bool | Expr) -> bool:
+def guard_as_stated(cond: bool | Expr) -> bool:
     """Decide what an operator requires: as the example has it, not as sizes have it in general."""
-    return cond if isinstance(cond, bool) else _as_stated(cond.scope.guard, cond)
+    return cond if isinstance(cond, bool) else _ask_as_user(cond.scope.guard, cond)
 
 
-def expected(cond: bool | Expr) -> bool:
+def expect_condition(cond: bool | Expr) -> bool:
     """Take a condition as true, to be checked when run; False if the example has it otherwise."""
-    return cond if isinstance(cond, bool) else _as_stated(cond.scope.expect, cond)
+    return cond if isinstance(cond, bool) else _ask_as_user(cond.scope.expect, cond)
 
 
-def taken(cond: bool | Expr) -> bool | None:
+def choose_branch(cond: bool | Expr) -> bool | None:
     """Which way a rule goes, as the example has it and written down; None if it must go both.
 
     Where all sizes but 0 and 1 agree with the example, those are refused when the program runs, and
@@ -79,17 +79,20 @@ def taken(cond: bool | Expr) -> bool | None:
     # Answered for sizes in general, and nothing written down.
     if answer is not hint:
         return None
-    expected(cond if answer else not_(cond))
+    expect_condition(cond if answer else not_(cond))
     return answer
 
 
-def decided(cond: bool | Expr) -> bool:
-    """Which way a rule goes that cannot go both; an error where data decides. See `taken`."""
-    answer = taken(cond)
-    return at_example_sizes(cond) if answer is None else answer
+def require_branch(cond: bool | Expr) -> bool:
+    """Which way a rule goes that cannot go both; an error where data decides.
+
+    See `choose_branch`.
+    """
+    answer = choose_branch(cond)
+    return guard_as_stated(cond) if answer is None else answer
 
 
-def _as_stated(ask: Callable[[Expr], bool], cond: Expr) -> bool:
+def _ask_as_user(ask: Callable[[Expr], bool], cond: Expr) -> bool:
     """Ask about a condition as the user would: sizes of 0 and 1 are sizes like others."""
     scope = cond.scope
     before = scope.internal, scope.stating
@@ -101,7 +104,7 @@ def _as_stated(ask: Callable[[Expr], bool], cond: Expr) -> bool:
 
 
 def require_equal(a: Size, b: Size, message: str, *values: object) -> None:
-    if a is not b and not _required(eq(_settled(a, b), _settled(b, a))):
+    if a is not b and not _is_satisfied(eq(_pick_min_operand(a, b), _pick_min_operand(b, a))):
         raise ShapeError(message.format(*values))
 
 
@@ -114,7 +117,7 @@ def require_sizes(have: Sizes, want: Sizes, message: str, *values: object) -> No
             require_equal(a, b, message, *values)
 
 
-def require_fits(have: Sizes, want: Sizes, message: str, *values: object) -> None:
+def require_expandable(have: Sizes, want: Sizes, message: str, *values: object) -> None:
     """That a tensor can be expanded to these sizes. Of data the operator itself makes sure."""
     if len(have) > len(want):
         raise ShapeError(message.format(*values))
@@ -131,31 +134,31 @@ def require_fits(have: Sizes, want: Sizes, message: str, *values: object) -> Non
             require_equal(a, b, message, *values)
 
 
-def _settled(x: Size, other: Size) -> Size:
+def _pick_min_operand(x: Size, other: Size) -> Size:
     """Of a minimum that is to equal a third size, the part that it is in the example.
 
     A `Dim` can be told to equal another, or a number, but not the lesser of two others.
     """
-    if not isinstance(x, Expr) or x.kind != "min" or other in x.args or same(x, other):
+    if not isinstance(x, Expr) or x.kind != "min" or other in x.args or is_provably_equal(x, other):
         return x
     hint = x.scope.hint(x)
-    if hint is None or hint < 2:  # of small sizes the example says little; see `taken`
+    if hint is None or hint < 2:  # of small sizes the example says little; see `choose_branch`
         return x
     least = next(part for part in x.args if x.scope.hint(part) == hint)
-    return least if all(at_example_sizes(le(least, part)) for part in x.args) else x
+    return least if all(guard_as_stated(le(least, part)) for part in x.args) else x
 
 
-def _required(cond: bool | Expr) -> bool:
+def _is_satisfied(cond: bool | Expr) -> bool:
     """What depends on data is checked when the program runs; the rest the example decides."""
     if isinstance(cond, Expr) and cond.scope.hint(cond) is None:
-        return expected(cond)
-    return at_example_sizes(cond)
+        return expect_condition(cond)
+    return guard_as_stated(cond)
 
 
 def require(cond: bool | Expr, message: str, *values: object) -> None:
-    """What an operator needs of its sizes; see `taken`."""
-    answer = taken(cond)
-    if not (_required(cond) if answer is None else answer):
+    """What an operator needs of its sizes; see `choose_branch`."""
+    answer = choose_branch(cond)
+    if not (_is_satisfied(cond) if answer is None else answer):
         raise ShapeError(message.format(*values))
 
 
@@ -217,11 +220,11 @@ def broadcast(*shapes: Sizes) -> Sizes:
     result = shapes[0]
     for shape in shapes[1:]:
         if shape is not result and shape != result:
-            result = _broadcast2(result, shape)
+            result = _broadcast_pair(result, shape)
     return result
 
 
-def _broadcast2(a: Sizes, b: Sizes) -> Sizes:
+def _broadcast_pair(a: Sizes, b: Sizes) -> Sizes:
     if len(a) < len(b):
         a, b = b, a
     if not b:
@@ -239,25 +242,25 @@ def _broadcast2(a: Sizes, b: Sizes) -> Sizes:
             if type(y) is int:
                 if x == y:
                     continue
-                raise ShapeError(_mismatch(a, b, i, x, y))
-        out[i] = _meet(x, y, a, b, i)
+                raise ShapeError(_describe_mismatch(a, b, i, x, y))
+        out[i] = _broadcast_dim(x, y, a, b, i)
     return tuple(out)
 
 
-def _meet(x: Size, y: Size, a: Sizes, b: Sizes, dim: int) -> Size:
+def _broadcast_dim(x: Size, y: Size, a: Sizes, b: Sizes, dim: int) -> Size:
     """Two sizes of which at least one is symbolic: equal, or one of them is 1.
 
     Equality is preferred whenever the example allows it, so that an example size of 1 does not
     turn a dynamic dim into a constant.
     """
-    if same(x, y):
+    if is_provably_equal(x, y):
         return x if type(x) is int else y if type(y) is int else x
     if is_first_of(x, y) or is_first_of(y, x):
         return y if is_first_of(x, y) else x
     scope = scope_of(x, y)
     hint_x, hint_y = scope.hint(x), scope.hint(y)
     if hint_x is None or hint_y is None or hint_x == hint_y:
-        require_equal(x, y, _mismatch(a, b, dim, x, y))
+        require_equal(x, y, _describe_mismatch(a, b, dim, x, y))
         return x if type(x) is int else y if type(y) is int else x
     if hint_y == 1:
         scope.specialize(y)
@@ -265,26 +268,26 @@ def _meet(x: Size, y: Size, a: Sizes, b: Sizes, dim: int) -> Size:
     if hint_x == 1:
         scope.specialize(x)
         return y
-    raise ShapeError(_mismatch(a, b, dim, x, y))
+    raise ShapeError(_describe_mismatch(a, b, dim, x, y))
 
 
 def is_first_of(x: Size, y: Size) -> bool:
     """Whether a size is that of `t[:1]` where y is that of t: it goes with y, and 0 with 0."""
-    return isinstance(x, Expr) and x.kind == "min" and same(x, min_(1, y))
+    return isinstance(x, Expr) and x.kind == "min" and is_provably_equal(x, min_(1, y))
 
 
-def _mismatch(a: Sizes, b: Sizes, dim: int, x: Size, y: Size) -> str:
+def _describe_mismatch(a: Sizes, b: Sizes, dim: int, x: Size, y: Size) -> str:
     return (
         f"The size of tensor a ({x}) must match the size of tensor b ({y}) at non-singleton "
-        f"dimension {dim}: {_show(a)} and {_show(b)}"
+        f"dimension {dim}: {_format_sizes(a)} and {_format_sizes(b)}"
     )
 
 
-def _show(sizes: Sizes) -> str:
+def _format_sizes(sizes: Sizes) -> str:
     return "[" + ", ".join(map(str, sizes)) + "]"
 
 
-def require_index(index: Size, size: Size, what: str) -> Size:
+def wrap_index(index: Size, size: Size, what: str) -> Size:
     """An index in [-size, size) as one in [0, size)."""
     if type(index) is int and type(size) is int:
         if not -size <= index < size:
@@ -297,8 +300,8 @@ def require_index(index: Size, size: Size, what: str) -> Size:
         )  # fmt: skip
         return index + size if index < 0 else index
     if scope_of(index).hint(lt(index, size)) is None:  # the operator checks it when it runs
-        return index + size if known(lt(index, 0)) else index
-    from_front = taken(ge(index, 0))
+        return index + size if is_proven(lt(index, 0)) else index
+    from_front = choose_branch(ge(index, 0))
     if from_front is None:
         return ite(ge(index, 0), index, index + size)
     position = index if from_front else index + size
@@ -307,6 +310,74 @@ def require_index(index: Size, size: Size, what: str) -> Size:
     return position
 
 
-def tensors(args: Iterable[object]) -> list[Abstract]:
+def select_tensors(args: Iterable[object]) -> list[Abstract]:
     """The abstract tensors among the arguments of a rule."""
     return [a for a in args if isinstance(a, Abstract)]
+
+
+# Slice bounds: start and length, clamped as in Python, for symbolic sizes.
+#
+# Whether a bound lies within the size is taken from the example and written down, for a `Dim` to
+# say. Where the example is a size of 0 or 1 that others would depart from, or data decides, nothing
+# is assumed: the result is a minimum or maximum. So it is within `Scope.clamp_slice_bounds`, and
+# where an end lies within or beyond as several dims have it, which no `Dim` can say. A start is
+# always taken to lie as in the example: `x[past:]` is to be `total - past` long.
+
+_NO_END = (1 << 63) - 1  # what Python's `x[a:]` passes as the end
+
+
+def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) -> tuple[Size, Size]:
+    """The first element and the number of elements."""
+    if start is None:
+        start = 0
+    if end is None or (type(end) is int and end >= _NO_END):
+        end = size
+    if all(type(x) is int for x in (size, start, end)):
+        first, stop, _ = slice(start, end, step).indices(size)
+        return first, max(0, -((first - stop) // step))
+    first = _clamp_bound(start, size, _follow_example)
+    stop = size if end is size else _clamp_bound(end, size, _follow_example_in_one_dim)
+    length = _clamp_at_zero(stop - first)
+    return first, length if step == 1 else (length + (step - 1)) // step
+
+
+def _clamp_bound(bound: Size, size: Size, followed: Callable[[bool | Expr], bool | None]) -> Size:
+    """A bound as a position in [0, size]; `followed` says whether it lies within."""
+    if (type(bound) is int and bound == 0) or is_provably_equal(bound, size):
+        return bound if type(bound) is int else size
+    from_front = _is_from_front(bound)
+    if from_front is None:
+        return ite(ge(bound, 0), min_(bound, size), max_(bound + size, 0))
+    if not from_front:
+        return _clamp_at_zero(bound + size)
+    inside = followed(le(bound, size))
+    return min_(bound, size) if inside is None else bound if inside else size
+
+
+def _is_from_front(bound: Size) -> bool | None:
+    """Whether a bound counts from the front."""
+    if type(bound) is int or is_proven(ge(bound, 0)):
+        return type(bound) is not int or bound >= 0
+    return False if is_proven(lt(bound, 0)) else _follow_example(ge(bound, 0))
+
+
+def _follow_example(cond: bool | Expr) -> bool | None:
+    """Which way the example has it, if that may be taken for granted; see `choose_branch`."""
+    if isinstance(cond, bool) or cond.scope.slices_follow_example:
+        return choose_branch(cond)
+    return cond.scope.decide(cond)
+
+
+def _follow_example_in_one_dim(cond: bool | Expr) -> bool | None:
+    """As `_follow_example`, but nothing is taken for granted that several dims decide."""
+    if isinstance(cond, bool) or len(symbols(cond.scope.simplify(cond))) < 2:
+        return _follow_example(cond)
+    return cond.scope.decide(cond)
+
+
+def _clamp_at_zero(x: Size) -> Size:
+    """max(x, 0), or x where the example has it so; an empty slice ties nothing down."""
+    if type(x) is int:
+        return max(x, 0)
+    positive = x.scope.hint(ge(x, 0)) and _follow_example(ge(x, 0))
+    return x if positive or is_proven(ge(x, 0)) else max_(x, 0)

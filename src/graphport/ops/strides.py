@@ -1,4 +1,4 @@
-"""The memory layout that elementwise operators give to their result.
+"""Strides of results as torch's TensorIterator chooses them, and whether layouts are fixed.
 
 This is the rule of torch's TensorIterator: equal layouts are kept, otherwise dims are ordered by
 the strides of the operands, from the first operand that tells two dims apart. Symbolic strides are
@@ -10,20 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from graphport.ops.abstract import Abstract, Size, Sizes, channels_last, matches, permuted
 from graphport.symbolic import Expr, eq, evaluate, symbols
+from graphport.tensors.abstract import (
+    Abstract,
+    Size,
+    Sizes,
+    channels_last_strides,
+    matches,
+    permute_strides,
+)
 
 _LARGE = 1 << 20  # stands in for a data-dependent size, which has no example value
 
 
-def at_example(size: Size) -> int:
+def get_example_size(size: Size) -> int:
     if type(size) is int:
         return size
     value = size.scope.hint(size)
     return _LARGE if value is None else value
 
 
-def typical(size: Size) -> int:
+def get_typical_size(size: Size) -> int:
     """At the example sizes, with 2 for a dynamic size of 0 or 1: there the layout says nothing.
 
     A batch of one at capture must not decide how a batch of several lies in memory.
@@ -36,11 +43,11 @@ def typical(size: Size) -> int:
     if None in hints.values():
         return _LARGE
     if all(h >= 2 for h in hints.values()):
-        return at_example(size)
+        return get_example_size(size)
     return int(evaluate(size, {s: max(h, 2) for s, h in hints.items()}))
 
 
-def lies_in_order(a: Abstract, ask: Callable[[bool | Expr], bool]) -> bool:
+def is_contiguous_by(a: Abstract, ask: Callable[[bool | Expr], bool]) -> bool:
     """Whether a tensor is contiguous, by questions about its sizes that `ask` answers."""
     step: Size = 1
     for size, stride in zip(reversed(a.sizes), reversed(a.strides), strict=True):
@@ -68,18 +75,18 @@ def elementwise_strides(
     if alone and len(full) == len(operands):
         if all(a.is_contiguous for a in full):
             return None
-        if rank == 4 and all(matches(sizes, a.strides, channels_last(sizes)) for a in full):
-            return channels_last(sizes)
+        if rank == 4 and all(matches(sizes, a.strides, channels_last_strides(sizes)) for a in full):
+            return channels_last_strides(sizes)
         first = full[0].strides
         if is_dense(full[0]) and all(a.strides == first for a in full[1:]):
             return first
-    laid_out = [_aligned(a, sizes) for a in operands]
-    extent = [typical(s) for s in sizes]
+    laid_out = [_align_strides(a, sizes) for a in operands]
+    extent = [get_typical_size(s) for s in sizes]
     order = list(range(rank - 1, -1, -1))
     for i in range(1, rank):
         moving = i
         for j in range(i - 1, -1, -1):
-            answer = _compare(order[j], order[moving], laid_out, extent)
+            answer = _compare_dims(order[j], order[moving], laid_out, extent)
             if answer > 0:
                 order[j], order[moving] = order[moving], order[j]
                 moving = j
@@ -88,19 +95,19 @@ def elementwise_strides(
     order.reverse()
     if order == list(range(rank)):
         return None
-    return permuted(sizes, order)
+    return permute_strides(sizes, order)
 
 
-def _aligned(a: Abstract, sizes: Sizes) -> list[int]:
+def _align_strides(a: Abstract, sizes: Sizes) -> list[int]:
     """Strides at the example sizes, 0 where the operand is broadcast."""
     lead = len(sizes) - a.rank
     own = zip(a.sizes, a.strides, sizes[lead:], strict=True)
     return [0] * lead + [
-        0 if size == 1 and target != 1 else typical(stride) for size, stride, target in own
+        0 if size == 1 and target != 1 else get_typical_size(stride) for size, stride, target in own
     ]
 
 
-def _compare(dim0: int, dim1: int, operands: list[list[int]], extent: list[int]) -> int:
+def _compare_dims(dim0: int, dim1: int, operands: list[list[int]], extent: list[int]) -> int:
     for strides in operands:
         s0, s1 = strides[dim0], strides[dim1]
         if s0 == 0 or s1 == 0:
@@ -116,8 +123,11 @@ def is_dense(a: Abstract) -> bool:
     """Every element of the memory span belongs to exactly one index, at the example sizes."""
     if a._strides is None:
         return True
-    pairs = sorted((typical(st), typical(sz)) for st, sz in zip(a.strides, a.sizes, strict=True)
-                   if sz != 1)  # fmt: skip
+    pairs = sorted(
+        (get_typical_size(stride), get_typical_size(size))
+        for stride, size in zip(a.strides, a.sizes, strict=True)
+        if size != 1
+    )
     expected = 1
     for stride, size in pairs:
         if size == 1:
@@ -128,7 +138,7 @@ def is_dense(a: Abstract) -> bool:
     return True
 
 
-def preserved(a: Abstract, sizes: Sizes | None = None) -> Sizes | None:
+def preserve_strides(a: Abstract, sizes: Sizes | None = None) -> Sizes | None:
     """Strides of a copy of `a` that preserves its layout (torch.preserve_format)."""
     if a._strides is None:
         return None

@@ -1,4 +1,4 @@
-"""What a partitioner is told: the devices, the mode, and what nodes and transfers cost."""
+"""Configuration of the partitioner: devices, mode, latencies, transfer rate."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from graphport.arguments import (
     ANYTHING,
     FLAG,
     TEXT,
+    check_fields,
     instance_of,
     integer,
-    made_of,
     mapping,
     number,
     several,
@@ -20,7 +20,7 @@ from graphport.arguments import (
 from graphport.errors import PartitionError
 
 
-@made_of(name=TEXT, available_mem_bytes=number(0), logical_id=integer())
+@check_fields(name=TEXT, available_mem_bytes=number(0), logical_id=integer())
 class Device(NamedTuple):
     """A place for partitions; `logical_id` is what a result refers to it by."""
 
@@ -32,7 +32,7 @@ class Device(NamedTuple):
 DEVICES = several(instance_of("a Device", f"{__name__}:Device"))
 
 
-@made_of(mem_latency_sec=number(0), computer_latency_sec=number(0))
+@check_fields(mem_latency_sec=number(0), computer_latency_sec=number(0))
 class NodeLatency(NamedTuple):
     """What one node takes: moving its memory, and computing. The two overlap."""
 
@@ -51,7 +51,7 @@ class PartitionMode(Enum):
     optimal = 5
 
 
-COSTED = (PartitionMode.cost_aware, PartitionMode.kl_based, PartitionMode.optimal)
+LATENCY_MODES = (PartitionMode.cost_aware, PartitionMode.kl_based, PartitionMode.optimal)
 """The modes that weigh time, and so need latencies and a transfer rate."""
 
 OBJECTIVES = ("bottleneck", "latency")
@@ -60,7 +60,7 @@ OBJECTIVES = ("bottleneck", "latency")
 _LATENCY = instance_of("a NodeLatency", f"{__name__}:NodeLatency")
 
 
-@made_of(
+@check_fields(
     devices=DEVICES,
     transfer_rate_bytes_per_sec=number(0),
     node_to_latency_mapping=mapping(ANYTHING, _LATENCY),
@@ -88,7 +88,7 @@ class PartitionerConfig(NamedTuple):
     objective: str = "bottleneck"
 
 
-def check(config: PartitionerConfig) -> None:
+def check_config(config: PartitionerConfig) -> None:
     """What can be said about a configuration without looking at the graph."""
     if not config.devices:
         raise PartitionError(
@@ -104,7 +104,7 @@ def check(config: PartitionerConfig) -> None:
             f"objective {config.objective!r} is unknown",
             fix=[f'objective="{name}"' for name in OBJECTIVES],
         )
-    if config.mode in COSTED and not config.transfer_rate_bytes_per_sec > 0:
+    if config.mode in LATENCY_MODES and not config.transfer_rate_bytes_per_sec > 0:
         raise PartitionError(
             f"{config.mode.name} weighs transfers between devices, and"
             f" transfer_rate_bytes_per_sec is {config.transfer_rate_bytes_per_sec}",
@@ -112,7 +112,7 @@ def check(config: PartitionerConfig) -> None:
         )
 
 
-def check_ids(devices: Sequence[Device]) -> None:
+def check_device_ids(devices: Sequence[Device]) -> None:
     """Several partitions refer to devices by their ids, so these have to differ."""
     seen: dict[int, Device] = {}
     for device in devices:
@@ -125,7 +125,7 @@ def check_ids(devices: Sequence[Device]) -> None:
         seen[device.logical_id] = device
 
 
-def memory_of(devices: Sequence[Device]) -> str:
+def format_device_memory(devices: Sequence[Device]) -> str:
     """The devices' memory for a message; many devices of one size are said once."""
     sizes: dict[int, list[str]] = {}
     for device in devices:

@@ -1,4 +1,4 @@
-"""The partitioner: a graph as submodules, each on the devices that a mode finds for it."""
+"""`Partitioner`: partitions a graph by the configured mode and splits it."""
 
 from __future__ import annotations
 
@@ -8,32 +8,44 @@ from collections.abc import Callable, Sequence
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from graphport.arguments import MODULE, NONE, instance_of, takes
+from graphport.arguments import MODULE, NONE, check_arguments, instance_of
 from graphport.errors import InputError
 from graphport.fx.manipulation import get_size_of_all_nodes
-from graphport.fx.splitting import split_module
-from graphport.partition.aot_based import aot_based
+from graphport.fx.split import split_module
 from graphport.partition.config import (
-    COSTED,
+    LATENCY_MODES,
     Device,
     PartitionerConfig,
     PartitionMode,
-    check,
-    check_ids,
+    check_config,
+    check_device_ids,
 )
-from graphport.partition.cost_aware import cost_aware
-from graphport.partition.jobs import Job, check_memory, graph_bytes, make_job, whole
-from graphport.partition.kl_based import kl_based
-from graphport.partition.latency import latency_of
-from graphport.partition.linking import mark_order, owners, set_parents_and_children
-from graphport.partition.optimal import Plan, optimal, prove
-from graphport.partition.pieces import DAG, DAGNode, Partition, PartitionResult
-from graphport.partition.saturating import saturate_host
-from graphport.partition.size_based import size_based
-from graphport.partition.sparse_nn import sparse_nn
+from graphport.partition.costs import get_node_latency
+from graphport.partition.modes import (
+    aot_based,
+    cost_aware,
+    kl_based,
+    saturate_host,
+    size_based,
+    sparse_nn,
+)
+from graphport.partition.optimal import Plan, bound_plan, optimal
+from graphport.partition.partition import DAG, DAGNode, Partition, PartitionResult
+from graphport.partition.place import (
+    map_nodes_to_partitions,
+    mark_effect_dependencies,
+    set_parents_and_children,
+)
+from graphport.partition.problem import (
+    Problem,
+    check_memory,
+    graph_bytes,
+    make_problem,
+    make_whole_partition,
+)
 from graphport.program import ExportedProgram
 
-MODES: dict[PartitionMode, Callable[[Job], list[Partition]]] = {
+MODES: dict[PartitionMode, Callable[[Problem], list[Partition]]] = {
     PartitionMode.size_based: size_based,
     PartitionMode.sparse_nn: sparse_nn,
     PartitionMode.cost_aware: cost_aware,
@@ -57,7 +69,7 @@ class Partitioner:
         self.node_to_partition: dict[Node, int] = {}
         self.devices: Sequence[Device] = []
 
-    @takes(torch_module=MODULE | NONE, partitioner_config=_CONFIG)
+    @check_arguments(torch_module=MODULE | NONE, partitioner_config=_CONFIG)
     def partition_graph(
         self,
         fx_module: GraphModule | ExportedProgram,
@@ -92,11 +104,11 @@ class Partitioner:
                 fix=["torch.fx.symbolic_trace(model)", "gp.export(model, args)"],
             )
         config = partitioner_config
-        check(config)
+        check_config(config)
         get_size_of_all_nodes(fx_module)
-        mark_order(fx_module)
-        job = make_job(fx_module, config)
-        plan = _plan(job)
+        mark_effect_dependencies(fx_module)
+        job = make_problem(fx_module, config)
+        plan = _make_plan(job)
         self.devices = config.devices
         self.partitions = plan.partitions
         set_parents_and_children(self.partitions)
@@ -106,13 +118,13 @@ class Partitioner:
                 len(p.logical_device_ids) > 1 for p in plan.partitions
             ):
                 plan.exact = False  # of one stage per device
-                prove(job, plan)
-        of = owners(self.partitions)
+                bound_plan(job, plan)
+        of = map_nodes_to_partitions(self.partitions)
         self.node_to_partition = {node: of[node].partition_id for node in job.ops}
         split = split_module(fx_module, torch_module, self.node_to_partition.__getitem__)
         known = all(node in job.latencies for node in job.ops)
         return PartitionResult(
-            dag=_dag(split, {str(p.partition_id): p for p in self.partitions}),
+            dag=_make_dag(split, {str(p.partition_id): p for p in self.partitions}),
             module_with_submodules=split,
             graph_module=fx_module,
             partitions=self.partitions,
@@ -127,23 +139,23 @@ class Partitioner:
         )
 
 
-def _plan(job: Job) -> Plan:
+def _make_plan(job: Problem) -> Plan:
     mode = job.config.mode
     if mode is PartitionMode.aot_based:
         return Plan(aot_based(job), mode.name)
-    if mode in COSTED:
+    if mode in LATENCY_MODES:
         for node in job.ops:
-            latency_of(node, job.latencies)
+            get_node_latency(node, job.latencies)
     if mode is not PartitionMode.optimal and graph_bytes(job) <= job.largest.available_mem_bytes:
-        return Plan(whole(job), "one device")
+        return Plan(make_whole_partition(job), "one device")
     check_memory(job)
-    check_ids(job.devices)
+    check_device_ids(job.devices)
     if mode is PartitionMode.optimal:
         return optimal(job, MODES)
     return Plan(MODES[mode](job), mode.name)
 
 
-def _dag(split: GraphModule, partitions: dict[str, Partition]) -> DAG:
+def _make_dag(split: GraphModule, partitions: dict[str, Partition]) -> DAG:
     """The calls of submodules, in the order in which they run."""
     dag = DAG()
     for node in split.graph.nodes:

@@ -1,11 +1,10 @@
-"""Captured programs: signature, state, checks, the callable module."""
+"""`ExportedProgram`: graph, signature, state, input checks and the callable module."""
 
-from graphport.program.attributes import CONSTANTS
+from graphport.ops.effects import find_base
 from graphport.program.checks import InputChecks, InputShape
+from graphport.program.codegen import CONSTANTS, RESERVED, make_identifier
 from graphport.program.exported import CallSpec, ExportedProgram, ModuleCall
-from graphport.program.identifiers import RESERVED, make_identifier
-from graphport.program.module import graph_module
-from graphport.program.mutation import owner
+from graphport.program.module import make_graph_module
 from graphport.program.signature import (
     Argument,
     ConstantArgument,
@@ -20,11 +19,30 @@ from graphport.program.signature import (
     TensorArgument,
 )
 from graphport.program.torch_interop import from_torch
-from graphport.program.unflattening import unflatten
+from graphport.program.unflatten import unflatten
 
 __all__ = [
-    "CONSTANTS", "RESERVED", "Argument", "CallSpec", "ConstantArgument", "ExportedProgram",
-    "GraphSignature", "InputChecks", "InputKind", "InputShape", "InputSpec", "ModuleCall",
-    "ModuleCallSignature", "ObjectArgument", "OutputKind", "OutputSpec", "SymbolicArgument",
-    "TensorArgument", "from_torch", "graph_module", "make_identifier", "owner", "unflatten",
+    "CONSTANTS",
+    "RESERVED",
+    "Argument",
+    "CallSpec",
+    "ConstantArgument",
+    "ExportedProgram",
+    "GraphSignature",
+    "InputChecks",
+    "InputKind",
+    "InputShape",
+    "InputSpec",
+    "ModuleCall",
+    "ModuleCallSignature",
+    "ObjectArgument",
+    "OutputKind",
+    "OutputSpec",
+    "SymbolicArgument",
+    "TensorArgument",
+    "find_base",
+    "from_torch",
+    "make_graph_module",
+    "make_identifier",
+    "unflatten",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Arguments that kernels of PyTorch rely on and do not check, checked before they run.
+"""Checks arguments that PyTorch's kernels rely on and do not check themselves.
 
 Capture never makes such calls wrong. A program from a file may: what it says of its sizes is not
 proof of anything, so the check is made where the sizes are real. Operators that check what they are
@@ -140,24 +140,24 @@ CHECKS: dict[Any, Check] = {
 }
 
 
-def arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+def bind_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """Of a call of an operator, all of them by position, those that are left out too."""
     known = {argument.name: argument.default_value for argument in op._schema.arguments}
     return tuple({**known, **dict(zip(known, args, strict=False)), **kwargs}.values())
 
 
-def check_call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_call_bounds(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Check a call that is about to be made."""
     if op in CHECKS:
-        CHECKS[op](*arguments(op, args, kwargs))
+        CHECKS[op](*bind_arguments(op, args, kwargs))
 
 
-def check_bounds(graph: Graph) -> None:
+def insert_bounds_checks(graph: Graph) -> None:
     """Have a graph check what its operators do not."""
     for node in graph.nodes:
         check = CHECKS.get(node.target) if node.op == "call_function" else None
         if check is not None:
-            args = arguments(node.target, node.args, node.kwargs)
+            args = bind_arguments(node.target, node.args, node.kwargs)
             with graph.inserting_before(node):
                 checked = graph.call_function(check, args)
             checked.meta = dict(args[0].meta)

@@ -1,4 +1,4 @@
-"""The single checks that inputs are put through, each in words and in Python.
+"""The single input checks, each as an error message and as generated Python.
 
 A step says the same thing twice. `failure` looks at the inputs and returns what is wrong with them
 in the user's terms, or None; `lines` is Python that returns False exactly where `failure` finds
@@ -23,14 +23,14 @@ from graphport.symbolic.printing import to_str
 Environment = dict[Expr, Any]
 
 # What an expression can raise at some values: no root of a negative number, nothing divided by 0.
-UNDEFINED = (ArithmeticError, ValueError, TypeError)
+EVALUATION_ERRORS = (ArithmeticError, ValueError, TypeError)
 
-ASSUMED = "Runtime assertion failed for expression"
+ASSERTION_PREFIX = "Runtime assertion failed for expression"
 """How a check begins that capture made of an assumption: people search for it."""
 
 # An expression with more operations is evaluated where it stands: shared parts would be written
 # out each time, and Python's parser nests only so deep.
-MOST_OPERATIONS = 60
+MAX_OPERATIONS = 60
 
 
 class Code:
@@ -40,8 +40,8 @@ class Code:
         self.variables: dict[Expr, str] = {}
         self.names: dict[str, Any] = {
             "Tensor": torch.Tensor, "math": math, "inf": math.inf, "nan": math.nan,
-            "evaluate": evaluate, "is_int": is_int, "is_float": is_float, "same": same,
-            "is_apart": is_apart,
+            "evaluate": evaluate, "is_int": is_int, "is_float": is_float, "same": is_same_constant,
+            "is_apart": is_non_overlapping,
         }  # fmt: skip
 
     def object(self, value: Any) -> str:
@@ -56,7 +56,7 @@ class Code:
             return repr(e)
         if e.kind == "symbol":
             return self.variables[e]
-        if e.size <= MOST_OPERATIONS:
+        if e.size <= MAX_OPERATIONS:
             return f"({to_str(e, self.variables)})"
         values = ", ".join(f"{self.object(s)}: {self.variables[s]}" for s in symbols(e))
         return f"evaluate({self.object(e)}, {{{values}}})"
@@ -84,10 +84,10 @@ class Place:
 
     @property
     def variable(self) -> str:
-        return variable(self.index) + ("" if self.dim is None else f"_{self.dim}")
+        return variable_name(self.index) + ("" if self.dim is None else f"_{self.dim}")
 
 
-def variable(index: int) -> str:
+def variable_name(index: int) -> str:
     """The variable that holds a flat input in generated code."""
     return f"x{index}"
 
@@ -113,7 +113,7 @@ class IsTensor:
         leaf = leaves[self.index]
         at = f"Expected input at {self.path}"
         if not isinstance(leaf, torch.Tensor):
-            return f"{at} to be a tensor, but got {_kind(leaf)}"
+            return f"{at} to be a tensor, but got {_type_name(leaf)}"
         if leaf.ndim != len(self.sizes):
             return f"{at} to have {len(self.sizes)} dimensions, but got {leaf.ndim}"
         if self.dtype is not None and leaf.dtype is not self.dtype:
@@ -129,7 +129,7 @@ class IsTensor:
         return None
 
     def lines(self, code: Code) -> list[str]:
-        x = variable(self.index)
+        x = variable_name(self.index)
         wrong = [f"not isinstance({x}, Tensor)"]
         if self.dtype is not None:
             wrong.append(f"{x}.dtype is not {code.object(self.dtype)}")
@@ -162,15 +162,18 @@ class IsConstant:
 
     def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
         leaf = leaves[self.index]
-        if same(leaf, self.value):
+        if is_same_constant(leaf, self.value):
             return None
-        want, got = str(self.value), _kind(leaf) if isinstance(leaf, torch.Tensor) else str(leaf)
+        want, got = (
+            str(self.value),
+            _type_name(leaf) if isinstance(leaf, torch.Tensor) else str(leaf),
+        )
         if want == got:
-            want, got = f"{want} ({_kind(self.value)})", f"{got} ({_kind(leaf)})"
+            want, got = f"{want} ({_type_name(self.value)})", f"{got} ({_type_name(leaf)})"
         return f"Expected input at {self.path} to be equal to {want}, but got {got}"
 
     def lines(self, code: Code) -> list[str]:
-        x, value = variable(self.index), self.value
+        x, value = variable_name(self.index), self.value
         if value is None or type(value) is bool:
             return [f"if {x} is not {value}: return False"]
         if type(value) is str:
@@ -183,7 +186,7 @@ class IsConstant:
         return [f"if {x} is not {name} and not same({x}, {name}): return False"]
 
 
-def same(a: Any, b: Any) -> bool:
+def is_same_constant(a: Any, b: Any) -> bool:
     """Whether no program can tell two constants apart: 1 is not True, 0.0 not -0.0, nan is nan."""
     if isinstance(a, torch.SymInt) and type(b) is int:
         return bool(a == b)  # a program that is captured again: fixed from now on
@@ -193,11 +196,11 @@ def same(a: Any, b: Any) -> bool:
         both_nan = a != a and b != b
         return both_nan or (a == b and math.copysign(1.0, a) == math.copysign(1.0, b))
     if isinstance(a, complex):
-        return same(a.real, b.real) and same(a.imag, b.imag)
+        return is_same_constant(a.real, b.real) and is_same_constant(a.imag, b.imag)
     return bool(a == b)
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return type(value).__name__
 
 
@@ -214,10 +217,10 @@ class IsNumber:
         accepts, name, _ = _NUMBERS[self.type]
         if accepts(leaf):
             return None
-        return f"Expected input at {self.path} to be {name}, but got {_kind(leaf)}"
+        return f"Expected input at {self.path} to be {name}, but got {_type_name(leaf)}"
 
     def lines(self, code: Code) -> list[str]:
-        x = variable(self.index)
+        x = variable_name(self.index)
         _, _, function = _NUMBERS[self.type]
         quick = self.type.__name__
         return [f"if type({x}) is not {quick} and not {function}({x}): return False"]
@@ -249,13 +252,15 @@ class Within:
     limits: Range
 
     def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
-        return _outside(self.place, self.place.value(leaves), self.limits)
+        return _describe_out_of_range(self.place, self.place.value(leaves), self.limits)
 
     def lines(self, code: Code) -> list[str]:
-        return _limits(self.place.variable, self.limits, is_size=self.place.dim is not None)
+        return _emit_range_check(
+            self.place.variable, self.limits, is_size=self.place.dim is not None
+        )
 
 
-def _outside(place: Place, value: Any, limits: Range) -> str | None:
+def _describe_out_of_range(place: Place, value: Any, limits: Range) -> str | None:
     # Not `value < lower`: nan is in no range that has an end.
     if limits.lower != -math.inf and not value >= limits.lower:
         return f"Expected input at {place.path} to be >= {limits.lower}, but got {value}"
@@ -264,7 +269,7 @@ def _outside(place: Place, value: Any, limits: Range) -> str | None:
     return None
 
 
-def _limits(x: str, limits: Range, *, is_size: bool = False) -> list[str]:
+def _emit_range_check(x: str, limits: Range, *, is_size: bool = False) -> list[str]:
     # No size is negative.
     low = f"{limits.lower} <= " if limits.lower > (0 if is_size else -math.inf) else ""
     high = f" <= {limits.upper}" if limits.upper != math.inf else ""
@@ -311,19 +316,19 @@ class Solves:
         value = self.place.value(leaves)
         try:
             factor, rest = evaluate(self.factor, env), evaluate(self.rest, env)
-        except UNDEFINED as error:
-            return _incomputable(self.place, self.expr, env, error)
+        except EVALUATION_ERRORS as error:
+            return _describe_undefined(self.place, self.expr, env, error)
         part = value - rest
         if part % factor if factor else part:
             return (
                 f"Expected input at {self.place.path} = {value} to be of the form {self.expr}, "
-                f"where {self.symbol} is an integer{_given(self.expr, env, ' and ')}"
+                f"where {self.symbol} is an integer{_format_known_values(self.expr, env, ' and ')}"
             )
         env[self.symbol] = solved = part // factor if factor else self.least
         if solved in self.limits:
             return None
         ends = [factor * end + rest for end in (self.limits.lower, self.limits.upper)]
-        return _outside(self.place, value, Range(min(ends), max(ends)))
+        return _describe_out_of_range(self.place, value, Range(min(ends), max(ends)))
 
     def lines(self, code: Code) -> list[str]:
         symbol = f"s{len(code.variables)}"
@@ -340,7 +345,7 @@ class Solves:
         elif self.factor == -1:
             lines.append(f"{symbol} = -{symbol}")
         code.variables[self.symbol] = symbol
-        return lines + _limits(symbol, self.limits)
+        return lines + _emit_range_check(symbol, self.limits)
 
 
 @dataclass(frozen=True)
@@ -354,32 +359,32 @@ class Equals:
         value = self.place.value(leaves)
         try:
             want = evaluate(self.expr, env)
-        except UNDEFINED as error:
-            return _incomputable(self.place, self.expr, env, error)
-        if _equal(value, want):
+        except EVALUATION_ERRORS as error:
+            return _describe_undefined(self.place, self.expr, env, error)
+        if _is_equal(value, want):
             return None
         return f"Expected input at {self.place.path} to be equal to {want}, but got {value}"
 
     def lines(self, code: Code) -> list[str]:
         x, want = self.place.variable, code.text(self.expr)
         if self.expr.type is float:
-            equal = code.object(_equal)
+            equal = code.object(_is_equal)
             return [f"if not {equal}({x}, {want}): return False"]
         return [f"if {x} != {want}: return False"]
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _is_equal(a: Any, b: Any) -> bool:
     return bool(a == b) or (a != a and b != b)
 
 
-def _incomputable(place: Place, expr: Expr, env: Environment, error: Exception) -> str:
+def _describe_undefined(place: Place, expr: Expr, env: Environment, error: Exception) -> str:
     return (
         f"Expected input at {place.path} to be equal to {expr}, which has no value"
-        f"{_given(expr, env, ' for ')}: {error}"
+        f"{_format_known_values(expr, env, ' for ')}: {error}"
     )
 
 
-def _given(e: Value, env: Environment, word: str) -> str:
+def _format_known_values(e: Value, env: Environment, word: str) -> str:
     """The values of those symbols in `e` that are known, after a word."""
     values = ", ".join(f"{s} = {env[s]}" for s in symbols(e) if s in env)
     return word + values if values else ""
@@ -401,10 +406,10 @@ class Holds:
             if evaluate(self.cond, env):
                 return None
             problem = "does not hold"
-        except UNDEFINED as error:
+        except EVALUATION_ERRORS as error:
             problem = f"has no value ({error})"
         values = ", ".join(f"{s} = {env[s]} ({self.origins[s]})" for s in symbols(self.cond))
-        return f"{ASSUMED} {symbolic_repr(self.cond)}: {self.cond} {problem} for {values}"
+        return f"{ASSERTION_PREFIX} {symbolic_repr(self.cond)}: {self.cond} {problem} for {values}"
 
     def lines(self, code: Code) -> list[str]:
         return [f"if not {code.text(self.cond)}: return False"]
@@ -414,7 +419,7 @@ class Holds:
 
 
 @dataclass(frozen=True)
-class IsLaidOut:
+class HasStrides:
     """A tensor that lies in memory as that of the example: else eager would copy, or share."""
 
     path: str
@@ -424,7 +429,7 @@ class IsLaidOut:
     def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
         leaf = leaves[self.index]
         want = tuple(evaluate(s, env) for s in self.strides)
-        if not _differs(leaf.shape, leaf.stride(), want):
+        if not _has_other_strides(leaf.shape, leaf.stride(), want):
             return None
         return (
             f"Expected input at {self.path} to have strides {want}, as in the example: what the "
@@ -432,12 +437,12 @@ class IsLaidOut:
         )
 
     def lines(self, code: Code) -> list[str]:
-        x, differs = variable(self.index), code.object(_differs)
+        x, differs = variable_name(self.index), code.object(_has_other_strides)
         want = "".join(f"{code.text(s)}, " for s in self.strides)
         return [f"if {differs}({x}.shape, {x}.stride(), ({want})): return False"]
 
 
-def _differs(sizes: Sequence[Any], have: Sequence[Any], want: Sequence[Any]) -> bool:
+def _has_other_strides(sizes: Sequence[Any], have: Sequence[Any], want: Sequence[Any]) -> bool:
     """Whether strides differ; those of a single element, or of none at all, do not matter."""
     if 0 in sizes:
         return False
@@ -445,7 +450,7 @@ def _differs(sizes: Sequence[Any], have: Sequence[Any], want: Sequence[Any]) -> 
 
 
 @dataclass(frozen=True)
-class IsFromStart:
+class HasNoOffset:
     """A tensor that begins its memory, from where the program counts."""
 
     path: str
@@ -461,11 +466,11 @@ class IsFromStart:
         )
 
     def lines(self, code: Code) -> list[str]:
-        return [f"if {variable(self.index)}.storage_offset() != 0: return False"]
+        return [f"if {variable_name(self.index)}.storage_offset() != 0: return False"]
 
 
 @dataclass(frozen=True)
-class IsApart:
+class IsNonOverlapping:
     """An input that is written to, and of which each element is memory of its own."""
 
     index: int
@@ -474,13 +479,13 @@ class IsApart:
 
     def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
         written, path = leaves[self.index], self.paths[self.index]
-        if not is_apart(written):
+        if not is_non_overlapping(written):
             return (
                 f"Expected input at {path}, which the program writes to, to have memory for each "
                 "of its elements, but got a tensor in which several share it: pass a clone()"
             )
         for i, other in self.paths.items():
-            if i != self.index and not is_apart(written, leaves[i]):
+            if i != self.index and not is_non_overlapping(written, leaves[i]):
                 return (
                     f"Expected input at {path}, which the program writes to, to share no memory "
                     f"with the input at {other}, which it reads later: pass a clone()"
@@ -488,24 +493,27 @@ class IsApart:
         return None
 
     def lines(self, code: Code) -> list[str]:
-        others = [variable(i) for i in self.paths if i != self.index]
-        given = ", ".join([variable(self.index), *others])
+        others = [variable_name(i) for i in self.paths if i != self.index]
+        given = ", ".join([variable_name(self.index), *others])
         return [f"if not is_apart({given}): return False"]
 
 
-def is_apart(t: torch.Tensor, *others: torch.Tensor) -> bool:
+def is_non_overlapping(t: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether no two elements of a tensor share memory, and none does with other tensors."""
-    if not t.is_contiguous() and _repeats(t):
+    if not t.is_contiguous() and _has_internal_overlap(t):
         return False
-    extent = _extent(t)
-    return not any(_meet(extent, _extent(other)) and _overlap(t, other) for other in others)
+    extent = _address_range(t)
+    return not any(
+        _is_overlapping_range(extent, _address_range(other)) and _has_common_element(t, other)
+        for other in others
+    )
 
 
-_MOST_ELEMENTS = 1 << 20
+_MAX_ELEMENTS = 1 << 20
 """What is larger is not looked at element by element, and taken to overlap if it may."""
 
 
-def _extent(t: torch.Tensor) -> tuple[int, int]:
+def _address_range(t: torch.Tensor) -> tuple[int, int]:
     """The addresses from the first byte of a tensor to the one after the last."""
     try:
         start = t.data_ptr()
@@ -517,11 +525,11 @@ def _extent(t: torch.Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * t.itemsize
 
 
-def _meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+def _is_overlapping_range(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return a[0] < b[1] and b[0] < a[1]
 
 
-def _repeats(t: torch.Tensor) -> bool:
+def _has_internal_overlap(t: torch.Tensor) -> bool:
     """Whether several elements share memory."""
     steps = sorted((step, n) for n, step in zip(t.shape, t.stride(), strict=True) if n != 1)
     if not t.numel():
@@ -529,19 +537,19 @@ def _repeats(t: torch.Tensor) -> bool:
     reach = 0
     for step, n in steps:
         if step <= reach:
-            return t.numel() > _MOST_ELEMENTS or _places(t).unique().numel() < t.numel()
+            return t.numel() > _MAX_ELEMENTS or _element_addresses(t).unique().numel() < t.numel()
         reach += step * (n - 1)
     return False
 
 
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _has_common_element(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have elements in one place; those of different sizes are taken to."""
-    if max(a.numel(), b.numel()) > _MOST_ELEMENTS or a.itemsize != b.itemsize:
+    if max(a.numel(), b.numel()) > _MAX_ELEMENTS or a.itemsize != b.itemsize:
         return True
-    return bool(torch.isin(_places(a), _places(b)).any())
+    return bool(torch.isin(_element_addresses(a), _element_addresses(b)).any())
 
 
-def _places(t: torch.Tensor) -> torch.Tensor:
+def _element_addresses(t: torch.Tensor) -> torch.Tensor:
     """The addresses of the elements of a tensor."""
     places = torch.tensor([t.data_ptr()])
     for size, step in zip(t.shape, t.stride(), strict=True):

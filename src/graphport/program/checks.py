@@ -1,4 +1,4 @@
-"""What `.module()` checks of its inputs before it runs.
+"""`InputChecks`: what `.module()` checks of its inputs before it runs.
 
 `InputChecks` is data: what each flat input must be, the ranges of sizes, and conditions between
 them. From it follows a plan, a list of steps in the order of the inputs: the first place at which a
@@ -22,23 +22,23 @@ import torch
 
 from graphport.errors import InternalError
 from graphport.program.check_steps import (
-    UNDEFINED,
+    EVALUATION_ERRORS,
     Binds,
     Code,
     Environment,
     Equals,
+    HasNoOffset,
+    HasStrides,
     Holds,
-    IsApart,
     IsConstant,
-    IsFromStart,
-    IsLaidOut,
+    IsNonOverlapping,
     IsNumber,
     IsTensor,
     Place,
     Solves,
     Step,
     Within,
-    variable,
+    variable_name,
 )
 from graphport.symbolic import Expr, Range, Truth, Value, ge, le, substitute, symbols
 
@@ -104,7 +104,7 @@ class InputChecks:
             "        return True",
             "    except undefined: return False",
         ]
-        namespace = {**code.names, **names, "undefined": UNDEFINED}
+        namespace = {**code.names, **names, "undefined": EVALUATION_ERRORS}
         # The name of the file says that these lines are not the user's.
         exec(compile("\n".join(source), f"{__file__}: compiled", "exec"), namespace)
         return namespace["accepts"]
@@ -112,7 +112,7 @@ class InputChecks:
     @cached_property
     def accepts(self) -> Callable[[Sequence[Any]], bool]:
         """Whether flat inputs pass."""
-        targets = [variable(i) for i in range(len(self.inputs))]
+        targets = [variable_name(i) for i in range(len(self.inputs))]
         unpacking = [f"{', '.join(targets)}, = leaves"] if targets else []
         accepts: Callable[[Sequence[Any]], bool] = self.compiled("leaves", unpacking)
         return accepts
@@ -127,7 +127,7 @@ class _Plan:
     """The steps for some checks, in the order in which they are taken."""
 
     def __init__(self, checks: InputChecks) -> None:
-        places = [_places(index, shape) for index, shape in enumerate(checks.inputs)]
+        places = [_find_symbolic_places(index, shape) for index, shape in enumerate(checks.inputs)]
         placed = {e: None for some in places for _, e in some}
         # What is not said of a symbol is what it was declared with: capture relied on that.
         declared = {s: s.span for e in placed for s in symbols(e)}
@@ -137,24 +137,24 @@ class _Plan:
         """The symbols that are known so far, and the places that tell them."""
         waiting: list[tuple[Place, Expr]] = []
         for index, shape in enumerate(checks.inputs):
-            self.steps.append(_kind_of(index, shape))
+            self.steps.append(_make_kind_check(index, shape))
             waiting += [(place, e) for place, e in places[index] if not self._tell(place, e)]
         waiting = self._settle(waiting)
         self.steps += [Within(place, self.ranges[e]) for place, e in waiting if e in self.ranges]
         # Ranges of what no input has as its size, such as the sum of two.
         derived = [cond for e, limits in self.ranges.items()
                    if e not in placed and e not in self.origins
-                   for cond in _conditions(e, limits)]  # fmt: skip
+                   for cond in _express_range(e, limits)]  # fmt: skip
         known = [cond for cond in (*derived, *checks.facts) if self._known(cond)]
         self.steps += [Holds(cond, self.origins) for cond in known]
         for i, shape in enumerate(checks.inputs):
             if shape.strides is not None and all(map(self._known, shape.strides)):
-                self.steps.append(IsLaidOut(shape.path, i, shape.strides))
+                self.steps.append(HasStrides(shape.path, i, shape.strides))
             if shape.from_start:
-                self.steps.append(IsFromStart(shape.path, i))
+                self.steps.append(HasNoOffset(shape.path, i))
         tensors = {i: s.path for i, s in enumerate(checks.inputs) if s.sizes is not None}
         for i, others in (checks.written or {}).items():
-            self.steps.append(IsApart(i, {j: tensors[j] for j in (i, *others)}))
+            self.steps.append(IsNonOverlapping(i, {j: tensors[j] for j in (i, *others)}))
 
     def _settle(self, waiting: list[tuple[Place, Expr]]) -> list[tuple[Place, Expr]]:
         """Steps for places that had to wait; those that no input tells enough about."""
@@ -220,7 +220,7 @@ def _is_linear(mono: Expr, symbol: Expr) -> bool:
     return powers in ([], [1]) and all(symbol not in symbols(part) for part in others)
 
 
-def _kind_of(index: int, shape: InputShape) -> Step:
+def _make_kind_check(index: int, shape: InputShape) -> Step:
     if shape.sizes is not None:
         return IsTensor(shape.path, index, shape.sizes, shape.dtype, shape.device)
     if shape.number is not None:
@@ -228,7 +228,7 @@ def _kind_of(index: int, shape: InputShape) -> Step:
     return IsConstant(shape.path, index, shape.value)
 
 
-def _places(index: int, shape: InputShape) -> list[tuple[Place, Expr]]:
+def _find_symbolic_places(index: int, shape: InputShape) -> list[tuple[Place, Expr]]:
     """Where the input has numbers that depend on symbols."""
     if shape.number is not None:
         return [(Place(shape.path, index), shape.number)]
@@ -239,7 +239,7 @@ def _places(index: int, shape: InputShape) -> list[tuple[Place, Expr]]:
     ]
 
 
-def _conditions(e: Expr, limits: Range) -> list[Truth]:
+def _express_range(e: Expr, limits: Range) -> list[Truth]:
     """A range as conditions; what the declared ranges of the symbols imply is left out."""
     conditions = [] if limits.lower == -math.inf else [ge(e, limits.lower)]
     conditions += [] if limits.upper == math.inf else [le(e, limits.upper)]

@@ -1,4 +1,4 @@
-"""What `.module()` runs in plain Python: control flow, and batch norm of what may be empty.
+"""Python kernels of `.module()`: control flow, and batch norm of empty batches.
 
 torch's operators for control flow are differentiated by tracing their graphs again, or by
 compiling them. Plain Python needs neither, and whatever runs on tensors runs on it. Where a module
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
-from graphport.ops.tensor import AbstractTensor
-from graphport.program.bounds import check_bounds
+from graphport.program.bounds import insert_bounds_checks
 from graphport.symbolic import Expr
+from graphport.tensors.abstract import AbstractTensor
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
@@ -47,7 +47,7 @@ def map_impl(graph: Function, xs: Sequence[torch.Tensor], additional: Sequence[A
     if torch.compiler.is_compiling():
         return higher_order.map_impl(graph, xs, additional)
     rows = zip(*(x.unbind(0) for x in xs), strict=True)
-    return _stacked([graph(*row, *additional) for row in rows])
+    return _stack_results([graph(*row, *additional) for row in rows])
 
 
 def scan(
@@ -60,18 +60,18 @@ def scan(
         out = graph(*carried, *row, *additional)
         carried = out[: len(init)]
         steps.append(out[len(init) :])
-    return (*carried, *_stacked(steps))
+    return (*carried, *_stack_results(steps))
 
 
 def batch_norm(
-    input: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, *rest: Any
+    input: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, training: bool, *rest: Any
 ) -> tuple[Tensor, ...]:
     """Of nothing, statistics stay what they are; the operator refuses it."""
-    if torch.compiler.is_exporting() or input.numel():
+    if torch.compiler.is_exporting() or input.numel() or not training:
         return aten._native_batch_norm_legit_functional.default(
-            input, weight, bias, mean, var, *rest
+            input, weight, bias, mean, var, training, *rest
         )
-    out, nothing = _normalised_nothing(input, weight, bias), torch.zeros_like(mean)
+    out, nothing = _normalise_empty(input, weight, bias), torch.zeros_like(mean)
     return out, nothing, nothing.clone(), mean.clone(), var.clone()
 
 
@@ -79,15 +79,15 @@ def batch_norm_no_stats(input: Tensor, weight: Any, bias: Any, *rest: Any) -> tu
     if torch.compiler.is_exporting() or input.numel():
         return aten._native_batch_norm_legit.no_stats(input, weight, bias, *rest)
     nothing = input.new_zeros(input.shape[1:2])
-    return _normalised_nothing(input, weight, bias), nothing, nothing.clone()
+    return _normalise_empty(input, weight, bias), nothing, nothing.clone()
 
 
-def _normalised_nothing(input: Tensor, weight: Any, bias: Any) -> Tensor:
+def _normalise_empty(input: Tensor, weight: Any, bias: Any) -> Tensor:
     """As `torch.batch_norm` has it, which the gradients of weights go through."""
     return aten.batch_norm.default(input, weight, bias, None, None, True, 0.0, 1e-5, False)
 
 
-def _stacked(steps: list[Any]) -> tuple[Any, ...]:
+def _stack_results(steps: list[Any]) -> tuple[Any, ...]:
     if not steps:
         raise RuntimeError("a loop over the elements of a tensor needs at least one element")
     return tuple(
@@ -95,25 +95,25 @@ def _stacked(steps: list[Any]) -> tuple[Any, ...]:
     )
 
 
-PLAIN: dict[Any, Function] = {
+PYTHON_KERNELS: dict[Any, Function] = {
     higher_order.cond: cond, higher_order.while_loop: while_loop,
     higher_order.map_impl: map_impl, higher_order.scan: scan,
 }  # fmt: skip
-PLAIN_IF_EMPTY: dict[Any, Function] = {
+PYTHON_KERNELS_IF_EMPTY: dict[Any, Function] = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten._native_batch_norm_legit.no_stats: batch_norm_no_stats,
 }
 
 
-def run_plainly(graph: Graph) -> None:
+def use_python_kernels(graph: Graph) -> None:
     """Let a graph run in plain Python what its operators do not do."""
     for node in graph.nodes:
-        if node.target in PLAIN_IF_EMPTY and may_be_empty(node.args[0]):
-            node.target = PLAIN_IF_EMPTY[node.target]
-        node.target = PLAIN.get(node.target, node.target)
+        if node.target in PYTHON_KERNELS_IF_EMPTY and can_be_empty(node.args[0]):
+            node.target = PYTHON_KERNELS_IF_EMPTY[node.target]
+        node.target = PYTHON_KERNELS.get(node.target, node.target)
 
 
-def may_be_empty(node: Any) -> bool:
+def can_be_empty(node: Any) -> bool:
     """Whether a tensor may turn out to have no elements."""
     val = node.meta.get("val")
     if not isinstance(val, AbstractTensor):
@@ -122,7 +122,7 @@ def may_be_empty(node: Any) -> bool:
     return any(s.scope.range(s).lower <= 0 if type(s) is Expr else s == 0 for s in sizes)
 
 
-def plain_copy(module: nn.Module, checked: bool = False) -> nn.Module:
+def copy_subgraph(module: nn.Module, checked: bool = False) -> nn.Module:
     """A graph within a graph, and those within it, likewise; the program's own stay as they are.
 
     With `checked`, operators are given nothing out of bounds.
@@ -134,9 +134,9 @@ def plain_copy(module: nn.Module, checked: bool = False) -> nn.Module:
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     if checked:
-        check_bounds(graph)
-    run_plainly(graph)
+        insert_bounds_checks(graph)
+    use_python_kernels(graph)
     root = nn.Module()
     for name, child in module.named_children():
-        root.add_module(name, plain_copy(child, checked))
+        root.add_module(name, copy_subgraph(child, checked))
     return GraphModule(root, graph)

@@ -1,4 +1,4 @@
-"""`ExportedProgram`: a captured program, as data."""
+"""`ExportedProgram`: a captured program, as data, and its text."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import TreeSpec
 
-from graphport.arguments import FLAG, ITERABLE, NONE, TABLE, shown, takes
+from graphport import errors
+from graphport.arguments import FLAG, ITERABLE, NONE, TABLE, check_arguments, format_value
 from graphport.errors import InputError
-from graphport.program import services
 from graphport.program.checks import InputChecks
 from graphport.program.module import build_module
-from graphport.program.printing import render
 from graphport.program.signature import GraphSignature, InputKind, ModuleCallSignature
-from graphport.program.verifier import verify
+from graphport.program.verifier import verify_program
 from graphport.symbolic import Expr, Range, Scope
 
 
@@ -98,15 +97,16 @@ class ExportedProgram:
             if isinstance(name, str) and name in tensors:
                 return tensors[name]
         raise InputError(
-            f"name is that of a parameter, buffer or constant of the program, got {shown(name)}"
+            "name is that of a parameter, buffer or constant of the program, got "
+            f"{format_value(name)}"
         )
 
-    @takes(check_guards=FLAG)
+    @check_arguments(check_guards=FLAG)
     def module(self, check_guards: bool = True) -> GraphModule:
         """A callable module that checks its inputs, runs, and writes mutations back."""
         return build_module(self, check_guards=check_guards)
 
-    @takes(table=TABLE | NONE, preserve_ops=ITERABLE)
+    @check_arguments(table=TABLE | NONE, preserve_ops=ITERABLE)
     def run_decompositions(
         self,
         table: Mapping[OpOverload, Callable[..., Any]] | None = None,
@@ -116,7 +116,10 @@ class ExportedProgram:
 
         With `table={}` only composite operators are taken apart; those in `preserve_ops` are not.
         """
-        return services.decompose(self, table, tuple(preserve_ops))
+        # Capture stands above programs, which it makes.
+        from graphport.capture.rewrite.decomposition import run_decompositions
+
+        return run_decompositions(self, table, tuple(preserve_ops))
 
     def to_torch(self) -> Any:
         """The program as a `torch.export.ExportedProgram`, for whatever takes one.
@@ -129,7 +132,7 @@ class ExportedProgram:
 
     def validate(self) -> None:
         """Raise `VerificationError` unless the program obeys its own rules."""
-        verify(self)
+        verify_program(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExportedProgram:
         """Graphs and tensors are copied. What is known of the sizes is not: they refer to it."""
@@ -144,7 +147,7 @@ class ExportedProgram:
 
         file = io.BytesIO()
         save(self, file)
-        return _unpickled, (file.getvalue(),)
+        return _unpickle_program, (file.getvalue(),)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(
@@ -152,13 +155,95 @@ class ExportedProgram:
         )
 
     def __str__(self) -> str:
-        return render(self)
+        return format_program(self)
 
     __repr__ = __str__
 
 
-def _unpickled(saved: bytes) -> ExportedProgram:
+def _unpickle_program(saved: bytes) -> ExportedProgram:
     from graphport.program.files import load
 
     # Who unpickles trusts where it comes from: a pickle can call anything.
     return load(io.BytesIO(saved), allow=("*",))
+
+
+# Formats a program as text: sizes by name, the graph a line per node, the signature, the ranges.
+
+SHORT_DTYPES = {
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
+    torch.uint8: "u8", torch.bool: "b8", torch.complex64: "c64", torch.complex128: "c128",
+}  # fmt: skip
+
+
+def format_program(program: ExportedProgram) -> str:
+    notes = {
+        s.arg.name: f"    # {s.kind.name.lower()} {errors.escape_line(str(s.target))}"
+        for s in program.graph_signature.input_specs
+        if s.kind is not InputKind.USER_INPUT
+    }
+    lines = ["ExportedProgram:"]
+    lines.extend(f"    {text}" for text in _format_graph("graph", program.graph_module, notes))
+    lines.append("")
+    lines.extend(f"    {text}" for text in str(program.graph_signature).splitlines())
+    lines.append("    range constraints:")
+    if not program.range_constraints:
+        lines.append("      none: every size is fixed")
+    lines.extend(f"      {s}: {r}" for s, r in program.range_constraints.items())
+    lines.extend(f"      {note}" for note in program.notes)
+    return errors.escape_terminal("\n".join(lines))
+
+
+def _format_graph(name: str, module: GraphModule, notes: Mapping[str, str]) -> list[str]:
+    """The inputs, then a line per node; a graph within the graph where it is referred to."""
+    head: list[str] = [f"{name}("]
+    body: list[str] = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            note = notes.get(node.name, "")
+            head.append(f"    {node.name}: {format_type(node.meta.get('val'))},{note}")
+        elif node.op == "get_attr" and isinstance(node.target, str):
+            inner = getattr(module, node.target)
+            body.extend(f"    {text}" for text in _format_graph(f"{node.name} = graph", inner, {}))
+        else:
+            body.append(f"    {_format_node(node)}")
+    return [*head, "):", *body]
+
+
+def format_type(val: Any) -> str:
+    """`f32[batch, 512]`."""
+    if isinstance(val, torch.Tensor):
+        dtype = SHORT_DTYPES.get(val.dtype, str(val.dtype).removeprefix("torch."))
+        return f"{dtype}[{', '.join(str(s) for s in val.shape)}]"
+    if isinstance(val, (list, tuple)):
+        return "(" + ", ".join(map(format_type, val)) + ")"
+    if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return f"Sym({val})"
+    return type(val).__name__
+
+
+def _format_node(node: Node) -> str:
+    if node.op == "output":
+        return f"return {_format_argument(node.args[0])}"
+    target = node.target if isinstance(node.target, str) else _format_target(node.target)
+    parts = [_format_argument(a) for a in node.args]
+    parts += [f"{k}={_format_argument(v)}" for k, v in node.kwargs.items()]
+    val = node.meta.get("val")
+    kind = f": {format_type(val)}" if "val" in node.meta else ""
+    return f"{node.name}{kind} = {target}({', '.join(parts)})"
+
+
+def _format_target(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target).removesuffix(".default")
+    module = getattr(target, "__module__", "").lstrip("_")
+    return f"{module}.{target.__name__}" if module else target.__name__
+
+
+def _format_argument(x: Any) -> str:
+    if isinstance(x, Node):
+        return x.name
+    if isinstance(x, (list, tuple)):
+        inner = ", ".join(map(_format_argument, x))
+        return f"[{inner}]" if isinstance(x, list) else f"({inner}{',' if len(x) == 1 else ''})"
+    return str(x) if isinstance(x, (torch.dtype, torch.device)) else repr(x)

@@ -1,4 +1,4 @@
-"""A program as a callable module: state as attributes, inputs checked, mutations written back."""
+"""Builds the callable module: unlifts state, checks inputs, writes mutations back."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
-from graphport.program.attributes import CONSTANTS, Places
-from graphport.program.bounds import check_bounds
-from graphport.program.check_steps import variable
+from graphport.errors import NoDataError
+from graphport.ops.effects import clone_running_statistics, find_base, find_mutated_inputs
+from graphport.program.bounds import insert_bounds_checks
+from graphport.program.check_steps import variable_name
 from graphport.program.checks import InputChecks
-from graphport.program.control import plain_copy, run_plainly
-from graphport.program.identifiers import is_identifier, unique_identifiers
-from graphport.program.mutation import keep_statistics, owner, written
-from graphport.program.signature import GraphSignature, InputKind, OutputKind
-from graphport.program.structure import (
+from graphport.program.codegen import (
+    CONSTANTS,
+    AttributePaths,
     Unpacking,
-    first_difference,
-    fit,
-    leaf_expressions,
-    literal,
+    describe_difference,
+    emit_leaves,
+    emit_literal,
+    fit_structure,
+    is_identifier,
+    make_unique_identifiers,
 )
-from graphport.program.weights import require_weights
+from graphport.program.control import copy_subgraph, use_python_kernels
+from graphport.program.signature import GraphSignature, InputKind, OutputKind
+from graphport.tensors.lazy import WeightlessTensor, lacks_data
 
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
@@ -42,12 +45,12 @@ aten = torch.ops.aten
 _STATE = (
     InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.CUSTOM_OBJ,
 )  # fmt: skip
-_WRITES = {
+_MUTATIONS = {
     OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION,
 }  # fmt: skip
 
 
-def graph_module(root: nn.Module, graph: Graph) -> GraphModule:
+def make_graph_module(root: nn.Module, graph: Graph) -> GraphModule:
     """A GraphModule whose Python code is generated when it is first needed."""
     return _LazyGraphModule(root, graph, "GraphModule")
 
@@ -63,7 +66,7 @@ class UserSignature(_PyTreeCodeGen):
         args_spec, kwargs_spec = self.pytree_info.in_spec.children()
         children = [*args_spec.children(), *kwargs_spec.children()]
         pairs = zip(children, names, strict=True)
-        leaves = [leaf for spec, name in pairs for leaf in leaf_expressions(spec, name)]
+        leaves = [leaf for spec, name in pairs for leaf in emit_leaves(spec, name)]
         targets = [v.split(":")[0].split("#")[0] for v in free_vars]
         if targets == leaves:
             return ""
@@ -71,14 +74,14 @@ class UserSignature(_PyTreeCodeGen):
 
     def generate_output(self, output_args: Any, **options: Any) -> str:
         show = options.get("repr_fn") or repr
-        text = literal(self.pytree_info.out_spec, map(show, output_args))
+        text = emit_literal(self.pytree_info.out_spec, map(show, output_args))
         # A text of several lines with comments is for reading, and pytree shows what is returned.
         if text is None or options.get("descs") is not None:
             return super().generate_output(output_args, **options)
         return f"return {text}"
 
 
-def shown_signature(program: ExportedProgram) -> inspect.Signature:
+def make_user_signature(program: ExportedProgram) -> inspect.Signature:
     """The signature as the user knows it; names that no parameter can have are keywords."""
     kinds, names = inspect.Parameter, program.argument_names
     by_position = names[: program.positional]
@@ -92,10 +95,10 @@ def shown_signature(program: ExportedProgram) -> inspect.Signature:
     return inspect.Signature(parameters)
 
 
-def unlifted(program: ExportedProgram, places: Callable[[str], str] = str) -> Graph:
+def unlift_program(program: ExportedProgram, places: Callable[[str], str] = str) -> Graph:
     """The program as a graph of the user's inputs: state are attributes, and writes are written."""
     signature = program.graph_signature
-    graph, getters = _unlifted(program.graph, signature, places)
+    graph, getters = _unlift_graph(program.graph, signature, places)
     _write_back(graph, signature, getters)
     for getter in getters.values():
         if getter.op == "get_attr" and not getter.users:
@@ -104,14 +107,14 @@ def unlifted(program: ExportedProgram, places: Callable[[str], str] = str) -> Gr
 
 
 def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule:
-    places = places_of(program)
-    graph = unlifted(program, places)
-    keep_statistics(graph)
+    places = find_attribute_paths(program)
+    graph = unlift_program(program, places)
+    clone_running_statistics(graph)
     if program.from_file:
-        check_bounds(graph)
-    run_plainly(graph)
+        insert_bounds_checks(graph)
+    use_python_kernels(graph)
     info = _PyTreeInfo(
-        unique_identifiers(program.argument_names), program.call_spec.in_spec,
+        make_unique_identifiers(program.argument_names), program.call_spec.in_spec,
         program.call_spec.out_spec,
     )  # fmt: skip
     graph.set_codegen(UserSignature(info))
@@ -119,31 +122,31 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     root = nn.Module()
     _attach_state(root, program, places)
     for name, inner in program.graph_module.named_children():
-        root.add_module(name, plain_copy(inner, program.from_file))
-    module = graph_module(root, graph)
+        root.add_module(name, copy_subgraph(inner, program.from_file))
+    module = make_graph_module(root, graph)
     _attach_state(module, program, places)
     # `forward` is generated when it is first needed: until then it does not show its parameters.
-    module._graphport_signature = shown_signature(program)
+    module._graphport_signature = make_user_signature(program)
     kinds = program.graph_signature.inputs_to_lifted_tensor_constants
     setattr(module, CONSTANTS, frozenset(map(places, kinds.values())))
     module._in_spec = program.call_spec.in_spec
     module._out_spec = program.call_spec.out_spec
     module.meta.update(program.graph_module.meta)
     module.register_forward_pre_hook(
-        Entrance(program, check_guards), with_kwargs=True, prepend=True
+        CallGuard(program, check_guards), with_kwargs=True, prepend=True
     )
     require_weights(module)
-    module.train = types.MethodType(refuse("train"), module)
-    module.eval = types.MethodType(refuse("eval"), module)
+    module.train = types.MethodType(refuse_mode_change("train"), module)
+    module.eval = types.MethodType(refuse_mode_change("eval"), module)
     return module
 
 
-def places_of(program: ExportedProgram) -> Places:
+def find_attribute_paths(program: ExportedProgram) -> AttributePaths:
     """Where the module of a program has its state."""
-    return Places((*program.state_dict, *program.constants))
+    return AttributePaths((*program.state_dict, *program.constants))
 
 
-def _unlifted(
+def _unlift_graph(
     lifted: Graph, signature: GraphSignature, places: Callable[[str], str]
 ) -> tuple[Graph, dict[str, Node]]:
     """A copy of the graph in which inputs for state are attributes; nodes by name of the input."""
@@ -175,10 +178,10 @@ def _write_back(graph: Graph, signature: GraphSignature, getters: dict[str, Node
     pairs = list(zip(output.args[0], signature.output_specs, strict=True))
     names = [s.target if s.kind is OutputKind.USER_INPUT_MUTATION
              else by_target.get(s.target or "") for _, s in pairs]  # fmt: skip
-    targets = [getters[n] if s.kind in _WRITES and n is not None else None
+    targets = [getters[n] if s.kind in _MUTATIONS and n is not None else None
                for n, (_, s) in zip(names, pairs, strict=True)]  # fmt: skip
     with graph.inserting_before(output):
-        kept = _kept_apart(graph, [value for value, _ in pairs], targets)
+        kept = _clone_overwritten(graph, [value for value, _ in pairs], targets)
         results: list[Any] = []
         copies: dict[Node, Node] = {}
         for value, target, (_, spec) in zip(kept, targets, pairs, strict=True):
@@ -198,23 +201,23 @@ def _write_back(graph: Graph, signature: GraphSignature, getters: dict[str, Node
     output.args = (tuple(copies.get(r, r) if isinstance(r, Node) else r for r in results),)
 
 
-def _kept_apart(graph: Graph, values: list[Any], targets: list[Node | None]) -> list[Any]:
+def _clone_overwritten(graph: Graph, values: list[Any], targets: list[Node | None]) -> list[Any]:
     """The values, copied where they share memory with something that is about to be overwritten."""
     overwritten = {t for t in targets if t is not None}
     apart: dict[Any, Node] = {}
     for value in values:
-        if isinstance(value, Node) and value not in apart and owner(value) in overwritten:
+        if isinstance(value, Node) and value not in apart and find_base(value) in overwritten:
             apart[value] = graph.call_function(aten.clone.default, (value,))
             apart[value].meta = dict(value.meta)
     return [apart.get(v, v) if isinstance(v, Node) else v for v in values]
 
 
-def _attach_state(module: nn.Module, program: ExportedProgram, places: Places) -> None:
-    for name, t, persistent in own_state(program):
-        _assign(module, places(name), t, persistent)
+def _attach_state(module: nn.Module, program: ExportedProgram, places: AttributePaths) -> None:
+    for name, t, persistent in collect_state(program):
+        _assign_state(module, places(name), t, persistent)
 
 
-def own_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
+def collect_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
     """State for a module to have, by name, and whether it is saved.
 
     Parameters are shared; buffers that the program mutates are copies of the module's own.
@@ -224,17 +227,17 @@ def own_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
     names: set[str | None]
     if in_place:
         by_input = {s.arg.name: s.target for s in signature.input_specs}
-        names = {by_input[n] for n in written(program.graph_module) if n in by_input}
+        names = {by_input[n] for n in find_mutated_inputs(program.graph_module) if n in by_input}
     else:
         names = {s.target for s in signature.output_specs if s.kind is OutputKind.BUFFER_MUTATION}
     mutated = [program.tensor(n) for n in names if n is not None]
-    same, memory = {id(t) for t in mutated}, {_memory(t) for t in mutated if in_place} - {None}
+    same, memory = {id(t) for t in mutated}, {_storage_key(t) for t in mutated if in_place} - {None}
     persistent = {s.target: s.persistent for s in signature.input_specs}
     copies: dict[int, torch.Tensor] = {}
     memo: dict[int, Any] = {}
     for name, t in (*program.state_dict.items(), *program.constants.items()):
         if isinstance(t, torch.Tensor) and not isinstance(t, nn.Parameter):
-            if in_place and _memory(t) in memory:
+            if in_place and _storage_key(t) in memory:
                 # Copied together: what is written to one is seen by all that share its memory.
                 t = copies.setdefault(id(t), copy.deepcopy(t.detach(), memo))
             elif id(t) in same:
@@ -243,7 +246,7 @@ def own_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
         yield name, t, in_state and persistent.get(name, True) is not False
 
 
-def _memory(t: torch.Tensor) -> int | None:
+def _storage_key(t: torch.Tensor) -> int | None:
     """What tensors over the same memory have in common; None where nothing can be shared."""
     try:
         return t.untyped_storage()._cdata
@@ -251,7 +254,7 @@ def _memory(t: torch.Tensor) -> int | None:
         return None
 
 
-def _assign(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
+def _assign_state(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
     *path, last = name.split(".")
     for part in path:
         if not hasattr(module, part):
@@ -260,10 +263,10 @@ def _assign(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
     # What the GraphModule copied from its root is replaced: it forgets what is persistent.
     for store in (module._parameters, module._buffers, module.__dict__):
         store.pop(last, None)
-    give_state(module, last, t, persistent)
+    register_state(module, last, t, persistent)
 
 
-def give_state(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
+def register_state(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
     """Make a tensor a parameter or buffer of the module, by what it is; or an object its own."""
     if isinstance(t, nn.Parameter):
         module.register_parameter(name, t)
@@ -273,7 +276,7 @@ def give_state(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
         setattr(module, name, t)
 
 
-def checks_of_call(program: ExportedProgram) -> InputChecks:
+def make_call_checks(program: ExportedProgram) -> InputChecks:
     """The checks of a program, and of the memory that it writes to if that is its caller's.
 
     A program in training form writes as eager does, whatever shares the memory.
@@ -290,19 +293,19 @@ def checks_of_call(program: ExportedProgram) -> InputChecks:
     return replace(checks, written=others)
 
 
-class Entrance:
+class CallGuard:
     """Checks the structure and sizes of the arguments before `forward` sees them."""
 
     def __init__(self, program: ExportedProgram, check_guards: bool) -> None:
         self.spec = program.call_spec.in_spec
         self.names = program.argument_names
         self.positional = program.positional
-        self.checks = checks_of_call(program) if check_guards else None
-        safe = unique_identifiers(self.names)
+        self.checks = make_call_checks(program) if check_guards else None
+        safe = make_unique_identifiers(self.names)
         self.renamed = {n: s for n, s in zip(self.names, safe, strict=True) if n != s}
         self.original = {s: n for n, s in self.renamed.items()}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Entrance:
+    def __deepcopy__(self, memo: dict[int, Any]) -> CallGuard:
         return self  # nothing in it changes
 
     def __getstate__(self) -> dict[str, Any]:
@@ -312,7 +315,7 @@ class Entrance:
     @cached_property
     def accepts(self) -> Callable[[Any, Any], bool | None]:
         """Whether arguments pass; None where they are structured differently."""
-        leaves = [variable(i) for i in range(self.spec.num_leaves)]
+        leaves = [variable_name(i) for i in range(self.spec.num_leaves)]
         unpacking = Unpacking(leaves, check_leaves=self.checks is None)
         for spec, source in zip(self.spec.children(), ("args", "kwargs"), strict=True):
             unpacking.take(spec, source)
@@ -360,7 +363,7 @@ class Entrance:
         found = pytree.tree_structure((args, kwargs))
         pairs = zip(("*args", "kwargs"), self.spec.children(), found.children(), strict=True)
         other = ((path, want, got) for path, want, got in pairs if want != got)
-        return next((first_difference(want, got, path) for path, want, got in other), None)
+        return next((describe_difference(want, got, path) for path, want, got in other), None)
 
     def arranged(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments as positional or keyword ones the way the program was captured."""
@@ -378,10 +381,10 @@ class Entrance:
             if len(args) <= most and not kwargs.keys() & extra:
                 kwargs = {**dict(zip(extra, args[count:], strict=True)), **kwargs}
                 args = args[:count]
-        return fit(tuple(args), args_spec), fit(kwargs, kwargs_spec)
+        return fit_structure(tuple(args), args_spec), fit_structure(kwargs, kwargs_spec)
 
 
-def refuse(what: str) -> Any:
+def refuse_mode_change(what: str) -> Any:
     def refuse(self: nn.Module, mode: bool = True) -> nn.Module:
         raise NotImplementedError(
             f"Calling {what}() is not supported yet. The program was captured in the mode that the "
@@ -390,3 +393,54 @@ def refuse(what: str) -> Any:
         )
 
     return refuse
+
+
+# Weights without data: a program with them can be built and printed, and says why not to run.
+
+_LOAD_ARGUMENTS = {
+    True: '{k: v.read() for k, v in module.state_dict().items() if hasattr(v, "read")}, '
+    "strict=False",
+    False: "weights",
+}
+
+
+def require_weights(module: nn.Module) -> None:
+    """Let a module without weights refuse inputs that have data, until it is given weights."""
+    if _find_missing(module):
+        module.register_forward_pre_hook(_refuse_data, with_kwargs=True, prepend=True)
+
+
+def _refuse_data(module: nn.Module, args: Any, kwargs: Any) -> None:
+    tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    if tensors and all(map(lacks_data, tensors)):
+        return  # sizes in, sizes out; capture is one such case
+    missing = _find_missing(module)
+    if not missing:
+        return
+    names = ", ".join(sorted(missing)[:3]) + (", ..." if len(missing) > 3 else "")
+    raise NoDataError(
+        f"the program has no weights: {len(missing)} of its parameters, buffers and constants were "
+        f"captured without data ({names})",
+        fix=_suggest_fixes(module, missing),
+    )
+
+
+def _suggest_fixes(module: nn.Module, missing: dict[str, torch.Tensor]) -> list[str]:
+    fixes = []
+    if missing.keys() & module.state_dict().keys():
+        known = all(isinstance(t, WeightlessTensor) and t.has_data for t in missing.values())
+        fixes.append(
+            f"module = ep.module(); module.load_state_dict({_LOAD_ARGUMENTS[known]}, assign=True)"
+        )
+    others = sorted(missing.keys() - module.state_dict().keys())
+    if others:
+        fixes.append(
+            f"{others[0]} is in no state_dict: build the model under gp.fake_mode(), which "
+            "computes such tensors, or give it data with module.get_buffer(...)"
+        )
+    return fixes
+
+
+def _find_missing(module: nn.Module) -> dict[str, torch.Tensor]:
+    state = (*module.named_parameters(), *module.named_buffers())
+    return {name: t for name, t in state if lacks_data(t)}

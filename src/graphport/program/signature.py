@@ -1,4 +1,4 @@
-"""The signature of a captured program: what each graph input and output stands for."""
+"""The graph signature: what each graph input and output stands for."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ class ModuleCallSignature:
     """Names of the positional arguments, then of the keyword arguments."""
 
 
-def _of_kind(specs: list[Any], kind: Enum) -> list[Any]:
+def _select_kind(specs: list[Any], kind: Enum) -> list[Any]:
     return [s for s in specs if s.kind is kind]
 
 
-def _targets(specs: list[Any]) -> Mapping[str, str]:
+def _map_targets(specs: list[Any]) -> Mapping[str, str]:
     return MappingProxyType({s.arg.name: s.target for s in specs})
 
 
@@ -125,7 +125,7 @@ class GraphSignature:
 
     @property
     def non_persistent_buffers(self) -> tuple[str, ...]:
-        specs = _of_kind(self.input_specs, InputKind.BUFFER)
+        specs = _select_kind(self.input_specs, InputKind.BUFFER)
         return tuple(s.target for s in specs if s.persistent is False)
 
     @property
@@ -134,11 +134,13 @@ class GraphSignature:
 
     @property
     def lifted_custom_objs(self) -> tuple[str, ...]:
-        return tuple(s.target for s in _of_kind(self.input_specs, InputKind.CUSTOM_OBJ))
+        return tuple(s.target for s in _select_kind(self.input_specs, InputKind.CUSTOM_OBJ))
 
     @property
     def user_inputs(self) -> tuple[Any, ...]:
-        return tuple(_user_value(s.arg) for s in _of_kind(self.input_specs, InputKind.USER_INPUT))
+        return tuple(
+            _user_value(s.arg) for s in _select_kind(self.input_specs, InputKind.USER_INPUT)
+        )
 
     @property
     def user_outputs(self) -> tuple[Any, ...]:
@@ -147,39 +149,39 @@ class GraphSignature:
 
     @property
     def inputs_to_parameters(self) -> Mapping[str, str]:
-        return _targets(_of_kind(self.input_specs, InputKind.PARAMETER))
+        return _map_targets(_select_kind(self.input_specs, InputKind.PARAMETER))
 
     @property
     def inputs_to_buffers(self) -> Mapping[str, str]:
-        return _targets(_of_kind(self.input_specs, InputKind.BUFFER))
+        return _map_targets(_select_kind(self.input_specs, InputKind.BUFFER))
 
     @property
     def inputs_to_lifted_tensor_constants(self) -> Mapping[str, str]:
-        return _targets(_of_kind(self.input_specs, InputKind.CONSTANT_TENSOR))
+        return _map_targets(_select_kind(self.input_specs, InputKind.CONSTANT_TENSOR))
 
     @property
     def buffers_to_mutate(self) -> Mapping[str, str]:
-        return _targets(_of_kind(self.output_specs, OutputKind.BUFFER_MUTATION))
+        return _map_targets(_select_kind(self.output_specs, OutputKind.BUFFER_MUTATION))
 
     @property
     def parameters_to_mutate(self) -> Mapping[str, str]:
-        return _targets(_of_kind(self.output_specs, OutputKind.PARAMETER_MUTATION))
+        return _map_targets(_select_kind(self.output_specs, OutputKind.PARAMETER_MUTATION))
 
     @property
     def user_inputs_to_mutate(self) -> Mapping[str, str]:
-        return _targets(_of_kind(self.output_specs, OutputKind.USER_INPUT_MUTATION))
+        return _map_targets(_select_kind(self.output_specs, OutputKind.USER_INPUT_MUTATION))
 
     def __str__(self) -> str:
         lines = ["inputs:"]
         for spec in self.input_specs:
-            lines.append("  " + _line(spec))
+            lines.append("  " + _format_spec(spec))
         lines.append("outputs:")
         for out in self.output_specs:
-            lines.append("  " + _line(out))
+            lines.append("  " + _format_spec(out))
         return "\n".join(lines)
 
 
-def _line(spec: InputSpec | OutputSpec) -> str:
+def _format_spec(spec: InputSpec | OutputSpec) -> str:
     name = repr(spec.arg.value) if isinstance(spec.arg, ConstantArgument) else spec.arg.name
     text = f"{name}: {spec.kind.name}"
     if spec.target is not None:

@@ -1,16 +1,17 @@
-"""The rules that every program obeys, checked."""
+"""Verifies the invariants of a program: graph, subgraph calls, signature, state."""
 
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from graphport.errors import VerificationError
-from graphport.program.nested import check_call
 from graphport.program.signature import ConstantArgument, InputKind, OutputKind
 
 if TYPE_CHECKING:
@@ -20,22 +21,22 @@ if TYPE_CHECKING:
 _SIZE_MODULES = ("_operator", "math", "builtins", "torch")
 
 
-def verify(program: ExportedProgram) -> None:
-    problems = [*_graph(program), *_signature(program), *_state(program)]
+def verify_program(program: ExportedProgram) -> None:
+    problems = [*_check_graph(program), *_check_signature(program), *_check_state(program)]
     if problems:
         raise VerificationError("the program is not valid:\n  " + "\n  ".join(problems))
 
 
-def _graph(program: ExportedProgram) -> list[str]:
+def _check_graph(program: ExportedProgram) -> list[str]:
     may_mutate = program.dialect == "TRAINING"
-    problems = _nodes(program.graph_module, may_mutate)
+    problems = _check_nodes(program.graph_module, may_mutate)
     for name, module in program.graph_module.named_modules():
         if name and isinstance(module, GraphModule):
-            problems.extend(f"in {name}: {p}" for p in _nodes(module, may_mutate))
+            problems.extend(f"in {name}: {p}" for p in _check_nodes(module, may_mutate))
     return problems
 
 
-def _nodes(module: GraphModule, may_mutate: bool) -> list[str]:
+def _check_nodes(module: GraphModule, may_mutate: bool) -> list[str]:
     """Of one graph: the program's, or one within it."""
     problems = []
     try:
@@ -46,15 +47,15 @@ def _nodes(module: GraphModule, may_mutate: bool) -> list[str]:
         if node.op in ("call_method", "call_module"):
             problems.append(f"{node.name}: {node.op} is not allowed")
         if node.op == "call_function":
-            problems.extend(_call(node, may_mutate=may_mutate))
+            problems.extend(_check_target(node, may_mutate=may_mutate))
             if isinstance(node.target, HigherOrderOperator):
-                problems.extend(check_call(node, module))
+                problems.extend(check_subgraph_call(node, module))
         if node.op in ("placeholder", "call_function") and "val" not in node.meta:
             problems.append(f"{node.name}: no `val` in its metadata")
     return problems
 
 
-def _call(node: Node, *, may_mutate: bool) -> list[str]:
+def _check_target(node: Node, *, may_mutate: bool) -> list[str]:
     target: Any = node.target
     if isinstance(target, HigherOrderOperator):
         return []
@@ -67,7 +68,7 @@ def _call(node: Node, *, may_mutate: bool) -> list[str]:
     return [f"{node.name}: {target} is neither an operator nor a function on sizes"]
 
 
-def _signature(program: ExportedProgram) -> list[str]:
+def _check_signature(program: ExportedProgram) -> list[str]:
     signature = program.graph_signature
     problems = []
     inputs = [n.name for n in program.graph.nodes if n.op == "placeholder"]
@@ -91,7 +92,7 @@ def _signature(program: ExportedProgram) -> list[str]:
     return problems
 
 
-def _state(program: ExportedProgram) -> list[str]:
+def _check_state(program: ExportedProgram) -> list[str]:
     problems = []
     for spec in program.graph_signature.input_specs:
         name = spec.target or ""
@@ -102,3 +103,128 @@ def _state(program: ExportedProgram) -> list[str]:
             if name not in program.state_dict and name not in program.constants:
                 problems.append(f"{spec.kind.name.lower()} {name!r} has no value")
     return problems
+
+
+# Rules for calls of subgraphs: what a call passes to them and what it says that they return.
+
+higher_order = torch.ops.higher_order
+
+
+class ValueType(NamedTuple):
+    """What a value is: a Python type, and of a tensor its dtype, device and sizes."""
+
+    type: type
+    dtype: Any = None
+    device: Any = None
+    sizes: tuple[Any, ...] = ()
+
+    def fits(self, other: ValueType) -> bool:
+        """The same, as far as sizes are numbers."""
+        return self[:3] == other[:3] and len(self.sizes) == len(other.sizes) and all(
+            p == q for p, q in zip(self.sizes, other.sizes, strict=True)
+            if type(p) is int and type(q) is int
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        if self.type is not torch.Tensor:
+            return self.type.__name__
+        sizes = ", ".join(map(str, self.sizes))
+        return f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
+
+
+_NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+def infer_value_type(x: Any) -> ValueType:
+    """Of an argument or result: a node or a constant."""
+    val = x.meta.get("val") if isinstance(x, Node) else x
+    if isinstance(val, torch.Tensor):
+        return ValueType(torch.Tensor, val.dtype, val.device, tuple(val.shape))
+    plain = _NUMBERS.get(type(val), type(val))
+    return ValueType(int if plain is bool else plain)  # a truth from data counts as 0 or 1
+
+
+def _infer_value_types(xs: Sequence[Any]) -> list[ValueType]:
+    return [infer_value_type(x) for x in xs]
+
+
+def _infer_element_types(xs: Sequence[Any]) -> list[ValueType]:
+    return [k._replace(sizes=k.sizes[1:]) for k in _infer_value_types(xs)]
+
+
+class SubgraphUse(NamedTuple):
+    """How a call uses one of its graphs."""
+
+    takes: list[ValueType]
+    returns: list[ValueType] | None
+    """None where the call does not say."""
+
+
+def _cond(args: Any, out: list[ValueType]) -> list[SubgraphUse]:
+    return [SubgraphUse(_infer_value_types(args[3]), out)] * 2
+
+
+def _while_loop(args: Any, out: list[ValueType]) -> list[SubgraphUse]:
+    given = [*_infer_value_types(args[2]), *_infer_value_types(args[3])]
+    return [SubgraphUse(given, None), SubgraphUse(given, out)]
+
+
+def _map(args: Any, out: list[ValueType]) -> list[SubgraphUse]:
+    rows = [k._replace(sizes=k.sizes[1:]) for k in out]
+    return [SubgraphUse([*_infer_element_types(args[1]), *_infer_value_types(args[2])], rows)]
+
+
+def _scan(args: Any, out: list[ValueType]) -> list[SubgraphUse]:
+    count = len(args[1])
+    rows = [k._replace(sizes=k.sizes[1:]) for k in out[count:]]
+    given = [
+        *_infer_value_types(args[1]),
+        *_infer_element_types(args[2]),
+        *_infer_value_types(args[3]),
+    ]
+    return [SubgraphUse(given, [*out[:count], *rows])]
+
+
+_SUBGRAPH_USES: dict[Any, Callable[[Any, list[ValueType]], list[SubgraphUse]]] = {
+    higher_order.cond: _cond, higher_order.while_loop: _while_loop,
+    higher_order.map_impl: _map, higher_order.scan: _scan,
+}  # fmt: skip
+
+
+def check_subgraph_call(node: Node, owner: GraphModule) -> list[str]:
+    """What is wrong with a call of graphs that are children of `owner`."""
+    graphs = [n for n in node.all_input_nodes if n.op == "get_attr"]
+    problems = []
+    modules = []
+    for n in graphs:
+        module = getattr(owner, str(n.target), None)
+        if not isinstance(module, GraphModule):
+            problems.append(f"{n.name}: there is no graph {n.target!r}")
+        modules.append(module)
+    find = _SUBGRAPH_USES.get(node.target)
+    if problems or find is None:
+        return problems
+    val = node.meta.get("val")
+    out = _infer_value_types(val if isinstance(val, (tuple, list)) else [val])
+    for n, module, use in zip(graphs, modules, find(node.args, out), strict=True):
+        assert isinstance(module, GraphModule)
+        inputs = [p for p in module.graph.nodes if p.op == "placeholder"]
+        problems.extend(
+            _compare_types(f"{node.name}: {n.target} takes", _infer_value_types(inputs), use.takes)
+        )
+        if use.returns is not None:
+            last = next(p for p in reversed(module.graph.nodes) if p.op == "output")
+            results = pytree.tree_leaves(last.args[0], is_leaf=lambda x: x is None)
+            found = _infer_value_types(results)
+            problems.extend(_compare_types(f"{node.name}: {n.target} returns", found, use.returns))
+    return problems
+
+
+def _compare_types(what: str, have: list[ValueType], want: list[ValueType]) -> list[str]:
+    if len(have) != len(want):
+        return [f"{what} {len(have)} values, the call says {len(want)}"]
+    return [
+        f"{what} {h} as value {i}, the call says {w}"
+        for i, (h, w) in enumerate(zip(have, want, strict=True))
+        if not h.fits(w)
+    ]

@@ -1,4 +1,4 @@
-"""Reports of an export, to read and to keep: Markdown, HTML or plain text, by the file's suffix.
+"""Reports of an export as Markdown, HTML or plain text, by the file's suffix.
 
 The forms alone need neither torch nor onnx: `graphport doctor` uses them where both may be missing.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from graphport.onnx import ONNXProgram
     from graphport.report.facts import Facts
 
-__all__ = ["check_path", "document_of", "facts_of", "write"]
+__all__ = ["check_path", "collect_facts", "make_document", "write"]
 
 _DEPTH = 3
 """Of modules in a report: a layer of a transformer and its parts."""
@@ -32,8 +32,8 @@ def write(
     """Write the report of an export: timings in seconds by step, a `VerificationReport` if any."""
     path = Path(path)
     check_path(path)
-    document = document_of(path.stem, facts_of(program), timings, verification)
-    from graphport.program.replacing import write_text
+    document = make_document(path.stem, collect_facts(program), timings, verification)
+    from graphport.program.atomic_write import write_text
 
     write_text(path, RENDERERS[path.suffix.lower()](document))
 
@@ -51,20 +51,20 @@ def check_path(path: str | Path) -> None:
         raise InputError(f"there is no folder {Path(path).parent} for the report {str(path)!r}")
 
 
-def facts_of(program: ONNXProgram) -> Facts:
-    from graphport.report.facts import of_model
+def collect_facts(program: ONNXProgram) -> Facts:
+    from graphport.report.facts import collect_model_facts
 
-    return of_model(program.skeleton, program.tensors)
+    return collect_model_facts(program.skeleton, program.tensors)
 
 
-def document_of(
+def make_document(
     title: str,
     facts: Facts,
     timings: Mapping[str, float] | None = None,
     verification: Any = None,
     depth: int = _DEPTH,
 ) -> Document:
-    parts = sections.of_facts(facts, depth)
+    parts = sections.make_sections(facts, depth)
     if verification is not None:
         parts.append(sections.verification(verification))
     if timings:

@@ -1,4 +1,4 @@
-"""A report before it has a form, sections of tables; and its forms: text, Markdown, HTML."""
+"""A report as sections of tables, and its renderers: text, Markdown, HTML."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from graphport import escaping
+from graphport import errors
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Document:
 # Plain text, for a terminal: nothing is cut off or wrapped, so that it can be searched.
 
 
-def text(document: Document) -> str:
+def render_text(document: Document) -> str:
     """
     >>> table = Table(("name", "size"), [("weight", "32"), ("bias", "4")], frozenset({1}))
-    >>> print(text(Document("model", [Section("weights", [table])])))
+    >>> print(render_text(Document("model", [Section("weights", [table])])))
     model
     <BLANKLINE>
     weights
@@ -54,59 +54,59 @@ def text(document: Document) -> str:
       weight    32
       bias       4
     """
-    parts = [escaping.line(document.title)]
+    parts = [errors.escape_line(document.title)]
     for section in document.sections:
-        parts += ["", escaping.line(section.title)]
+        parts += ["", errors.escape_line(section.title)]
         for block in section.blocks:
-            parts += [f"  {line}".rstrip() for line in _lines(block)]
+            parts += [f"  {line}".rstrip() for line in _format_block(block)]
     return "\n".join(parts)
 
 
-def _lines(block: Block) -> list[str]:
+def _format_block(block: Block) -> list[str]:
     if isinstance(block, Table):
-        return _aligned(block)
-    return escaping.terminal(block.text if isinstance(block, Code) else block).split("\n")
+        return _align_table(block)
+    return errors.escape_terminal(block.text if isinstance(block, Code) else block).split("\n")
 
 
-def _aligned(table: Table) -> list[str]:
+def _align_table(table: Table) -> list[str]:
     rows = [*([table.columns] if any(table.columns) else ()), *table.rows]
-    rows = [tuple(map(escaping.line, row)) for row in rows]
+    rows = [tuple(map(errors.escape_line, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(_padded(cell, width, i in table.numbers)
+    return ["  ".join(_pad_cell(cell, width, i in table.numbers)
                       for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
             for row in rows]  # fmt: skip
 
 
-def _padded(cell: str, width: int, right: bool) -> str:
+def _pad_cell(cell: str, width: int, right: bool) -> str:
     return cell.rjust(width) if right else cell.ljust(width)
 
 
 # Markdown
 
 
-def markdown(document: Document) -> str:
-    parts = [f"# {_cell(document.title)}"]
+def render_markdown(document: Document) -> str:
+    parts = [f"# {_escape_cell(document.title)}"]
     for section in document.sections:
-        parts.append(f"## {_cell(section.title)}")
-        parts += map(_markdown, section.blocks)
+        parts.append(f"## {_escape_cell(section.title)}")
+        parts += map(_render_markdown_block, section.blocks)
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown(block: Block) -> str:
+def _render_markdown_block(block: Block) -> str:
     if isinstance(block, Code):
-        inside = escaping.terminal(block.text)
+        inside = errors.escape_terminal(block.text)
         fence = "`" * (1 + max(map(len, re.findall("`+", f"{inside}``"))))
         return f"{fence}\n{inside}\n{fence}"
     if isinstance(block, str):
-        return escaping.markdown(block)
+        return errors.escape_markdown(block)
     rules = ["---:" if i in block.numbers else "---" for i in range(len(block.columns))]
-    heads, *rows = (tuple(map(_cell, row)) for row in (block.columns, *block.rows))
+    heads, *rows = (tuple(map(_escape_cell, row)) for row in (block.columns, *block.rows))
     rows = [heads, tuple(rules), *rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _cell(cell: str) -> str:
-    return escaping.markdown(cell).replace("|", "\\|").replace("\n", " ")
+def _escape_cell(cell: str) -> str:
+    return errors.escape_markdown(cell).replace("|", "\\|").replace("\n", " ")
 
 
 # HTML: one file without anything from elsewhere.
@@ -128,8 +128,8 @@ pre { background: #f6f6f6; padding: .75rem; overflow-x: auto; }
 """
 
 
-def html(document: Document) -> str:
-    escape = escaping.html
+def render_html(document: Document) -> str:
+    escape = errors.escape_html
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -139,12 +139,12 @@ def html(document: Document) -> str:
     ]
     for section in document.sections:
         parts.append(f"<h2>{escape(section.title)}</h2>")
-        parts += map(_html, section.blocks)
+        parts += map(_render_html_block, section.blocks)
     return "\n".join([*parts, "</body></html>", ""])
 
 
-def _html(block: Block) -> str:
-    escape = escaping.html
+def _render_html_block(block: Block) -> str:
+    escape = errors.escape_html
     if isinstance(block, Code):
         return f"<pre>{escape(block.text)}</pre>"
     if isinstance(block, str):
@@ -159,5 +159,9 @@ def _html(block: Block) -> str:
     return f"<table><thead>{row('th', block.columns)}</thead>\n<tbody>\n{body}\n</tbody></table>"
 
 
-RENDERERS: dict[str, Callable[[Document], str]] = {".md": markdown, ".html": html, ".txt": text}
+RENDERERS: dict[str, Callable[[Document], str]] = {
+    ".md": render_markdown,
+    ".html": render_html,
+    ".txt": render_text,
+}
 """By the suffix of the file."""

@@ -1,4 +1,4 @@
-"""What is known of a model, as the sections of a report."""
+"""The sections of a report."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from graphport.report.document import Section, Table
 
 if TYPE_CHECKING:
-    from graphport.report.facts import Facts, Part, Port, Size
+    from graphport.report.facts import Facts, ModuleFacts, Port, Size
 
 
-def of_facts(facts: Facts, depth: int) -> list[Section]:
+def make_sections(facts: Facts, depth: int) -> list[Section]:
     """All that the model itself tells; modules down to a depth."""
     return [
         summary(facts),
@@ -27,7 +27,7 @@ def summary(facts: Facts, **more: str) -> Section:
         "kind": facts.kind,
         "made by": facts.origin,
         "nodes": f"{facts.nodes}, of {len(facts.operators)} operators",
-        "weights": f"{facts.weights} tensors, {octets(facts.weight_bytes)}",
+        "weights": f"{facts.weights} tensors, {format_bytes(facts.weight_bytes)}",
         **more,
     }
     return Section("summary", [Table(("", ""), list(rows.items()))])
@@ -35,25 +35,25 @@ def summary(facts: Facts, **more: str) -> Section:
 
 def interface(facts: Facts) -> list[Section]:
     return [
-        Section("inputs", [_ports(facts.inputs)]),
-        Section("outputs", [_ports(facts.outputs)]),
+        Section("inputs", [_make_ports_table(facts.inputs)]),
+        Section("outputs", [_make_ports_table(facts.outputs)]),
     ]
 
 
-def _ports(ports: Sequence[Port]) -> Table | str:
+def _make_ports_table(ports: Sequence[Port]) -> Table | str:
     return Table(("name", "type"), [(p.name, p.type) for p in ports]) if ports else "none"
 
 
 def sizes(facts: Facts) -> Section:
     blocks: list[Any] = ["none: every size is fixed"]
     if facts.sizes:
-        blocks = [Table(("name", "range"), [(s.name, range_text(s)) for s in facts.sizes])]
+        blocks = [Table(("name", "range"), [(s.name, format_range(s)) for s in facts.sizes])]
     if facts.conditions:
         blocks.append(Table(("must hold",), [(text,) for text in facts.conditions]))
     return Section("dynamic sizes", blocks)
 
 
-def range_text(size: Size) -> str:
+def format_range(size: Size) -> str:
     """`1..64`, `0..`, or what is known where nothing is said."""
     if size.least is None and size.most is None:
         return "not said"
@@ -67,35 +67,35 @@ def operators(counts: Mapping[str, int]) -> Section:
 
 
 def modules(facts: Facts, depth: int) -> Section:
-    shown = [p for p in facts.modules if _depth(p) <= depth]
+    shown = [p for p in facts.modules if _module_depth(p) <= depth]
     rows = [_module_row(p, facts) for p in shown]
     table = Table(("module", "class", "nodes", "weights", "share"), rows, frozenset({2, 3, 4}))
     hidden = len(facts.modules) - len(shown)
     return Section("size by module", [table, *([f"{hidden} modules are deeper"] if hidden else [])])
 
 
-def _depth(part: Part) -> int:
+def _module_depth(part: ModuleFacts) -> int:
     return part.module.count(".") + 1 if part.module else 0
 
 
-def _module_row(part: Part, facts: Facts) -> tuple[str, ...]:
+def _module_row(part: ModuleFacts, facts: Facts) -> tuple[str, ...]:
     share = part.bytes / facts.weight_bytes if facts.weight_bytes else 0.0
     name = part.module or "(all)"
-    return name, part.kind, str(part.nodes), octets(part.bytes), f"{share:.0%}"
+    return name, part.kind, str(part.nodes), format_bytes(part.bytes), f"{share:.0%}"
 
 
 def verification(report: Any) -> Section:
     """Of a `VerificationReport`."""
     rows = [
-        (o.name, f"{o.max_abs_error:.2e}", f"{o.max_rel_error:.2e}", _verdict(o))
+        (o.name, f"{o.max_abs_error:.2e}", f"{o.max_rel_error:.2e}", _format_verdict(o))
         for o in report.outputs
     ]
     columns = ("output", "largest error", "relative", "verdict")
     blocks: list[Any] = [
-        *([report.said_of_weights] if report.weights else []),
+        *([report.weights_line] if report.weights else []),
         Table(columns, rows, frozenset({1, 2})),
-        f"at {'; '.join(point(t) for t in report.sizes_tried if t.compared)}",
-        *report.said_of_refusals,
+        f"at {'; '.join(format_sizes(t) for t in report.sizes_tried if t.compared)}",
+        *report.refusal_lines,
         *report.notes,
     ]
     where = report.first_divergence
@@ -104,12 +104,12 @@ def verification(report: Any) -> Section:
     return Section("verification", blocks)
 
 
-def _verdict(output: Any) -> str:
+def _format_verdict(output: Any) -> str:
     note = f": {output.note}" if output.note else ""
-    return f"ok{note}" if output.ok else f"WRONG at {point(output.sizes or {})}{note}"
+    return f"ok{note}" if output.ok else f"WRONG at {format_sizes(output.sizes or {})}{note}"
 
 
-def point(sizes: Mapping[str, int]) -> str:
+def format_sizes(sizes: Mapping[str, int]) -> str:
     """`batch=2 seq=16`."""
     return " ".join(f"{name}={value}" for name, value in sizes.items()) or "the example"
 
@@ -120,10 +120,10 @@ def timings(seconds: Mapping[str, float]) -> Section:
     return Section("timings", [Table(("step", "time"), rows, frozenset({1}))])
 
 
-def octets(n: int) -> str:
+def format_bytes(n: int) -> str:
     """`1.5 MB`.
 
-    >>> octets(0), octets(1536), octets(1_500_000)
+    >>> format_bytes(0), format_bytes(1536), format_bytes(1_500_000)
     ('0 B', '1.5 kB', '1.5 MB')
     """
     size = float(n)

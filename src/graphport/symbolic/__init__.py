@@ -1,4 +1,4 @@
-"""Symbolic integers (and floats and bools): expressions, ranges, facts, decisions.
+"""Symbolic integers, floats and bools: expressions, ranges, facts, decisions.
 
 `expr` is the algebra, `ranges` are intervals, `scope` holds what is known and answers questions,
 `bridge` presents expressions to PyTorch as `torch.SymInt` and is the only part that knows torch.

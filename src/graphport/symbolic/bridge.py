@@ -24,10 +24,11 @@ from typing import Any
 
 import torch
 
-from graphport.symbolic import expr, layout
-from graphport.symbolic.environment import Opaque, ShapeEnv, opaque
+from graphport.symbolic import expr
+from graphport.symbolic.environment import Opaque, ShapeEnv, wrap_opaque
 from graphport.symbolic.expr import Expr, Number, Size, Value
 from graphport.symbolic.floats import FUNCTIONS
+from graphport.symbolic.nodes import operands
 from graphport.symbolic.scope import Scope
 
 _SHELLS = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
@@ -68,7 +69,7 @@ class SymNode:
 
     @property
     def expr(self) -> Opaque | Number:
-        return opaque(self.shape_env.scope.simplify(self._expr))
+        return wrap_opaque(self.shape_env.scope.simplify(self._expr))
 
     @property
     def hint(self) -> Number | None:
@@ -200,30 +201,30 @@ class SymNode:
     # Memory layout
 
     def is_contiguous(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
-        return self._layout(layout.is_contiguous, sizes, strides)
+        return self._layout(is_contiguous, sizes, strides)
 
     def is_non_overlapping_and_dense(
         self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
     ) -> SymNode:
-        return self._layout(layout.is_non_overlapping_and_dense, sizes, strides)
+        return self._layout(is_non_overlapping_and_dense, sizes, strides)
 
     def is_non_overlapping_and_dense_indicator(
         self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
     ) -> SymNode:
-        dense = self._layout(layout.is_non_overlapping_and_dense, sizes, strides)
+        dense = self._layout(is_non_overlapping_and_dense, sizes, strides)
         return self.shape_env.node(int(bool(dense.constant)))
 
     def is_channels_last_contiguous_2d(
         self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
     ) -> SymNode:
-        return self._layout(layout.is_channels_last, sizes, strides)
+        return self._layout(is_channels_last, sizes, strides)
 
     is_channels_last_contiguous_3d = is_channels_last_contiguous_2d
 
     def is_channels_last_strides_2d(
         self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
     ) -> SymNode:
-        return self._layout(layout.is_channels_last_strides, sizes, strides)
+        return self._layout(is_channels_last_strides, sizes, strides)
 
     is_channels_last_strides_3d = is_channels_last_strides_2d
 
@@ -323,7 +324,7 @@ for _name, _unary in _UNARY.items():
     setattr(SymNode, _name, _unary_method(_unary))
 
 
-def environment(scope: Scope) -> ShapeEnv:
+def get_shape_env(scope: Scope) -> ShapeEnv:
     """The one ShapeEnv of a scope."""
     if scope.peer is None:
         scope.peer = ShapeEnv(scope, SymNode)
@@ -341,7 +342,7 @@ def to_torch(x: Value) -> Any:
     """
     if type(x) is not Expr:
         return x
-    node = x.peer or environment(x.arena.owner).node(x)
+    node = x.peer or get_shape_env(x.arena.owner).node(x)
     if node.shell is None:
         node.shell = _SHELLS[x.type](node)
     return node.shell
@@ -367,3 +368,107 @@ def sym_ite(cond: Any, a: Any, b: Any) -> Any:
 def is_symbolic(x: Any) -> bool:
     """Whether `x` is one of torch's symbolic numbers."""
     return isinstance(x, _SYMBOLIC)
+
+
+# Contiguity and other memory formats, of symbolic sizes and strides.
+#
+# Every question is answered True only when it provably holds, and never records a fact: a tensor
+# that is not provably contiguous is treated as one that is not. Where a size of zero would make a
+# difference (an empty tensor is contiguous whatever its strides) the answer is the one for sizes
+# that are not, so `max(1, n)` in a stride counts as `n`.
+
+CHANNELS_LAST_2D = (1, 3, 2, 0)
+CHANNELS_LAST_3D = (1, 4, 3, 2, 0)
+
+
+def contiguous_strides(sizes: Sequence[Size]) -> tuple[Size, ...]:
+    """The strides of a contiguous tensor."""
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step = expr.mul(step, size)
+    return tuple(reversed(strides))
+
+
+def is_contiguous(scope: Scope, sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
+    return _is_nested(scope, sizes, strides, range(len(sizes) - 1, -1, -1))
+
+
+def is_channels_last(scope: Scope, sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Contiguous in the order N..., C; for four and five dimensions."""
+    order = {4: CHANNELS_LAST_2D, 5: CHANNELS_LAST_3D}.get(len(sizes))
+    return order is not None and _is_nested(scope, sizes, strides, order)
+
+
+def _is_nested(
+    scope: Scope, sizes: Sequence[Size], strides: Sequence[Size], order: Sequence[int]
+) -> bool:
+    """Each stride is the product of the sizes inside it; a size of one has no say."""
+    if any(scope.simplify(size) == 0 for size in sizes):
+        return True
+    step: Size = 1
+    for d in order:
+        size = scope.simplify(sizes[d])
+        if size == 1:
+            continue
+        if not _is_same_stride(scope, strides[d], step):
+            return False
+        step = expr.mul(step, size)
+    return True
+
+
+def is_channels_last_strides(scope: Scope, sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
+    """Strides in the order of channels last, gaps allowed. PyTorch's rule, step by step."""
+    order = {4: CHANNELS_LAST_2D, 5: CHANNELS_LAST_3D}.get(len(sizes))
+    if order is None or scope.simplify(strides[1]) == 0:
+        return False
+    least: Size = 0
+    for d in order:
+        size, stride = scope.simplify(sizes[d]), scope.simplify(strides[d])
+        if size == 0 or scope.decide(expr.ge(_strip_max(stride), _strip_max(least))) is not True:
+            return False
+        if d == 0 and scope.same(least, strides[1]):
+            return False
+        least = stride if size == 1 else expr.mul(stride, size)
+    return True
+
+
+def is_non_overlapping_and_dense(
+    scope: Scope, sizes: Sequence[Size], strides: Sequence[Size]
+) -> bool:
+    """Some order of the dimensions is contiguous."""
+    left = [d for d in range(len(sizes)) if scope.simplify(sizes[d]) != 1]
+    step: Size = 1
+    while left:
+        match = next((d for d in left if _is_same_stride(scope, strides[d], step)), None)
+        if match is None:
+            return False
+        left.remove(match)
+        step = expr.mul(step, sizes[match])
+    return True
+
+
+def _is_same_stride(scope: Scope, stride: Size, step: Size) -> bool:
+    if stride is step or scope.same(stride, step):
+        return True
+    return scope.same(_strip_max(stride), _strip_max(step))
+
+
+def _strip_max(stride: Size) -> Size:
+    """`stride` with max(1, n) read as n."""
+    if type(stride) is not Expr:
+        return stride
+    found: dict[Expr, Size] = {}
+    _collect_max(stride, found)
+    return expr.substitute(stride, found) if found else stride
+
+
+def _collect_max(e: Value, found: dict[Expr, Size]) -> None:
+    if type(e) is not Expr:
+        return
+    if e.kind == "max" and len(e.args) == 2 and e.args[0] == 1:
+        found[e] = _strip_max(e.args[1])
+    elif e.kind in ("add", "mul"):
+        for part in operands(e):
+            _collect_max(part, found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from graphport.symbolic.integers import add, mul, neg, powers_of, scale, split, sub
+from graphport.symbolic.integers import add, mul, neg, powers_of, scale, split_terms, sub
 from graphport.symbolic.nodes import Expr, Size, atom, monomial, polynomial
 
 
@@ -31,15 +31,15 @@ def divide_exactly(a: Size, b: Size) -> Size | None:
     if type(a) is not Expr:
         return a // b if type(b) is not Expr and a % b == 0 else (0 if a == 0 else None)
     if type(b) is not Expr:
-        terms, const = split(a)
+        terms, const = split_terms(a)
         if const % b or any(coef % b for _, coef in terms):
             return None
         return polynomial(a.arena, {mono: coef // b for mono, coef in terms}, const // b)
-    (lead, lead_coef), *_ = split(b)[0]
+    (lead, lead_coef), *_ = split_terms(b)[0]
     quotient: Size = 0
     rest: Size = a
     while type(rest) is Expr:
-        (mono, coef), *_ = split(rest)[0]
+        (mono, coef), *_ = split_terms(rest)[0]
         ratio = _cofactor(mono, lead)
         if ratio is None or coef % lead_coef:
             return None
@@ -73,29 +73,29 @@ def common_factor(terms: Iterable[Expr]) -> Expr | None:
 
 def content(a: Size) -> int:
     """The greatest common divisor of the coefficients and the constant."""
-    terms, const = split(a)
+    terms, const = split_terms(a)
     return math.gcd(const, *(coef for _, coef in terms))
 
 
 def _take_multiples(a: Expr, b: Size) -> tuple[Size, Size]:
     """(q, r) with a == q * b + r, where q collects the terms that b divides on sight."""
     if type(b) is not Expr:
-        terms, const = split(a)
+        terms, const = split_terms(a)
         divisible = {mono: coef // b for mono, coef in terms if coef % b == 0}
         rest = {mono: coef for mono, coef in terms if coef % b}
         q, r = divmod(const, b)
         return polynomial(a.arena, divisible, q), polynomial(a.arena, rest, r)
     exact = divide_exactly(a, b)
     if exact is None:
-        divisor = without_mods(b)
+        divisor = expand_mods(b)
         spread = divisor is not b and divisor != 0
-        exact = divide_exactly(without_mods(a), divisor) if spread else None
+        exact = divide_exactly(expand_mods(a), divisor) if spread else None
     if exact is not None:
         return exact, 0
-    divisors, offset = split(b)
+    divisors, offset = split_terms(b)
     if len(divisors) != 1 or offset:
         return 0, a
-    (mono, coef), terms = divisors[0], split(a)[0]
+    (mono, coef), terms = divisors[0], split_terms(a)[0]
     whole: Size = 0
     for m, c in terms:
         ratio = _cofactor(m, mono) if c % coef == 0 else None
@@ -109,8 +109,8 @@ def _cancel(a: Expr, b: Expr) -> tuple[Size, Size]:
     g = math.gcd(content(a), content(b))
     if g > 1:
         return quotient(a, g), quotient(b, g)
-    if not split(a)[1] and not split(b)[1]:
-        shared = common_factor(mono for part in (a, b) for mono, _ in split(part)[0])
+    if not split_terms(a)[1] and not split_terms(b)[1]:
+        shared = common_factor(mono for part in (a, b) for mono, _ in split_terms(part)[0])
         if shared is not None:
             return quotient(a, shared), quotient(b, shared)
     return a, b
@@ -138,7 +138,7 @@ def floordiv(a: Size, b: Size) -> Size:
     if type(rest) is not Expr:
         return add(whole, _floordiv_atom(rest, b))
     if type(b) is int:
-        spread = without_mods(rest)
+        spread = expand_mods(rest)
         more, left = _take_multiples(spread, b) if type(spread) is Expr else (0, spread)
         if spread is not rest and type(left) is not Expr:
             return add(add(whole, more), left // b)
@@ -148,19 +148,19 @@ def floordiv(a: Size, b: Size) -> Size:
     return add(whole, floordiv(x, y))
 
 
-def without_mods(a: Size) -> Size:
+def expand_mods(a: Size) -> Size:
     """`a` with each x % m, for a constant m, written as x - m*(x // m), within products too."""
     if type(a) is not Expr:
         return a
-    terms, const = split(a)
-    if not any(_by_constant(part) for mono, _ in terms for part, _ in powers_of(mono)):
+    terms, const = split_terms(a)
+    if not any(_is_by_constant(part) for mono, _ in terms for part, _ in powers_of(mono)):
         return a
     total: Size = const
     for mono, coef in terms:
         product: Size = coef
         for part, power in powers_of(mono):
             whole: Size = part
-            if _by_constant(part):
+            if _is_by_constant(part):
                 x, m = part.args
                 whole = sub(x, scale(floordiv(x, m), m))
             for _ in range(power):
@@ -169,12 +169,12 @@ def without_mods(a: Size) -> Size:
     return total
 
 
-def _by_constant(part: Expr) -> bool:
+def _is_by_constant(part: Expr) -> bool:
     return part.kind == "mod" and type(part.args[1]) is int
 
 
 def _reduce_by_constant(a: Expr, b: int) -> tuple[Size, int]:
-    terms, const = split(a)
+    terms, const = split_terms(a)
     g = math.gcd(b, *(coef for _, coef in terms))
     if g > 1:
         reduced = polynomial(a.arena, {mono: coef // g for mono, coef in terms}, const // g)
@@ -228,9 +228,9 @@ def mod(a: Size, b: Size) -> Size:
 def _mod_constant(a: Expr, b: int) -> Size:
     if b == 1:
         return 0
-    terms, const = split(a)
+    terms, const = split_terms(a)
     for mono, coef in terms:
-        if _by_constant(mono) and coef * mono.args[1] % b == 0:
+        if _is_by_constant(mono) and coef * mono.args[1] % b == 0:
             return mod(add(a, scale(sub(mono.args[0], mono), coef)), b)
     # Reduce towards zero, so that (-n) % 4 keeps reading as it was written.
     reduced = {mono: coef % b if coef > 0 else -(-coef % b) for mono, coef in terms if coef % b}

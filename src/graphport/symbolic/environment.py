@@ -1,4 +1,4 @@
-"""A scope as PyTorch's utility functions see it from behind a symbolic number.
+"""The part of torch's `ShapeEnv` that its utilities ask of a symbolic number.
 
 `torch.fx.experimental.symbolic_shapes` offers meta functions `guard_or_false`,
 `statically_known_true`, `guarding_hint_or_throw` and the like; they reach for `node.shape_env` and
@@ -57,48 +57,48 @@ class ShapeEnv:
         return self.scope.specialize(node._expr)
 
     def evaluate_expr(self, e: Any, *args: Any, fallback_value: Any = None, **kwargs: Any) -> Any:
-        return self.evaluate_sym_node(self.node(_value(e)), fallback_value=fallback_value)
+        return self.evaluate_sym_node(self.node(_unwrap_opaque(e)), fallback_value=fallback_value)
 
     def _maybe_evaluate_static(self, e: Any, **kwargs: Any) -> Number | None:
-        value = self.scope.simplify(_value(e))
+        value = self.scope.simplify(_unwrap_opaque(e))
         if type(value) is not Expr:
             return value
         return self.decide(value) if value.type is bool else None
 
     def simplify(self, e: Any) -> Opaque | Number:
-        return opaque(self.scope.simplify(_value(e)))
+        return wrap_opaque(self.scope.simplify(_unwrap_opaque(e)))
 
     replace = simplify
 
     def guarding_hint_or_throw(self, e: Any) -> Number:
-        hint = self.scope.hint(_value(e))
+        hint = self.scope.hint(_unwrap_opaque(e))
         if hint is None:
             raise DataDependentError(f"the value of {e} depends on the data of a tensor")
         return hint
 
     def optimization_hint(self, e: Any, fallback: int | None = None) -> Number:
-        hint = self.scope.hint(_value(e))
+        hint = self.scope.hint(_unwrap_opaque(e))
         return hint if hint is not None else (_USUAL_SIZE if fallback is None else fallback)
 
     def bound_sympy(self, e: Any) -> _Bounds:
-        r = self.scope.range(_value(e))
+        r = self.scope.range(_unwrap_opaque(e))
         return _Bounds(r.lower, r.upper)
 
     def is_unbacked_symint(self, e: Any) -> bool:
-        value = _value(e)
+        value = _unwrap_opaque(e)
         return type(value) is Expr and value.kind == "symbol" and self.scope.hint(value) is None
 
     def _constrain_range(self, e: Any, lower: Any, upper: Any) -> None:
         # An absent bound arrives as sympy's infinity.
         if type(lower) is int:
-            self.scope.assume(expr.ge(_value(e), lower))
+            self.scope.assume(expr.ge(_unwrap_opaque(e), lower))
         if type(upper) is int:
-            self.scope.assume(expr.le(_value(e), upper))
+            self.scope.assume(expr.le(_unwrap_opaque(e), upper))
 
     _constrain_range_for_size = _constrain_range
 
     def guard_or_defer_runtime_assert(self, e: Any, message: str, fx_node: Any = None) -> bool:
-        return self.scope.expect(_value(e), message=message)
+        return self.scope.expect(_unwrap_opaque(e), message=message)
 
 
 class _Bounds(Range):
@@ -135,10 +135,10 @@ class Opaque:
         return hash(self.value)
 
 
-def _value(e: Any) -> Any:
+def _unwrap_opaque(e: Any) -> Any:
     return e.value if type(e) is Opaque else e
 
 
-def opaque(value: Any) -> Any:
+def wrap_opaque(value: Any) -> Any:
     """An expression wrapped, a number as it is."""
     return Opaque(value) if type(value) is Expr else value

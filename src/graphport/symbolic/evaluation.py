@@ -1,4 +1,4 @@
-"""What every kind of node means: evaluation at concrete values, and substitution.
+"""Evaluates expressions at concrete values, and substitutes in them.
 
 Two tables, one row per kind: `MEANING` computes on Python numbers, `_REBUILD` builds the canonical
 expression again from new operands. Evaluation has Python's semantics exactly, exceptions included.
@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from graphport.symbolic import division, floats, integers, logic
-from graphport.symbolic.nodes import Expr, Number, Value, parts_first, remember_factors
+from graphport.symbolic.nodes import Expr, Number, Value, record_factors, walk_postorder
 
 # No number of a program has more bits: computing one would take all time and memory there is.
-_MOST_BITS = 1 << 16
+_MAX_BITS = 1 << 16
 
 
 def _power(a: int, b: int) -> int:
-    if a.bit_length() * b > _MOST_BITS and abs(a) > 1:
+    if a.bit_length() * b > _MAX_BITS and abs(a) > 1:
         raise OverflowError(f"{a} ** {b} is too large")
     return a**b
 
 
 def _shift(a: int, b: int) -> int:
-    if b > _MOST_BITS:
+    if b > _MAX_BITS:
         raise OverflowError(f"{a} << {b} is too large")
     return a << b
 
@@ -126,7 +126,7 @@ def evaluate_with(e: Value, done: dict[Expr, Any]) -> Any:
         return e
     if e in done:
         return done[e]
-    for part in parts_first(e, done.__contains__, _LAZY):
+    for part in walk_postorder(e, done.__contains__, _LAZY):
         evaluate_with(part, done)
     kind = e.kind
     result: Any
@@ -179,7 +179,7 @@ def rebuild(e: Value, done: dict[Expr, Any], finish: Callable[[Expr], Value] | N
         return e
     if e in done:
         return done[e]
-    for part in parts_first(e, done.__contains__):
+    for part in walk_postorder(e, done.__contains__):
         rebuild(part, done, finish)
     kind = e.kind
     result: Any
@@ -212,5 +212,5 @@ def _rebuild_sum(e: Expr, done: dict[Expr, Any], finish: Callable[[Expr], Value]
         # A product of sums stays known as one, so that its sign stays easy to see.
         factors = tuple(rebuild(factor, done, finish) for factor in e.factors)
         if all(type(factor) is Expr for factor in factors):
-            remember_factors(result, factors)
+            record_factors(result, factors)
     return result

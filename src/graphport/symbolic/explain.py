@@ -1,4 +1,4 @@
-"""A question about data that cannot be answered, in the user's words.
+"""Errors for data-dependent guards, in the names of the user's variables.
 
 The error says the question in the names that the running code has for its values, where each value
 came from, and the two statements of which one settles the question.
@@ -17,7 +17,7 @@ from graphport.source import Location
 from graphport.symbolic import logic
 from graphport.symbolic.evaluation import substitute
 from graphport.symbolic.facts import occurs
-from graphport.symbolic.integers import split
+from graphport.symbolic.integers import split_terms
 from graphport.symbolic.nodes import Expr, Value, operands, symbols
 from graphport.symbolic.printing import to_code, to_str
 
@@ -28,14 +28,14 @@ _NO_VALUE = "keep it a tensor, or torch._check what the program needs to know of
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class VariableNames:
     """What the code that is running calls its values, and the names that are taken."""
 
     names: dict[Expr, str] = field(default_factory=dict)
     taken: Collection[str] = ()
 
 
-def undecided(scope: Scope, e: Value, where: Location | None) -> DataDependentError:
+def make_undecided_error(scope: Scope, e: Value, where: Location | None) -> DataDependentError:
     """The error for a question, or a number that Python needs, which depends on data."""
     return _Question(scope, e).error(where)
 
@@ -51,7 +51,7 @@ class _Question:
         self.asked = self._in_names(e)
         self.unknown = list(dict.fromkeys(self._unknown(self.asked)))
         nameless = [x for x in self.unknown if x not in self.names and self._expression(x)]
-        self.letters = dict(zip(nameless, _letters(words.taken), strict=False))
+        self.letters = dict(zip(nameless, _propose_letters(words.taken), strict=False))
 
     def error(self, where: Location | None) -> DataDependentError:
         names = {x: self._expression(x) for x in self.letters} | self.names
@@ -63,7 +63,7 @@ class _Question:
         ]
         named = [x for x in self.unknown if x in self.names]
         what += [f"  {names[x]} comes from {self._origin(x)}" for x in named]
-        fix = [self._check(a) for a in self._answers()] if is_branch else [_value_fix()]
+        fix = [self._check(a) for a in self._answers()] if is_branch else [_suggest_value_fix()]
         return DataDependentError("\n".join(what), where=where, fix=fix)
 
     def _in_names(self, e: Value) -> Any:
@@ -72,7 +72,7 @@ class _Question:
             if e in self.names or u in self.names or u.kind != "symbol":
                 continue
             for x, name in list(self.names.items()):
-                factor = dict(split(x)[0]).get(u) if x.type is int else None
+                factor = dict(split_terms(x)[0]).get(u) if x.type is int else None
                 if factor in (1, -1) and not occurs(u, x - u * factor):
                     stand_in = Expr(x.arena, "symbol", int, (), 0, (0, u.index, 1), x.span)
                     stand_in.name, stand_in.index = name, u.index
@@ -95,7 +95,7 @@ class _Question:
         """What may be asserted. An operator that asks for the sign of a size wants no other."""
         answers = [self.asked, logic.not_(self.asked)]
         if self.scope.internal and self.asked.kind == "ge0":
-            ((_, factor), *more), const = split(self.asked.args[0])
+            ((_, factor), *more), const = split_terms(self.asked.args[0])
             if not more and const in (0, -1):
                 return answers[:1] if factor > 0 else answers[1:]
         return answers
@@ -116,14 +116,14 @@ class _Question:
         return getattr(self._origin(x), "expression", "")
 
 
-def _letters(taken: Collection[str]) -> Iterator[str]:
+def _propose_letters(taken: Collection[str]) -> Iterator[str]:
     numbered = (f"n{i}" for i in itertools.count(1))
     return (name for name in itertools.chain("nmk", numbered) if name not in taken)
 
 
-def _value_fix() -> str:
+def _suggest_value_fix() -> str:
     """What to write where Python wants a plain number."""
-    spot = source.spot()
+    spot = source.locate_user_expression()
     call = spot.expression if spot is not None else ""
     if call.startswith("len(") and call.endswith(")"):
         return f"{call[4:-1]}.shape[0] stays symbolic, {call} cannot"

@@ -27,8 +27,8 @@ from graphport.symbolic.nodes import (
     Size,
     Truth,
     Value,
-    memoised,
-    memoised_unary,
+    memoise,
+    memoise_unary,
     symbols,
 )
 from graphport.symbolic.printing import symbolic_repr, to_str
@@ -96,7 +96,7 @@ def _real(a: Any) -> floats.Real:
     return a if type_of(a) is float else floats.to_float(_integer(a))
 
 
-def _promoting(name: str, integer: Callable[..., Any], real: Callable[..., Any]) -> Any:
+def _make_promoting(name: str, integer: Callable[..., Any], real: Callable[..., Any]) -> Any:
     """A binary operation that is carried out on floats as soon as one operand is a float."""
 
     def operation(a: Value, b: Value) -> Value:
@@ -106,7 +106,7 @@ def _promoting(name: str, integer: Callable[..., Any], real: Callable[..., Any])
 
     operation.__name__ = name
     operation.__doc__ = integer.__doc__
-    return memoised(operation)
+    return memoise(operation)
 
 
 def _ge(a: Size, b: Size) -> Truth:
@@ -117,28 +117,28 @@ def _eq(a: Size, b: Size) -> Truth:
     return logic.eq0(integers.sub(a, b))
 
 
-add = _promoting("add", integers.add, floats.add)
-sub = _promoting("sub", integers.sub, floats.sub)
-mul = _promoting("mul", integers.mul, floats.mul)
-floordiv = _promoting("floordiv", division.floordiv, floats.floordiv)
-mod = _promoting("mod", division.mod, floats.mod)
-truediv = _promoting("truediv", floats.int_truediv, floats.truediv)
-min_ = _promoting("min_", integers.min_, floats.min_)
-max_ = _promoting("max_", integers.max_, floats.max_)
-eq = _promoting("eq", _eq, logic.feq)
-ne = _promoting(
+add = _make_promoting("add", integers.add, floats.add)
+sub = _make_promoting("sub", integers.sub, floats.sub)
+mul = _make_promoting("mul", integers.mul, floats.mul)
+floordiv = _make_promoting("floordiv", division.floordiv, floats.floordiv)
+mod = _make_promoting("mod", division.mod, floats.mod)
+truediv = _make_promoting("truediv", floats.int_truediv, floats.truediv)
+min_ = _make_promoting("min_", integers.min_, floats.min_)
+max_ = _make_promoting("max_", integers.max_, floats.max_)
+eq = _make_promoting("eq", _eq, logic.feq)
+ne = _make_promoting(
     "ne",
     lambda a, b: logic.not_(_eq(a, b)),
     lambda a, b: logic.not_(logic.feq(a, b)),
 )
-ge = _promoting("ge", _ge, lambda a, b: logic.fle(b, a))
-le = _promoting("le", lambda a, b: _ge(b, a), logic.fle)
-gt = _promoting("gt", lambda a, b: _ge(a, integers.add(b, 1)), lambda a, b: logic.flt(b, a))
-lt = _promoting("lt", lambda a, b: _ge(b, integers.add(a, 1)), logic.flt)
+ge = _make_promoting("ge", _ge, lambda a, b: logic.fle(b, a))
+le = _make_promoting("le", lambda a, b: _ge(b, a), logic.fle)
+gt = _make_promoting("gt", lambda a, b: _ge(a, integers.add(b, 1)), lambda a, b: logic.flt(b, a))
+lt = _make_promoting("lt", lambda a, b: _ge(b, integers.add(a, 1)), logic.flt)
 
 
 def _on_ints(operation: Callable[[Size, Size], Size]) -> Any:
-    return memoised(lambda a, b: operation(_integer(a), _integer(b)))
+    return memoise(lambda a, b: operation(_integer(a), _integer(b)))
 
 
 lshift = _on_ints(integers.lshift)
@@ -146,12 +146,12 @@ rshift = _on_ints(division.rshift)
 bitand = _on_ints(integers.bitand)
 bitor = _on_ints(integers.bitor)
 bitxor = _on_ints(integers.bitxor)
-and_ = memoised(logic.and_)
-or_ = memoised(logic.or_)
-not_ = memoised_unary(logic.not_)
+and_ = memoise(logic.and_)
+or_ = memoise(logic.or_)
+not_ = memoise_unary(logic.not_)
 
 
-@memoised
+@memoise
 def pow_(a: Value, b: Value) -> Value:
     """a ** b. Of ints it is an int, except for a negative constant exponent, as in Python."""
     if type_of(a) is float or type_of(b) is float or (type(b) is not Expr and b < 0):
@@ -171,19 +171,19 @@ def to_float(a: Value) -> floats.Real:
     return _real(a)
 
 
-def _rounding(real: Callable[[floats.Real], Size]) -> Callable[[Value], Size]:
+def _make_rounding(real: Callable[[floats.Real], Size]) -> Callable[[Value], Size]:
     """A conversion to int, which leaves integers alone."""
 
     def operation(a: Value) -> Size:
         return real(a) if type_of(a) is float else _integer(a)
 
     operation.__doc__ = real.__doc__
-    return memoised_unary(operation)
+    return memoise_unary(operation)
 
 
-to_int = _rounding(floats.trunc)
-floor = _rounding(floats.floor)
-ceil = _rounding(floats.ceil)
+to_int = _make_rounding(floats.trunc)
+floor = _make_rounding(floats.floor)
+ceil = _make_rounding(floats.ceil)
 
 
 def round_(a: Value, digits: int | None = None) -> Value:
@@ -229,18 +229,18 @@ def prod(values: Iterable[Value]) -> Value:
     return result
 
 
-def _reduced(e: Expr) -> tuple[Any, ...]:
+def _reduce_for_pickle(e: Expr) -> tuple[Any, ...]:
     """For pickles: a symbol by its name and range, anything else by its operands."""
     if e.kind == "symbol":
-        return _symbol, (e.arena, e.name, e.type, e.span)
-    return _restored, (e.arena, e.kind, e.args, e.const)
+        return _restore_symbol, (e.arena, e.name, e.type, e.span)
+    return _restore_expression, (e.arena, e.kind, e.args, e.const)
 
 
-def _symbol(arena: Arena, name: str, type_: type, span: Range) -> Expr:
+def _restore_symbol(arena: Arena, name: str, type_: type, span: Range) -> Expr:
     return arena.symbols.get(name) or arena.symbol(name, type_, span)
 
 
-def _restored(arena: Arena, kind: str, args: tuple[Any, ...], const: int) -> Any:
+def _restore_expression(arena: Arena, kind: str, args: tuple[Any, ...], const: int) -> Any:
     if kind == "add":
         return integers.sum_([const, *(integers.scale(mono, coef) for mono, coef in args)])
     if kind == "mul":
@@ -249,7 +249,7 @@ def _restored(arena: Arena, kind: str, args: tuple[Any, ...], const: int) -> Any
 
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
-    "__reduce__": _reduced,
+    "__reduce__": _reduce_for_pickle,
     "__add__": add,
     "__radd__": lambda a, b: add(b, a),
     "__sub__": sub,

@@ -1,6 +1,6 @@
 """What is known: ranges, equalities, inequalities.
 
-Knowledge only grows, except that a branch forgets what it learnt (`remembered`). Learning a
+Knowledge only grows, except that a branch forgets what it learnt (`checkpoint`). Learning a
 condition turns it into the strongest form that the rest can use:
 
 * an equality that can be solved for a symbol (or for an opaque atom) becomes a rewrite, applied to
@@ -22,8 +22,7 @@ from typing import Any
 
 from graphport.symbolic import division, integers, logic
 from graphport.symbolic.evaluation import rebuild
-from graphport.symbolic.integers import powers_of, split
-from graphport.symbolic.mentions import Mentions
+from graphport.symbolic.integers import powers_of, split_terms
 from graphport.symbolic.nodes import Expr, Size, Truth, Value, is_nonneg, operands, symbols
 from graphport.symbolic.ranges import Range, inf
 
@@ -50,7 +49,7 @@ class Facts:
         self.nonzero: dict[Expr, None] = {}
         self.truths: dict[Expr, bool] = {}
         # Keys of the five dicts above, by the symbols in them and in what they stand for.
-        self._mentions = Mentions()
+        self._mentions = SymbolIndex()
         # Everything learnt, in order; `witness` checks its points against it.
         self.learnt: list[Expr] = []
         # Symbols without an example value.
@@ -86,7 +85,7 @@ class Facts:
     def _join_quotients(self, e: Expr) -> Size:
         """c*(x // c) is x where c is known to divide x."""
         result: Size = e
-        for mono, coef in split(e)[0]:
+        for mono, coef in split_terms(e)[0]:
             for part, _ in powers_of(mono):
                 if part not in self._exact:
                     continue
@@ -137,7 +136,7 @@ class Facts:
         self.simplified.clear()
         self.simplified.update(self.rewrites)
 
-    def remembered(self) -> Callable[[], None]:
+    def checkpoint(self) -> Callable[[], None]:
         """What goes back to what is known now; of symbols made since, to what they began with."""
         stores: tuple[Any, ...] = (
             self.bounds, self.rewrites, self.nonneg, self.zero, self.nonzero, self.truths,
@@ -161,7 +160,7 @@ class Facts:
     # Inequalities
 
     def _learn_nonneg(self, e: Expr) -> None:
-        terms, const = split(e)
+        terms, const = split_terms(e)
         if len(terms) > 1:
             self._keep(self.nonneg, e)
             return
@@ -180,7 +179,7 @@ class Facts:
         self._mentions.add(part, part)
         if both.is_single and part.type is int and part.kind != "mul":
             self._rewrite(part, int(both.lower))
-        for cond in _consequences(part, both):
+        for cond in _infer_from_range(part, both):
             self.learn(cond)
 
     def _trim(self, part: Expr, r: Range) -> Range:
@@ -193,7 +192,7 @@ class Facts:
 
     def _learn_nonzero(self, e: Expr) -> None:
         self._keep(self.nonzero, e)  # its first coefficient is positive: eq0 saw to it
-        terms, _ = split(e)
+        terms, _ = split_terms(e)
         if len(terms) == 1:
             self.tighten(terms[0][0], self.bound(terms[0][0]))
 
@@ -213,7 +212,7 @@ class Facts:
         results are told in terms of the inputs that were named first. A symbol with an example
         value is never told in terms of one without.
         """
-        terms, _ = split(e)
+        terms, _ = split_terms(e)
         candidates = [
             (mono, coef)
             for mono, coef in terms
@@ -272,7 +271,7 @@ class Facts:
             if part in self.bounds and occurs(target, part):
                 new = self.simplify(part)
                 if new is not part:
-                    yield from within(new, self.bounds[part])
+                    yield from express_range(new, self.bounds[part])
         for key in affected:
             # x // 2 == y, and x turns out to be z: then also z // 2 == y.
             if key is not target and key in self.rewrites and occurs(target, key):
@@ -290,7 +289,7 @@ class Facts:
         self._mentions.add(s, s)
 
 
-def within(e: Size, r: Range) -> Iterator[Truth]:
+def express_range(e: Size, r: Range) -> Iterator[Truth]:
     """The conditions that e lies in r."""
     if r.lower != -inf:
         yield logic.ge0(integers.sub(e, math.ceil(r.lower)))
@@ -298,18 +297,18 @@ def within(e: Size, r: Range) -> Iterator[Truth]:
         yield logic.ge0(integers.sub(math.floor(r.upper), e))
 
 
-def _consequences(part: Expr, r: Range) -> Iterator[Truth]:
+def _infer_from_range(part: Expr, r: Range) -> Iterator[Truth]:
     """What the range of an operation says about its operands."""
     low, high = r.lower, r.upper
     if part.kind == "floordiv" and type(part.args[1]) is int:
         a, c = part.args
-        yield from within(a, Range(low * c, high * c + c - 1))
+        yield from express_range(a, Range(low * c, high * c + c - 1))
     elif part.kind == "min":
         for a in part.args:
-            yield from within(a, Range(low, inf))
+            yield from express_range(a, Range(low, inf))
     elif part.kind == "max":
         for a in part.args:
-            yield from within(a, Range(-inf, high))
+            yield from express_range(a, Range(-inf, high))
     elif part.kind == "mul" and low >= 1 and all(is_nonneg(a) for a, _ in part.args):
         for a, _ in part.args:
             yield logic.ge0(integers.sub(a, 1))
@@ -330,3 +329,24 @@ def occurs(part: Value, e: Value) -> bool:
             seen.add(x)
             waiting.extend(operands(x))
     return False
+
+
+# Index of facts by symbol: which are affected when it gets another form.
+#
+# Looking through everything known for each new fact would make a chain of facts quadratic.
+
+
+class SymbolIndex:
+    """For each symbol, the holders of expressions that contain it, in order of arrival."""
+
+    def __init__(self) -> None:
+        self._holders: dict[Expr, dict[Expr, None]] = {}
+
+    def add(self, holder: Expr, e: Value) -> None:
+        """Note that `holder` has to do with `e`; never taken back, so ask the holder again."""
+        for s in symbols(e):
+            self._holders.setdefault(s, {})[holder] = None
+
+    def of(self, part: Expr) -> list[Expr]:
+        """The holders that may contain `part`: those of its rarest symbol."""
+        return list(min((self._holders.get(s, {}) for s in symbols(part)), key=len, default={}))

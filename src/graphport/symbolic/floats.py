@@ -1,4 +1,4 @@
-"""Floating-point expressions.
+"""Floating-point expressions, and how they simplify back to integers.
 
 Floats are opaque to arithmetic: addition is not associative, so nothing is reordered. What is
 simplified is the way back to integers, because that is how programs compute sizes: `int(n / 2)`,
@@ -158,7 +158,7 @@ def _perfect_root(a: Size | None) -> Size | None:
     """The root of c**2 * x**2 * y**2 ..., for atoms that are never negative."""
     if type(a) is not Expr:
         return None
-    terms, const = integers.split(a)
+    terms, const = integers.split_terms(a)
     if len(terms) != 1 or const or terms[0][1] < 0:
         return None
     mono, coef = terms[0]

@@ -20,7 +20,7 @@ from graphport.symbolic.nodes import (
     key_of,
     monomial,
     polynomial,
-    remember_factors,
+    record_factors,
 )
 
 # A power of a sum beyond this stays opaque: expansion would cost more than it can prove.
@@ -30,7 +30,7 @@ _MAX_TERMS = 256
 _MAX_PRODUCTS = 4096
 
 
-def split(e: Size) -> tuple[tuple[tuple[Expr, int], ...], int]:
+def split_terms(e: Size) -> tuple[tuple[tuple[Expr, int], ...], int]:
     """The terms and the constant of a polynomial."""
     if type(e) is not Expr:
         return (), e
@@ -47,7 +47,7 @@ def powers_of(mono: Expr) -> tuple[tuple[Expr, int], ...]:
 def add(a: Size, b: Size) -> Size:
     if type(a) is not Expr and type(b) is not Expr:
         return a + b
-    (left, c), (right, d) = split(a), split(b)
+    (left, c), (right, d) = split_terms(a), split_terms(b)
     terms = dict(left)
     for mono, coef in right:
         terms[mono] = terms.get(mono, 0) + coef
@@ -60,10 +60,10 @@ def scale(a: Size, k: int) -> Size:
         return a * k
     if k == 1:
         return a
-    terms, const = split(a)
+    terms, const = split_terms(a)
     result = polynomial(a.arena, {mono: coef * k for mono, coef in terms}, const * k)
     if k > 0 and a.factors:
-        remember_factors(result, a.factors)
+        record_factors(result, a.factors)
     return result
 
 
@@ -84,14 +84,14 @@ def sum_(values: Iterable[Size]) -> Size:
         if type(value) is not Expr:
             const += value
         else:
-            parts, c = split(value)
+            parts, c = split_terms(value)
             const += c
             for mono, coef in parts:
                 terms[mono] = terms.get(mono, 0) + coef
     return polynomial(arena_of(*values), terms, const) if terms else const
 
 
-def _times(arena: Arena, a: Expr, b: Expr) -> Expr:
+def _multiply_monomials(arena: Arena, a: Expr, b: Expr) -> Expr:
     """The product of two monomials."""
     powers = dict(powers_of(a))
     for part, power in powers_of(b):
@@ -106,13 +106,13 @@ def mul(a: Size, b: Size) -> Size:
     if type(b) is not Expr:
         return scale(a, b)
     arena = arena_of(a, b)
-    (left, c), (right, d) = split(a), split(b)
+    (left, c), (right, d) = split_terms(a), split_terms(b)
     if len(left) * len(right) > _MAX_PRODUCTS:
         raise OverflowError("a product of sums has too many terms to be written out")
     terms: dict[Expr, int] = {}
     for m, x in left:
         for n, y in right:
-            both = _times(arena, m, n)
+            both = _multiply_monomials(arena, m, n)
             terms[both] = terms.get(both, 0) + x * y
         if d:
             terms[m] = terms.get(m, 0) + x * d
@@ -120,7 +120,7 @@ def mul(a: Size, b: Size) -> Size:
         for n, y in right:
             terms[n] = terms.get(n, 0) + c * y
     result = polynomial(arena, terms, c * d)
-    remember_factors(result, (*(a.factors or (a,)), *(b.factors or (b,))))
+    record_factors(result, (*(a.factors or (a,)), *(b.factors or (b,))))
     return result
 
 
@@ -166,10 +166,10 @@ def extremum(kind: str, values: Sequence[Size]) -> Size:
                 const = part if const is None else best(const, part)
     kept: list[Size] = []
     for part in parts:
-        if not any(o is not part and _beats(kind, o, part) for o in parts):
+        if not any(o is not part and _is_dominated_by(kind, o, part) for o in parts):
             kept.append(part)
-    if const is not None and not any(_beats(kind, part, const) for part in kept):
-        kept = [part for part in kept if not _beats(kind, const, part)]
+    if const is not None and not any(_is_dominated_by(kind, part, const) for part in kept):
+        kept = [part for part in kept if not _is_dominated_by(kind, const, part)]
         kept.append(const)
     if len(kept) == 1:
         return kept[0]
@@ -177,7 +177,7 @@ def extremum(kind: str, values: Sequence[Size]) -> Size:
     return atom(kind, int, *kept)
 
 
-def _beats(kind: str, a: Size, b: Size) -> bool:
+def _is_dominated_by(kind: str, a: Size, b: Size) -> bool:
     """a makes b superfluous in a min (a <= b) or max (a >= b), from declared signs alone."""
     return is_nonneg(sub(b, a) if kind == "min" else sub(a, b))
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from graphport.symbolic import floats, integers
 from graphport.symbolic.floats import Real
-from graphport.symbolic.integers import split
-from graphport.symbolic.nodes import Expr, Size, Truth, Value, atom, polynomial, remember_factors
+from graphport.symbolic.integers import split_terms
+from graphport.symbolic.nodes import Expr, Size, Truth, Value, atom, polynomial, record_factors
 
 
 def ge0(e: Size) -> Truth:
@@ -26,7 +26,7 @@ def ge0(e: Size) -> Truth:
         return True
     if e.span.upper < 0:
         return False
-    g = math.gcd(*(coef for _, coef in split(e)[0]))
+    g = math.gcd(*(coef for _, coef in split_terms(e)[0]))
     if g > 1:
         return ge0(_divide(e, g))
     return atom("ge0", bool, e)
@@ -34,10 +34,10 @@ def ge0(e: Size) -> Truth:
 
 def _divide(e: Expr, g: int) -> Size:
     """e with its coefficients divided by g and its constant rounded down."""
-    terms, const = split(e)
+    terms, const = split_terms(e)
     result = polynomial(e.arena, {mono: coef // g for mono, coef in terms}, const // g)
     if e.factors and g > 0 and const % g == 0:
-        remember_factors(result, e.factors)
+        record_factors(result, e.factors)
     return result
 
 
@@ -45,7 +45,7 @@ def eq0(e: Size) -> Truth:
     """e == 0, with the first coefficient positive."""
     if type(e) is not Expr:
         return e == 0
-    terms, const = split(e)
+    terms, const = split_terms(e)
     g = math.gcd(*(coef for _, coef in terms))
     if const % g or 0 not in e.span:
         return False

@@ -1,4 +1,4 @@
-"""The expression node, and the arena in which nodes are unique.
+"""The expression node, and the arena in which nodes are hash-consed.
 
 An `Expr` is an immutable node of a directed acyclic graph. Nodes are hash-consed: within an arena,
 structurally equal canonical expressions are the same object, so `is`, `==` and `hash` are identity
@@ -51,7 +51,7 @@ class Arena:
         self.nodes: dict[tuple[Any, ...], Expr] = {}
         self.memo: dict[tuple[Any, ...], Any] = {}
         self.symbols: dict[str, Expr] = {}
-        # The sums that are known to be products, by their terms; see `remember_factors`.
+        # The sums that are known to be products, by their terms; see `record_factors`.
         self.products: dict[tuple[Any, ...], Expr] = {}
         self.owner = owner
 
@@ -116,7 +116,7 @@ class Expr:
         self.index = -1
         # The interval that follows from the declared ranges of the symbols alone.
         self.span = span
-        # The factors of a sum that was built as a product; see `remember_factors`.
+        # The factors of a sum that was built as a product; see `record_factors`.
         self.factors: tuple[Expr, ...] | None = None
         # Room for the scope (the value at the example sizes) and for the bridge (the torch object).
         self.hinted: Any = UNSET
@@ -166,7 +166,7 @@ def operands(e: Expr) -> tuple[Value, ...]:
     return e.args
 
 
-def parts_first(
+def walk_postorder(
     e: Value, is_known: Callable[[Expr], bool], whole: Container[str] = ()
 ) -> Iterator[Expr]:
     """The nodes within a large expression that are not known, each after its operands.
@@ -198,7 +198,7 @@ def symbols(e: Value) -> tuple[Expr, ...]:
     if type(e) is not Expr:
         return ()
     if e._symbols is None:
-        for part in parts_first(e, lambda part: part._symbols is not None):
+        for part in walk_postorder(e, lambda part: part._symbols is not None):
             symbols(part)
         if e.kind == "symbol":
             e._symbols = (e,)
@@ -224,7 +224,7 @@ def arena_of(*values: Value) -> Arena:
     return arena
 
 
-def _identity(value: Any) -> Any:
+def _constant_key(value: Any) -> Any:
     """A constant as a dictionary key: 1, 1.0 and True, or 0.0 and -0.0, are different constants."""
     if type(value) is float:
         return (float, value.hex())
@@ -251,7 +251,7 @@ def is_nonneg(value: Value) -> bool:
 def atom(kind: str, type_: type, *args: Any) -> Expr:
     """The node of an opaque operation."""
     arena = arena_of(*args)
-    identity = (kind, *map(_identity, args))
+    identity = (kind, *map(_constant_key, args))
     node = arena.nodes.get(identity)
     if node is None:
         key = (1, kind, len(args), *map(key_of, args))
@@ -295,7 +295,7 @@ def polynomial(arena: Arena, terms: dict[Expr, int], const: int) -> Size:
     return node
 
 
-def remember_factors(e: Size, factors: tuple[Expr, ...]) -> None:
+def record_factors(e: Size, factors: tuple[Expr, ...]) -> None:
     """Note that the sum `e` is a positive multiple of the product of `factors`.
 
     That n*(h - 2) is not negative is plain from the factors, and hard to see in n*h - 2*n.
@@ -309,7 +309,7 @@ def _term_order(term: tuple[Expr, int]) -> tuple[Any, ...]:
     return term[0].order
 
 
-def memoised(operation: _Op) -> _Op:
+def memoise(operation: _Op) -> _Op:
     """Remember the results of a binary operation in the arena of its operands.
 
     Only ints and expressions are remembered: 1, 1.0 and True would share a key.
@@ -335,7 +335,7 @@ def memoised(operation: _Op) -> _Op:
     return call  # type: ignore[return-value]
 
 
-def memoised_unary(operation: _Op) -> _Op:
+def memoise_unary(operation: _Op) -> _Op:
     """Remember the results of a unary operation in the arena of its operand."""
 
     def call(a: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Expressions as text.
+"""Prints expressions: as Python, as traceable code, as in runtime assertions.
 
 `to_str` writes Python that can be pasted, in the user's names: `2*batch + 1`, `seq//2`,
 `batch >= 4`. Comparisons put the leading term on the left and move negative terms across.
@@ -13,13 +13,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from graphport.symbolic.nodes import Expr, Value, parts_first, symbols
+from graphport.symbolic.nodes import Expr, Value, symbols, walk_postorder
 
 # What is shared is written out each time, and forty sums of two are a terabyte: operands of more
 # nodes than this, and of longer texts, are left out.
-_MOST_NODES = 256
-_MOST_TEXT = 10_000
-_LEFT_OUT = "..."
+_MAX_NODES = 256
+_MAX_TEXT = 10_000
+_ELLIPSIS = "..."
 
 # Binding strength, as in Python's grammar.
 _OR, _AND, _NOT, _COMPARE, _BITOR, _BITXOR, _BITAND, _SHIFT, _SUM, _PRODUCT, _POWER, _ATOM = range(
@@ -150,7 +150,7 @@ def symbolic_repr(e: Value, names: Mapping[Expr, str] | None = None) -> str:
     return _Renderer(_SYMBOLIC, names or {}).text(e)
 
 
-def _first(terms: list[tuple[Expr, int]]) -> float:
+def _find_oldest_symbol(terms: list[tuple[Expr, int]]) -> float:
     """The place of the oldest symbol: equations of this notation begin with it."""
     return min((s.index for mono, _ in terms for s in symbols(mono)), default=math.inf)
 
@@ -163,24 +163,24 @@ class _Renderer:
 
     def text(self, e: Value, least: int = _OR) -> str:
         """The text of `e`, in parentheses if it binds less than `least`."""
-        text, strength = self._rendered(e)
+        text, strength = self._render_cached(e)
         return text if strength >= least else f"({text})"
 
-    def _rendered(self, e: Value) -> tuple[str, int]:
+    def _render_cached(self, e: Value) -> tuple[str, int]:
         if type(e) is not Expr:
             return self._render(e)
         known = self._done.get(e)
         if known is None:
-            for part in parts_first(e, self._is_done):
-                self._rendered(part)
+            for part in walk_postorder(e, self._is_done):
+                self._render_cached(part)
             text, strength = self._render(e)
-            is_short = len(text) <= _MOST_TEXT
-            known = self._done[e] = (text, strength) if is_short else (_LEFT_OUT, _ATOM)
+            is_short = len(text) <= _MAX_TEXT
+            known = self._done[e] = (text, strength) if is_short else (_ELLIPSIS, _ATOM)
         return known
 
     def _is_done(self, e: Expr) -> bool:
-        if e.size > _MOST_NODES:
-            self._done.setdefault(e, (_LEFT_OUT, _ATOM))
+        if e.size > _MAX_NODES:
+            self._done.setdefault(e, (_ELLIPSIS, _ATOM))
         return e in self._done
 
     def _render(self, e: Value) -> tuple[str, int]:
@@ -271,7 +271,7 @@ class _Renderer:
 
     def _equation(self, template: str, e: Expr) -> tuple[str, int]:
         left, right, const, _ = self._sides(e)
-        if self.style is _SYMBOLIC and _first(right) < _first(left):
+        if self.style is _SYMBOLIC and _find_oldest_symbol(right) < _find_oldest_symbol(left):
             left, right, const = right, left, -const
         text = template.format(*self._balanced(left, right, const))
         return text, _ATOM if "(" in template else _COMPARE

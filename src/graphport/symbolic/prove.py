@@ -1,4 +1,4 @@
-"""Deciding conditions from what is known.
+"""Proves or refutes conditions from facts, by intervals and relaxations.
 
 `Prover.decide` answers True or False only with a proof, else None. Integers are decided by showing
 that a polynomial is never negative: by intervals first, then by relaxations, each of which replaces
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 from graphport.symbolic import division, integers, logic, ranges
 from graphport.symbolic.facts import Facts
-from graphport.symbolic.integers import powers_of, split
-from graphport.symbolic.nodes import Expr, Size, Truth, parts_first, symbols
+from graphport.symbolic.integers import powers_of, split_terms
+from graphport.symbolic.nodes import Expr, Size, Truth, symbols, walk_postorder
 from graphport.symbolic.ranges import FULL, INTERVALS, TRUTH, Range, inf
-from graphport.symbolic.relax import RELAXATIONS
 from graphport.symbolic.witness import Witnesses
 
 _DEPTH = 4
@@ -54,7 +53,7 @@ class Prover:
             if self._least:
                 self._proven.clear()  # a size may have turned out to be small
 
-    def remembered(self) -> Callable[[], None]:
+    def checkpoint(self) -> Callable[[], None]:
         """What goes back to the answers that are proven now."""
         proven = self._proven.copy()
 
@@ -130,7 +129,7 @@ class Prover:
         answer = self._decide_product_zero(e)
         if answer is not None:
             return answer
-        spread = division.without_mods(e)
+        spread = division.expand_mods(e)
         if type(spread) is not Expr:
             return spread == 0
         opposite = integers.neg(e)
@@ -142,7 +141,7 @@ class Prover:
 
     def _decide_product_zero(self, e: Expr) -> bool | None:
         """A product is zero where one of its factors is, and only there."""
-        terms, const = split(e)
+        terms, const = split_terms(e)
         factors = list(e.factors or ())
         shared = None if const else division.common_factor(mono for mono, _ in terms)
         if shared is not None and shared is not e:
@@ -176,11 +175,11 @@ class Prover:
     def range(self, e: Any) -> Range:
         """The interval of `e`, by interval arithmetic over what is known of its parts."""
         if type(e) is not Expr:
-            return ranges.of_constant(e)
+            return ranges.constant_range(e)
         self._refresh()
         known = self._ranges.get(e)
         if known is None:
-            for part in parts_first(e, self._ranges.__contains__):
+            for part in walk_postorder(e, self._ranges.__contains__):
                 self.range(part)
             simple = self.facts.simplify(e)
             known = self._range(simple) if simple is e else self.range(simple) & self.facts.bound(e)
@@ -222,7 +221,7 @@ class Prover:
             if shared is not None:
                 rest = division.quotient(integers.sub(e, e.const), shared)
                 inner = ranges.mul(self.range(shared), self.range(rest))
-                r = r & ranges.add(inner, ranges.of_constant(e.const))
+                r = r & ranges.add(inner, ranges.constant_range(e.const))
         return r
 
     # Never negative
@@ -253,7 +252,7 @@ class Prover:
         if r.lower >= 0:
             return True
         self._fuel -= 1
-        if r.upper < 0 or depth <= 0 or self._fuel < 0 or len(split(e)[0]) > _MAX_TERMS:
+        if r.upper < 0 or depth <= 0 or self._fuel < 0 or len(split_terms(e)[0]) > _MAX_TERMS:
             return False
         if e.factors and all(self.bounded_below(f, depth - 1) for f in e.factors):
             return True
@@ -264,7 +263,7 @@ class Prover:
         )
 
     def _from_shared_factor(self, e: Expr, depth: int) -> bool:
-        terms, const = split(e)
+        terms, const = split_terms(e)
         if const or len(terms) < 2:
             return False
         shared = division.common_factor(mono for mono, _ in terms)
@@ -273,7 +272,7 @@ class Prover:
         return self.bounded_below(division.quotient(e, shared), depth - 1)
 
     def _from_relaxations(self, e: Expr, depth: int) -> bool:
-        for mono, coef in split(e)[0]:
+        for mono, coef in split_terms(e)[0]:
             for part, power in powers_of(mono):
                 relax = RELAXATIONS.get(part.kind)
                 if relax is None or power != 1:
@@ -289,9 +288,9 @@ class Prover:
 
     def _from_facts(self, e: Expr, depth: int) -> bool:
         """e >= 0 follows from f >= 0 when p*e - q*f >= 0 for some p, q > 0."""
-        mine = dict(split(e)[0])
+        mine = dict(split_terms(e)[0])
         for f, sign in self._inequalities():
-            for mono, coef in split(f)[0]:
+            for mono, coef in split_terms(f)[0]:
                 wanted, have = mine.get(mono, 0), coef * sign
                 if wanted * have <= 0:
                     continue
@@ -309,3 +308,90 @@ class Prover:
         for f in self.facts.zero:
             yield f, 1
             yield f, -1
+
+
+# Relaxations: lower bounds of a sum by way of what is known of one of its atoms.
+#
+# A relaxation looks at `rest + weight * part`, where `part` is an opaque atom and `weight` is never
+# negative (`positive`) or never positive, and yields lists of expressions: if all of a list are
+# never negative, neither is the sum. Each is one fact about Python's integers, stated in the
+# docstring.
+
+Cases: TypeAlias = Iterator[list[Size]]
+
+# Side conditions ("n is at least 1") are proven with this little effort.
+_SIDE_DEPTH = 1
+
+
+def _add_weighted(rest: Size, weight: Size, value: Size) -> Size:
+    return integers.add(rest, integers.mul(weight, value))
+
+
+def relax_minimum(prover: Any, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
+    """min(x, y) is one of x and y, and at most either."""
+    cases = [_add_weighted(rest, weight, a) for a in part.args]
+    if positive:
+        yield cases
+    else:
+        yield from ([case] for case in cases)
+
+
+def relax_maximum(prover: Any, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
+    """max(x, y) is one of x and y, and at least either."""
+    yield from relax_minimum(prover, part, rest, weight, not positive)
+
+
+def relax_quotient(prover: Any, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
+    """n * (a // n) == a - a % n; and 0 <= a // n <= a where a >= 0 and n >= 1."""
+    a, n = part.args
+    if type(n) is int:
+        remainder = prover.range(division.mod(a, n))
+        most = remainder.upper if positive else remainder.lower
+        yield [_add_weighted(integers.scale(rest, n), weight, integers.sub(a, int(most)))]
+        return
+    if not prover.bounded_below(integers.sub(n, 1), _SIDE_DEPTH):
+        return
+    ratio = division.divide_exactly(weight, n)
+    if ratio is not None:
+        yield [_add_weighted(rest, ratio, integers.sub(a, integers.sub(n, 1)) if positive else a)]
+    if prover.bounded_below(a, _SIDE_DEPTH):
+        yield [rest if positive else _add_weighted(rest, weight, a)]
+
+
+def relax_remainder(prover: Any, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
+    """a % n == a - n * (a // n); 0 <= a % n <= n - 1 where n >= 1, and <= a where a >= 0."""
+    a, n = part.args
+    if not prover.bounded_below(integers.sub(n, 1), _SIDE_DEPTH):
+        return
+    if positive:
+        yield [rest]
+    else:
+        yield [_add_weighted(rest, weight, integers.sub(n, 1))]
+        if prover.bounded_below(a, _SIDE_DEPTH):
+            yield [_add_weighted(rest, weight, a)]
+    yield [_add_weighted(rest, weight, integers.sub(a, integers.mul(n, division.floordiv(a, n))))]
+
+
+def relax_absolute(prover: Any, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
+    """abs(x) is one of x and -x, and at least either."""
+    (a,) = part.args
+    cases = [_add_weighted(rest, weight, a), _add_weighted(rest, weight, integers.neg(a))]
+    if positive:
+        yield from ([case] for case in cases)
+    else:
+        yield cases
+
+
+def relax_ite(prover: Any, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
+    """x if c else y is one of x and y."""
+    yield [_add_weighted(rest, weight, side) for side in part.args[1:]]
+
+
+RELAXATIONS: dict[str, Callable[[Any, Expr, Size, Size, bool], Cases]] = {
+    "min": relax_minimum,
+    "max": relax_maximum,
+    "floordiv": relax_quotient,
+    "mod": relax_remainder,
+    "abs": relax_absolute,
+    "ite": relax_ite,
+}

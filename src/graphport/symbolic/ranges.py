@@ -1,4 +1,4 @@
-"""Closed intervals, and what every kind of node does to them.
+"""Interval arithmetic for every kind of node.
 
 A bound is an int (a float for float expressions) or plus or minus `math.inf`; an infinite bound
 means *no bound is known*. Interval arithmetic is sound, not tight: it forgets that two occurrences
@@ -52,10 +52,10 @@ class Range:
         return self.lower == self.upper
 
     def __repr__(self) -> str:
-        return f"[{_bound(self.lower)}, {_bound(self.upper)}]"
+        return f"[{_format_bound(self.lower)}, {_format_bound(self.upper)}]"
 
 
-def _bound(value: float) -> str:
+def _format_bound(value: float) -> str:
     return {inf: "oo", -inf: "-oo"}.get(value) or str(value)
 
 
@@ -192,7 +192,7 @@ def bitxor(a: Range, b: Range) -> Range:
     return Range(0, _all_ones(max(a.upper, b.upper)))
 
 
-def _corners(operation: Callable[[float, float], float]) -> Callable[[Range, Range], Range]:
+def _make_corners(operation: Callable[[float, float], float]) -> Callable[[Range, Range], Range]:
     """A float operation that is monotone in each operand; rounding to nearest keeps that."""
 
     def interval(a: Range, b: Range) -> Range:
@@ -205,7 +205,7 @@ def _corners(operation: Callable[[float, float], float]) -> Callable[[Range, Ran
     return interval
 
 
-_float_mul = _corners(lambda x, y: float(product(x, y)))
+_float_mul = _make_corners(lambda x, y: float(product(x, y)))
 
 
 def _quotient(a: Range, b: Range) -> Range:
@@ -221,10 +221,12 @@ def _truediv(x: float, y: float) -> float:
     return x if abs(x) == inf and y > 0 else (-x if abs(x) == inf else x / y)
 
 
-_true_corners = _corners(_truediv)
+_true_corners = _make_corners(_truediv)
 
 
-def _rising(function: Callable[[float], float], *, low: float = -inf) -> Callable[[Range], Range]:
+def _make_monotone(
+    function: Callable[[float], float], *, low: float = -inf
+) -> Callable[[Range], Range]:
     """A function that never falls, on its domain from `low` upwards."""
 
     def at(x: float) -> float:
@@ -268,13 +270,13 @@ INTERVALS: dict[str, Callable[..., Range]] = {
     "bitand": bitand,
     "bitor": bitor,
     "bitxor": bitxor,
-    "floor": _rising(math.floor),
-    "ceil": _rising(math.ceil),
-    "trunc": _rising(math.trunc),
-    "round": _rising(round),
+    "floor": _make_monotone(math.floor),
+    "ceil": _make_monotone(math.ceil),
+    "trunc": _make_monotone(math.trunc),
+    "round": _make_monotone(round),
     "to_float": _to_float,
     "truediv": _quotient,
-    "fadd": _corners(lambda x, y: x + y),
+    "fadd": _make_corners(lambda x, y: x + y),
     "fneg": neg,
     "fmul": _float_mul,
     "fdiv": _quotient,
@@ -285,7 +287,7 @@ INTERVALS: dict[str, Callable[..., Range]] = {
     "fmax": maximum,
     "fabs": absolute,
     "round_to": _unknown,
-    "sqrt": _rising(math.sqrt, low=0.0),
+    "sqrt": _make_monotone(math.sqrt, low=0.0),
     **dict.fromkeys(("exp", "cosh", "acos"), lambda a: Range(0.0, inf)),
     **dict.fromkeys(("sin", "cos", "tanh"), lambda a: Range(-1.0, 1.0)),
     **dict.fromkeys(("log", "log2", "log10", "tan", "asin", "atan", "sinh"), _unknown),
@@ -293,7 +295,7 @@ INTERVALS: dict[str, Callable[..., Range]] = {
 }
 
 
-def of_constant(value: Any) -> Range:
+def constant_range(value: Any) -> Range:
     return Range(value, value)
 
 
@@ -315,4 +317,4 @@ def monomial(parts: Iterable[tuple[Range, int]]) -> Range:
     for r, n in parts:
         factor = r if n == 1 else power(r, n)
         result = factor if result is None else mul(result, factor)
-    return result or of_constant(1)
+    return result or constant_range(1)

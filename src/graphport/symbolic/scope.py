@@ -1,4 +1,4 @@
-"""The symbols of one capture, what is known about them, and how questions are answered.
+"""`Scope`: the symbols of one capture, its facts, and decide, guard, expect, assume.
 
 A `Scope` creates symbols, holds the facts, and is asked about conditions in four ways:
 
@@ -22,13 +22,13 @@ from graphport import source
 from graphport.errors import DataDependentError, ShapeError
 from graphport.source import Location
 from graphport.symbolic import explain, expr
-from graphport.symbolic.explain import Vocabulary
+from graphport.symbolic.explain import VariableNames
 from graphport.symbolic.expr import Expr, Number, Truth, Value
 from graphport.symbolic.facts import Contradiction, Facts
-from graphport.symbolic.generic import GenericSizes
 from graphport.symbolic.nodes import UNSET, Arena
 from graphport.symbolic.prove import Prover
 from graphport.symbolic.ranges import TRUTH, Range, inf
+from graphport.symbolic.size_oblivious import SizeObliviousAnswers
 from graphport.symbolic.witness import Witnesses
 
 
@@ -78,7 +78,8 @@ class Scope:
         self.arena = Arena(self)
         self.facts: list[Fact] = []
         # True while an operator's own rule or meta kernel runs. Its questions whether a size is 0
-        # or 1 choose between fast paths, and are answered for sizes in general; see `generic`.
+        # or 1 choose between fast paths, and are answered for sizes in general; see
+        # `size_oblivious`.
         self.internal = False
         # True while an operator states what it needs: its questions are then like the user's.
         self.stating = False
@@ -89,11 +90,11 @@ class Scope:
         # says of a condition is then no reason to refuse it.
         self.off_path = False
         # Whether the bounds of a slice are taken to lie as in the example.
-        self.following = True
+        self.slices_follow_example = True
         # Where symbols come from; of a truth that stands for a symbol, the symbol.
         self.origins: dict[Expr, Any] = {}
         # What the code that is running calls its values; for errors.
-        self.vocabulary: Callable[[], Vocabulary] = Vocabulary
+        self.vocabulary: Callable[[], VariableNames] = VariableNames
         # Of a draft: the example's value of a data-dependent symbol, and each error that was passed
         # over by taking it.
         self.reveal: Callable[[Expr], Number] | None = None
@@ -110,7 +111,7 @@ class Scope:
         self._facts = Facts()
         self._witnesses = Witnesses(self._facts, self._hints)
         self._prover = Prover(self._facts, self._witnesses)
-        self._sizes = GenericSizes(self._facts, self._hints, self._prover, self.origins)
+        self._sizes = SizeObliviousAnswers(self._facts, self._hints, self._prover, self.origins)
         self.decide = self._prover.decide
         self.simplify = self._facts.simplify
         self.simplified = self._facts.simplified
@@ -222,11 +223,13 @@ class Scope:
                 return bool(general)
             cond = general
         hint = self.hint(cond)
-        where = where or source.here()
+        where = where or source.locate_user_line()
         if hint is None:
-            if source.in_assert():  # `assert x.item() > 0` says what torch._check does
+            if source.is_in_assert():  # `assert x.item() > 0` says what torch._check does
                 return self.expect(cond, where=where)
-            hint = self.pass_over(explain.undecided(self, self.simplify(cond), where), cond)
+            hint = self.pass_over(
+                explain.make_undecided_error(self, self.simplify(cond), where), cond
+            )
         self._record(cond if hint else expr.not_(cond), "guard", where, asked=True)
         return bool(hint)
 
@@ -248,16 +251,16 @@ class Scope:
             cond = general if type(general) is Expr else cond  # an operator may insist on a 1
         if self.hint(cond) is False and not self.off_path:
             return False
-        self._record(cond, "expect", where or source.here(), message or "")
+        self._record(cond, "expect", where or source.locate_user_line(), message or "")
         return True
 
     def assume(self, cond: Truth, *, reason: str = "", where: Location | None = None) -> None:
         """Take `cond` as true from now on."""
         answer = self.decide(cond)
         if answer is False:
-            raise ShapeError(f"{cond} cannot hold", where=where or source.here())
+            raise ShapeError(f"{cond} cannot hold", where=where or source.locate_user_line())
         if answer is None:
-            self._record(cond, "assumed", where or source.here(), reason)
+            self._record(cond, "assumed", where or source.locate_user_line(), reason)
 
     def specialize(self, e: Value, *, where: Location | None = None) -> Any:
         """The Python value of `e`, which is fixed to the example's from now on."""
@@ -268,11 +271,13 @@ class Scope:
             return self.guard(e, where=where)
         hint = self.hint(e)
         if hint is None:
-            hint = self.pass_over(explain.undecided(self, e, where or source.here()), e)
+            hint = self.pass_over(
+                explain.make_undecided_error(self, e, where or source.locate_user_line()), e
+            )
         cond = expr.eq(e, hint)
         # Off the path of the example it may be known not to hold: then nobody may come here.
         if self.decide(cond) is not True:
-            self._record(cond, "guard", where or source.here())
+            self._record(cond, "guard", where or source.locate_user_line())
         return hint
 
     def pass_over(self, error: DataDependentError, e: Value) -> Number:
@@ -295,7 +300,7 @@ class Scope:
         """
         start, made = len(self.facts), len(self.arena.symbols)
         parts = (self._facts, self._prover, self._sizes)
-        go_back = [part.remembered() for part in parts]
+        go_back = [part.checkpoint() for part in parts]
         around, self.off_path = self.off_path, self.off_path or self.hint(cond) is False
         with suppress(Contradiction):  # nobody comes here: then everything holds
             self._facts.learn(cond)
@@ -316,12 +321,12 @@ class Scope:
     def checkpoint(self) -> Callable[[], None]:
         """What goes back to all that is known and set now; symbols made since stay."""
         count = len(self.facts)
-        flags = (self.internal, self.off_path, self.following, self.closed)
-        parts = [part.remembered() for part in (self._facts, self._prover, self._sizes)]
+        flags = (self.internal, self.off_path, self.slices_follow_example, self.closed)
+        parts = [part.checkpoint() for part in (self._facts, self._prover, self._sizes)]
 
         def go_back() -> None:
             del self.facts[count:]
-            self.internal, self.off_path, self.following, self.closed = flags
+            self.internal, self.off_path, self.slices_follow_example, self.closed = flags
             for step in parts:
                 step()
 
@@ -341,13 +346,13 @@ class Scope:
             self.internal = before
 
     @contextmanager
-    def unassuming(self) -> Iterator[None]:
+    def clamp_slice_bounds(self) -> Iterator[None]:
         """While this lasts, a bound of a slice is a minimum or maximum where it may be either."""
-        before, self.following = self.following, False
+        before, self.slices_follow_example = self.slices_follow_example, False
         try:
             yield
         finally:
-            self.following = before
+            self.slices_follow_example = before
 
     def _note_departure(self, cond: Truth, answer: bool) -> None:
         try:
@@ -355,7 +360,7 @@ class Scope:
         except ArithmeticError:  # a size of 0 in the example, and the question divides by it
             self.departed = True
 
-    def recall(self, fact: Fact) -> None:
+    def restore_fact(self, fact: Fact) -> None:
         """Take over a fact that was recorded before, in another life of the same program."""
         self.facts.append(fact)
         self._facts.learn(fact.cond)

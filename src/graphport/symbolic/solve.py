@@ -1,4 +1,4 @@
-"""All facts about a set of symbols, solved together.
+"""Solves all facts about a set of symbols together.
 
 A dim can be `factor*root + offset` of a root within a range, or a constant. The solver keeps for
 every symbol the form that the facts leave it: at first each is its own root, and every equality,
@@ -23,9 +23,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from graphport.symbolic.evaluation import substitute
 from graphport.symbolic.expr import eq, ge, le, mod
-from graphport.symbolic.facts import occurs, within
-from graphport.symbolic.integers import split
-from graphport.symbolic.mentions import Mentions
+from graphport.symbolic.facts import SymbolIndex, express_range, occurs
+from graphport.symbolic.integers import split_terms
 from graphport.symbolic.nodes import Expr, Truth, Value, operands, symbols
 from graphport.symbolic.ranges import Range, inf
 from graphport.symbolic.scope import Scope
@@ -40,7 +39,7 @@ class Solver:
     def __init__(self, scope: Scope, roots: Sequence[Expr], free: Collection[Expr] = ()) -> None:
         self.forms: dict[Expr, Value] = {s: s for s in roots}
         self.bounds: dict[Expr, Range] = {s: scope.declared(s) for s in roots}
-        self._mentions = Mentions()
+        self._mentions = SymbolIndex()
         for s in roots:
             self._mentions.add(s, s)
         self._scope = scope
@@ -61,19 +60,21 @@ class Solver:
             for s, limits in list(self.unplaced.items()):
                 # One end at a time: the form may change in between.
                 ends = Range(limits.lower, inf), Range(-inf, limits.upper)
-                if all(self._take(c) for end in ends for c in within(self.forms[s], end)):
+                if all(self._take(c) for end in ends for c in express_range(self.forms[s], end)):
                     del self.unplaced[s]
         return left
 
     def unplaced_ranges(self) -> list[Truth]:
         """What the ranges say that no range of a root can tell."""
-        return [c for s, limits in self.unplaced.items() for c in within(self.forms[s], limits)]
+        return [
+            c for s, limits in self.unplaced.items() for c in express_range(self.forms[s], limits)
+        ]
 
     def told(self, cond: Truth) -> Truth:
         """A condition in terms of the present roots."""
         return substitute(cond, self.forms)
 
-    def loosen(self, cond: Truth) -> None:
+    def specialise_for(self, cond: Truth) -> None:
         """Fix what must be fixed for a condition that was left over, and no more than that.
 
         A quotient by a constant becomes linear once the remainder is that of the example. A symbol
@@ -82,7 +83,7 @@ class Solver:
         cond = self.told(cond)
         if type(cond) is not Expr:
             return
-        divisions = [e for e in _parts(cond) if e.kind in ("mod", "floordiv")]
+        divisions = [e for e in _walk_nodes(cond) if e.kind in ("mod", "floordiv")]
         for e in divisions:
             if type(e.args[1]) is int:
                 rest = mod(*e.args)
@@ -96,7 +97,7 @@ class Solver:
     def settle(self) -> None:
         """Let a symbol that is a new root and an offset be the root in its place."""
         for s, form in list(self.forms.items()):
-            terms, offset = split(form) if type(form) is Expr else ((), 0)
+            terms, offset = split_terms(form) if type(form) is Expr else ((), 0)
             if len(terms) == 1 and terms[0][1] == 1 and terms[0][0].kind == "symbol":
                 root = terms[0][0]
                 if root not in self.forms and self.forms[s] is form:
@@ -132,7 +133,7 @@ class Solver:
         return all(absorbed)
 
     def _tell_nonneg(self, e: Expr) -> bool:
-        terms, const = split(e)
+        terms, const = split_terms(e)
         if len(terms) != 1 or terms[0][0].kind != "symbol":
             return False
         symbol, factor = terms[0]
@@ -158,7 +159,7 @@ class Solver:
             self._single.append(root)
 
     def _tell_zero(self, e: Expr) -> bool:
-        terms, const = split(e)
+        terms, const = split_terms(e)
         if all(mono.kind == "symbol" for mono, _ in terms):
             if len(terms) == 1:
                 self._replace(terms[0][0], -const // terms[0][1])
@@ -170,11 +171,11 @@ class Solver:
                 return True
             if terms[0][0].kind == "floordiv" and self._quotient(terms[0][0], -const):
                 return True
-        return self._give_way(e)
+        return self._solve_for_free(e)
 
-    def _give_way(self, e: Expr) -> bool:
+    def _solve_for_free(self, e: Expr) -> bool:
         """A free symbol is whatever the others make it."""
-        terms, _ = split(e)
+        terms, _ = split_terms(e)
         for mono, factor in sorted(terms, key=lambda t: -self._rank.get(t[0], -1)):
             alone = not any(occurs(mono, other) for other, _ in terms if other is not mono)
             if mono in self._free and abs(factor) == 1 and alone:
@@ -198,7 +199,7 @@ class Solver:
             return False
         else:
             # x = |b|*t + x0, y = |a|*t + y0
-            x0 = _centred(-c * pow(a, -1, abs(b)) % abs(b), abs(b))
+            x0 = _centre_remainder(-c * pow(a, -1, abs(b)) % abs(b), abs(b))
             root = self._new_root(x, abs(b), x0)
             self._replace(x, root * abs(b) + x0)
             self._replace(y, root * abs(a) - (a * x0 + c) // b)
@@ -207,7 +208,7 @@ class Solver:
     def _congruent(self, e: Expr, rest: int) -> bool:
         """(a*x + b) % m == rest"""
         inner, m = e.args
-        terms, b = split(inner)
+        terms, b = split_terms(inner)
         if type(m) is not int or len(terms) != 1 or terms[0][0].kind != "symbol":
             return False
         x, a = terms[0]
@@ -216,7 +217,7 @@ class Solver:
         g = math.gcd(a, m)
         m //= g
         if m > 1:
-            first = _centred((rest - b) // g * pow(a // g, -1, m) % m, m)
+            first = _centre_remainder((rest - b) // g * pow(a // g, -1, m) % m, m)
             self._replace(x, self._new_root(x, m, first) * m + first)
         return True
 
@@ -249,27 +250,27 @@ class Solver:
             self._mentions.add(s, form)
         if type(value) is not Expr:
             return
-        terms, offset = split(value)
+        terms, offset = split_terms(value)
         if len(terms) == 1 and terms[0][0].kind == "symbol" and terms[0][1] > 0:
-            self._limit(terms[0][0], _divided(limits, terms[0][1], offset))
+            self._limit(terms[0][0], _divide_range(limits, terms[0][1], offset))
         else:
             self.unplaced[root] = limits
 
 
-def _centred(value: int, modulus: int) -> int:
+def _centre_remainder(value: int, modulus: int) -> int:
     """The remainder with the smallest absolute value."""
     return value - modulus if 2 * value > modulus else value
 
 
-def _divided(r: Range, factor: int, offset: int) -> Range:
+def _divide_range(r: Range, factor: int, offset: int) -> Range:
     """The values of x for which factor*x + offset lies in r."""
     lower = r.lower if r.lower == -inf else -((offset - r.lower) // factor)
     upper = r.upper if r.upper == inf else (r.upper - offset) // factor
     return Range(lower, upper)
 
 
-def _parts(e: Expr) -> Iterable[Expr]:
+def _walk_nodes(e: Expr) -> Iterable[Expr]:
     for x in operands(e):
         if type(x) is Expr:
-            yield from _parts(x)
+            yield from _walk_nodes(x)
     yield e

@@ -1,4 +1,4 @@
-"""Sample points at which everything known holds.
+"""Sample points at which all facts hold, to refute conditions cheaply.
 
 A polynomial that is negative at such a point is not provably non-negative, so the search for a
 proof need not start. Points never prove anything, and a wrong one could only cost an answer:
@@ -16,7 +16,7 @@ from graphport.symbolic.facts import Facts
 from graphport.symbolic.nodes import Expr, Number, Value
 from graphport.symbolic.ranges import Range, inf
 
-_UNDEFINED = (ArithmeticError, ValueError, TypeError)
+_EVALUATION_ERRORS = (ArithmeticError, ValueError, TypeError)
 # With more facts than this, points that fail are not replaced: checking them would cost too much.
 _MAX_CHECKED = 64
 
@@ -51,7 +51,7 @@ class Witnesses:
         for point in self._points:
             value = point.get(e)
             if value is None:
-                value = _value(e, point)
+                value = _evaluate_at(e, point)
             if value < 0:
                 return True
         return False
@@ -60,7 +60,7 @@ class Witnesses:
         """After new facts: drop the points where they do not hold, and look for others."""
         facts = self._facts
         fresh = facts.learnt[self._checked :]
-        kept = [p for p in self._points if all(_value(cond, p) is True for cond in fresh)]
+        kept = [p for p in self._points if all(_evaluate_at(cond, p) is True for cond in fresh)]
         count = len(facts.learnt)
         # New points cost as much as there are facts: ever rarer, or a chain of facts is quadratic.
         if not kept or (len(kept) < len(_CHOICES) and count > self._made + self._made // 4):
@@ -83,25 +83,27 @@ class Witnesses:
             for s, value in facts.rewrites.items():
                 if s.kind == "symbol":
                     point[s] = evaluate_with(value, point)
-        except _UNDEFINED:
+        except _EVALUATION_ERRORS:
             return None
         within = all(point[s] in facts.bound(s) for s in self._symbols)
-        return point if within and all(_value(c, point) is True for c in facts.learnt) else None
+        return (
+            point if within and all(_evaluate_at(c, point) is True for c in facts.learnt) else None
+        )
 
 
-def _value(e: Value, point: dict[Expr, Any]) -> Any:
+def _evaluate_at(e: Value, point: dict[Expr, Any]) -> Any:
     """The value at a point; 0, which refutes nothing, where there is none."""
     try:
         return evaluate_with(e, point)
-    except _UNDEFINED:
+    except _EVALUATION_ERRORS:
         return 0
 
 
 def _at_example(s: Expr, r: Range, hint: Number | None) -> Number:
-    return hint if hint is not None else _low(s, r, 3)
+    return hint if hint is not None else _lowest(s, r, 3)
 
 
-def _low(s: Expr, r: Range, step: int) -> Number:
+def _lowest(s: Expr, r: Range, step: int) -> Number:
     if s.type is not int:
         return s.type(step)
     value = r.lower + step if r.lower != -inf else -2 - s.index
@@ -109,11 +111,11 @@ def _low(s: Expr, r: Range, step: int) -> Number:
 
 
 def _at_lower_end(s: Expr, r: Range, hint: Number | None) -> Number:
-    return _low(s, r, 0)
+    return _lowest(s, r, 0)
 
 
 def _further_up(s: Expr, r: Range, hint: Number | None) -> Number:
-    return _low(s, Range(r.lower if r.lower > 0 else 0, r.upper), 7 + 12 * s.index)
+    return _lowest(s, Range(r.lower if r.lower > 0 else 0, r.upper), 7 + 12 * s.index)
 
 
 _CHOICES = (_at_example, _at_lower_end, _further_up)

@@ -1,4 +1,4 @@
-"""Activation functions of neural networks.
+"""Lowers activation functions, softmax and dropout.
 
 Where ONNX has an operator that ONNX Runtime has a kernel for in the dtype, it is that operator; it
 is a formula otherwise.
@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.elementwise import HALVES, wide
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.ir import Value
+from graphport.onnx.lower.registry import lower, lower_table
+from graphport.onnx.lowerings.elementwise import HALVES, widen_operand
 from graphport.onnx.lowerings.special import erf_of, expm1_of, log1p_of
-from graphport.onnx.registry import lower, table
 
 aten = torch.ops.aten
 
@@ -48,7 +48,7 @@ def gelu(b: Builder, self: Value, approximate: str) -> Value:
         return b.FastGelu(self)
     if b.has("Gelu", self.dtype):
         return b.Gelu(self, approximate="tanh" if tanh else None)
-    x = wide(b, self)
+    x = widen_operand(b, self)
     if tanh:
         cubic = b.Mul(b.Add(b.Mul(b.Mul(b.Mul(x, x), x), 0.044715), x), math.sqrt(2 / math.pi))
         return b.Mul(b.Mul(x, 0.5), b.Add(b.Tanh(cubic), 1.0))
@@ -57,7 +57,7 @@ def gelu(b: Builder, self: Value, approximate: str) -> Value:
 
 @lower(aten.mish.default)
 def mish(b: Builder, self: Value) -> Value:
-    x = wide(b, self)
+    x = widen_operand(b, self)
     return b.Mul(x, b.Tanh(_softplus(b, x)))
 
 
@@ -70,7 +70,7 @@ def _softplus(b: Builder, x: Value) -> Value:
 @lower(aten.softplus.default)
 def softplus(b: Builder, self: Value, beta: float, threshold: float) -> Value:
     """The argument itself past the threshold; where that is nothing in its precision, unsaid."""
-    x = wide(b, self)
+    x = widen_operand(b, self)
     scaled = x if beta == 1 else b.Mul(x, beta)
     soft = _softplus(b, scaled)
     soft = soft if beta == 1 else b.Div(soft, beta)
@@ -81,7 +81,7 @@ def softplus(b: Builder, self: Value, beta: float, threshold: float) -> Value:
 
 @lower(aten.log_sigmoid.default)
 def log_sigmoid(b: Builder, self: Value) -> Value:
-    return b.Neg(_softplus(b, b.Neg(wide(b, self))))
+    return b.Neg(_softplus(b, b.Neg(widen_operand(b, self))))
 
 
 @lower(aten.log_sigmoid_forward.default)
@@ -142,7 +142,7 @@ def prelu(b: Builder, self: Value, weight: Value) -> Value:
 def elu(b: Builder, self: Value, alpha: float, scale: float, input_scale: float) -> Value:
     if scale == 1 and input_scale == 1 and b.has("Elu", self.dtype):
         return b.Elu(self, alpha=float(alpha))
-    x = wide(b, self)
+    x = widen_operand(b, self)
     inner = x if input_scale == 1 else b.Mul(x, input_scale)
     if b.has("Elu", x.dtype):
         below = b.Elu(inner, alpha=float(alpha))
@@ -171,7 +171,10 @@ def selu(b: Builder, self: Value) -> Value:
 
 @lower(aten.glu.default)
 def glu(b: Builder, self: Value, dim: int) -> Value:
-    x, gate = b.Split(self, num_outputs=2, axis=dim % self.rank, outputs=2)
+    dim %= self.rank
+    # The size of a half is said: ONNX Runtime does not split a size of 0 by a number of pieces.
+    half = b.result.sizes[dim]
+    x, gate = b.Split(self, [half, half], axis=dim, outputs=2)
     return b.Mul(x, b.Sigmoid(b.shaped(gate, b.result.sizes)))
 
 
@@ -229,8 +232,8 @@ def _with_half(of_row: Any) -> Any:
     return lambda b, self, dim, half_to_float: plain(b, self, dim)
 
 
-table({aten.softmax.int: softmax, aten.log_softmax.int: log_softmax}, _with_dtype)
-table({aten._softmax.default: softmax, aten._log_softmax.default: log_softmax}, _with_half)
+lower_table({aten.softmax.int: softmax, aten.log_softmax.int: log_softmax}, _with_dtype)
+lower_table({aten._softmax.default: softmax, aten._log_softmax.default: log_softmax}, _with_half)
 
 
 @lower(aten._safe_softmax.default)
@@ -247,19 +250,19 @@ def _safe_softmax(b: Builder, self: Value, dim: int, dtype: Any) -> Value:
 # Dropout
 
 
-def dropped(b: Builder, x: Value, p: float, train: bool) -> Value:
+def emit_dropout(b: Builder, x: Value, p: float, train: bool) -> Value:
     """Nothing unless in training."""
-    return x if not train or p == 0 else _dropped(b, x, p)[0]
+    return x if not train or p == 0 else _dropout_with_mask(b, x, p)[0]
 
 
-def _dropped(b: Builder, x: Value, p: float) -> tuple[Value, Value]:
+def _dropout_with_mask(b: Builder, x: Value, p: float) -> tuple[Value, Value]:
     """What is left, scaled, and which it is."""
-    kept = _kept(b, x, p)
+    kept = _dropout_mask(b, x, p)
     scale = 1 / (1 - p) if p < 1 else 0.0
     return b.shaped(b.Where(kept, b.Mul(x, scale), 0.0), x.shape or ()), kept
 
 
-def _kept(b: Builder, x: Value, p: float) -> Value:
+def _dropout_mask(b: Builder, x: Value, p: float) -> Value:
     """By the mask: ONNX Runtime takes a Dropout away whose mask nobody uses, in training or not."""
     if p == 1:
         return b.expand(b.scalar(False, torch.bool), x.shape or ())
@@ -269,17 +272,17 @@ def _kept(b: Builder, x: Value, p: float) -> Value:
 
 @lower(aten.dropout.default)
 def dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
-    return dropped(b, input, p, train)
+    return emit_dropout(b, input, p, train)
 
 
 @lower(aten.native_dropout.default)
 def native_dropout(b: Builder, input: Value, p: float, train: bool | None) -> tuple[Value, Value]:
     if train is False or p == 0:
         return input, b.expand(b.scalar(True, torch.bool), input.shape or ())
-    return _dropped(b, input, p)
+    return _dropout_with_mask(b, input, p)
 
 
-def _channels(b: Builder, x: Value) -> Value:
+def _ones_by_channel(b: Builder, x: Value) -> Value:
     """Ones over the first two dims."""
     sizes = (*(x.shape or ())[:2], *[1] * (x.rank - 2))
     return b.expand(b.scalar(1.0, like=x), sizes)
@@ -290,7 +293,7 @@ def feature_dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
     """Whole channels are dropped."""
     if not train or p == 0:
         return input
-    return b.Mul(input, dropped(b, _channels(b, input), p, train))
+    return b.Mul(input, emit_dropout(b, _ones_by_channel(b, input), p, train))
 
 
 _LEAST_SELU = _SELU[0] * _SELU[1]
@@ -303,7 +306,7 @@ def _alpha_dropout(b: Builder, x: Value, like: Value, p: float, train: bool) -> 
     if p == 1:
         return b.Mul(x, 0.0)
     scale = 1 / math.sqrt((_LEAST_SELU**2 * p + 1) * (1 - p))
-    chosen = b.Where(_kept(b, like, p), x, b.scalar(-_LEAST_SELU, like=x))
+    chosen = b.Where(_dropout_mask(b, like, p), x, b.scalar(-_LEAST_SELU, like=x))
     return b.Add(b.Mul(chosen, scale), _LEAST_SELU * scale * p)
 
 
@@ -314,4 +317,4 @@ def alpha_dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
 
 @lower(aten.feature_alpha_dropout.default)
 def feature_alpha_dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
-    return _alpha_dropout(b, input, _channels(b, input), p, train)
+    return _alpha_dropout(b, input, _ones_by_channel(b, input), p, train)

@@ -1,4 +1,4 @@
-"""Scaled dot product attention.
+"""Lowers scaled dot product attention, and operators of Hugging Face transformers.
 
 `Attention` where ONNX Runtime has it and takes these operands; on flat rows [batch, length, heads *
 size] where they come as such, which saves the moves (1 thread, 12 heads of 64, 128 rows: 0.68 ms
@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.activation import dropped
-from graphport.onnx.lowerings.control import close, within
-from graphport.onnx.lowerings.linalg import product
-from graphport.onnx.lowerings.reduce import extreme, log_sum_exp
-from graphport.onnx.patterns import is_true
-from graphport.onnx.registry import lower
+from graphport.errors import UnsupportedError
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.ir import Value
+from graphport.onnx.lower.registry import is_all_true, lower, lower_named
+from graphport.onnx.lowerings.activation import emit_dropout
+from graphport.onnx.lowerings.control import close_subgraph, open_subgraph
+from graphport.onnx.lowerings.linalg import emit_matmul
+from graphport.onnx.lowerings.reduce import log_sum_exp, reduce_extreme
 from graphport.symbolic import ge
 
 aten = torch.ops.aten
-BY_ROWS = [0, 2, 1, 3]
+ROWS_TO_HEADS = [0, 2, 1, 3]
 """Between [batch, length, heads, size] and [batch, heads, length, size]."""
 
 
@@ -42,7 +42,7 @@ def scaled_dot_product_attention(
     scale: Any,
     enable_gqa: bool,
 ) -> Value:
-    return _attention(b, query, key, value, attn_mask, is_causal, scale, b.result, dropout_p)
+    return _lower_attention(b, query, key, value, attn_mask, is_causal, scale, b.result, dropout_p)
 
 
 @lower(aten._scaled_dot_product_flash_attention_for_cpu.default)
@@ -56,13 +56,15 @@ def _scaled_dot_product_flash_attention_for_cpu(
     attn_mask: Value | None,
     scale: Any,
 ) -> tuple[Value, Value]:
-    out = _attention(b, query, key, value, attn_mask, is_causal, scale, b.result[0], dropout_p)
+    out = _lower_attention(
+        b, query, key, value, attn_mask, is_causal, scale, b.result[0], dropout_p
+    )
     q, k = (b.cast(x, torch.float32) for x in (query, key))
-    scores = _scores(b, q, k, _masks(b, attn_mask, is_causal, query, key), scale)
+    scores = _scores(b, q, k, _list_masks(b, attn_mask, is_causal, query, key), scale)
     return out, log_sum_exp(b, scores, [scores.rank - 1], False)
 
 
-def _attention(
+def _lower_attention(
     b: Builder,
     query: Value,
     key: Value,
@@ -77,19 +79,19 @@ def _attention(
         size = query.shape[-1] if query.shape else 1
         if isinstance(size, int):
             scale = size**-0.5 if size else 1.0
-    if mask is not None and is_true(mask):
+    if mask is not None and is_all_true(mask):
         mask = None
-    if not dropout and _is_whole(b, query, key, value, mask, scale):
-        out = _whole(b, query, key, value, mask, is_causal, scale, result)
+    if not dropout and _can_fuse(b, query, key, value, mask, scale):
+        out = _emit_fused(b, query, key, value, mask, is_causal, scale, result)
         if out is not None:
             return out
-    return _parts(b, query, key, value, mask, is_causal, scale, result, dropout)
+    return _emit_decomposed(b, query, key, value, mask, is_causal, scale, result, dropout)
 
 
 # As one operator
 
 
-def _is_whole(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: Any) -> bool:
+def _can_fuse(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: Any) -> bool:
     """Whether `Attention` takes the operands as they are."""
     if not (b.has("Attention", q.dtype) and q.rank == k.rank == v.rank == 4):
         return False
@@ -102,7 +104,7 @@ def _is_whole(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scal
     return heads and kh == vh and qb == kb == vb and ks == vs
 
 
-def _whole(
+def _emit_fused(
     b: Builder,
     q: Value,
     k: Value,
@@ -113,50 +115,52 @@ def _whole(
     result: Any,
 ) -> Value | None:
     batch, heads, length, size = result.sizes
-    if _may_be_empty(b, (q.shape or ())[3], size):
+    if _list_maybe_empty(b, (q.shape or ())[3], size):
         return None  # ONNX Runtime refuses heads of no numbers, of which every row counts alike
-    doubtful = _may_be_empty(b, batch, length, (k.shape or ())[2])
-    flat = all(map(is_by_rows, (q, k, v)))
+    doubtful = _list_maybe_empty(b, batch, length, (k.shape or ())[2])
+    flat = all(map(is_transposed_from_rows, (q, k, v)))
     if doubtful and not (flat and b.target == "ort"):
         return None
     if mask is not None:
         wanted = (*(mask.shape or ())[:-2], length, (k.shape or ())[2])
-        mask = b.expand(_above_lowest(b, mask), wanted)
+        mask = b.expand(_raise_lowest(b, mask), wanted)
     options = {"scale": float(scale), "is_causal": 1 if is_causal else None}
     if not flat:
-        return _kernel(b, q, k, v, mask, **options)
+        return _emit_attention(b, q, k, v, mask, **options)
     counts = {"q_num_heads": heads, "kv_num_heads": (k.shape or ())[1]}
-    q, k, v = (by_rows(b, x) for x in (q, k, v))
+    q, k, v = (merge_heads(b, x) for x in (q, k, v))
     sizes = (batch, length, heads * size)
     if not doubtful:
-        out = _kernel(b, q, k, v, mask, **options, **counts)
+        out = _emit_attention(b, q, k, v, mask, **options, **counts)
     else:
         empty = b.Equal(b.sizes.number(_product(doubtful)), 0)
-        with within(b, "empty") as nothing:
-            close(b, nothing, [b.expand(b.scalar(0.0, q.dtype), sizes)])
-        with within(b, "not_empty") as something:
-            close(b, something, [_kernel(b, q, k, v, mask, **options, **counts)])
+        with open_subgraph(b, "empty") as nothing:
+            close_subgraph(b, nothing, [b.expand(b.scalar(0.0, q.dtype), sizes)])
+        with open_subgraph(b, "not_empty") as something:
+            close_subgraph(b, something, [_emit_attention(b, q, k, v, mask, **options, **counts)])
         out = b.If(empty, then_branch=nothing, else_branch=something, dtype=q.dtype)
     split = b.reshape(b.shaped(out, sizes), (batch, length, heads, size))
-    return b.transpose(split, BY_ROWS)
+    return b.transpose(split, ROWS_TO_HEADS)
 
 
-def _kernel(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, **options: Any) -> Value:
+def _emit_attention(
+    b: Builder, q: Value, k: Value, v: Value, mask: Value | None, **options: Any
+) -> Value:
     """Attention, in float32 where a mask is added to halves: torch adds it in float32 too.
 
     That is no slower (12 heads of 64, 128 rows: 0.94 ms against 1.06).
     """
-    if mask is None or not _is_half_sum(q, mask):
+    if mask is None or not _has_float16_mask(q, mask):
         return b.Attention(q, k, v, mask, **options)
     wide = (b.cast(x, torch.float32) for x in (q, k, v, mask))
     return b.cast(b.Attention(*wide, **options), q.dtype)
 
 
-def _is_half_sum(q: Value, mask: Value | None) -> bool:
+def _has_float16_mask(q: Value, mask: Value | None) -> bool:
     return mask is not None and q.dtype is mask.dtype is torch.float16
 
 
-def _above_lowest(b: Builder, mask: Value) -> Value:
+def _raise_lowest(b: Builder, mask: Value) -> Value:
     """A mask whose lowest floats are the ones next to them.
 
     ONNX Runtime leaves out what the lowest float is added to, as if it were -inf: a row of them is
@@ -173,10 +177,10 @@ def _above_lowest(b: Builder, mask: Value) -> Value:
         return b.constant(torch.where(low, least, mask.tensor)) if low.any() else mask
     if node is not None and node.op == "Where":
         where, *values = node.inputs
-        made = b.Where(where, *(_above_lowest(b, v) for v in values if v is not None))
+        made = b.Where(where, *(_raise_lowest(b, v) for v in values if v is not None))
         return b.shaped(made, mask.sizes)
-    if node is not None and node.op in _MOVES and node.inputs[0] is not None:
-        inner = _above_lowest(b, node.inputs[0])
+    if node is not None and node.op in _MOVEMENT_OPS and node.inputs[0] is not None:
+        inner = _raise_lowest(b, node.inputs[0])
         moved = getattr(b, node.op)(inner, *node.inputs[1:], **node.attributes)
         return b.shaped(moved, mask.sizes)
     if node is not None and node.op == "Cast" and node.inputs[0] is not None:
@@ -185,7 +189,7 @@ def _above_lowest(b: Builder, mask: Value) -> Value:
     return b.Where(b.Equal(mask, lowest), least, mask)
 
 
-def _may_be_empty(b: Builder, *sizes: Any) -> list[Any]:
+def _list_maybe_empty(b: Builder, *sizes: Any) -> list[Any]:
     """Those of the sizes that are not known to be positive."""
     return [s for s in sizes if b.scope.decide(ge(s, 1)) is not True]
 
@@ -197,13 +201,13 @@ def _product(sizes: list[Any]) -> Any:
     return out
 
 
-def is_by_rows(x: Value) -> bool:
+def is_transposed_from_rows(x: Value) -> bool:
     """Whether a value [batch, heads, length, size] was moved there from rows."""
     made = x.producer
-    return made is not None and made.op == "Transpose" and made.attributes["perm"] == BY_ROWS
+    return made is not None and made.op == "Transpose" and made.attributes["perm"] == ROWS_TO_HEADS
 
 
-def by_rows(b: Builder, x: Value) -> Value:
+def merge_heads(b: Builder, x: Value) -> Value:
     """What was moved to [batch, heads, length, size], as [batch, length, heads * size]."""
     assert x.producer is not None
     source = x.producer.inputs[0]
@@ -215,7 +219,7 @@ def by_rows(b: Builder, x: Value) -> Value:
 # In parts
 
 
-def _parts(
+def _emit_decomposed(
     b: Builder,
     q: Value,
     k: Value,
@@ -227,16 +231,16 @@ def _parts(
     dropout: float,
 ) -> Value:
     """softmax(q @ k.T * scale + mask) @ v, in one dtype that ONNX Runtime computes in."""
-    dtype = torch.float32 if q.dtype is torch.bfloat16 or _is_half_sum(q, mask) else q.dtype
+    dtype = torch.float32 if q.dtype is torch.bfloat16 or _has_float16_mask(q, mask) else q.dtype
     if mask is not None and mask.dtype.is_floating_point and mask.dtype is not q.dtype:
         dtype = mask.dtype
     q, k, v = (b.cast(x, dtype) for x in (q, k, v))
-    masks = _masks(b, mask, is_causal, q, k)
-    q, k, v, masks = _grouped(b, q, k, v, masks)
+    masks = _list_masks(b, mask, is_causal, q, k)
+    q, k, v, masks = _group_heads(b, q, k, v, masks)
     scores = _scores(b, q, k, masks, scale)
-    weights = dropped(b, b.Softmax(scores, axis=-1), dropout, train=True)
-    out = product(b, weights, v)
-    for row in [] if mask is None else _attends(b, masks):
+    weights = emit_dropout(b, b.Softmax(scores, axis=-1), dropout, train=True)
+    out = emit_matmul(b, weights, v)
+    for row in [] if mask is None else _attended_rows(b, masks):
         out = b.Where(row, out, 0.0)
     return b.reshape(out, result.sizes) if q.rank > len(result.sizes) else out
 
@@ -247,7 +251,7 @@ def _scores(b: Builder, q: Value, k: Value, masks: list[Value], scale: Any) -> V
     elif scale != 1:
         q = b.Mul(q, scale)
     last = k.rank - 1
-    scores = product(b, q, b.transpose(k, [*range(last - 1), last, last - 1]))
+    scores = emit_matmul(b, q, b.transpose(k, [*range(last - 1), last, last - 1]))
     for mask in masks:
         if mask.dtype is torch.bool:
             scores = b.Where(mask, scores, -math.inf)
@@ -256,18 +260,18 @@ def _scores(b: Builder, q: Value, k: Value, masks: list[Value], scale: Any) -> V
     return scores
 
 
-def _masks(b: Builder, mask: Value | None, is_causal: bool, q: Value, k: Value) -> list[Value]:
+def _list_masks(b: Builder, mask: Value | None, is_causal: bool, q: Value, k: Value) -> list[Value]:
     """What is left out, as truths that say what is not, and what is added to scores."""
     given = [] if mask is None else [mask]
     if not is_causal:
         return given
-    causal = _causal(b, (q.shape or ())[-2], (k.shape or ())[-2])
+    causal = _causal_mask(b, (q.shape or ())[-2], (k.shape or ())[-2])
     if mask is not None and mask.dtype is torch.bool:
         return [b.And(mask, causal)]
     return [causal, *given]
 
 
-def _causal(b: Builder, length: Any, other: Any) -> Value:
+def _causal_mask(b: Builder, length: Any, other: Any) -> Value:
     """A row sees what is not after it."""
     if isinstance(length, int) and isinstance(other, int) and length * other <= 1 << 16:
         return b.constant(torch.ones(length, other, dtype=torch.bool).tril())
@@ -275,7 +279,7 @@ def _causal(b: Builder, length: Any, other: Any) -> Value:
     return b.LessOrEqual(counts[1], b.unsqueeze(counts[0], 1))
 
 
-def _attends(b: Builder, masks: list[Value]) -> list[Value]:
+def _attended_rows(b: Builder, masks: list[Value]) -> list[Value]:
     """For each row whether there is anything that it attends to, where that is not certain."""
     if len(masks) == 1 and masks[0].dtype is torch.bool:
         (mask,) = masks
@@ -290,10 +294,19 @@ def _attends(b: Builder, masks: list[Value]) -> list[Value]:
     for other in masks:
         if other.dtype is torch.bool:
             mask = b.Where(other, mask, -math.inf)
-    return [b.Not(b.Equal(extreme(b, "ReduceMax", mask, [mask.rank - 1], True), -math.inf))]
+    return [b.Not(b.Equal(reduce_extreme(b, "ReduceMax", mask, [mask.rank - 1], True), -math.inf))]
 
 
-_MOVES = {"Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Slice", "Identity", "Gather"}
+_MOVEMENT_OPS = {
+    "Expand",
+    "Unsqueeze",
+    "Squeeze",
+    "Reshape",
+    "Transpose",
+    "Slice",
+    "Identity",
+    "Gather",
+}
 
 
 def _is_finite(x: Value | None) -> bool:
@@ -310,10 +323,10 @@ def _is_finite(x: Value | None) -> bool:
         return source is not None and (not source.dtype.is_floating_point or _is_finite(source))
     if node.op == "Where":
         return all(map(_is_finite, node.inputs[1:]))
-    return node.op in _MOVES and _is_finite(node.inputs[0])
+    return node.op in _MOVEMENT_OPS and _is_finite(node.inputs[0])
 
 
-def _grouped(
+def _group_heads(
     b: Builder, q: Value, k: Value, v: Value, masks: list[Value]
 ) -> tuple[Value, Value, Value, list[Value]]:
     """Fewer heads of keys and values than of queries: each serves several, in a dim of its own."""
@@ -323,15 +336,15 @@ def _grouped(
     if heads == theirs == last or (1 in (heads, theirs) and 1 in (heads, last)):
         return q, k, v, masks
     if theirs != last:
-        return q, _repeated(b, k, heads), _repeated(b, v, heads), masks
+        return q, _repeat_heads(b, k, heads), _repeat_heads(b, v, heads), masks
     *lead, _, length, size = q.shape or ()
     count = heads // theirs  # type: ignore[operator]
     q = b.reshape(q, (*lead, theirs, count, length, size))
     k, v = (b.unsqueeze(x, x.rank - 2) for x in (k, v))
-    return q, k, v, [_mask_of_groups(b, m, theirs, count) for m in masks]
+    return q, k, v, [_group_mask(b, m, theirs, count) for m in masks]
 
 
-def _repeated(b: Builder, x: Value, heads: Any) -> Value:
+def _repeat_heads(b: Builder, x: Value, heads: Any) -> Value:
     *lead, own, length, size = x.shape or ()
     if own == heads or own == 1:
         return x
@@ -339,10 +352,32 @@ def _repeated(b: Builder, x: Value, heads: Any) -> Value:
     return b.reshape(wide, (*lead, heads, length, size))
 
 
-def _mask_of_groups(b: Builder, mask: Value, groups: Any, count: Any) -> Value:
+def _group_mask(b: Builder, mask: Value, groups: Any, count: Any) -> Value:
     if mask.rank < 3:
         return mask
     *lead, heads, length, other = mask.shape or ()
     if heads == 1:
         return b.unsqueeze(mask, mask.rank - 2)
     return b.reshape(mask, (*lead, groups, count, length, other))
+
+
+# Operators that Hugging Face transformers defines for itself.
+
+
+@lower_named("transformers::grouped_mm_fallback")
+def grouped_mm_fallback(b: Builder, input: Value, weight: Value, offs: Value) -> Value:
+    """Rows sorted by expert, times the matrix of their expert; past the last offset they are 0."""
+    (experts,) = offs.shape or (None,)
+    if not isinstance(experts, int):
+        raise UnsupportedError("a mixture of a number of experts that is not fixed")
+    rows, width = b.result.sizes
+    ends = b.Concat(b.cast(offs, torch.int64), b.sizes.element(rows), axis=0)
+    starts = b.Concat([0], b.Slice(ends, [0], [experts]), axis=0)
+    parts = b.Split(input, b.Sub(ends, starts), axis=0, outputs=experts + 1)
+    products = [
+        b.MatMul(part, b.Gather(weight, b.scalar(i, torch.int64), axis=0))
+        for i, part in enumerate(parts[:-1])
+    ]
+    rest = b.Concat(b.Shape(parts[-1], start=0, end=1), b.sizes.vector([width]), axis=0)
+    zero = torch.zeros(1, dtype=b.result.dtype)
+    return b.Concat(*products, b.ConstantOfShape(rest, value=zero, dtype=zero.dtype), axis=0)

@@ -1,4 +1,4 @@
-"""Operators that work element by element: comparison, logic, bits, choice."""
+"""Lowers elementwise comparison, logic, bitwise operators, clamping and selection."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.arithmetic import floor_quotient
-from graphport.onnx.builder import Builder, Operand
-from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.elementwise import operands, power_of_two
-from graphport.onnx.registry import lower, table
+from graphport.onnx.emit.arithmetic import floor_quotient
+from graphport.onnx.emit.builder import Builder, Operand
+from graphport.onnx.emit.ir import Value
+from graphport.onnx.lower.registry import lower, lower_table
+from graphport.onnx.lowerings.elementwise import cast_operands, emit_power_of_two
 from graphport.symbolic import Expr
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ def _compare(op: str) -> Any:
     return lowering
 
 
-table(
+lower_table(
     {
         aten.eq.Tensor: "Equal", aten.eq.Scalar: "Equal",
         aten.ge.Tensor: "GreaterOrEqual", aten.ge.Scalar: "GreaterOrEqual",
@@ -50,7 +50,7 @@ def isnan(b: Builder, self: Value) -> Value:
     return b.IsNaN(self) if self.dtype.is_floating_point else b.Not(b.Equal(self, self))
 
 
-def _infinite(**which: int) -> Any:
+def _lower_isinf(**which: int) -> Any:
     def lowering(b: Builder, self: Value) -> Value:
         if not self.dtype.is_floating_point:
             return b.Not(b.Equal(self, self))
@@ -59,13 +59,13 @@ def _infinite(**which: int) -> Any:
     return lowering
 
 
-table(
+lower_table(
     {
         aten.isinf.default: {},
         aten.isposinf.default: {"detect_negative": 0},
         aten.isneginf.default: {"detect_positive": 0},
     },
-    lambda which: _infinite(**which),
+    lambda which: _lower_isinf(**which),
 )
 
 
@@ -79,10 +79,10 @@ def isfinite(b: Builder, self: Value) -> Value:
 
 @lower(aten.signbit.default)
 def signbit(b: Builder, self: Value) -> Value:
-    return negative(b, self)
+    return is_negative(b, self)
 
 
-def negative(b: Builder, x: Value) -> Value:
+def is_negative(b: Builder, x: Value) -> Value:
     """Whether the sign is minus, that of a zero included."""
     if not x.dtype.is_floating_point:
         return b.Less(x, b.scalar(0, like=x))
@@ -99,7 +99,7 @@ def _logical(op: str) -> Any:
     return lowering
 
 
-table(
+lower_table(
     {
         aten.logical_and.default: "And", aten.logical_or.default: "Or",
         aten.logical_xor.default: "Xor",
@@ -123,7 +123,7 @@ def _bitwise(op: str) -> Any:
     return lowering
 
 
-table(
+lower_table(
     {
         getattr(getattr(aten, f"bitwise_{op.lower()}"), overload): op
         for op in ("And", "Or", "Xor")
@@ -138,7 +138,7 @@ def bitwise_not(b: Builder, self: Value) -> Value:
     return b.Not(self) if self.dtype is torch.bool else b.BitwiseNot(self)
 
 
-def _wide(b: Builder, *xs: Operand) -> list[Value]:
+def _to_int64(b: Builder, *xs: Operand) -> list[Value]:
     """Operands as they are in the dtype of the result, in int64."""
     return [b.cast(x, torch.int64) for x in b.common(*xs, dtype=b.result.dtype)]
 
@@ -148,10 +148,10 @@ def _wide(b: Builder, *xs: Operand) -> list[Value]:
        aten.__lshift__.Scalar)  # fmt: skip
 def bitwise_left_shift(b: Builder, self: Operand, other: Operand) -> Value:
     if b.result.dtype.is_floating_point:  # __lshift__ of floats
-        x, y = operands(b, self, other)
+        x, y = cast_operands(b, self, other)
         return b.Mul(x, b.Pow(b.scalar(2.0, like=y), y))
-    x, e = _wide(b, self, other)
-    return b.Mul(x, power_of_two(b, e, b.result.dtype))
+    x, e = _to_int64(b, self, other)
+    return b.Mul(x, emit_power_of_two(b, e, b.result.dtype))
 
 
 @lower(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar,
@@ -159,9 +159,9 @@ def bitwise_left_shift(b: Builder, self: Operand, other: Operand) -> Value:
        aten.__rshift__.Scalar)  # fmt: skip
 def bitwise_right_shift(b: Builder, self: Operand, other: Operand) -> Value:
     if b.result.dtype.is_floating_point:
-        x, y = operands(b, self, other)
+        x, y = cast_operands(b, self, other)
         return b.Div(x, b.Pow(b.scalar(2.0, like=y), y))
-    x, e = _wide(b, self, other)
+    x, e = _to_int64(b, self, other)
     dtype = b.result.dtype
     zero, last = b.scalar(0, torch.int64), torch.iinfo(dtype).bits - int(dtype.is_signed)
     # A shift by more than there is, or by less than nothing, leaves the sign.
@@ -183,7 +183,7 @@ def _extreme(op: str, logical: str) -> Any:
     return lowering
 
 
-table(
+lower_table(
     {
         aten.maximum.default: ("Max", "Or"), aten.minimum.default: ("Min", "And"),
         aten.max.other: ("Max", "Or"), aten.min.other: ("Min", "And"),
@@ -192,7 +192,7 @@ table(
 )  # fmt: skip
 
 
-def _passing_nan(op: str, logical: str) -> Any:
+def _lower_ignoring_nan(op: str, logical: str) -> Any:
     """The other operand where one is not a number."""
     plain = _extreme(op, logical)
 
@@ -205,9 +205,9 @@ def _passing_nan(op: str, logical: str) -> Any:
     return lowering
 
 
-table(
+lower_table(
     {aten.fmax.default: ("Max", "Or"), aten.fmin.default: ("Min", "And")},
-    lambda ops: _passing_nan(*ops),
+    lambda ops: _lower_ignoring_nan(*ops),
 )
 
 
@@ -216,7 +216,7 @@ def clamp(b: Builder, self: Value, min: Operand | None, max: Operand | None) -> 
     """Clip takes 0-d bounds, and does not say what it does with nan among them."""
     x = b.cast(self, b.result.dtype)
     low, high = (None if v is None else b.common(v, dtype=x.dtype)[0] for v in (min, max))
-    if all(_is_plain(v) for v in (min, max)):
+    if all(_is_scalar_bound(v) for v in (min, max)):
         if x.dtype.is_floating_point:  # without a bound it is the largest number, not infinity
             low, high = (
                 b.scalar(bound, x.dtype) if v is None else v
@@ -228,7 +228,7 @@ def clamp(b: Builder, self: Value, min: Operand | None, max: Operand | None) -> 
     return x if high is None else b.Min(x, high)
 
 
-def _is_plain(x: Operand | None) -> bool:
+def _is_scalar_bound(x: Operand | None) -> bool:
     return x is None or type(x) is Expr or (type(x) is not Value and x == x)
 
 
@@ -244,7 +244,7 @@ def clamp_max(b: Builder, self: Value, max: Operand) -> Value:
 
 @lower(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where(b: Builder, condition: Value, self: Operand, other: Operand) -> Value:
-    return b.Where(b.cast(condition, torch.bool), *operands(b, self, other))
+    return b.Where(b.cast(condition, torch.bool), *cast_operands(b, self, other))
 
 
 @lower(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
@@ -262,9 +262,9 @@ def heaviside(b: Builder, self: Value, values: Value) -> Value:
 
 @lower(aten.copysign.Tensor, aten.copysign.Scalar)
 def copysign(b: Builder, self: Value, other: Operand) -> Value:
-    x, y = operands(b, self, other)
+    x, y = cast_operands(b, self, other)
     size = b.Abs(x)
-    return b.Where(negative(b, y), b.Neg(size), size)
+    return b.Where(is_negative(b, y), b.Neg(size), size)
 
 
 @lower(aten.nan_to_num.default)

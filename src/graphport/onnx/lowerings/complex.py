@@ -1,4 +1,4 @@
-"""Complex numbers as pairs of values, real and imaginary.
+"""Lowers complex operators, on pairs of real and imaginary values.
 
 Inputs, outputs and state of the model have them in a last dim of two, as torch.view_as_real. What
 only moves or adds numbers does so with both parts (`BY_PARTS`); the rest is here.
@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Complex, Value
-from graphport.onnx.lowerings.einsum import einsum as real_einsum
-from graphport.onnx.lowerings.factory import spaced
-from graphport.onnx.lowerings.linalg import product
-from graphport.onnx.registry import BY_PARTS, LOWERINGS, fusion, lower_complex
-from graphport.ops.abstract import Abstract
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.ir import Complex, Value
+from graphport.onnx.lower.registry import BY_PARTS, LOWERINGS, fusion, lower_complex
+from graphport.onnx.lowerings.factory import emit_linspace
+from graphport.onnx.lowerings.linalg import einsum as real_einsum
+from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.symbolic import Expr
+from graphport.tensors.abstract import Abstract
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
-    from graphport.onnx.lower import Lowerer
+    from graphport.onnx.lower.lowerer import Lowerer
 
 aten = torch.ops.aten
 Operand = Any
@@ -55,7 +55,9 @@ BY_PARTS.update((
 # Parts
 
 
-def parts(b: Builder, x: Operand, dtype: torch.dtype | None = None) -> tuple[Value, Value | None]:
+def to_parts(
+    b: Builder, x: Operand, dtype: torch.dtype | None = None
+) -> tuple[Value, Value | None]:
     """Real and imaginary part in a dtype; None for an imaginary part that is 0 throughout."""
     dtype = dtype or b.result.dtype.to_real()
     if isinstance(x, Complex):
@@ -67,8 +69,8 @@ def parts(b: Builder, x: Operand, dtype: torch.dtype | None = None) -> tuple[Val
     return b.scalar(x, dtype), None
 
 
-def both(b: Builder, x: Operand) -> tuple[Value, Value]:
-    re, im = parts(b, x)
+def to_both_parts(b: Builder, x: Operand) -> tuple[Value, Value]:
+    re, im = to_parts(b, x)
     return re, im if im is not None else _zeros(b, re)
 
 
@@ -76,19 +78,19 @@ def _zeros(b: Builder, like: Value) -> Value:
     return b.expand(b.scalar(0.0, like.dtype), like.shape or ())
 
 
-def whole(b: Builder, re: Value, im: Value | None) -> Complex:
+def make_complex(b: Builder, re: Value, im: Value | None) -> Complex:
     """Parts that have the sizes of the result."""
     sizes = b.result.sizes
     if im is None:
         im = _zeros(b, b.shaped(re, sizes))
-    return Complex(_full(b, re, sizes), _full(b, im, sizes))
+    return Complex(_expand_to(b, re, sizes), _expand_to(b, im, sizes))
 
 
-def _full(b: Builder, x: Value, sizes: Any) -> Value:
+def _expand_to(b: Builder, x: Value, sizes: Any) -> Value:
     return x if x.shape == tuple(sizes) else b.expand(x, sizes)
 
 
-def real(b: Builder, op: Any, *args: Any, **kwargs: Any) -> Value:
+def call_real_lowering(b: Builder, op: Any, *args: Any, **kwargs: Any) -> Value:
     """The lowering of an operator on real operands."""
     lowering = LOWERINGS[op]
     first = next(x for x in args if isinstance(x, Value))
@@ -141,18 +143,18 @@ def imag(b: Builder, self: Complex) -> Value:
 
 @lower_complex(aten.complex.default)
 def complex_(b: Builder, real: Value, imag: Value) -> Complex:
-    return whole(b, *b.common(real, imag, dtype=b.result.dtype.to_real()))
+    return make_complex(b, *b.common(real, imag, dtype=b.result.dtype.to_real()))
 
 
 @lower_complex(aten.polar.default)
 def polar(b: Builder, abs: Value, angle: Value) -> Complex:
-    return whole(b, b.Mul(abs, b.Cos(angle)), b.Mul(abs, b.Sin(angle)))
+    return make_complex(b, b.Mul(abs, b.Cos(angle)), b.Mul(abs, b.Sin(angle)))
 
 
 @lower_complex(aten._to_copy.default, aten.to.dtype)
 def to_copy(b: Builder, self: Operand, dtype: Any) -> Operand:
     if b.result.dtype.is_complex:
-        return Complex(*both(b, self))
+        return Complex(*to_both_parts(b, self))
     if b.result.dtype is torch.bool:
         return b.Or(b.cast(self.re, torch.bool), b.cast(self.im, torch.bool))
     return b.cast(self.re, b.result.dtype)
@@ -177,13 +179,13 @@ def resolve_conj(b: Builder, self: Complex) -> Complex:
 def linspace(b: Builder, start: Operand, end: Operand, steps: Any, dtype: Any) -> Complex:
     """Both parts go from end to end."""
     kind = b.result.dtype.to_real()
-    ends = zip(both(b, start), both(b, end), strict=True)
-    return Complex(*(spaced(b, *pair, steps, kind) for pair in ends))
+    ends = zip(to_both_parts(b, start), to_both_parts(b, end), strict=True)
+    return Complex(*(emit_linspace(b, *pair, steps, kind) for pair in ends))
 
 
 @lower_complex(aten.full.default)
 def full(b: Builder, size: Any, fill_value: Any, dtype: Any) -> Complex:
-    re, im = both(b, fill_value)
+    re, im = to_both_parts(b, fill_value)
     return Complex(b.expand(re, b.result.sizes), b.expand(im, b.result.sizes))
 
 
@@ -194,15 +196,15 @@ def full_like(b: Builder, self: Operand, fill_value: Any, dtype: Any) -> Operand
     return b.expand(b.scalar(fill_value, b.result.dtype), b.result.sizes)
 
 
-def _filled(value: float) -> Callable[..., Operand]:
+def _lower_fill(value: float) -> Callable[..., Operand]:
     def lowering(b: Builder, self: Operand, dtype: Any) -> Operand:
         return full_like(b, self, value, dtype)
 
     return lowering
 
 
-lower_complex(aten.zeros_like.default)(_filled(0.0))
-lower_complex(aten.ones_like.default)(_filled(1.0))
+lower_complex(aten.zeros_like.default)(_lower_fill(0.0))
+lower_complex(aten.ones_like.default)(_lower_fill(1.0))
 
 
 # Arithmetic
@@ -210,13 +212,13 @@ lower_complex(aten.ones_like.default)(_filled(1.0))
 
 def _sum(op: str) -> Callable[..., Complex]:
     def lowering(b: Builder, self: Operand, other: Operand, alpha: Any) -> Complex:
-        (re, im), (u, v) = parts(b, self), parts(b, other)
+        (re, im), (u, v) = to_parts(b, self), to_parts(b, other)
         if alpha != 1:
-            u, v = _times(b, (u, v), parts(b, alpha))
+            u, v = _multiply(b, (u, v), to_parts(b, alpha))
         emit = getattr(b, op)
         if v is not None:
             im = emit(im, v) if im is not None else v if op == "Add" else b.Neg(v)
-        return whole(b, emit(re, u), im)
+        return make_complex(b, emit(re, u), im)
 
     return lowering
 
@@ -227,7 +229,7 @@ sub = lower_complex(aten.sub.Tensor, aten.sub.Scalar)(_sum("Sub"))
 Pair = tuple[Value, Value | None]
 
 
-def _times(b: Builder, one: Pair, other: Pair, op: Callable[..., Value] | None = None) -> Pair:
+def _multiply(b: Builder, one: Pair, other: Pair, op: Callable[..., Value] | None = None) -> Pair:
     """(a + bi)(c + di), for any bilinear product."""
     mul = op or b.Mul
     (p, q), (r, s) = one, other
@@ -239,18 +241,18 @@ def _times(b: Builder, one: Pair, other: Pair, op: Callable[..., Value] | None =
 
 @lower_complex(aten.mul.Tensor, aten.mul.Scalar)
 def mul(b: Builder, self: Operand, other: Operand) -> Complex:
-    return whole(b, *_times(b, parts(b, self), parts(b, other)))
+    return make_complex(b, *_multiply(b, to_parts(b, self), to_parts(b, other)))
 
 
 @lower_complex(aten.div.Tensor, aten.div.Scalar)
 def div(b: Builder, self: Operand, other: Operand) -> Complex:
-    (p, q), (r, s) = parts(b, self), parts(b, other)
+    (p, q), (r, s) = to_parts(b, self), to_parts(b, other)
     if s is None:
-        return whole(b, b.Div(p, r), None if q is None else b.Div(q, r))
-    return whole(b, *_quotient(b, (p, q), (r, s)))
+        return make_complex(b, b.Div(p, r), None if q is None else b.Div(q, r))
+    return make_complex(b, *_divide(b, (p, q), (r, s)))
 
 
-def _quotient(b: Builder, one: Pair, other: tuple[Value, Value]) -> Pair:
+def _divide(b: Builder, one: Pair, other: tuple[Value, Value]) -> Pair:
     """By the larger part of the divisor, so that nothing is too large on the way."""
     (p, q), (r, s) = one, other
     q = _zeros(b, p) if q is None else q
@@ -297,14 +299,14 @@ def pow_(b: Builder, self: Complex, exponent: Any) -> Complex:
 @lower_complex(aten.abs.default)
 def abs_(b: Builder, self: Complex) -> Value:
     """In twice the precision: squares are neither too large nor too small there."""
-    re, im = parts(b, self, torch.float64)
+    re, im = to_parts(b, self, torch.float64)
     assert im is not None
     return b.Sqrt(b.Add(b.Mul(re, re), b.Mul(im, im)))
 
 
 @lower_complex(aten.angle.default)
 def angle(b: Builder, self: Complex) -> Value:
-    return real(b, aten.atan2.default, self.im, self.re)
+    return call_real_lowering(b, aten.atan2.default, self.im, self.re)
 
 
 @lower_complex(aten.exp.default)
@@ -340,7 +342,7 @@ def sgn(b: Builder, self: Complex) -> Complex:
 @lower_complex(aten.sqrt.default)
 def sqrt(b: Builder, self: Complex) -> Complex:
     """The root with a real part that is not negative, from |z| and the real part."""
-    re, im = parts(b, self, torch.float64)
+    re, im = to_parts(b, self, torch.float64)
     assert im is not None
     size = b.Sqrt(b.Add(b.Mul(re, re), b.Mul(im, im)))
     up = b.Sqrt(b.Mul(b.Add(size, b.Abs(re)), 0.5))
@@ -395,8 +397,8 @@ def cosh(b: Builder, self: Complex) -> Complex:
 
 @lower_complex(aten.eq.Tensor, aten.eq.Scalar)
 def eq(b: Builder, self: Operand, other: Operand) -> Value:
-    dtype = _common(self, other)
-    (p, q), (r, s) = parts(b, self, dtype), parts(b, other, dtype)
+    dtype = _common_dtype(self, other)
+    (p, q), (r, s) = to_parts(b, self, dtype), to_parts(b, other, dtype)
     same = b.Equal(p, r)
     if q is None or s is None:
         rest = s if q is None else q
@@ -409,7 +411,7 @@ def ne(b: Builder, self: Operand, other: Operand) -> Value:
     return b.Not(eq(b, self, other))
 
 
-def _common(*operands: Operand) -> torch.dtype:
+def _common_dtype(*operands: Operand) -> torch.dtype:
     kinds = [x.dtype.to_real() for x in operands if isinstance(x, Complex)]
     return max(kinds, key=lambda d: d.itemsize)
 
@@ -436,11 +438,11 @@ def isfinite(b: Builder, self: Complex) -> Value:
     aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default
 )
 def matmul(b: Builder, self: Operand, other: Operand) -> Complex:
-    return Complex(*_matmul(b, parts(b, self), parts(b, other)))
+    return Complex(*_matmul(b, to_parts(b, self), to_parts(b, other)))
 
 
 def _matmul(b: Builder, one: Pair, other: Pair) -> tuple[Value, Value]:
-    re, im = _times(b, one, other, lambda x, y: product(b, x, y))
+    re, im = _multiply(b, one, other, lambda x, y: emit_matmul(b, x, y))
     assert im is not None
     return re, im
 
@@ -452,9 +454,9 @@ def vdot(b: Builder, self: Complex, other: Complex) -> Complex:
 
 @lower_complex(aten.linear.default)
 def linear(b: Builder, input: Operand, weight: Operand, bias: Operand) -> Complex:
-    u, v = parts(b, weight)
+    u, v = to_parts(b, weight)
     turned = tuple(x if x is None or x.rank < 2 else b.transpose(x, [1, 0]) for x in (u, v))
-    out = Complex(*_matmul(b, parts(b, input), turned))  # type: ignore[arg-type]
+    out = Complex(*_matmul(b, to_parts(b, input), turned))  # type: ignore[arg-type]
     return out if bias is None else add(b, out, bias, 1)
 
 
@@ -462,7 +464,7 @@ def linear(b: Builder, input: Operand, weight: Operand, bias: Operand) -> Comple
 def addmm(
     b: Builder, self: Operand, mat1: Operand, mat2: Operand, beta: Any, alpha: Any
 ) -> Complex:
-    out = Complex(*_matmul(b, parts(b, mat1), parts(b, mat2)))
+    out = Complex(*_matmul(b, to_parts(b, mat1), to_parts(b, mat2)))
     out = out if alpha == 1 else mul(b, out, alpha)
     if beta == 0:
         return out
@@ -471,17 +473,17 @@ def addmm(
 
 @lower_complex(aten.outer.default)
 def outer(b: Builder, self: Operand, vec2: Operand) -> Complex:
-    column = tuple(None if x is None else b.unsqueeze(x, 1) for x in parts(b, self))
-    return whole(b, *_times(b, column, parts(b, vec2)))  # type: ignore[arg-type]
+    column = tuple(None if x is None else b.unsqueeze(x, 1) for x in to_parts(b, self))
+    return make_complex(b, *_multiply(b, column, to_parts(b, vec2)))  # type: ignore[arg-type]
 
 
 @lower_complex(aten.einsum.default)
 def einsum(b: Builder, equation: str, tensors: list[Operand], path: Any) -> Complex:
     if len(tensors) == 1:
-        return Complex(*(real_einsum(b, equation, [x], None) for x in both(b, tensors[0])))
+        return Complex(*(real_einsum(b, equation, [x], None) for x in to_both_parts(b, tensors[0])))
     if len(tensors) > 2:
         raise UnsupportedError("einsum of more than two complex operands has no ONNX lowering")
-    one, other = (parts(b, t) for t in tensors)
-    re, im = _times(b, one, other, lambda x, y: real_einsum(b, equation, [x, y], None))
+    one, other = (to_parts(b, t) for t in tensors)
+    re, im = _multiply(b, one, other, lambda x, y: real_einsum(b, equation, [x, y], None))
     assert im is not None
     return Complex(re, im)

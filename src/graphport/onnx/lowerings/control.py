@@ -1,4 +1,4 @@
-"""Branches and loops: `cond` is If, `while_loop` is Loop, `map` and `scan` are Scan.
+"""Lowers control flow: `cond` to If, `while_loop` to Loop, `map` and `scan` to Scan.
 
 A graph within sees the values around it by name, so that only what changes from step to step is an
 input of it. Numbers are carried as tensors without dims. What a graph within says about sizes is
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import GraphModule, Node
 
-from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Graph, Value
-from graphport.onnx.registry import LOWERINGS, higher_order
-from graphport.onnx.sizes import type_of_number
-from graphport.ops.abstract import Abstract
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.ir import Graph, Value
+from graphport.onnx.emit.sizes import dtype_of_number
+from graphport.onnx.lower.registry import LOWERINGS, higher_order
 from graphport.symbolic import Expr
+from graphport.tensors.abstract import Abstract
 
 if TYPE_CHECKING:
-    from graphport.onnx.lower import Lowerer
+    from graphport.onnx.lower.lowerer import Lowerer
 
 ops = torch.ops.higher_order
 
@@ -31,7 +31,7 @@ ops = torch.ops.higher_order
 
 
 @contextmanager
-def within(b: Builder, name: str) -> Iterator[Graph]:
+def open_subgraph(b: Builder, name: str) -> Iterator[Graph]:
     """What is written meanwhile goes to a graph of its own."""
     outer = b.graph
     graph = b.graph = Graph(name, outer)
@@ -42,13 +42,13 @@ def within(b: Builder, name: str) -> Iterator[Graph]:
         b.graph = outer
 
 
-def _run(lowerer: Lowerer, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+def _lower_subgraph(lowerer: Lowerer, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """Lower a graph whose inputs are these values and numbers; its results, in a list."""
     holders = [n for n in module.graph.nodes if n.op == "placeholder"]
     for holder, given in zip(holders, inputs, strict=True):
-        about = lowerer.about(holder)
+        about = lowerer.describe_node(holder)
         if isinstance(about, Expr) and about is not given:
-            lowerer.b.sizes.learn_number(about, _tensor(lowerer.b, given, about))
+            lowerer.b.sizes.learn_number(about, _to_tensor(lowerer.b, given, about))
             given = about
         elif isinstance(given, Value) and isinstance(about, Abstract):
             _learn_sizes(lowerer.b, given, about)
@@ -68,17 +68,17 @@ def _learn_sizes(b: Builder, value: Value, about: Abstract) -> None:
             b.sizes.learn_number(theirs, b.sizes.number(mine))
 
 
-def _tensor(b: Builder, x: Any, about: Any) -> Value:
+def _to_tensor(b: Builder, x: Any, about: Any) -> Value:
     """A result as a tensor of the dtype that it has outside."""
     if about is None:
         about = x
-    dtype = about.dtype if isinstance(about, (Abstract, Value)) else type_of_number(about)
+    dtype = about.dtype if isinstance(about, (Abstract, Value)) else dtype_of_number(about)
     return b.cast(x if isinstance(x, Value) else b.sizes.number(x), dtype)
 
 
-def close(b: Builder, graph: Graph, results: Sequence[Value]) -> None:
+def close_subgraph(b: Builder, graph: Graph, results: Sequence[Value]) -> None:
     """Make values the outputs of a graph: each made in it, and none twice."""
-    for value in map(b.assertions.let_through, results):
+    for value in map(b.assertions.add_control_dependency, results):
         shape = value.shape
         while value.graph is not graph or value.producer is None or value in graph.outputs:
             value = b.Identity(value)
@@ -86,31 +86,31 @@ def close(b: Builder, graph: Graph, results: Sequence[Value]) -> None:
         graph.outputs.append(value)
 
 
-def _input(graph: Graph, name: str, about: Any) -> Value:
+def _add_input(graph: Graph, name: str, about: Any) -> Value:
     """A value that a graph is given at each step."""
     if isinstance(about, Abstract):
         value = Value(name, about.dtype, about.sizes, graph)
     else:
-        value = Value(name, type_of_number(about), (), graph)
+        value = Value(name, dtype_of_number(about), (), graph)
     graph.inputs.append(value)
     return value
 
 
-def _written(b: Builder, op: Callable[..., Any], *inputs: Any, **attributes: Any) -> list[Any]:
+def _emit_node(b: Builder, op: Callable[..., Any], *inputs: Any, **attributes: Any) -> list[Any]:
     """A node with graphs within; the results of the program that it gives."""
     wanted = [r for r in b.result if r is not None]
-    dtypes = [r.dtype if isinstance(r, Abstract) else type_of_number(r) for r in wanted]
+    dtypes = [r.dtype if isinstance(r, Abstract) else dtype_of_number(r) for r in wanted]
     made = op(*inputs, outputs=len(wanted), dtype=dtypes[0], **attributes)
     values = iter([made] if len(wanted) == 1 else made)
-    return [None if r is None else _taken(b, next(values), r) for r in b.result]
+    return [None if r is None else _bind_result(b, next(values), r) for r in b.result]
 
 
-def _taken(b: Builder, value: Value, about: Any) -> Any:
+def _bind_result(b: Builder, value: Value, about: Any) -> Any:
     """A result of the node; a number becomes one of the program again."""
     if isinstance(about, Abstract):
         value.dtype, value.shape = about.dtype, about.sizes
         return value
-    value.dtype, value.shape = type_of_number(about), ()
+    value.dtype, value.shape = dtype_of_number(about), ()
     b.sizes.learn_number(about, value)
     return about
 
@@ -127,16 +127,16 @@ def cond(lowerer: Lowerer, node: Node) -> Any:
     b = lowerer.b
     pred, true_graph, false_graph, operands = lowerer.values(node.args)
     if isinstance(pred, Value) and pred.tensor is not None:
-        return _run(lowerer, true_graph if bool(pred.tensor) else false_graph, operands)
+        return _lower_subgraph(lowerer, true_graph if bool(pred.tensor) else false_graph, operands)
     truth = pred if isinstance(pred, Value) else b.sizes.number(pred)
     branches = []
     for name, module in (("then_branch", true_graph), ("else_branch", false_graph)):
-        with within(b, name) as graph:
-            results = _run(lowerer, module, operands)
+        with open_subgraph(b, name) as graph:
+            results = _lower_subgraph(lowerer, module, operands)
             pairs = zip(results, b.result, strict=True)
-            close(b, graph, [_tensor(b, x, r) for x, r in pairs if r is not None])
+            close_subgraph(b, graph, [_to_tensor(b, x, r) for x, r in pairs if r is not None])
         branches.append(graph)
-    return _written(b, b.If, truth, then_branch=branches[0], else_branch=branches[1])
+    return _emit_node(b, b.If, truth, then_branch=branches[0], else_branch=branches[1])
 
 
 # Loops
@@ -147,51 +147,53 @@ def while_loop(lowerer: Lowerer, node: Node) -> Any:
     """The condition is asked before the first step, and at the end of each for the next one."""
     b = lowerer.b
     test, body, carried, additional = lowerer.values(node.args)
-    first = [_tensor(b, x, r) for x, r in zip(carried, b.result, strict=True)]
+    first = [_to_tensor(b, x, r) for x, r in zip(carried, b.result, strict=True)]
     with b.sizes.inner():
-        (begins,) = _run(lowerer, test, [*carried, *additional])
-        goes = _tensor(b, begins, True)
-    with within(b, "body") as graph:
+        (begins,) = _lower_subgraph(lowerer, test, [*carried, *additional])
+        goes = _to_tensor(b, begins, True)
+    with open_subgraph(b, "body") as graph:
         graph.inputs.append(Value("step", torch.int64, (), graph))
         graph.inputs.append(Value("goes", torch.bool, (), graph))
         holders = _placeholders(body)
-        inputs = [_input(graph, f"{h.name}_in", r) for h, r in zip(holders, b.result, strict=False)]
-        results = _run(lowerer, body, [*inputs, *additional])
-        news = [_tensor(b, x, r) for x, r in zip(results, b.result, strict=True)]
+        inputs = [
+            _add_input(graph, f"{h.name}_in", r) for h, r in zip(holders, b.result, strict=False)
+        ]
+        results = _lower_subgraph(lowerer, body, [*inputs, *additional])
+        news = [_to_tensor(b, x, r) for x, r in zip(results, b.result, strict=True)]
         with b.sizes.inner():
-            (more,) = _run(lowerer, test, [*news, *additional])
-            again = _tensor(b, more, True)
-        close(b, graph, [again, *news])
-    return _written(b, b.Loop, None, goes, *first, body=graph)
+            (more,) = _lower_subgraph(lowerer, test, [*news, *additional])
+            again = _to_tensor(b, more, True)
+        close_subgraph(b, graph, [again, *news])
+    return _emit_node(b, b.Loop, None, goes, *first, body=graph)
 
 
 @higher_order(ops.map_impl)
 def map_impl(lowerer: Lowerer, node: Node) -> Any:
     body, xs, additional = lowerer.values(node.args)
-    return _scan(lowerer, body, [], xs, additional)
+    return _emit_scan(lowerer, body, [], xs, additional)
 
 
 @higher_order(ops.scan)
 def scan(lowerer: Lowerer, node: Node) -> Any:
     body, init, xs, additional = lowerer.values(node.args)
-    return _scan(lowerer, body, init, xs, additional)
+    return _emit_scan(lowerer, body, init, xs, additional)
 
 
-def _scan(
+def _emit_scan(
     lowerer: Lowerer, body: GraphModule, init: list[Any], xs: list[Value], additional: list[Any]
 ) -> Any:
     """Elements along the first dim of each x, one after another."""
     b = lowerer.b
-    first = [_tensor(b, x, r) for x, r in zip(init, b.result, strict=False)]
-    with within(b, "body") as graph:
+    first = [_to_tensor(b, x, r) for x, r in zip(init, b.result, strict=False)]
+    with open_subgraph(b, "body") as graph:
         inputs = [
-            _input(graph, f"{h.name}_in", lowerer.about(h))
+            _add_input(graph, f"{h.name}_in", lowerer.describe_node(h))
             for h in _placeholders(body)[: len(init) + len(xs)]
         ]
-        results = _run(lowerer, body, [*inputs, *additional])
+        results = _lower_subgraph(lowerer, body, [*inputs, *additional])
         pairs = zip(results, b.result, strict=True)
-        close(b, graph, [_tensor(b, x, r) for x, r in pairs if r is not None])
-    return _written(b, b.Scan, *first, *xs, body=graph, num_scan_inputs=len(xs))
+        close_subgraph(b, graph, [_to_tensor(b, x, r) for x, r in pairs if r is not None])
+    return _emit_node(b, b.Scan, *first, *xs, body=graph, num_scan_inputs=len(xs))
 
 
 @higher_order(ops.associative_scan)
@@ -199,23 +201,23 @@ def associative_scan(lowerer: Lowerer, node: Node) -> Any:
     """From the left: what has been combined so far with the next element, each a run of one."""
     b = lowerer.b
     body, xs, additional = lowerer.values(node.args)
-    with within(b, "body") as graph:
+    with open_subgraph(b, "body") as graph:
         kinds = [Abstract((1, *r.sizes[1:]), r.dtype, r.device) for r in b.result]
         begun = Value("begun", torch.bool, (), graph)
         graph.inputs.append(begun)
-        states = [_input(graph, f"state_{i}", kind) for i, kind in enumerate(kinds)]
+        states = [_add_input(graph, f"state_{i}", kind) for i, kind in enumerate(kinds)]
         elements = [
-            _input(graph, f"element_{i}", Abstract(kind.sizes[1:], kind.dtype, kind.device))
+            _add_input(graph, f"element_{i}", Abstract(kind.sizes[1:], kind.dtype, kind.device))
             for i, kind in enumerate(kinds)
         ]
         runs = [b.shaped(b.unsqueeze(e, 0), k.sizes) for e, k in zip(elements, kinds, strict=True)]
-        combined = _run(lowerer, body, [*states, *runs, *additional])
+        combined = _lower_subgraph(lowerer, body, [*states, *runs, *additional])
         news = [
-            b.shaped(b.Where(begun, _tensor(b, c, k), e), k.sizes)
+            b.shaped(b.Where(begun, _to_tensor(b, c, k), e), k.sizes)
             for c, e, k in zip(combined, runs, kinds, strict=True)
         ]
         true = b.constant(torch.tensor(True))
-        close(b, graph, [true, *news, *(b.squeeze(n, 0) for n in news)])
+        close_subgraph(b, graph, [true, *news, *(b.squeeze(n, 0) for n in news)])
     false = b.constant(torch.tensor(False))
     starts = [b.shaped(b.Slice(x, [0], [1], [0]), k.sizes) for x, k in zip(xs, kinds, strict=True)]
     count = len(xs)
@@ -234,13 +236,13 @@ def associative_scan(lowerer: Lowerer, node: Node) -> Any:
 @higher_order(ops.wrap_with_set_grad_enabled)
 def wrap_with_set_grad_enabled(lowerer: Lowerer, node: Node) -> Any:
     _mode, body, *operands = lowerer.values(node.args)
-    return _run(lowerer, body, operands)
+    return _lower_subgraph(lowerer, body, operands)
 
 
 @higher_order(ops.invoke_subgraph)
 def invoke_subgraph(lowerer: Lowerer, node: Node) -> Any:
     body, _name, *operands = lowerer.values(node.args)
-    return _run(lowerer, body, operands)
+    return _lower_subgraph(lowerer, body, operands)
 
 
 @higher_order(ops.auto_functionalized)

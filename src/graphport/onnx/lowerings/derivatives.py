@@ -1,4 +1,4 @@
-"""Derivatives of convolutions, pooling and padding, as the graphs of training have them.
+"""Lowers backward operators of convolution, pooling and padding.
 
 Other derivatives are taken apart into plain operators. What is linear along each spatial dim goes
 back with the transposed matrix of that dim, and maxima go back to where they were.
@@ -13,14 +13,21 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.conv import conv_transpose, convolved
-from graphport.onnx.lowerings.linalg import product
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.ir import Value
+from graphport.onnx.lower.registry import lower, lower_table
+from graphport.onnx.lowerings.conv import (
+    Numbers,
+    conv_transpose,
+    convolve,
+    is_static,
+    pad_dims,
+    per_dim,
+    sizes_of,
+)
+from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.onnx.lowerings.pool import adaptive_bounds, window_counts
-from graphport.onnx.lowerings.scatter import elements, written
-from graphport.onnx.lowerings.spatial import Numbers, each, is_plain, padded, sizes_of
-from graphport.onnx.registry import lower, table
+from graphport.onnx.lowerings.scatter import make_element_writer, write_updates
 from graphport.symbolic import ge
 
 aten = torch.ops.aten
@@ -36,22 +43,22 @@ def convolution_backward(
 ) -> tuple[Value | None, ...]:  # fmt: skip
     """The input's is the other kind of convolution, the weight's one of the input with the rest."""
     n = weight.rank - 2
-    strides, pads, holes = (each(v, n) for v in (stride, padding, dilation))
+    strides, pads, holes = (per_dim(v, n) for v in (stride, padding, dilation))
     to_input, to_weight, to_bias = output_mask
     found: list[Value | None] = [None, None, None]
     if to_input:
-        make = _to_input_of_transposed if transposed else _to_input
+        make = _transposed_input_gradient if transposed else _input_gradient
         found[0] = make(b, grad_output, input, weight, strides, pads, holes, groups)
     if to_weight:
         wide, narrow = (grad_output, input) if transposed else (input, grad_output)
-        found[1] = _to_weight(b, wide, narrow, weight, strides, pads, holes, groups)
+        found[1] = _weight_gradient(b, wide, narrow, weight, strides, pads, holes, groups)
     if to_bias:
         rest = [d for d in range(grad_output.rank) if d != 1]
         found[2] = b.ReduceSum(grad_output, rest, keepdims=0)
     return tuple(found)
 
 
-def _to_input(
+def _input_gradient(
     b: Builder, grad: Value, input: Value, weight: Value, stride: list[int], pads: list[Any],
     dilation: list[int], groups: int,
 ) -> Value:  # fmt: skip
@@ -64,24 +71,24 @@ def _to_input(
     ]
     rows = list(zip(sizes_of(input)[2:], pads, reach, strict=True))
     left = [b.scope.simplify(i + 2 * p - r) for i, p, r in rows]
-    if is_plain(*left, *pads):
+    if is_static(*left, *pads):
         return conv_transpose(b, grad, weight, None, stride, pads, left, groups, dilation)
     none = [0] * len(stride)
     out = conv_transpose(b, grad, weight, None, stride, none, none, groups, dilation)
     out = b.shaped(out, (*sizes_of(input)[:2], *reach))
-    return padded(b, out, [-p for p in pads], [i + p - r for i, p, r in rows], 0)
+    return pad_dims(b, out, [-p for p in pads], [i + p - r for i, p, r in rows], 0)
 
 
-def _to_input_of_transposed(
+def _transposed_input_gradient(
     b: Builder, grad: Value, input: Value, weight: Value, stride: list[int], pads: list[Any],
     dilation: list[int], groups: int,
 ) -> Value:  # fmt: skip
-    out = convolved(b, grad, weight, None, stride, pads, pads, dilation, groups)
+    out = convolve(b, grad, weight, None, stride, pads, pads, dilation, groups)
     # An output padding of a stride or more makes windows that no element has made.
-    return _cut(b, out, sizes_of(input)[2:])
+    return _crop_dims(b, out, sizes_of(input)[2:])
 
 
-def _to_weight(
+def _weight_gradient(
     b: Builder, wide: Value, narrow: Value, weight: Value, stride: list[int], pads: list[Any],
     dilation: list[int], groups: int,
 ) -> Value:  # fmt: skip
@@ -94,7 +101,7 @@ def _to_weight(
     ) and all(map(b.scope.same, size, places)):  # fmt: skip
         flat = reduce(mul, places)
         x, y = (b.reshape(v, (batch, c, flat)) for v, c in ((wide, channels), (narrow, few)))
-        products = product(b, y, b.transpose(x, (0, 2, 1)))
+        products = emit_matmul(b, y, b.transpose(x, (0, 2, 1)))
         return b.reshape(b.ReduceSum(products, [0], keepdims=0), sizes_of(weight))
     spatial = range(2, 2 + n)
     if groups == 1:
@@ -106,16 +113,16 @@ def _to_weight(
     y = b.transpose(narrow, (1, 0, *spatial))
     # Of no channels, in groups, ONNX Runtime never comes to an end.
     some = b.scope.decide(ge(batch, 1)) is True
-    out = convolved(b, x, y, None, dilation, pads, pads, stride, groups, by_windows=not some)
+    out = convolve(b, x, y, None, dilation, pads, pads, stride, groups, by_windows=not some)
     lengths = [
         (i + 2 * p - s * (o - 1) - 1) // d + 1
         for i, p, s, o, d in zip(size, pads, stride, places, dilation, strict=True)
     ]
-    out = _cut(b, b.shaped(out, (channels // groups, few, *lengths)), kernel)
+    out = _crop_dims(b, b.shaped(out, (channels // groups, few, *lengths)), kernel)
     return b.transpose(out, (1, 0, *spatial))
 
 
-def _cut(b: Builder, x: Value, sizes: Sequence[Any]) -> Value:
+def _crop_dims(b: Builder, x: Value, sizes: Sequence[Any]) -> Value:
     """The first elements of the last dims, so many of each."""
     first = x.rank - len(sizes)
     pairs = zip(sizes_of(x)[first:], sizes, strict=True)
@@ -128,7 +135,7 @@ def _cut(b: Builder, x: Value, sizes: Sequence[Any]) -> Value:
 # Linear along each dim
 
 
-def _along_dims(b: Builder, x: Value, n: int, back: Callable[[Value, int], Value]) -> Value:
+def _apply_along_dims(b: Builder, x: Value, n: int, back: Callable[[Value, int], Value]) -> Value:
     """Each of the n last dims, as the last one, gone through: x and the number of the dim.
 
     They take turns, since ONNX Runtime multiplies an empty batch from the right only.
@@ -139,10 +146,10 @@ def _along_dims(b: Builder, x: Value, n: int, back: Callable[[Value, int], Value
     return x
 
 
-def _spread(b: Builder, x: Value, start: Numbers, end: Numbers, size: Any) -> Value:
+def _spread_to_windows(b: Builder, x: Value, start: Numbers, end: Numbers, size: Any) -> Value:
     """Element i of the last dim is given to all places from start[i] to end[i] of a larger one."""
-    places = Numbers.up_to(b, size)
-    matrix = (places < end.then(1)).to(x.dtype) - (places < start.then(1)).to(x.dtype)
+    places = Numbers.arange(b, size)
+    matrix = (places < end.append_dims(1)).to(x.dtype) - (places < start.append_dims(1)).to(x.dtype)
     front, last = sizes_of(x)[:-1], sizes_of(x)[-1]
     rows = reduce(mul, front)
     if b.scope.decide(ge(rows, 1)) is not True:  # none, and transposed: refused but in two dims
@@ -151,7 +158,7 @@ def _spread(b: Builder, x: Value, start: Numbers, end: Numbers, size: Any) -> Va
     return b.reshape(out, (*front, size))
 
 
-def _shared(b: Builder, x: Value, counts: Numbers) -> Value:
+def _divide_by_counts(b: Builder, x: Value, counts: Numbers) -> Value:
     """Divided by the number of elements that the windows along the last dim have."""
     return b.shaped(b.Div(x, counts.to(x.dtype).node), sizes_of(x))
 
@@ -161,27 +168,27 @@ def _avg_pool_backward(n: int) -> Any:
         b: Builder, grad_output: Value, self: Value, kernel_size: Any, stride: Any, padding: Any,
         ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
     ) -> Value:  # fmt: skip
-        kernel = each(kernel_size, n)
-        strides, pads = each(stride or kernel, n), each(padding, n)
+        kernel = per_dim(kernel_size, n)
+        strides, pads = per_dim(stride or kernel, n), per_dim(padding, n)
 
         def back(x: Value, dim: int) -> Value:
             k, s, p = (settings[dim - x.rank] for settings in (kernel, strides, pads))
             out, size = sizes_of(x)[-1], sizes_of(self)[dim]
             if divisor_override is None:
                 counts = window_counts(b, out, k, s, p, size, count_include_pad)
-                x = _shared(b, x, counts)
-            start = Numbers.up_to(b, out) * s - p
-            return _spread(b, x, start, start + k, size)
+                x = _divide_by_counts(b, x, counts)
+            start = Numbers.arange(b, out) * s - p
+            return _spread_to_windows(b, x, start, start + k, size)
 
         x = grad_output
         if divisor_override is not None:
             x = b.shaped(b.Div(x, divisor_override), sizes_of(x))
-        return _along_dims(b, x, n, back)
+        return _apply_along_dims(b, x, n, back)
 
     return lowering
 
 
-table(
+lower_table(
     {aten.avg_pool2d_backward.default: 2, aten.avg_pool3d_backward.default: 3}, _avg_pool_backward
 )
 
@@ -191,14 +198,14 @@ def _adaptive_avg_pool_backward(n: int) -> Any:
         def back(x: Value, dim: int) -> Value:
             size = sizes_of(self)[dim]
             start, end = adaptive_bounds(b, size, sizes_of(x)[-1])
-            return _spread(b, _shared(b, x, end - start), start, end, size)
+            return _spread_to_windows(b, _divide_by_counts(b, x, end - start), start, end, size)
 
-        return _along_dims(b, grad_output, n, back)
+        return _apply_along_dims(b, grad_output, n, back)
 
     return lowering
 
 
-table(
+lower_table(
     {
         aten._adaptive_avg_pool2d_backward.default: 2,
         aten._adaptive_avg_pool3d_backward.default: 3,
@@ -212,19 +219,19 @@ def _replication_pad_backward(n: int) -> Any:
         def back(x: Value, dim: int) -> Value:
             place = 2 * (x.rank - 1 - dim)
             before, after = padding[place : place + 2]
-            if is_plain(before, after) and before == after == 0:
+            if is_static(before, after) and before == after == 0:
                 return x
             size = sizes_of(self)[dim]
-            source = Numbers.up_to(b, sizes_of(x)[-1]) - before
-            source = source.at_least(0).at_most(size - 1)
-            return _spread(b, x, source, source + 1, size)
+            source = Numbers.arange(b, sizes_of(x)[-1]) - before
+            source = source.clamp_min(0).clamp_max(size - 1)
+            return _spread_to_windows(b, x, source, source + 1, size)
 
-        return _along_dims(b, grad_output, n, back)
+        return _apply_along_dims(b, grad_output, n, back)
 
     return lowering
 
 
-table(
+lower_table(
     {
         aten.replication_pad1d_backward.default: 1,
         aten.replication_pad2d_backward.default: 2,
@@ -242,7 +249,7 @@ def max_pool2d_with_indices_backward(
     b: Builder, grad_output: Value, self: Value, kernel_size: Any, stride: Any, padding: Any,
     dilation: Any, ceil_mode: bool, indices: Value,
 ) -> Value:  # fmt: skip
-    return _to_places(b, grad_output, indices, 2)
+    return _scatter_to_maxima(b, grad_output, indices, 2)
 
 
 @lower(aten.max_pool3d_with_indices_backward.default)
@@ -250,29 +257,29 @@ def max_pool3d_with_indices_backward(
     b: Builder, grad_output: Value, self: Value, kernel_size: Any, stride: Any, padding: Any,
     dilation: Any, ceil_mode: bool, indices: Value,
 ) -> Value:  # fmt: skip
-    return _to_places(b, grad_output, indices, 3)
+    return _scatter_to_maxima(b, grad_output, indices, 3)
 
 
 @lower(aten.adaptive_max_pool2d_backward.default)
 def adaptive_max_pool2d_backward(
     b: Builder, grad_output: Value, self: Value, indices: Value
 ) -> Value:
-    return _to_places(b, grad_output, indices, 2)
+    return _scatter_to_maxima(b, grad_output, indices, 2)
 
 
 @lower(aten.adaptive_max_pool3d_backward.default)
 def adaptive_max_pool3d_backward(
     b: Builder, grad_output: Value, self: Value, indices: Value
 ) -> Value:
-    return _to_places(b, grad_output, indices, 3)
+    return _scatter_to_maxima(b, grad_output, indices, 3)
 
 
-def _to_places(b: Builder, grad: Value, indices: Value, n: int) -> Value:
+def _scatter_to_maxima(b: Builder, grad: Value, indices: Value, n: int) -> Value:
     """Windows that share their maximum add up there."""
     sizes = b.result.sizes
     front = sizes[:-n]
     flat = (*front, reduce(mul, sizes_of(grad)[-n:]))
     zeros = b.expand(b.scalar(0, grad.dtype), (*front, reduce(mul, sizes[-n:])))
-    write = elements(b, -1, b.reshape(indices, flat))
-    out = written(b, write, zeros, b.reshape(grad, flat), "sum")
+    write = make_element_writer(b, -1, b.reshape(indices, flat))
+    out = write_updates(b, write, zeros, b.reshape(grad, flat), "sum")
     return b.reshape(b.shaped(out, (*front, reduce(mul, sizes[-n:]))), sizes)

@@ -1,4 +1,4 @@
-"""Operators that work element by element: sums, products, rounding, powers, type conversion.
+"""Lowers elementwise arithmetic: sums, products, division, powers, rounding, casts.
 
 Operands are brought to one dtype first, as torch promotes them; the builder casts the result to the
 dtype that capture knows it has.
@@ -12,36 +12,37 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.builder import Builder, Operand
-from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.bodies import loop
-from graphport.onnx.registry import lower, table
-from graphport.symbolic import Expr
+from graphport.onnx.emit.arithmetic import floor_quotient, modulo, quotient, truncated_modulo
+from graphport.onnx.emit.builder import Builder, Operand
+from graphport.onnx.emit.ir import Value
+from graphport.onnx.lower.registry import lower, lower_table
+from graphport.onnx.lowerings.loops import emit_loop
+from graphport.symbolic import Expr, ge, ne, prod
 
 aten = torch.ops.aten
 
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def operands(b: Builder, *xs: Operand, dtype: torch.dtype | None = None) -> list[Value]:
+def cast_operands(b: Builder, *xs: Operand, dtype: torch.dtype | None = None) -> list[Value]:
     """Operands in the dtype of the result; halves with a number beyond their range in float32.
 
     torch computes on halves in float32: `x * 1e6` is finite for a small x.
     """
     dtype = dtype or b.result.dtype
-    if dtype in HALVES and any(not _fits(x, dtype) for x in xs):
+    if dtype in HALVES and any(not _is_representable(x, dtype) for x in xs):
         dtype = torch.float32
     return b.common(*xs, dtype=dtype)
 
 
-def _fits(x: Operand, dtype: torch.dtype) -> bool:
+def _is_representable(x: Operand, dtype: torch.dtype) -> bool:
     if not isinstance(x, (int, float)) or x == 0 or not math.isfinite(x):
         return type(x) is not Expr
     info = torch.finfo(dtype)
     return info.tiny <= abs(x) <= info.max
 
 
-def wide(b: Builder, x: Operand) -> Value:
+def widen_operand(b: Builder, x: Operand) -> Value:
     """An operand of a formula of several steps: halves in float32, integers as torch's floats."""
     dtype = b.result.dtype if b.result.dtype.is_floating_point else torch.float32
     return b.common(x, dtype=torch.float32 if dtype in HALVES else dtype)[0]
@@ -50,7 +51,7 @@ def wide(b: Builder, x: Operand) -> Value:
 # One operand
 
 
-def _unary(op: str) -> Any:
+def _lower_unary(op: str) -> Any:
     """In the dtype of the result: integers become floats where torch says so."""
 
     def lowering(b: Builder, self: Value) -> Value:
@@ -59,17 +60,17 @@ def _unary(op: str) -> Any:
     return lowering
 
 
-table(
+lower_table(
     {
         aten.abs.default: "Abs", aten.cos.default: "Cos", aten.exp.default: "Exp",
         aten.log.default: "Log", aten.neg.default: "Neg", aten.reciprocal.default: "Reciprocal",
         aten.sin.default: "Sin", aten.sqrt.default: "Sqrt", aten.tanh.default: "Tanh",
     },
-    _unary,
+    _lower_unary,
 )  # fmt: skip
 
 
-def _rounding(op: str) -> Any:
+def _lower_rounding(op: str) -> Any:
     """Integers are whole already."""
 
     def lowering(b: Builder, self: Value) -> Value:
@@ -78,9 +79,9 @@ def _rounding(op: str) -> Any:
     return lowering
 
 
-table(
+lower_table(
     {aten.ceil.default: "Ceil", aten.floor.default: "Floor", aten.round.default: "Round"},
-    _rounding,
+    _lower_rounding,
 )
 
 
@@ -88,10 +89,10 @@ table(
 def trunc(b: Builder, self: Value) -> Value:
     if not self.dtype.is_floating_point:
         return self
-    return truncated(b, self)
+    return emit_trunc(b, self)
 
 
-def truncated(b: Builder, x: Value) -> Value:
+def emit_trunc(b: Builder, x: Value) -> Value:
     return b.Mul(b.Sign(x), b.Floor(b.Abs(x)))
 
 
@@ -108,7 +109,7 @@ def round_decimals(b: Builder, self: Value, decimals: int) -> Value:
         return self
     if decimals == 0:
         return b.Round(self)
-    x, factor = wide(b, self), 10.0 ** abs(decimals)
+    x, factor = widen_operand(b, self), 10.0 ** abs(decimals)
     if decimals > 0:
         return b.Div(b.Round(b.Mul(x, factor)), factor)
     return b.Mul(b.Round(b.Div(x, factor)), factor)
@@ -140,14 +141,16 @@ def rsqrt(b: Builder, self: Value) -> Value:
     return b.Reciprocal(b.Sqrt(b.cast(self, b.result.dtype)))
 
 
-def _scaled(factor: float) -> Any:
+def _lower_scaling(factor: float) -> Any:
     def lowering(b: Builder, self: Value) -> Value:
-        return b.Mul(*operands(b, self, factor))
+        return b.Mul(*cast_operands(b, self, factor))
 
     return lowering
 
 
-table({aten.deg2rad.default: math.pi / 180, aten.rad2deg.default: 180 / math.pi}, _scaled)
+lower_table(
+    {aten.deg2rad.default: math.pi / 180, aten.rad2deg.default: 180 / math.pi}, _lower_scaling
+)
 
 
 # Arithmetic
@@ -158,48 +161,48 @@ def add(b: Builder, self: Operand, other: Operand, alpha: Any) -> Value:
     if b.result.dtype is torch.bool:
         x, y = b.common(self, other, dtype=torch.bool)
         return b.Or(x, y) if alpha else x
-    x, y = operands(b, self, other)
-    return b.Add(x, _times(b, y, alpha))
+    x, y = cast_operands(b, self, other)
+    return b.Add(x, _scale(b, y, alpha))
 
 
 @lower(aten.sub.Tensor, aten.sub.Scalar)
 def sub(b: Builder, self: Operand, other: Operand, alpha: Any) -> Value:
-    x, y = operands(b, self, other)
-    return b.Sub(x, _times(b, y, alpha))
+    x, y = cast_operands(b, self, other)
+    return b.Sub(x, _scale(b, y, alpha))
 
 
 @lower(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(b: Builder, self: Operand, other: Operand, alpha: Any) -> Value:
-    x, y = operands(b, self, other)
-    return b.Sub(y, _times(b, x, alpha))
+    x, y = cast_operands(b, self, other)
+    return b.Sub(y, _scale(b, x, alpha))
 
 
-def _times(b: Builder, x: Value, factor: Any) -> Value:
+def _scale(b: Builder, x: Value, factor: Any) -> Value:
     return x if type(factor) is not Expr and factor == 1 else b.Mul(x, factor)
 
 
 @lower(aten.mul.Tensor, aten.mul.Scalar)
 def mul(b: Builder, self: Operand, other: Operand) -> Value:
-    x, y = operands(b, self, other)
+    x, y = cast_operands(b, self, other)
     return b.And(x, y) if b.result.dtype is torch.bool else b.Mul(x, y)
 
 
 @lower(aten.addcmul.default)
 def addcmul(b: Builder, self: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
-    x, y, z = operands(b, self, tensor1, tensor2)
-    return b.Add(x, b.Mul(_times(b, y, value), z))
+    x, y, z = cast_operands(b, self, tensor1, tensor2)
+    return b.Add(x, b.Mul(_scale(b, y, value), z))
 
 
 @lower(aten.addcdiv.default)
 def addcdiv(b: Builder, self: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
-    x, y, z = operands(b, self, tensor1, tensor2)
-    return b.Add(x, b.Div(_times(b, y, value), z))
+    x, y, z = cast_operands(b, self, tensor1, tensor2)
+    return b.Add(x, b.Div(_scale(b, y, value), z))
 
 
 @lower(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(b: Builder, self: Value, end: Value, weight: Operand) -> Value:
     """From the nearer end, as torch does."""
-    x, y, w = operands(b, self, end, weight)
+    x, y, w = cast_operands(b, self, end, weight)
     step = b.Sub(y, x)
     if isinstance(weight, (int, float)):
         if abs(weight) < 0.5:
@@ -222,7 +225,7 @@ def pow(b: Builder, self: Operand, exponent: Operand) -> Value:
         simple = _POWERS.get(float(exponent))
         if simple is not None:
             return simple(b, x)
-    return b.Pow(*operands(b, self, exponent))
+    return b.Pow(*cast_operands(b, self, exponent))
 
 
 _POWERS: dict[float, Any] = {
@@ -237,9 +240,9 @@ def _integer_pow(b: Builder, self: Operand, exponent: Operand) -> Value:
     """Products that wrap around, as torch's: ONNX Runtime's Pow goes through float64."""
     dtype = b.result.dtype
     if type(exponent) is int and exponent >= 0:
-        return _product(b, b.common(self, dtype=dtype)[0], exponent)
+        return _power_by_squaring(b, b.common(self, dtype=dtype)[0], exponent)
     if type(self) is int and self == 2:
-        return power_of_two(b, b.common(exponent, dtype=torch.int64)[0], dtype)
+        return emit_power_of_two(b, b.common(exponent, dtype=torch.int64)[0], dtype)
     x, e = b.common(self, exponent, dtype=torch.int64)
     one = b.scalar(1, torch.int64)
 
@@ -251,14 +254,14 @@ def _integer_pow(b: Builder, self: Operand, exponent: Operand) -> Value:
 
     sizes = b.result.sizes
     start = b.expand(one, sizes), b.expand(x, sizes), b.expand(b.Max(e, 0), sizes)
-    total, _, _ = loop(b, start, step, trips=63)
+    total, _, _ = emit_loop(b, start, step, trips=63)
     # Of a negative exponent only 1 and -1 are left.
     sign = b.Where(b.Equal(b.Mod(e, 2), 1), x, one)
     inverse = b.Where(b.Equal(b.Abs(x), one), sign, b.scalar(0, torch.int64))
     return b.Where(b.Less(e, 0), inverse, total)
 
 
-def _product(b: Builder, x: Value, exponent: int) -> Value:
+def _power_by_squaring(b: Builder, x: Value, exponent: int) -> Value:
     total: Value | None = None
     while exponent:
         if exponent & 1:
@@ -269,7 +272,7 @@ def _product(b: Builder, x: Value, exponent: int) -> Value:
     return b.expand(b.scalar(1, like=x), b.result.sizes) if total is None else total
 
 
-def power_of_two(b: Builder, e: Value, dtype: torch.dtype) -> Value:
+def emit_power_of_two(b: Builder, e: Value, dtype: torch.dtype) -> Value:
     """2 ** e in integers of some width: 0 for what they cannot hold."""
     bits = torch.iinfo(dtype).bits
     wrapped = [2**i if i < 63 else -(2**63) for i in range(bits)]
@@ -286,7 +289,7 @@ def _to_copy(b: Builder, self: Value, dtype: Any) -> Value:
     return b.cast(self, b.result.dtype)
 
 
-table(
+lower_table(
     {aten.to.dtype: "dtype", aten.to.device: "dtype"},
     lambda _: lambda b, self, dtype: b.cast(self, b.result.dtype),
 )
@@ -300,3 +303,123 @@ def convert_element_type(b: Builder, a: Value, dtype: Any) -> Value:
 @lower(aten.to.other, aten.type_as.default)
 def to_other(b: Builder, self: Value, other: Value) -> Value:
     return b.cast(self, b.result.dtype)
+
+
+# Division: quotients, remainders, common divisors.
+#
+# Integers are divided as such, over all of their range (`arithmetic` has the quotients and
+# remainders). To divide by 0 is an error of ONNX Runtime, as it is one of torch; not where there is
+# nothing to divide.
+
+
+def _divide_integers(b: Builder, divide: Any, self: Operand, other: Operand) -> Value:
+    """Integers divided in the dtype of the result; by 1 where there is nothing to divide."""
+    x, y = cast_operands(b, self, other)
+    natural = type(other) is Expr and b.scope.decide(ge(other, 0)) is True
+    count = prod(b.result.sizes)
+    if _can_be_zero(b, other) and b.scope.decide(ge(count, 1)) is not True:
+        nothing = b.Equal(b.sizes.number(count), 0)
+        y = b.shaped(b.Where(nothing, b.scalar(1, like=y), y), y.sizes)
+    return divide(b, x, y, natural)
+
+
+def _can_be_zero(b: Builder, x: Operand) -> bool:
+    if type(x) is Expr:
+        return b.scope.decide(ne(x, 0)) is not True
+    if isinstance(x, Value):
+        return x.tensor is None or bool((x.tensor == 0).any())
+    return x == 0
+
+
+# Quotients
+
+
+@lower(aten.div.Tensor, aten.div.Scalar)
+def div(b: Builder, self: Operand, other: Operand) -> Value:
+    return b.Div(*cast_operands(b, self, other))
+
+
+@lower(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(b: Builder, self: Operand, other: Operand, rounding_mode: str | None) -> Value:
+    if rounding_mode is None:
+        return div(b, self, other)
+    if rounding_mode == "floor":
+        return floor_divide(b, self, other)
+    if not b.result.dtype.is_floating_point:
+        return _divide_integers(b, quotient, self, other)
+    return emit_trunc(b, b.Div(widen_operand(b, self), widen_operand(b, other)))
+
+
+@lower(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(b: Builder, self: Operand, other: Operand) -> Value:
+    if not b.result.dtype.is_floating_point:
+        return _divide_integers(b, floor_quotient, self, other)
+    x, y = widen_operand(b, self), widen_operand(b, other)
+    rest = b.Mod(x, y, fmod=1)
+    # What is divided is a multiple of y, up to rounding: 1 // 0.1 is 9, though 1 / 0.1 is 10.
+    whole = b.Round(b.Div(b.Sub(x, rest), y))
+    whole = b.Where(_has_other_sign(b, rest, y), b.Sub(whole, 1.0), whole)
+    return b.Where(b.Equal(y, 0.0), b.Div(x, y), whole) if _can_be_zero(b, other) else whole
+
+
+def _has_other_sign(b: Builder, rest: Value, divisor: Value) -> Value:
+    """Where a rest that is not zero has another sign than the divisor."""
+    if divisor.tensor is not None and divisor.tensor.numel() == 1:
+        return b.Less(rest, 0.0) if divisor.tensor.item() > 0 else b.Greater(rest, 0.0)
+    return b.Less(b.Mul(b.Sign(rest), divisor), 0.0)
+
+
+# Remainders
+
+
+@lower(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(b: Builder, self: Operand, other: Operand) -> Value:
+    """With the sign of the divisor: so are integers in ONNX, floats are not."""
+    if not b.result.dtype.is_floating_point:
+        return _divide_integers(b, modulo, self, other)
+    x, y = widen_operand(b, self), widen_operand(b, other)
+    rest = b.Mod(x, y, fmod=1)
+    return b.Where(_has_other_sign(b, rest, y), b.Add(rest, y), rest)
+
+
+@lower(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(b: Builder, self: Operand, other: Operand) -> Value:
+    """With the sign of what is divided."""
+    if not b.result.dtype.is_floating_point:
+        return _divide_integers(b, truncated_modulo, self, other)
+    return b.Mod(*cast_operands(b, self, other), fmod=1)
+
+
+# Common divisors
+
+
+def _emit_gcd(b: Builder, self: Value, other: Value) -> tuple[Value, Value, Value]:
+    """The greatest common divisor, and the operands.
+
+    The lowest integer has no absolute value but itself: rests may be negative, and the result too,
+    as in torch.
+    """
+    x, y = b.common(self, other, dtype=b.result.dtype)
+
+    def step(divisor: Value, rest: Value) -> Any:
+        # Where the rest is 0 the divisor stands; nothing is divided by it.
+        done = b.Equal(rest, 0)
+        next_rest = truncated_modulo(b, divisor, b.Where(done, b.scalar(1, like=rest), rest))
+        new = b.Where(done, divisor, rest), b.Where(done, rest, next_rest)
+        more = b.ReduceMax(b.cast(b.cast(new[1], torch.bool), torch.int32), keepdims=0)
+        return b.Greater(more, 0), new
+
+    states = (b.expand(b.Abs(v), b.result.sizes) for v in (y, x))
+    return emit_loop(b, tuple(states), step)[0], x, y
+
+
+@lower(aten.gcd.default)
+def gcd(b: Builder, self: Value, other: Value) -> Value:
+    return _emit_gcd(b, self, other)[0]
+
+
+@lower(aten.lcm.default)
+def lcm(b: Builder, self: Value, other: Value) -> Value:
+    divisor, x, y = _emit_gcd(b, self, other)
+    some = b.Where(b.Equal(divisor, 0), b.scalar(1, like=divisor), divisor)
+    return b.Abs(b.Mul(quotient(b, x, some), y))

@@ -1,4 +1,4 @@
-"""Tensors from numbers: constants, ranges, identities.
+"""Lowers tensor factories: full, arange, linspace, eye.
 
 What has fixed sizes is computed at export; here are the others. A tensor without content is one of
 zeros.
@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.shape import counting
-from graphport.onnx.registry import lower, table
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.ir import Value
+from graphport.onnx.lower.registry import lower, lower_table
+from graphport.onnx.lowerings.shape import emit_arange
 from graphport.symbolic import Expr, floordiv, ge, max_, type_of
 
 aten = torch.ops.aten
 
 
-def filled(b: Builder, sizes: Sequence[Any], value: Any, dtype: torch.dtype) -> Value:
+def emit_full(b: Builder, sizes: Sequence[Any], value: Any, dtype: torch.dtype) -> Value:
     """A tensor of one number."""
     if type(value) is Expr:
         return b.expand(b.scalar(value, dtype), sizes)
@@ -28,69 +28,75 @@ def filled(b: Builder, sizes: Sequence[Any], value: Any, dtype: torch.dtype) -> 
     return b.shaped(b.ConstantOfShape(list(sizes), value=content, dtype=dtype), sizes)
 
 
-def _of_result(b: Builder, value: Any) -> Value:
-    return filled(b, b.result.sizes, value, b.result.dtype)
+def _fill_result(b: Builder, value: Any) -> Value:
+    return emit_full(b, b.result.sizes, value, b.result.dtype)
 
 
-def _of_size(value: int) -> Any:
+def _lower_by_size(value: int) -> Any:
     def lowering(b: Builder, size: Any, dtype: Any) -> Value:
-        return _of_result(b, value)
+        return _fill_result(b, value)
 
     return lowering
 
 
-def _like(value: int) -> Any:
+def _lower_like(value: int) -> Any:
     def lowering(b: Builder, self: Value, dtype: Any) -> Value:
-        return _of_result(b, value)
+        return _fill_result(b, value)
 
     return lowering
 
 
-def _new(value: int) -> Any:
+def _lower_new(value: int) -> Any:
     def lowering(b: Builder, self: Value, size: Any, dtype: Any) -> Value:
-        return _of_result(b, value)
+        return _fill_result(b, value)
 
     return lowering
 
 
-table({aten.zeros.default: 0, aten.ones.default: 1, aten.empty.memory_format: 0}, _of_size)
-table({aten.zeros_like.default: 0, aten.ones_like.default: 1, aten.empty_like.default: 0}, _like)
-table({aten.new_zeros.default: 0, aten.new_ones.default: 1, aten.new_empty.default: 0}, _new)
+lower_table(
+    {aten.zeros.default: 0, aten.ones.default: 1, aten.empty.memory_format: 0}, _lower_by_size
+)
+lower_table(
+    {aten.zeros_like.default: 0, aten.ones_like.default: 1, aten.empty_like.default: 0}, _lower_like
+)
+lower_table(
+    {aten.new_zeros.default: 0, aten.new_ones.default: 1, aten.new_empty.default: 0}, _lower_new
+)
 
 
 @lower(aten.empty_strided.default)
 def empty_strided(b: Builder, size: Any, stride: Any, dtype: Any) -> Value:
-    return _of_result(b, 0)
+    return _fill_result(b, 0)
 
 
 @lower(aten.empty_permuted.default)
 def empty_permuted(b: Builder, size: Any, physical_layout: Any, dtype: Any) -> Value:
-    return _of_result(b, 0)
+    return _fill_result(b, 0)
 
 
 @lower(aten.new_empty_strided.default)
 def new_empty_strided(b: Builder, self: Value, size: Any, stride: Any, dtype: Any) -> Value:
-    return _of_result(b, 0)
+    return _fill_result(b, 0)
 
 
 @lower(aten.full.default)
 def full(b: Builder, size: Any, fill_value: Any, dtype: Any) -> Value:
-    return _of_result(b, fill_value)
+    return _fill_result(b, fill_value)
 
 
 @lower(aten.full_like.default)
 def full_like(b: Builder, self: Value, fill_value: Any, dtype: Any) -> Value:
-    return _of_result(b, fill_value)
+    return _fill_result(b, fill_value)
 
 
 @lower(aten.new_full.default)
 def new_full(b: Builder, self: Value, size: Any, fill_value: Any, dtype: Any) -> Value:
-    return _of_result(b, fill_value)
+    return _fill_result(b, fill_value)
 
 
 @lower(aten.fill.Scalar)
 def fill(b: Builder, self: Value, value: Any) -> Value:
-    return _of_result(b, value)
+    return _fill_result(b, value)
 
 
 @lower(aten.fill.Tensor)
@@ -108,20 +114,20 @@ def scalar_tensor(b: Builder, s: Any, dtype: Any) -> Value:
 
 @lower(aten.arange.default)
 def arange(b: Builder, end: Any, dtype: Any) -> Value:
-    return _range(b, 0, end, 1)
+    return _emit_range(b, 0, end, 1)
 
 
 @lower(aten.arange.start)
 def arange_start(b: Builder, start: Any, end: Any, dtype: Any) -> Value:
-    return _range(b, start, end, 1)
+    return _emit_range(b, start, end, 1)
 
 
 @lower(aten.arange.start_step)
 def arange_step(b: Builder, start: Any, end: Any, step: Any, dtype: Any) -> Value:
-    return _range(b, start, end, step)
+    return _emit_range(b, start, end, step)
 
 
-def _range(b: Builder, start: Any, end: Any, step: Any) -> Value:
+def _emit_range(b: Builder, start: Any, end: Any, step: Any) -> Value:
     """Of integers it is Range. ONNX Runtime adds up floats, and torch multiplies.
 
     ONNX Runtime takes a Gather by a Range for a Slice with the same ends, where -1 is the last
@@ -133,7 +139,7 @@ def _range(b: Builder, start: Any, end: Any, step: Any) -> Value:
         return b.Neg(b.Range(*(b.sizes.number(-x) for x in (start, end, step))))
     if not b.result.dtype.is_floating_point:  # numbers are converted first
         start, step = (x if type(x) is Expr else int(x) for x in (start, step))
-    along = counting(b, b.result.sizes[0])
+    along = emit_arange(b, b.result.sizes[0])
     kind = torch.float64 if float in map(type_of, (start, step)) else torch.int64
     steps = b.Mul(b.cast(along, kind), b.scalar(step, kind))
     return b.Add(steps, b.scalar(start, kind))
@@ -144,7 +150,7 @@ def _range(b: Builder, start: Any, end: Any, step: Any) -> Value:
     aten.linspace.Scalar_Tensor,
 )  # fmt: skip
 def linspace(b: Builder, start: Any, end: Any, steps: Any, dtype: Any) -> Value:
-    return spaced(b, start, end, steps, b.result.dtype)
+    return emit_linspace(b, start, end, steps, b.result.dtype)
 
 
 @lower(
@@ -152,16 +158,16 @@ def linspace(b: Builder, start: Any, end: Any, steps: Any, dtype: Any) -> Value:
     aten.logspace.Scalar_Tensor,
 )  # fmt: skip
 def logspace(b: Builder, start: Any, end: Any, steps: Any, base: float, dtype: Any) -> Value:
-    exponents = spaced(b, start, end, steps, b.result.dtype)
+    exponents = emit_linspace(b, start, end, steps, b.result.dtype)
     return b.Pow(b.scalar(base, like=exponents), exponents)
 
 
-def spaced(b: Builder, start: Any, end: Any, steps: Any, dtype: torch.dtype) -> Value:
+def emit_linspace(b: Builder, start: Any, end: Any, steps: Any, dtype: torch.dtype) -> Value:
     """The first half counted from the start, the other from the end; of one number the start."""
     kind = dtype if dtype in (torch.float32, torch.float64) else torch.float64
     first, last = (b.cast(x, kind) for x in b.common(start, end, dtype=dtype))
     step = b.Div(b.Sub(last, first), b.scalar(max_(steps - 1, 1), kind))
-    index = counting(b, steps)
+    index = emit_arange(b, steps)
     along = b.cast(index, kind)
     left = b.cast(b.Sub(b.sizes.number(steps - 1), index), kind)
     if dtype.is_floating_point:
@@ -183,14 +189,14 @@ def spaced(b: Builder, start: Any, end: Any, steps: Any, dtype: torch.dtype) -> 
 
 @lower(aten.eye.default)
 def eye(b: Builder, n: Any, dtype: Any) -> Value:
-    return _identity(b)
+    return _emit_eye(b)
 
 
 @lower(aten.eye.m)
 def eye_m(b: Builder, n: Any, m: Any, dtype: Any) -> Value:
-    return _identity(b)
+    return _emit_eye(b)
 
 
-def _identity(b: Builder) -> Value:
+def _emit_eye(b: Builder) -> Value:
     kind = b.result.dtype if b.result.dtype in (torch.float64, torch.int64) else torch.float32
-    return b.EyeLike(filled(b, b.result.sizes, 0, kind), dtype=kind)
+    return b.EyeLike(emit_full(b, b.result.sizes, 0, kind), dtype=kind)

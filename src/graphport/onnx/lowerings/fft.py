@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms.
+"""Lowers discrete Fourier transforms.
 
 Of a fixed length they are a product with the matrix of roots of unity, which is exact to the last
 bits; from 256 on `DFT` for powers of two, which ONNX Runtime computes as well as torch and faster.
@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Complex, Value
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.ir import Complex, Value
+from graphport.onnx.lower.registry import lower_complex
 from graphport.onnx.lowerings.complex import view_as_complex, view_as_real
-from graphport.onnx.lowerings.linalg import product
-from graphport.onnx.lowerings.shape import sliced
-from graphport.onnx.registry import lower_complex
+from graphport.onnx.lowerings.linalg import emit_matmul
+from graphport.onnx.lowerings.shape import slice_dim
 from graphport.symbolic import Expr
 
 aten = torch.ops.aten
 
-_MATRIX = 1024
+_LARGEST_MATRIX = 1024
 """The greatest length for which the matrix is stored: 4 MB."""
-_DFT = 256
+_SMALLEST_DFT = 256
 """The least power of two for `DFT`: measured on 4 rows, 0.05 ms for 512 against 0.12."""
 
 
@@ -34,20 +34,20 @@ _DFT = 256
 def _fft_r2c(
     b: Builder, self: Value, dim: Sequence[int], normalization: int, onesided: bool
 ) -> Complex:
-    scale = _scale(self.shape or (), dim, normalization)
+    scale = _normalization_factor(self.shape or (), dim, normalization)
     *others, last = dim
-    out = _forward(b, self, last, onesided)
+    out = _transform_dim(b, self, last, onesided)
     for d in others:
-        out = _forward(b, out, d)
-    return _scaled(b, out, scale)
+        out = _transform_dim(b, out, d)
+    return _apply_factor(b, out, scale)
 
 
 @lower_complex(aten._fft_c2c.default)
 def _fft_c2c(
     b: Builder, self: Complex, dim: Sequence[int], normalization: int, forward: bool
 ) -> Complex:
-    scale = _scale(self.shape or (), dim, normalization)
-    return _scaled(b, _all(b, self, dim, forward), scale)
+    scale = _normalization_factor(self.shape or (), dim, normalization)
+    return _apply_factor(b, _transform_dims(b, self, dim, forward), scale)
 
 
 @lower_complex(aten._fft_c2r.default)
@@ -58,33 +58,35 @@ def _fft_c2r(
     sizes_given = self.shape or ()
     sizes = [*sizes_given]
     sizes[last] = last_dim_size
-    scale = _scale(sizes, dim, normalization)
+    scale = _normalization_factor(sizes, dim, normalization)
     half = last_dim_size // 2 + 1
     if sizes_given[last] != half:
-        self = Complex(sliced(b, self.re, last, 0, half), sliced(b, self.im, last, 0, half))
-    x = _all(b, self, others, forward=False)
-    if isinstance(last_dim_size, int) and last_dim_size <= _MATRIX:
-        out = _halves_to_real(b, x, last, last_dim_size)
+        self = Complex(slice_dim(b, self.re, last, 0, half), slice_dim(b, self.im, last, 0, half))
+    x = _transform_dims(b, self, others, forward=False)
+    if isinstance(last_dim_size, int) and last_dim_size <= _LARGEST_MATRIX:
+        out = _half_spectrum_to_real(b, x, last, last_dim_size)
     else:
-        out = _all(b, _mirrored(b, x, last, last_dim_size), [last], forward=False).re
-    return out if scale is None else b.Mul(out, _number(b, scale, out.dtype))
+        out = _transform_dims(
+            b, _mirror_spectrum(b, x, last, last_dim_size), [last], forward=False
+        ).re
+    return out if scale is None else b.Mul(out, _emit_factor(b, scale, out.dtype))
 
 
-def _all(b: Builder, x: Complex, dim: Sequence[int], forward: bool) -> Complex:
+def _transform_dims(b: Builder, x: Complex, dim: Sequence[int], forward: bool) -> Complex:
     """Over several dims; the inverse without its factor is that of the conjugate, conjugated."""
     if not dim:
         return x
     if not forward:
         x = Complex(x.re, b.Neg(x.im))
     for d in dim:
-        x = _forward(b, x, d)
+        x = _transform_dim(b, x, d)
     return x if forward else Complex(x.re, b.Neg(x.im))
 
 
 # Factors
 
 
-def _scale(sizes: Sequence[Any], dim: Sequence[int], normalization: int) -> Any:
+def _normalization_factor(sizes: Sequence[Any], dim: Sequence[int], normalization: int) -> Any:
     """What the result is multiplied by: None, 1/sqrt(n) or 1/n."""
     if normalization == 0:
         return None
@@ -94,7 +96,7 @@ def _scale(sizes: Sequence[Any], dim: Sequence[int], normalization: int) -> Any:
     return count, {1: -0.5, 2: -1.0}[normalization]
 
 
-def _number(b: Builder, scale: Any, dtype: torch.dtype) -> Value:
+def _emit_factor(b: Builder, scale: Any, dtype: torch.dtype) -> Value:
     count, power = scale
     if isinstance(count, Expr):
         n = b.cast(b.sizes.number(count), dtype)
@@ -102,29 +104,31 @@ def _number(b: Builder, scale: Any, dtype: torch.dtype) -> Value:
     return b.scalar(float(count) ** power if count else 1.0, dtype)
 
 
-def _scaled(b: Builder, x: Complex, scale: Any) -> Complex:
+def _apply_factor(b: Builder, x: Complex, scale: Any) -> Complex:
     if scale is None:
         return x
-    factor = _number(b, scale, x.re.dtype)
+    factor = _emit_factor(b, scale, x.re.dtype)
     return Complex(b.Mul(x.re, factor), b.Mul(x.im, factor))
 
 
 # One dim
 
 
-def _forward(b: Builder, x: Any, dim: int, onesided: bool = False) -> Complex:
+def _transform_dim(b: Builder, x: Any, dim: int, onesided: bool = False) -> Complex:
     """The sum of x[t] * exp(-2 pi i k t / n) over t, for all k or for the first half of them."""
     n = (x.shape or ())[dim]
-    if not isinstance(n, int) or n > _MATRIX or (n >= _DFT and n & (n - 1) == 0):
-        return _by_operator(b, x, dim, onesided)
-    cos, sin = _turns(n, n // 2 + 1 if onesided else n)
+    if not isinstance(n, int) or n > _LARGEST_MATRIX or (n >= _SMALLEST_DFT and n & (n - 1) == 0):
+        return _transform_by_dft(b, x, dim, onesided)
+    cos, sin = _roots_of_unity(n, n // 2 + 1 if onesided else n)
     if isinstance(x, Value):
-        return _by_matrix(b, [x], dim, torch.cat([cos, -sin], 1))
+        return _transform_by_matrix(b, [x], dim, torch.cat([cos, -sin], 1))
     both = torch.cat([torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)])
-    return _by_matrix(b, [x.re, x.im], dim, both)
+    return _transform_by_matrix(b, [x.re, x.im], dim, both)
 
 
-def _turns(rows: int, columns: int, n: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def _roots_of_unity(
+    rows: int, columns: int, n: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of 2 pi t k / n.
 
     Of the remainder of t*k, so that whole turns are left out while they are exact. Quarters of a
@@ -138,9 +142,9 @@ def _turns(rows: int, columns: int, n: int | None = None) -> tuple[torch.Tensor,
     return cos, sin
 
 
-def _by_matrix(b: Builder, x: list[Value], dim: int, matrix: torch.Tensor) -> Complex:
+def _transform_by_matrix(b: Builder, x: list[Value], dim: int, matrix: torch.Tensor) -> Complex:
     """Real parts, then imaginary ones, side by side in and out."""
-    out = _product(b, x, dim, matrix)
+    out = _multiply_along(b, x, dim, matrix)
     count = matrix.shape[1] // 2
     axis = dim % out.rank
     halves = b.Split(out, [count, count], axis=axis, outputs=2)
@@ -149,28 +153,28 @@ def _by_matrix(b: Builder, x: list[Value], dim: int, matrix: torch.Tensor) -> Co
     return Complex(*(b.shaped(h, sizes) for h in halves))
 
 
-def _product(b: Builder, x: list[Value], dim: int, matrix: torch.Tensor) -> Value:
+def _multiply_along(b: Builder, x: list[Value], dim: int, matrix: torch.Tensor) -> Value:
     """Along a dim, which is the last one while it lasts."""
     rank = x[0].rank
     order = [i for i in range(rank) if i != dim % rank] + [dim % rank]
     rows = [b.transpose(v, order) for v in x]
     row = rows[0] if len(rows) == 1 else b.Concat(*rows, axis=rank - 1)
-    out = product(b, row, b.constant(matrix.to(row.dtype)))
+    out = emit_matmul(b, row, b.constant(matrix.to(row.dtype)))
     return b.transpose(out, [order.index(i) for i in range(rank)])
 
 
-def _halves_to_real(b: Builder, x: Complex, dim: int, n: int) -> Value:
+def _half_spectrum_to_real(b: Builder, x: Complex, dim: int, n: int) -> Value:
     """From the first half of a spectrum; of its ends only the real part counts."""
     half = n // 2 + 1
-    cos, sin = _turns(half, n, n)
+    cos, sin = _roots_of_unity(half, n, n)
     weight = torch.full((half, 1), 2.0, dtype=torch.float64)
     weight[0] = 1
     if n % 2 == 0:
         weight[-1] = 1
-    return _product(b, [x.re, x.im], dim, torch.cat([cos * weight, -sin * weight]))
+    return _multiply_along(b, [x.re, x.im], dim, torch.cat([cos * weight, -sin * weight]))
 
 
-def _mirrored(b: Builder, x: Complex, dim: int, n: Any) -> Complex:
+def _mirror_spectrum(b: Builder, x: Complex, dim: int, n: Any) -> Complex:
     """The whole spectrum of real numbers: its second half is the first, conjugated, backwards."""
     axis = dim % x.rank
     # Backwards from the element n - half, the last with a mirror image, down to the second.
@@ -186,7 +190,7 @@ def _mirrored(b: Builder, x: Complex, dim: int, n: Any) -> Complex:
     return Complex(b.shaped(re, sizes), b.shaped(im, sizes))
 
 
-def _by_operator(b: Builder, x: Any, dim: int, onesided: bool) -> Complex:
+def _transform_by_dft(b: Builder, x: Any, dim: int, onesided: bool) -> Complex:
     n = (x.shape or ())[dim]
     dtype = x.dtype.to_real()
     exact = isinstance(n, int) and n & (n - 1) == 0

@@ -1,4 +1,4 @@
-"""Resampling: to other sizes, and at the places of a grid.
+"""Lowers interpolation and grid sampling.
 
 Resize of ONNX is exact where it rounds as torch does: always for the modes that interpolate, for
 the nearest element where no quotient is near an integer. Anything else is gathered with torch's own
@@ -13,23 +13,23 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Size, Value
-from graphport.onnx.lowerings.linalg import product
-from graphport.onnx.lowerings.spatial import Numbers, is_plain, sizes_of
-from graphport.onnx.registry import lower, table
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.ir import Size, Value
+from graphport.onnx.lower.registry import lower, lower_table
+from graphport.onnx.lowerings.conv import Numbers, is_static, sizes_of
+from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.symbolic import Expr, eq, ge, prod
 
 aten = torch.ops.aten
 
-_RESIZED = (torch.float32, torch.float16, torch.bfloat16)
+_RESIZE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 Dim = tuple[Any, Any, "float | None"]
 """The size of a dim, that of the result, and the factor between them if one is given."""
 
 
-def _dims(
+def _resize_dims(
     x: Value, out: Sequence[Any], given: Sequence[float | None] | None, whole: Sequence[int]
 ) -> list[Dim]:
     """Factors say how far apart samples are; sizes do where there are none.
@@ -43,14 +43,14 @@ def _dims(
     ]
 
 
-def _resized(b: Builder, x: Value, factors: Any, out: Sequence[Any], **how: Any) -> Value:
+def _emit_resize(b: Builder, x: Value, factors: Any, out: Sequence[Any], **how: Any) -> Value:
     """By factors if there are any, else to sizes.
 
     ONNX Runtime moves transposes from before a Resize to behind it, and then has no kernel for the
     order of dims. What may come from one is resized plane by plane, through a Reshape.
     """
     batch, channels, *spatial = sizes_of(x)
-    moved = _may_be_transposed(x)
+    moved = _can_be_transposed(x)
     front = (batch * channels, 1) if moved else (batch, channels)
     if moved:
         x = b.reshape(x, (*front, *spatial))
@@ -59,63 +59,73 @@ def _resized(b: Builder, x: Value, factors: Any, out: Sequence[Any], **how: Any)
     return b.reshape(b.shaped(made, (*front, *out)), (batch, channels, *out)) if moved else made
 
 
-_LEAVES_ORDER = {"Conv", "ConvTranspose", "MaxPool", "AveragePool", "Reshape", "Flatten", "Einsum"}
+_LAYOUT_BARRIERS = {
+    "Conv",
+    "ConvTranspose",
+    "MaxPool",
+    "AveragePool",
+    "Reshape",
+    "Flatten",
+    "Einsum",
+}
 
 
-def _may_be_transposed(x: Value, depth: int = 8) -> bool:
+def _can_be_transposed(x: Value, depth: int = 8) -> bool:
     """Whether there is a transpose before a value, with nothing between that ends its way."""
     made = x.producer
-    if made is None or made.op in _LEAVES_ORDER:
+    if made is None or made.op in _LAYOUT_BARRIERS:
         return False
     if made.op == "Transpose" or depth == 0:
         return True
-    return any(_may_be_transposed(v, depth - 1) for v in made.inputs if v is not None and v.shape)
+    return any(_can_be_transposed(v, depth - 1) for v in made.inputs if v is not None and v.shape)
 
 
 # Nearest
 
 
-def _nearest(exact: bool) -> Any:
+def _lower_nearest(exact: bool) -> Any:
     def lowering(b: Builder, x: Value, given: Sequence[float | None] | None) -> Value:
         out = b.result.sizes[2:]
-        dims = _dims(x, out, given, _whole(exact, len(out)))
+        dims = _resize_dims(x, out, given, _exact_factors(exact, len(out)))
         if b.has("Resize", x.dtype) and all(_is_exact(b, exact, *dim) for dim in dims):
-            return _resized(
+            return _emit_resize(
                 b, x, None, out, mode="nearest",
                 coordinate_transformation_mode="half_pixel" if exact else "asymmetric",
                 nearest_mode="round_prefer_ceil" if exact else "floor",
             )  # fmt: skip
         for axis, (size, o, scale) in enumerate(dims, 2):
-            if size != o or scale is not None or not is_plain(size, o):
-                places = _places(b, exact, size, o, scale, _whole(exact, len(out)))
+            if size != o or scale is not None or not is_static(size, o):
+                places = _nearest_positions(
+                    b, exact, size, o, scale, _exact_factors(exact, len(out))
+                )
                 x = b.Gather(x, places.node, axis=axis)
         return x
 
     return lowering
 
 
-def _whole(exact: bool, n: int) -> tuple[int, ...]:
+def _exact_factors(exact: bool, n: int) -> tuple[int, ...]:
     """In images torch goes by the sizes where they stay, or double, whatever the factor."""
     return (1, 2) if n == 2 and not exact else ()
 
 
-def _places(
+def _nearest_positions(
     b: Builder, exact: bool, size: Any, out: Any, scale: float | None, whole: Sequence[int] = ()
 ) -> Numbers:
     """Which element is the nearest: torch says, or its formula does."""
-    if is_plain(size, out):
+    if is_static(size, out):
         op = aten._upsample_nearest_exact1d if exact else aten.upsample_nearest1d
         line = torch.arange(size, dtype=torch.float32).reshape(1, 1, size)
         return Numbers(b, op(line, [out], scale).reshape(out).long())
-    place = Numbers.up_to(b, out).to(torch.float32)
-    step = _step(b, size, out, scale, torch.float32, whole=whole)
+    place = Numbers.arange(b, out).to(torch.float32)
+    step = _sample_step(b, size, out, scale, torch.float32, whole=whole)
     place = (place + 0.5 if exact else place) * step
-    return place.floor().to(torch.int64).at_most(size - 1)
+    return place.floor().to(torch.int64).clamp_max(size - 1)
 
 
 def _is_exact(b: Builder, exact: bool, size: Any, out: Any, scale: float | None) -> bool:
     """Whether Resize picks the elements that torch does, computing in float32 as well."""
-    if not is_plain(size, out):
+    if not is_static(size, out):
         factors = [f for f in _POWERS if scale in (None, f)]
         return any(b.scope.decide(eq(size * f, out)) is True for f in factors)
     if not size or not out:
@@ -126,7 +136,7 @@ def _is_exact(b: Builder, exact: bool, size: Any, out: Any, scale: float | None)
         theirs = torch.floor((theirs + 0.5) / factor - 0.5 + 0.5)
     else:
         theirs = torch.floor(theirs / factor)
-    ours = _places(b, exact, size, out, scale).value
+    ours = _nearest_positions(b, exact, size, out, scale).value
     return torch.equal(theirs.clamp(0, size - 1).long(), ours)
 
 
@@ -137,18 +147,18 @@ _POWERS = (1, 2, 4, 8, 16)
 # Between elements
 
 
-def _step(
+def _sample_step(
     b: Builder, size: Any, out: Any, scale: float | None, dtype: torch.dtype, align: bool = False,
     whole: Sequence[int] = (),
 ) -> Numbers:  # fmt: skip
     """How far apart samples are, in elements."""
     if align:
-        more = _number(b, out - 1, dtype)
-        return _number(b, size - 1, dtype) / more.at_least(1) * more.at_most(1)
-    by_size = _number(b, size, dtype) / _number(b, out, dtype)
+        more = _to_numbers(b, out - 1, dtype)
+        return _to_numbers(b, size - 1, dtype) / more.clamp_min(1) * more.clamp_max(1)
+    by_size = _to_numbers(b, size, dtype) / _to_numbers(b, out, dtype)
     if scale is None:
         return by_size
-    step = _number(b, 1.0 / scale, dtype)
+    step = _to_numbers(b, 1.0 / scale, dtype)
     for n in whole:
         if b.scope.decide(eq(out, size * n)) is not False:
             same = b.Equal(b.sizes.number(out), b.sizes.number(size * n))
@@ -156,11 +166,11 @@ def _step(
     return step
 
 
-def _number(b: Builder, x: Any, dtype: torch.dtype) -> Numbers:
+def _to_numbers(b: Builder, x: Any, dtype: torch.dtype) -> Numbers:
     return Numbers(b, b.scalar(x, dtype) if type(x) is Expr else torch.tensor(x, dtype=dtype))
 
 
-def _interpolated(mode: str, antialias: bool = False) -> Any:
+def _lower_interpolation(mode: str, antialias: bool = False) -> Any:
     def lowering(
         b: Builder, x: Value, align_corners: bool, given: Sequence[float | None] | None
     ) -> Value:
@@ -169,34 +179,34 @@ def _interpolated(mode: str, antialias: bool = False) -> Any:
         out = b.result.sizes[2:]
         # A size that stays is left as it is.
         whole = (1,) if mode == "linear" or antialias else ()
-        dims = _dims(x, out, None if align_corners else given, whole)
-        by_scale = not all(_agrees(b, *dim) for dim in dims)
+        dims = _resize_dims(x, out, None if align_corners else given, whole)
+        by_scale = not all(_is_consistent(b, *dim) for dim in dims)
         # What has its sizes already ONNX Runtime hands on, whatever the factors.
         stays = all(size == o for size, o, _ in dims)
         fits = not by_scale or (not stays and all(_is_floor(*dim) for dim in dims))
-        if x.dtype in _RESIZED and fits and not antialias:
-            return _resized(
+        if x.dtype in _RESIZE_DTYPES and fits and not antialias:
+            return _emit_resize(
                 b, x, [s or 1.0 for _, _, s in dims] if by_scale else None, out,
                 mode=mode, cubic_coeff_a=-0.75 if mode == "cubic" else None,
                 coordinate_transformation_mode="align_corners" if align_corners else "half_pixel",
             )  # fmt: skip
         dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
         for axis, (size, o, scale) in enumerate(dims, 2):
-            step = _step(b, size, o, scale, dtype, align_corners, whole)
+            step = _sample_step(b, size, o, scale, dtype, align_corners, whole)
             if antialias:
-                x = _smoothed(b, x, axis, mode, size, o, step)
+                x = _antialias_dim(b, x, axis, mode, size, o, step)
             else:
-                x = _sampled(b, x, axis, mode, size, o, step, align_corners)
+                x = _sample_dim(b, x, axis, mode, size, o, step, align_corners)
         return x
 
     return lowering
 
 
-def _agrees(b: Builder, size: Any, out: Any, scale: float | None) -> bool:
+def _is_consistent(b: Builder, size: Any, out: Any, scale: float | None) -> bool:
     """Whether a factor says no more than the sizes do."""
     if scale is None:
         return True
-    if is_plain(size, out):
+    if is_static(size, out):
         return size * scale == out
     return float(scale).is_integer() and b.scope.decide(eq(size * int(scale), out)) is True
 
@@ -208,38 +218,38 @@ def _is_floor(size: Any, out: Any, scale: float | None) -> bool:
     """
     if scale is None:
         return size is out or size == out
-    if is_plain(size, out):
+    if is_static(size, out):
         return int(torch.tensor(scale, dtype=torch.float32) * size) == out
     return float(scale * 256).is_integer() and scale < 256 and not 1 < scale < 1.5
 
 
-def _sampled(
+def _sample_dim(
     b: Builder, x: Value, axis: int, mode: str, size: Size, out: Size, step: Numbers,
     align_corners: bool,
 ) -> Value:  # fmt: skip
     """One dim, from the elements around each place."""
     dtype = _dtype(step)
-    place = Numbers.up_to(b, out).to(dtype)
+    place = Numbers.arange(b, out).to(dtype)
     place = place * step if align_corners else (place + 0.5) * step - 0.5
     if mode == "linear":
-        place = place.at_least(0)
-    low = place.floor().at_most(size - 1) if mode == "linear" else place.floor()
-    part = (place - low).at_least(0).at_most(1).then(1)
+        place = place.clamp_min(0)
+    low = place.floor().clamp_max(size - 1) if mode == "linear" else place.floor()
+    part = (place - low).clamp_min(0).clamp_max(1).append_dims(1)
     first, weights = _TAPS[mode](b, part)
-    taps = low.to(torch.int64).then(1) + torch.arange(first, first + _COUNT[mode])
-    index = taps.at_least(0).at_most(size - 1)
+    taps = low.to(torch.int64).append_dims(1) + torch.arange(first, first + _TAP_COUNTS[mode])
+    index = taps.clamp_min(0).clamp_max(size - 1)
     after = x.rank - axis - 1
     near = b.cast(b.Gather(x, index.node, axis=axis), dtype)
-    return b.ReduceSum(b.Mul(near, weights.then(after).node), [axis + 1], keepdims=0)
+    return b.ReduceSum(b.Mul(near, weights.append_dims(after).node), [axis + 1], keepdims=0)
 
 
-def _linear(b: Builder, t: Numbers) -> tuple[int, Numbers]:
+def _linear_taps(b: Builder, t: Numbers) -> tuple[int, Numbers]:
     """1 - t and t."""
     signs = torch.tensor([-1.0, 1.0])
     return 0, t * signs.to(_dtype(t)) + torch.tensor([1.0, 0.0]).to(_dtype(t))
 
 
-def _cubic(b: Builder, t: Numbers) -> tuple[int, Numbers]:
+def _cubic_taps(b: Builder, t: Numbers) -> tuple[int, Numbers]:
     """The convolution of Keys with a = -0.75, as a polynomial in t for each tap."""
     a = -0.75
     rows = torch.tensor([
@@ -253,15 +263,15 @@ def _cubic(b: Builder, t: Numbers) -> tuple[int, Numbers]:
     return -1, total * t + rows[:, 0]
 
 
-_TAPS = {"linear": _linear, "cubic": _cubic}
-_COUNT = {"linear": 2, "cubic": 4}
+_TAPS = {"linear": _linear_taps, "cubic": _cubic_taps}
+_TAP_COUNTS = {"linear": 2, "cubic": 4}
 
 
 def _dtype(x: Numbers) -> torch.dtype:
     return x.value.dtype
 
 
-def _smoothed(
+def _antialias_dim(
     b: Builder, x: Value, axis: int, mode: str, size: Size, out: Size, step: Numbers
 ) -> Value:
     """One of the last two dims, as a product with a matrix: each sample takes from its whole reach.
@@ -269,9 +279,9 @@ def _smoothed(
     Resize of ONNX Runtime has other weights than torch at the borders.
     """
     dtype = _dtype(step)
-    here = (Numbers.up_to(b, out).to(dtype) + 0.5) * step
-    apart = (Numbers.up_to(b, size).to(dtype) + 0.5).then(1) - here
-    weights = _FILTERS[mode]((apart / step.at_least(1)).abs())
+    here = (Numbers.arange(b, out).to(dtype) + 0.5) * step
+    apart = (Numbers.arange(b, size).to(dtype) + 0.5).append_dims(1) - here
+    weights = _FILTERS[mode]((apart / step.clamp_min(1)).abs())
     weights = weights / weights.total(0)
     # Not MatMul: ONNX Runtime fails on an empty batch with a matrix on the left of it.
     equation = "nchw,hk->nckw" if axis == 2 else "nchw,wk->nchk"
@@ -280,17 +290,17 @@ def _smoothed(
     return b.shaped(b.Einsum(b.cast(x, dtype), weights.node, equation=equation), sizes)
 
 
-def _triangle(x: Numbers) -> Numbers:
-    return (x * -1.0 + 1.0).at_least(0)
+def _triangle_filter(x: Numbers) -> Numbers:
+    return (x * -1.0 + 1.0).clamp_min(0)
 
 
-def _keys(x: Numbers) -> Numbers:
+def _keys_filter(x: Numbers) -> Numbers:
     """The convolution of Keys with a = -0.5, its two pieces each held where it is 0."""
-    near, far = x.at_most(1), x.at_least(1).at_most(2)
+    near, far = x.clamp_max(1), x.clamp_min(1).clamp_max(2)
     return (near * 1.5 - 2.5) * near * near + 1.0 + (((far - 5.0) * far + 8.0) * far - 4.0) * -0.5
 
 
-_FILTERS = {"linear": _triangle, "cubic": _keys}
+_FILTERS = {"linear": _triangle_filter, "cubic": _keys_filter}
 
 
 # The overloads: with all factors in a list (`.vec`), or with an argument for each
@@ -307,7 +317,7 @@ _NEAREST: dict[int, Callable[[Any], Any]] = {
         )
     ),
 }
-_BETWEEN: dict[int, Callable[[Any], Any]] = {
+_INTERPOLATING: dict[int, Callable[[Any], Any]] = {
     0: lambda fn: (
         lambda b, input, output_size, align_corners, scale_factors: fn(
             b, input, align_corners, scale_factors
@@ -327,26 +337,31 @@ _BETWEEN: dict[int, Callable[[Any], Any]] = {
         )
     ),
 }
-_LINEAR, _CUBIC = _interpolated("linear"), _interpolated("cubic")
+_LINEAR, _CUBIC = _lower_interpolation("linear"), _lower_interpolation("cubic")
 
 
 def _register(n: int, packet: Any, fn: Any, calls: dict[int, Callable[[Any], Any]]) -> None:
-    table({packet.default: n, packet.vec: 0}, lambda kind: calls[kind](fn))
+    lower_table({packet.default: n, packet.vec: 0}, lambda kind: calls[kind](fn))
 
 
 for _row in (
-    (1, aten.upsample_nearest1d, _nearest(False), _NEAREST),
-    (2, aten.upsample_nearest2d, _nearest(False), _NEAREST),
-    (3, aten.upsample_nearest3d, _nearest(False), _NEAREST),
-    (1, aten._upsample_nearest_exact1d, _nearest(True), _NEAREST),
-    (2, aten._upsample_nearest_exact2d, _nearest(True), _NEAREST),
-    (3, aten._upsample_nearest_exact3d, _nearest(True), _NEAREST),
-    (1, aten.upsample_linear1d, _LINEAR, _BETWEEN),
-    (2, aten.upsample_bilinear2d, _LINEAR, _BETWEEN),
-    (3, aten.upsample_trilinear3d, _LINEAR, _BETWEEN),
-    (2, aten.upsample_bicubic2d, _CUBIC, _BETWEEN),
-    (2, aten._upsample_bilinear2d_aa, _interpolated("linear", antialias=True), _BETWEEN),
-    (2, aten._upsample_bicubic2d_aa, _interpolated("cubic", antialias=True), _BETWEEN),
+    (1, aten.upsample_nearest1d, _lower_nearest(False), _NEAREST),
+    (2, aten.upsample_nearest2d, _lower_nearest(False), _NEAREST),
+    (3, aten.upsample_nearest3d, _lower_nearest(False), _NEAREST),
+    (1, aten._upsample_nearest_exact1d, _lower_nearest(True), _NEAREST),
+    (2, aten._upsample_nearest_exact2d, _lower_nearest(True), _NEAREST),
+    (3, aten._upsample_nearest_exact3d, _lower_nearest(True), _NEAREST),
+    (1, aten.upsample_linear1d, _LINEAR, _INTERPOLATING),
+    (2, aten.upsample_bilinear2d, _LINEAR, _INTERPOLATING),
+    (3, aten.upsample_trilinear3d, _LINEAR, _INTERPOLATING),
+    (2, aten.upsample_bicubic2d, _CUBIC, _INTERPOLATING),
+    (
+        2,
+        aten._upsample_bilinear2d_aa,
+        _lower_interpolation("linear", antialias=True),
+        _INTERPOLATING,
+    ),
+    (2, aten._upsample_bicubic2d_aa, _lower_interpolation("cubic", antialias=True), _INTERPOLATING),
 ):
     _register(*_row)
 
@@ -373,13 +388,13 @@ def affine_grid_generator(b: Builder, theta: Value, size: Any, align_corners: bo
     spatial = size[2:]
     if not align_corners or all(b.scope.decide(ge(s, 2)) is True for s in spatial):
         return b.AffineGrid(theta, [*size], align_corners=int(align_corners))
-    if not is_plain(*spatial):
+    if not is_static(*spatial):
         raise UnsupportedError("AffineGrid: align_corners of sizes that may be 1")
     # Of one place ONNX takes the first corner, torch the middle.
     lines = [torch.linspace(-1, 1, s) if s > 1 else torch.zeros(s) for s in reversed(spatial)]
     places = torch.meshgrid(*reversed(lines), indexing="ij")
     places = torch.stack([*reversed(places), torch.ones(*spatial)]).to(theta.dtype)
-    moved = product(b, theta, b.constant(places.reshape(len(places), -1)))
+    moved = emit_matmul(b, theta, b.constant(places.reshape(len(places), -1)))
     count = prod(spatial)
     by_place = b.Transpose(b.shaped(moved, (size[0], len(spatial), count)), perm=[0, 2, 1])
     return b.reshape(by_place, (size[0], *spatial, len(spatial)))

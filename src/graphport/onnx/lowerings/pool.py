@@ -1,4 +1,4 @@
-"""Pooling.
+"""Lowers pooling and unpooling.
 
 The rule of ONNX for the last window of `ceil_mode` is that of torch since opset 19. Windows that
 the operators of ONNX do not have (adaptive ones of different lengths, sums with a divisor of their
@@ -15,28 +15,28 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.arithmetic import quotient
-from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Size, Value
-from graphport.onnx.lowerings.reduce import extreme, total
-from graphport.onnx.lowerings.reduce import place as place_of
-from graphport.onnx.lowerings.shape import counting
-from graphport.onnx.lowerings.spatial import (
+from graphport.onnx.emit.arithmetic import quotient
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.ir import Size, Value
+from graphport.onnx.lower.registry import lower, lower_table
+from graphport.onnx.lowerings.conv import (
     Numbers,
-    each,
-    is_plain,
-    padded,
+    gather_windows,
+    is_static,
+    omit_default,
+    pad_dims,
+    per_dim,
     sizes_of,
-    unless,
-    windows,
 )
-from graphport.onnx.registry import lower, table
+from graphport.onnx.lowerings.reduce import find_extreme as place_of
+from graphport.onnx.lowerings.reduce import reduce_extreme, sum_axes
+from graphport.onnx.lowerings.shape import emit_arange
 from graphport.symbolic import eq, ge, max_
 
 aten = torch.ops.aten
 
 
-def _batched(
+def _add_batch_dim(
     b: Builder, x: Value, n: int, of_one: bool = False
 ) -> tuple[Value, Callable[[Value], Value]]:
     """An input with a batch dim, and how to take it from a result again.
@@ -55,56 +55,59 @@ def _batched(
     return b.unsqueeze(x, 0), lambda out: b.squeeze(b.shaped(out, (1, *sizes)), 0)
 
 
-def _spatial(x: Value, n: int) -> tuple[Size, ...]:
+def _spatial_sizes(x: Value, n: int) -> tuple[Size, ...]:
     return tuple(sizes_of(x)[-n:])
 
 
 # Maximum
 
 
-def _max_pool(n: int) -> Any:
+def _lower_max_pool(n: int) -> Any:
     def lowering(
         b: Builder, self: Value, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
         ceil_mode: bool,
     ) -> Any:  # fmt: skip
         pair = isinstance(b.result, tuple)
         sizes = (b.result[0] if pair else b.result).sizes[-n:]
-        kernel, pads, holes = (each(v, n) for v in (kernel_size, padding, dilation))
-        strides = each(stride, n) if stride else kernel
-        x, unbatched = _batched(b, self, n)
+        kernel, pads, holes = (per_dim(v, n) for v in (kernel_size, padding, dilation))
+        strides = per_dim(stride, n) if stride else kernel
+        x, unbatched = _add_batch_dim(b, self, n)
         # Between the taps of a window there may be nothing of a smaller input.
         reaches = all(
             p == 0 or d == 1 or b.scope.decide(ge(s, d)) is True
-            for p, d, s in zip(pads, holes, _spatial(x, n), strict=True)
+            for p, d, s in zip(pads, holes, _spatial_sizes(x, n), strict=True)
         )
-        if b.has("MaxPool", _pooled(x.dtype)) and reaches:
+        if b.has("MaxPool", _pool_dtype(x.dtype)) and reaches:
             window = {
-                "kernel_shape": kernel, "strides": unless(strides, 1),
-                "pads": unless([*pads, *pads], 0), "dilations": unless(holes, 1),
+                "kernel_shape": kernel, "strides": omit_default(strides, 1),
+                "pads": omit_default([*pads, *pads], 0), "dilations": omit_default(holes, 1),
                 "ceil_mode": int(ceil_mode) or None,
             }  # fmt: skip
-            values = unbatched(_maxima(b, x, window))
-            return (values, unbatched(_places(b, x, window, n))) if pair else values
-        win = windows(b, _reachable(b, x, sizes, kernel, strides, pads, holes, _lowest(x.dtype)),
-                      sizes, kernel, strides, holes)  # fmt: skip
-        starts = [Numbers.up_to(b, o) * s - p for o, s, p in zip(sizes, strides, pads, strict=True)]
-        made = _largest(b, win, starts, sizes, kernel, holes, _spatial(x, n))
+            values = unbatched(_emit_max_pool(b, x, window))
+            return (values, unbatched(_max_positions(b, x, window, n))) if pair else values
+        lowest = _lowest_number(x.dtype)
+        padded = _pad_to_windows(b, x, sizes, kernel, strides, pads, holes, lowest)
+        win = gather_windows(b, padded, sizes, kernel, strides, holes)
+        starts = [
+            Numbers.arange(b, o) * s - p for o, s, p in zip(sizes, strides, pads, strict=True)
+        ]
+        made = _reduce_windows(b, win, starts, sizes, kernel, holes, _spatial_sizes(x, n))
         return (unbatched(made[0]), unbatched(made[1])) if pair else unbatched(made[0])
 
     return lowering
 
 
-table(
+lower_table(
     {
         aten.max_pool1d.default: 1, aten.max_pool1d_with_indices.default: 1,
         aten.max_pool2d.default: 2, aten.max_pool2d_with_indices.default: 2,
         aten.max_pool3d.default: 3, aten.max_pool3d_with_indices.default: 3,
     },
-    _max_pool,
+    _lower_max_pool,
 )  # fmt: skip
 
 
-def _maxima(b: Builder, x: Value, window: dict[str, Any]) -> Value:
+def _emit_max_pool(b: Builder, x: Value, window: dict[str, Any]) -> Value:
     """The largest of each window; nan if there is one.
 
     ONNX Runtime passes over nan unless it is at certain places. A mean of what is 0, or nan where x
@@ -112,14 +115,14 @@ def _maxima(b: Builder, x: Value, window: dict[str, Any]) -> Value:
     """
     if not x.dtype.is_floating_point:
         return b.MaxPool(x, **window)
-    nan = _nan(b, x, window)
+    nan = _find_nan_windows(b, x, window)
     if x.dtype is not torch.float32 or _is_bounded(x):
         return b.Add(b.MaxPool(x, **window), nan)
     # Of nothing but -inf it is the lowest float, which twice is -inf again.
     return b.Add(b.Mul(b.MaxPool(b.Mul(x, 0.5), **window), 2.0), nan)
 
 
-def _nan(b: Builder, x: Value, window: dict[str, Any]) -> Value:
+def _find_nan_windows(b: Builder, x: Value, window: dict[str, Any]) -> Value:
     """For each window 0, or nan."""
     if window.get("dilations"):  # which means have since opset 19
         found = b.MaxPool(b.cast(b.IsNaN(x), torch.float32), **window)
@@ -137,12 +140,12 @@ def _is_bounded(x: Value) -> bool:
     return x.producer is not None and x.producer.op in _BOUNDED
 
 
-def _places(b: Builder, x: Value, window: dict[str, Any], n: int) -> Value:
+def _max_positions(b: Builder, x: Value, window: dict[str, Any], n: int) -> Value:
     """Where in its plane the maximum of each window is; the last nan if there is one.
 
     To count slows ONNX Runtime down by far, so that it is not asked for the values too.
     """
-    spatial = _spatial(x, n)
+    spatial = _spatial_sizes(x, n)
     plane = reduce(mul, spatial)
     _, index = b.MaxPool(x, outputs=2, **window)
     # ONNX counts through the whole tensor, torch within each plane.
@@ -151,22 +154,22 @@ def _places(b: Builder, x: Value, window: dict[str, Any], n: int) -> Value:
         return index
     small = type(plane) is int and plane < 1 << 24
     kind = torch.float32 if small else torch.float64
-    places = b.reshape(b.cast(counting(b, plane), kind), spatial)
+    places = b.reshape(b.cast(emit_arange(b, plane), kind), spatial)
     last = b.MaxPool(b.Where(b.IsNaN(x), places, b.scalar(-1.0, like=places)), **window)
     return b.Where(b.Less(last, 0.0), index, b.cast(last, torch.int64))
 
 
-def _lowest(dtype: torch.dtype) -> Any:
+def _lowest_number(dtype: torch.dtype) -> Any:
     return -float("inf") if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
-def _pooled(dtype: torch.dtype) -> torch.dtype:
+def _pool_dtype(dtype: torch.dtype) -> torch.dtype:
     """What ONNX Runtime has a kernel for, where the builder widens to it."""
     small = dtype in (torch.bfloat16, torch.int16, torch.uint16)
     return torch.float32 if small else torch.float64 if dtype is torch.int32 else dtype
 
 
-def _reachable(
+def _pad_to_windows(
     b: Builder, x: Value, out: Sequence[Size], kernel: Sequence[int], stride: Sequence[int],
     pads: Sequence[int], dilation: Sequence[int], fill: Any,
 ) -> Value:  # fmt: skip
@@ -174,13 +177,13 @@ def _reachable(
     after = [
         (o - 1) * s + d * (k - 1) + 1 - size - p
         for o, k, s, d, p, size in zip(
-            out, kernel, stride, dilation, pads, _spatial(x, len(out)), strict=True
+            out, kernel, stride, dilation, pads, _spatial_sizes(x, len(out)), strict=True
         )
     ]
-    return padded(b, x, pads, after, fill)
+    return pad_dims(b, x, pads, after, fill)
 
 
-def _largest(
+def _reduce_windows(
     b: Builder, win: Value, starts: Sequence[Numbers], out: Sequence[Size], kernel: Sequence[Size],
     dilation: Sequence[int], spatial: Sequence[Size], ends: Sequence[Numbers] = (),
 ) -> tuple[Value, Value]:  # fmt: skip
@@ -203,73 +206,75 @@ def _largest(
         tap = inner if type(rest) is int and rest == 1 else b.Div(inner, rest)
         tap = b.Mod(tap, kernel[i]) if i else tap
         tap = tap if dilation[i] == 1 else b.Mul(tap, dilation[i])
-        here = b.Add(tap, starts[i].then(n - 1 - i).node)
-        here = b.Min(here, (ends[i] - 1).then(n - 1 - i).node) if ends else here
+        here = b.Add(tap, starts[i].append_dims(n - 1 - i).node)
+        here = b.Min(here, (ends[i] - 1).append_dims(n - 1 - i).node) if ends else here
         place = here if place is None else b.Add(b.Mul(place, spatial[i]), here)
     assert place is not None
-    return extreme(b, "ReduceMax", flat, [flat.rank - 1], False), place
+    return reduce_extreme(b, "ReduceMax", flat, [flat.rank - 1], False), place
 
 
 # Mean
 
 
-def _avg_pool(n: int) -> Any:
+def _lower_avg_pool(n: int) -> Any:
     def lowering(
         b: Builder, self: Value, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool,
         count_include_pad: bool, divisor_override: int | None = None,
     ) -> Value:  # fmt: skip
-        kernel, pads = each(kernel_size, n), each(padding, n)
-        strides = each(stride, n) if stride else kernel
-        x, unbatched = _batched(b, self, n)
-        if b.has("AveragePool", _pooled(x.dtype)) and divisor_override is None:
+        kernel, pads = per_dim(kernel_size, n), per_dim(padding, n)
+        strides = per_dim(stride, n) if stride else kernel
+        x, unbatched = _add_batch_dim(b, self, n)
+        if b.has("AveragePool", _pool_dtype(x.dtype)) and divisor_override is None:
             include = count_include_pad and (any(pads) or ceil_mode)
             return unbatched(b.AveragePool(
-                x, kernel_shape=kernel, strides=unless(strides, 1),
-                pads=unless([*pads, *pads], 0), ceil_mode=int(ceil_mode) or None,
+                x, kernel_shape=kernel, strides=omit_default(strides, 1),
+                pads=omit_default([*pads, *pads], 0), ceil_mode=int(ceil_mode) or None,
                 count_include_pad=int(include) or None,
             ))  # fmt: skip
         sizes, ones = b.result.sizes[-n:], [1] * n
-        win = windows(b, _reachable(b, x, sizes, kernel, strides, pads, ones, 0), sizes, kernel,
-                      strides, ones)  # fmt: skip
-        summed = total(b, win, list(range(3, 3 + 2 * n, 2)), False)
+        padded = _pad_to_windows(b, x, sizes, kernel, strides, pads, ones, 0)
+        win = gather_windows(b, padded, sizes, kernel, strides, ones)
+        summed = sum_axes(b, win, list(range(3, 3 + 2 * n, 2)), False)
         if divisor_override is not None:
-            return unbatched(_parted(b, summed, b.scalar(divisor_override, like=summed)))
+            return unbatched(_divide(b, summed, b.scalar(divisor_override, like=summed)))
         counts = [
             window_counts(b, o, k, s, p, size, count_include_pad)
-            for o, k, s, p, size in zip(sizes, kernel, strides, pads, _spatial(x, n), strict=True)
+            for o, k, s, p, size in zip(
+                sizes, kernel, strides, pads, _spatial_sizes(x, n), strict=True
+            )
         ]
-        count = reduce(mul, (c.then(n - 1 - i) for i, c in enumerate(counts)))
-        return unbatched(_parted(b, summed, count.to(summed.dtype).node))
+        count = reduce(mul, (c.append_dims(n - 1 - i) for i, c in enumerate(counts)))
+        return unbatched(_divide(b, summed, count.to(summed.dtype).node))
 
     return lowering
 
 
-def _parted(b: Builder, x: Value, y: Value) -> Value:
+def _divide(b: Builder, x: Value, y: Value) -> Value:
     return b.Div(x, y) if x.dtype.is_floating_point else quotient(b, x, y)
 
 
-def _average_of_line(b: Builder, self: Value, kernel_size: Any, stride: Any, padding: Any,
+def _avg_pool1d(b: Builder, self: Value, kernel_size: Any, stride: Any, padding: Any,
                      ceil_mode: bool, count_include_pad: bool) -> Value:  # fmt: skip
-    return _avg_pool(1)(b, self, kernel_size, stride, padding, ceil_mode, count_include_pad)
+    return _lower_avg_pool(1)(b, self, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
-lower(aten.avg_pool1d.default)(_average_of_line)
-table({aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}, _avg_pool)
+lower(aten.avg_pool1d.default)(_avg_pool1d)
+lower_table({aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}, _lower_avg_pool)
 
 
 def window_counts(
     b: Builder, out: Size, kernel: int, stride: int, pad: int, size: Size, include: bool
 ) -> Numbers:
     """How many elements each window along a dim has: those within the padded input, or all."""
-    start = Numbers.up_to(b, out) * stride - pad
-    end = (start + kernel).at_most(size + pad)
-    return end - start if include else end.at_most(size) - start.at_least(0)
+    start = Numbers.arange(b, out) * stride - pad
+    end = (start + kernel).clamp_max(size + pad)
+    return end - start if include else end.clamp_max(size) - start.clamp_min(0)
 
 
 # Adaptive: the windows follow from the size of the result
 
 
-class _Adaptive:
+class _AdaptiveWindows:
     """The windows along one dim: from `floor(i * size / out)` to `ceil((i + 1) * size / out)`."""
 
     def __init__(self, b: Builder, size: Any, out: Any) -> None:
@@ -279,26 +284,26 @@ class _Adaptive:
         if isinstance(counts, torch.Tensor):
             self.length = int(counts.max())
         else:
-            self.length = size // _some(b, out) + 2
-        taps = self.start.then(1) + Numbers.up_to(b, self.length)
-        self.inside = taps < self.end.then(1)
-        self.index = taps.at_most(self.end.then(1) - 1).node
+            self.length = size // _nonzero_size(b, out) + 2
+        taps = self.start.append_dims(1) + Numbers.arange(b, self.length)
+        self.inside = taps < self.end.append_dims(1)
+        self.index = taps.clamp_max(self.end.append_dims(1) - 1).node
 
 
 def adaptive_bounds(b: Builder, size: Any, out: Any) -> tuple[Numbers, Numbers]:
     """Where the windows along one dim begin and end."""
-    some, i = _some(b, out), Numbers.up_to(b, out) * size
+    some, i = _nonzero_size(b, out), Numbers.arange(b, out) * size
     return i // some, (i + (size + out - 1)) // some
 
 
-def _some(b: Builder, out: Any) -> Any:
+def _nonzero_size(b: Builder, out: Any) -> Any:
     """A size to divide by: if it is 0, nothing is divided."""
-    return out if is_plain(out) or b.scope.decide(ge(out, 1)) is True else max_(out, 1)
+    return out if is_static(out) or b.scope.decide(ge(out, 1)) is True else max_(out, 1)
 
 
-def _divides(b: Builder, size: Any, out: Any) -> int | None:
+def _fixed_window(b: Builder, size: Any, out: Any) -> int | None:
     """The fixed length of all windows along a dim, if they have one."""
-    if is_plain(size, out):
+    if is_static(size, out):
         return size // out if out and size % out == 0 else None
     factor = b.scope.simplify(size // out) if b.scope.decide(ge(out, 1)) is True else None
     if type(factor) is int and b.scope.decide(eq(factor * out, size)) is True:
@@ -306,20 +311,20 @@ def _divides(b: Builder, size: Any, out: Any) -> int | None:
     return None
 
 
-def _adaptive_avg_pool(n: int) -> Any:
+def _lower_adaptive_avg_pool(n: int) -> Any:
     def lowering(b: Builder, self: Value, output_size: Any) -> Value:
-        x, unbatched = _batched(b, self, n)
-        spatial, out = _spatial(x, n), b.result.sizes[-n:]
+        x, unbatched = _add_batch_dim(b, self, n)
+        spatial, out = _spatial_sizes(x, n), b.result.sizes[-n:]
         if 0 in out:
             return b.expand(b.scalar(0, x.dtype), b.result.sizes)
         if all(type(o) is int and o == 1 for o in out):
-            if b.has("GlobalAveragePool", _pooled(x.dtype)):
+            if b.has("GlobalAveragePool", _pool_dtype(x.dtype)):
                 return unbatched(b.GlobalAveragePool(x))
             return unbatched(b.ReduceMean(x, list(range(2, 2 + n))))
-        lengths = [_divides(b, s, o) for s, o in zip(spatial, out, strict=True)]
+        lengths = [_fixed_window(b, s, o) for s, o in zip(spatial, out, strict=True)]
         if all(length == 1 for length in lengths):
             return self
-        if None not in lengths and b.has("AveragePool", _pooled(x.dtype)):
+        if None not in lengths and b.has("AveragePool", _pool_dtype(x.dtype)):
             return unbatched(b.AveragePool(x, kernel_shape=lengths, strides=lengths))
         for i, (size, o, length) in enumerate(zip(spatial, out, lengths, strict=True), 2):
             if length == 1:
@@ -327,42 +332,46 @@ def _adaptive_avg_pool(n: int) -> Any:
             if type(o) is int and o == 1:
                 x = b.ReduceMean(x, [i])
                 continue
-            x = _means(b, x, i, _Adaptive(b, size, o))
+            x = _average_windows(b, x, i, _AdaptiveWindows(b, size, o))
         return unbatched(x)
 
     return lowering
 
 
-def _means(b: Builder, x: Value, axis: int, dim: _Adaptive) -> Value:
+def _average_windows(b: Builder, x: Value, axis: int, dim: _AdaptiveWindows) -> Value:
     after = x.rank - axis - 1
-    win = b.Where(dim.inside.then(after).node, b.Gather(x, dim.index, axis=axis), 0.0)
-    return b.Div(b.ReduceSum(win, [axis + 1], keepdims=0), dim.count.to(x.dtype).then(after).node)
+    win = b.Where(dim.inside.append_dims(after).node, b.Gather(x, dim.index, axis=axis), 0.0)
+    return b.Div(
+        b.ReduceSum(win, [axis + 1], keepdims=0), dim.count.to(x.dtype).append_dims(after).node
+    )
 
 
-table(
+lower_table(
     {
         aten.adaptive_avg_pool1d.default: 1,
         aten.adaptive_avg_pool2d.default: 2, aten._adaptive_avg_pool2d.default: 2,
         aten.adaptive_avg_pool3d.default: 3, aten._adaptive_avg_pool3d.default: 3,
     },
-    _adaptive_avg_pool,
+    _lower_adaptive_avg_pool,
 )  # fmt: skip
 
 
-def _adaptive_max_pool(n: int) -> Any:
+def _lower_adaptive_max_pool(n: int) -> Any:
     def lowering(b: Builder, self: Value, output_size: Any) -> tuple[Value, Value]:
-        x, unbatched = _batched(b, self, n)
-        spatial, out = _spatial(x, n), b.result[0].sizes[-n:]
+        x, unbatched = _add_batch_dim(b, self, n)
+        spatial, out = _spatial_sizes(x, n), b.result[0].sizes[-n:]
         if 0 in out:
             return tuple(b.expand(b.scalar(0, r.dtype), r.sizes) for r in b.result)  # type: ignore[return-value]
-        lengths = [_divides(b, s, o) for s, o in zip(spatial, out, strict=True)]
-        if None not in lengths and b.has("MaxPool", _pooled(x.dtype)):
+        lengths = [_fixed_window(b, s, o) for s, o in zip(spatial, out, strict=True)]
+        if None not in lengths and b.has("MaxPool", _pool_dtype(x.dtype)):
             window = {"kernel_shape": lengths, "strides": lengths}
-            return unbatched(_maxima(b, x, window)), unbatched(_places(b, x, window, n))
-        dims = [_Adaptive(b, s, o) for s, o in zip(spatial, out, strict=True)]
+            return unbatched(_emit_max_pool(b, x, window)), unbatched(
+                _max_positions(b, x, window, n)
+            )
+        dims = [_AdaptiveWindows(b, s, o) for s, o in zip(spatial, out, strict=True)]
         for i, dim in enumerate(dims):
             x = b.Gather(x, dim.index, axis=2 + 2 * i)
-        values, places = _largest(
+        values, places = _reduce_windows(
             b, x, [d.start for d in dims], out, [d.length for d in dims], [1] * n, spatial,
             [d.end for d in dims],
         )  # fmt: skip
@@ -371,12 +380,12 @@ def _adaptive_max_pool(n: int) -> Any:
     return lowering
 
 
-table(
+lower_table(
     {
         aten.adaptive_max_pool1d.default: 1, aten.adaptive_max_pool2d.default: 2,
         aten.adaptive_max_pool3d.default: 3,
     },
-    _adaptive_max_pool,
+    _lower_adaptive_max_pool,
 )  # fmt: skip
 
 
@@ -399,7 +408,7 @@ def max_unpool3d(
 def _unpool(b: Builder, x: Value, indices: Value, n: int) -> Value:
     sizes = b.result.sizes
     front = sizes[:-n]
-    flat = (*front, reduce(mul, _spatial(x, n)))
+    flat = (*front, reduce(mul, _spatial_sizes(x, n)))
     zeros = b.expand(b.scalar(0, x.dtype), (*front, reduce(mul, sizes[-n:])))
     out = b.ScatterElements(zeros, b.reshape(indices, flat), b.reshape(x, flat), axis=-1)
     return b.reshape(b.shaped(out, (*front, reduce(mul, sizes[-n:]))), sizes)
@@ -408,20 +417,20 @@ def _unpool(b: Builder, x: Value, indices: Value, n: int) -> Value:
 # Fractional: the places of the windows are drawn, for each plane its own
 
 
-def _fractional_max_pool(columns: Sequence[int]) -> Any:
+def _lower_fractional_max_pool(columns: Sequence[int]) -> Any:
     """`columns`: which of the samples is for which dim."""
     n = len(columns)
 
     def lowering(
         b: Builder, self: Value, kernel_size: Any, output_size: Any, random_samples: Value
     ) -> tuple[Value, Value]:
-        x, unbatched = _batched(b, self, n, of_one=True)
-        spatial, out = _spatial(x, n), [int(o) for o in b.result[0].sizes[-n:]]
-        kernel = each(kernel_size, n)
+        x, unbatched = _add_batch_dim(b, self, n, of_one=True)
+        spatial, out = _spatial_sizes(x, n), [int(o) for o in b.result[0].sizes[-n:]]
+        kernel = per_dim(kernel_size, n)
         front = tuple(sizes_of(x)[:2])
         place: Value | None = None
         for i, (size, o, k) in enumerate(zip(spatial, out, kernel, strict=True)):
-            start = _intervals(b, random_samples, columns[i], size, o, k)
+            start = _window_starts(b, random_samples, columns[i], size, o, k)
             taps = b.Add(b.unsqueeze(start, 3), torch.arange(k))  # n, c, out, kernel
             taps = b.unsqueeze(taps, *(2 + 2 * j + e for j in range(n) if j != i for e in (0, 1)))
             place = taps if place is None else b.Add(b.Mul(place, size), taps)
@@ -440,13 +449,15 @@ def _fractional_max_pool(columns: Sequence[int]) -> Any:
         values = laid_out(b.GatherElements(flat, index, axis=2))
         best = place_of(b, "ArgMax", values, -1, True, last_nan=True)
         places = b.squeeze(b.GatherElements(laid_out(index), best, axis=-1), -1)
-        largest = extreme(b, "ReduceMax", values, [values.rank - 1], False)
+        largest = reduce_extreme(b, "ReduceMax", values, [values.rank - 1], False)
         return unbatched(largest), unbatched(places)
 
     return lowering
 
 
-def _intervals(b: Builder, samples: Value, column: int, size: Size, out: int, kernel: int) -> Value:
+def _window_starts(
+    b: Builder, samples: Value, column: int, size: Size, out: int, kernel: int
+) -> Value:
     """Where windows start: `int((i + u) * alpha) - int(u * alpha)`, the last at the end."""
     u = b.Gather(samples, b.constant(torch.tensor([column])), axis=2)
     shape = (*sizes_of(samples)[:2], 1)
@@ -459,7 +470,7 @@ def _intervals(b: Builder, samples: Value, column: int, size: Size, out: int, ke
     return b.Concat(b.Sub(ends, begins), last, axis=2)
 
 
-table(
+lower_table(
     {aten.fractional_max_pool2d.default: (1, 0), aten.fractional_max_pool3d.default: (0, 1, 2)},
-    _fractional_max_pool,
+    _lower_fractional_max_pool,
 )

@@ -1,4 +1,4 @@
-"""Reductions: sums, extremes, moments, norms.
+"""Lowers reductions: sums, extremes, moments, norms.
 
 Integers are summed as integers. What is reduced may be empty: a sum is then 0, a mean nan.
 """
@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.builder import Builder, Number
-from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.bodies import led, scan
+from graphport.onnx.emit.builder import Builder, Number
+from graphport.onnx.emit.ir import Value
+from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.elementwise import HALVES
-from graphport.onnx.registry import lower, table
+from graphport.onnx.lowerings.loops import emit_scan, prepend_number
 from graphport.symbolic import Expr, ge
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def axes_of(x: Value, dim: Dims) -> list[int]:
     return sorted({d % x.rank for d in dims}) if x.rank else []
 
 
-def apply(b: Builder, op: str, x: Value, axes: list[int], keepdim: bool) -> Value:
+def apply_reduction(b: Builder, op: str, x: Value, axes: list[int], keepdim: bool) -> Value:
     """A reducing operator of ONNX; of a number without dims too."""
     if not x.rank:
         return getattr(b, op)(x, keepdims=0)
@@ -49,12 +49,12 @@ def count_of(x: Value, axes: list[int]) -> Any:
     return total
 
 
-def is_certain(b: Builder, count: Any) -> bool:
+def is_nonempty(b: Builder, count: Any) -> bool:
     """Whether there is something to reduce."""
     return b.scope.decide(ge(count, 1)) is True if type(count) is Expr else count >= 1
 
 
-def wide(b: Builder, x: Value, dtype: torch.dtype | None = None) -> Value:
+def widen_input(b: Builder, x: Value, dtype: torch.dtype | None = None) -> Value:
     """In the dtype of the result; halves in float32, for what takes several steps."""
     dtype = dtype or x.dtype
     return b.cast(x, torch.float32 if dtype in HALVES else dtype)
@@ -63,54 +63,54 @@ def wide(b: Builder, x: Value, dtype: torch.dtype | None = None) -> Value:
 # Sums
 
 
-def total(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
+def sum_axes(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
     """A sum; of integers the last digits, where ONNX Runtime adds up in float64 and saturates."""
     if not x.rank:
         return x
-    if x.dtype.is_floating_point or _is_small(x, axes):
-        return apply(b, "ReduceSum", x, axes, keepdim)
+    if x.dtype.is_floating_point or _is_exact_in_float64(x, axes):
+        return apply_reduction(b, "ReduceSum", x, axes, keepdim)
     if x.dtype is not torch.int64:
-        return b.cast(total(b, b.cast(x, torch.int64), axes, keepdim), x.dtype)
-    return _exact(b, x, axes, keepdim, _last_of_sums)
+        return b.cast(sum_axes(b, b.cast(x, torch.int64), axes, keepdim), x.dtype)
+    return _reduce_exactly(b, x, axes, keepdim, _sum_by_cumsum)
 
 
-_SMALL = (torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16)
+_SMALL_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16)
 
 
-def _is_small(x: Value, axes: list[int]) -> bool:
+def _is_exact_in_float64(x: Value, axes: list[int]) -> bool:
     """Whether the sums of an int64 are below 2^53, in which float64 is exact."""
     made = x.producer
     if made is None or made.op != "Cast" or made.inputs[0] is None or x.dtype is not torch.int64:
         return False
     source, count = made.inputs[0].dtype, count_of(x, axes)
     few = type(count) is int and count <= 1 << 22
-    return source in _SMALL or (source is torch.int32 and few)
+    return source in _SMALL_INTEGERS or (source is torch.int32 and few)
 
 
-def _exact(b: Builder, x: Value, axes: list[int], keepdim: bool, along: Any) -> Value:
+def _reduce_exactly(b: Builder, x: Value, axes: list[int], keepdim: bool, along: Any) -> Value:
     """One dim after the other; all of them as one."""
     if len(axes) == x.rank and x.rank > 1:
-        whole = _exact(b, b.reshape(x, [count_of(x, axes)]), [0], False, along)
+        whole = _reduce_exactly(b, b.reshape(x, [count_of(x, axes)]), [0], False, along)
         return b.reshape(whole, [1] * x.rank) if keepdim else whole
     for axis in reversed(axes):
         x = along(b, x, axis)
     return x if keepdim else b.squeeze(x, *axes)
 
 
-def _last_of_sums(b: Builder, x: Value, axis: int) -> Value:
-    if not is_certain(b, count_of(x, [axis])):
-        x = led(b, x, axis, 0)
+def _sum_by_cumsum(b: Builder, x: Value, axis: int) -> Value:
+    if not is_nonempty(b, count_of(x, [axis])):
+        x = prepend_number(b, x, axis, 0)
     return b.Gather(b.CumSum(x, b.scalar(axis, torch.int64)), [-1], axis=axis)
 
 
-def _product(b: Builder, x: Value, axis: int) -> Value:
+def _product_by_scan(b: Builder, x: Value, axis: int) -> Value:
     perm = [axis, *(d for d in range(x.rank) if d != axis)]
     sizes = x.shape or ()
     one = b.expand(b.scalar(1, like=x), [s for d, s in enumerate(sizes) if d != axis])
     rows = b.transpose(x, perm)
-    if not is_certain(b, sizes[axis]):
-        rows = led(b, rows, 0, 1)
-    (products,) = scan(b, [rows], [one], lambda total, x: [b.Mul(total, x)])
+    if not is_nonempty(b, sizes[axis]):
+        rows = prepend_number(b, rows, 0, 1)
+    (products,) = emit_scan(b, [rows], [one], lambda total, x: [b.Mul(total, x)])
     last = b.shaped(b.Gather(products, b.scalar(-1, torch.int64), axis=0), one.shape or ())
     return b.unsqueeze(last, axis)
 
@@ -122,11 +122,11 @@ def sum(b: Builder, self: Value, dtype: Any) -> Value:
 
 @lower(aten.sum.dim_IntList)
 def sum_dims(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: Any) -> Value:
-    x = _summed(b, self)
-    return total(b, x, axes_of(x, dim), keepdim)
+    x = _cast_to_sum_dtype(b, self)
+    return sum_axes(b, x, axes_of(x, dim), keepdim)
 
 
-def _summed(b: Builder, self: Value) -> Value:
+def _cast_to_sum_dtype(b: Builder, self: Value) -> Value:
     """In the dtype of the result; integers in int64, of which the result has the last digits."""
     x = b.cast(self, b.result.dtype)
     return x if x.dtype.is_floating_point else b.cast(x, torch.int64)
@@ -150,32 +150,32 @@ def prod_dim(b: Builder, self: Value, dim: int, keepdim: bool, dtype: Any) -> Va
 
 
 def _prod(b: Builder, self: Value, dim: Dims, keepdim: bool) -> Value:
-    x = _summed(b, self)
+    x = _cast_to_sum_dtype(b, self)
     if not x.rank:
         return x
     if x.dtype is torch.int64 and self.dtype is not torch.bool:  # in float64 too
-        return _exact(b, x, axes_of(x, dim), keepdim, _product)
-    return apply(b, "ReduceProd", x, axes_of(x, dim), keepdim)
+        return _reduce_exactly(b, x, axes_of(x, dim), keepdim, _product_by_scan)
+    return apply_reduction(b, "ReduceProd", x, axes_of(x, dim), keepdim)
 
 
 @lower(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
 def count_nonzero(b: Builder, self: Value, dim: Dims) -> Value:
     found = b.cast(b.cast(self, torch.bool), torch.int64)
-    return total(b, found, axes_of(found, dim), False)
+    return sum_axes(b, found, axes_of(found, dim), False)
 
 
 # Moments
 
 
-def average(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
+def average_axes(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
     """ReduceMean, which ONNX Runtime takes to be 0 for nothing; torch says nan."""
     count = count_of(x, axes)
     if not x.rank:
         return x
-    if is_certain(b, count):
-        return apply(b, "ReduceMean", x, axes, keepdim)
-    x = wide(b, x)  # halves hold neither the sum nor the count
-    return b.Div(total(b, x, axes, keepdim), b.scalar(count, like=x))
+    if is_nonempty(b, count):
+        return apply_reduction(b, "ReduceMean", x, axes, keepdim)
+    x = widen_input(b, x)  # halves hold neither the sum nor the count
+    return b.Div(sum_axes(b, x, axes, keepdim), b.scalar(count, like=x))
 
 
 @lower(aten.mean.default)
@@ -186,16 +186,16 @@ def mean(b: Builder, self: Value, dtype: Any) -> Value:
 @lower(aten.mean.dim)
 def mean_dim(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: Any) -> Value:
     x = b.cast(self, b.result.dtype)
-    return average(b, x, axes_of(x, dim), keepdim)
+    return average_axes(b, x, axes_of(x, dim), keepdim)
 
 
 @lower(aten.nanmean.default)
 def nanmean(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: Any) -> Value:
-    x = wide(b, self, b.result.dtype)
+    x = widen_input(b, self, b.result.dtype)
     known = b.Not(b.IsNaN(x))
     axes = axes_of(x, dim)
-    sums = total(b, b.Where(known, x, b.scalar(0.0, like=x)), axes, keepdim)
-    return b.Div(sums, total(b, b.cast(known, x.dtype), axes, keepdim))
+    sums = sum_axes(b, b.Where(known, x, b.scalar(0.0, like=x)), axes, keepdim)
+    return b.Div(sums, sum_axes(b, b.cast(known, x.dtype), axes, keepdim))
 
 
 def _variance(
@@ -203,20 +203,20 @@ def _variance(
 ) -> tuple[Value, Value]:
     """The variance, and the mean with the dims that are reduced."""
     correction = 1 if correction is None else correction
-    x = wide(b, self)
+    x = widen_input(b, self)
     axes = axes_of(x, dim)
-    middle = average(b, x, axes, True)
+    middle = average_axes(b, x, axes, True)
     away = b.Sub(x, middle)
     if correction == 0:
-        return average(b, b.Mul(away, away), axes, keepdim), middle
-    squares = apply(b, "ReduceSumSquare", away, axes, keepdim)
+        return average_axes(b, b.Mul(away, away), axes, keepdim), middle
+    squares = apply_reduction(b, "ReduceSumSquare", away, axes, keepdim)
     freedom = count_of(x, axes) - correction
     if type(freedom) is Expr:
         return b.Div(squares, b.Max(b.scalar(freedom, like=x), 0.0)), middle
     return b.Div(squares, float(max(freedom, 0))), middle
 
 
-def _moment(root: bool) -> Any:
+def _lower_moment(root: bool) -> Any:
     def lowering(b: Builder, self: Value, dim: Dims, correction: Any, keepdim: bool) -> Value:
         found, _ = _variance(b, self, dim, correction, keepdim)
         return b.Sqrt(found) if root else found
@@ -224,7 +224,7 @@ def _moment(root: bool) -> Any:
     return lowering
 
 
-def _moments(root: bool) -> Any:
+def _lower_moments(root: bool) -> Any:
     def lowering(
         b: Builder, self: Value, dim: Dims, correction: Any, keepdim: bool
     ) -> tuple[Value, Value]:
@@ -234,14 +234,14 @@ def _moments(root: bool) -> Any:
     return lowering
 
 
-table({aten.var.correction: False, aten.std.correction: True}, _moment)
-table({aten.var_mean.correction: False, aten.std_mean.correction: True}, _moments)
+lower_table({aten.var.correction: False, aten.std.correction: True}, _lower_moment)
+lower_table({aten.var_mean.correction: False, aten.std_mean.correction: True}, _lower_moments)
 
 
 # Truth
 
 
-def _truth(op: str) -> Any:
+def _lower_truth(op: str) -> Any:
     """ONNX Runtime reduces bools only where there are some: 0 and 255 are what it gives else."""
 
     def reduced(b: Builder, self: Value, dim: Dims, keepdim: bool) -> Value:
@@ -249,69 +249,74 @@ def _truth(op: str) -> Any:
         if not x.rank or dim == []:
             return x
         axes = axes_of(x, dim)
-        if b.has(op, torch.bool) and is_certain(b, count_of(x, axes)):
-            return apply(b, op, x, axes, keepdim)
-        return b.cast(apply(b, op, b.cast(x, torch.uint8), axes, keepdim), torch.bool)
+        if b.has(op, torch.bool) and is_nonempty(b, count_of(x, axes)):
+            return apply_reduction(b, op, x, axes, keepdim)
+        return b.cast(apply_reduction(b, op, b.cast(x, torch.uint8), axes, keepdim), torch.bool)
 
     return reduced
 
 
-def _truth_of_all(op: str) -> Any:
-    return lambda b, self: _truth(op)(b, self, None, False)
+def _lower_truth_of_all(op: str) -> Any:
+    return lambda b, self: _lower_truth(op)(b, self, None, False)
 
 
-table(
+lower_table(
     {
         aten.any.default: "ReduceMax", aten.all.default: "ReduceMin",
         aten._is_any_true.default: "ReduceMax", aten._is_all_true.default: "ReduceMin",
     },
-    _truth_of_all,
+    _lower_truth_of_all,
 )  # fmt: skip
-table(
+lower_table(
     {
         aten.any.dim: "ReduceMax", aten.all.dim: "ReduceMin",
         aten.any.dims: "ReduceMax", aten.all.dims: "ReduceMin",
     },
-    _truth,
+    _lower_truth,
 )  # fmt: skip
 
 
 # Extremes
 
 
-def extreme(b: Builder, op: str, x: Value, axes: list[int], keepdim: bool) -> Value:
+def reduce_extreme(b: Builder, op: str, x: Value, axes: list[int], keepdim: bool) -> Value:
     """The largest or smallest; nan if there is one, which ONNX Runtime passes over.
 
     Clip hands nan on and makes 0 of everything else, infinities too.
     """
     if not x.rank:
         return x
-    found = apply(b, op, x, axes, keepdim)
+    found = apply_reduction(b, op, x, axes, keepdim)
     if not x.dtype.is_floating_point:
         return found
-    return b.Add(found, apply(b, "ReduceSum", b.Clip(x, 0.0, 0.0), axes, keepdim))
+    return b.Add(found, apply_reduction(b, "ReduceSum", b.Clip(x, 0.0, 0.0), axes, keepdim))
 
 
-def _of_all(op: str) -> Any:
-    return lambda b, self: extreme(b, op, self, axes_of(self, None), False)
+def _lower_extreme_of_all(op: str) -> Any:
+    return lambda b, self: reduce_extreme(b, op, self, axes_of(self, None), False)
 
 
-def _along(op: str) -> Any:
-    return lambda b, self, dim, keepdim: extreme(b, op, self, axes_of(self, dim), keepdim)
+def _lower_extreme_along(op: str) -> Any:
+    return lambda b, self, dim, keepdim: reduce_extreme(b, op, self, axes_of(self, dim), keepdim)
 
 
-table({aten.max.default: "ReduceMax", aten.min.default: "ReduceMin"}, _of_all)
-table({aten.amax.default: "ReduceMax", aten.amin.default: "ReduceMin"}, _along)
+lower_table({aten.max.default: "ReduceMax", aten.min.default: "ReduceMin"}, _lower_extreme_of_all)
+lower_table({aten.amax.default: "ReduceMax", aten.amin.default: "ReduceMin"}, _lower_extreme_along)
 
 
 @lower(aten.aminmax.default)
 def aminmax(b: Builder, self: Value, dim: int | None, keepdim: bool) -> tuple[Value, Value]:
     axes = axes_of(self, dim)
     keep = keepdim
-    return (extreme(b, "ReduceMin", self, axes, keep), extreme(b, "ReduceMax", self, axes, keep))
+    return (
+        reduce_extreme(b, "ReduceMin", self, axes, keep),
+        reduce_extreme(b, "ReduceMax", self, axes, keep),
+    )
 
 
-def place(b: Builder, op: str, x: Value, dim: int, keepdim: bool, last_nan: bool = False) -> Value:
+def find_extreme(
+    b: Builder, op: str, x: Value, dim: int, keepdim: bool, last_nan: bool = False
+) -> Value:
     """Where the extreme is: the first of equal ones, the first (or last) nan if there is one."""
     axis, kept = dim % x.rank, int(keepdim)
     if x.dtype is torch.bool:
@@ -325,32 +330,34 @@ def place(b: Builder, op: str, x: Value, dim: int, keepdim: bool, last_nan: bool
     return b.Where(some, b.ArgMax(nan, axis=axis, keepdims=kept, select_last_index=last), found)
 
 
-def _arg(op: str) -> Any:
+def _lower_arg_extreme(op: str) -> Any:
     def lowering(b: Builder, self: Value, dim: int | None, keepdim: bool) -> Value:
         if not self.rank:
             return b.expand(b.scalar(0, torch.int64), b.result.sizes)
         if dim is None:
             flat = b.reshape(self, [count_of(self, axes_of(self, None))])
-            return b.reshape(place(b, op, flat, 0, keepdim), b.result.sizes)
-        return place(b, op, self, dim, keepdim)
+            return b.reshape(find_extreme(b, op, flat, 0, keepdim), b.result.sizes)
+        return find_extreme(b, op, self, dim, keepdim)
 
     return lowering
 
 
-table({aten.argmax.default: "ArgMax", aten.argmin.default: "ArgMin"}, _arg)
+lower_table({aten.argmax.default: "ArgMax", aten.argmin.default: "ArgMin"}, _lower_arg_extreme)
 
 
-def _with_place(op: str) -> Any:
+def _lower_extreme_with_index(op: str) -> Any:
     def lowering(b: Builder, self: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
         if not self.rank:
             return self, b.scalar(0, torch.int64)
         axis = dim % self.rank
-        return _picked(b, self, place(b, op, self, axis, True), axis, keepdim)
+        return _gather_extremes(b, self, find_extreme(b, op, self, axis, True), axis, keepdim)
 
     return lowering
 
 
-def _picked(b: Builder, x: Value, place: Value, axis: int, keepdim: bool) -> tuple[Value, Value]:
+def _gather_extremes(
+    b: Builder, x: Value, place: Value, axis: int, keepdim: bool
+) -> tuple[Value, Value]:
     """The elements at places that have the dim still, and the places."""
     values = b.GatherElements(x, place, axis=axis)
     if keepdim:
@@ -358,7 +365,7 @@ def _picked(b: Builder, x: Value, place: Value, axis: int, keepdim: bool) -> tup
     return b.squeeze(values, axis), b.squeeze(place, axis)
 
 
-table({aten.max.dim: "ArgMax", aten.min.dim: "ArgMin"}, _with_place)
+lower_table({aten.max.dim: "ArgMax", aten.min.dim: "ArgMin"}, _lower_extreme_with_index)
 
 
 # Norms
@@ -368,13 +375,13 @@ table({aten.max.dim: "ArgMax", aten.min.dim: "ArgMin"}, _with_place)
 def linalg_vector_norm(
     b: Builder, self: Value, ord: Number, dim: Dims, keepdim: bool, dtype: Any
 ) -> Value:
-    x = wide(b, self, b.result.dtype)
+    x = widen_input(b, self, b.result.dtype)
     return norm(b, x, float(ord), axes_of(x, dim), keepdim)  # type: ignore[arg-type]
 
 
 @lower(aten.norm.ScalarOpt_dim)
 def norm_dim(b: Builder, self: Value, p: Number | None, dim: Dims, keepdim: bool) -> Value:
-    x = wide(b, self, b.result.dtype)
+    x = widen_input(b, self, b.result.dtype)
     order = 2.0 if p is None else float(p)  # type: ignore[arg-type]
     return norm(b, x, order, axes_of(x, dim), keepdim)
 
@@ -395,26 +402,26 @@ def norm(b: Builder, x: Value, order: float, axes: list[int], keepdim: bool) -> 
     if not x.rank and order != 0:
         return b.Abs(x)
     if order == math.inf:
-        return extreme(b, "ReduceMax", b.Abs(x), axes, keepdim)
+        return reduce_extreme(b, "ReduceMax", b.Abs(x), axes, keepdim)
     if order == -math.inf:
-        return extreme(b, "ReduceMin", b.Abs(x), axes, keepdim)
+        return reduce_extreme(b, "ReduceMin", b.Abs(x), axes, keepdim)
     if order == 0:
-        return total(b, b.cast(b.cast(x, torch.bool), x.dtype), axes, keepdim)
+        return sum_axes(b, b.cast(b.cast(x, torch.bool), x.dtype), axes, keepdim)
     if order in (1, 2):
-        return apply(b, f"ReduceL{order:.0f}", x, axes, keepdim)
-    return b.Pow(total(b, b.Pow(b.Abs(x), order), axes, keepdim), 1 / order)
+        return apply_reduction(b, f"ReduceL{order:.0f}", x, axes, keepdim)
+    return b.Pow(sum_axes(b, b.Pow(b.Abs(x), order), axes, keepdim), 1 / order)
 
 
 @lower(aten.dist.default)
 def dist(b: Builder, self: Value, other: Value, p: Number) -> Value:
     x, y = b.common(self, other)
-    away = wide(b, b.Sub(x, y))
+    away = widen_input(b, b.Sub(x, y))
     return norm(b, away, float(p), axes_of(away, None), False)  # type: ignore[arg-type]
 
 
 @lower(aten.logsumexp.default)
 def logsumexp(b: Builder, self: Value, dim: Dims, keepdim: bool) -> Value:
-    x = wide(b, self, b.result.dtype)
+    x = widen_input(b, self, b.result.dtype)
     return x if not x.rank else log_sum_exp(b, x, axes_of(x, dim), keepdim)
 
 
@@ -429,7 +436,7 @@ def log_sum_exp(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
 # Order
 
 
-def _middle(b: Builder, x: Value, axis: int, count: Any, skip: bool) -> Value:
+def _median_index(b: Builder, x: Value, axis: int, count: Any, skip: bool) -> Value:
     """The place of the median of so many, the dim kept: of the lower one of two, nan behind."""
     size: Any = x.shape[axis]  # type: ignore[index]
     floats = x.dtype.is_floating_point
@@ -441,7 +448,7 @@ def _middle(b: Builder, x: Value, axis: int, count: Any, skip: bool) -> Value:
     return b.GatherElements(places, b.Div(b.Sub(valid, 1), 2), axis=axis)
 
 
-def _median(skip: bool) -> Any:
+def _lower_median(skip: bool) -> Any:
     def lowering(b: Builder, self: Value) -> Value:
         """Of nothing it is what torch makes of nan.
 
@@ -450,14 +457,14 @@ def _median(skip: bool) -> Any:
         floats = self.dtype.is_floating_point
         count = count_of(self, list(range(self.rank)))
         x = ordered = all_of = b.reshape(self, [count])
-        if not is_certain(b, count):
+        if not is_nonempty(b, count):
             nothing = torch.median(torch.empty(0, dtype=x.dtype))
             last = nothing if floats else torch.tensor(torch.iinfo(x.dtype).max, dtype=x.dtype)
             x, ordered = (
                 b.shaped(b.Concat(all_of, b.constant(end[None]), axis=0), [count + 1])
                 for end in (nothing, last)
             )
-        place = _middle(b, ordered, 0, count, skip)
+        place = _median_index(b, ordered, 0, count, skip)
         found = b.reshape(b.Gather(x, place, axis=0), [])
         if skip or not floats:
             return found
@@ -466,23 +473,23 @@ def _median(skip: bool) -> Any:
     return lowering
 
 
-def _median_dim(skip: bool) -> Any:
+def _lower_median_dim(skip: bool) -> Any:
     def lowering(b: Builder, self: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
         if not self.rank:
             return self, b.scalar(0, torch.int64)
         axis = dim % self.rank
-        place = _middle(b, self, axis, count_of(self, [axis]), skip)
+        place = _median_index(b, self, axis, count_of(self, [axis]), skip)
         if self.dtype.is_floating_point and not skip:
             none = b.cast(b.IsNaN(self), torch.uint8)
             some = b.cast(b.ReduceMax(none, [axis], keepdims=1), torch.bool)
             place = b.Where(some, b.ArgMax(none, axis=axis, keepdims=1), place)
-        return _picked(b, self, place, axis, keepdim)
+        return _gather_extremes(b, self, place, axis, keepdim)
 
     return lowering
 
 
-table({aten.median.default: False, aten.nanmedian.default: True}, _median)
-table({aten.median.dim: False, aten.nanmedian.dim: True}, _median_dim)
+lower_table({aten.median.default: False, aten.nanmedian.default: True}, _lower_median)
+lower_table({aten.median.dim: False, aten.nanmedian.dim: True}, _lower_median_dim)
 
 
 @lower(aten.mode.default)
@@ -499,4 +506,4 @@ def mode(b: Builder, self: Value, dim: int, keepdim: bool) -> tuple[Value, Value
     least = b.ReduceMin(b.Where(frequent, x, b.scalar(most, like=x)), [axis], keepdims=1)
     chosen = b.cast(b.Equal(x, least), torch.uint8)
     place = b.ArgMax(chosen, axis=axis, keepdims=1, select_last_index=1)
-    return _picked(b, self, place, axis, keepdim)
+    return _gather_extremes(b, self, place, axis, keepdim)

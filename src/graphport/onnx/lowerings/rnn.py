@@ -1,4 +1,4 @@
-"""Recurrent networks: a layer, of one direction or two, is one operator of ONNX.
+"""Lowers recurrent networks: each layer to one LSTM, GRU or RNN.
 
 Weights stay those of the program: their gates are put into the order of ONNX in the model, which a
 runtime does once, when it loads.
@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Value
-from graphport.onnx.lowerings.spatial import padded, sizes_of
-from graphport.onnx.registry import lower, table
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.ir import Value
+from graphport.onnx.lower.registry import lower, lower_table
+from graphport.onnx.lowerings.conv import pad_dims, sizes_of
 from graphport.symbolic import ge, max_
 
 aten = torch.ops.aten
 
 
-class _Kind(NamedTuple):
+class _CellKind(NamedTuple):
     op: str
     gates: tuple[int, ...]
     """Which of torch's gates stands where in ONNX."""
@@ -29,18 +29,18 @@ class _Kind(NamedTuple):
 
 
 # torch: input, forget, cell, output; ONNX: input, output, forget, cell.
-_LSTM = _Kind("LSTM", (0, 3, 1, 2), {})
+_LSTM = _CellKind("LSTM", (0, 3, 1, 2), {})
 # torch: reset, update, new; ONNX: update, reset, hidden. torch resets after the product.
-_GRU = _Kind("GRU", (1, 0, 2), {"linear_before_reset": 1})
-_TANH = _Kind("RNN", (0,), {})
-_RELU = _Kind("RNN", (0,), {"activations": "Relu"})
+_GRU = _CellKind("GRU", (1, 0, 2), {"linear_before_reset": 1})
+_TANH = _CellKind("RNN", (0,), {})
+_RELU = _CellKind("RNN", (0,), {"activations": "Relu"})
 
 
 class _Network:
     """The layers of a network over a sequence [time, batch, features]."""
 
     def __init__(
-        self, b: Builder, kind: _Kind, hx: Value | list[Value], params: Sequence[Value],
+        self, b: Builder, kind: _CellKind, hx: Value | list[Value], params: Sequence[Value],
         has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
     ) -> None:  # fmt: skip
         if train and dropout > 0 and num_layers > 1:
@@ -57,9 +57,9 @@ class _Network:
         self.hidden = sizes_of(params[1])[1]
         states = hx if isinstance(hx, list) else [hx]
         self.batch = sizes_of(states[0])[1]
-        self.states = [self._by_layer(h) for h in states]
+        self.states = [self._split_layers(h) for h in states]
 
-    def _by_layer(self, state: Value) -> list[Value | None]:
+    def _split_layers(self, state: Value) -> list[Value | None]:
         """A state of each layer; none where it starts with zeros."""
         if _is_zero(state):
             return [None] * self.num_layers
@@ -77,10 +77,10 @@ class _Network:
         # LSTM and GRU of ONNX Runtime end the process on an empty batch: give it one of one.
         more = [max_(1 - batch, 0), 0]
         states = [
-            [None if s is None else padded(self.b, s, [0, 0], more, 0) for s in by_layer]
+            [None if s is None else pad_dims(self.b, s, [0, 0], more, 0) for s in by_layer]
             for by_layer in self.states
         ]
-        out, last = self._run(padded(self.b, x, [0, 0], more, 0), states, lengths)
+        out, last = self._run(pad_dims(self.b, x, [0, 0], more, 0), states, lengths)
         return self._first(out, batch, 2), [self._first(s, batch, 1) for s in last]
 
     def _first(self, x: Value, count: Any, axis: int) -> Value:
@@ -106,11 +106,11 @@ class _Network:
             shape = (self.directions, *sizes_of(x)[1:2], self.hidden)
             last.append([b.shaped(s, shape) for s in made[1:]])
             if layer < self.num_layers - 1:
-                x = self.merged(out, (0, 2, 1, 3))
+                x = self.merge_directions(out, (0, 2, 1, 3))
         joined = [s[0] if len(s) == 1 else b.Concat(*s, axis=0) for s in zip(*last, strict=True)]
         return out, joined
 
-    def merged(self, out: Value, order: Sequence[int]) -> Value:
+    def merge_directions(self, out: Value, order: Sequence[int]) -> Value:
         """Dims in an order, that of the directions last but one, which goes into the features."""
         b = self.b
         if self.directions == 1:
@@ -131,12 +131,12 @@ class _Network:
             self.params[i * self.each : (i + 1) * self.each]
             for i in range(layer * self.directions, (layer + 1) * self.directions)
         ]
-        w, r = (self._gates([p[i] for p in parts], 1) for i in (0, 1))
+        w, r = (self._reorder_gates([p[i] for p in parts], 1) for i in (0, 1))
         if not self.biases:
             return w, r, None
-        return w, r, self._gates([v for p in parts for v in p[2:4]], 2)
+        return w, r, self._reorder_gates([v for p in parts for v in p[2:4]], 2)
 
-    def _gates(self, weights: Sequence[Value], times: int) -> Value:
+    def _reorder_gates(self, weights: Sequence[Value], times: int) -> Value:
         """Weights of all directions together, with a dim for these and gates in ONNX's order."""
         b, gates = self.b, self.kind.gates
         rows = len(gates) * self.hidden * times
@@ -161,7 +161,7 @@ def _is_zero(v: Value) -> bool:
     return made.op == "ConstantOfShape" and (value is None or not bool(value.any()))
 
 
-def _over(kind: _Kind) -> Any:
+def _lower_rnn(kind: _CellKind) -> Any:
     def lowering(
         b: Builder, input: Value, hx: Any, params: Any, has_biases: bool, num_layers: int,
         dropout: float, train: bool, bidirectional: bool, batch_first: bool,
@@ -170,12 +170,12 @@ def _over(kind: _Kind) -> Any:
                            bidirectional)  # fmt: skip
         x = b.transpose(input, (1, 0, 2)) if batch_first else input
         out, last = network.run(x)
-        return network.merged(out, (2, 0, 1, 3) if batch_first else (0, 2, 1, 3)), *last
+        return network.merge_directions(out, (2, 0, 1, 3) if batch_first else (0, 2, 1, 3)), *last
 
     return lowering
 
 
-def _over_packed(kind: _Kind) -> Any:
+def _lower_packed_rnn(kind: _CellKind) -> Any:
     """A packed sequence is spread out, with the lengths, and packed again."""
 
     def lowering(
@@ -185,34 +185,34 @@ def _over_packed(kind: _Kind) -> Any:
         network = _Network(b, kind, hx, params, has_biases, num_layers, dropout, train,
                            bidirectional)  # fmt: skip
         time, batch = sizes_of(batch_sizes)[0], network.batch
-        taken, rows = _places(b, batch_sizes, b.sizes.number(batch))
+        taken, rows = _packed_positions(b, batch_sizes, b.sizes.number(batch))
         x = b.shaped(b.Gather(data, rows, axis=0), (time, batch, *sizes_of(data)[1:]))
         lengths = b.ReduceSum(b.cast(taken, torch.int32), [0], keepdims=0)
         out, last = network.run(x, lengths)
         features = network.hidden * network.directions
-        flat = b.Reshape(network.merged(out, (0, 2, 1, 3)), [-1, features])
+        flat = b.Reshape(network.merge_directions(out, (0, 2, 1, 3)), [-1, features])
         return b.Compress(flat, b.Reshape(taken, [-1]), axis=0), *last
 
     return lowering
 
 
-table(
+lower_table(
     {
         aten.lstm.input: _LSTM, aten.gru.input: _GRU, aten.rnn_tanh.input: _TANH,
         aten.rnn_relu.input: _RELU,
     },
-    _over,
+    _lower_rnn,
 )  # fmt: skip
-table(
+lower_table(
     {
         aten.lstm.data: _LSTM, aten.gru.data: _GRU, aten.rnn_tanh.data: _TANH,
         aten.rnn_relu.data: _RELU,
     },
-    _over_packed,
+    _lower_packed_rnn,
 )  # fmt: skip
 
 
-def _places(b: Builder, batch_sizes: Value, batch: Value) -> tuple[Value, Value]:
+def _packed_positions(b: Builder, batch_sizes: Value, batch: Value) -> tuple[Value, Value]:
     """By time and batch: whether a packed sequence has it, and in which row."""
     zero, one = b.scalar(0, torch.int64), b.scalar(1, torch.int64)
     line = b.Range(zero, batch, one)
@@ -243,7 +243,7 @@ def _pad_packed_sequence(
     b: Builder, data: Value, batch_sizes: Value, batch_first: bool, padding_value: Any,
     total_length: Any,
 ) -> tuple[Value, Value]:  # fmt: skip
-    taken, rows = _places(b, batch_sizes, b.ReduceMax(batch_sizes, [0], keepdims=0))
+    taken, rows = _packed_positions(b, batch_sizes, b.ReduceMax(batch_sizes, [0], keepdims=0))
     inside = b.unsqueeze(taken, *range(2, data.rank + 1))
     out = b.Where(inside, b.Gather(data, rows, axis=0), padding_value)
     if type(total_length) is not int or total_length > 0:
@@ -260,7 +260,7 @@ def lstm_cell(
     b_hh: Value | None,
 ) -> tuple[Value, Value]:  # fmt: skip
     params = [p for p in (w_ih, w_hh, b_ih, b_hh) if p is not None]
-    h, c = _cell(b, _LSTM, input, hx, params)
+    h, c = _run_cell(b, _LSTM, input, hx, params)
     return h, c
 
 
@@ -270,11 +270,11 @@ def gru_cell(
     b_hh: Value | None,
 ) -> Value:  # fmt: skip
     params = [p for p in (w_ih, w_hh, b_ih, b_hh) if p is not None]
-    return _cell(b, _GRU, input, [hx], params)[0]
+    return _run_cell(b, _GRU, input, [hx], params)[0]
 
 
-def _cell(
-    b: Builder, kind: _Kind, x: Value, hx: Sequence[Value], params: Sequence[Value]
+def _run_cell(
+    b: Builder, kind: _CellKind, x: Value, hx: Sequence[Value], params: Sequence[Value]
 ) -> list[Value]:
     """A sequence of one step."""
     states = [b.unsqueeze(h, 0) for h in hx]

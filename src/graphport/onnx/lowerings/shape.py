@@ -1,4 +1,4 @@
-"""Views and other changes of shape: the same elements, elsewhere.
+"""Lowers views, other changes of shape, and padding.
 
 Values have no memory, so a view is what it shows. The sizes of results are those that capture
 knows: what is left to say is where elements come from.
@@ -12,21 +12,21 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.builder import Builder
-from graphport.onnx.ir import Value
-from graphport.onnx.registry import lower
-from graphport.onnx.types import ONNX_OF
-from graphport.ops.abstract import Abstract, permuted
-from graphport.ops.tensor import AbstractTensor
-from graphport.symbolic import Expr, eq, ge, lt, max_, mod, prod
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.schemas import ONNX_OF
+from graphport.onnx.lower.registry import lower
+from graphport.onnx.lowerings.conv import list_dims
+from graphport.symbolic import Expr, eq, ge, lt, max_, min_, mod, prod
+from graphport.tensors.abstract import Abstract, AbstractTensor, permute_strides
 
 aten = torch.ops.aten
 
-LAST = (1 << 63) - 1
+SLICE_END = (1 << 63) - 1
 """Beyond the end of every dim, as in torch and in ONNX."""
 
 
-def wrapped(dim: int, rank: int) -> int:
+def wrap_dim(dim: int, rank: int) -> int:
     """A dim counted from the front; a tensor without dims has one in torch's eyes."""
     return dim % max(rank, 1)
 
@@ -50,7 +50,7 @@ def reshape(b: Builder, self: Value, shape: Any) -> Value:
     return b.reshape(self, b.result.sizes)
 
 
-_BIT_CAST = 26
+_BIT_CAST_OPSET = 26
 
 
 @lower(aten.view.dtype, aten.view_copy.dtype)
@@ -64,10 +64,11 @@ def view_dtype(b: Builder, self: Value, dtype: torch.dtype) -> Value:
             return b.cast(self, dtype)
         if torch.bool not in kinds and b.has("BitCast", self.dtype):
             return b.BitCast(self, to=ONNX_OF[dtype], dtype=dtype)
-        if torch.bool not in kinds and b.opset < _BIT_CAST:
+        if torch.bool not in kinds and b.opset < _BIT_CAST_OPSET:
             raise UnsupportedError(
-                f"ONNX cannot read the bits of {self.dtype} as {dtype} before opset {_BIT_CAST}",
-                fix=f"opset={_BIT_CAST}",
+                f"ONNX cannot read the bits of {self.dtype} as {dtype} before opset "
+                f"{_BIT_CAST_OPSET}",
+                fix=f"opset={_BIT_CAST_OPSET}",
             )
     raise UnsupportedError(f"ONNX cannot read the bits of {self.dtype} as {dtype}")
 
@@ -77,20 +78,20 @@ def view_dtype(b: Builder, self: Value, dtype: torch.dtype) -> Value:
 
 @lower(aten.permute.default, aten.permute_copy.default)
 def permute(b: Builder, self: Value, dims: Sequence[int]) -> Value:
-    return b.transpose(self, [wrapped(d, self.rank) for d in dims])
+    return b.transpose(self, [wrap_dim(d, self.rank) for d in dims])
 
 
 @lower(aten.transpose.int, aten.transpose_copy.int)
 def transpose(b: Builder, self: Value, dim0: int, dim1: int) -> Value:
-    return swapped(b, self, dim0, dim1)
+    return swap_dims(b, self, dim0, dim1)
 
 
 @lower(aten.t.default, aten.t_copy.default)
 def t(b: Builder, self: Value) -> Value:
-    return swapped(b, self, 0, -1)
+    return swap_dims(b, self, 0, -1)
 
 
-def swapped(b: Builder, x: Value, dim0: int, dim1: int) -> Value:
+def swap_dims(b: Builder, x: Value, dim0: int, dim1: int) -> Value:
     if not x.rank:
         return x
     perm = list(range(x.rank))
@@ -105,7 +106,7 @@ def unsqueeze(b: Builder, self: Value, dim: int) -> Value:
 
 @lower(aten.squeeze.default, aten.squeeze_copy.default)
 def squeeze(b: Builder, self: Value) -> Value:
-    return _squeezed(b, self, range(self.rank))
+    return _squeeze_dims(b, self, range(self.rank))
 
 
 @lower(
@@ -113,10 +114,10 @@ def squeeze(b: Builder, self: Value) -> Value:
 )  # fmt: skip
 def squeeze_dim(b: Builder, self: Value, dim: int | Sequence[int]) -> Value:
     dims = [dim] if isinstance(dim, int) else dim
-    return _squeezed(b, self, [wrapped(d, self.rank) for d in dims] if self.rank else [])
+    return _squeeze_dims(b, self, [wrap_dim(d, self.rank) for d in dims] if self.rank else [])
 
 
-def _squeezed(b: Builder, x: Value, dims: Sequence[int]) -> Value:
+def _squeeze_dims(b: Builder, x: Value, dims: Sequence[int]) -> Value:
     """Without the dims that are 1; capture has decided which of the dynamic ones are."""
     ones = [d for d in dims if b.scope.decide(eq(x.sizes[d], 1))]
     if x.rank - len(ones) != b.result.rank:
@@ -140,32 +141,32 @@ def copy(b: Builder, self: Value, src: Value) -> Value:
 
 @lower(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice(b: Builder, self: Value, dim: int, start: Any, end: Any, step: int) -> Value:
-    dim = wrapped(dim, self.rank)
-    if step == 1 and same_size(b, b.result.sizes[dim], self.sizes[dim]):
+    dim = wrap_dim(dim, self.rank)
+    if step == 1 and is_same_size(b, b.result.sizes[dim], self.sizes[dim]):
         return self
-    return sliced(b, self, dim, start, end, step)
+    return slice_dim(b, self, dim, start, end, step)
 
 
-def same_size(b: Builder, a: Any, c: Any) -> bool:
+def is_same_size(b: Builder, a: Any, c: Any) -> bool:
     return a is not None and c is not None and b.scope.same(a, c)
 
 
-def sliced(b: Builder, x: Value, dim: int, start: Any, end: Any, step: Any = 1) -> Value:
+def slice_dim(b: Builder, x: Value, dim: int, start: Any, end: Any, step: Any = 1) -> Value:
     """x[start:end:step] of a dim: ONNX clamps bounds, and counts negative ones, as torch does."""
     size = (x.shape or ())[dim]
-    bounds = 0 if start is None else start, LAST if end is None else end
-    start, end = (_from_end(b, bound, size) for bound in bounds)
+    bounds = 0 if start is None else start, SLICE_END if end is None else end
+    start, end = (_count_from_end(b, bound, size) for bound in bounds)
     if end == size and type(end) is Expr:
-        end = LAST
+        end = SLICE_END
     source = x.producer
     if source is not None and source.op == "Slice":
-        joined = _also_sliced(b, x, (start, end, dim, step))
+        joined = _merge_slices(b, x, (start, end, dim, step))
         if joined is not None:
             return joined
     return b.Slice(x, [start], [end], [dim], *([] if step == 1 else [[step]]))
 
 
-def _from_end(b: Builder, bound: Any, size: Any) -> Any:
+def _count_from_end(b: Builder, bound: Any, size: Any) -> Any:
     """A bound `size - n` is written -n, which needs no arithmetic."""
     if type(bound) is not Expr or size is None:
         return bound
@@ -175,7 +176,7 @@ def _from_end(b: Builder, bound: Any, size: Any) -> Any:
     return bound
 
 
-def _also_sliced(b: Builder, x: Value, cut: tuple[Any, ...]) -> Value | None:
+def _merge_slices(b: Builder, x: Value, cut: tuple[Any, ...]) -> Value | None:
     """One Slice for cuts in different dims, if all their bounds are numbers."""
     assert x.producer is not None
     data, *given = x.producer.inputs
@@ -189,7 +190,7 @@ def _also_sliced(b: Builder, x: Value, cut: tuple[Any, ...]) -> Value | None:
 
 @lower(aten.select.int, aten.select_copy.int)
 def select(b: Builder, self: Value, dim: int, index: Any) -> Value:
-    return b.Gather(self, b.sizes.number(index), axis=wrapped(dim, self.rank))
+    return b.Gather(self, b.sizes.number(index), axis=wrap_dim(dim, self.rank))
 
 
 @lower(aten.unbind.int, aten.unbind_copy.int)
@@ -199,7 +200,7 @@ def unbind(b: Builder, self: Value, dim: int) -> tuple[Value, ...]:
 
 @lower(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
 def split(b: Builder, self: Value, split_size: Any, dim: int) -> tuple[Value, ...]:
-    return _pieces(b, self, wrapped(dim, self.rank))
+    return _emit_split(b, self, wrap_dim(dim, self.rank))
 
 
 @lower(
@@ -207,10 +208,10 @@ def split(b: Builder, self: Value, split_size: Any, dim: int) -> tuple[Value, ..
     aten.unsafe_split_with_sizes.default,
 )  # fmt: skip
 def split_with_sizes(b: Builder, self: Value, split_sizes: Any, dim: int) -> tuple[Value, ...]:
-    return _pieces(b, self, wrapped(dim, self.rank))
+    return _emit_split(b, self, wrap_dim(dim, self.rank))
 
 
-def _pieces(b: Builder, x: Value, dim: int) -> tuple[Value, ...]:
+def _emit_split(b: Builder, x: Value, dim: int) -> tuple[Value, ...]:
     """Sizes of pieces are said, unless they are equal and symbolic: then their number is."""
     count = len(b.result)
     if count < 2:
@@ -230,19 +231,19 @@ def _pieces(b: Builder, x: Value, dim: int) -> tuple[Value, ...]:
 def cat(b: Builder, tensors: Sequence[Value], dim: int) -> Value:
     """torch lets 1-d tensors of size 0 stand beside anything; other empty ones add nothing."""
     rank = b.result.rank
-    dim = wrapped(dim, rank)
+    dim = wrap_dim(dim, rank)
     fitting = [x for x in tensors if x.rank == rank]
     parts = [x for x in fitting if x.sizes[dim] != 0]
-    return joined(b, parts or fitting[:1], dim)
+    return emit_concat(b, parts or fitting[:1], dim)
 
 
 @lower(aten.stack.default)
 def stack(b: Builder, tensors: Sequence[Value], dim: int) -> Value:
-    dim = wrapped(dim, b.result.rank)
-    return joined(b, [b.unsqueeze(x, dim) for x in tensors], dim)
+    dim = wrap_dim(dim, b.result.rank)
+    return emit_concat(b, [b.unsqueeze(x, dim) for x in tensors], dim)
 
 
-def joined(b: Builder, parts: Sequence[Value], dim: int) -> Value:
+def emit_concat(b: Builder, parts: Sequence[Value], dim: int) -> Value:
     parts = [b.cast(x, b.result.dtype) for x in parts]
     return parts[0] if len(parts) == 1 else b.Concat(*parts, axis=dim)
 
@@ -262,23 +263,23 @@ def repeat(b: Builder, self: Value, repeats: Sequence[Any]) -> Value:
 
 @lower(aten.flip.default)
 def flip(b: Builder, self: Value, dims: Sequence[int]) -> Value:
-    return flipped(b, self, [wrapped(d, self.rank) for d in dims] if self.rank else [])
+    return flip_dims(b, self, [wrap_dim(d, self.rank) for d in dims] if self.rank else [])
 
 
-def flipped(b: Builder, x: Value, dims: Sequence[int]) -> Value:
+def flip_dims(b: Builder, x: Value, dims: Sequence[int]) -> Value:
     if not dims:
         return x
     count = len(dims)
-    turned = b.Slice(x, [-1] * count, [-LAST - 1] * count, list(dims), [-1] * count)
+    turned = b.Slice(x, [-1] * count, [-SLICE_END - 1] * count, list(dims), [-1] * count)
     turned.shape = x.shape
     return turned
 
 
 @lower(aten.rot90.default)
 def rot90(b: Builder, self: Value, k: int, dims: Sequence[int]) -> Value:
-    first, second = (wrapped(d, self.rank) for d in dims)
-    turned = flipped(b, self, {0: [], 1: [second], 2: [first, second], 3: [first]}[k % 4])
-    return swapped(b, turned, first, second) if k % 2 else turned
+    first, second = (wrap_dim(d, self.rank) for d in dims)
+    turned = flip_dims(b, self, {0: [], 1: [second], 2: [first, second], 3: [first]}[k % 4])
+    return swap_dims(b, turned, first, second) if k % 2 else turned
 
 
 @lower(aten.roll.default)
@@ -287,13 +288,13 @@ def roll(b: Builder, self: Value, shifts: Sequence[Any], dims: Sequence[int]) ->
         return self
     if not dims:
         flat = b.reshape(self, [prod(self.sizes)])
-        return b.reshape(_rolled(b, flat, shifts[0], 0), b.result.sizes)
+        return b.reshape(_roll_dim(b, flat, shifts[0], 0), b.result.sizes)
     for shift, dim in zip(shifts, dims, strict=True):
-        self = _rolled(b, self, shift, wrapped(dim, self.rank))
+        self = _roll_dim(b, self, shift, wrap_dim(dim, self.rank))
     return self
 
 
-def _rolled(b: Builder, x: Value, shift: Any, dim: int) -> Value:
+def _roll_dim(b: Builder, x: Value, shift: Any, dim: int) -> Value:
     """The part behind a place goes to the front: the place is -shift, within the size."""
     sizes = x.sizes
     size = sizes[dim]
@@ -304,7 +305,7 @@ def _rolled(b: Builder, x: Value, shift: Any, dim: int) -> Value:
         place = mod(place, max_(size, 1))
     if place == 0:
         return x
-    parts = sliced(b, x, dim, place, None), sliced(b, x, dim, 0, place)
+    parts = slice_dim(b, x, dim, place, None), slice_dim(b, x, dim, 0, place)
     return b.shaped(b.Concat(*parts, axis=dim), sizes)
 
 
@@ -315,7 +316,7 @@ def _rolled(b: Builder, x: Value, shift: Any, dim: int) -> Value:
 def as_strided(
     b: Builder, self: Value, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any
 ) -> Value:
-    flat, index, _ = _in_memory(b, self, size, stride, storage_offset)
+    flat, index, _ = _flatten_storage(b, self, size, stride, storage_offset)
     return b.Gather(flat, index, axis=0)
 
 
@@ -324,7 +325,7 @@ def as_strided_scatter(
     b: Builder, self: Value, src: Value, size: Sequence[Any], stride: Sequence[Any],
     storage_offset: Any,
 ) -> Value:  # fmt: skip
-    flat, index, order = _in_memory(b, self, size, stride, storage_offset)
+    flat, index, order = _flatten_storage(b, self, size, stride, storage_offset)
     rows = b.unsqueeze(index, len(size))
     out = b.ScatterND(flat, rows, b.expand(b.cast(src, self.dtype), size))
     sizes = self.sizes
@@ -332,15 +333,15 @@ def as_strided_scatter(
     return b.transpose(packed, [order.index(d) for d in range(self.rank)])
 
 
-def _in_memory(
+def _flatten_storage(
     b: Builder, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any
 ) -> tuple[Value, Value, list[int]]:
     """The elements of a tensor in the order of its memory, positions, and the order of its dims."""
     about = b.origin.args[0].meta["val"]
     assert isinstance(about, AbstractTensor)
     known: Abstract = about._abstract
-    order = sorted(range(known.rank), key=lambda d: _rank_of_stride(b, known, d))
-    if not all(map(b.scope.same, known.strides, permuted(known.sizes, order))):
+    order = sorted(range(known.rank), key=lambda d: _stride_key(b, known, d))
+    if not all(map(b.scope.same, known.strides, permute_strides(known.sizes, order))):
         raise UnsupportedError(f"as_strided of a tensor that has gaps in its memory: {known}")
     first = (known.offset if offset is None else offset) - known.offset
     last = first + sum((s - 1) * step for s, step in zip(size, stride, strict=True))
@@ -349,16 +350,16 @@ def _in_memory(
     if b.scope.decide(lt(last, count)) is False or not b.scope.decide(ge(first, 0)):
         raise UnsupportedError("as_strided may reach memory outside of the tensor it is called on")
     flat = b.reshape(b.transpose(x, order), [count])
-    return flat, _positions(b, size, stride, first), order
+    return flat, _strided_positions(b, size, stride, first), order
 
 
-def _rank_of_stride(b: Builder, x: Abstract, dim: int) -> Any:
+def _stride_key(b: Builder, x: Abstract, dim: int) -> Any:
     """Slow dims first; by example where strides are symbolic."""
     hint = b.scope.hint(x.strides[dim])
     return -(hint if hint is not None else 0), dim
 
 
-def _positions(b: Builder, size: Sequence[Any], stride: Sequence[Any], first: Any) -> Value:
+def _strided_positions(b: Builder, size: Sequence[Any], stride: Sequence[Any], first: Any) -> Value:
     """first + i * stride + ..., over all dims."""
     if all(type(n) is int for n in (*size, *stride, first)):
         index = torch.tensor(first)
@@ -367,14 +368,100 @@ def _positions(b: Builder, size: Sequence[Any], stride: Sequence[Any], first: An
         return b.constant(index)
     total = b.sizes.number(first)
     for d, (n, step) in enumerate(zip(size, stride, strict=True)):
-        along = b.Mul(counting(b, n), b.sizes.number(step))
+        along = b.Mul(emit_arange(b, n), b.sizes.number(step))
         total = b.Add(total, b.unsqueeze(along, *range(1, len(size) - d)))
     return b.shaped(total, tuple(size))
 
 
-def counting(b: Builder, count: Any) -> Value:
+def emit_arange(b: Builder, count: Any) -> Value:
     """0, 1, ... as int64."""
     if type(count) is int:
         return b.constant(torch.arange(count))
     zero, one = (b.scalar(n, torch.int64) for n in (0, 1))
     return b.shaped(b.Range(zero, b.sizes.number(count), one), (count,))
+
+
+# Padding: with a constant, by reflection, with the edge, around the other side.
+#
+# torch lists the padding of the last dim first, before and behind. What is negative crops.
+
+
+@lower(aten.constant_pad_nd.default)
+def constant_pad_nd(b: Builder, self: Value, pad: Sequence[Any], value: Any) -> Value:
+    """Pad crops too; where that is all there is to do it is a slice."""
+    before, behind = split_padding(pad, self.rank)
+    if all(type(p) is int and p <= 0 for p in pad):
+        return crop(b, self, before, behind)
+    fill = None if value == 0 else b.scalar(value, like=self)
+    return b.Pad(self, [*before, *behind], fill, list_dims(self.rank))
+
+
+def split_padding(pad: Sequence[Any], rank: int) -> tuple[list[Any], list[Any]]:
+    """What is added before and behind each dim, from the first dim on."""
+    rest = [0] * (rank - len(pad) // 2)
+    return [*rest, *pad[-2::-2]], [*rest, *pad[:0:-2]]
+
+
+def crop(b: Builder, x: Value, before: Sequence[Any], behind: Sequence[Any]) -> Value:
+    """Without what negative padding takes away."""
+    dims = [d for d in range(x.rank) if before[d] != 0 or behind[d] != 0]
+    if not dims:
+        return x
+    stops = [_slice_stop(b, behind[d], b.result.sizes[d] - before[d]) for d in dims]
+    return b.Slice(x, [-before[d] for d in dims], stops, dims)
+
+
+def _slice_stop(b: Builder, behind: Any, size: Any) -> Any:
+    if type(behind) is int:
+        return behind or SLICE_END
+    return size
+
+
+@lower(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def reflection_pad(b: Builder, self: Value, padding: Sequence[Any]) -> Value:
+    return _pad_by_mode(b, self, padding, "reflect")
+
+
+@lower(
+    aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default
+)
+def replication_pad(b: Builder, self: Value, padding: Sequence[Any]) -> Value:
+    return _pad_by_mode(b, self, padding, "edge")
+
+
+def _pad_by_mode(b: Builder, x: Value, padding: Sequence[Any], mode: str) -> Value:
+    """First what is added, which may come from what is cropped, then what is cropped."""
+    added = [max_(p, 0) for p in padding]
+    if any(a != 0 for a in added):
+        before, behind = split_padding(added, x.rank)
+        x = b.Pad(x, [*before, *behind], mode=mode)
+    return crop(b, x, *split_padding([min_(p, 0) for p in padding], x.rank))
+
+
+@lower(aten._pad_circular.default)
+def _pad_circular(b: Builder, self: Value, pad: Sequence[Any]) -> Value:
+    """What is cropped is gone first; then ends of each dim go to its other side."""
+    sizes = self.sizes
+    positive = all(b.scope.decide(ge(s, 1)) for s in sizes)  # Pad of nothing fails
+    if b.opset >= 19 and positive and all(b.scope.decide(ge(p, 0)) for p in pad):
+        before, behind = split_padding(pad, self.rank)
+        return b.Pad(self, [*before, *behind], mode="wrap")
+    x = self
+    for i in range(len(pad) // 2):
+        dim, (left, right) = x.rank - 1 - i, pad[2 * i : 2 * i + 2]
+        x = _pad_circular_dim(b, x, dim, sizes[dim], left, right)
+    return x
+
+
+def _pad_circular_dim(b: Builder, x: Value, dim: int, size: Any, left: Any, right: Any) -> Value:
+    rest = size + min_(left, 0) + min_(right, 0)
+    if not all(p == 0 or b.scope.decide(ge(rest, p)) for p in (left, right)):
+        raise UnsupportedError(f"circular padding of {left} and {right} where {rest} are left")
+    if left < 0 or right < 0:
+        x = slice_dim(b, x, dim, max(-left, 0), min(right, 0) or None)
+    parts = [x]
+    if left > 0:
+        parts.insert(0, slice_dim(b, x, dim, -left, None))
+    if right > 0:
+        parts.append(slice_dim(b, x, dim, 0, right))
+    return parts[0] if len(parts) == 1 else b.Concat(*parts, axis=dim)

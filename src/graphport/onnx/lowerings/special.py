@@ -1,4 +1,4 @@
-"""Special functions, and elementary ones that ONNX has no operator for.
+"""Lowers special and elementary functions that ONNX has no operator for.
 
 They are formulas that keep the precision of the dtype. Halves are computed in float32.
 """
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.arithmetic import log_to
-from graphport.onnx.builder import Builder, Operand
-from graphport.onnx.ir import Value
-from graphport.onnx.lowerings import fitted
-from graphport.onnx.lowerings.compare import negative
-from graphport.onnx.lowerings.elementwise import operands, wide
-from graphport.onnx.lowerings.fitted import fit
-from graphport.onnx.registry import lower, table
+from graphport.onnx.emit.arithmetic import emit_log_base
+from graphport.onnx.emit.builder import Builder, Operand
+from graphport.onnx.emit.ir import Value
+from graphport.onnx.lower.registry import lower, lower_table
+from graphport.onnx.lowerings.compare import is_negative
+from graphport.onnx.lowerings.elementwise import cast_operands, widen_operand
+from graphport.onnx.lowerings.numerics import chebyshev
+from graphport.onnx.lowerings.numerics.chebyshev import emit_fit
 
 aten = torch.ops.aten
 
@@ -47,19 +47,19 @@ def log1p_of(b: Builder, x: Value) -> Value:
     return b.Where(b.Equal(lost, 0.0), x, b.Mul(b.Log(u), quotient))
 
 
-def _formula(formula: Formula) -> Any:
+def _lower_formula(formula: Formula) -> Any:
     def lowering(b: Builder, self: Value) -> Value:
-        return formula(b, wide(b, self))
+        return formula(b, widen_operand(b, self))
 
     return lowering
 
 
-def _power_of(base: float) -> Formula:
+def _power_formula(base: float) -> Formula:
     return lambda b, x: b.Pow(b.scalar(base, like=x), x)
 
 
-def _log_to(base: float) -> Formula:
-    return lambda b, x: log_to(b, x, base)
+def _log_formula(base: float) -> Formula:
+    return lambda b, x: emit_log_base(b, x, base)
 
 
 def _sinc(b: Builder, x: Value) -> Value:
@@ -68,17 +68,17 @@ def _sinc(b: Builder, x: Value) -> Value:
     return b.Where(zero, one, b.Div(b.Sin(angle), b.Where(zero, one, angle)))
 
 
-table(
+lower_table(
     {
         aten.expm1.default: expm1_of, aten.log1p.default: log1p_of,
-        aten.exp2.default: _power_of(2.0), aten.log2.default: _log_to(2.0),
-        aten.log10.default: _log_to(10.0), aten.sinc.default: _sinc,
+        aten.exp2.default: _power_formula(2.0), aten.log2.default: _log_formula(2.0),
+        aten.log10.default: _log_formula(10.0), aten.sinc.default: _sinc,
     },
-    _formula,
+    _lower_formula,
 )  # fmt: skip
 
 
-def log_sum(b: Builder, x: Value, y: Value) -> Value:
+def log_add_exp(b: Builder, x: Value, y: Value) -> Value:
     """log(e^x + e^y): the larger, and what the smaller adds; equal infinities do not differ."""
     less = b.Where(b.Equal(x, y), b.scalar(0.0, like=x), b.Neg(b.Abs(b.Sub(x, y))))
     return b.Add(b.Max(x, y), log1p_of(b, b.Exp(less)))
@@ -86,19 +86,19 @@ def log_sum(b: Builder, x: Value, y: Value) -> Value:
 
 @lower(aten.logaddexp.default)
 def logaddexp(b: Builder, self: Value, other: Value) -> Value:
-    return log_sum(b, wide(b, self), wide(b, other))
+    return log_add_exp(b, widen_operand(b, self), widen_operand(b, other))
 
 
 @lower(aten.logaddexp2.default)
 def logaddexp2(b: Builder, self: Value, other: Value) -> Value:
-    x, y = (b.Mul(wide(b, v), math.log(2)) for v in (self, other))
-    return b.Div(log_sum(b, x, y), math.log(2))
+    x, y = (b.Mul(widen_operand(b, v), math.log(2)) for v in (self, other))
+    return b.Div(log_add_exp(b, x, y), math.log(2))
 
 
-def _x_log(log: Formula) -> Any:
+def _lower_xlog(log: Formula) -> Any:
     def lowering(b: Builder, self: Operand, other: Operand) -> Value:
         """0 for x = 0, unless y is not a number."""
-        x, y = wide(b, self), wide(b, other)
+        x, y = widen_operand(b, self), widen_operand(b, other)
         y = b.expand(y, b.result.sizes) if y.shape == () else y
         zero = b.And(b.Equal(x, 0.0), b.Not(b.IsNaN(y)))
         return b.Where(zero, b.scalar(0.0, like=x), b.Mul(x, log(b, y)))
@@ -106,20 +106,20 @@ def _x_log(log: Formula) -> Any:
     return lowering
 
 
-table(
+lower_table(
     {
         aten.xlogy.Tensor: lambda b, y: b.Log(y), aten.xlogy.Scalar_Self: lambda b, y: b.Log(y),
         aten.xlogy.Scalar_Other: lambda b, y: b.Log(y),
         aten.special_xlog1py.default: log1p_of, aten.special_xlog1py.self_scalar: log1p_of,
         aten.special_xlog1py.other_scalar: log1p_of,
     },
-    _x_log,
+    _lower_xlog,
 )  # fmt: skip
 
 
 @lower(aten.logit.default)
 def logit(b: Builder, self: Value, eps: float | None) -> Value:
-    x = wide(b, self)
+    x = widen_operand(b, self)
     if eps is not None:
         x = b.Clip(x, eps, 1.0 - eps)
     return b.Log(b.Div(x, b.Sub(b.scalar(1.0, like=x), x)))
@@ -128,7 +128,7 @@ def logit(b: Builder, self: Value, eps: float | None) -> Value:
 @lower(aten.special_entr.default)
 def special_entr(b: Builder, self: Value) -> Value:
     """-x log(x), with 0 at 0 and -inf below."""
-    x = wide(b, self)
+    x = widen_operand(b, self)
     zero, below = b.scalar(0.0, like=x), b.scalar(-math.inf, like=x)
     return b.Where(b.Equal(x, zero), zero,
                    b.Where(b.Less(x, zero), below, b.Neg(b.Mul(x, b.Log(x)))))  # fmt: skip
@@ -137,7 +137,7 @@ def special_entr(b: Builder, self: Value) -> Value:
 # Trigonometry
 
 
-def _kernel_or(op: str, formula: Formula | None) -> Any:
+def _lower_kernel_or_formula(op: str, formula: Formula | None) -> Any:
     """The operator where ONNX Runtime has a kernel for it, a formula for float64."""
 
     def lowering(b: Builder, self: Value) -> Value:
@@ -164,8 +164,8 @@ def _atan(b: Builder, x: Value) -> Value:
     turned = b.Where(steep, b.Neg(b.Reciprocal(size)), turned)
     base = b.Where(steep, quarter, b.Where(middle, eighth, nothing))
     t = b.Sub(b.Mul(b.Mul(turned, turned), 10.0), 1.0)
-    out = b.Add(base, b.Mul(turned, fit(b, t, _atan_near_0, 12)))
-    return b.Where(negative(b, x), b.Neg(out), out)
+    out = b.Add(base, b.Mul(turned, emit_fit(b, t, _atan_near_0, 12)))
+    return b.Where(is_negative(b, x), b.Neg(out), out)
 
 
 def _asin(b: Builder, x: Value) -> Value:
@@ -189,7 +189,7 @@ def _asinh(b: Builder, x: Value) -> Value:
     # Past 1e100 the square is too large, and 1 nothing beside it.
     small = log1p_of(b, b.Add(size, b.Mul(size, b.Div(size, root))))
     out = b.Where(b.Greater(size, 1e100), b.Add(b.Log(size), math.log(2)), small)
-    return b.Where(negative(b, x), b.Neg(out), out)
+    return b.Where(is_negative(b, x), b.Neg(out), out)
 
 
 def _acosh(b: Builder, x: Value) -> Value:
@@ -205,7 +205,7 @@ def _atanh(b: Builder, x: Value) -> Value:
     return b.Mul(log1p_of(b, b.Div(twice, b.Sub(b.scalar(1.0, like=x), x))), 0.5)
 
 
-table(
+lower_table(
     {
         aten.tan.default: ("Tan", lambda b, x: b.Div(b.Sin(x), b.Cos(x))),
         aten.asin.default: ("Asin", _asin), aten.acos.default: ("Acos", acos_of),
@@ -214,17 +214,17 @@ table(
         aten.asinh.default: ("Asinh", _asinh), aten.acosh.default: ("Acosh", _acosh),
         aten.atanh.default: ("Atanh", _atanh),
     },
-    lambda row: _kernel_or(*row),
+    lambda row: _lower_kernel_or_formula(*row),
 )  # fmt: skip
 
 
 @lower(aten.atan2.default, aten.arctan2.default)
 def atan2(b: Builder, self: Value, other: Value) -> Value:
     """The angle of y/x, half a turn further where x is negative; zeros have signs."""
-    y, x = wide(b, self), wide(b, other)
+    y, x = widen_operand(b, self), widen_operand(b, other)
     # Two zeros, or two infinities, stand for numbers of the same size.
     alike = b.Or(b.And(b.IsInf(x), b.IsInf(y)), b.And(b.Equal(x, 0.0), b.Equal(y, 0.0)))
-    left, down = negative(b, x), negative(b, y)
+    left, down = is_negative(b, x), is_negative(b, y)
     nothing, turn = b.scalar(0.0, like=x), b.scalar(math.pi, like=x)
     one = b.scalar(1.0, like=x)
     ratio = b.Div(b.Where(alike, b.Sign(y), y), b.Where(alike, b.Where(left, b.Neg(one), one), x))
@@ -235,7 +235,7 @@ def atan2(b: Builder, self: Value, other: Value) -> Value:
 @lower(aten.angle.default)
 def angle(b: Builder, self: Value) -> Value:
     """Half a turn for what is negative."""
-    x = wide(b, self)
+    x = widen_operand(b, self)
     nothing, turn = b.scalar(0.0, like=x), b.scalar(math.pi, like=x)
     out = b.Where(b.Less(x, nothing), turn, nothing)
     return b.Where(b.IsNaN(x), x, out) if self.dtype.is_floating_point else out
@@ -245,9 +245,9 @@ def angle(b: Builder, self: Value) -> Value:
 def hypot(b: Builder, self: Value, other: Value) -> Value:
     """In float64, where the squares of all that float32 holds have room."""
     if b.result.dtype is not torch.float64:
-        x, y = (b.cast(v, torch.float64) for v in operands(b, self, other))
+        x, y = (b.cast(v, torch.float64) for v in cast_operands(b, self, other))
         return b.Sqrt(b.Add(b.Mul(x, x), b.Mul(y, y)))
-    x, y = (b.Abs(v) for v in operands(b, self, other))
+    x, y = (b.Abs(v) for v in cast_operands(b, self, other))
     most = b.Max(x, y)
     plain = b.Or(b.Equal(most, 0.0), b.IsInf(most))
     ratio = b.Div(b.Min(x, y), b.Where(plain, b.scalar(1.0, like=x), most))
@@ -257,7 +257,7 @@ def hypot(b: Builder, self: Value, other: Value) -> Value:
 # Digits
 
 
-def _digits(b: Builder, x: Value, op: str) -> tuple[Value, Value, Value]:
+def _mantissa_and_exponent(b: Builder, x: Value, op: str) -> tuple[Value, Value, Value]:
     """m and e of |x| = m 2^e with m from 1/2 to 1, in float64, and where x is such a number."""
     if x.dtype is torch.float64:
         raise UnsupportedError(f"{op} of float64 has no ONNX lowering")
@@ -276,7 +276,7 @@ def _digits(b: Builder, x: Value, op: str) -> tuple[Value, Value, Value]:
 
 @lower(aten.frexp.Tensor)
 def frexp(b: Builder, self: Value) -> tuple[Value, Value]:
-    m, e, usual = _digits(b, self, "frexp")
+    m, e, usual = _mantissa_and_exponent(b, self, "frexp")
     signed = b.cast(b.Where(b.Less(self, 0.0), b.Neg(m), m), self.dtype)
     return b.Where(usual, signed, self), b.Where(usual, e, b.scalar(0.0, like=e))
 
@@ -285,7 +285,7 @@ def frexp(b: Builder, self: Value) -> tuple[Value, Value]:
 def nextafter(b: Builder, self: Value, other: Value) -> Value:
     """A step of the last digit, in float64; half a step from a power of two towards 0."""
     x, y = b.common(self, other)
-    m, e, usual = _digits(b, x, "nextafter")
+    m, e, usual = _mantissa_and_exponent(b, x, "nextafter")
     info = torch.finfo(x.dtype)
     digits = 1 - round(math.log2(info.eps))
     least = math.log2(info.smallest_normal) - digits + 1
@@ -306,7 +306,7 @@ def nextafter(b: Builder, self: Value, other: Value) -> Value:
 
 
 def erf_of(b: Builder, x: Value) -> Value:
-    return b.Erf(x) if x.dtype is not torch.float64 else fitted.erf(b, x)
+    return b.Erf(x) if x.dtype is not torch.float64 else chebyshev.erf(b, x)
 
 
 @lower(aten.erf.default, aten.special_erf.default)

@@ -1,4 +1,4 @@
-"""Programs in files, `.gpx`: a zip archive of JSON and safetensors. See docs/format.md."""
+"""Saves and loads programs, `.gpx`: a zip archive of JSON and safetensors."""
 
 from graphport.program.files.reading import load
 from graphport.program.files.writing import save

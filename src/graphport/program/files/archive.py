@@ -1,4 +1,4 @@
-"""The zip archive around a program: written as a stream, read with suspicion.
+"""Writes the zip archive of a program as a stream, and reads it with validation.
 
 Members are stored, not compressed, so that tensors can be used where they lie in the file and no
 small file turns into a large one. The data of each member starts at a multiple of 64 bytes.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from graphport.errors import SerializationError
-from graphport.program.files import limits
+from graphport.program.files import json_reader
 
 PROGRAM = "program.json"
 TENSORS = "tensors.safetensors"
@@ -59,10 +59,10 @@ class _Stream:
         self._file.flush()
 
 
-Pieces = Iterable[bytes | memoryview]
+Chunks = Iterable[bytes | memoryview]
 
 
-def write(file: Any, members: Iterable[tuple[str, Pieces]]) -> None:
+def write_archive(file: Any, members: Iterable[tuple[str, Chunks]]) -> None:
     """Write members, each given as pieces of its data."""
     stream: Any = _Stream(file)
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
@@ -70,15 +70,15 @@ def write(file: Any, members: Iterable[tuple[str, Pieces]]) -> None:
             info = zipfile.ZipInfo(name, _EPOCH)
             info.external_attr = 0o644 << 16
             info.create_system = 3
-            info.extra = _padding(stream.tell() + _LOCAL.size + len(name) + _ZIP64_EXTRA)
+            info.extra = _make_padding(stream.tell() + _LOCAL.size + len(name) + _ZIP64_EXTRA)
             with archive.open(info, "w", force_zip64=True) as member:
                 for piece in pieces:
                     member.write(piece)
 
 
-def _padding(start: int) -> bytes:
+def _make_padding(start: int) -> bytes:
     """An extra field after which the data is aligned."""
-    zeros = -(start + 4) % limits.ALIGNMENT
+    zeros = -(start + 4) % json_reader.ALIGNMENT
     return struct.pack("<HH", _PADDING_ID, zeros) + bytes(zeros)
 
 
@@ -131,7 +131,7 @@ class Archive:
             count, size, start, at = large[7], large[8], large[9], place
         if start + size != at:
             self._fail("the directory of the zip archive is not where it should be: corrupted")
-        if count > limits.MEMBERS:
+        if count > json_reader.MEMBERS:
             self._fail(f"the archive has {count} members; a program has {len(MEMBERS)}")
         return count, start, at
 

@@ -1,4 +1,4 @@
-"""Symbols, expressions of them, and what is known of them.
+"""Encodes and reads symbols, expressions and facts.
 
 A file has one table of expressions, the symbols first. Each refers to earlier ones by number, as
 the nodes of an arena do to each other, so that what is shared is written once. Reading goes through
@@ -15,17 +15,17 @@ from typing import Any
 import torch
 
 from graphport.errors import SerializationError
-from graphport.program.files import limits, names
-from graphport.program.files.items import Item, shown
-from graphport.program.files.values import number, real_number
+from graphport.program.files import json_reader
+from graphport.program.files.json_reader import Item, format_excerpt
+from graphport.program.files.values import encode_number, read_number
 from graphport.symbolic import Expr, Fact, Range, Scope, type_of
 from graphport.symbolic.bridge import from_torch, to_torch
 from graphport.symbolic.division import divide_exactly
 from graphport.symbolic.evaluation import build
 from graphport.symbolic.facts import Contradiction
 from graphport.symbolic.floats import FUNCTIONS
-from graphport.symbolic.integers import mul, pow_, scale, split, sum_
-from graphport.symbolic.nodes import operands, remember_factors
+from graphport.symbolic.integers import mul, pow_, scale, split_terms, sum_
+from graphport.symbolic.nodes import operands, record_factors
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _TYPES = {"int": int, "float": float, "bool": bool}
@@ -65,10 +65,10 @@ class ExpressionTable:
         rows = []
         for s in self._scope.symbols:
             limits_, origin = self._scope.declared(s), self._scope.origins.get(s)
-            row = {"name": s.name, "type": s.type.__name__, "lower": number(limits_.lower),
-                   "upper": number(limits_.upper)}  # fmt: skip
+            row = {"name": s.name, "type": s.type.__name__, "lower": encode_number(limits_.lower),
+                   "upper": encode_number(limits_.upper)}  # fmt: skip
             if not self._scope.is_fresh(s):
-                row["hint"] = number(self._scope.hint(s))
+                row["hint"] = encode_number(self._scope.hint(s))
             if origin is not None and type(origin) is not Expr:
                 row["origin"] = str(origin)
             rows.append(row)
@@ -97,8 +97,8 @@ class ExpressionTable:
         """Refuse what could not be loaded again."""
         parts = [self._extent.get(x, (0, 1)) for x in operands(e) if type(x) is Expr]
         depth, nodes = 1 + max(d for d, _ in parts), 1 + sum(n for _, n in parts)
-        too_wide = e.kind in _VARIADIC and len(e.args) > limits.OPERANDS
-        if depth > limits.EXPRESSION_DEPTH or nodes > limits.EXPRESSION_NODES or too_wide:
+        too_wide = e.kind in _VARIADIC and len(e.args) > json_reader.OPERANDS
+        if depth > json_reader.EXPRESSION_DEPTH or nodes > json_reader.EXPRESSION_NODES or too_wide:
             raise SerializationError("a size takes too many operations to be saved")
         self._extent[e] = depth, nodes
 
@@ -114,14 +114,17 @@ class ExpressionTable:
 
     def operand(self, x: Any) -> Any:
         """A number that may be an expression."""
-        return {"symbolic": self(x)} if type(x) is Expr else number(x)
+        return {"symbolic": self(x)} if type(x) is Expr else encode_number(x)
 
     def symbolic(self, x: Any) -> Any:
         """One of torch's symbolic numbers; None for anything else."""
         return {"symbolic": self(from_torch(x))} if isinstance(x, SYMBOLIC) else None
 
     def ranges(self, ranges: Mapping[Expr, Range]) -> list[list[Any]]:
-        return [[self.operand(e), number(r.lower), number(r.upper)] for e, r in ranges.items()]
+        return [
+            [self.operand(e), encode_number(r.lower), encode_number(r.upper)]
+            for e, r in ranges.items()
+        ]
 
 
 # Reading
@@ -134,14 +137,14 @@ def _is_product(e: Expr) -> bool:
     """
     product: Any = 1
     for factor in e.factors or ():
-        if _terms_of_product(product, factor) > limits.FACTOR_TERMS:
+        if _terms_of_product(product, factor) > json_reader.FACTOR_TERMS:
             return False
         product = mul(product, factor)
     return bool(e.factors) and _is_multiple(e, product)
 
 
 def _terms_of_product(product: Any, factor: Expr) -> int:
-    return len(split(product)[0] or "1") * len(split(factor)[0])
+    return len(split_terms(product)[0] or "1") * len(split_terms(factor)[0])
 
 
 def _is_multiple(made: Any, product: Any) -> bool:
@@ -158,8 +161,8 @@ class Expressions:
         self._depth: list[int] = []
         self._nodes: list[int] = []
         self._degree: list[int] = []
-        self._spare_nodes = limits.ALL_EXPRESSION_NODES
-        self._spare_comparisons = limits.COMPARISONS
+        self._spare_nodes = json_reader.ALL_EXPRESSION_NODES
+        self._spare_comparisons = json_reader.COMPARISONS
         for item in symbols.list():
             self._add(self._symbol(item), 0, 1, 1)
         for item in rows.list():
@@ -176,21 +179,21 @@ class Expressions:
 
     def _symbol(self, item: Item) -> Expr:
         fields = item.fields("name", "type", "lower", "upper", optional=("hint", "origin"))
-        name = names.identifier(fields["name"], "a symbol")
+        name = json_reader.read_identifier(fields["name"], "a symbol")
         if name in self.scope.arena.symbols:
             fields["name"].fail(f"there are two symbols named {name!r}")
         type_ = fields["type"].choice(_TYPES, "type")
-        lower, upper = (_bound(fields[end]) for end in ("lower", "upper"))
+        lower, upper = (_read_bound(fields[end]) for end in ("lower", "upper"))
         if lower > upper:
             item.fail(f"{name} has no value from {lower} to {upper}")
         return self.scope.symbol(
             name, lower=lower, upper=upper, type=type_,
-            hint=_hint(fields["hint"], type_) if "hint" in fields else None,
+            hint=_read_hint(fields["hint"], type_) if "hint" in fields else None,
             origin=fields["origin"].words() if "origin" in fields else None,
         )  # fmt: skip
 
     def _learn(self, facts: Item) -> None:
-        for item in facts.list(most=limits.FACTS):
+        for item in facts.list(most=json_reader.FACTS):
             fields = item.fields("condition", "kind", "internal", "message", "where")
             fact: Any = Fact(
                 self._of_type(fields["condition"], bool),
@@ -200,9 +203,9 @@ class Expressions:
                 fields["message"].words(),
             )
             try:
-                self.scope.recall(fact)
+                self.scope.restore_fact(fact)
             except (Contradiction, ArithmeticError, ValueError):
-                item.fail(f"{shown(str(fact.cond))} contradicts the facts before it")
+                item.fail(f"{format_excerpt(str(fact.cond))} contradicts the facts before it")
 
     # Rows
 
@@ -210,7 +213,7 @@ class Expressions:
         row = item.list()
         if not row:
             item.fail("an expression starts with its operation")
-        self._spare_comparisons += limits.MORE_COMPARISONS
+        self._spare_comparisons += json_reader.MORE_COMPARISONS
         kind, *rest = row
         name = kind.text()
         self._parts: list[int] = []
@@ -228,14 +231,14 @@ class Expressions:
             item.fail("not an expression: its value is always the same")
         depth = 1 + max((self._depth[i] for i in self._parts), default=0)
         nodes = 1 + sum(self._nodes[i] for i in self._parts)
-        self._spare_nodes += limits.MORE_EXPRESSION_NODES - nodes
+        self._spare_nodes += json_reader.MORE_EXPRESSION_NODES - nodes
         if (
-            depth > limits.EXPRESSION_DEPTH
-            or nodes > limits.EXPRESSION_NODES
+            depth > json_reader.EXPRESSION_DEPTH
+            or nodes > json_reader.EXPRESSION_NODES
             or self._spare_nodes < 0
         ):
             item.fail("an expression of too many operations")
-        if self._power > limits.DEGREE:
+        if self._power > json_reader.DEGREE:
             item.fail("an expression with too high a power")
         self._add(made, depth, nodes, self._power)
 
@@ -254,7 +257,7 @@ class Expressions:
             term, factor = pair.list(2)
             mono = self._part(term)
             if mono.type is not int or mono.kind == "add" or mono in terms:
-                term.fail(f"{shown(str(mono))} cannot be a term here")
+                term.fail(f"{format_excerpt(str(mono))} cannot be a term here")
             terms[mono] = factor.integer()
         made = sum_([rest[1].integer(), *(scale(mono, coef) for mono, coef in terms.items())])
         if len(rest) == 3:
@@ -269,25 +272,25 @@ class Expressions:
         product: Any = 1
         for factor in factors:
             terms = _terms_of_product(product, factor)
-            if terms > limits.FACTOR_TERMS:
+            if terms > json_reader.FACTOR_TERMS:
                 item.fail("a product of too many terms")
             self._compare(item, terms)
             product = mul(product, factor)
         if not _is_multiple(made, product):
             item.fail("the sum is not a multiple of these factors")
-        remember_factors(made, tuple(factors))
+        record_factors(made, tuple(factors))
 
     def _product(self, item: Item, rest: list[Item]) -> Any:
         if len(rest) != 1:
             item.fail("a product has a list of factors")
         made: Any = 1
         degree = 0
-        for pair in rest[0].list(most=limits.DEGREE):
+        for pair in rest[0].list(most=json_reader.DEGREE):
             part, power = pair.list(2)
-            times = power.integer(1, limits.DEGREE)
+            times = power.integer(1, json_reader.DEGREE)
             atom = self._part(part)
             if atom.type is not int or atom.kind in ("add", "mul"):
-                part.fail(f"{shown(str(atom))} cannot be a factor here")
+                part.fail(f"{format_excerpt(str(atom))} cannot be a factor here")
             degree += times * self._degree[self._parts[-1]]
             made = mul(made, pow_(atom, times))
         self._power = degree
@@ -296,12 +299,14 @@ class Expressions:
     def _operation(self, item: Item, kind: Item, rest: list[Item]) -> Any:
         name = kind.value
         if name not in _OPERANDS:
-            kind.fail(f"unknown operation {shown(name)}")
+            kind.fail(f"unknown operation {format_excerpt(name)}")
         types = _OPERANDS[name]
         if name in _VARIADIC:
             types = types[:1] * max(2, len(rest))
-            if len(rest) > limits.OPERANDS:
-                item.fail(f"{name} of {len(rest)} operands: at most {limits.OPERANDS} are allowed")
+            if len(rest) > json_reader.OPERANDS:
+                item.fail(
+                    f"{name} of {len(rest)} operands: at most {json_reader.OPERANDS} are allowed"
+                )
             self._compare(item, len(rest) ** 2)
         if len(rest) != len(types):
             item.fail(f"{name} takes {len(types)} operands, found {len(rest)}")
@@ -326,9 +331,9 @@ class Expressions:
     def _check_growth(self, item: Item, exponent: Any) -> None:
         """Powers of powers with symbols in the exponent take time without end."""
         if type(exponent) is Expr:
-            self._power *= limits.UNBOUNDED_DEGREE
-        elif not -limits.DEGREE <= exponent <= limits.DEGREE:
-            item.fail(f"the exponent {shown(exponent)} is too large")
+            self._power *= json_reader.UNBOUNDED_DEGREE
+        elif not -json_reader.DEGREE <= exponent <= json_reader.DEGREE:
+            item.fail(f"the exponent {format_excerpt(exponent)} is too large")
         else:
             self._power *= max(1, math.ceil(abs(exponent)))
 
@@ -337,7 +342,7 @@ class Expressions:
             return item.value
         if type(item.value) is dict and "symbolic" in item.value:
             return self._part(item.fields("symbolic")["symbolic"])
-        return real_number(item)
+        return read_number(item)
 
     # What others ask for
 
@@ -347,7 +352,7 @@ class Expressions:
     def _of_type(self, item: Item, type_: type) -> Expr:
         found = self.expression(item)
         if found.type is not type_:
-            item.fail(f"{shown(str(found))} is not of type {type_.__name__}")
+            item.fail(f"{format_excerpt(str(found))} is not of type {type_.__name__}")
         return found
 
     def condition(self, item: Item) -> Expr:
@@ -357,13 +362,13 @@ class Expressions:
         """An operand: a number, or an expression of any type."""
         if type(item.value) is dict and "symbolic" in item.value:
             return self.expression(item.fields("symbolic")["symbolic"])
-        return real_number(item)
+        return read_number(item)
 
-    def integer(self, item: Item, low: int = -limits.SIZE) -> Any:
+    def integer(self, item: Item, low: int = -json_reader.SIZE) -> Any:
         """An integer, as it is or as an expression."""
         if type(item.value) is dict:
             return self._of_type(item.fields("symbolic")["symbolic"], int)
-        return item.integer(low, limits.SIZE - 1)
+        return item.integer(low, json_reader.SIZE - 1)
 
     def symbolic(self, item: Item) -> Any:
         """An expression as torch's symbolic number."""
@@ -377,21 +382,21 @@ class Expressions:
             if type(e) is not Expr:
                 key.fail("the range of a number that is no expression")
             if e in found:
-                key.fail(f"the range of {shown(str(e))} is given twice")
-            found[e] = Range(_bound(lower), _bound(upper))
+                key.fail(f"the range of {format_excerpt(str(e))} is given twice")
+            found[e] = Range(_read_bound(lower), _read_bound(upper))
         return found
 
 
-def _bound(item: Item) -> float:
-    return real_number(item, nan=False)
+def _read_bound(item: Item) -> float:
+    return read_number(item, nan=False)
 
 
 _HINTS: dict[type, Callable[[Item], Any]] = {
-    int: lambda item: item.integer(-limits.SIZE, limits.SIZE),
-    float: real_number,
+    int: lambda item: item.integer(-json_reader.SIZE, json_reader.SIZE),
+    float: read_number,
     bool: lambda item: item.truth(),
 }
 
 
-def _hint(item: Item, type_: type) -> Any:
+def _read_hint(item: Item, type_: type) -> Any:
     return type_(_HINTS[type_](item))

@@ -1,4 +1,4 @@
-"""Graphs as lists of nodes, graphs within them included."""
+"""Encodes and reads graphs as lists of nodes, subgraphs included."""
 
 from __future__ import annotations
 
@@ -14,14 +14,25 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphport.errors import SerializationError
 from graphport.ops import Abstract
-from graphport.ops.tensor import AbstractTensor, abstract_tensor
-from graphport.program.files import limits, names
-from graphport.program.files.calls import check_call, check_result
+from graphport.program.files import json_reader
 from graphport.program.files.expressions import Expressions, ExpressionTable
-from graphport.program.files.items import Item, shown
-from graphport.program.files.targets import Targets, require_name
-from graphport.program.files.values import DTYPES, Decoder, Values, device, dtype, encode
-from graphport.program.module import graph_module
+from graphport.program.files.json_reader import Item, format_excerpt
+from graphport.program.files.operators import (
+    Targets,
+    check_call_types,
+    check_result_type,
+    require_target_name,
+)
+from graphport.program.files.values import (
+    DTYPES,
+    Decoder,
+    Values,
+    encode_value,
+    read_device,
+    read_dtype,
+)
+from graphport.program.module import make_graph_module
+from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor
 
 _DTYPE_NAMES = {v: k for k, v in DTYPES.items()}
 _OPS = ("placeholder", "get_attr", "call_function", "output")
@@ -38,7 +49,7 @@ class GraphWriter:
         self._expressions = expressions
         self._texts: dict[str, int] = {}
         self._stacks: dict[tuple[Any, ...], int] = {}
-        self._entry = functools.cache(_entry)
+        self._entry = functools.cache(_encode_entry)
         self._checked: set[tuple[str, str, str]] = set()
 
     @property
@@ -59,7 +70,7 @@ class GraphWriter:
         if inner:
             row["graphs"] = [[name, graph] for name, graph in inner.items()]
         if module.meta:
-            row["meta"] = encode(dict(module.meta), where)
+            row["meta"] = encode_value(dict(module.meta), where)
         return row
 
     def _child(self, module: GraphModule, node: Node, where: str) -> dict[str, Any]:
@@ -74,39 +85,41 @@ class GraphWriter:
 
     def _node(self, node: Node, where: str) -> dict[str, Any]:
         where = f"{where}, node {node.name}"
-        if len(node.name) > limits.PATH:
+        if len(node.name) > json_reader.PATH:
             raise SerializationError("the name of a node is too long to be saved", where=where)
         row: dict[str, Any] = {"op": node.op, "name": node.name}
         if node.op == "call_function":
-            row["target"] = require_name(node.target, where)
+            row["target"] = require_target_name(node.target, where)
         elif node.op == "get_attr" or (node.op == "placeholder" and node.target != node.name):
             row["target"] = str(node.target)
         elif node.op not in _OPS:
             raise SerializationError(f"a node of the kind {node.op} cannot be saved", where=where)
         if node.args:
-            row["args"] = [encode(a, where, _reference) for a in node.args]
+            row["args"] = [encode_value(a, where, _encode_reference) for a in node.args]
         if node.kwargs:
-            row["kwargs"] = [[k, encode(v, where, _reference)] for k, v in node.kwargs.items()]
+            row["kwargs"] = [
+                [k, encode_value(v, where, _encode_reference)] for k, v in node.kwargs.items()
+            ]
         self._metadata(node, row, where)
         return row
 
     def _metadata(self, node: Node, row: dict[str, Any], where: str) -> None:
         meta = dict(node.meta)
         if "val" in meta:
-            row["val"] = encode(meta.pop("val"), where, self.val)
+            row["val"] = encode_value(meta.pop("val"), where, self.val)
         if meta.get("stack_trace") is not None:
             row["stack_trace"] = self._texts.setdefault(meta.pop("stack_trace"), len(self._texts))
         if "nn_module_stack" in meta:
             row["module_stack"] = self._stack(meta.pop("nn_module_stack"), where)
         if meta:
-            row["meta"] = {k: encode(v, f"{where}, meta[{k!r}]") for k, v in meta.items()}
+            row["meta"] = {k: encode_value(v, f"{where}, meta[{k!r}]") for k, v in meta.items()}
 
     def _stack(self, stack: dict[str, tuple[str, Any]], where: str) -> int:
         """The number of a stack. Modules that are in many are looked at once."""
         key = tuple(map(self._entry, stack.items()))
         for call, path, _ in [entry for entry in key if entry not in self._checked]:
-            if not names.is_call(call) or not names.is_call_of(call, path):
-                raise _not_saved(call, where)
+            if not json_reader.is_call_key(call) or not json_reader.is_call_of(call, path):
+                raise _unsavable_error(call, where)
         self._checked.update(key)
         return self._stacks.setdefault(key, len(self._stacks))
 
@@ -134,27 +147,27 @@ class GraphWriter:
         return row
 
 
-def _entry(called: tuple[str, tuple[str, Any]]) -> tuple[str, str, str]:
+def _encode_entry(called: tuple[str, tuple[str, Any]]) -> tuple[str, str, str]:
     key, (path, kind) = called
     return key, str(path), _class_name(kind)
 
 
 def _class_name(kind: Any) -> str:
     name = f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
-    return name[: limits.PATH]
+    return name[: json_reader.PATH]
 
 
-def _not_saved(call: str, where: str) -> SerializationError:
+def _unsavable_error(call: str, where: str) -> SerializationError:
     depth = call.count(".") + 1
-    if depth > limits.PATH_PARTS:
+    if depth > json_reader.PATH_PARTS:
         return SerializationError(
-            f"modules are nested {depth} deep, and a file has room for {limits.PATH_PARTS}",
+            f"modules are nested {depth} deep, and a file has room for {json_reader.PATH_PARTS}",
             where=where,
         )
     return SerializationError(f"the module {call!r} cannot be saved", where=where)
 
 
-def _reference(x: Any) -> Any:
+def _encode_reference(x: Any) -> Any:
     return {"node": x.name} if isinstance(x, Node) else None
 
 
@@ -171,28 +184,28 @@ class GraphReader:
         self._values = values
         self._targets = targets
         self._texts = [item.words() for item in texts.list()]
-        self._stacks = _stacks(stacks)
-        self._entries = limits.MORE_STACK_ENTRIES
+        self._stacks = _read_stacks(stacks)
+        self._entries = json_reader.MORE_STACK_ENTRIES
         """How many more modules nodes may be within."""
         self._described: dict[str, Decoder] = {
             "symbolic": expressions.symbolic, "tensor": self._tensor,
         }  # fmt: skip
 
     def module(self, item: Item, depth: int = 0) -> GraphModule:
-        if depth > limits.GRAPH_DEPTH:
+        if depth > json_reader.GRAPH_DEPTH:
             item.fail("graphs are nested too deeply")
         fields = item.fields("nodes", optional=("graphs", "meta"))
         root = nn.Module()
         children: set[str] = set()
         for pair in fields["graphs"].list() if "graphs" in fields else ():
             key, inner = pair.list(2)
-            name = names.child(key)
+            name = json_reader.read_subgraph_name(key)
             if name in children:
                 key.fail(f"there are two graphs named {name!r}")
             children.add(name)
             root.add_module(name, self.module(inner, depth + 1))
         graph = self._graph(fields["nodes"], children)
-        made = graph_module(root, graph)
+        made = make_graph_module(root, graph)
         if "meta" in fields:
             made.meta.update(self._values.decode(fields["meta"]))
         return made
@@ -209,7 +222,7 @@ class GraphReader:
         self._check_order(item, rows, graph)
         unused = children - {n.target for n in known.values() if n.op == "get_attr"}
         if unused:
-            item.fail(f"no node refers to the graph {shown(min(unused))}")
+            item.fail(f"no node refers to the graph {format_excerpt(min(unused))}")
         return graph
 
     def _check_order(self, item: Item, rows: list[Item], graph: Graph) -> None:
@@ -226,11 +239,11 @@ class GraphReader:
         fields = item.fields("op", "name", optional=_OPTIONAL)
         op = fields["op"].text()
         if op not in _OPS:
-            fields["op"].fail(f"unknown kind of node {shown(op)}")
-        name = names.node(fields["name"])
+            fields["op"].fail(f"unknown kind of node {format_excerpt(op)}")
+        name = json_reader.read_node_name(fields["name"])
         if name in known:
             fields["name"].fail(f"there are two nodes named {name!r}")
-        more: dict[str, Decoder] = {"node": lambda x: _refer(x, known)}
+        more: dict[str, Decoder] = {"node": lambda x: _read_reference(x, known)}
         args, kwargs = self._arguments(fields, more)
         target = self._target(item, fields, op, name, children)
         if (op in ("placeholder", "get_attr") and args) or (op != "call_function" and kwargs):
@@ -238,14 +251,14 @@ class GraphReader:
         if op == "output" and len(args) != 1:
             item.fail("an output has one argument")
         if op == "call_function":
-            check_call(item, target, args, kwargs)
+            check_call_types(item, target, args, kwargs)
         node = graph.create_node(op, target, args, kwargs, name)
         if node.name != name:  # that of a builtin, which torch.fx would avoid
             node.name = name
             graph._graph_namespace._used_names.add(name)
         node.meta = self._metadata(fields)
         if op == "call_function" and "val" in fields:
-            check_result(fields["val"], target, node.meta["val"])
+            check_result_type(fields["val"], target, node.meta["val"])
         return node
 
     def _arguments(
@@ -256,7 +269,7 @@ class GraphReader:
         kwargs: dict[str, Any] = {}
         for pair in fields["kwargs"].list() if "kwargs" in fields else ():
             key, x = pair.list(2)
-            name = names.identifier(key, "an argument")
+            name = json_reader.read_identifier(key, "an argument")
             if name in kwargs:
                 key.fail(f"the argument {name!r} is given twice")
             kwargs[name] = decode(x, more)
@@ -268,13 +281,15 @@ class GraphReader:
         if op == "output":
             return "output"
         if op == "placeholder":
-            return names.node(fields["target"]) if "target" in fields else name
+            return json_reader.read_node_name(fields["target"]) if "target" in fields else name
         if "target" not in fields:
             item.fail("the field 'target' is missing")
         if op == "call_function":
             return self._targets(fields["target"])
         if fields["target"].text() not in children:
-            fields["target"].fail(f"there is no graph {shown(fields['target'].value)} here")
+            fields["target"].fail(
+                f"there is no graph {format_excerpt(fields['target'].value)} here"
+            )
         return fields["target"].text()
 
     def _metadata(self, fields: dict[str, Item]) -> dict[str, Any]:
@@ -284,7 +299,7 @@ class GraphReader:
         if "module_stack" in fields:
             number = fields["module_stack"].index(len(self._stacks), "module stack")
             meta["nn_module_stack"] = stack = self._stacks[number]
-            self._entries += limits.STACK_ENTRIES - len(stack)
+            self._entries += json_reader.STACK_ENTRIES - len(stack)
             if self._entries < 0:
                 fields["module_stack"].fail("the modules are nested too deeply")
         if "stack_trace" in fields:
@@ -298,26 +313,26 @@ class GraphReader:
             "dtype", "device", "sizes", optional=("strides", "offset", "requires_grad")
         )
         number = self._expressions.integer
-        sizes = tuple(number(x, 0) for x in fields["sizes"].list(most=limits.RANK))
+        sizes = tuple(number(x, 0) for x in fields["sizes"].list(most=json_reader.RANK))
         strides = None
         if "strides" in fields:
             strides = tuple(number(x) for x in fields["strides"].list(len(sizes)))
-        kind = dtype(fields["dtype"])
+        kind = read_dtype(fields["dtype"])
         grad = "requires_grad" in fields and fields["requires_grad"].truth()
         if grad and not (kind.is_floating_point or kind.is_complex):
             item.fail(f"a tensor of dtype {fields['dtype'].value} cannot require gradients")
         offset = number(fields["offset"], 0) if "offset" in fields else 0
-        about = Abstract(sizes, kind, device(fields["device"]), strides, offset)
+        about = Abstract(sizes, kind, read_device(fields["device"]), strides, offset)
         try:
-            return abstract_tensor(about, grad)
+            return make_abstract_tensor(about, grad)
         except (RuntimeError, OverflowError, TypeError, torch.AcceleratorError) as error:
             item.fail(f"no tensor can be described so: {str(error).splitlines()[0]}")
 
 
-def _refer(item: Item, known: dict[str, Node]) -> Node:
+def _read_reference(item: Item, known: dict[str, Node]) -> Node:
     name = item.text()
     if name not in known:
-        item.fail(f"there is no node {shown(name)} before this one")
+        item.fail(f"there is no node {format_excerpt(name)} before this one")
     return known[name]
 
 
@@ -325,32 +340,34 @@ Stack = dict[str, tuple[str, str]]
 """The modules that a node is within, the outermost first: by call, the path and the class."""
 
 
-def _stacks(table: Item) -> list[Stack]:
+def _read_stacks(table: Item) -> list[Stack]:
     """A stack begins like the one before it: what both have has been looked at."""
-    tree = names.Tree()
+    tree = json_reader.ModulePaths()
     rows: list[Any] = []
     found: list[Stack] = []
     for item in table.list():
-        same = _common(rows, item.value) if found and type(item.value) is list else 0
+        same = _count_common(rows, item.value) if found and type(item.value) is list else 0
         known = itertools.islice(found[-1].items(), same) if found else ()
-        found.append(_stack(item, same, dict(known), tree))
+        found.append(_read_stack(item, same, dict(known), tree))
         rows = item.value
     return found
 
 
-def _common(one: list[Any], other: list[Any]) -> int:
+def _count_common(one: list[Any], other: list[Any]) -> int:
     """How many items two lists have in common, from the first on."""
     differ = map(operator.ne, one, other)
     return next(itertools.compress(itertools.count(), differ), min(len(one), len(other)))
 
 
-def _stack(item: Item, start: int, found: Stack, tree: names.Tree) -> Stack:
+def _read_stack(item: Item, start: int, found: Stack, tree: json_reader.ModulePaths) -> Stack:
     """`found`, and the modules from the one of this number on."""
     for row in item.list(start=start):
         key, path, kind = row.list(3)
-        place = names.call(path)
-        if not names.is_call_of(names.call(key), place) or key.value in found:
-            key.fail(f"{shown(key.value)} is not a call of the module {shown(place)}")
+        place = json_reader.read_call_key(path)
+        if not json_reader.is_call_of(json_reader.read_call_key(key), place) or key.value in found:
+            key.fail(
+                f"{format_excerpt(key.value)} is not a call of the module {format_excerpt(place)}"
+            )
         tree.add(path, place)
-        found[key.value] = (place, kind.words()[: limits.PATH])
+        found[key.value] = (place, kind.words()[: json_reader.PATH])
     return found

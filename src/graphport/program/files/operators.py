@@ -1,4 +1,4 @@
-"""Which operators a file may call.
+"""The operators and functions that a loaded graph may call, by name, and checks of its calls.
 
 A file is data from elsewhere: its operators are called with arguments of its choice. Those of the
 tables compute a result from their arguments and check them: a size, dim or index out of bounds is
@@ -18,20 +18,29 @@ Whoever trusts a file allows more of them, by namespace or name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import builtins
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from torch._ops import OpOverload
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Node
 
-from graphport.errors import InputError
+from graphport.errors import InputError, SerializationError
+from graphport.program.bounds import CHECKS
+from graphport.program.files.json_reader import Item, format_excerpt
 
 
-def _names(text: str) -> frozenset[str]:
+def _split_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 # Overloads that write to an argument go by the name of those that do not, `add_` by `add`; whether
 # a program may write is for its verifier to say. Overloads with `out=` resize it: none is allowed.
-_ATEN = _names(
+_ATEN = _split_names(
     """
     __and__ __iand__ __ilshift__ __ior__ __irshift__ __ixor__ __lshift__ __or__ __rshift__ __xor__
     _adaptive_avg_pool2d _adaptive_avg_pool3d _add_relu _addmm_activation _aminmax _assert_async
@@ -150,7 +159,7 @@ _ATEN = _names(
     vstack where xlogy zero zeros zeros_like
     """
 )
-_PRIMS = _names(
+_PRIMS = _split_names(
     """
     abs acos acosh add amax amin as_strided as_strided_scatter asin asinh atan atan2 atanh
     bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0 bessel_j1 bitwise_and bitwise_not
@@ -168,7 +177,7 @@ _TABLES = {"aten": _ATEN, "prims": _PRIMS}
 ANYTHING = "*"
 
 
-class Permits:
+class AllowedOperators:
     """Which operators may be called: those of the tables, and what the caller allows."""
 
     def __init__(self, allow: Iterable[str] = ()) -> None:
@@ -205,3 +214,288 @@ class Permits:
             f"the operator {op.name()} {why}",
             f'if the file can be trusted: gp.load(..., allow=("{name}",)), or --allow {name}',
         )
+
+
+# Finds the target of a node by name: a registered operator, or a function from a fixed table.
+#
+# A name is looked up, never followed: no attribute of anything is taken because a file says so, and
+# no library is imported for it.
+
+_ON_NUMBERS: dict[Any, tuple[str, ...]] = {
+    operator: (
+        "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs", "lshift",
+        "rshift", "and_", "or_", "xor", "invert", "not_", "eq", "ne", "lt", "le", "gt", "ge",
+        "getitem", "index",
+    ),
+    math: (
+        "floor", "ceil", "trunc", "sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan",
+        "asin", "acos", "atan", "sinh", "cosh", "tanh", "pow",
+    ),
+    builtins: ("round", "abs", "min", "max", "int", "float", "bool", "pow"),
+    torch: (
+        "sym_float", "sym_int", "sym_max", "sym_min", "sym_not", "sym_ite", "sym_sum", "sym_and",
+        "sym_or", "sym_sqrt", "_sym_sqrt", "_sym_cos", "_sym_cosh", "_sym_sin", "_sym_sinh",
+        "_sym_tan", "_sym_tanh", "_sym_asin", "_sym_acos", "_sym_atan", "_sym_log2", "_sym_log10",
+        "_sym_exp", "_sym_log", "_check",
+    ),
+}  # fmt: skip
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module, names in _ON_NUMBERS.items()
+    for name in names
+    if hasattr(module, name)
+}
+# The first name of a function that has two: torch.sym_sqrt is torch._sym_sqrt.
+_FUNCTION_NAMES: dict[Any, str] = {}
+for _name, _function in FUNCTIONS.items():
+    _FUNCTION_NAMES.setdefault(_function, _name)
+
+# Those that call graphs of the program or operators, and nothing else of Python's.
+HIGHER_ORDER = (
+    "cond", "while_loop", "map_impl", "scan", "associative_scan", "auto_functionalized",
+    "auto_functionalized_v2", "autograd_function_apply", "wrap_with_set_grad_enabled",
+    "wrap_with_autocast",
+    "tag_activation_checkpoint", "wrap_activation_checkpoint", "invoke_subgraph", "strict_mode",
+    "out_dtype", "hints_wrapper",
+)  # fmt: skip
+
+
+def encode_target(target: Any) -> str | None:
+    """The name of what a node calls; None if a file cannot say it."""
+    if isinstance(target, OpOverload):
+        return target.name()
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order.{target.name()}" if target.name() in HIGHER_ORDER else None
+    try:
+        return _FUNCTION_NAMES.get(target)
+    except TypeError:  # not hashable
+        return None
+
+
+class Targets:
+    """Looks up names, each once."""
+
+    def __init__(self, producer: str, permits: AllowedOperators) -> None:
+        self._producer = producer
+        self._permits = permits
+        self._known: dict[str, Any] = dict(FUNCTIONS)
+
+    def __call__(self, item: Item) -> Any:
+        name = item.text()
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = self._find(item, name)
+        return known
+
+    def operator(self, item: Item) -> OpOverload:
+        found = self(item)
+        if not isinstance(found, OpOverload):
+            item.fail(f"{format_excerpt(item.value)} is not an operator")
+        return found
+
+    def _find(self, item: Item, name: str) -> Any:
+        family, dot, rest = name.partition(".")
+        if family == "higher_order" and dot:
+            if rest not in HIGHER_ORDER:
+                item.fail(f"unknown higher-order operator {format_excerpt(rest)}")
+            found = torch._ops._higher_order_ops.get(rest)
+            if found is None:
+                item.fail(f"this torch, {torch.__version__}, has no higher-order operator {rest}")
+            return found
+        if "::" not in name:
+            item.fail(f"{format_excerpt(name)} is neither an operator nor a function on sizes")
+        packet, _, overload = name.partition(".")
+        try:
+            schemas = torch._C._jit_get_schemas_for_operator(packet)
+        except (RuntimeError, TypeError, ValueError):  # no name of an operator, or no UTF-8
+            schemas = []
+        if overload not in [schema.overload_name for schema in schemas]:
+            self._unknown(item, name)
+        namespace, _, packet = packet.partition("::")
+        found = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default", None)
+        if not isinstance(found, OpOverload) or found.name() != name:
+            item.fail(f"the operator {format_excerpt(name)} cannot be called from Python")
+        if not self._permits(found):
+            item.fail(*self._permits.refusal(found))
+        return found
+
+    def _unknown(self, item: Item, name: str) -> None:
+        namespace = name.partition("::")[0]
+        registered = torch._C._dispatch_get_all_op_names()
+        if any(other.startswith(f"{namespace}::") for other in registered):
+            fix = f"run with the version that the file was written with: {self._producer}"
+            if namespace not in ("aten", "prims", "prim"):
+                fix = f"import the version of the library that registers {name} before loading"
+        else:
+            fix = f"import the library that registers {format_excerpt(namespace)} before loading"
+        item.fail(f"the operator {format_excerpt(name)} is not registered in this process", fix)
+
+
+def require_target_name(target: Any, where: str) -> str:
+    name = encode_target(target)
+    if name is None:
+        raise SerializationError(
+            f"a call of {target} cannot be saved: it is neither an operator nor one of the "
+            "functions on sizes that files know",
+            where=where,
+        )
+    return name
+
+
+# Checks the calls of a loaded graph against the operators' schemas.
+#
+# What an operator does with their values shows when the program runs. Before that, arguments are
+# counted and looked at by those who write Python or ONNX for a call: they are what the operator's
+# schema says, and what is said of the result is of the type that the operator returns.
+
+_NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
+_TRUTHS = (bool, torch.SymBool)
+_UNARY = {operator.neg, operator.pos, operator.abs, operator.invert, operator.not_, operator.index}
+
+Predicate = Callable[[Any], bool]
+
+
+def _described_value(x: Any) -> Any:
+    """What an argument is: a node is what is said of it."""
+    return x.meta.get("val") if isinstance(x, Node) else x
+
+
+def _instances_of(*types: type) -> Predicate:
+    return lambda x: isinstance(_described_value(x), types)
+
+
+_KINDS: dict[str, Predicate] = {
+    "TensorType": _instances_of(torch.Tensor, *_NUMBERS, complex),
+    "IntType": _instances_of(*_NUMBERS),
+    "SymIntType": _instances_of(*_NUMBERS),
+    "FloatType": _instances_of(*_NUMBERS),
+    "BoolType": _instances_of(*_NUMBERS),
+    "SymBoolType": _instances_of(*_NUMBERS),
+    "NumberType": _instances_of(*_NUMBERS, complex),
+    "ComplexType": _instances_of(*_NUMBERS, complex),
+    "StringType": lambda x: isinstance(x, str),
+    "ScalarTypeType": lambda x: isinstance(x, torch.dtype),
+    "DeviceObjType": lambda x: isinstance(x, torch.device),
+    "LayoutType": lambda x: isinstance(x, torch.layout),
+    "MemoryFormatType": lambda x: isinstance(x, torch.memory_format),
+    "GeneratorType": lambda x: x is None,
+}
+
+
+def _make_predicate(kind: Any, count: int | None = None) -> Predicate:
+    """Whether a value can be passed where a schema says so."""
+    name = kind.kind()
+    if name == "OptionalType":
+        inner = _make_predicate(kind.getElementType(), count)
+        return lambda x: x is None or inner(x)
+    if name != "ListType":
+        return _KINDS.get(name, lambda x: True)
+    one = _make_predicate(kind.getElementType())
+    # A single number stands for a list of a fixed length.
+    return lambda x: all(map(one, x)) if isinstance(x, (list, tuple)) else bool(count) and one(x)
+
+
+@functools.cache
+def _list_tensor_parameters(op: OpOverload) -> tuple[str, ...]:
+    """Parameters that are tensors, by name."""
+    return tuple(a.name for a in op._schema.arguments if a.real_type.kind() == "TensorType")
+
+
+@functools.cache
+def _read_schema(
+    op: OpOverload,
+) -> tuple[int, dict[str, Predicate], tuple[str, ...], bool, Predicate]:
+    """How many positional ones, what each takes, those that are needed; whether it returns a view,
+    and whether a result fits.
+    """
+    arguments, returns = op._schema.arguments, op._schema.returns
+    positional = sum(not a.kwarg_only for a in arguments)
+    takes = {a.name: _make_predicate(a.real_type, a.N) for a in arguments}
+    tensors = _list_tensor_parameters(op)
+    # One of several is a tensor, others may be numbers: add.Tensor(x, 2), mul.Tensor(2, x).
+    if op in CHECKS or len(tensors) == 1:
+        takes.update(dict.fromkeys(tensors, _instances_of(torch.Tensor)))
+    needed = tuple(a.name for a in arguments if not a.has_default_value())
+    is_view = any(r.alias_info is not None for r in returns)
+    return (
+        positional,
+        takes,
+        needed,
+        is_view,
+        _make_result_predicate([r.real_type for r in returns]),
+    )
+
+
+def _make_result_predicate(kinds: list[Any]) -> Predicate:
+    if not kinds:
+        return lambda x: x is None
+    parts = [
+        _instances_of(torch.Tensor) if k.kind() == "TensorType" else _make_predicate(k)
+        for k in kinds
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return lambda x: isinstance(x, (tuple, list)) and len(x) == len(parts) and all(
+        part(y) for part, y in zip(parts, x, strict=True)
+    )  # fmt: skip
+
+
+def check_call_types(
+    item: Item, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    if isinstance(target, OpOverload):
+        _check_operator(item, target, args, kwargs)
+    elif getattr(target, "__module__", "") == "_operator":
+        if len(args) != (1 if target in _UNARY else 2) or kwargs:
+            item.fail(f"the arguments do not fit operator.{target.__name__}")
+        if target is operator.getitem:
+            _check_getitem(item, *args)
+            return
+    if not isinstance(target, torch._ops.OperatorBase):
+        numbers = [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else [arg])]
+        if kwargs or not all(
+            isinstance(_described_value(x), (*_NUMBERS, type(None))) for x in numbers
+        ):
+            item.fail(f"{target.__name__} takes numbers")
+
+
+def _check_operator(
+    item: Item, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    positional, takes, needed, is_view, _ = _read_schema(op)
+    given = {**dict(zip(takes, args, strict=False)), **kwargs}
+    wrong = (
+        len(args) > positional
+        or not kwargs.keys() <= takes.keys()
+        or not given.keys() >= set(needed)
+        or len(given) < len(args) + len(kwargs)
+    )
+    if wrong:
+        item.fail(f"the arguments do not fit {op._schema}")
+    for name, x in given.items():
+        if not takes[name](x):
+            item.fail(f"the argument {name} of {op} cannot be {format_excerpt(x)}: {op._schema}")
+    tensors = _list_tensor_parameters(op)
+    if tensors and not any(
+        isinstance(_described_value(given.get(n)), torch.Tensor) for n in tensors
+    ):
+        item.fail(f"no argument of {op} is a tensor")
+    if is_view and not (args and isinstance(args[0], Node)):
+        item.fail(f"the first argument of {op} is a node")
+
+
+def _check_getitem(item: Item, container: Any, index: Any) -> None:
+    if not isinstance(container, Node):
+        item.fail("an item is taken of a node")
+    parts = _described_value(container)
+    if isinstance(parts, (tuple, list)) and not (
+        type(index) is int and -len(parts) <= index < len(parts)
+    ):
+        item.fail(f"there is no item {format_excerpt(index)} among {len(parts)} results")
+
+
+def check_result_type(item: Item, target: Any, val: Any) -> None:
+    """Whether what is said of a result is of the type that an operator returns."""
+    if isinstance(target, OpOverload) and not _read_schema(target)[-1](val):
+        item.fail(f"{format_excerpt(type(val).__name__)} is not what {target} returns")

@@ -1,4 +1,4 @@
-"""A file to a program. What a file says is data: nothing of it is run or imported."""
+"""Loads a program from a file, without running or importing anything of it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from graphport.arguments import FLAG, NAMES, takes
+from graphport.arguments import FLAG, NAMES, check_arguments
 from graphport.errors import SerializationError, VerificationError
-from graphport.program.check_steps import same
+from graphport.program.check_steps import is_same_constant
 from graphport.program.exported import CallSpec, ExportedProgram
-from graphport.program.files import archive, limits, names, safetensors
+from graphport.program.files import archive, json_reader, tensors
 from graphport.program.files.archive import Archive
 from graphport.program.files.expressions import SYMBOLIC, Expressions
 from graphport.program.files.graphs import GraphReader
-from graphport.program.files.interface import (
+from graphport.program.files.json_reader import Item, format_excerpt, parse_json
+from graphport.program.files.operators import AllowedOperators, Targets
+from graphport.program.files.signature import (
     read_call,
     read_checks,
     read_module_call,
     read_signature,
 )
-from graphport.program.files.items import Item, parse, shown
-from graphport.program.files.operators import Permits
-from graphport.program.files.targets import Targets
 from graphport.program.files.tensors import Tensors
-from graphport.program.files.trees import Trees
-from graphport.program.files.values import Decoder, Values
+from graphport.program.files.values import Decoder, Trees, Values
 from graphport.program.files.writing import FORMAT, VERSION
 from graphport.program.signature import GraphSignature, InputKind, OutputKind, TensorArgument
 
@@ -39,7 +37,7 @@ _DIALECTS = {name: name for name in ("ATEN", "TRAINING")}
 _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
 
 
-@takes(verify=FLAG, allow=NAMES)
+@check_arguments(verify=FLAG, allow=NAMES)
 def load(file: Any, *, verify: bool = True, allow: Iterable[str] = ()) -> ExportedProgram:
     """Read a program from a path or from a binary file, from where it stands to its end.
 
@@ -50,7 +48,7 @@ def load(file: Any, *, verify: bool = True, allow: Iterable[str] = ()) -> Export
     A program may call operators of PyTorch that compute and check their arguments. Others are
     allowed by namespace or by name: `allow=("torchvision", "mylib::attention")`.
     """
-    permits = Permits(allow)
+    permits = AllowedOperators(allow)
     if isinstance(file, (str, os.PathLike)):
         return _load_path(os.fspath(file), verify, permits)
     if isinstance(file, io.TextIOBase) or not hasattr(file, "read"):
@@ -60,21 +58,23 @@ def load(file: Any, *, verify: bool = True, allow: Iterable[str] = ()) -> Export
         )
     content = file.read()
     if not content:
-        raise SerializationError("the file is empty", where=_name_of(file))
+        raise SerializationError("the file is empty", where=_file_name(file))
     # Not in the bytes as they are: tensors want memory that is aligned and can be written to.
     data = mmap.mmap(-1, len(content))
     data[:] = content
     del content
     view = memoryview(data)
-    return _load(data, view, lambda at, size: view[at : at + size], _name_of(file), verify, permits)
+    return _load_buffer(
+        data, view, lambda at, size: view[at : at + size], _file_name(file), verify, permits
+    )
 
 
-def _name_of(file: Any) -> str:
+def _file_name(file: Any) -> str:
     name = getattr(file, "name", None)
     return os.path.basename(name) if isinstance(name, str) else "the file"
 
 
-def _load_path(path: str | bytes, verify: bool, permits: Permits) -> ExportedProgram:
+def _load_path(path: str | bytes, verify: bool, permits: AllowedOperators) -> ExportedProgram:
     name = os.path.basename(os.fsdecode(path))
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe waits for somebody to write to it
         raise SerializationError("not a regular file", where=name)
@@ -87,11 +87,11 @@ def _load_path(path: str | bytes, verify: bool, permits: Permits) -> ExportedPro
             """Not through the mapping: its pages would stay in memory."""
             return os.pread(file.fileno(), size, at)
 
-        return _load(data, memoryview(data), read, name, verify, permits)
+        return _load_buffer(data, memoryview(data), read, name, verify, permits)
 
 
-def _load(
-    data: Any, view: memoryview, read: Any, name: str, verify: bool, permits: Permits
+def _load_buffer(
+    data: Any, view: memoryview, read: Any, name: str, verify: bool, permits: AllowedOperators
 ) -> ExportedProgram:
     try:
         found = Archive(view, name)
@@ -101,12 +101,19 @@ def _load(
         return _Reader(found, data, permits).program()
     except RecursionError:
         raise SerializationError("something in it is nested too deeply", where=name) from None
-    except _UNFORESEEN as error:
+    except _UNEXPECTED_ERRORS as error:
         raise SerializationError(f"the file cannot be read: {error}", where=name) from error
 
 
 # What a file could bring about that no check above has thought of.
-_UNFORESEEN = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_UNEXPECTED_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 _TABLES = ("symbols", "expressions", "facts", "texts", "module_stacks", "tensors")
 _PARTS = (
@@ -118,20 +125,20 @@ _PARTS = (
 class _Reader:
     """Reads the parts of a document, tables first."""
 
-    def __init__(self, file: Archive, data: Any, permits: Permits) -> None:
+    def __init__(self, file: Archive, data: Any, permits: AllowedOperators) -> None:
         place = f"{file.name}, {archive.PROGRAM}"
         text = file.bytes_of(archive.PROGRAM)
-        if len(text) > limits.JSON_BYTES:
+        if len(text) > json_reader.JSON_BYTES:
             raise SerializationError(f"the text has {len(text)} bytes: too many", where=place)
-        self.document = parse(text, place)
+        self.document = parse_json(text, place)
         _check_version(self.document)
         parts = self.document.fields(
             "format", "version", "producer", *_TABLES, *_PARTS, optional=("positional",)
         )
         self.parts = parts
         producer = parts["producer"].fields("graphport", "torch")
-        versions = ", ".join(f"{k} {shown(v.text())}" for k, v in producer.items())
-        entries, start = safetensors.read(
+        versions = ", ".join(f"{k} {format_excerpt(v.text())}" for k, v in producer.items())
+        entries, start = tensors.read_header(
             file.bytes_of(archive.TENSORS), f"{file.name}, {archive.TENSORS}"
         )
         start += file.members[archive.TENSORS].start
@@ -156,7 +163,7 @@ class _Reader:
             call_spec=call,
             example_inputs=self._examples(parts["example_inputs"], call),
             checks=read_checks(parts["checks"], self.expressions, self.values),
-            argument_names=names.arguments(parts["argument_names"].list()),
+            argument_names=json_reader.read_argument_names(parts["argument_names"].list()),
             positional=self._positional(),
             module_call_graph=[
                 read_module_call(item, self.trees, self.values)
@@ -181,9 +188,9 @@ class _Reader:
         for row in item.list():
             key, inner = row.list(2)
             value = self.values.decode(inner, more)
-            name = names.path(key)
+            name = json_reader.read_state_path(key)
             if name in found:
-                key.fail(f"{shown(name)} is given twice")
+                key.fail(f"{format_excerpt(name)} is given twice")
             found[name] = value
         return found
 
@@ -224,7 +231,7 @@ def _check_version(document: Item) -> None:
         document.fail("not a program of graphport: it does not say that it is one")
     version = document.value.get("version")
     if type(version) is not int or version < 1:
-        document.fail(f"unknown version {shown(version)} of the format")
+        document.fail(f"unknown version {format_excerpt(version)} of the format")
     if version > VERSION:
         document.fail(
             f"version {version} of the format is newer than {VERSION}, the latest that this "
@@ -254,27 +261,31 @@ def _check_descriptions(item: Item, program: ExportedProgram) -> None:
     shapes = iter(program.checks.inputs)
     nodes = program.graph.find_nodes(op="placeholder")
     for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
-        val, name = node.meta.get("val"), shown(node.name)
+        val, name = node.meta.get("val"), format_excerpt(node.name)
         if spec.kind is InputKind.USER_INPUT:
             shape = next(shapes)
             if shape.sizes is not None:
-                fits = isinstance(val, torch.Tensor) and _fits(val, shape.sizes, shape.dtype)
+                fits = isinstance(val, torch.Tensor) and _is_consistent(
+                    val, shape.sizes, shape.dtype
+                )
             elif shape.number is not None:
                 fits = isinstance(val, (*SYMBOLIC, int, float))
             else:
-                fits = same(val, shape.value)
+                fits = is_same_constant(val, shape.value)
             if not fits:
                 item.fail(f"the input {name} is not described as it is checked")
         else:
             t = program.tensor(str(spec.target))
-            if not isinstance(val, torch.Tensor) or not _fits(val, t.shape, t.dtype):
-                item.fail(f"the input {name} is not described as the tensor {shown(spec.target)}")
+            if not isinstance(val, torch.Tensor) or not _is_consistent(val, t.shape, t.dtype):
+                item.fail(
+                    f"the input {name} is not described as the tensor {format_excerpt(spec.target)}"
+                )
             # A parameter of a module that is not the program's own is a constant of the program.
             if spec.kind is InputKind.PARAMETER and not isinstance(t, torch.nn.Parameter):
-                item.fail(f"{shown(spec.target)} is no parameter")
+                item.fail(f"{format_excerpt(spec.target)} is no parameter")
 
 
-def _fits(val: torch.Tensor, sizes: Sequence[Any], dtype: torch.dtype | None) -> bool:
+def _is_consistent(val: torch.Tensor, sizes: Sequence[Any], dtype: torch.dtype | None) -> bool:
     """Whether a description has this dtype and rank, and these sizes as far as both are numbers."""
     return dtype in (None, val.dtype) and val.ndim == len(sizes) and all(
         a == b for a, b in zip(val.shape, sizes, strict=True) if type(a) is type(b) is int
@@ -294,28 +305,30 @@ def _check_outputs(item: Item, signature: GraphSignature, program: ExportedProgr
             continue
         value = program.state_dict.get(str(spec.target), program.constants.get(str(spec.target)))
         if not isinstance(spec.arg, TensorArgument) or not isinstance(value, torch.Tensor):
-            item.fail(f"{shown(spec.target)} is not a tensor, but stands for a {spec.kind.name}")
+            item.fail(
+                f"{format_excerpt(spec.target)} is not a tensor, but stands for a {spec.kind.name}"
+            )
 
 
 def _check_attributes(item: Item, program: ExportedProgram) -> None:
     """State and a graph, or state and a module, cannot share a name."""
     modules: dict[str, Any] = dict.fromkeys(n for n, _ in program.graph_module.named_children())
-    called = _called(program)
-    tree = names.Tree()
+    called = _list_called_modules(program)
+    tree = json_reader.ModulePaths()
     for name in (*program.state_dict, *program.constants):
         tree.add(item, name)
         if name in called:
-            item.fail(f"{shown(name)} cannot be stored: it is a module that is called")
+            item.fail(f"{format_excerpt(name)} cannot be stored: it is a module that is called")
         inside = modules
         *path, last = name.split(".")
         for part in path:
             inside = inside.setdefault(part, {}) if inside is not None else None
         if inside is None or last in inside:
-            item.fail(f"{shown(name)} cannot be stored: a part of it is something else")
+            item.fail(f"{format_excerpt(name)} cannot be stored: a part of it is something else")
         inside[last] = None
 
 
-def _called(program: ExportedProgram) -> set[str]:
+def _list_called_modules(program: ExportedProgram) -> set[str]:
     """The paths of modules that are called."""
     stacks = (node.meta.get("nn_module_stack", {}) for node in program.graph.nodes)
     entries = set().union(*(stack.values() for stack in {id(s): s for s in stacks}.values()))

@@ -1,4 +1,4 @@
-"""Tensors and the storages that they lie in.
+"""Encodes and reads tensors and the storages that they share, in the safetensors format.
 
 A storage is written once, however many tensors show it: tied weights, views and slices share their
 memory again after loading, and keep their strides. Only the part of a storage that some tensor
@@ -8,7 +8,9 @@ other tools to read; any other is an entry of bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -17,18 +19,17 @@ import torch
 from torch import nn
 
 from graphport.errors import SerializationError
-from graphport.program.files import limits, safetensors
-from graphport.program.files.items import Item, shown
-from graphport.program.files.safetensors import Entry
-from graphport.program.files.values import DTYPES, device, dtype
+from graphport.program.files import json_reader
+from graphport.program.files.json_reader import Item, format_excerpt, parse_json
+from graphport.program.files.values import DTYPES, read_device, read_dtype
 
 _DTYPE_NAMES = {v: k for k, v in DTYPES.items()}
 _CHUNK = 1 << 24
 # The start of a part of a storage is rounded down to this: the width of the widest dtype.
-_WIDEST = 16
+_WIDEST_ITEM = 16
 
 
-def reach(sizes: Any, strides: Any) -> int:
+def count_spanned(sizes: Any, strides: Any) -> int:
     """How many elements of its storage a tensor spans, from its first one."""
     if 0 in sizes:
         return 0
@@ -52,7 +53,7 @@ class _Storage:
     def described(self) -> tuple[str, str, list[int], int]:
         """(name, dtype, shape, bytes), for the header."""
         t, size = self.first, self.end - self.start
-        name = safetensors.NAMES.get(t.dtype)
+        name = DTYPE_NAMES.get(t.dtype)
         whole = size == t.numel() * t.element_size() and t.is_contiguous()
         shifted = size > 0 and t.storage_offset() * t.element_size() != self.start
         if name is None or not whole or shifted:
@@ -85,7 +86,7 @@ class TensorTable:
     def __call__(self, t: torch.Tensor, name: str, where: str) -> int:
         """The number of a tensor; `name` is for its storage, if that is met for the first time."""
         if id(t) not in self._numbers:
-            _check(t, where)
+            _require_plain_data(t, where)
             row: dict[str, Any] = {
                 "dtype": _DTYPE_NAMES[t.dtype],
                 "device": str(t.device),
@@ -108,10 +109,10 @@ class TensorTable:
         self._kept.append(data)
         width = data.element_size()
         start = data.storage_offset() * width
-        end = start + reach(data.shape, data.stride()) * width
+        end = start + count_spanned(data.shape, data.stride()) * width
         if end == start:
             start = end = 0
-        floor = start // _WIDEST * _WIDEST
+        floor = start // _WIDEST_ITEM * _WIDEST_ITEM
         key = data.untyped_storage()._cdata
         storage = self._storages.get(key)
         if storage is None:
@@ -125,7 +126,7 @@ class TensorTable:
 
     def _name(self, wanted: str) -> str:
         name, n = wanted, 0
-        while name in self._names or name.startswith(safetensors.PADDING):
+        while name in self._names or name.startswith(PADDING):
             n += 1
             name = f"storage.{wanted}.{n}"
         self._names.add(name)
@@ -138,12 +139,14 @@ class TensorTable:
             for row, start in storage.rows:
                 width = DTYPES[row["dtype"]].itemsize
                 row["offset"] = max(0, start - storage.start) // width
-        entries = safetensors.arrange(s.described() for s in storages.values())
-        return _pieces(entries, storages)
+        entries = arrange_entries(s.described() for s in storages.values())
+        return _encode_chunks(entries, storages)
 
 
-def _pieces(entries: list[Entry], storages: dict[str, _Storage]) -> Iterator[memoryview | bytes]:
-    yield safetensors.header(entries)
+def _encode_chunks(
+    entries: list[Entry], storages: dict[str, _Storage]
+) -> Iterator[memoryview | bytes]:
+    yield encode_header(entries)
     for entry in entries:
         if entry.name in storages:
             yield from storages[entry.name].pieces()
@@ -151,7 +154,7 @@ def _pieces(entries: list[Entry], storages: dict[str, _Storage]) -> Iterator[mem
             yield bytes(entry.size)
 
 
-def _check(t: torch.Tensor, where: str) -> None:
+def _require_plain_data(t: torch.Tensor, where: str) -> None:
     """Refuse what has no plain data."""
     kind = type(t)
     if kind is not torch.Tensor and kind is not nn.Parameter:
@@ -189,11 +192,11 @@ class Tensors:
             "dtype", "device", "sizes", "strides", "requires_grad", "parameter",
             optional=("storage", "offset"),
         )  # fmt: skip
-        kind, where = dtype(fields["dtype"]), device(fields["device"])
-        sizes = [size.size() for size in fields["sizes"].list(most=limits.RANK)]
+        kind, where = read_dtype(fields["dtype"]), read_device(fields["device"])
+        sizes = [size.size() for size in fields["sizes"].list(most=json_reader.RANK)]
         strides = [stride.size() for stride in fields["strides"].list(len(sizes))]
-        if prod(size or 1 for size in sizes) >= limits.SIZE:
-            fields["sizes"].fail(f"a tensor of {shown(sizes)} has too many elements")
+        if prod(size or 1 for size in sizes) >= json_reader.SIZE:
+            fields["sizes"].fail(f"a tensor of {format_excerpt(sizes)} has too many elements")
         grad, parameter = fields["requires_grad"].truth(), fields["parameter"].truth()
         if grad and not (kind.is_floating_point or kind.is_complex):
             item.fail(f"a tensor of dtype {fields['dtype'].value} cannot require gradients")
@@ -215,14 +218,17 @@ class Tensors:
         name, offset = fields["storage"].text(), fields["offset"].size()
         entry = self._entries.get(name)
         if entry is None:
-            fields["storage"].fail(f"there is no tensor {shown(name)} in the file of tensors")
-        needed = reach(sizes, strides)
+            fields["storage"].fail(
+                f"there is no tensor {format_excerpt(name)} in the file of tensors"
+            )
+        needed = count_spanned(sizes, strides)
         if (offset + needed) * kind.itemsize > entry.size and needed:
             item.fail(
-                f"the tensor reaches beyond its storage {shown(name)}, which has {entry.size} bytes"
+                f"the tensor reaches beyond its storage {format_excerpt(name)}, which has "
+                f"{entry.size} bytes"
             )
-        if prod(sizes) > needed and prod(sizes) * kind.itemsize > limits.OVERLAPPING_BYTES:
-            fields["sizes"].fail(f"an expanded tensor of {shown(sizes)} is too large")
+        if prod(sizes) > needed and prod(sizes) * kind.itemsize > json_reader.OVERLAPPING_BYTES:
+            fields["sizes"].fail(f"an expanded tensor of {format_excerpt(sizes)} is too large")
         storage = self._storage(fields["storage"], entry)
         return torch.empty(0, dtype=kind).set_(storage, offset if needed else 0, sizes, strides)
 
@@ -231,8 +237,10 @@ class Tensors:
         found = self._storages.get(entry.name)
         if found is None:
             start = self._start + entry.start
-            if start % limits.ALIGNMENT:
-                item.fail(f"the data of {shown(entry.name)} does not start at a multiple of 64")
+            if start % json_reader.ALIGNMENT:
+                item.fail(
+                    f"the data of {format_excerpt(entry.name)} does not start at a multiple of 64"
+                )
             data = torch.empty(0, dtype=torch.uint8)
             if entry.size:
                 data = torch.frombuffer(
@@ -240,3 +248,108 @@ class Tensors:
                 )
             found = self._storages[entry.name] = data.untyped_storage()
         return found
+
+
+# The safetensors format: a length, a header in JSON, and the data of all tensors.
+#
+# Entries follow each other without a gap, as the format wants it. To start each at a multiple of 64
+# bytes, entries of zeros are put between them; their names start with `padding.`.
+
+_LENGTH = struct.Struct("<Q")
+PADDING = "padding."
+
+DTYPE_NAMES: dict[torch.dtype, str] = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16",
+    torch.uint16: "U16", torch.int32: "I32", torch.uint32: "U32", torch.int64: "I64",
+    torch.uint64: "U64", torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32",
+    torch.float64: "F64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+}  # fmt: skip
+"""Of the dtypes that the format has; others are written as bytes."""
+
+_ITEM_BYTES = {name: dtype.itemsize for dtype, name in DTYPE_NAMES.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of the file: `start` and `size` in bytes of the data."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int]
+    start: int
+    size: int
+
+
+def arrange_entries(tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> list[Entry]:
+    """Entries for (name, dtype, shape, bytes), one after the other, aligned."""
+    entries: list[Entry] = []
+    at = 0
+    for name, dtype, shape, size in tensors:
+        gap = -at % json_reader.ALIGNMENT
+        if gap:
+            entries.append(Entry(f"{PADDING}{len(entries)}", "U8", [gap], at, gap))
+        entries.append(Entry(name, dtype, shape, at + gap, size))
+        at += gap + size
+    return entries
+
+
+def encode_header(entries: Iterable[Entry]) -> bytes:
+    """The start of the file, up to where the data is aligned."""
+    rows: dict[str, Any] = {
+        e.name: {"dtype": e.dtype, "shape": list(e.shape),
+                 "data_offsets": [e.start, e.start + e.size]}
+        for e in entries
+    }  # fmt: skip
+    text = json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + _LENGTH.size) % json_reader.ALIGNMENT)
+    return _LENGTH.pack(len(text)) + text
+
+
+def read_header(data: memoryview, place: str) -> tuple[dict[str, Entry], int]:
+    """The entries by name, and where in `data` their bytes start."""
+    if len(data) < _LENGTH.size:
+        raise SerializationError("the header is missing: truncated", where=place)
+    (length,) = _LENGTH.unpack_from(data)
+    start = _LENGTH.size + length
+    if length > json_reader.HEADER_BYTES or start > len(data):
+        raise SerializationError(
+            f"the header says that it has {length} bytes, of {len(data)} in all", where=place
+        )
+    return parse_header(data[_LENGTH.size : start], len(data) - start, place)[0], start
+
+
+def parse_header(
+    text: bytes | memoryview, nbytes: int, place: str, widths: Mapping[str, int] = _ITEM_BYTES
+) -> tuple[dict[str, Entry], dict[str, str] | None]:
+    """What a header says of the data after it, of so many bytes; and what its writer has noted."""
+    rows = parse_json(text, place).named()
+    notes = rows.pop("__metadata__", None)
+    entries = {name: _parse_entry(name, item, widths) for name, item in rows.items()}
+    end = 0
+    for entry in sorted(entries.values(), key=lambda e: (e.start, e.size)):
+        if entry.start != end:
+            how = "overlaps" if entry.start < end else "leaves a gap to"
+            rows[entry.name].fail(f"the data of {entry.name!r} {how} the tensor before it")
+        end += entry.size
+    if end != nbytes:
+        raise SerializationError(
+            f"the tensors have {end} bytes, but the file has {nbytes}", where=place
+        )
+    if notes is None:
+        return entries, None
+    return entries, {key: item.text() for key, item in notes.named().items()}
+
+
+def _parse_entry(name: str, item: Item, widths: Mapping[str, int]) -> Entry:
+    fields = item.fields("dtype", "shape", "data_offsets")
+    width = fields["dtype"].choice(widths, "dtype")
+    shape = [size.size() for size in fields["shape"].list(most=json_reader.RANK)]
+    if prod(size or 1 for size in shape) >= json_reader.SIZE:
+        fields["shape"].fail(f"a tensor of {format_excerpt(shape)} has too many elements")
+    start, end = (offset.size() for offset in fields["data_offsets"].list(2))
+    if end - start != prod(shape) * width:
+        item.fail(
+            f"the data has {end - start} bytes, but the shape {shape} needs {prod(shape) * width}"
+        )
+    return Entry(name, fields["dtype"].text(), shape, start, end - start)

@@ -1,4 +1,4 @@
-"""A program to a file."""
+"""Saves a program to a file."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import torch
 from torch.utils import _pytree as pytree
 
 from graphport.errors import SerializationError
-from graphport.process import contained
+from graphport.process import restore_on_exit
+from graphport.program.atomic_write import write_atomically
 from graphport.program.exported import ExportedProgram
-from graphport.program.files import archive, limits, names
+from graphport.program.files import archive, json_reader
 from graphport.program.files.expressions import ExpressionTable
 from graphport.program.files.graphs import GraphWriter
-from graphport.program.files.interface import (
+from graphport.program.files.signature import (
     encode_call,
     encode_checks,
     encode_module_call,
     encode_signature,
 )
 from graphport.program.files.tensors import TensorTable
-from graphport.program.files.values import encode
-from graphport.program.replacing import replacing
+from graphport.program.files.values import encode_value
 
 FORMAT = "graphport program"
 VERSION = 1
 
 
-@contained
+@restore_on_exit
 def save(program: ExportedProgram, file: Any) -> None:
     """Write a program to a path or to a binary file.
 
@@ -53,51 +53,51 @@ def save(program: ExportedProgram, file: Any) -> None:
             f"gp.save takes an ExportedProgram, got {type(program).__name__}",
             fix="gp.save(gp.export(model, args), path)",
         )
-    members = list(_members(program))
+    members = list(_encode_members(program))
     if isinstance(file, (str, os.PathLike)):
-        with replacing(Path(file)) as target:
-            archive.write(target, members)
+        with write_atomically(Path(file)) as target:
+            archive.write_archive(target, members)
     elif isinstance(file, io.TextIOBase) or not hasattr(file, "write"):
         raise SerializationError(
             f"gp.save writes to a path or a binary file, got {type(file).__name__}",
             fix="gp.save(ep, 'program.gpx'), or open(..., 'wb')",
         )
     else:
-        archive.write(file, members)
+        archive.write_archive(file, members)
 
 
-def _members(program: ExportedProgram) -> Iterator[tuple[str, archive.Pieces]]:
+def _encode_members(program: ExportedProgram) -> Iterator[tuple[str, archive.Chunks]]:
     tensors = TensorTable()
-    document = _document(program, tensors)
+    document = _encode_document(program, tensors)
     pieces = tensors.finish()
     document["tensors"] = tensors.rows
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-    if len(text) > limits.JSON_BYTES:
+    if len(text) > json_reader.JSON_BYTES:
         raise SerializationError(f"the graph takes {len(text)} bytes, which is too much to save")
     yield archive.PROGRAM, [text]
     yield archive.TENSORS, pieces
 
 
 @functools.cache
-def _producer() -> dict[str, str]:
+def _describe_producer() -> dict[str, str]:
     return {"graphport": version("graphport"), "torch": str(torch.__version__)}
 
 
-def _document(program: ExportedProgram, tensors: TensorTable) -> dict[str, Any]:
+def _encode_document(program: ExportedProgram, tensors: TensorTable) -> dict[str, Any]:
     expressions = ExpressionTable(program.scope)
     graphs = GraphWriter(expressions)
     document = {
         "format": FORMAT,
         "version": VERSION,
-        "producer": _producer(),
+        "producer": _describe_producer(),
         "graph": graphs.graph(program.graph_module, "the graph"),
         "signature": encode_signature(program.graph_signature),
-        "state_dict": _state(program.state_dict, tensors, "state_dict"),
-        "constants": _state(program.constants, tensors, "constants"),
+        "state_dict": _encode_state(program.state_dict, tensors, "state_dict"),
+        "constants": _encode_state(program.constants, tensors, "constants"),
         "range_constraints": expressions.ranges(program.range_constraints),
         "call": encode_call(program.call_spec, "the structure of the inputs and outputs"),
         "argument_names": list(program.argument_names),
-        "example_inputs": _examples(program, tensors),
+        "example_inputs": _encode_examples(program, tensors),
         "checks": encode_checks(program.checks, expressions),
         "module_calls": [encode_module_call(call) for call in program.module_call_graph],
         "dialect": program.dialect,
@@ -115,7 +115,7 @@ def _document(program: ExportedProgram, tensors: TensorTable) -> dict[str, Any]:
     }
 
 
-def _state(state: dict[str, Any], tensors: TensorTable, kind: str) -> list[list[Any]]:
+def _encode_state(state: dict[str, Any], tensors: TensorTable, kind: str) -> list[list[Any]]:
     rows = []
     for name, value in state.items():
         where = f"{kind}[{name!r}]"
@@ -126,15 +126,15 @@ def _state(state: dict[str, Any], tensors: TensorTable, kind: str) -> list[list[
                     where=where,
                     fix="load the weights, and export the model with them",
                 )
-            if not names.is_path(name):
+            if not json_reader.is_state_path(name):
                 raise SerializationError(f"{name!r} is not a name that can be saved", where=where)
             rows.append([name, {"data": tensors(value, name, where)}])
         else:
-            rows.append([name, encode(value, where)])
+            rows.append([name, encode_value(value, where)])
     return rows
 
 
-def _examples(program: ExportedProgram, tensors: TensorTable) -> list[Any]:
+def _encode_examples(program: ExportedProgram, tensors: TensorTable) -> list[Any]:
     leaves, spec = pytree.tree_flatten(program.example_inputs)
     if spec != program.call_spec.in_spec:
         raise SerializationError("the example inputs do not have the structure of the call")
@@ -144,5 +144,5 @@ def _examples(program: ExportedProgram, tensors: TensorTable) -> list[Any]:
         if isinstance(leaf, torch.Tensor):
             rows.append({"data": tensors(leaf, f"example_inputs.{i}", where)})
         else:
-            rows.append(encode(leaf, where))
+            rows.append(encode_value(leaf, where))
     return rows

@@ -1,8 +1,8 @@
-"""Programs to and from `torch.export.ExportedProgram`.
+"""Converts programs to and from `torch.export.ExportedProgram`.
 
 `outgoing` and `incoming` are the two directions; `environment` makes a shape environment of torch's
-out of ours, `guards` reads torch's conditions on inputs, `expressions` translates between our
-expressions and torch's sympy ones, `conventions` is what both directions spell the same way.
+out of ours, and has what both directions spell the same way; `expressions` translates between our
+expressions and torch's sympy ones, and reads torch's conditions on inputs.
 
 These modules import torch.export and sympy, which take a second to load: so they are loaded when a
 program is first converted.

@@ -1,4 +1,4 @@
-"""A shape environment of torch's that knows what a program of ours knows of its sizes.
+"""Builds torch's `ShapeEnv` and fake mode from a program's scope and checks.
 
 Symbols with an example value become backed ones, whose source is the input that tells them; torch's
 default is that such a size is neither 0 nor 1, and where the example is, another hint is taken.
@@ -15,7 +15,8 @@ import dataclasses
 import functools
 import math
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import sympy
@@ -40,21 +41,20 @@ from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from graphport.errors import UnsupportedError
-from graphport.ops.tensor import AbstractTensor
-from graphport.program.check_steps import MOST_OPERATIONS, Binds, Equals, Holds, Place, Solves
+from graphport.program.check_steps import MAX_OPERATIONS, Binds, Equals, Holds, Place, Solves
 from graphport.program.checks import InputChecks
 from graphport.program.exported import ExportedProgram
-from graphport.program.torch_interop.conventions import symbol_index
 from graphport.program.torch_interop.expressions import ToSympy
 from graphport.symbolic import Expr, Number, Range, Value, evaluate, symbols
 from graphport.symbolic.bridge import from_torch
 from graphport.symbolic.printing import to_str
+from graphport.tensors.abstract import AbstractTensor
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 # Hints to try in place of sizes of 0 and 1, and how many combinations of them.
-_USUAL = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16)
-_MOST_TRIALS = 200
+_TRIAL_SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16)
+_MAX_TRIALS = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ComputedSource(Source):
         return self.text
 
 
-def value_range(r: Range, *, of: type = int) -> Any:
+def to_value_range(r: Range, *, of: type = int) -> Any:
     """A range of ours as torch has them."""
     infinity = sympy.oo if of is float else int_oo
     ends = [infinity if end == math.inf else -infinity if end == -math.inf
@@ -81,7 +81,7 @@ def value_range(r: Range, *, of: type = int) -> Any:
     return ValueRanges(*ends)
 
 
-class Environment:
+class TorchEnvironment:
     """The fake mode of a program, and values of ours as values in it."""
 
     def __init__(self, program: ExportedProgram) -> None:
@@ -101,7 +101,7 @@ class Environment:
         """Unbacked symbols that were met since a node last bound some."""
         self._numbers: dict[Any, Any] = {}
         self._find_sources(program.checks)
-        self.hints = _hints(program, list(self.sources))
+        self.hints = _choose_hints(program, list(self.sources))
         for s in self.sources:
             self._symbol(s)
         self._guard(program.checks)
@@ -113,9 +113,9 @@ class Environment:
         names: dict[Expr, str] = {}
         for step in checks.steps:
             if isinstance(step, Binds):
-                self.sources[step.symbol] = _source(step.place)
+                self.sources[step.symbol] = _make_source(step.place)
             elif isinstance(step, Solves):
-                self.sources[step.symbol] = ComputedSource(_solution(step, names))
+                self.sources[step.symbol] = ComputedSource(_format_solution(step, names))
             else:
                 continue
             names[step.symbol] = self.sources[step.symbol].name
@@ -136,13 +136,13 @@ class Environment:
         limits = self.ranges.get(s) or s.span
         source = self.sources.get(s) or ConstantSource(s.name)
         made = self._create(self.hints[s], source, limits, is_size=limits.lower >= 0)
-        if symbol_index(s.name) is None:
+        if parse_symbol_index(s.name) is None:
             self.shape_env.source_name_to_debug_name[source.name] = s.name
         return made
 
     def _create(self, hint: Number, source: Source, limits: Range, *, is_size: bool) -> Any:
         generic = type(hint) is not int or (hint >= 2 and limits.upper >= 2)
-        constraint = StrictMinMaxConstraint(vr=value_range(limits), warn_only=False)
+        constraint = StrictMinMaxConstraint(vr=to_value_range(limits), warn_only=False)
         return self.shape_env.create_symbol(
             hint, source, DimDynamic.DYNAMIC, constraint if type(hint) is int else None,
             positive=True if is_size and type(hint) is int and hint > 0 else None,
@@ -155,13 +155,13 @@ class Environment:
             made = env.create_unbacked_symfloat().node.expr
         else:
             # Under its own name, if torch's could be the same.
-            wanted, following = symbol_index(s.name, "u"), env.unbacked_symint_counter
+            wanted, following = parse_symbol_index(s.name, "u"), env.unbacked_symint_counter
             if wanted is not None and sympy.Symbol(s.name, integer=True) not in env.var_to_range:
                 env.unbacked_symint_counter = wanted
             made = env.create_unbacked_symint().node.expr
             env.unbacked_symint_counter = max(env.unbacked_symint_counter, following)
             limits = self.scope.range(s)
-            env.var_to_range[made] = value_range(limits)
+            env.var_to_range[made] = to_value_range(limits)
         env.pending_fresh_unbacked_symbols.clear()
         self._met.append(made)
         # torch has no symbols for truths: it compares an integer with 1.
@@ -189,11 +189,11 @@ class Environment:
             # No size is negative.
             least = -math.inf if step.place.dim is None else 1
             checked = symbol not in replaced and symbol.is_integer
-            yield from _limits(symbol, limits, least=least, checked=checked)
+            yield from _express_range(symbol, limits, least=least, checked=checked)
         elif isinstance(step, Solves):
             if step.factor != 1:
                 yield self._is_equal(step)
-            yield from _limits(self.symbols[step.symbol], step.limits)
+            yield from _express_range(self.symbols[step.symbol], step.limits)
         elif isinstance(step, Equals):
             # torch compares sizes that are the same symbol, if one of them tells it.
             told = isinstance(self.sources.get(step.expr), TensorPropertySource)
@@ -204,7 +204,7 @@ class Environment:
         """That the size at a place, which gets a symbol of its own, is what it should be."""
         limits = self.ranges.get(step.expr) or step.expr.span
         own = self._create(
-            evaluate(step.expr, self.hints), _source(step.place), limits,
+            evaluate(step.expr, self.hints), _make_source(step.place), limits,
             is_size=step.place.dim is not None,
         )  # fmt: skip
         self.shape_env.replacements[own] = self.expr(step.expr)
@@ -272,14 +272,14 @@ class Environment:
         found = {}
         for e, limits in self.ranges.items():
             if e.type is int and all(s in self.symbols for s in symbols(e)):
-                found[self.expr(e)] = value_range(limits)
+                found[self.expr(e)] = to_value_range(limits)
         for symbol, limits in self.shape_env.var_to_range.items():
             if symbol not in self.shape_env.replacements:
                 found.setdefault(symbol, limits)
         return found
 
 
-def _limits(
+def _express_range(
     symbol: Any, limits: Range, *, least: float = -math.inf, checked: bool = False
 ) -> Iterator[Any]:
     """That a number is in its range. Where torch checks that by itself, it leaves out ends up to 2:
@@ -291,29 +291,29 @@ def _limits(
         yield sympy.Le(symbol, sympy.sympify(limits.upper), evaluate=False)
 
 
-def _solution(step: Solves, names: dict[Expr, str]) -> str:
+def _format_solution(step: Solves, names: dict[Expr, str]) -> str:
     """(size - rest) // factor, as Python."""
-    text = _source(step.place).name
+    text = _make_source(step.place).name
     if step.rest != 0:
-        text = f"({text} - ({_written(step.rest, names)}))"
+        text = f"({text} - ({_format_expression(step.rest, names)}))"
     if step.factor != 1:
-        text = f"({text} // ({_written(step.factor, names)}))"
+        text = f"({text} // ({_format_expression(step.factor, names)}))"
     return text
 
 
-def _written(e: Value, names: dict[Expr, str]) -> str:
+def _format_expression(e: Value, names: dict[Expr, str]) -> str:
     if not isinstance(e, Expr):
         return str(e)
-    if e.size > MOST_OPERATIONS:
+    if e.size > MAX_OPERATIONS:
         raise UnsupportedError(
             f"a size of an input takes {e.size} operations, and torch has no room for more than "
-            f"{MOST_OPERATIONS}",
+            f"{MAX_OPERATIONS}",
             fix="give each input a Dim of its own",
         )
     return to_str(e, names)
 
 
-def _source(place: Place) -> Source:
+def _make_source(place: Place) -> Source:
     """A flat input, or one of its sizes; torch finds out how the user calls it."""
     leaf = GetItemSource(LocalSource("flat_args"), place.index)
     if place.dim is None:
@@ -321,7 +321,7 @@ def _source(place: Place) -> Source:
     return TensorPropertySource(leaf, TensorProperty.SIZE, place.dim)
 
 
-def _hints(program: ExportedProgram, given: list[Expr]) -> dict[Expr, Number]:
+def _choose_hints(program: ExportedProgram, given: list[Expr]) -> dict[Expr, Number]:
     """Values of the symbols at which everything holds: the example, but no symbol 0 or 1.
 
     torch would take such a size for fixed.
@@ -333,8 +333,8 @@ def _hints(program: ExportedProgram, given: list[Expr]) -> dict[Expr, Number]:
     if not small:
         return example
     rng = random.Random(0)
-    for _ in range(_MOST_TRIALS):
-        tried = {**example, **{s: rng.choice(_USUAL) for s in small}}
+    for _ in range(_MAX_TRIALS):
+        tried = {**example, **{s: rng.choice(_TRIAL_SIZES) for s in small}}
         if _is_possible(program, tried):
             return tried
     return example
@@ -351,3 +351,60 @@ def _is_possible(program: ExportedProgram, hints: dict[Expr, Number]) -> bool:
         )
     except ArithmeticError:
         return False
+
+
+# Conventions of torch's programs: names of symbols, module stacks, paths of inputs.
+
+Stack = dict[str, tuple[str, Any]]
+Entry = tuple[str, tuple[str, Any]]
+
+_ROOT = "L__self__"
+
+
+def parse_symbol_index(name: str, letters: str = "su") -> int | None:
+    """The number in a name that torch could have given: s7 for a size, u7 if it depends on data."""
+    match = re.fullmatch(f"[{letters}](\\d+)", name)
+    return int(match[1]) if match else None
+
+
+class StackConverter:
+    """nn_module_stack of many nodes, with each module told anew once.
+
+    Modules within one another are in the stacks of all that they call: their number is that of the
+    nodes times the depth, so that a stack is put together without Python code of ours.
+    """
+
+    def __init__(self, tell: Callable[[Entry], Entry | None]) -> None:
+        self._tell = functools.cache(tell)
+
+    def __call__(self, stack: Stack | None) -> Stack:
+        """A module of which there is nothing to tell is left out."""
+        return dict(filter(None, map(self._tell, (stack or {}).items())))
+
+
+def make_outgoing_stacks(
+    place: Callable[[str], str], root: tuple[str, str]
+) -> Callable[[Any], Stack]:
+    """nn_module_stack as torch has it; a node of no module belongs to the outermost one."""
+
+    def tell(entry: Entry) -> Entry:
+        key, (path, kind) = entry
+        return f"{_ROOT}{place(key)}", (place(path), kind)
+
+    stacks = StackConverter(tell)
+    return lambda stack: stacks(stack) or {_ROOT: root}
+
+
+def make_incoming_stacks() -> StackConverter:
+    """nn_module_stack as capture records it: by path, with the number of a further call."""
+    return StackConverter(_convert_entry)
+
+
+def _convert_entry(entry: Entry) -> Entry | None:
+    key, (path, kind) = entry
+    if path.startswith("_empty_nn_module_stack"):
+        return None
+    call = key.rpartition("@")[2] if "@" in key else ""
+    path = path.partition("@")[0]
+    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{path}@{call}" if call else path, (path, name)

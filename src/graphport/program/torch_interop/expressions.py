@@ -1,11 +1,13 @@
-"""Our expressions as sympy expressions in torch's functions, and back.
+"""Converts expressions and guards between our algebra and torch's sympy.
 
 Two tables, one row per kind of node. What has no counterpart is an `UnsupportedError`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
@@ -14,13 +16,14 @@ from torch.utils._sympy.numbers import IntInfinity, NegativeIntInfinity
 
 from graphport import symbolic
 from graphport.errors import UnsupportedError
-from graphport.symbolic import Expr, Value
+from graphport.program.checks import InputShape
+from graphport.symbolic import Expr, Truth, Value
 from graphport.symbolic.floats import FUNCTIONS
-from graphport.symbolic.nodes import parts_first
+from graphport.symbolic.nodes import walk_postorder
 
 _f = torch_functions
 
-_MOST_OPERATIONS = 4096
+_MAX_SYMPY_OPERATIONS = 4096
 """sympy writes expressions out, and takes seconds for longer ones."""
 
 
@@ -71,13 +74,13 @@ class ToSympy:
             return sympy.true if e is True else sympy.false if e is False else sympy.sympify(e)
         known = self._done.get(e)
         if known is None:
-            if e.size > _MOST_OPERATIONS:
+            if e.size > _MAX_SYMPY_OPERATIONS:
                 raise UnsupportedError(
                     f"a number takes {e.size} operations on sizes, and torch has no room for more"
-                    f" than {_MOST_OPERATIONS}",
+                    f" than {_MAX_SYMPY_OPERATIONS}",
                     fix="compute it with tensors",
                 )
-            for part in parts_first(e, self._done.__contains__):
+            for part in walk_postorder(e, self._done.__contains__):
                 self(part)
             known = self._done[e] = self._translate(e)
         return known
@@ -106,7 +109,7 @@ class ToSympy:
         return sympy.Add(*left), sympy.Add(*right, -const)
 
 
-def _fold(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _reduce_pairwise(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     def folded(first: Any, *rest: Any) -> Any:
         for x in rest:
             first = operation(first, x)
@@ -115,13 +118,13 @@ def _fold(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return folded
 
 
-def _power(base: Any, exponent: Any) -> Any:
+def _convert_power(base: Any, exponent: Any) -> Any:
     if type(exponent) is not int or exponent < 0:
         raise UnsupportedError(f"sizes are integers, and {base}**({exponent}) need not be one")
     return symbolic.pow_(base, exponent)
 
 
-def _choice(*branches: tuple[Any, Any]) -> Any:
+def _convert_piecewise(*branches: tuple[Any, Any]) -> Any:
     """A Piecewise, whose last branch is taken when no other is."""
     result = branches[-1][0]
     for value, cond in reversed(branches[:-1]):
@@ -131,12 +134,13 @@ def _choice(*branches: tuple[Any, Any]) -> Any:
 
 _FROM_SYMPY: dict[str, Callable[..., Any]] = {
     "Add": lambda *args: symbolic.sum_(args), "Mul": lambda *args: symbolic.prod(args),
-    "Pow": _power, "PowByNatural": symbolic.pow_, "FloatPow": symbolic.pow_,
+    "Pow": _convert_power, "PowByNatural": symbolic.pow_, "FloatPow": symbolic.pow_,
     "FloorDiv": symbolic.floordiv, "CleanDiv": symbolic.floordiv,
     "CeilDiv": lambda a, b: -symbolic.floordiv(symbolic.neg(a), b),
     "Mod": symbolic.mod, "PythonMod": symbolic.mod,
     "ModularIndexing": lambda a, b, c: symbolic.mod(symbolic.floordiv(a, b), c),
-    "Min": _fold(symbolic.min_), "Max": _fold(symbolic.max_), "Abs": symbolic.abs_,
+    "Min": _reduce_pairwise(symbolic.min_), "Max": _reduce_pairwise(symbolic.max_),
+    "Abs": symbolic.abs_,
     "IntTrueDiv": symbolic.truediv, "FloatTrueDiv": symbolic.truediv,
     "ToFloat": symbolic.to_float, "TruncToInt": symbolic.to_int,
     "TruncToFloat": lambda a: symbolic.to_float(symbolic.to_int(a)),
@@ -148,8 +152,9 @@ _FROM_SYMPY: dict[str, Callable[..., Any]] = {
     "BitwiseFn_bitwise_xor": symbolic.bitxor, "Identity": lambda a: a,
     "Equality": symbolic.eq, "Unequality": symbolic.ne, "GreaterThan": symbolic.ge,
     "LessThan": symbolic.le, "StrictGreaterThan": symbolic.gt, "StrictLessThan": symbolic.lt,
-    "And": _fold(symbolic.and_), "Or": _fold(symbolic.or_), "Not": symbolic.not_,
-    "Where": symbolic.ite, "Piecewise": _choice, "ExprCondPair": lambda a, b: (a, b),
+    "And": _reduce_pairwise(symbolic.and_), "Or": _reduce_pairwise(symbolic.or_),
+    "Not": symbolic.not_,
+    "Where": symbolic.ite, "Piecewise": _convert_piecewise, "ExprCondPair": lambda a, b: (a, b),
     **{f"OpaqueUnaryFn_{name}": lambda a, name=name: symbolic.func(name, a) for name in FUNCTIONS},
 }  # fmt: skip
 
@@ -170,7 +175,7 @@ class FromSympy:
     def _translate(self, e: Any) -> Any:
         if isinstance(e, sympy.Symbol):
             return self._symbol(e)
-        constant = _constant(e)
+        constant = _convert_constant(e)
         if constant is not None:
             return constant
         name = type(e).__name__
@@ -179,7 +184,7 @@ class FromSympy:
         return _FROM_SYMPY[name](*map(self, e.args))
 
 
-def _constant(e: Any) -> Any:
+def _convert_constant(e: Any) -> Any:
     if e is sympy.true or e is sympy.false:
         return bool(e)
     if isinstance(e, sympy.Integer):
@@ -189,7 +194,7 @@ def _constant(e: Any) -> Any:
     return None
 
 
-def bound(x: Any) -> float:
+def convert_bound(x: Any) -> float:
     """An end of a range of torch's as a number: an int, or a float that may be infinite."""
     if isinstance(x, IntInfinity) or x == sympy.oo:
         return float("inf")
@@ -198,7 +203,113 @@ def bound(x: Any) -> float:
     return int(x) if x.is_integer else float(x)
 
 
-def values_of(shape_env: Any) -> Any:
+def get_example_values(shape_env: Any) -> Any:
     """By symbol of torch's, the size in the example; `var_to_val` in older versions."""
     found = getattr(shape_env, "backed_var_to_val", None)
     return shape_env.var_to_val if found is None else found
+
+
+# Parses torch's guards on the inputs of a program, which it keeps as Python text.
+#
+#     L['x'].size()[0] == 2*L['y'].size()[1]
+#
+# A condition is read as an expression of ours; nothing of it is executed.
+
+_BINARY: dict[type, Callable[..., Any]] = {
+    ast.Add: symbolic.add, ast.Sub: symbolic.sub, ast.Mult: symbolic.mul,
+    ast.FloorDiv: symbolic.floordiv, ast.Mod: symbolic.mod, ast.Div: symbolic.truediv,
+    ast.Pow: symbolic.pow_, ast.LShift: symbolic.lshift, ast.RShift: symbolic.rshift,
+    ast.BitAnd: symbolic.bitand, ast.BitOr: symbolic.bitor, ast.BitXor: symbolic.bitxor,
+}  # fmt: skip
+_UNARY: dict[type, Callable[..., Any]] = {
+    ast.USub: symbolic.neg, ast.UAdd: lambda a: a, ast.Not: symbolic.not_,
+}  # fmt: skip
+_COMPARISONS: dict[type, Callable[..., Any]] = {
+    ast.Eq: symbolic.eq, ast.NotEq: symbolic.ne, ast.Lt: symbolic.lt, ast.LtE: symbolic.le,
+    ast.Gt: symbolic.gt, ast.GtE: symbolic.ge,
+}  # fmt: skip
+
+
+def _make_extreme(of_two: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    def extreme(first: Any, *rest: Any) -> Any:
+        for x in rest:
+            first = of_two(first, x)
+        return first
+
+    return extreme
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "min": _make_extreme(symbolic.min_), "max": _make_extreme(symbolic.max_), "abs": symbolic.abs_,
+    "float": symbolic.to_float, "torch.sym_float": symbolic.to_float, "int": symbolic.to_int,
+    "math.floor": symbolic.floor, "math.ceil": symbolic.ceil, "math.trunc": symbolic.to_int,
+    "round": symbolic.round_, "torch._sym_sqrt": symbolic.sqrt, "torch.sym_sqrt": symbolic.sqrt,
+    **{f"math.{name}": lambda a, name=name: symbolic.func(name, a) for name in FUNCTIONS},
+}  # fmt: skip
+_NAMES = {"True": True, "False": False, "math.inf": float("inf"), "inf": float("inf")}
+
+
+class GuardReader:
+    """Reads conditions, given how torch calls each input."""
+
+    def __init__(self, inputs: Mapping[str, InputShape]) -> None:
+        self._inputs = {_normalise_text(name): shape for name, shape in inputs.items()}
+
+    def __call__(self, text: str) -> Truth:
+        try:
+            cond: Truth = self._read(ast.parse(text.strip(), mode="eval").body)
+        except (_UnknownError, SyntaxError) as error:
+            raise UnsupportedError(
+                f"a condition on the inputs cannot be carried over: {text} ({error})"
+            ) from None
+        return cond
+
+    def _read(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+            return _BINARY[type(node.op)](self._read(node.left), self._read(node.right))
+        if isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
+            return _UNARY[type(node.op)](self._read(node.operand))
+        if isinstance(node, ast.BoolOp):
+            connect = symbolic.and_ if isinstance(node.op, ast.And) else symbolic.or_
+            return _make_extreme(connect)(*map(self._read, node.values))
+        if isinstance(node, ast.Compare):
+            return self._comparison(node)
+        if isinstance(node, ast.IfExp):
+            return symbolic.ite(*map(self._read, (node.test, node.body, node.orelse)))
+        return self._place(node)
+
+    def _comparison(self, node: ast.Compare) -> Truth:
+        values = [self._read(x) for x in (node.left, *node.comparators)]
+        result: Truth = True
+        for op, a, b in zip(node.ops, values, values[1:], strict=False):
+            if type(op) not in _COMPARISONS:
+                raise _UnknownError(f"{type(op).__name__} is not a comparison of numbers")
+            result = symbolic.and_(result, _COMPARISONS[type(op)](a, b))
+        return result
+
+    def _place(self, node: ast.expr) -> Any:
+        """A size of an input, an input that is a number, a function."""
+        text = _normalise_text(ast.unparse(node))
+        if text in _NAMES:
+            return _NAMES[text]
+        shape = self._inputs.get(text)
+        if shape is not None and shape.sizes is None:
+            return shape.value if shape.number is None else shape.number
+        size = re.fullmatch(r"(.*)\.(?:size\(\)|shape)\[(\d+)\]", text)
+        if size and size[1] in self._inputs:
+            sizes = self._inputs[size[1]].sizes
+            if sizes is not None and int(size[2]) < len(sizes):
+                return sizes[int(size[2])]
+        if isinstance(node, ast.Call) and (function := ast.unparse(node.func)) in _CALLS:
+            return _CALLS[function](*map(self._read, node.args))
+        raise _UnknownError(f"{text} is neither an input nor a function on numbers")
+
+
+class _UnknownError(Exception):
+    """A part of a condition that cannot be read."""
+
+
+def _normalise_text(text: str) -> str:
+    return ast.unparse(ast.parse(text, mode="eval"))

@@ -1,4 +1,4 @@
-"""A `torch.export.ExportedProgram` as a program of ours."""
+"""Converts a `torch.export.ExportedProgram` to an `ExportedProgram`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from torch.utils import _pytree as pytree
 
 from graphport.errors import InputError, ShapeError, UnsupportedError
 from graphport.ops import Abstract
-from graphport.ops.abstract import row_major
-from graphport.ops.tensor import abstract_tensor
 from graphport.program import signature as ours
 from graphport.program.checks import InputChecks, InputShape
 from graphport.program.exported import CallSpec, ExportedProgram, ModuleCall
-from graphport.program.module import graph_module
-from graphport.program.torch_interop.conventions import our_stacks
-from graphport.program.torch_interop.expressions import FromSympy, bound, values_of
-from graphport.program.torch_interop.guards import GuardReader
+from graphport.program.module import make_graph_module
+from graphport.program.torch_interop.environment import make_incoming_stacks
+from graphport.program.torch_interop.expressions import (
+    FromSympy,
+    GuardReader,
+    convert_bound,
+    get_example_values,
+)
 from graphport.symbolic import Expr, Range, Scope, Truth, ge, le
 from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.tensors.abstract import contiguous_strides, make_abstract_tensor
 
 aten = torch.ops.aten
 
@@ -55,9 +58,9 @@ class _Conversion:
         self.given = given
         self.scope = Scope()
         self.expr = FromSympy(self._symbol)
-        self.shape_env = _shape_env(given)
-        self.names = _dim_names(self.shape_env)
-        self._stack = our_stacks()
+        self.shape_env = _find_shape_env(given)
+        self.names = _find_dim_names(self.shape_env)
+        self._stack = make_incoming_stacks()
         self._symbols: dict[Any, Expr] = {}
         self._unbacked: dict[Any, Range] = {}
         """The data-dependent symbols, and what torch knows of each."""
@@ -89,7 +92,7 @@ class _Conversion:
             checks=InputChecks(shapes, ranges, facts),
             argument_names=self._argument_names(),
             positional=spec.in_spec.children()[0].num_children,
-            module_call_graph=list(map(_call, given.module_call_graph)),
+            module_call_graph=list(map(_convert_call, given.module_call_graph)),
             dialect=given.dialect,
             scope=self.scope,
         )
@@ -126,10 +129,10 @@ class _Conversion:
             told = self.shape_env.var_to_range.get(symbol)
         if told is None:
             return Range(0 if kind is int else -math.inf, math.inf)
-        return Range(bound(told.lower), bound(told.upper))
+        return Range(convert_bound(told.lower), convert_bound(told.upper))
 
     def _hint(self, symbol: Any, limits: Range, kind: type) -> Any:
-        known = {} if self.shape_env is None else values_of(self.shape_env)
+        known = {} if self.shape_env is None else get_example_values(self.shape_env)
         if symbol in known and (hint := kind(known[symbol])) in limits:
             return hint
         return kind(limits.lower if abs(limits.lower) != math.inf else 0)
@@ -142,7 +145,7 @@ class _Conversion:
             if not isinstance(e, sympy.Symbol) and e.free_symbols <= self._symbols.keys():
                 told = self.expr(e)
                 if isinstance(told, Expr):
-                    found[told] = Range(bound(limits.lower), bound(limits.upper))
+                    found[told] = Range(convert_bound(limits.lower), convert_bound(limits.upper))
         return found
 
     def _facts(self, shapes: list[InputShape]) -> list[Expr]:
@@ -155,8 +158,8 @@ class _Conversion:
     def _learn(self, facts: list[Expr], module: GraphModule) -> None:
         """State in the scope what the program checks, of its inputs and of data."""
         limits = (cond for symbol, r in self._unbacked.items()
-                  for cond in _within(self._symbols[symbol], r))  # fmt: skip
-        for cond in (*limits, *facts, *_asserted(module)):
+                  for cond in _express_range(self._symbols[symbol], r))  # fmt: skip
+        for cond in (*limits, *facts, *_find_assertions(module)):
             try:
                 self.scope.assume(cond, reason="checked by the program")
             except ShapeError as error:
@@ -174,7 +177,7 @@ class _Conversion:
             if node.op == "placeholder":
                 new.name = node.name
             new.meta = self._metadata(node)
-        return graph_module(root, graph)
+        return make_graph_module(root, graph)
 
     def _attribute(self, module: GraphModule, target: str, root: nn.Module) -> None:
         inner = getattr(module, target, None) if "." not in target else None
@@ -215,11 +218,11 @@ class _Conversion:
                 f"{node.name} has layout {t.layout}; only strided tensors are supported"
             )
         sizes, strides = (tuple(map(self._number, x)) for x in (t.shape, t.stride()))
-        packed = row_major(sizes)
+        packed = contiguous_strides(sizes)
         plain = all(a is b or a == b for a, b in zip(strides, packed, strict=True))
         offset = self._number(t.storage_offset())
         about = Abstract(sizes, t.dtype, t.device, None if plain else strides, offset)
-        return abstract_tensor(about, t.requires_grad)
+        return make_abstract_tensor(about, t.requires_grad)
 
     def _number(self, x: Any) -> Any:
         return self.expr(x.node.expr) if isinstance(x, _SYMBOLIC) else x
@@ -228,11 +231,16 @@ class _Conversion:
 
     def _input_spec(self, spec: theirs.InputSpec) -> ours.InputSpec:
         return ours.InputSpec(
-            ours.InputKind[spec.kind.name], _argument(spec.arg), spec.target, spec.persistent
+            ours.InputKind[spec.kind.name],
+            _convert_argument(spec.arg),
+            spec.target,
+            spec.persistent,
         )
 
     def _output_spec(self, spec: theirs.OutputSpec) -> ours.OutputSpec:
-        return ours.OutputSpec(ours.OutputKind[spec.kind.name], _argument(spec.arg), spec.target)
+        return ours.OutputSpec(
+            ours.OutputKind[spec.kind.name], _convert_argument(spec.arg), spec.target
+        )
 
     def _shapes(self, signature: ours.GraphSignature, nodes: dict[str, Node]) -> list[InputShape]:
         """What each flat input must be."""
@@ -289,18 +297,18 @@ class _Conversion:
         """The inputs that the program was captured with, or ones without data at those sizes."""
         if self.given.example_inputs is not None:
             return self.given.example_inputs
-        leaves = [_stand_in(shape, self.scope) for shape in shapes]
+        leaves = [_make_example(shape, self.scope) for shape in shapes]
         return pytree.tree_unflatten(leaves, self.given.call_spec.in_spec)
 
 
-def _stand_in(shape: InputShape, scope: Scope) -> Any:
+def _make_example(shape: InputShape, scope: Scope) -> Any:
     if shape.sizes is None:
         return shape.value if shape.number is None else scope.hint(shape.number)
     sizes = [scope.hint(s) for s in shape.sizes]
     return torch.empty(sizes, dtype=shape.dtype, device="meta")
 
 
-def _argument(argument: Any) -> ours.Argument:
+def _convert_argument(argument: Any) -> ours.Argument:
     if isinstance(argument, theirs.TensorArgument):
         return ours.TensorArgument(argument.name)
     if isinstance(argument, _SYMBOLIC_ARGUMENTS):
@@ -318,11 +326,11 @@ def _argument(argument: Any) -> ours.Argument:
     )
 
 
-def _call(entry: Any) -> ModuleCall:
+def _convert_call(entry: Any) -> ModuleCall:
     """A module of the program; that of the program itself is told by its call spec."""
     kept = entry.signature if entry.fqn else None
     return ModuleCall(entry.fqn, kept and ours.ModuleCallSignature(
-        tuple(map(_argument, kept.inputs)), tuple(map(_argument, kept.outputs)),
+        tuple(map(_convert_argument, kept.inputs)), tuple(map(_convert_argument, kept.outputs)),
         kept.in_spec, kept.out_spec, tuple(kept.forward_arg_names or ()),
     ))  # fmt: skip
 
@@ -331,7 +339,7 @@ def _is_unbacked(symbol: Any) -> bool:
     return str(symbol).startswith(("u", "zuf"))
 
 
-def _shape_env(program: export.ExportedProgram) -> Any:
+def _find_shape_env(program: export.ExportedProgram) -> Any:
     """The shape environment that the sizes of a program belong to; None if all are fixed."""
     for node in program.graph.nodes:
         for val in pytree.tree_leaves(node.meta.get("val")):
@@ -343,7 +351,7 @@ def _shape_env(program: export.ExportedProgram) -> Any:
     return None
 
 
-def _dim_names(shape_env: Any) -> dict[Any, str]:
+def _find_dim_names(shape_env: Any) -> dict[Any, str]:
     """The names of the user's dims: torch keeps them by the source of a size, as text.
 
     `dx` names the symbol of that size, and `2*dx + 1` the one that the size is computed from.
@@ -360,14 +368,14 @@ def _dim_names(shape_env: Any) -> dict[Any, str]:
     return names
 
 
-def _within(e: Expr, r: Range) -> Iterator[Truth]:
+def _express_range(e: Expr, r: Range) -> Iterator[Truth]:
     if r.lower != -math.inf:
         yield ge(e, r.lower)
     if r.upper != math.inf:
         yield le(e, r.upper)
 
 
-def _asserted(module: GraphModule) -> Iterator[Expr]:
+def _find_assertions(module: GraphModule) -> Iterator[Expr]:
     """Conditions that the graph asserts."""
     for node in module.graph.nodes:
         if node.target is aten._assert_scalar.default and isinstance(node.args[0], Node):

@@ -1,9 +1,10 @@
-"""A program of ours as a `torch.export.ExportedProgram`."""
+"""Converts an `ExportedProgram` to a `torch.export.ExportedProgram`."""
 
 from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,15 +16,13 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from graphport.errors import UnsupportedError
+from graphport.program import bounds
 from graphport.program import signature as ours
-from graphport.program.attributes import Places
 from graphport.program.bounds import CHECKS
+from graphport.program.codegen import AttributePaths, is_quotable, make_unique_identifiers
 from graphport.program.exported import ExportedProgram
-from graphport.program.identifiers import is_quotable, unique_identifiers
-from graphport.program.module import own_state
-from graphport.program.torch_interop.assertions import assert_bounds
-from graphport.program.torch_interop.conventions import torch_stacks
-from graphport.program.torch_interop.environment import Environment
+from graphport.program.module import collect_state
+from graphport.program.torch_interop.environment import TorchEnvironment, make_outgoing_stacks
 from graphport.symbolic import Expr, bitand, bitor
 from graphport.symbolic.bridge import from_torch
 
@@ -31,7 +30,7 @@ aten = torch.ops.aten
 
 _VERIFIERS = {"ATEN": Verifier, "TRAINING": TrainingIRVerifier}
 _METADATA = ("stack_trace", "torch_fn", "source_fn_stack", "custom")
-_WRITES = {
+_MUTATIONS = {
     ours.OutputKind.BUFFER_MUTATION, ours.OutputKind.PARAMETER_MUTATION,
     ours.OutputKind.USER_INPUT_MUTATION,
 }  # fmt: skip
@@ -45,22 +44,22 @@ _FURTHER_CALL = re.compile(r"@\d+$")
 
 def convert(program: ExportedProgram) -> export.ExportedProgram:
     _check_texts(program)
-    environment = Environment(program)
+    environment = TorchEnvironment(program)
     paths = _Paths(program)
     graph_module = _Conversion(program, environment, paths).module(
         program.graph_module, is_top=True
     )
-    _settle_outputs(graph_module.graph, program)
+    _separate_outputs(graph_module.graph, program)
     nodes = {node.name: node for node in graph_module.graph.nodes}
-    state, constants = _state(program, paths)
+    state, constants = _convert_state(program, paths)
     try:
         return export.ExportedProgram(
             root=graph_module,
             graph=graph_module.graph,
-            graph_signature=_signature(program, graph_module, nodes, paths),
+            graph_signature=_convert_signature(program, graph_module, nodes, paths),
             state_dict=state,
             range_constraints=environment.range_constraints(),
-            module_call_graph=_calls(program, nodes, paths),
+            module_call_graph=_convert_calls(program, nodes, paths),
             example_inputs=program.example_inputs,
             constants=constants,
             verifiers=[_VERIFIERS[program.dialect]],
@@ -98,7 +97,7 @@ class _Paths:
         called = set().union(*stacks)
         called |= {call.fqn for call in program.module_call_graph}
         modules = {_FURTHER_CALL.sub("", key) for key in called}
-        self.of_state = Places({*program.state_dict, *program.constants, *modules})
+        self.of_state = AttributePaths({*program.state_dict, *program.constants, *modules})
 
     def of_module(self, key: str) -> str:
         """Of a module, or of a further call of it: `encoder@1`."""
@@ -109,13 +108,15 @@ class _Paths:
 class _Conversion:
     """Copies graphs; what describes a node is told in torch's terms."""
 
-    def __init__(self, program: ExportedProgram, environment: Environment, paths: _Paths) -> None:
+    def __init__(
+        self, program: ExportedProgram, environment: TorchEnvironment, paths: _Paths
+    ) -> None:
         self.environment = environment
         self.checked = program.from_file
         stacks = (n.meta.get("nn_module_stack") or {} for n in program.graph.nodes)
         first = next((stack for stack in stacks if stack), None)
         root = next(iter(first.values())) if first else ("", "torch.nn.modules.module.Module")
-        self.stack = torch_stacks(paths.of_module, root)
+        self.stack = make_outgoing_stacks(paths.of_module, root)
 
     def module(self, module: GraphModule, *, is_top: bool = False) -> GraphModule:
         root, graph = nn.Module(), Graph()
@@ -136,7 +137,7 @@ class _Conversion:
             mapping[node] = new
             new.meta = self._metadata(node, is_input=is_top and node.op == "placeholder")
             if self.checked and node.target in CHECKS:
-                assert_bounds(graph, new)
+                insert_bounds_assertions(graph, new)
         return GraphModule(root, graph)
 
     def _xor(self, graph: Graph, node: Node, args: tuple[Any, ...]) -> Node:
@@ -164,7 +165,7 @@ class _Conversion:
         return meta
 
 
-def _settle_outputs(graph: Graph, program: ExportedProgram) -> None:
+def _separate_outputs(graph: Graph, program: ExportedProgram) -> None:
     """torch tells what a program writes by the name of a node: each write needs one of its own.
 
     A number that has turned out to be fixed is no node. That is for our scope to say: torch takes
@@ -181,22 +182,24 @@ def _settle_outputs(graph: Graph, program: ExportedProgram) -> None:
         if isinstance(spec.arg, ours.SymbolicArgument):
             number = program.scope.simplify(from_torch(told[i].meta["val"]))
             results[i] = value if isinstance(number, Expr) else number
-        elif spec.kind in _WRITES and value in seen:
+        elif spec.kind in _MUTATIONS and value in seen:
             with graph.inserting_before(output):
                 results[i] = graph.call_function(aten.clone.default, (value,))
                 results[i].meta = {k: v for k, v in value.meta.items() if k != "unbacked_bindings"}
-        elif spec.kind in _WRITES:
+        elif spec.kind in _MUTATIONS:
             seen.add(value)
     output.args = (tuple(results),)
 
 
-def _state(program: ExportedProgram, paths: _Paths) -> tuple[dict[str, Any], dict[str, Any]]:
+def _convert_state(
+    program: ExportedProgram, paths: _Paths
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """The state dict and the constants. What the program writes to is copied: torch's modules write
     to the tensors of the program, and ours are the user's own.
     """
     state: dict[str, Any] = {}
     constants: dict[str, Any] = {}
-    for name, t, _ in own_state(program):
+    for name, t, _ in collect_state(program):
         (state if name in program.state_dict else constants)[paths.of_state(name)] = t
     return state, constants
 
@@ -204,7 +207,7 @@ def _state(program: ExportedProgram, paths: _Paths) -> tuple[dict[str, Any], dic
 # The signature
 
 
-def _signature(
+def _convert_signature(
     program: ExportedProgram,
     module: GraphModule,
     nodes: dict[str, Node],
@@ -215,7 +218,7 @@ def _signature(
     inputs = [
         theirs.InputSpec(
             theirs.InputKind[spec.kind.name],
-            _named(spec.arg, nodes),
+            _convert_named(spec.arg, nodes),
             spec.target and paths.of_state(spec.target),
             spec.persistent,
         )
@@ -224,27 +227,27 @@ def _signature(
     outputs = [
         theirs.OutputSpec(
             theirs.OutputKind[spec.kind.name],
-            _argument(spec.arg, value),
-            _written(spec, paths),
+            _convert_argument(spec.arg, value),
+            _find_mutation_target(spec, paths),
         )
         for spec, value in zip(signature.output_specs, results, strict=True)
     ]
     return theirs.ExportGraphSignature(inputs, outputs)
 
 
-def _written(spec: ours.OutputSpec, paths: _Paths) -> str | None:
+def _find_mutation_target(spec: ours.OutputSpec, paths: _Paths) -> str | None:
     """What an output is written to: an input of the graph, or state."""
     is_input = spec.target is None or spec.kind is ours.OutputKind.USER_INPUT_MUTATION
     return spec.target if is_input else paths.of_state(spec.target or "")
 
 
-def _named(argument: ours.Argument, nodes: dict[str, Node]) -> Any:
+def _convert_named(argument: ours.Argument, nodes: dict[str, Node]) -> Any:
     if isinstance(argument, ours.ConstantArgument):
-        return _argument(argument, argument.value)
-    return _argument(argument, nodes[argument.name])
+        return _convert_argument(argument, argument.value)
+    return _convert_argument(argument, nodes[argument.name])
 
 
-def _argument(argument: ours.Argument, value: Any) -> Any:
+def _convert_argument(argument: ours.Argument, value: Any) -> Any:
     """What stands in torch's signature for a node, or for a constant."""
     if not isinstance(value, Node):
         if not isinstance(value, (int, float, bool, str, type(None))):
@@ -256,19 +259,132 @@ def _argument(argument: ours.Argument, value: Any) -> Any:
     return kind(value.name)
 
 
-def _calls(
+def _convert_calls(
     program: ExportedProgram, nodes: dict[str, Node], paths: _Paths
 ) -> list[ModuleCallEntry]:
     """The program itself first, then its modules; of some the signature was kept."""
     spec = program.call_spec
-    names = unique_identifiers(program.argument_names)
+    names = make_unique_identifiers(program.argument_names)
     top = ModuleCallSignature([], [], spec.in_spec, spec.out_spec, names)
     found = [ModuleCallEntry("", top)]
     for call in program.module_call_graph:
         kept = call.signature
         if call.fqn:
             found.append(ModuleCallEntry(paths.of_module(call.fqn), kept and ModuleCallSignature(
-                [_named(a, nodes) for a in kept.inputs], [_named(a, nodes) for a in kept.outputs],
+                [_convert_named(a, nodes) for a in kept.inputs],
+                [_convert_named(a, nodes) for a in kept.outputs],
                 kept.in_spec, kept.out_spec, list(kept.argument_names) or None,
             )))  # fmt: skip
     return found
+
+
+# Emits the checks of `program/bounds.py` as nodes: torch's programs call operators alone.
+
+Make = Callable[..., Any]
+"""Makes a node that calls a function."""
+
+
+def insert_bounds_assertions(graph: Graph, node: Node) -> None:
+    """Have a call that has just been written checked before it is made."""
+    check = bounds.CHECKS[node.target]
+    args = bounds.bind_arguments(node.target, node.args, node.kwargs)
+
+    def make(function: Any, *args: Any) -> Any:
+        made = graph.call_function(function, args)
+        values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+        made.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
+        made.meta["val"] = function(*values)
+        return made
+
+    with graph.inserting_before(node):
+        try:
+            for condition in _CONDITIONS[check](make, *args):
+                made = graph.call_function(aten._assert_scalar.default, (condition, _MESSAGE))
+                made.meta = {**condition.meta, "val": None}
+        except (IndexError, TypeError) as error:
+            raise UnsupportedError(f"{node.name} has arguments that {node.target} cannot take: "
+                                   f"{error}") from error  # fmt: skip
+
+
+_MESSAGE = "an operator of the program has arguments that it cannot take"
+
+
+def _emit_size(make: Make, x: Any, dim: int) -> Any:
+    return make(aten.sym_size.int, x, dim)
+
+
+def _fft(make: Make, x: Any, dims: Any, *_: Any) -> Iterator[Any]:
+    if len(set(dims)) < len(dims):
+        raise IndexError("a dim is given twice")
+    for dim in dims:
+        yield make(operator.ge, _emit_size(make, x, dim), 0)
+
+
+def _fft_to_real(make: Make, x: Any, dims: Any, _: Any, count: Any) -> Iterator[Any]:
+    yield from _fft(make, x, dims)
+    needed = make(operator.add, make(operator.floordiv, count, 2), 1)
+    yield make(operator.ge, _emit_size(make, x, dims[-1]), needed)
+    yield make(operator.ge, count, 1)
+
+
+def _batch_norm(make: Make, x: Any, *numbers: Any) -> Iterator[Any]:
+    channels = _emit_size(make, x, 1)
+    for t in numbers[:4]:
+        if isinstance(t, Node):
+            yield make(operator.eq, _emit_size(make, t, 0), channels)
+
+
+def _norm(make: Make, x: Any, weight: Any, bias: Any, *_: Any) -> Iterator[Any]:
+    return _batch_norm(make, x, weight, bias)
+
+
+def _resize(make: Make, x: Any, sizes: Any, _: Any, *scales: Any) -> Iterator[Any]:
+    for i, (out, scale) in enumerate(zip(sizes, scales, strict=False)):
+        if scale is not None:
+            most = make(operator.add, make(operator.mul, _emit_size(make, x, 2 + i), scale), 1)
+            yield make(operator.le, out, most)
+
+
+def _weight_norm(make: Make, v: Any, g: Any, dim: Any) -> Iterator[Any]:
+    yield make(operator.eq, make(aten.sym_numel.default, g), _emit_size(make, v, dim))
+
+
+def _attention(make: Make, query: Any, key: Any, value: Any, *_: Any) -> Iterator[Any]:
+    yield make(operator.eq, _emit_size(make, key, -2), _emit_size(make, value, -2))
+
+
+def _lstm(
+    make: Make, x: Any, hx: Any, params: Any, biases: Any, layers: Any, dropout: Any, train: Any,
+    both: Any, batch_first: Any,
+) -> Iterator[Any]:  # fmt: skip
+    """The sizes of weights are those of tensors of the program, and the others are compared."""
+    directions = 2 if both else 1
+    hidden, cells = (_emit_size(make, t, -1) for t in hx)
+    is_projected = hx[0].meta["val"].shape[-1] != hx[1].meta["val"].shape[-1]
+    kinds = 2 + 2 * bool(biases) + is_projected
+    if len(params) != kinds * layers * directions:
+        raise IndexError(f"{layers} layers with {len(params)} weights")
+    gates = make(operator.mul, cells, 4)
+    yield make(operator.ne if is_projected else operator.eq, hidden, cells)
+    for t in hx:
+        yield make(operator.eq, _emit_size(make, t, 0), layers * directions)
+    for i in range(layers * directions):
+        inner = make(operator.mul, hidden, directions)
+        width = _emit_size(make, x, -1) if i < directions else inner
+        wanted = [(gates, width), (gates, hidden), *([(gates,), (gates,)] if biases else [])]
+        wanted += [(hidden, cells)] if is_projected else []
+        for t, sizes in zip(params[i * kinds : (i + 1) * kinds], wanted, strict=True):
+            for dim, size in enumerate(sizes):
+                yield make(operator.eq, _emit_size(make, t, dim), size)
+
+
+_CONDITIONS: dict[bounds.Check, Callable[..., Iterator[Any]]] = {
+    bounds.check_fft: _fft,
+    bounds.check_fft_to_real: _fft_to_real,
+    bounds.check_batch_norm: _batch_norm,
+    bounds.check_norm: _norm,
+    bounds.check_resize: _resize,
+    bounds.check_weight_norm: _weight_norm,
+    bounds.check_attention: _attention,
+    bounds.check_lstm: _lstm,
+}

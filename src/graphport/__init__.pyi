@@ -1,0 +1,29 @@
+"""The public names, each with its place: for type checkers, and for `__init__.py`."""
+
+from graphport import errors as errors
+from graphport import fx as fx
+from graphport import onnx as onnx
+from graphport import ort as ort
+from graphport import partition as partition
+from graphport.capture.control_flow.functional import map as map
+from graphport.capture.control_flow.functional import scan as scan
+from graphport.capture.draft import DraftProgram as DraftProgram
+from graphport.capture.draft import draft_export as draft_export
+from graphport.capture.export import export as export
+from graphport.capture.fake_mode import fake_mode as fake_mode
+from graphport.capture.spec.inputs import register_dataclass as register_dataclass
+from graphport.capture.spec.shapes import AdditionalInputs as AdditionalInputs
+from graphport.capture.spec.shapes import ShapesCollection as ShapesCollection
+from graphport.capture.spec.shapes import refine_dynamic_shapes as refine_dynamic_shapes
+from graphport.program.exported import ExportedProgram as ExportedProgram
+from graphport.program.files import load as load
+from graphport.program.files import save as save
+from graphport.program.signature import GraphSignature as GraphSignature
+from graphport.program.signature import InputKind as InputKind
+from graphport.program.signature import InputSpec as InputSpec
+from graphport.program.signature import OutputKind as OutputKind
+from graphport.program.signature import OutputSpec as OutputSpec
+from graphport.program.torch_interop import from_torch as from_torch
+from graphport.program.unflatten import unflatten as unflatten
+from graphport.symbolic.dims import Dim as Dim
+from graphport.symbolic.dims import dims as dims

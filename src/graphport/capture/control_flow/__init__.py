@@ -1,0 +1,1 @@
+"""Control flow and higher-order operators: functions that become subgraphs."""

@@ -1,0 +1,218 @@
+"""`torch.autograd.Function` in training form: captures forward and backward as subgraphs.
+
+Forward and backward become graphs of their own under torch's `autograd_function_apply`. What the
+forward leaves on its context for the backward are further results of its graph. In the functional
+form a Function is no more than what its forward computes, which needs nothing from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
+
+from graphport import process, source
+from graphport.capture.trace.subgraph import Subgraph
+from graphport.capture.trace.tracer import Tracer, wants_grad
+from graphport.capture.trace.values import Value
+from graphport.errors import ExportError, UnsupportedError
+from graphport.tensors.abstract import make_abstract_tensor
+
+autograd_function_apply = torch.ops.higher_order.autograd_function_apply
+
+
+class Context:
+    """What a Function's own code sees as `ctx`."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Any, ...] = ()
+        self.without_gradient: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.without_gradient = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Gradients are always there while a backward is captured."""
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        raise UnsupportedError(
+            "an autograd.Function that writes to its arguments has no training form",
+            where=source.locate_user_line(),
+            fix="return a new tensor from forward",
+        )
+
+
+@contextmanager
+def record_functions(tracer: Tracer) -> Iterator[None]:
+    """While this lasts, calls of Functions in this thread are recorded with their backward."""
+    before = getattr(_thread, "tracer", None)
+    _thread.tracer = tracer
+    try:
+        with _APPLY_PATCH:
+            yield
+    finally:
+        _thread.tracer = before
+
+
+_thread = process.make_thread_local()
+
+
+def _patch_apply() -> Iterator[process.Replacement]:
+    original = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        tracer = getattr(_thread, "tracer", None)
+        if tracer is None or not wants_grad(args):
+            return original.__get__(None, cls)(*args, **kwargs)
+        if cls is CheckpointFunction:
+            # Its backward computes the forward again: the derivative of what it runs is the same.
+            function, _, *operands = args
+            return function(*operands)
+        return record_function_call(tracer, cls, args)
+
+    kind = type(autograd_function_apply)
+    call = kind.__call__
+
+    def call_again(op: Any, *args: Any, **kwargs: Any) -> Any:
+        tracer = getattr(_thread, "tracer", None)
+        return call(op, *args, **kwargs) if tracer is None else _retrace_call(tracer, *args)
+
+    yield torch.autograd.Function, "apply", classmethod(apply)
+    yield kind, "__call__", call_again
+
+
+_APPLY_PATCH = process.Patch(_patch_apply)
+
+
+def record_function_call(tracer: Tracer, cls: Any, args: tuple[Any, ...]) -> Any:
+    context = Context(tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args))
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    forward = Subgraph(tracer, "fwd_body")
+    forward.take(*tensors)
+    kept: list[Any] = []
+    returned: list[Any] = []
+
+    def run() -> Any:
+        with torch.no_grad():
+            out = _run_forward(cls, context, args)
+        returned[:] = pytree.tree_leaves(out)
+        kept[:] = [
+            t for t in pytree.tree_leaves(_list_saved(context)) if isinstance(t, torch.Tensor)
+        ]
+        return out, kept
+
+    forward.run(run)
+    assert forward.spec is not None
+    single = forward.spec.children()[0].is_leaf()
+    count = len(forward.results) - len(kept)
+    outs, saved = forward.results[:count], forward.results[count:]
+
+    backward = Subgraph(tracer, "bwd_body")
+    grads = [_add_input(backward, f"grad_{i}", n) for i, n in enumerate(outs)]
+    inner = {id(t): _add_input(backward, n.name, n) for t, n in zip(kept, saved, strict=True)}
+    _rebind_context(context, inner)
+
+    def run_back() -> Any:
+        with torch.no_grad():
+            given = cls.backward(context, *grads)
+        return given if isinstance(given, tuple) else (given,)
+
+    try:
+        backward.run(run_back)
+    except ExportError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"the backward of {cls.__name__} cannot be captured: {error}",
+            where=source.locate_function(cls.backward),
+            fix="write it with torch functions on its arguments and saved tensors",
+        ) from error
+    by_argument = dict(zip(map(id, args), backward.results, strict=False))
+    for outer in backward.outside:  # what the backward uses from around comes through the forward
+        backward.given.append(backward.frame.inputs[outer])
+        with tracer.recorder.within(forward.frame):
+            saved.append(tracer.recorder.lift_to_input(outer))
+    taken = forward.outside
+    nodes = {tracer.read(tracer.value(t)): by_argument.get(id(t)) for t in tensors}
+    backward.results = [nodes.get(n) for n in taken]
+    about = [n.meta["val"]._abstract for n in outs]
+    forward.results = [outs[0] if single else tuple(outs), tuple(saved)]
+    _drop_grad_modes(tracer, forward, backward)
+    graphs = [forward.finish(taken), backward.finish([])]
+    unmarked = {id(t) for t in context.without_gradient}
+    options = {
+        "non_differentiable_idx": [i for i, t in enumerate(returned) if id(t) in unmarked],
+        "saved_for_backward_idx": list(range(len(saved))),
+    }
+    described: Any = about[0] if single else tuple(about)
+    node = tracer.recorder.node(
+        autograd_function_apply, (*graphs, *taken), options, described, "autograd_function_apply"
+    )
+    return tracer.fresh(described, node, grad=True)
+
+
+def _drop_grad_modes(tracer: Tracer, *graphs: Subgraph) -> None:
+    """That a Function computes without gradients is torch's business, not the graphs'."""
+    inside = {g.frame.graph for g in graphs}
+    modes = tracer.recorder.grad_modes
+    for node in [n for n in modes if n.graph in inside]:
+        del modes[node]
+
+
+def _run_forward(cls: Any, context: Context, args: tuple[Any, ...]) -> Any:
+    """Both ways in which a Function may be written."""
+    if cls.setup_context is torch.autograd.Function.setup_context:
+        return cls.forward(context, *args)
+    out = cls.forward(*args)
+    cls.setup_context(context, args, out)
+    return out
+
+
+def _list_saved(context: Context) -> list[Any]:
+    """What is kept for the backward: saved tensors, and attributes of the user's."""
+    own = ("needs_input_grad", "without_gradient")
+    return [v for k, v in vars(context).items() if k not in own]
+
+
+def _rebind_context(context: Context, inner: dict[int, Any]) -> None:
+    """Let the context hold the backward's own values."""
+    for name, value in vars(context).items():
+        if name != "without_gradient":
+            setattr(context, name, pytree.tree_map(lambda t: inner.get(id(t), t), value))
+
+
+def _add_input(graph: Subgraph, name: str, like: Node) -> torch.Tensor:
+    abstract = like.meta["val"]._abstract
+    node = graph.frame.open(name, make_abstract_tensor(abstract))
+    graph.given.append(node)
+    with graph.tracer.recorder.within(graph.frame):
+        graph.tracer.recorder.define_sizes(node)
+    return graph.tracer.wrap(Value(abstract, node, origin=node))
+
+
+def _retrace_call(tracer: Tracer, forward: Any, backward: Any, *operands: Any) -> Any:
+    """The same call in a program that is captured once more."""
+
+    class Again:
+        setup_context = torch.autograd.Function.setup_context
+
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            out, saved = forward(*inputs)
+            ctx.save_for_backward(*saved)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return backward(*grads, *ctx.saved_tensors)
+
+    return record_function_call(tracer, Again, operands)

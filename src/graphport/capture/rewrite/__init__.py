@@ -1,0 +1,1 @@
+"""Rewriting of captured programs: functionalisation and decomposition."""

@@ -1,0 +1,147 @@
+"""Error messages of capture in the user's words: what cannot be captured, and variable names.
+
+Refused here are layers that need the data of their inputs or other processes, before they run; and
+exceptions of torch's are translated that tell of tensors without data, not of a mistake in the
+program.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from graphport import source
+from graphport.errors import DataDependentError, ExportError, UnsupportedError
+from graphport.symbolic import Expr
+from graphport.symbolic.bridge import from_torch
+from graphport.symbolic.explain import VariableNames
+from graphport.tensors.abstract import AbstractTensor
+
+
+class _Layer(NamedTuple):
+    applies: Callable[[nn.Module, Any], bool]
+    what: str
+    fix: str
+
+
+_LAYERS = (
+    _Layer(
+        lambda module, args: isinstance(module, nn.parallel.DistributedDataParallel),
+        "{} is a DistributedDataParallel, which meets other processes as it runs",
+        "capture what it wraps: model.module",
+    ),
+    _Layer(
+        lambda module, args: type(module).__name__ == "FullyShardedDataParallel",
+        "{} is a FullyShardedDataParallel, whose weights are spread over processes",
+        "capture a model that holds the full state dict",
+    ),
+)
+
+
+def refuse_layer(module: nn.Module, args: Any, path: str | None) -> None:
+    """Raise for a layer that cannot be captured as it is called."""
+    for layer in _LAYERS:
+        if layer.applies(module, args):
+            whose = f"the module {path!r}" if path else "the model"
+            whose = f"a {type(module).__name__}" if path is None else whose
+            raise UnsupportedError(
+                layer.what.format(whose), where=source.locate_user_line(), fix=layer.fix
+            )
+
+
+_TORCH_MESSAGES: tuple[tuple[str, type[ExportError], str, str], ...] = (
+    (
+        "TorchScript interpreter", UnsupportedError,
+        "the program runs TorchScript (torch.jit.script or torch.jit.trace), which fails on "
+        "tensors without data",
+        "use the Python function or module that it was made of",
+    ),
+    (
+        "data pointer", DataDependentError,
+        "the program asks for the memory of a tensor, which has none while it is captured",
+        "compute with torch functions, or in a torch.library.custom_op",
+    ),
+    (
+        "INTERNAL ASSERT FAILED", UnsupportedError,
+        "torch cannot run this on tensors without data",
+        "compute it outside of the program, or in a torch.library.custom_op",
+    ),
+)  # fmt: skip
+
+
+def translate_torch_error(error: Exception, where: source.Location | None) -> ExportError | None:
+    """An exception of torch's that capture has caused, as one of ours."""
+    if type(error).__module__.startswith("torch._dynamo."):
+        return UnsupportedError(
+            f"the program calls torch.compile, or a function that does, and that failed: "
+            f"{_first_line(error)}",
+            where=where,
+            fix="call the function itself; for flex_attention, scaled_dot_product_attention with "
+            "attn_mask",
+        )
+    if _has_passed_through(error, os.path.join("torch", "jit", "_trace.py")):
+        return UnsupportedError(
+            "torch.jit.trace cannot run on tensors without data",
+            where=where,
+            fix="trace before the program is captured, or call the function itself",
+        )
+    if isinstance(error, RuntimeError):
+        for text, kind, what, fix in _TORCH_MESSAGES:
+            if text in str(error):
+                return kind(f"{what}: {_first_line(error)}", where=where, fix=fix)
+    return None
+
+
+def _has_passed_through(error: Exception, file: str) -> bool:
+    """Whether an exception came through the code of a file."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename.endswith(file):
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
+
+
+# Finds the user's variable names for symbolic sizes and numbers, in the frames that are running.
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def collect_variable_names() -> VariableNames:
+    """Numbers by the variable that holds them; then sizes of tensors that a variable holds."""
+    frame = source.find_user_frame()
+    variables = dict(frame.f_locals) if frame is not None else {}
+    held = [*variables.items(), *_iterate_members(variables)]
+    found: dict[Expr, str] = {}
+    for name, value in held:
+        if isinstance(value, _SYMBOLIC):
+            _add_name(found, from_torch(value), name)
+    for name, value in held:
+        if isinstance(value, AbstractTensor):
+            for d, size in enumerate(value._abstract.sizes):
+                _add_name(found, size, f"{name}.shape[{d}]")
+    return VariableNames(found, variables)
+
+
+def _iterate_members(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What lists, dicts and objects hold that a variable holds."""
+    for name, value in variables.items():
+        if isinstance(value, (list, tuple)):
+            yield from ((f"{name}[{i}]", x) for i, x in enumerate(value))
+        elif isinstance(value, dict):
+            yield from ((f"{name}[{k!r}]", x) for k, x in value.items())
+        elif not isinstance(value, torch.Tensor):
+            yield from ((f"{name}.{k}", x) for k, x in getattr(value, "__dict__", {}).items())
+
+
+def _add_name(found: dict[Expr, str], e: object, text: str) -> None:
+    if isinstance(e, Expr):
+        found.setdefault(e, text)

@@ -1,0 +1,237 @@
+"""Patches that hold during capture: builtins on sizes, flags of torch, gc, recursion limit.
+
+Python's own `max`, `min`, `divmod` and `math.pow` would branch on a size, or not take one; patched,
+they make a value. Formatted text (`f"{x.item():.2f}"`) shows a symbolic number by its name.
+`scaled_dot_product_attention` takes no condition on a size for a flag: it is given its truth.
+The chunks of `linear_cross_entropy` are a number of rows that may be symbolic.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import gc
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
+from torch.utils import _python_dispatch
+
+from graphport.capture.control_flow.cond import patch_control_flow
+from graphport.capture.handlers.custom import patch_fake_impl_context
+from graphport.huggingface.cache_shapes import patch_sliding_windows
+from graphport.process import Patch, Replacement, Switch
+
+_SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat)
+BinaryFunction = Callable[[Any, Any], Any]
+
+
+def patch_builtins() -> Iterator[Replacement]:
+    """They take sizes and 0-d tensors without comparing them."""
+    functional = torch.nn.functional
+    ours = (
+        (builtins, "max", _wrap_max_min(max, torch.sym_max, torch.maximum)),
+        (builtins, "min", _wrap_max_min(min, torch.sym_min, torch.minimum)),
+        (builtins, "divmod", _wrap_divmod(divmod)),
+        (math, "pow", _wrap_pow(math.pow)),
+    )
+    yield from ours
+    taken = [call for _, _, call in ours]
+    yield Switch(lambda: (), functools.partial(_restore_dynamo_ids, taken)), "", taken
+    yield torch.SymInt, "__format__", _format_by_name
+    yield torch.SymFloat, "__format__", _format_by_name
+    attention = "scaled_dot_product_attention"
+    yield functional, attention, _wrap_attention(functional.scaled_dot_product_attention)
+    chunks: Any = torch.nn.LinearCrossEntropyOptions
+    yield chunks, "__post_init__", _wrap_options_check(chunks.__post_init__)
+    automatic = "_compute_batch_chunk_size"
+    yield chunks, automatic, _wrap_chunk_size(chunks._compute_batch_chunk_size)
+
+
+def _restore_dynamo_ids(ours: Sequence[Any], taken: Sequence[Any]) -> None:
+    """Where Dynamo was imported meanwhile, it knows our functions as Python's own, by their ids."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if taken or rules is None:
+        return
+    known = rules._builtin_function_ids
+    for call in filter(lambda c: id(c) in known, ours):
+        known.remove(id(call))
+        known.add(id(call.__wrapped__))
+        known.function_names[id(call.__wrapped__)] = known.function_names.pop(id(call))
+        rules.get_torch_obj_rule_map.cache_clear()
+
+
+def _wrap_max_min(original: Any, of_sizes: BinaryFunction, of_tensors: BinaryFunction) -> Any:
+    def choose(a: Any, b: Any) -> Any:
+        if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+            both = [torch.as_tensor(x) for x in (a, b)]
+            return of_tensors(*both) if not any(t.ndim for t in both) else original(a, b)
+        return of_sizes(a, b)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            return original(*args, **kwargs)
+        items = args
+        if len(args) == 1:
+            items = tuple(args[0])
+        for x in items:
+            if isinstance(x, (*_SYMBOLIC_NUMBERS, torch.Tensor)):
+                return functools.reduce(choose, items)
+        return original(items) if len(args) == 1 else original(*args)
+
+    return call
+
+
+def _format_by_name(number: Any, spec: str) -> str:
+    """The name stands for whatever the number will be: there are no digits to lay out."""
+    return str(number)
+
+
+def _wrap_attention(original: Any) -> Any:
+    def flag(x: Any) -> Any:
+        return bool(x) if isinstance(x, torch.SymBool) else x
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return original(*map(flag, args), **{k: flag(v) for k, v in kwargs.items()})
+
+    return call
+
+
+def _wrap_options_check(original: Any) -> Any:
+    """Options ask whether the size of chunks is an int; the operator takes a symbolic one."""
+
+    @functools.wraps(original)
+    def check(options: Any) -> None:
+        size = options.batch_chunk_size
+        if not isinstance(size, torch.SymInt):
+            original(options)
+            return
+        object.__setattr__(options, "batch_chunk_size", int(bool(size > 0)))  # it is frozen
+        original(options)
+        object.__setattr__(options, "batch_chunk_size", size)
+
+    return check
+
+
+def _wrap_chunk_size(original: Any) -> Any:
+    """The size of chunks, on which no result depends, without rounding it to a power of 2."""
+
+    @functools.wraps(original)
+    def size(options: Any, rows: Any, features: Any, classes: Any, method: Any = None) -> Any:
+        if not any(isinstance(x, torch.SymInt) for x in (rows, features, classes)):
+            return original(options, rows, features, classes, method)
+        if options.batch_chunk_size is not None:
+            return options.batch_chunk_size
+        parts = (method or options.chunking_method).partition(":")[2] or "1"
+        return torch.sym_min(-(-rows // (-(-classes // features) * int(parts))), rows)
+
+    return size
+
+
+def _wrap_divmod(original: Any) -> Any:
+    @functools.wraps(original)
+    def division(x: Any, y: Any) -> Any:
+        if isinstance(x, _SYMBOLIC_NUMBERS) or isinstance(y, _SYMBOLIC_NUMBERS):
+            return x // y, x % y
+        return original(x, y)
+
+    return division
+
+
+def _wrap_pow(original: Any) -> Any:
+    @functools.wraps(original)
+    def power(x: Any, y: Any) -> Any:
+        if isinstance(x, _SYMBOLIC_NUMBERS) or isinstance(y, _SYMBOLIC_NUMBERS):
+            return x**y
+        return original(x, y)
+
+    return power
+
+
+# State of the process and of the thread while a program is captured or rewritten.
+
+
+@contextmanager
+def enter_capture() -> Iterator[None]:
+    """Everything but the modes that see the operators."""
+    with ExitStack() as stack:
+        stack.enter_context(_USER_CODE_PATCH)
+        stack.enter_context(_disable_autocast_cache())
+        # Below autograd, composite operators arrive whole and views are ours to track.
+        stack.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
+        yield
+
+
+def _patch_gc() -> Iterator[Replacement]:
+    """Capture allocates much and drops little: a full collection in its midst only costs time."""
+    yield Switch(gc.isenabled, _set_gc_enabled), "", False
+
+
+def _set_gc_enabled(enabled: bool) -> None:
+    if enabled:
+        gc.enable()
+    else:
+        gc.disable()
+
+
+def _patch_recursion_limit() -> Iterator[Replacement]:
+    """A call of a module takes five frames, and three in eager: what eager can run is captured."""
+    limit = sys.getrecursionlimit()
+    yield Switch(sys.getrecursionlimit, sys.setrecursionlimit), "", 2 * limit + 1000
+
+
+def _patch_mode_flags() -> Iterator[Replacement]:
+    """What torch notes of modes for all threads alike, kept to be put back."""
+    module: Any = _python_dispatch
+    flag = "_is_in_any_mode_without_ignore_compile_internals"
+    for name in ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode", flag):
+        yield module, name, vars(module)[name]
+    known = vars(module)[flag]
+    yield Switch(lambda: known, set_is_in_mode_without_ignore_compile_internals), "", known
+
+
+def _patch_compiling_flags() -> Iterator[Replacement]:
+    """torch.compiler.is_compiling() is true while a program is captured."""
+    module: ModuleType = torch.compiler
+    yield module, "_is_compiling_flag", True
+    yield module, "_is_exporting_flag", True
+
+
+def _patch_distributions() -> Iterator[Replacement]:
+    """`torch.distributions` looks at the data of parameters and samples, and there is none yet."""
+    yield torch.distributions.Distribution, "_validate_args", False
+
+
+def _patch_for_user_code() -> Iterator[Replacement]:
+    yield from _patch_compiling_flags()
+    yield from _patch_distributions()
+    yield from patch_builtins()
+    yield from patch_control_flow()
+    yield from patch_sliding_windows()
+    yield from patch_fake_impl_context()
+
+
+@contextmanager
+def _disable_autocast_cache() -> Iterator[None]:
+    """Autocast remembers weights that it has cast; an abstract one must not outlive capture."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+
+
+NO_GC = Patch(_patch_gc)
+RECURSION_LIMIT = Patch(_patch_recursion_limit)
+MODE_FLAGS = Patch(_patch_mode_flags)
+"""From before the first mode to after the last."""
+_USER_CODE_PATCH = Patch(_patch_for_user_code)

@@ -1,0 +1,1 @@
+"""Inputs and `dynamic_shapes`: from what the user writes to symbols."""

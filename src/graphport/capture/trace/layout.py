@@ -1,0 +1,70 @@
+"""Whether the memory layout of a value is the one that was seen in capture, whatever comes in.
+
+Callers may pass inputs in another layout than the example's, and most operators hand the layout of
+what they read on to what they make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import torch
+from torch.fx import Node
+
+from graphport.capture.trace.state import State
+from graphport.ops import Abstract
+
+aten = torch.ops.aten
+
+# Lay their results out in the order of the dims, however their operands lie in memory.
+_CONTIGUOUS_RESULTS = frozenset({
+    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
+    aten.linear.default, aten.matmul.default, aten.embedding.default, aten.index_select.default,
+})  # fmt: skip
+
+
+class Layouts:
+    """Which nodes of a graph always have the layout that their metadata says."""
+
+    def __init__(self, state: State, unsteady: Container[Node] = ()) -> None:
+        self._state = state
+        self._unsteady = unsteady
+        """Nodes that eager may lay out otherwise, whatever comes in."""
+        self._known: dict[Node, bool] = {}
+
+    def is_certain(self, node: Node) -> bool:
+        waiting = [node]  # a graph is deeper than Python's stack
+        while waiting:
+            top = waiting[-1]
+            missing = [n for n in self._reads(top) if n not in self._known]
+            if missing and top not in self._known:
+                waiting.extend(missing)
+            else:
+                waiting.pop()
+                self._known.setdefault(top, self._decided(top))
+        return self._known[node]
+
+    def _decided(self, node: Node) -> bool:
+        if node.op == "placeholder":
+            return any(entry.node is node for entry in self._state.entries)
+        if node in self._unsteady:
+            return False
+        return node.target in _CONTIGUOUS_RESULTS or _is_contiguous_clone(node) or all(
+            self._known[n] for n in self._reads(node)
+        )  # fmt: skip
+
+    def _reads(self, node: Node) -> list[Node]:
+        return [n for n in node.all_input_nodes if not isinstance(n.meta.get("val"), _NUMBER_TYPES)]
+
+
+def has_same_layout(a: Abstract, b: Abstract) -> bool:
+    """Whether two tensors of the same sizes lie alike."""
+    return (a.is_contiguous and b.is_contiguous) or a.strides == b.strides
+
+
+_NUMBER_TYPES = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def _is_contiguous_clone(node: Node) -> bool:
+    wanted = node.kwargs.get("memory_format")
+    return node.target is aten.clone.default and wanted is torch.contiguous_format

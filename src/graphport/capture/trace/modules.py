@@ -1,0 +1,248 @@
+"""Tracks which module is running (`nn_module_stack`), and initialises lazy modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.fx.graph import _PyTreeCodeGen
+from torch.fx.node import map_arg
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.utils import _pytree as pytree
+
+from graphport import process, source
+from graphport.capture.soundness import messages
+from graphport.capture.trace import registries
+from graphport.capture.trace.recorder import Recorder
+from graphport.capture.trace.signatures import CallSignatures
+from graphport.errors import DataDependentError, ExportError, UnsupportedError
+from graphport.ops.strides import get_example_size
+from graphport.program.checks import InputChecks
+from graphport.program.module import CallGuard
+
+Stack = dict[str, tuple[str, str]]
+
+
+def class_name(module: nn.Module) -> str:
+    kind = type(module)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class ModuleTracker:
+    """Follows the calls of modules below `root`; modules made in `forward` are passed over."""
+
+    def __init__(self, root: nn.Module | None, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.calls: list[str] = []
+        """Paths of modules, in the order of their first call."""
+        self.on_initialised: Callable[[nn.Module], None] = lambda module: None
+        """Told of each lazy module that took shape."""
+        self.on_program: Callable[[InputChecks, list[Any]], None] = lambda checks, leaves: None
+        """Told of each captured program that was called, and with what."""
+        self.failure: Exception | None = None
+        self.failed_in = ""
+        """The innermost module that an exception passed through."""
+        self.signatures: CallSignatures | None = None
+        """Where calls of modules that keep their signature are noted."""
+        self._graph: str | None = None
+        """The path of the captured program that is being captured again."""
+        self._paths: dict[int, str] = {}
+        self._counts: dict[str, int] = {}
+        for path, module in registries.named_modules(root):
+            self._paths[id(module)] = path
+
+    @contextmanager
+    def inside(self, module: nn.Module) -> Iterator[str]:
+        """While this lasts, the module is running; the key of the call."""
+        path = self._paths[id(module)]
+        count = self._counts[path] = self._counts.get(path, -1) + 1
+        if count == 0:
+            self.calls.append(path)
+        key = f"{path}@{count}" if count else path
+        outer, around = self.recorder.stack, source.running.module
+        self.recorder.stack = {**outer, key: (path, class_name(module))}
+        source.running.module = path
+        try:
+            yield key
+        except Exception as error:
+            if error is not self.failure:
+                self.failure, self.failed_in = error, path
+            raise
+        finally:
+            self.recorder.stack = outer
+            source.running.module = around
+
+    @contextmanager
+    def track_calls(self) -> Iterator[None]:
+        """While this lasts, every call of a module in this thread is noted."""
+        outer = getattr(_thread, "modules", None)
+        _thread.modules = self
+        try:
+            with _CALL_PATCH:
+                yield
+        finally:
+            _thread.modules = outer
+
+    def call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            _initialise_lazy(module, args, kwargs)
+            self.on_initialised(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            return self._run_script(original, module, args, kwargs)
+        if has_origin_metadata(module):
+            return self._retrace(original, module, args, kwargs)
+        path = self._paths.get(id(module))
+        messages.refuse_layer(module, args, path)
+        if path is None:
+            return original(module, *args, **kwargs)
+        if self.signatures is None or path not in self.signatures.paths:
+            with self.inside(module):
+                return original(module, *args, **kwargs)
+        call = self.signatures.enter(path, module, args, kwargs)
+        with self.inside(module) as key:
+            return self.signatures.leave(key, call, original(module, *args, **kwargs))
+
+    def _run_script(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """Let TorchScript's interpreter run the operators, which it can where sizes are numbers."""
+        try:
+            return original(module, *args, **kwargs)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            if isinstance(error, ExportError) and not isinstance(error, DataDependentError):
+                raise
+            path = self._paths.get(id(module), type(module).__name__)
+            raise UnsupportedError(
+                f"the module {path!r} is TorchScript (torch.jit.script or torch.jit.trace), which "
+                "does not run as Python",
+                where=source.locate_user_line(),
+                fix="use the Python module that it was made of",
+            ) from error
+
+    def _retrace(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        """Graphs within a graph belong to whatever the outermost one has become."""
+        outer = self._graph
+        if outer is None:
+            self._graph = self._paths.get(id(module), "")
+        try:
+            again = make_interpreted(module, self.recorder, self._graph or "")
+            result = original(again, *args, **kwargs)
+        finally:
+            self._graph = outer
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, CallGuard) and hook.checks is not None:
+                self.on_program(hook.checks, pytree.tree_leaves((args, kwargs)))
+        return result
+
+
+_thread = process.make_thread_local()
+
+
+def _patch_module_call() -> Iterator[process.Replacement]:
+    original = nn.Module.__call__
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        watcher: ModuleTracker | None = getattr(_thread, "modules", None)
+        if watcher is None:
+            return original(module, *args, **kwargs)
+        return watcher.call(original, module, args, kwargs)
+
+    yield nn.Module, "__call__", call
+
+
+_CALL_PATCH = process.Patch(_patch_module_call)
+
+
+def _initialise_lazy(module: Any, args: Any, kwargs: Any) -> None:
+    """Let a lazy module make its parameters from the example sizes, as its first call would."""
+
+    def example(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        sizes = (
+            [get_example_size(s) for s in x._abstract.sizes] if hasattr(x, "_abstract") else x.shape
+        )
+        return torch.empty(sizes, dtype=x.dtype, device="meta")
+
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        args, kwargs = pytree.tree_map(example, (args, kwargs))
+        module._infer_parameters(module, args, kwargs)
+
+
+# Retraces a captured program: its nodes keep their metadata.
+#
+# A GraphModule whose nodes carry metadata is run node by node instead of through its generated
+# code, which is nobody's source.
+
+
+def has_origin_metadata(module: Any) -> bool:
+    """Whether a module is a graph whose nodes say where they come from."""
+    return isinstance(module, GraphModule) and any(
+        "nn_module_stack" in n.meta for n in module.graph.nodes if n.op == "call_function"
+    )
+
+
+def make_interpreted(module: GraphModule, recorder: Recorder, prefix: str) -> GraphModule:
+    """The module, hooks and state included, whose call runs its graph under its nodes' metadata."""
+    made: GraphModule = object.__new__(type(module))
+    vars(made).update(vars(module), forward=_make_forward(module, recorder, prefix))
+    return made
+
+
+def _make_forward(module: GraphModule, recorder: Recorder, prefix: str) -> Callable[..., Any]:
+    codegen = module.graph._codegen
+    structured = isinstance(codegen, _PyTreeCodeGen)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        leaves = (
+            pytree.tree_leaves((args, kwargs))
+            if structured
+            else _bind_arguments(module, args, kwargs)
+        )
+        out = _interpret_graph(module, recorder, prefix, leaves)
+        if structured:
+            return pytree.tree_unflatten(list(out), codegen.pytree_info.out_spec)
+        return out
+
+    return forward
+
+
+def _bind_arguments(module: GraphModule, args: Any, kwargs: Any) -> list[Any]:
+    """Arguments in the order of the graph's inputs."""
+    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+    values = list(args)
+    for node in inputs[len(args) :]:
+        values.append(kwargs[node.target] if node.target in kwargs else node.args[0])
+    return values
+
+
+def _interpret_graph(
+    module: GraphModule, recorder: Recorder, prefix: str, leaves: list[Any]
+) -> Any:
+    env: dict[Node, Any] = {}
+    supply = iter(leaves)
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = next(supply)
+            continue
+        args, kwargs = map_arg((node.args, node.kwargs), env.__getitem__)
+        if node.op == "output":
+            return args[0]
+        if node.op == "get_attr":
+            env[node] = _get_attribute(module, node.target)
+        elif node.op == "call_module":
+            env[node] = _get_attribute(module, node.target)(*args, **kwargs)
+        elif node.op == "call_method":
+            env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+        else:
+            with recorder.inherit_metadata(node, prefix):
+                env[node] = node.target(*args, **kwargs)
+    return None
+
+
+def _get_attribute(module: Any, path: str) -> Any:
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module

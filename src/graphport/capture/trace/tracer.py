@@ -1,0 +1,915 @@
+"""The dispatch mode that records every ATen operator and functionalises mutation.
+
+It is a dispatch mode that runs below autograd. There an operator arrives as the user called it,
+with its arguments in the order of its schema, and composite operators (`linear`, `layer_norm`,
+`einsum`, ...) arrive whole. Those with a shape rule are kept; the others are taken apart by torch's
+own kernels, whose operators arrive here in turn.
+
+Mutation becomes a new value as it happens; see `values`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+
+from graphport import source
+from graphport.capture.trace import values
+from graphport.capture.trace.concrete_run import ConcreteRun
+from graphport.capture.trace.layout import Layouts
+from graphport.capture.trace.recorder import Recorder, describe_argument
+from graphport.capture.trace.scalars import Assertions, infer_scalar
+from graphport.capture.trace.state import State
+from graphport.capture.trace.values import Value
+from graphport.errors import MutationError, UnsupportedError
+from graphport.ops import Abstract, get_op_info, infer_by_meta, promote
+from graphport.ops.effects import INVERSES, invert_view, scatter_view
+from graphport.ops.meta import (
+    SymbolicSizesError,
+    check_out_by_kernel,
+    find_decompositions,
+    find_fake_impl,
+    specialise_to_example,
+)
+from graphport.ops.registry import OpInfo
+from graphport.ops.shape import CopiedResult
+from graphport.ops.sizes import expect_condition, numel
+from graphport.ops.strides import is_dense
+from graphport.program.checks import InputChecks
+from graphport.symbolic import Expr, ge, lt
+from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor
+from graphport.tensors.concrete import has_own_dispatch
+
+aten = torch.ops.aten
+Handler = Callable[["Tracer", OpInfo, Any, dict[str, Any]], Any]
+
+WITH_FAKE_IMPL = "custom operators with a fake implementation"
+MUTATING = "operators that write to their arguments, and come in no other form"
+COMPOSITE = "custom operators that are made of others"
+# Composite operators of torch's own are taken apart unless a rule describes them whole.
+_OWN_NAMESPACES = ("aten", "prims", "prim")
+HANDLERS: dict[OpOverload | str, Handler] = {}
+"""Operators that need more than a shape rule; filled by the modules that know them.
+
+Those that are not there before a part of torch is imported are told by name, or by namespace.
+"""
+
+
+def register_handler(*ops: OpOverload | str) -> Callable[[Handler], Handler]:
+    def register(fn: Handler) -> Handler:
+        for op in ops:
+            if op in HANDLERS:
+                raise ValueError(f"{op} is handled already")
+            HANDLERS[op] = fn
+        return fn
+
+    return register
+
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_OBJECT = torch.ScriptObject
+
+
+class Tracer(TorchDispatchMode):
+    """Records operators on abstract tensors. One per capture."""
+
+    def __init__(self, recorder: Recorder, state: State) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.scope = recorder.scope
+        self.state = state
+        self.assertions = Assertions(recorder)
+        self.above: Any = nullcontext()
+        """The function mode that the user's code runs under."""
+        self.objects: list[Any] = []
+        """Custom objects among the arguments of the call under way, as the user holds them."""
+        self.decomposing = 0
+        """How deep in torch's own kernels for composite operators."""
+        self.example: ConcreteRun | None = None
+        """Where a draft takes the data from that the program asks for."""
+        self.counts: dict[Node, Expr] = {}
+        """How many elements of a mask are set, where that has been asked."""
+        self.inputs: list[Node] = []
+        """The placeholders of the user's inputs."""
+        self.laid_out: set[Node] = set()
+        """Those of them that must lie in memory as in the example."""
+        self.unsteady: set[Node] = set()
+        """Values that lie in one way here, and now in this way and now in that in eager."""
+        self.from_start: set[Node] = set()
+        """Those of them that must begin their memory."""
+        self.read_after_write: dict[Node, set[Node]] = {}
+        """Inputs that are written to, and those that are read or written to after that."""
+        self.gradient_cache: dict[Node, bool] = {}
+        """Whether a run can have a gradient at a node, where that has been asked."""
+        self.has_written = False
+        """Whether a tensor has been given a new value: it may lie otherwise than in eager."""
+        self.default_dtype = torch.get_default_dtype()
+        """What programs run under: one may change it as it runs."""
+        self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Capture never runs under Dynamo; the guard against it would import Dynamo."""
+        return False
+
+    def __exit__(self, *error: Any) -> None:
+        """Unless an interrupt has popped it already: to fail now would cover that up."""
+        if _get_current_dispatch_mode() is self:
+            super().__exit__(*error)
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(map(has_own_dispatch, types)):
+            return self._dispatch_to_subclass(op, args, kwargs or {})
+        entry = self._handlers.get(op)
+        if entry is None:
+            entry = self._handlers[op] = self._choose(op)
+        scope = self.scope
+        if len(scope.facts) != self.assertions.seen:
+            self.assertions.flush()
+        before, scope.internal = scope.internal, True
+        try:
+            return entry[0](self, entry[1], args, kwargs or {})
+        finally:
+            scope.internal = before
+
+    def _dispatch_to_subclass(self, op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Ask a tensor subclass, as torch does: of composite operators it sees the parts."""
+        if isinstance(op, OpOverload) and get_op_info(op).composite:
+            return trace_decomposition(self, op.decompose, args, kwargs)
+        return NotImplemented
+
+    def _choose(self, op: Any) -> tuple[Handler, OpInfo]:
+        if isinstance(op, HigherOrderOperator):
+            raise UnsupportedError(
+                f"{op.name()} cannot be captured yet", where=source.locate_user_line()
+            )
+        info = get_op_info(op)
+        special = (HANDLERS.get(key) for key in (op, op.name(), op.namespace))
+        handler = next(filter(None, special), None) or _default_handler(info)
+        if _has_default_dtype(op):
+            handler = _wrap_with_dtype(handler, self.default_dtype)
+        return HANDLERS[WITH_FAKE_IMPL] if handler is record_pure and find_fake_impl(
+            op
+        ) is not None else handler, info
+
+    # Values
+
+    def value(self, t: torch.Tensor) -> Value:
+        """What the graph knows of a tensor; a tensor from outside becomes an input of the graph."""
+        if type(t) is AbstractTensor:
+            return t._value  # type: ignore[return-value]
+        return self.state.value(t)
+
+    def read(self, v: Value) -> Node:
+        """The node that holds the value now, in the graph that is being written."""
+        if self.read_after_write:
+            self._note_read(v)
+        node = v.node if v.version == v.storage.version else self._recompute_view(v)
+        return node if node.graph is self.recorder.graph else self.recorder.lift_to_input(node)
+
+    def _note_read(self, v: Value) -> None:
+        """What is read after a write to an input must not share memory with that."""
+        origins = {v.storage.origin}
+        if v.storage.origin is None:
+            # What is a copy in the layout of the example may be a view in that of the call.
+            origins = {s.origin for found in v.storage.doubts for s in found.storages}
+        for origin in origins - {None}:
+            for written, later in self.read_after_write.items():
+                if origin is not written:
+                    later.add(origin)
+
+    def _note_write(self, origin: Any) -> None:
+        if origin not in self.inputs:
+            return
+        self.read_after_write.setdefault(origin, set())
+        for written, later in self.read_after_write.items():
+            # Within a branch or loop it is not followed what is read when.
+            others = self.inputs if self.recorder.frame.parent else (origin,)
+            later.update(n for n in others if n is not written)
+
+    def inherit_checks(self, checks: InputChecks, leaves: list[Any]) -> None:
+        """What a captured program reads after a write must not share memory here, either.
+
+        Its graph writes only at its end, and does not show what came before.
+        """
+        origins = {
+            i: self.value(t).storage.origin
+            for i, t in enumerate(leaves) if isinstance(t, torch.Tensor)
+        }  # fmt: skip
+        for i, later in (checks.written or {}).items():
+            if origins.get(i) in self.inputs:
+                found = self.read_after_write.setdefault(origins[i], set())
+                found.update({origins[j] for j in later if j in origins} - {origins[i], None})
+
+    def _recompute_view(self, v: Value) -> Node:
+        """A value that is behind, made again in the graph that is being written."""
+        if v.storage.doubts:
+            values.resolve_stale_aliases(v.storage)
+        if v.storage.unsure:
+            self._resolve_layouts(v)
+        if v.parent is None:
+            v.version = v.storage.version
+            return v.node
+        assert v.op is not None
+        if v.viewed is not None:
+            self.require_layout(v)
+        if v.op is aten.as_strided.default:
+            where = source.locate_stack_trace(v.node.meta.get("stack_trace"))
+            self.require_filled(v.parent, v.args, where)
+        self.recorder.frame.keep(v)
+        made_at = v.node.meta.get("stack_trace", "")
+        v.node = self.view_node(v.op, self.read(v.parent), v.args)
+        if v.node.meta.get("stack_trace") == "":  # the program has returned
+            v.node.meta["stack_trace"] = made_at
+        v.version = v.storage.version
+        v.constant = v.number = None
+        return v.node
+
+    def require_filled(
+        self, owner: Value, recipe: tuple[Any, ...], where: source.Location | None
+    ) -> None:
+        """That as_strided can tell where the elements are of a tensor that was written to."""
+        moved = owner.storage.mutated or not _has_same_strides(owner.node, owner.abstract)
+        if moved and not owner.abstract.is_contiguous:
+            raise MutationError(
+                "as_strided of a tensor with other memory between its elements is read after a "
+                "write, which has no functional form",
+                where=where,
+                fix="make the tensor contiguous first: x = x.contiguous()",
+            )
+        # What the graph looks at is then a copy, with the memory of the tensor and nothing around.
+        copied = moved or len(recipe) > 2
+        if (
+            copied
+            and owner.storage.origin is not None
+            and not _has_elements_for(owner.abstract, recipe)
+        ):
+            raise MutationError(
+                "as_strided reaches memory beyond the elements of a tensor from outside, which was "
+                "written to or does not begin with them",
+                where=where,
+                fix="pass all of the memory as one tensor, and take the part of it in the program",
+            )
+
+    def _resolve_layouts(self, v: Value) -> None:
+        """A value is read after a write through a view of its memory that may be a copy."""
+        for written in v.storage.unsure:
+            self.require_layout(written)
+        v.storage.unsure = ()
+
+    def require_layout(self, v: Value) -> None:
+        """Demand of inputs the layout of the example, in which a value is a view and no copy."""
+        if v.viewed is not None:
+            self.demand_layout(v.viewed)
+            v.viewed = None
+
+    def demand_layout(self, node: Node) -> None:
+        """Demand of inputs the layout of the example, where that of a node depends on it."""
+        layouts = Layouts(self.state, self.unsteady)
+        if node.graph is self.recorder.outermost and layouts.is_certain(node):
+            return
+        outer = self.recorder.frame.origins()
+        waiting, seen = [node], {node}
+        while waiting:
+            top = waiting.pop()
+            if top in self.unsteady:
+                raise _layout_error(top)
+            around = [outer[top]] if top in outer else []
+            reads = [n for n in (*top.all_input_nodes, *around) if n not in seen]
+            seen.update(reads)
+            waiting.extend(n for n in reads if not layouts.is_certain(n))
+        for n in seen:
+            self._guard_stride_order(n)
+            if _chooses_format(n):
+                for read in n.all_input_nodes:
+                    self._settle_format(read)
+        within = node.graph is not self.recorder.outermost
+        self.laid_out.update(self.inputs if within else seen.intersection(self.inputs))
+
+    def _guard_stride_order(self, node: Node) -> None:
+        """Of dims of one stride operators put the longer one first, which is then written down."""
+        val = node.meta.get("val")
+        if not isinstance(val, AbstractTensor) or val._abstract._strides is None:
+            return
+        dims = zip(val._abstract.strides, val._abstract.sizes, strict=True)
+        for (step, size), (other_step, other) in itertools.combinations(dims, 2):
+            if step != 0 and step == other_step and not expect_condition(ge(size, other)):
+                expect_condition(lt(size, other))
+
+    def _settle_format(self, node: Node) -> None:
+        """At sizes of 1 a tensor may lie in order as well, and is then taken for one that does."""
+        val = node.meta.get("val")
+        if not isinstance(val, AbstractTensor) or val._abstract.is_contiguous:
+            return
+        if not any(type(n) is Expr for n in (*val._abstract.sizes, *val._abstract.strides)):
+            return  # of fixed sizes the rules say which
+        if values.lies_in_order(val._abstract):
+            raise UnsupportedError(
+                "the program depends on how a tensor lies in memory, and at the sizes of the "
+                "example it lies in two ways at once",
+                where=source.locate_stack_trace(node.meta.get("stack_trace")),
+                fix="choose example inputs with sizes other than 0 and 1",
+            )
+
+    def note_possible_alias(
+        self, base: Value, copy: Value, node: Node, shared: Callable[[], bool]
+    ) -> None:
+        """Remember that a copy may be a view at other sizes, or in another layout of the node."""
+
+        def ask() -> bool:
+            self.demand_layout(node)
+            return shared()
+
+        values.note_possible_alias(base, copy, ask)
+
+    def seen(self, v: Value) -> Node:
+        """The value as a view of what it shares memory with, also if that was written through it.
+
+        Where nothing was written, its node is one already; but what `detach` gives is never the
+        tensor itself.
+        """
+        if v.parent is None or v.op is None:
+            return self.read(v)
+        if v.op is aten.alias.default:
+            return self.recorder.emit(aten.detach.default, self.seen(v.parent))
+        if not v.storage.mutated:
+            return self.read(v)
+        return self.view_node(v.op, self.seen(v.parent), v.args)
+
+    def write(self, v: Value, node: Node, uniform: bool = False) -> None:
+        """Give a tensor a new value, and with it every tensor that it is a view of.
+
+        `uniform`: each element of it is the same number.
+        """
+        values.refuse_internal_overlap(v, uniform)
+        news, unsure = [(v, node, False)], list[Value]()
+        for views, above in values.iterate_to_base(v):
+            unsure += [view for view in views if view.viewed is not None]
+            node = self._propagate_write(views, above, node)
+            news.append((above, node, bool(unsure)))
+        storage = v.storage
+        for value, _, _ in news:
+            self.recorder.frame.writing(value)
+        storage.version += 1
+        storage.mutated = self.has_written = True
+        if storage.origin is not None:
+            self._note_write(storage.origin)
+        for value, new, is_unsure in news:
+            value.node = new
+            # One that is unsure is looked at again when it is read.
+            value.version = storage.version - is_unsure
+            value.constant = value.number = None
+        if self.recorder.frame.parent is not None:
+            for view in unsure:
+                self.require_layout(view)
+        elif unsure:
+            storage.unsure = (*storage.unsure, *unsure)
+        if storage.doubts:
+            values.mark_aliases_stale(storage)
+
+    def _propagate_write(self, views: list[Value], above: Value, new: Node) -> Node:
+        """What a tensor holds after the last of some views of views of it was given a new value."""
+        base = self._current(above)
+        emit, shape = self.recorder.emit, above.abstract
+        if len(views) == 1 and views[0].op in INVERSES:
+            return invert_view(emit, views[0].op, base, shape, new, views[0].args)
+        for view, whole in zip(views, (above, *views), strict=False):
+            if view.abstract.dtype is not whole.abstract.dtype:
+                raise MutationError(
+                    "a write through a view as another dtype, of a tensor whose elements share "
+                    "memory, has no functional form",
+                    where=source.locate_user_line(),
+                    fix="write to a copy: x = x.clone()",
+                )
+            if view.op is aten.as_strided.default and not _is_within_memory(view, whole.abstract):
+                raise MutationError(
+                    "a write through as_strided to memory that the tensor does not fill has no "
+                    "functional form",
+                    where=source.locate_user_line(),
+                    fix="make the tensor contiguous first: x = x.contiguous()",
+                )
+
+        def see(numbers: Node) -> Node:
+            for view in views:
+                assert view.op is not None
+                if view.op is aten.view.dtype:  # as the dtype that it has: the numbers' is another
+                    continue
+                numbers = self.view_node(view.op, numbers, view.args)
+            return numbers
+
+        return scatter_view(emit, base, shape, new, see)
+
+    def _current(self, v: Value) -> Node:
+        """The node that holds a value which is about to be written to: nobody reads it."""
+        unsure, v.storage.unsure = v.storage.unsure, ()
+        node = self.read(v)
+        v.storage.unsure = unsure
+        return node
+
+    def wrap(self, value: Value, grad: bool = False) -> AbstractTensor:
+        """A tensor for the user to hold: the one that describes the value's node."""
+        t: AbstractTensor = value.node.meta["val"]
+        if t._value is not None:
+            t = make_abstract_tensor(value.abstract)
+        else:
+            t._node = value.node
+        t._value = value
+        if grad and (t.dtype.is_floating_point or t.dtype.is_complex):
+            t.requires_grad_()
+        return t
+
+    def hold(self, value: Value, grad: bool = False) -> AbstractTensor:
+        """A tensor for whoever goes on computing with a value that the graph has already."""
+        t = make_abstract_tensor(value.abstract, grad)
+        t._value = value
+        return t
+
+    def fresh(self, out: Any, node: Node, grad: bool = False) -> Any:
+        """Tensors for the user from the result of a recorded operator."""
+        if isinstance(out, Abstract):
+            return self.wrap(Value(out, node), grad)
+        if isinstance(out, (list, tuple)):
+            items = [self.fresh(x, self.recorder.item(node, i), grad) if x is not None else None
+                     for i, x in enumerate(out)]  # fmt: skip
+            return items if isinstance(out, list) else tuple(items)
+        if type(out) is not Expr:
+            return out
+        if out.kind == "symbol" and not self.recorder.is_defined(out):
+            self.recorder.define(out, lambda: node)
+        return to_torch(out)
+
+    def describe_as_in_eager(
+        self, info: OpInfo, args: Any, kwargs: dict[str, Any], out: Any
+    ) -> Any:
+        """A result as it lies in eager, where what was written lies otherwise in the graph."""
+        given = [t for t in pytree.tree_leaves((args, kwargs)) if type(t) is AbstractTensor]
+        if (
+            all(_has_same_strides(t._value.node, t._value.abstract) for t in given)
+            or info.rule is None
+        ):
+            return out
+        described, keywords = pytree.tree_map(self.describe, (list(args), kwargs))
+        return info.rule(*described, **keywords)
+
+    def describe(self, x: Any) -> Any:
+        """An argument as rules take it, with tensors as they lie in eager."""
+        if isinstance(x, torch.Tensor):
+            return self.value(x).abstract
+        return from_torch(x) if isinstance(x, _SYMBOLIC) else x
+
+    # Arguments
+
+    def lower(self, x: Any) -> Any:
+        """An argument as the recorder takes it: tensors are nodes, symbolic numbers expressions."""
+        if isinstance(x, torch.Tensor):
+            v = self.value(x)
+            node = v.node
+            if self.read_after_write:
+                self._note_read(v)
+            if v.version == v.storage.version and node.graph is self.recorder.graph:
+                return node
+            return self.read(v)
+        if isinstance(x, (list, tuple)):
+            return [self.lower(y) for y in x]
+        if isinstance(x, _SYMBOLIC):
+            return from_torch(x)
+        if type(x) is torch.Generator:
+            raise UnsupportedError(
+                "random numbers of a generator of their own cannot be captured",
+                where=source.locate_user_line(),
+                fix="draw them without generator=, from torch's own",
+            )
+        return self._object(x) if type(x) is _OBJECT else x
+
+    def _object(self, x: Any) -> Node:
+        """torch hands an object over in a new wrapper: the user's own is known by its place."""
+        own = self.objects.pop(0) if self.objects else x
+        return self.recorder.lift_to_input(self.state.object(own))
+
+    def call(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+        """Call an operator as the user would."""
+        return self.__torch_dispatch__(op, (), args, kwargs)
+
+    def resolved(self, node: Node) -> Node:
+        """A complex value whose conjugation is carried out, if it is one: torch only notes it."""
+        seen: Any = node
+        while isinstance(seen.target, OpOverload) and get_op_info(seen.target).view:
+            if seen.target is aten._conj.default:
+                # Not resolve_conj, which decompositions take for the tensor itself.
+                plain = self.recorder.emit(aten._conj.default, node)
+                return self.recorder.emit(aten._conj_physical.default, plain)
+            seen = seen.args[0]
+        return node
+
+    def view_node(self, op: OpOverload, base: Node, args: Any) -> Node:
+        """Record a view; one whose layout is not certain is recorded so that it may copy."""
+        if op in (aten.alias.default, aten.contiguous.default):
+            return base
+        if op is aten.view.default and not is_contiguous(base):
+            op = aten.reshape.default
+        if op is aten.view_as_real.default:
+            base = self.resolved(base)
+        if op is aten.as_strided.default:
+            # What a new value looks like in memory is its operator's business; here it matters. An
+            # offset is one from the beginning of memory, and an input may begin further on.
+            begins = base.op != "placeholder"
+            if len(args) > 2 if not begins else not _is_contiguous_clone(base):
+                base = self.recorder.emit(
+                    aten.clone.default, base, memory_format=torch.contiguous_format
+                )
+        return self.recorder.emit(op, base, *args)
+
+
+def _chooses_format(node: Node) -> bool:
+    """Whether an operator may ask its operands for their memory format, as convolutions do."""
+    if not isinstance(node.target, OpOverload) or torch.Tag.pointwise in node.target.tags:
+        return False
+    return not get_op_info(node.target).view
+
+
+def _layout_error(node: Node) -> UnsupportedError:
+    made_at = source.locate_stack_trace(node.meta.get("stack_trace"))
+    return UnsupportedError(
+        "the program depends on how a tensor lies in memory that a branch or loop has returned or "
+        "carries: in eager it lies in one way after one branch or step, and otherwise after another"
+        + (f"\n  it comes from {made_at}" if made_at is not None else ""),
+        where=source.locate_user_line(),
+        fix="lay it out in one way: x.contiguous(), before a loop and of what branches return",
+    )
+
+
+def _is_contiguous_clone(node: Node) -> bool:
+    """Whether a node is contiguous however the operators before it are taken apart."""
+    copies = node.target is aten.clone.default
+    return copies and node.kwargs.get("memory_format") is torch.contiguous_format
+
+
+def _is_within_memory(view: Value, whole: Abstract) -> bool:
+    """Whether all that as_strided reaches is memory of the tensor."""
+    return whole.is_contiguous and _has_elements_for(whole, view.args)
+
+
+def _has_elements_for(whole: Abstract, recipe: tuple[Any, ...]) -> bool:
+    """Whether a contiguous tensor has as many elements as as_strided looks at."""
+    size, stride, *offset = recipe
+    last = sum(((n - 1) * step for n, step in zip(size, stride, strict=True)), start=0)
+    last = last + (offset[0] if offset else 0)
+    return 0 in size or expect_condition(lt(last, numel(whole.sizes)))
+
+
+def _has_same_strides(node: Node, seen: Abstract) -> bool:
+    abstract: Abstract = node.meta["val"]._abstract
+    return abstract is seen or abstract.strides == seen.strides
+
+
+def is_contiguous(node: Node) -> bool:
+    abstract: Abstract = node.meta["val"]._abstract
+    return abstract.is_contiguous
+
+
+def _default_handler(info: OpInfo) -> Handler:
+    if info.outs:
+        return record_out_variant
+    if info.mutated and info.functional is None:
+        return decompose if info.composite else HANDLERS[MUTATING]
+    if info.mutated:
+        return record_inplace_view if torch.Tag.inplace_view in info.op.tags else record_inplace
+    if info.rule is None and info.composite:
+        return decompose if info.op.namespace in _OWN_NAMESPACES else HANDLERS[COMPOSITE]
+    return record_view if info.view else record_pure
+
+
+def _has_default_dtype(op: OpOverload) -> bool:
+    """Whether it makes a tensor of the default dtype where it is told none."""
+    types = {a.name: str(a.type) for a in op._schema.arguments}
+    return "dtype" in types and not any("Tensor" in t for t in types.values())
+
+
+def _wrap_with_dtype(handler: Handler, default: torch.dtype) -> Handler:
+    """Write out the dtype of what is made while the default is another than when it runs."""
+
+    def make(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+        made = handler(tracer, info, args, kwargs)
+        if torch.get_default_dtype() is not default and isinstance(made, torch.Tensor):
+            node = tracer.value(made).node
+            if node.op == "call_function" and "dtype" not in node.kwargs:
+                node.kwargs = {**node.kwargs, "dtype": made.dtype}
+        return made
+
+    return make
+
+
+def wants_grad(args: Any) -> bool:
+    """Whether autograd would track the result."""
+    if not torch.is_grad_enabled():
+        return False
+    for a in args:
+        if isinstance(a, torch.Tensor):
+            if a.requires_grad:
+                return True
+        elif type(a) in (list, tuple) and wants_grad(a):
+            return True
+    return False
+
+
+def record_pure(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operator that reads tensors and makes new ones."""
+    lowered = [tracer.lower(a) for a in args]
+    keywords = {k: tracer.lower(v) for k, v in kwargs.items()} if kwargs else kwargs
+    try:
+        out, node = tracer.recorder.record(info, lowered, keywords)
+    except SymbolicSizesError:
+        return _record_specialised(tracer, info, args, kwargs)
+    if tracer.has_written:
+        out = tracer.describe_as_in_eager(info, args, kwargs, out)
+    result = tracer.fresh(out, node, wants_grad(args))
+    _fold_constant(tracer, info, args, kwargs, result)
+    if type(out) is Abstract and not out.sizes and out.dtype is torch.int64:
+        tracer.value(result).number = infer_scalar(
+            info.op, [_scalar_operand(tracer, a) for a in args], kwargs
+        )
+    return result
+
+
+def _record_specialised(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operator that torch cannot describe at symbolic sizes: taken apart, or sizes are fixed."""
+    for parts in find_decompositions(info.op):
+        try:
+            with tracer:
+                return parts(*args, **kwargs)
+        except (RuntimeError, TypeError, AssertionError):
+            continue
+    for t in pytree.tree_leaves((args, kwargs)):
+        if isinstance(t, torch.Tensor):
+            for size in tracer.value(t).abstract.sizes:
+                tracer.scope.specialize(size)
+    lowered, keywords = [tracer.lower(a) for a in args], pytree.tree_map(tracer.lower, kwargs)
+    out = infer_by_meta(
+        info.op,
+        specialise_to_example([describe_argument(a) for a in lowered]),
+        specialise_to_example({k: describe_argument(v) for k, v in keywords.items()}),
+    )
+    return tracer.fresh(out, tracer.recorder.node(info.op, lowered, keywords, out, info.name))
+
+
+def _scalar_operand(tracer: Tracer, x: Any) -> Any:
+    """An operand of arithmetic on integers: a Python number, an expression, None if unknown."""
+    if not isinstance(x, torch.Tensor):
+        return from_torch(x) if isinstance(x, torch.SymInt) else x
+    value = tracer.value(x)
+    if value.number is not None and value.version == value.storage.version:
+        return value.number
+    data = value.literal
+    return data.item() if data is not None and not data.ndim and data.dtype is torch.int64 else None
+
+
+_FOLD_LIMIT = 1024  # elements; literals of programs are small, and folding runs real kernels
+
+
+def _fold_constant(
+    tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any], result: Any
+) -> None:
+    """Keep the data of what is computed from literals, so that Python may look at it."""
+    if type(result) is not AbstractTensor or torch.Tag.nondeterministic_seeded in info.op.tags:
+        return
+    found = [a for a in args if isinstance(a, torch.Tensor)]
+    if not found:
+        return
+    data = [tracer.value(a).literal for a in found]
+    if any(d is None or d.numel() > _FOLD_LIMIT for d in data) or any(
+        isinstance(a, (list, tuple, *_SYMBOLIC)) for a in (*args, *kwargs.values())
+    ):
+        return
+    supply = iter(data)
+    literal = [next(supply) if isinstance(a, torch.Tensor) else a for a in args]
+    tracer.value(result).constant = info.op(*literal, **kwargs)
+
+
+def record_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operator whose result shares memory with its first argument."""
+    base = tracer.value(args[0])
+    rest = tuple(tracer.lower(a) for a in args[1:])
+    node = tracer.read(base)
+    op = info.op
+    if op is aten.view_as_real.default:
+        node = tracer.resolved(node)
+    if op is aten.view.default and (
+        tracer.decomposing or base.op is aten.contiguous.default or not is_contiguous(node)
+    ):
+        # What can be viewed at capture may have to be copied when inputs come in another layout.
+        info = get_op_info(aten.reshape.default)
+    out = info.rule(base.abstract, *rest, **kwargs) if info.rule is not None else None
+    viewed = node
+    if type(out) is CopiedResult and not is_dense(base.abstract):
+        # Of memory with gaps, sizes that come later may make a view; torch asks the layout that is
+        # known here whether a kernel gets its data in one piece.
+        node = tracer.recorder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
+    if out is None:
+        out, made = tracer.recorder.record(info, (node, *rest), kwargs)
+    elif _has_same_strides(node, base.abstract):
+        made = tracer.recorder.node(info.op, (node, *rest), kwargs, out, info.name)
+    else:  # a value that was written, and lies in memory as the operators say that compute it
+        made = tracer.recorder.record(info, (node, *rest), kwargs)[1]
+    grad = op is not aten.detach.default and wants_grad(args[:1])
+    if isinstance(out, Abstract):
+        if type(out) is CopiedResult:
+            copy = Value(out, made)
+            seen, sizes = base.abstract, out.sizes
+            tracer.note_possible_alias(base, copy, viewed, lambda: values.can_view_as(seen, sizes))
+            return tracer.wrap(copy, grad)
+        value = Value.view(base, out, made, info.op, rest)
+        if op is aten.reshape.default or (op is aten.view.default and tracer.decomposing):
+            value.viewed = node
+        if base.literal is not None and not any(type(r) is Expr for r in pytree.tree_leaves(rest)):
+            value.constant = op(base.literal, *args[1:], **kwargs)
+        return tracer.wrap(value, grad)
+    return [
+        tracer.wrap(Value.view(base, piece, tracer.recorder.item(made, i), *recipe), grad)
+        for i, (piece, recipe) in enumerate(
+            zip(out, _split_recipes(op, base, out, rest), strict=True)
+        )
+    ]
+
+
+def _split_recipes(op: OpOverload, base: Value, out: list[Abstract], rest: Any) -> list[Any]:
+    """How each result of a view with several results is made again on its own."""
+    if op is aten.unbind.int:
+        dim = rest[0] if rest else 0
+        return [(aten.select.int, (dim, i)) for i in range(len(out))]
+    dim = rest[1] if len(rest) > 1 else 0
+    recipes, first = [], 0
+    for piece in out:
+        last = first + piece.sizes[dim]
+        recipes.append((aten.slice.Tensor, (dim, first, last)))
+        first = last
+    return recipes
+
+
+def record_inplace(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """An operator that writes to its first argument: the new value, then the write."""
+    if info.mutated != (0,):
+        return HANDLERS[MUTATING](tracer, info, args, kwargs)
+    target = args[0]
+    results = tracer.call(info.functional, *info.arranged(args), **kwargs)
+    many, uniform = isinstance(target, (list, tuple)), info.op in _FILL_OPS
+    for t, result in zip(target, results, strict=True) if many else ((target, results),):
+        value, new = tracer.value(t), tracer.value(result)
+        node = cast_to_target(tracer, value.abstract, new.abstract, tracer.read(new), info.op)
+        tracer.write(value, node, uniform)
+    return target if info.op._schema.returns else None
+
+
+_FILL_OPS = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
+
+
+def cast_to_target(
+    tracer: Tracer, want: Abstract, have: Abstract, node: Node, op: OpOverload
+) -> Node:
+    """A result as the dtype and size of the tensor that it is written to."""
+    if have.sizes != want.sizes and not all(map(tracer.scope.same, have.sizes, want.sizes)):
+        raise MutationError(
+            f"{op}: output with shape {list(want.sizes)} doesn't match the broadcast shape "
+            f"{list(have.sizes)}",
+            where=source.locate_user_line(),
+        )
+    if have.dtype is want.dtype:
+        return node
+    if promote.dtype_category(have.dtype) > promote.dtype_category(want.dtype):
+        raise MutationError(
+            f"{op}: result type {have.dtype} can't be cast to the desired output type {want.dtype}",
+            where=source.locate_user_line(),
+        )
+    return tracer.recorder.emit(aten._to_copy.default, node, dtype=want.dtype)
+
+
+def record_out_variant(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`out=`: the result is computed, then written to the tensors given for it."""
+    if info.functional is None:
+        raise UnsupportedError(
+            f"{info.op} has no form without out=", where=source.locate_user_line()
+        )
+    names = [a.name for a in info.op._schema.arguments if a.is_out]
+    given = [kwargs[n] for n in names]
+    rest = {k: v for k, v in kwargs.items() if k not in names}
+    targets = given[0] if isinstance(given[0], (list, tuple)) else given
+    if len(names) == 1 and info.functional_dtype and len(targets) == 1:
+        rest.setdefault("dtype", targets[0].dtype)
+    results = tracer.call(info.functional, *info.arranged(args), **rest)
+    single = not isinstance(results, (list, tuple))
+    made = [results] if single else results
+    if any(t.dtype is not r.dtype for t, r in zip(targets, made, strict=True)):
+        check_out(tracer, info, args, rest, dict(zip(names, given, strict=True)), made)
+    for target, result in zip(targets, made, strict=True):
+        rebind_or_write(tracer, target, result, info.op)
+    if not info.op._schema.returns:
+        return None
+    return targets[0] if single else tuple(targets)
+
+
+def check_out(
+    tracer: Tracer, info: OpInfo, args: Any, kwargs: Any, given: dict[str, Any], made: Any
+) -> None:
+    """That the operator writes to tensors of these dtypes, which are not those of its results."""
+    own = {a.name for a in info.op._schema.arguments}
+    lists = isinstance(next(iter(given.values())), (list, tuple))
+    fit = dict.fromkeys(given, made) if lists else dict(zip(given, made, strict=True))
+    call = args, {k: v for k, v in kwargs.items() if k in own}, given, fit
+
+    check_out_by_kernel(info.op, *(pytree.tree_map(tracer.describe, part) for part in call))
+
+
+def rebind_or_write(tracer: Tracer, target: Any, result: Any, op: OpOverload) -> None:
+    """Write a result to a tensor given as `out=`; an empty one takes the result's size."""
+    value, new = tracer.value(target), tracer.value(result)
+    have, want = new.abstract, value.abstract
+    if have.rank == want.rank and all(map(tracer.scope.same, have.sizes, want.sizes)):
+        tracer.write(value, cast_to_target(tracer, want, have, tracer.read(new), op))
+    elif type(target) is AbstractTensor and _can_resize(tracer, value, have):
+        rebind(target, new)
+    else:
+        raise MutationError(
+            f"{op}: out= has size {list(want.sizes)}, but the result has {list(have.sizes)}",
+            where=source.locate_user_line(),
+            fix="pass out= a tensor of the result's size, or assign the result",
+        )
+
+
+def _can_resize(tracer: Tracer, value: Value, have: Abstract) -> bool:
+    """Whether torch would resize the tensor for the result, and nobody but the program sees it."""
+    whole = value
+    while whole.parent is not None and whole.op in (aten.alias.default, aten.detach.default):
+        whole = whole.parent
+    if whole.parent is not None or whole.storage.origin is not None:
+        return False
+    want = value.abstract
+    return 0 in want.sizes or not all(map(tracer.scope.is_backed, (*want.sizes, *have.sizes)))
+
+
+def rebind(t: AbstractTensor, value: Value) -> None:
+    """Make a tensor that the user holds mean another value, sizes included."""
+    held = t._value
+    if isinstance(held, Value) and held.node.graph is not value.node.graph:
+        raise MutationError(
+            "a branch or loop body gives another size or shape to a tensor from outside of it",
+            where=source.locate_user_line(),
+            fix="compute a new tensor and return it",
+        )
+    if t._node is not None:
+        t._node.meta["val"] = make_abstract_tensor(t._abstract)
+        t._node = None
+    # The assignment asks the dispatcher about the tensors; that is no part of the program.
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        t.data = make_abstract_tensor(value.abstract)
+    t._abstract = value.abstract
+    t._value = value
+
+
+def record_inplace_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """`t_`, `squeeze_`, ...: the tensor itself becomes a view of what it was."""
+    target = args[0]
+    if type(target) is not AbstractTensor or info.functional is None:
+        raise MutationError(
+            f"{info.op} would change the shape of a parameter, buffer or input of the program",
+            where=source.locate_user_line(),
+            fix=f"use the form that returns a new tensor: {info.name.rstrip('_')}(...)",
+        )
+    if tracer.value(target).storage.origin is not None and tracer.value(target).parent is None:
+        raise MutationError(
+            f"{info.op} would change the shape of an input of the program",
+            where=source.locate_user_line(),
+            fix=f"use the form that returns a new tensor: {info.name.rstrip('_')}(...)",
+        )
+    seen = tracer.call(info.functional, *args, **kwargs)
+    rebind(target, tracer.value(seen))
+    return target
+
+
+def decompose(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    """A composite operator without a rule: torch's own kernel takes it apart."""
+    result = trace_decomposition(tracer, info.op.decompose, args, kwargs)
+    return record_pure(tracer, info, args, kwargs) if result is NotImplemented else result
+
+
+def trace_decomposition(
+    tracer: Tracer, parts: Callable[..., Any], args: Any, kwargs: dict[str, Any]
+) -> Any:
+    """An operator by what it consists of.
+
+    An override of torch's Python API is called while the tracer is active; were it so twice, it
+    would record what torch's meta kernels do, too.
+    """
+    tracer.decomposing += 1
+    try:
+        with nullcontext() if _get_current_dispatch_mode() is tracer else tracer:
+            return parts(*args, **kwargs)
+    finally:
+        tracer.decomposing -= 1

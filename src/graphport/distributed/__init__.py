@@ -1,1 +1,0 @@
-"""Running the pieces of a program: stages as processes on torch.distributed."""

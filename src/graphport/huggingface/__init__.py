@@ -1,0 +1,1 @@
+"""Hugging Face transformers: caches as inputs and outputs of programs."""

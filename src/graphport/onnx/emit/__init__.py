@@ -1,0 +1,1 @@
+"""Builds ONNX graphs, and writes them as protobuf."""

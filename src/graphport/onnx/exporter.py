@@ -1,0 +1,240 @@
+"""`gp.onnx.export`: captures a model, lowers it, and returns an `ONNXProgram`.
+
+Models may branch on `torch.onnx.is_in_onnx_export()`, which is true while the model is captured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from types import FrameType, ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.onnx._internal.exporter import _flags
+
+from graphport.capture.export import export as capture
+from graphport.capture.rewrite.decomposition import decompose_unknown
+from graphport.errors import InputError, MismatchError
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.interface import Interface, InterfaceBuilder
+from graphport.onnx.emit.model import assign_names, prune
+from graphport.onnx.lower import lowerer, size_checks
+from graphport.onnx.lower.registry import COMPLEX, LOWERINGS, Lowering, find_operator, is_known
+from graphport.onnx.options import (
+    ExportOptions,
+    convert_dynamic_axes,
+    find_declarations,
+    key_by_parameter,
+)
+from graphport.onnx.program import ONNXProgram, require_arguments
+from graphport.onnx.target import kernels
+from graphport.ops import get_op_info
+from graphport.process import restore_on_exit
+from graphport.program import ExportedProgram, from_torch
+from graphport.symbolic import Expr
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# `torch.onnx.is_in_onnx_export()`, which models branch on.
+#
+# torch keeps the answer in a module, for all threads alike. Here that module looks at the stack of
+# the thread that asks: there is no state that an error, an interrupt or another thread could leave
+# behind.
+
+
+def call_for_onnx(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function; `torch.onnx.is_in_onnx_export()` is true within."""
+    return fn(*args, **kwargs)
+
+
+class _ExportFlags(ModuleType):
+    @property
+    def _is_onnx_exporting(self) -> bool:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code is call_for_onnx.__code__:
+                return True
+            frame = frame.f_back
+        return bool(vars(self)["_is_onnx_exporting"])
+
+    @_is_onnx_exporting.setter
+    def _is_onnx_exporting(self, value: bool) -> None:
+        vars(self)["_is_onnx_exporting"] = value
+
+
+_flags.__class__ = _ExportFlags
+
+
+# The export: capture, decompose, lower, verify.
+
+
+@restore_on_exit
+def export(
+    model: Any,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    opset: int | None = None,
+    target: str = "onnx",
+    optimize: bool = True,
+    verify: bool | Mapping[str, Any] = False,
+    custom_lowerings: Mapping[Any, Callable[..., Any]] | None = None,
+    report: str | None = None,
+    module_functions: Sequence[Any] = (),
+    dynamic_axes: Mapping[str, Any] | None = None,
+) -> ONNXProgram:
+    """Carry a model to ONNX.
+
+    >>> import torch, graphport as gp
+    >>> model = torch.nn.Linear(4, 2)
+    >>> x = torch.randn(3, 4)
+    >>> program = gp.onnx.export(model, (x,), dynamic_shapes=({0: gp.Dim("batch")},))
+    >>> torch.testing.assert_close(program(x), model(x))
+    >>> program.verify().ok
+    True
+    """
+    options = ExportOptions(
+        input_names=input_names, output_names=output_names, opset=opset, target=target,
+        optimize=optimize, verify=verify, custom_lowerings=custom_lowerings, report=report,
+        module_functions=module_functions,
+    )  # fmt: skip
+    if report is not None:
+        # Reports stand above exports, which they describe.
+        from graphport.report import check_path, write
+
+        check_path(report)
+    began = perf_counter()
+    captured = _capture_program(model, args, kwargs, dynamic_shapes, dynamic_axes, options)
+    lowering = perf_counter()
+    program = lower_program(captured, options)
+    timings = {"capture": lowering - began, "lower": perf_counter() - lowering}
+    if captured is not model and callable(model) and not _is_torch_program(model):
+        program.eager = model
+    elif args or kwargs:
+        program.example_inputs = (args, kwargs or {})
+    found = None
+    if verify is not False:
+        verifying = perf_counter()
+        found = program.verify(**(verify if isinstance(verify, Mapping) else {}))
+        timings["verify"] = perf_counter() - verifying
+    if report is not None:
+        write(program, report, timings, found)
+    if found is not None and not found.ok:
+        raise MismatchError(found)
+    return program
+
+
+def _capture_program(
+    model: Any, args: Any, kwargs: Any, shapes: Any, axes: Any, options: ExportOptions
+) -> ExportedProgram:
+    """The program to lower, whatever it is given as."""
+    if shapes is not None and axes is not None:
+        raise InputError(
+            "dynamic_axes is the older spelling of dynamic_shapes: both were given",
+            fix="dynamic_shapes alone",
+        )
+    if isinstance(model, ExportedProgram) or _is_torch_program(model):
+        require_arguments(args, kwargs)
+        if shapes is not None or axes is not None:
+            raise InputError(
+                "the sizes of a program are decided when it is captured",
+                fix="gp.export(model, args, dynamic_shapes=...)",
+            )
+        program = model if isinstance(model, ExportedProgram) else from_torch(model)
+        return size_checks.narrow_ranges(program, dict)
+    names, outputs = options.input_names, options.output_names
+    if axes is not None:
+        shapes = convert_dynamic_axes(axes, model, args, kwargs, names, outputs)
+    else:
+        shapes = key_by_parameter(shapes, model, args, kwargs, names)
+    program = call_for_onnx(capture, model, args, kwargs, dynamic_shapes=shapes)
+    return size_checks.narrow_ranges(
+        program, lambda: find_declarations(shapes, model, args, kwargs)
+    )
+
+
+def _is_torch_program(model: Any) -> bool:
+    """A program of torch.export, told without importing that."""
+    kind = type(model)
+    return kind.__name__ == "ExportedProgram" and kind.__module__.startswith("torch.export")
+
+
+def lower_program(program: ExportedProgram, options: ExportOptions) -> ONNXProgram:
+    """A program in ONNX."""
+    opset = options.opset or kernels.default_opset()
+    custom = read_custom_lowerings(options)
+    simpler, missing = decompose_to_known(program, custom)
+    if missing:
+        raise lowerer.report_missing(missing, opset)
+    opset = options.opset or lowerer.choose_opset(simpler.graph_module, opset)
+    builder = Builder(simpler.scope, opset, options.target)
+    interface = lower_graph(simpler, builder, custom, options, size_checks.select_checks(simpler))
+    if simpler.checks is not program.checks:  # a program of torch.export takes more for granted
+        program = replace(program, checks=simpler.checks)
+    return ONNXProgram(program, simpler, builder.main, interface, opset, options)
+
+
+def lower_graph(
+    program: ExportedProgram,
+    builder: Builder,
+    custom: Mapping[OpOverload, Lowering],
+    options: ExportOptions,
+    conditions: Sequence[Expr] = (),
+) -> Interface:
+    """Lower a program in known operators, which is right for sizes that meet the conditions."""
+    walk = lowerer.Lowerer(builder, custom, options.optimize)
+    interface = InterfaceBuilder(program, walk, options)
+    interface.open()
+    builder.sizes.guarded = bool(conditions) or lowerer.has_assertions(program.graph_module)
+    for condition in conditions:
+        builder.assertions.require(condition)
+    interface.close(walk.run(program.graph_module))
+    prune(builder.main)
+    assign_names(builder.main)
+    return interface.made()
+
+
+def read_custom_lowerings(options: ExportOptions) -> dict[OpOverload, Lowering]:
+    found = {}
+    for op, fn in (options.custom_lowerings or {}).items():
+        overload = find_operator(op)
+        found[overload] = Lowering(overload, fn)
+    return found
+
+
+def decompose_to_known(
+    program: ExportedProgram, custom: Mapping[OpOverload, Lowering]
+) -> tuple[ExportedProgram, dict[Any, list[Node]]]:
+    """The program with operators without a lowering taken apart; those that are left."""
+
+    def known(op: Any) -> bool:
+        return op in custom or is_known(op)
+
+    if program.dialect == "TRAINING":
+        program = program.run_decompositions(
+            {}, list(filter(_can_decompose, (*LOWERINGS, *custom)))
+        )
+    tried: set[Any] = set()
+    while missing := lowerer.find_missing(program.graph_module, known):
+        if tried.issuperset(missing):
+            return program, missing
+        tried.update(missing)
+        program = decompose_unknown(
+            program, lambda op: op not in tried and (known(op) or op in COMPLEX)
+        )
+    return program, {}
+
+
+def _can_decompose(op: OpOverload) -> bool:
+    """Whether an operator would be taken apart if it were not said that it is known."""
+    info = get_op_info(op)
+    aliases = any(a.alias_info is not None for a in op._schema.arguments)
+    return info.composite and not info.mutated and not aliases

@@ -1,0 +1,1 @@
+"""Lowers captured programs to ONNX graphs."""

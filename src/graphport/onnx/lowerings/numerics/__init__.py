@@ -1,0 +1,1 @@
+"""Lowerings by numerical algorithms, where ONNX has no operator."""

@@ -1,0 +1,1 @@
+"""The target runtime: the opsets and kernels that it has, and its sessions."""

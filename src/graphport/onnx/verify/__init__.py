@@ -1,0 +1,1 @@
+"""Verifies ONNX models against eager."""

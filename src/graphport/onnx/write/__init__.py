@@ -1,0 +1,1 @@
+"""Writes ONNX files, with weights inside or as external data."""

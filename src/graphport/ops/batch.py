@@ -1,0 +1,302 @@
+"""Operators that mix elements of a batch while keeping its size.
+
+A row says of an operator when it does: along which dims it works. Where an operator loses the
+batch, or has it twice, the sizes of its result tell; those have no row here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from graphport.symbolic import Expr, substitute, symbols
+from graphport.tensors.abstract import get_shape
+
+aten = torch.ops.aten
+
+
+def find_batch_dim(shape: Sequence[Any], symbol: Expr) -> tuple[int, Any] | None:
+    """The only dim whose size is a multiple of the symbol, and the factor, which may be symbolic.
+
+    >>> from graphport.symbolic import Scope
+    >>> scope = Scope()
+    >>> b, n = scope.symbol("b", hint=4), scope.symbol("n", hint=3)
+    >>> find_batch_dim((n, 2 * b), b), find_batch_dim((n * b, 3), b)
+    ((1, 2), (0, n))
+    >>> find_batch_dim((b + 1, 3), b), find_batch_dim((b, b), b), find_batch_dim((n, 3), b)
+    (None, None, None)
+    """
+    dims = [d for d, s in enumerate(shape) if isinstance(s, Expr) and symbol in symbols(s)]
+    if len(dims) != 1:
+        return None
+    size = shape[dims[0]]
+    factor = substitute(size, {symbol: 1})
+    # Expressions are one object each: a product with the symbol in it once, and nothing besides.
+    return (dims[0], factor) if size is symbol * factor else None
+
+
+class BatchCall:
+    """A call of an operator, asked about its batch; its first argument is what it works on."""
+
+    def __init__(self, node: Node, symbol: Expr) -> None:
+        self.node, self.symbol = node, symbol
+        arguments = node.target._schema.arguments
+        names = [a.name for a in arguments]
+        defaults = {a.name: a.default_value for a in arguments}
+        self.given = {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+        self.first: Any = node.args[0] if node.args else None
+        if isinstance(self.first, (list, tuple)):
+            self.first = self.first[0]
+        self.rank = len(self.shape(self.first))
+        self.dim = self.dim_of(self.first)
+        """The dim of the batch, None if there is none."""
+
+    def shape(self, x: Any) -> tuple[Any, ...]:
+        return (get_shape(x) if isinstance(x, Node) else None) or ()
+
+    def dim_of(self, x: Any) -> int | None:
+        found = find_batch_dim(self.shape(x), self.symbol)
+        return None if found is None else found[0]
+
+
+def mixes_batch(node: Node, symbol: Expr) -> bool:
+    """Whether an operator on a batch lets items meet."""
+    packet = getattr(node.target, "overloadpacket", None)
+    rule = _RULES.get(packet)
+    if rule is None:
+        name = getattr(packet, "__name__", "")
+        rule = next((rule for prefix, rule in _PREFIXES.items() if name.startswith(prefix)), None)
+    return rule is not None and rule(BatchCall(node, symbol))
+
+
+def _along(name: str) -> Callable[[BatchCall], bool]:
+    """Along the dims that an argument names; if it names none, along all."""
+
+    def rule(call: BatchCall) -> bool:
+        dims = call.given.get(name)
+        if call.dim is None:
+            return False
+        if dims is None or dims == []:
+            return True
+        listed = dims if isinstance(dims, (list, tuple)) else [dims]
+        return call.dim in [d % call.rank for d in listed if isinstance(d, int)]
+
+    return rule
+
+
+def _over_last(count: int) -> Callable[[BatchCall], bool]:
+    """Over the last dims: of images, matrices, or of queries and keys."""
+    return lambda call: call.dim is not None and call.dim >= call.rank - count
+
+
+def _beyond_first(call: BatchCall) -> bool:
+    """Over all dims but the first."""
+    return call.dim is not None and call.dim > 0
+
+
+def _concatenates_batch(call: BatchCall) -> bool:
+    tensors: Any = call.given["tensors"]
+    own = next((d for t in tensors if (d := call.dim_of(t)) is not None), None)
+    return own is not None and own == call.given["dim"] % max(call.rank, 1)
+
+
+def _reorders_batch(call: BatchCall) -> bool:
+    """A reshape that merges the batch with a dim in front of it, or takes it apart inside."""
+    before, after = call.shape(call.first), call.shape(call.node)
+    a, b = find_batch_dim(before, call.symbol), find_batch_dim(after, call.symbol)
+    return (
+        a is not None
+        and b is not None
+        and _multiply_sizes(before[: a[0]]) != _multiply_sizes(after[: b[0]])
+    )
+
+
+def _repeats_batch(name: str) -> Callable[[BatchCall], bool]:
+    """All items once more after the last: of a part of the batch, after the last of the part."""
+
+    def rule(call: BatchCall) -> bool:
+        times: Any = call.given[name]
+        place = None if call.dim is None else call.dim - call.rank + len(times)
+        return place is not None and place >= 0 and times[place] != 1
+
+    return rule
+
+
+def _pairs_batch_labels(call: BatchCall) -> bool:
+    """An einsum in which the batches of two operands are different dims: every pair meets."""
+    terms = call.given["equation"].replace(" ", "").split("->")[0].split(",")
+    dims = [(term, x, call.dim_of(x)) for term, x in
+            zip(terms, call.given["tensors"], strict=True)]  # fmt: skip
+    return (
+        len(
+            {
+                _find_einsum_label(term, d, len(call.shape(x)))
+                for term, x, d in dims
+                if d is not None
+            }
+        )
+        > 1
+    )
+
+
+def _find_einsum_label(term: str, dim: int, rank: int) -> Any:
+    """Of a dim in an operand of einsum; those under an ellipsis are counted from its end."""
+    before, dots, after = term.partition("...")
+    if not dots or dim < len(before):
+        return before[dim]
+    place = dim - rank + len(after)
+    return after[place] if place >= 0 else place
+
+
+def _slices_batch(call: BatchCall) -> bool:
+    """A part of the batch, unless it is the same part of each item: `x[::2]` of two rows each."""
+    before, given = find_batch_dim(call.shape(call.first), call.symbol), call.given
+    if before is None or given["dim"] % call.rank != before[0]:
+        return False
+    if find_batch_dim(call.shape(call.node), call.symbol) == before:
+        return False  # all of it
+    factor, step = before[1], given["step"]
+    apart = isinstance(factor, int) and isinstance(step, int) and factor % step == 0
+    return not apart or given["start"] not in range(step) or given["end"] not in (None, sys.maxsize)
+
+
+def _gathers_batch(call: BatchCall) -> bool:
+    """Along the batch; or rows of something else, each by the number of the item."""
+    dim, index = call.given["dim"] % max(call.rank, 1), call.dim_of(call.given["index"])
+    return call.dim == dim if call.dim is not None else index not in (None, dim)
+
+
+def _scatters_batch(call: BatchCall) -> bool:
+    """Along the batch, or to places that the number of an item chooses; `index_add` and its like.
+
+    Of `scatter`, which has as many dims in its index, each item has to have its own part of it.
+    """
+    index, source = call.given["index"], call.given.get("src", call.given.get("source"))
+    tensors = [t for t in (index, source) if len(call.shape(t)) == call.rank]
+    apart = all(call.dim_of(t) == call.dim for t in tensors)
+    chosen = index not in tensors and call.dim_of(index) is not None
+    return call.dim is not None and (_along("dim")(call) or chosen or not apart)
+
+
+def _batch_in_argument(name: str) -> Callable[[BatchCall], bool]:
+    """In what an argument has of all items."""
+    return lambda call: call.dim_of(call.given.get(name)) is not None
+
+
+def _along_others(name: str) -> Callable[[BatchCall], bool]:
+    """Over all dims but the one that an argument names."""
+    along = _along(name)
+    return lambda call: call.dim is not None and not along(call)
+
+
+def _never(call: BatchCall) -> bool:
+    """Along dims that the result does not have, if at all."""
+    return False
+
+
+def _always(call: BatchCall) -> bool:
+    """In the order of memory, whatever the dims."""
+    return True
+
+
+def _multiply_sizes(sizes: Sequence[Any]) -> Any:
+    total: Any = 1
+    for size in sizes:
+        total = total * size
+    return total
+
+
+def _over_time(call: BatchCall) -> bool:
+    return call.dim != (0 if call.given.get("batch_first") else 1) or call.rank != 3
+
+
+def _over_normalized(call: BatchCall) -> bool:
+    return _over_last(len(call.given["normalized_shape"]))(call)
+
+
+def _rows(*packets: Any, by: Callable[[BatchCall], bool]) -> dict[Any, Callable[[BatchCall], bool]]:
+    return dict.fromkeys(packets, by)
+
+
+_RULES: dict[Any, Callable[[BatchCall], bool]] = {
+    **_rows(
+        aten.softmax, aten._softmax, aten.log_softmax, aten._log_softmax, aten.cumsum, aten.cumprod,
+        aten._safe_softmax, aten.cummax, aten.cummin, aten.logcumsumexp, aten.sort, aten.argsort,
+        aten.msort, aten.topk, aten.index_select, aten.select_scatter, aten.slice_scatter,
+        aten.chunk, aten.split, aten.split_with_sizes, aten.tensor_split, aten.unsafe_chunk,
+        aten.unsafe_split, aten.unsafe_split_with_sizes, aten.narrow, aten.take_along_dim,
+        aten.cross, by=_along("dim"),
+    ),
+    **_rows(
+        aten.scatter, aten.scatter_add, aten.scatter_reduce, aten.index_add, aten.index_copy,
+        aten.index_fill, aten.index_reduce, by=_scatters_batch,
+    ),
+    **_rows(
+        aten.diagonal_scatter, by=lambda call: _along("dim1")(call) or _along("dim2")(call)
+    ),
+    **_rows(aten.slice, by=_slices_batch),
+    **_rows(aten.gather, by=_gathers_batch),
+    **_rows(aten.renorm, by=_along_others("dim")),
+    **_rows(aten.embedding, by=lambda call: call.dim == 0),
+    **_rows(aten.bucketize, by=_batch_in_argument("boundaries")),
+    **_rows(aten.isin, by=_batch_in_argument("test_elements")),
+    **_rows(aten.kron, by=_batch_in_argument("other")),
+    **_rows(aten.searchsorted, by=_over_last(1)),
+    **_rows(aten.repeat, by=_repeats_batch("repeats")),
+    **_rows(aten.tile, by=_repeats_batch("dims")),
+    **_rows(aten.einsum, by=_pairs_batch_labels),
+    **_rows(
+        aten.masked_scatter, aten.take, aten.put, aten.as_strided, aten.embedding_bag,
+        aten._embedding_bag, aten._embedding_bag_forward_only, aten.block_diag,
+        aten.segment_reduce, aten.unique_dim, aten.unique_consecutive, aten._unsafe_masked_index,
+        aten._unsafe_masked_index_put_accumulate, by=_always,
+    ),
+    **_rows(aten.flip, aten.roll, aten.rot90, by=_along("dims")),
+    **_rows(aten.cat, aten.concat, aten.concatenate, by=_concatenates_batch),
+    **_rows(
+        aten.view, aten.reshape, aten._unsafe_view, aten.flatten, aten.unflatten, by=_reorders_batch
+    ),
+    **_rows(
+        aten.batch_norm, aten._native_batch_norm_legit, aten.native_batch_norm,
+        aten._native_batch_norm_legit_functional,
+        by=lambda call: bool(call.given["training"]) or call.dim not in (0, None),
+    ),
+    **_rows(aten._batch_norm_with_update, by=_always),
+    **_rows(
+        aten.layer_norm, aten.native_layer_norm, aten.rms_norm, aten._fused_rms_norm,
+        by=_over_normalized,
+    ),
+    **_rows(aten.group_norm, aten.native_group_norm, aten.instance_norm, by=_beyond_first),
+    **_rows(
+        aten.linalg_vector_norm, aten.linalg_norm, aten.linalg_matrix_norm, aten.linalg_cross,
+        aten.linalg_vecdot, aten.linalg_matmul, aten.linalg_multi_dot, by=_never,
+    ),
+    **_rows(
+        aten.scaled_dot_product_attention, aten.tril, aten.triu, aten.cholesky, aten.inverse,
+        aten.ormqr, by=_over_last(2),
+    ),
+    **_rows(
+        aten.lu_unpack,
+        by=lambda call: _over_last(2)(call) or call.dim_of(call.given["LU_pivots"]) != call.dim,
+    ),
+    **_rows(aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu, by=_over_time),
+}  # fmt: skip
+_PREFIXES: dict[str, Callable[[BatchCall], bool]] = {
+    "conv": _beyond_first,
+    "_conv": _beyond_first,
+    "max_pool": _beyond_first,
+    "avg_pool": _beyond_first,
+    "adaptive_": _beyond_first,
+    "_adaptive_": _beyond_first,
+    "upsample_": _beyond_first,
+    "_upsample_": _beyond_first,
+    "_scaled_dot_product_": _over_last(2),
+    "linalg_": _over_last(2),
+    "fft_": _along("dim"),
+    "_fft_": _along("dim"),
+}
+"""By how the name of an operator begins."""

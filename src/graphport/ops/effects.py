@@ -1,0 +1,190 @@
+"""Effects of operators: inverses of views, and the inputs that a graph mutates.
+
+What a write through a view does to the tensor that is viewed, for each view operator: given the
+base and a new value for the view, the new base. `emit` records an operator and returns its value;
+sizes may be symbolic. A view that has no inverse of its own is inverted by numbering the elements
+of the base and scattering, which holds for any view.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+
+from graphport.ops.sizes import numel, wrap_dim
+from graphport.tensors.abstract import Abstract, Size
+
+aten = torch.ops.aten
+
+Emit = Callable[..., Any]
+Inverse = Callable[..., Any]
+
+INVERSES: dict[OpOverload, Inverse] = {}
+
+
+def inverse(*ops: OpOverload) -> Callable[[Inverse], Inverse]:
+    def register(fn: Inverse) -> Inverse:
+        for op in ops:
+            INVERSES[op] = fn
+        return fn
+
+    return register
+
+
+@inverse(aten.alias.default, aten.detach.default, aten.contiguous.default)
+def same_value(emit: Emit, base: Any, shape: Abstract, new: Any) -> Any:
+    return new
+
+
+@inverse(
+    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.squeeze.default,
+    aten.squeeze.dims, aten.squeeze.dim, aten.unsqueeze.default,
+)  # fmt: skip
+def reshape(emit: Emit, base: Any, shape: Abstract, new: Any, *_: Any) -> Any:
+    return emit(aten.reshape.default, new, list(shape.sizes))
+
+
+@inverse(aten.permute.default)
+def permute(emit: Emit, base: Any, shape: Abstract, new: Any, dims: list[int]) -> Any:
+    back = [0] * len(dims)
+    for position, d in enumerate(dims):
+        back[wrap_dim(d, shape.rank)] = position
+    return emit(aten.permute.default, new, back)
+
+
+@inverse(aten.transpose.int)
+def transpose(emit: Emit, base: Any, shape: Abstract, new: Any, dim0: int, dim1: int) -> Any:
+    return emit(aten.transpose.int, new, dim0, dim1)
+
+
+@inverse(aten.t.default)
+def t(emit: Emit, base: Any, shape: Abstract, new: Any) -> Any:
+    return emit(aten.t.default, new)
+
+
+@inverse(aten.select.int)
+def select(emit: Emit, base: Any, shape: Abstract, new: Any, dim: int, index: Size) -> Any:
+    return emit(aten.select_scatter.default, base, new, dim, index)
+
+
+@inverse(aten.slice.Tensor)
+def slice_(emit: Emit, base: Any, shape: Abstract, new: Any, *bounds: Any) -> Any:
+    return emit(aten.slice_scatter.default, base, new, *bounds)
+
+
+@inverse(aten.diagonal.default)
+def diagonal(emit: Emit, base: Any, shape: Abstract, new: Any, *where: Any) -> Any:
+    return emit(aten.diagonal_scatter.default, base, new, *where)
+
+
+@inverse(aten.view_as_real.default)
+def view_as_real(emit: Emit, base: Any, shape: Abstract, new: Any) -> Any:
+    return emit(aten.view_as_complex.default, new)
+
+
+@inverse(aten.view_as_complex.default)
+def view_as_complex(emit: Emit, base: Any, shape: Abstract, new: Any) -> Any:
+    return emit(aten.view_as_real.default, new)
+
+
+@inverse(aten.view.dtype)
+def view_dtype(emit: Emit, base: Any, shape: Abstract, new: Any, dtype: torch.dtype) -> Any:
+    return emit(aten.view.dtype, new, shape.dtype)
+
+
+def scatter_view(
+    emit: Emit, base: Any, shape: Abstract, new: Any, view: Callable[[Any], Any]
+) -> Any:
+    """Number the elements of the base, view the numbers, and scatter by them."""
+    total = numel(shape.sizes)
+    numbers = emit(aten.arange.default, total, device=shape.device)
+    places = view(emit(aten.reshape.default, numbers, list(shape.sizes)))
+    flat = emit(aten.reshape.default, base, [-1])
+    where = emit(aten.reshape.default, places, [-1])
+    values = emit(aten.reshape.default, new, [-1])
+    written = emit(aten.scatter.src, flat, 0, where, values)
+    return emit(aten.reshape.default, written, list(shape.sizes))
+
+
+def invert_view(emit: Emit, op: OpOverload, base: Any, shape: Abstract, new: Any, args: Any) -> Any:
+    """The new base after the view `op(base, *args)` was given the value `new`."""
+    own = INVERSES.get(op)
+    if own is None:
+        return scatter_view(emit, base, shape, new, lambda numbers: emit(op, numbers, *args))
+    return own(emit, base, shape, new, *args)
+
+
+# Finds the inputs that a graph in training form mutates, and clones what backward needs of them.
+
+# Write running statistics (arguments 3 and 4) when argument 5 says so; their schemas do not tell.
+_UPDATES_STATISTICS = (aten.batch_norm.default, aten.instance_norm.default)
+# Returns them instead, and keeps what it was given for the backward pass.
+_FUNCTIONAL_BATCH_NORM = aten._native_batch_norm_legit_functional.default
+
+
+def find_mutated_inputs(module: GraphModule) -> set[str]:
+    """Names of the inputs, found through views and graphs within the graph."""
+    found: set[Node] = set()
+    for node in module.graph.nodes:
+        if node.op == "call_function":
+            found.update(find_base(target) for target in _find_mutated_arguments(module, node))
+    return {n.name for n in found if n.op == "placeholder"}
+
+
+def _find_mutated_arguments(module: GraphModule, node: Node) -> list[Node]:
+    """What a call writes to."""
+    op: Any = node.target
+    if op in _UPDATES_STATISTICS and node.args[5]:
+        return [n for n in node.args[3:5] if isinstance(n, Node)]
+    if isinstance(op, OpOverload):
+        given = dict(zip((a.name for a in op._schema.arguments), node.args, strict=False))
+        given.update(node.kwargs)
+        names = [a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
+        return [n for name in names for n in _flatten_nodes(given.get(name))]
+    inner = [n for n in node.all_input_nodes if n.op == "get_attr"]
+    if op is not torch.ops.higher_order.wrap_with_set_grad_enabled or not inner:
+        return []
+    graph: Any = getattr(module, str(inner[0].target))
+    inside = find_mutated_inputs(graph)
+    inputs = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
+    return [n for n, name in zip(node.args[2:], inputs, strict=True)
+            if name in inside and isinstance(n, Node)]  # fmt: skip
+
+
+def clone_running_statistics(graph: Graph) -> None:
+    """Let batch norm have copies of statistics that are written to before its backward pass."""
+    for node in graph.find_nodes(op="call_function", target=_FUNCTIONAL_BATCH_NORM):
+        for i in (3, 4):
+            old = node.args[i]
+            if old.op in ("get_attr", "placeholder"):
+                with graph.inserting_before(node):
+                    new = graph.call_function(clone_for_backward, (old,))
+                new.meta = dict(old.meta)
+                node.update_arg(i, new)
+
+
+def clone_for_backward(t: torch.Tensor) -> torch.Tensor:
+    """A copy, where there may be a backward pass: also of what torch.compile makes."""
+    return t.clone() if torch.is_grad_enabled() and not torch.compiler.is_exporting() else t
+
+
+def _flatten_nodes(x: Any) -> list[Node]:
+    if isinstance(x, (list, tuple)):
+        return [n for n in x if isinstance(n, Node)]
+    return [x] if isinstance(x, Node) else []
+
+
+def find_base(node: Node) -> Node:
+    """The node whose memory a view, or the result of a write, shows."""
+    while node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        shares = schema is not None and any(r.alias_info is not None for r in schema.returns)
+        if not shares and node.target is not operator.getitem:
+            break
+        node = node.args[0]
+    return node

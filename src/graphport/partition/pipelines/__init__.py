@@ -1,0 +1,1 @@
+"""Pipelines: runs a program in stages, each in a process of its own."""

@@ -1,0 +1,391 @@
+"""Cuts a program into stages, each a program of its own, with what they send to each other.
+
+A value is known by the name of its node. A stage takes values from the *front*, which is where the
+user calls the pipeline, and from earlier stages, and gives some to later stages and to the front.
+A value goes straight to every stage that uses it: one that skips stages would otherwise be sent,
+held and sent again by each of those between.
+
+Weights are in every stage that reads them. State that the program changes lives in its stage if
+that alone reads and writes it; otherwise the front keeps it and sends it out with the inputs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
+
+from graphport.errors import UnsupportedError
+from graphport.program import (
+    CallSpec,
+    ConstantArgument,
+    ExportedProgram,
+    GraphSignature,
+    InputChecks,
+    InputKind,
+    InputShape,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    SymbolicArgument,
+    TensorArgument,
+    make_graph_module,
+)
+from graphport.symbolic import Expr
+from graphport.symbolic.bridge import to_torch
+from graphport.tensors.abstract import collect_symbols, get_shape, iter_numbers
+
+FRONT = -1
+"""Where the user calls the pipeline, among the numbers of stages."""
+
+_STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+_RESULT_KINDS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+
+
+@dataclass(frozen=True)
+class Route:
+    """A stage without its program: what it takes and gives, by name."""
+
+    index: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sources: tuple[int, ...]
+    """The stages that send it something, in order; the front always does."""
+    sends: Mapping[int, tuple[str, ...]]
+    """By stage, or the front, what it is sent."""
+    modules: str
+    """The user's modules that it computes, in words."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a program; without a program it has no work and nothing to pass on."""
+
+    route: Route
+    program: ExportedProgram | None
+
+
+@dataclass(frozen=True)
+class Front:
+    """What the caller's side has to know: no weights, except for state that no stage owns."""
+
+    inputs: tuple[str, ...]
+    """Names of the flat inputs."""
+    sends: Mapping[int, tuple[str, ...]]
+    results: tuple[str | ConstantArgument, ...]
+    """By flat output, the name of a value, or a constant."""
+    written: Mapping[str, str]
+    """Inputs that the program writes to, and the values that it writes."""
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    """State that no single stage owns, by name."""
+    updates: Mapping[str, str] = field(default_factory=dict)
+    """By name of such state, the value that becomes the next."""
+    changes_state: bool = False
+    """Whether a run changes anything that the next one sees."""
+
+
+@dataclass(frozen=True)
+class StagedProgram:
+    front: Front
+    stages: tuple[Stage, ...]
+
+
+def split_into_stages(
+    program: ExportedProgram, places: Mapping[Node, int], count: int
+) -> StagedProgram:
+    """The program in `count` stages; `places` has the stage of each call of its graph.
+
+    No call may be in an earlier stage than what it depends on.
+    """
+    return _StageCutter(program, places, count).made()
+
+
+class _StageCutter:
+    def __init__(self, program: ExportedProgram, places: Mapping[Node, int], count: int) -> None:
+        self.program, self.count = program, count
+        self.graph = Graph()
+        copies: dict[Node, Node] = {}
+        self.outputs: Any = self.graph.graph_copy(program.graph, copies)
+        self.place = {copies[n]: stage for n, stage in places.items()}
+        self._flatten_tuples()
+        specs = program.graph_signature.input_specs
+        pairs = zip([n for n in copies if n.op == "placeholder"], specs, strict=True)
+        self.spec = {copies[n]: s for n, s in pairs}
+        self.names = {s.arg.name: n for n, s in self.spec.items()}
+        for name, node in self.names.items():
+            node.name = name
+        self.carried: dict[Node, Any] = {}
+        """State that the front keeps, and what becomes of it."""
+        self.state_updates: dict[int, list[tuple[OutputSpec, Node]]] = {k: [] for k in range(count)}
+        """By stage, the changes of its own state."""
+        self.extra_inputs: dict[int, list[Node]] = {k: [] for k in range(count)}
+        """By stage, numbers that it takes for the sake of its sizes."""
+        self.results: list[str | ConstantArgument] = []
+        self.written: dict[str, str] = {}
+        self.asked: list[Node] = []
+        """Values that the caller gets."""
+        self._settle()
+        self._pass_sizes()
+
+    def made(self) -> StagedProgram:
+        takes = {k: self._taken(k) for k in range(self.count)}
+        wanted: dict[int, dict[Node, None]] = {k: dict.fromkeys(takes[k]) for k in takes}
+        wanted[FRONT] = dict.fromkeys(
+            n for n in (*self.asked, *self.carried.values()) if self._home(n) != FRONT
+        )
+        sends: dict[int, dict[int, tuple[str, ...]]] = {k: {} for k in (FRONT, *takes)}
+        for to, nodes in wanted.items():
+            for node in nodes:
+                source = self._home(node)
+                sends[source][to] = (*sends[source].get(to, ()), node.name)
+        stages = tuple(self._stage(k, takes[k], sends) for k in range(self.count))
+        users = [n for n, s in self.spec.items() if s.kind is InputKind.USER_INPUT]
+        front = Front(
+            tuple(n.name for n in users), sends[FRONT], tuple(self.results), self.written,
+            {n.name: self.program.tensor(str(self.spec[n].target)).detach().clone()
+             for n in self.carried},
+            {n.name: new.name for n, new in self.carried.items()},
+            bool(self.carried) or any(self.state_updates.values()),
+        )  # fmt: skip
+        return StagedProgram(front, stages)
+
+    # The graph, made ready
+
+    def _flatten_tuples(self) -> None:
+        """Let every use of several values name them one by one, where they were made."""
+        for node in list(self.place):
+            if not isinstance(node.meta.get("val"), (tuple, list)):
+                continue
+            for user in [u for u in node.users if u.target is not operator.getitem]:
+                user.replace_input_with(node, self._elements(node))
+            for user in node.users:
+                self.place[user] = self.place[node]
+
+    def _elements(self, node: Node) -> list[Node]:
+        found = []
+        with self.graph.inserting_after(node):
+            for i, val in enumerate(node.meta["val"]):
+                new = self.graph.call_function(operator.getitem, (node, i))
+                new.meta = {**node.meta, "val": val}
+                self.place[new] = self.place[node]
+                found.append(new)
+        return found
+
+    def _settle(self) -> None:
+        """What becomes of each output of the program."""
+        for value, spec in zip(self.outputs, self.program.graph_signature.output_specs,
+                               strict=True):  # fmt: skip
+            if spec.kind in _RESULT_KINDS:
+                self.results.append(self._result(value))
+            elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+                self.asked.append(value)
+                self.written[str(spec.target)] = value.name
+            elif spec.kind in _STATE_MUTATIONS:
+                self._change(value, spec)
+            else:
+                raise UnsupportedError(f"a pipeline for a program with a {spec.kind.name} output")
+
+    def _result(self, value: Any) -> str | ConstantArgument:
+        if not isinstance(value, Node):
+            return ConstantArgument("", value)
+        self.asked.append(value)
+        return value.name
+
+    def _change(self, value: Node, spec: OutputSpec) -> None:
+        kinds = self.spec.items()
+        state = next(n for n, s in kinds if s.target == spec.target)
+        involved = {self.place.get(n) for n in (*state.users, value)}
+        returned = any(v is state for v in self.outputs)
+        if len(involved) == 1 and None not in involved and not returned:
+            (stage,) = involved
+            self.state_updates[stage].append((spec, value))  # type: ignore[index]
+        else:
+            self.carried[state] = value
+
+    def _home(self, node: Node) -> int:
+        """Where a value is to be had."""
+        if node in self.place:
+            return self.place[node]
+        if self.spec[node].kind is InputKind.USER_INPUT or node in self.carried:
+            return FRONT
+        return min((self.place[u] for u in node.users), default=0)
+
+    def _is_state(self, node: Node) -> bool:
+        """Whether stages have a node as their own state."""
+        return node in self.spec and self.spec[node].kind is not InputKind.USER_INPUT
+
+    # Sizes that a stage cannot see in what it takes
+
+    def _pass_sizes(self) -> None:
+        """Nodes for the symbols that stages need and none of their inputs shows."""
+        told = {e: n for n in reversed(self.graph.nodes)
+                if isinstance(e := _get_number(n), Expr) and e.kind == "symbol"}  # fmt: skip
+        for k in range(self.count):
+            inside = [n for n, stage in self.place.items() if stage == k]
+            needed = {
+                s for n in inside for m in (n, *n.all_input_nodes) for s in collect_symbols(m)
+            }
+            shown = {e for n in self._taken(k) for e in iter_numbers(n)}
+            for symbol in sorted(needed - shown, key=str):
+                if symbol not in told:
+                    self._read_size(symbol, told)
+                node = told.get(symbol)
+                if node is not None and self._home(node) < k:
+                    self.extra_inputs[k].append(node)
+
+    def _read_size(self, symbol: Expr, told: dict[Expr, Node]) -> None:
+        """Read a size where a tensor that is computed, or an input, first shows it."""
+        for node in list(self.graph.nodes):
+            shape = get_shape(node)
+            if shape is None or symbol not in shape or node in self.carried:
+                continue
+            after = node if node in self.place else list(self.spec)[-1]
+            with self.graph.inserting_after(after):
+                args = (node, shape.index(symbol))
+                new = self.graph.call_function(torch.ops.aten.sym_size.int, args)
+            new.meta = {"val": to_torch(symbol)}
+            self.place[new] = self.place.get(node, 0)
+            told[symbol] = new
+            return
+
+    # One stage
+
+    def _taken(self, k: int) -> list[Node]:
+        """The values that a stage takes from elsewhere."""
+        used = dict.fromkeys(
+            n for node, stage in self.place.items() if stage == k for n in node.all_input_nodes
+        )
+        return [
+            n for n in dict.fromkeys((*used, *self.extra_inputs[k]))
+            if n.op != "get_attr" and self.place.get(n) != k
+            and (not self._is_state(n) or n in self.carried)
+        ]  # fmt: skip
+
+    def _stage(
+        self, k: int, taken: list[Node], sends: Mapping[int, Mapping[int, tuple[str, ...]]]
+    ) -> Stage:
+        inside = [n for n in self.graph.nodes if self.place.get(n) == k]
+        names = dict.fromkeys(name for given in sends[k].values() for name in given)
+        by_name = {n.name: n for n in self.graph.nodes}
+        given = [by_name[name] for name in names]
+        route = Route(
+            k, tuple(n.name for n in taken), tuple(names),
+            tuple(j for j in range(k) if k in sends[j]), dict(sends[k]), describe_modules(inside),
+        )  # fmt: skip
+        if not inside and not given:
+            return Stage(route, None)
+        part = _StageBuilder(self.program, inside, taken, given, self.state_updates[k], self.spec)
+        return Stage(route, part.made())
+
+
+class _StageBuilder:
+    """Builds the program of a stage."""
+
+    def __init__(
+        self,
+        whole: ExportedProgram,
+        inside: Sequence[Node],
+        taken: Sequence[Node],
+        given: Sequence[Node],
+        changes: Sequence[tuple[OutputSpec, Node]],
+        specs: Mapping[Node, InputSpec],
+    ) -> None:
+        self.whole, self.inside, self.taken = whole, inside, taken
+        self.given, self.changes, self.specs = given, changes, specs
+        self.graph, self.root = Graph(), nn.Module()
+        self.mapping: dict[Node, Node] = {}
+
+    def made(self) -> ExportedProgram:
+        whole = self.whole
+        used = dict.fromkeys(n for node in self.inside for n in node.all_input_nodes)
+        used.update(dict.fromkeys(self.given))
+        own = [n for n in used if n in self.specs and n not in self.taken]
+        inputs = [self._state(n) for n in own] + [self._input(n) for n in self.taken]
+        for node in (n for n in used if n.op == "get_attr"):
+            name = str(node.target)
+            self.root.add_module(name, getattr(whole.graph_module, name))
+            self.mapping[node] = self.graph.node_copy(node)
+        for node in self.inside:
+            self.mapping[node] = self.graph.node_copy(node, lambda n: self.mapping[n])
+        written = [(self.mapping[n], spec) for spec, n in self.changes]
+        given = [self.mapping[n] for n in self.given]
+        self.graph.output((*(n for n, _ in written), *given)).meta = {}
+        outputs = [OutputSpec(s.kind, TensorArgument(n.name), s.target) for n, s in written]
+        outputs += [OutputSpec(OutputKind.USER_OUTPUT, _make_argument(n), None) for n in given]
+        state = {str(s.target): whole.tensor(str(s.target)) for s in inputs if s.target}
+        return ExportedProgram(
+            graph_module=make_graph_module(self.root, self.graph),
+            graph_signature=GraphSignature(inputs, outputs),
+            state_dict={k: v for k, v in state.items() if k in whole.state_dict},
+            constants={k: v for k, v in state.items() if k not in whole.state_dict},
+            range_constraints=whole.range_constraints,
+            call_spec=CallSpec(
+                pytree.tree_structure(((0,) * len(self.taken), {})),
+                pytree.tree_structure((0,) * len(given)),
+            ),
+            example_inputs=((None,) * len(self.taken), {}),
+            checks=InputChecks(list(map(_make_input_shape, self.taken)), whole.checks.ranges, ()),
+            argument_names=[n.name for n in self.taken],
+            scope=whole.scope,
+            from_file=whole.from_file,
+        )
+
+    def _placeholder(self, node: Node) -> Node:
+        new = self.mapping[node] = self.graph.placeholder(node.name)
+        new.name, new.meta = node.name, dict(node.meta)
+        return new
+
+    def _state(self, node: Node) -> InputSpec:
+        self._placeholder(node)
+        return self.specs[node]
+
+    def _input(self, node: Node) -> InputSpec:
+        return InputSpec(InputKind.USER_INPUT, _make_argument(self._placeholder(node)), None)
+
+
+def _make_argument(node: Node) -> TensorArgument | SymbolicArgument:
+    kind = TensorArgument if get_shape(node) is not None else SymbolicArgument
+    return kind(node.name)
+
+
+def _make_input_shape(node: Node) -> InputShape:
+    """What a stage expects of a value; one that is no tensor is taken as it comes."""
+    shape, val = get_shape(node), node.meta.get("val")
+    if shape is not None:
+        return InputShape(node.name, shape, val.dtype, device=val.device)
+    number = _get_number(node)
+    return InputShape(node.name, number=number) if isinstance(number, Expr) else InputShape(
+        node.name, value=number
+    )  # fmt: skip
+
+
+def _get_number(node: Node) -> Any:
+    found = list(iter_numbers(node)) if get_shape(node) is None else []
+    return found[0] if len(found) == 1 else None
+
+
+def describe_modules(nodes: Sequence[Node]) -> str:
+    """The modules that nodes belong to, each as far as its first number (`layers.3`)."""
+    names = list(dict.fromkeys(filter(None, map(_find_module_path, nodes))))
+    if len(names) > 6:
+        names = [*names[:3], "...", *names[-2:]]
+    return ", ".join(names)
+
+
+def _find_module_path(node: Node) -> str:
+    stack: Mapping[str, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
+    path = next((p for p, _ in reversed(list(stack.values()))), "")
+    return ".".join(_take_until_number(path.split(".")))
+
+
+def _take_until_number(parts: Sequence[str]) -> Iterator[str]:
+    for part in parts:
+        yield part
+        if part.isdigit():
+            return

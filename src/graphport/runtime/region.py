@@ -1,0 +1,330 @@
+"""Lowers a region and runs it: its ONNX model, its session, bound inputs and outputs."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import (
+    OrtDevice,
+    OrtValue,
+    OrtValueVector,
+    RunOptions,
+    SessionIOBinding,
+)
+from torch import nn
+from torch.fx import Node
+
+from graphport.errors import ExportError, SessionError
+from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.interface import Interface
+from graphport.onnx.emit.ir import Graph, Value
+from graphport.onnx.emit.model import build_model_proto
+from graphport.onnx.exporter import lower_graph, read_custom_lowerings
+from graphport.onnx.lower.lowerer import choose_opset
+from graphport.onnx.options import ExportOptions
+from graphport.onnx.program import convert_result
+from graphport.onnx.target import kernels
+from graphport.onnx.target.session import Session, forkable_lock, to_ort_value, to_tensor
+from graphport.program.extract import Subprogram, extract_region
+from graphport.runtime.memory import Allocate
+from graphport.runtime.regions import Plan
+from graphport.symbolic import Expr
+from graphport.tensors.abstract import Abstract, describe_value
+
+_OPEN_LOCK = forkable_lock()
+_RECORDS: weakref.WeakSet[SessionRecord] = weakref.WeakSet()
+_INHERITED: list[Session | None] = []
+"""Sessions of the process before the fork, whose threads are not here: not even to be closed."""
+
+
+@dataclass(eq=False)
+class SessionRecord:
+    """A model that the backend runs, and the session that runs it."""
+
+    model_proto: onnx.ModelProto
+    """Without the weights, which the session has from torch."""
+    make: Callable[[], Session]
+    _made: Session | None = None
+
+    def __post_init__(self) -> None:
+        _RECORDS.add(self)
+
+    @property
+    def session(self) -> ort.InferenceSession:
+        return self.opened().session
+
+    def opened(self) -> Session:
+        """The session; a process that was forked makes one of its own."""
+        made = self._made
+        if made is None:
+            with _OPEN_LOCK:
+                made = self._made = self._made or self.make()
+        return made
+
+    def forget(self) -> None:
+        """Leave the session to the process that made it."""
+        _INHERITED.append(self._made)
+        self._made = None
+
+
+def _forget_sessions() -> None:
+    for record in list(_RECORDS):
+        record.forget()
+
+
+os.register_at_fork(after_in_child=_forget_sessions)
+
+
+class Region(nn.Module):
+    """Calls a session with tensors and numbers, in the order of the region's inputs.
+
+    `static` says of each input whether it is a weight, the same tensor at most calls; `complex` are
+    the places of those that go over as pairs of numbers. `rooms` allocates the outputs whose sizes
+    are known; the others are copied, since torch cannot resize memory of ONNX Runtime's.
+    """
+
+    def __init__(
+        self,
+        record: SessionRecord,
+        interface: Interface,
+        outputs: Sequence[Value],
+        static: Sequence[bool],
+        complex: Container[int],
+        count: Callable[[], None],
+        rooms: Sequence[Allocate | None],
+    ) -> None:
+        super().__init__()
+        self.record = record
+        self.count = count
+        self.plain: list[tuple[str, int]] = []
+        """Inputs that go over as they are, and their places."""
+        self.others: list[tuple[str, int, Any]] = []
+        """The rest, with what makes them values of ONNX Runtime."""
+        for i in interface.inputs:
+            if static[i.flat]:
+                self.others.append((i.name, i.flat, _CachedWeight()))
+            elif i.dtype in _DLPACK_DTYPES and i.flat not in complex:
+                self.plain.append((i.name, i.flat))
+            else:
+                self.others.append((i.name, i.flat, _to_ort_value))
+        self.dtypes = {i.flat: i.dtype for i in interface.inputs}
+        self.results = [(r.kind, r.what) for r in interface.results]
+        kinds = {v.name: v.dtype for v in outputs}
+        allocate = {v.name: room for v, room in zip(outputs, rooms, strict=True)}
+        self.names = [what for kind, what in self.results if kind not in ("input", "constant")]
+        self.in_order = all(kind == "tensor" for kind, _ in self.results)
+        self.allocators = [
+            (name, allocate[name], kinds[name] in _DLPACK_DTYPES) for name in self.names
+        ]
+        self.are_all_known = all(room is not None for _, room, _ in self.allocators)
+        self.devices = [_HOST] * len(self.names)
+
+    def forward(self, *args: Any) -> Any:
+        session = self.record.opened().session._sess
+        feeds = {}
+        for name, place in self.plain:
+            x = args[place]
+            if type(x) is not torch.Tensor or not x.is_contiguous() or x.is_neg():
+                x = _to_contiguous(x, self.dtypes[place])
+            feeds[name] = _from_dlpack(_to_dlpack(x), False)
+        for name, place, value_of in self.others:
+            feeds[name] = value_of(args[place])
+        run = self._run_preallocated if self.are_all_known else self._run_partly_preallocated
+        try:
+            found = run(session, feeds, args)
+        except Exception as error:  # whatever a provider raises
+            raise SessionError(f"ONNX Runtime: {error}") from error
+        self.count()
+        return found if self.in_order else self._arrange_results(found, args)
+
+    __call__ = forward  # no hooks, which cost microseconds
+
+    def _run_preallocated(
+        self, session: Any, feeds: dict[str, Any], args: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Results in memory of torch's, for a microsecond each."""
+        given, results, found = OrtValueVector(), OrtValueVector(), []
+        for value in feeds.values():
+            given.push_back(value)
+        for _, room, is_plain in self.allocators:
+            t = room(args)  # type: ignore[misc]  # all are known
+            found.append(t)
+            results.push_back(
+                _from_dlpack(_to_dlpack(t), False) if is_plain else to_ort_value(t)._ortvalue
+            )
+        session.run_with_ortvaluevector(
+            RunOptions(), list(feeds), given, self.names, results, self.devices
+        )
+        return found
+
+    def _run_partly_preallocated(
+        self, session: Any, feeds: dict[str, Any], args: Sequence[Any]
+    ) -> list[torch.Tensor]:
+        """Results in memory of torch's, where their sizes are known; copies of the others."""
+        binding = SessionIOBinding(session)
+        for name, value in feeds.items():
+            binding.bind_ortvalue_input(name, value)
+        found: list[torch.Tensor | None] = []
+        for name, room, _ in self.allocators:
+            if room is None:
+                binding.bind_output(name, _HOST)
+                found.append(None)
+            else:
+                t = room(args)
+                binding.bind_ortvalue_output(name, to_ort_value(t)._ortvalue)
+                found.append(t)
+        session.run_with_iobinding(binding, None)
+        values = binding.get_outputs()
+        return [
+            t if t is not None else to_tensor(ort.OrtValue(values[i])).clone()
+            for i, t in enumerate(found)
+        ]
+
+    def _arrange_results(self, found: list[torch.Tensor], args: Sequence[Any]) -> list[Any]:
+        by_name = dict(zip(self.names, found, strict=True))
+        return [
+            what if kind == "constant" else args[what] if kind == "input"
+            else convert_result(kind, by_name[what])
+            for kind, what in self.results
+        ]  # fmt: skip
+
+
+_HOST = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
+_to_dlpack, _from_dlpack = torch._C._to_dlpack, OrtValue.from_dlpack
+# What DLPack carries as it is, in both directions.
+_DLPACK_DTYPES = {
+    torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16,
+    torch.int8, torch.uint8,
+}  # fmt: skip
+
+
+def _to_contiguous(x: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor or a number as a tensor in order."""
+    if not isinstance(x, torch.Tensor):
+        return torch.tensor(x, dtype=dtype, device="cpu")
+    if x.is_complex():
+        x = torch.view_as_real(x.resolve_conj())
+    return x.detach().resolve_neg().contiguous()
+
+
+def _to_ort_value(x: Any) -> Any:
+    return to_ort_value(_to_contiguous(x, torch.bool))._ortvalue
+
+
+class _CachedWeight:
+    """Remembers what a tensor was for ONNX Runtime the last time."""
+
+    def __init__(self) -> None:
+        self.known: tuple[Any, int, Any] = (None, 0, None)
+
+    def __call__(self, t: torch.Tensor) -> Any:
+        tensor, address, value = self.known
+        if tensor is t and address == t.data_ptr():
+            return value
+        value = _to_ort_value(t)
+        if (
+            t.is_contiguous() and not t.is_complex() and not t.is_neg()
+        ):  # else a copy, which does not follow it
+            self.known = (t, t.data_ptr(), value)
+        return value
+
+
+# Lowers the regions of a plan to ONNX; what cannot be lowered after all falls back to torch.
+
+
+@dataclass(frozen=True)
+class LoweredRegion:
+    """A region in ONNX."""
+
+    part: Subprogram
+    graph: Graph
+    interface: Interface
+    opset: int
+
+    def model(self) -> Any:
+        """The model without its weights."""
+        return build_model_proto(self.graph, self.opset)
+
+    @property
+    def tensors(self) -> dict[str, Any]:
+        return {name: value.data for name, value in self.graph.initializers.items()}
+
+
+def lower_regions(
+    plan: Plan, weights: Mapping[Node, torch.Tensor], options: ExportOptions
+) -> dict[tuple[Node, ...], LoweredRegion]:
+    """Each region of the plan in ONNX; the plan has fewer, or smaller ones, if it has to."""
+    while True:
+        told = _find_symbol_nodes(plan)
+        found: dict[tuple[Node, ...], LoweredRegion] = {}
+        for step in plan.steps:
+            if not step.is_region:
+                continue
+            made = _lower_region(step.nodes, plan, weights, told, options)
+            if not isinstance(made, LoweredRegion):
+                plan.refuse(*made)
+                break
+            found[step.nodes] = made
+        else:
+            return found
+
+
+def _lower_region(
+    nodes: Sequence[Node],
+    plan: Plan,
+    weights: Mapping[Node, torch.Tensor],
+    told: Mapping[Expr, Node],
+    options: ExportOptions,
+) -> LoweredRegion | tuple[Sequence[Node], str]:
+    """The region in ONNX, or the nodes that are to be torch's and why."""
+    regions = {n for step in plan.steps if step.is_region for n in step.nodes}
+    part = extract_region(nodes, plan.program, weights, told, regions)
+    opset = options.opset or choose_opset(part.program.graph_module, kernels.default_opset())
+    builder = Builder(part.program.scope, opset, options.target)
+    names = [n.name for n in part.inputs]
+    try:
+        interface = lower_graph(
+            part.program,
+            builder,
+            read_custom_lowerings(options),
+            replace(options, input_names=names, output_names=None, share_weights=True),
+        )
+    except ExportError as error:
+        culprit = part.original.get(builder.origin) if builder.origin is not None else None
+        refused = [culprit] if culprit in nodes else nodes
+        return [n for n in refused if n is not None], error.what
+    return LoweredRegion(part, builder.main, interface, opset)
+
+
+def _find_symbol_nodes(plan: Plan) -> dict[Expr, Node]:
+    """By symbol, a node that has its value: a number among the inputs, or a size that is read."""
+    found: dict[Expr, Node] = {}
+    graph, read = plan.graph, torch.ops.aten.sym_size.int
+    for node in graph.nodes:
+        about = describe_value(node.meta.get("val"))
+        if isinstance(about, Expr) and about.kind == "symbol":
+            found.setdefault(about, node)
+    first = next((n for n in graph.nodes if n.op not in ("placeholder", "get_attr")), None)
+    for node in [n for n in graph.nodes if n.op == "placeholder"]:
+        about = describe_value(node.meta.get("val"))
+        sizes = about.sizes if isinstance(about, Abstract) else ()
+        for dim, size in enumerate(sizes):
+            if isinstance(size, Expr) and size.kind == "symbol" and size not in found and first:
+                with graph.inserting_before(first):
+                    found[size] = graph.call_function(read, (node, dim))
+                found[size].meta = {"val": _to_torch_size(size)}
+    plan.settle()
+    return found
+
+
+def _to_torch_size(size: Expr) -> Any:
+    from graphport.symbolic.bridge import to_torch
+
+    return to_torch(size)

@@ -1,0 +1,69 @@
+"""Entry point for `torch.compile`, and the AOTAutograd options of the backend.
+
+The only module of this package that imports Dynamo and functorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from graphport.process import Patch, Replacement, Switch, restore_on_exit
+from graphport.runtime.backend import OrtBackend, needs_gradients
+from graphport.runtime.graphs import needs_derivatives
+from graphport.runtime.options import OrtBackendOptions
+
+
+def backend(
+    module: GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: OrtBackendOptions | Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """`torch.compile(..., backend="graphport")`; `mode` belongs to other backends."""
+    return OrtBackend.get_cached_instance_for_options(options)(module, inputs)
+
+
+@restore_on_exit
+def compile_graph(
+    backend: OrtBackend, module: GraphModule, inputs: Sequence[Any]
+) -> Callable[..., Any]:
+    wanted = needs_gradients(inputs) or needs_derivatives(module)
+    # Of a tensor that is made of others, AOTAutograd gives the graph in terms of those.
+    wanted = wanted or any(map(is_traceable_wrapper_subclass, inputs))
+    if not (backend.options.use_aot_autograd and wanted):
+        return backend.compile(module, inputs, inference=True)
+
+    def compiler(graph: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        return make_boxed_func(backend.compile(graph, examples, inference=False))
+
+    # Attention in parts that have a derivative in ONNX, not as kernels of torch's.
+    with _DECOMPOSED_ATTENTION:
+        return aot_autograd(fw_compiler=compiler, decompositions=_backward_decompositions())(
+            module, inputs
+        )
+
+
+def _disable_fused_attention() -> Iterator[Replacement]:
+    for name in ("math", "flash", "mem_efficient", "cudnn", "overrideable"):
+        read = getattr(torch._C, f"_get_{name}_sdp_enabled")
+        yield Switch(read, getattr(torch._C, f"_set_sdp_use_{name}")), "", name == "math"
+
+
+_DECOMPOSED_ATTENTION = Patch(_disable_fused_attention)
+
+
+def _backward_decompositions() -> dict[Any, Callable[..., Any]]:
+    """How to take derivatives apart, which have no lowering; forward operators stay whole."""
+    table: dict[Any, Callable[..., Any]] = {
+        op: fn for op, fn in core_aten_decompositions().items() if "backward" in str(op)
+    }
+    return table

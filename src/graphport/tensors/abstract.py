@@ -1,0 +1,266 @@
+"""`Abstract` and `AbstractTensor`: sizes, strides, dtype and device without data.
+
+Sizes and strides are plain ints or symbolic expressions. A contiguous tensor keeps no strides: they
+are computed when asked for, because almost nobody asks and the products are what costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from graphport import source
+from graphport.errors import DataDependentError, UnsupportedError
+from graphport.symbolic import Expr, symbols
+from graphport.symbolic.bridge import from_torch, to_torch
+
+Size = int | Expr
+Sizes = tuple[Size, ...]
+
+
+def contiguous_strides(sizes: Sequence[Size]) -> Sizes:
+    """Strides of a contiguous tensor; like torch, a size of 0 counts as 1."""
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step = step * (size or 1) if type(size) is int else step * size
+    strides.reverse()
+    return tuple(strides)
+
+
+def channels_last_strides(sizes: Sequence[Size]) -> Sizes:
+    """Strides of an N,C,spatial... tensor whose channels vary fastest."""
+    order = [0, *range(2, len(sizes)), 1]
+    return permute_strides(sizes, order)
+
+
+def permute_strides(sizes: Sequence[Size], order: Sequence[int]) -> Sizes:
+    """Dense strides in which `order` lists the dims from the slowest to the fastest."""
+    packed = contiguous_strides([sizes[i] for i in order])
+    strides: list[Size] = [0] * len(sizes)
+    for stride, dim in zip(packed, order, strict=True):
+        strides[dim] = stride
+    return tuple(strides)
+
+
+class Abstract:
+    """Sizes, strides, dtype and device of a tensor. Immutable by convention."""
+
+    __slots__ = ("_strides", "device", "dtype", "offset", "sizes")
+
+    sizes: Sizes
+    _strides: Sizes | None
+    dtype: torch.dtype
+    device: torch.device
+    offset: Size
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        dtype: torch.dtype,
+        device: torch.device,
+        strides: Sizes | None = None,
+        offset: Size = 0,
+    ) -> None:
+        self.sizes = sizes
+        self.dtype = dtype
+        self.device = device
+        self._strides = strides
+        self.offset = offset
+
+    @property
+    def strides(self) -> Sizes:
+        if self._strides is None:
+            return contiguous_strides(self.sizes)
+        return self._strides
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+    def size(self, dim: int) -> Size:
+        return self.sizes[dim]
+
+    def like(self, sizes: Sizes | None = None, dtype: torch.dtype | None = None) -> Abstract:
+        """A fresh contiguous tensor; sizes and dtype as here unless given."""
+        return Abstract(self.sizes if sizes is None else sizes, dtype or self.dtype, self.device)
+
+    def view(self, sizes: Sizes, strides: Sizes | None, offset: Size | None = None) -> Abstract:
+        """The same memory seen with other sizes and strides."""
+        return Abstract(
+            sizes, self.dtype, self.device, strides, self.offset if offset is None else offset
+        )
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Provably contiguous: sizes of 1 do not matter."""
+        return self._strides is None or matches(
+            self.sizes, self._strides, contiguous_strides(self.sizes)
+        )
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Channels-last as torch's kernels find by strides; of symbolic sizes, provably so."""
+        if self._strides is None or self.rank not in (4, 5):
+            return False
+        # Of volumes, kernels differ where both formats fit.
+        if self.rank == 4 and all(type(n) is int for n in (*self.sizes, *self._strides)):
+            return _channels_vary_fastest(self.sizes, self._strides)  # type: ignore[arg-type]
+        return matches(self.sizes, self._strides, channels_last_strides(self.sizes)) and not (
+            self.is_contiguous
+        )
+
+    def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype}[{', '.join(map(str, self.sizes))}]"
+
+
+def matches(sizes: Sizes, strides: Sizes, expected: Sizes) -> bool:
+    """Whether strides are those expected, wherever a size is not 1."""
+    return all(
+        stride is want or stride == want or size == 1
+        for size, stride, want in zip(sizes, strides, expected, strict=True)
+    )
+
+
+def _channels_vary_fastest(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """torch's `suggest_memory_format`, which has an answer also where sizes of 1 allow several."""
+    least = 0
+    for d in (1, *range(len(sizes) - 1, 1, -1), 0):
+        if sizes[d] == 0 or strides[d] < least or (d == 0 and least == strides[1]):
+            return False
+        least = strides[d] * sizes[d]
+    return True
+
+
+# `AbstractTensor`: a real torch.Tensor with sizes, strides, dtype and device but without data.
+#
+# It is what the user's code holds during capture, and what describes the result of a node (`val`).
+
+
+class AbstractTensor(torch.Tensor):
+    """A tensor without data. See the module."""
+
+    _abstract: Abstract
+    _value: Any = None
+    """What capture knows of the tensor, while it lasts."""
+    _node: Any = None
+    """The node whose metadata this very tensor is."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not all(issubclass(kind, AbstractTensor) for kind in types):
+            return NotImplemented  # the other class knows what to do
+        if op is torch.ops.aten.alias.default:  # Tensor.as_subclass
+            raise UnsupportedError(
+                "a tensor of the program cannot become one of a subclass",
+                where=source.locate_user_line(),
+                fix="compute with plain tensors: __torch_function__ may return them as they are",
+            )
+        raise UnsupportedError(
+            f"{op} of a tensor that has no data, where capture does not see it: in another thread, "
+            "or after the capture",
+            where=source.locate_user_line(),
+            fix="compute in the thread that calls the program, while it is captured",
+        )
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"AbstractTensor({self._abstract!r})"
+
+    def __format__(self, spec: str) -> str:
+        """Text of the user's own: there is no number to format, and no reason to fail for it."""
+        return repr(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._value is not None and has_torch_function_unary(self):  # in the user's program
+            return handle_torch_function(torch.Tensor.__deepcopy__, (self,), self, memo)
+        return make_abstract_tensor(self._abstract, self.requires_grad)
+
+    def __copy__(self) -> Any:
+        """What `copy.copy` gives shares the memory."""
+        return torch.ops.aten.alias.default(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise DataDependentError(
+            "a tensor that has no data cannot be pickled or saved",
+            where=source.locate_user_line(),
+            fix="return it, and save what the program gives",
+        )
+
+
+_make_wrapper = torch.Tensor._make_wrapper_subclass
+
+
+def make_abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> AbstractTensor:
+    """A tensor for the user to hold, or for a node's metadata."""
+    sizes: Any = abstract.sizes
+    offset = abstract.offset
+    plain = type(offset) is int and offset == 0
+    strides: Any = abstract._strides if plain else abstract.strides
+    for s in sizes:
+        if type(s) is not int:
+            sizes = [to_torch(s) for s in sizes]
+            strides = [to_torch(s) for s in abstract.strides]
+            break
+    else:
+        if strides is not None:
+            strides = [to_torch(s) for s in strides]
+    t = _make_wrapper(
+        AbstractTensor, sizes, strides=strides, dtype=abstract.dtype, device=abstract.device,
+        requires_grad=requires_grad, storage_size=0,
+        storage_offset=None if plain else to_torch(offset),
+    )  # fmt: skip
+    # storage_size: or C++ works out the number of bytes, through a dozen calls on symbolic sizes.
+    t._abstract = abstract
+    return t
+
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def describe_value(val: Any) -> Any:
+    """The metadata of a node in our own terms: `Abstract` tensors, numbers, tuples of them."""
+    if isinstance(val, AbstractTensor):
+        return val._abstract
+    if isinstance(val, _SYMBOLIC):
+        return from_torch(val)
+    if isinstance(val, (tuple, list)):
+        return tuple(map(describe_value, val))
+    return val
+
+
+# Reads the value of a node from its metadata, as an `Abstract`.
+
+_SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def to_expression(x: Any) -> Any:
+    """A symbolic number of torch as our expression; anything else as it is."""
+    return from_torch(x) if isinstance(x, _SYMBOLIC_NUMBERS) else x
+
+
+def get_shape(node: Node) -> tuple[Any, ...] | None:
+    """The sizes of a tensor: numbers and expressions; None for what is no tensor."""
+    val = node.meta.get("val")
+    return tuple(map(to_expression, val.shape)) if isinstance(val, torch.Tensor) else None
+
+
+def iter_numbers(node: Node) -> Iterator[Any]:
+    """The sizes of the tensors that a node gives, and the numbers."""
+    val = node.meta.get("val")
+    for part in val if isinstance(val, (tuple, list)) else (val,):
+        if isinstance(part, torch.Tensor):
+            yield from map(to_expression, part.shape)
+        else:
+            yield to_expression(part)
+
+
+def collect_symbols(node: Node) -> set[Expr]:
+    return {s for e in iter_numbers(node) if isinstance(e, Expr) for s in symbols(e)}
