@@ -138,8 +138,8 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
 
 def _require_storage(owner: Value, view: Abstract) -> None:
     """That there is memory wherever a view of what owns it reaches in the example."""
-    if owner.parent is not None or 0 in view.sizes:
-        return
+    if owner.parent is not None or 0 in view.sizes or owner.storage.doubts:
+        return  # of what may be a view, the memory is that of its base
     outside = owner.storage.origin is not None
     room = owner.storage.room if outside else _storage_extent(owner.abstract)
     if room is not None:

@@ -533,7 +533,8 @@ def _chooses_format(node: Node) -> bool:
     """Whether an operator may ask its operands for their memory format, as convolutions do."""
     if not isinstance(node.target, OpOverload) or torch.Tag.pointwise in node.target.tags:
         return False
-    return not get_op_info(node.target).view
+    val = node.meta.get("val")  # lines, images and volumes have formats
+    return isinstance(val, AbstractTensor) and val.dim() >= 3 and not get_op_info(node.target).view
 
 
 def _layout_error(node: Node) -> UnsupportedError:
