@@ -376,7 +376,7 @@ def test_what_runs_where():
 
 
 def test_the_log_tells_what_fell_back(caplog):
-    with caplog.at_level(logging.INFO, logger="graphport.runtime"):
+    with caplog.at_level(logging.INFO, logger="graphport.ort"):
         check(with_custom, *rows(2))
     assert any("test_ort.twice.default: no ONNX lowering" in m for m in caplog.messages)
 
