@@ -632,3 +632,17 @@ def test_as_strided_of_a_copy_that_is_none_at_some_sizes() -> None:
     assert torch.equal(module(x), f(x))
     with pytest.raises(RuntimeError, match="b != 1"):
         module(torch.rand(2, 2, 1))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda y: y.conj().as_strided((2,), (2,)),
+        lambda y: y[1:].conj().as_strided((2,), (1,)),
+        lambda y: y.conj()[1:].as_strided((2,), (1,)),
+        lambda y: y.conj().imag.as_strided((2,), (2,)),
+    ],
+)
+def test_as_strided_of_a_conjugate(fn: Callable[[Tensor], Tensor]) -> None:
+    y = torch.randn(4, dtype=torch.complex64)
+    torch.testing.assert_close(gp.export(fn, (y,)).module()(y), fn(y))

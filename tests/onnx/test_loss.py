@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import graphport as gp
 from tests.onnx.helpers import check_onnx
 from tests.onnx.rows import doubles, dynamic_test, halves, static_test
 from tests.ops.rows import ints, positive, row
@@ -124,3 +125,10 @@ def forward_of_nll(how: int) -> Any:
 @pytest.mark.parametrize("how", [0, 1, 2])
 def test_forward_operators(how: int) -> None:
     check_onnx(forward_of_nll(how), (torch.randn(4, 5), torch.tensor([0, 2, 4, 1]), torch.rand(5)))
+
+
+def test_cosine_similarity_of_halves_that_are_zero() -> None:
+    """1e-8, below which no length counts, is 0 among halves."""
+    x = torch.zeros(2, 3, dtype=torch.float16)
+    program = gp.onnx.export(F.cosine_similarity, (x, x))
+    assert program(x, x).isnan().all() and torch.cosine_similarity(x, x).isnan().all()

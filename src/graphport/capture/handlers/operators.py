@@ -114,6 +114,8 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
         tracer.from_start.add(value.storage.origin)
     owner = value
     while owner.parent is not None and owner.parent.abstract.dtype is value.abstract.dtype:
+        if owner.op in _SIGN_VIEWS:
+            break  # what is read through it has another sign than what lies in memory
         owner = owner.parent
     offset = offset - owner.abstract.offset
     whole = owner
@@ -134,6 +136,9 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     tracer.demand_layout(tracer.read(owner))
     node = tracer.view_node(info.op, tracer.read(owner), recipe)
     return tracer.wrap(Value.view(owner, out, node, info.op, recipe), wants_grad(args[:1]))
+
+
+_SIGN_VIEWS = (aten._conj.default, aten._neg_view.default)
 
 
 def _require_storage(owner: Value, view: Abstract) -> None:

@@ -353,6 +353,7 @@ def multilabel_margin_loss_forward(
 @lower(aten.cosine_similarity.default)
 def cosine_similarity(b: Builder, x1: Value, x2: Value, dim: int, eps: float) -> Value:
     """Each by its own length, then the product: an element counts as often as it is repeated."""
+    eps = torch.tensor(eps, dtype=b.result.dtype).item()  # of halves, 1e-8 is 0
     x, y = _widen_operands(b, x1, x2)
     rank = max(x.rank, y.rank)
     if rank == 0:
