@@ -9,15 +9,14 @@ TORCH  := torch==2.13.0
 # A stamp per level of installation: newer than pyproject.toml and constraints.txt means done.
 CORE   := $(VENV)/.installed-core
 TESTED := $(VENV)/.installed-test
-DEV    := $(VENV)/.installed-dev
 SITE   := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-cpus check replay accept bench docs wheel size clean
+.PHONY: help setup demo test test-all test-cpus check lint replay accept bench docs wheel size clean
 
 help:
 	@echo "make demo      a transformer to a verified ONNX file, with timings"
-	@echo "make test      lint and tests, without the slow ones"
+	@echo "make test      lint, format, types and tests, without the slow ones"
 	@echo "make test-all  every test"
 	@echo "make test-cpus what depends on the processor, as if it were another one"
 	@echo "make check     lint, format, types, smoke tests: before each commit"
@@ -42,11 +41,6 @@ $(TESTED): $(CORE)
 	@$(PIP) -e ".[test,examples]" -c constraints.txt
 	@touch $@
 
-$(DEV): $(TESTED)
-	@echo "installing what development needs"
-	@$(PIP) -e ".[dev]" -c constraints.txt
-	@touch $@
-
 $(SITE): $(CORE)
 	@echo "installing what the documentation needs"
 	@$(PIP) -e ".[docs]" -c constraints.txt
@@ -57,12 +51,10 @@ setup: $(TESTED)
 demo: $(CORE)
 	@$(PY) examples/transformer.py
 
-test: $(TESTED)
-	@$(PY) -m ruff check .
+test: lint
 	@$(PY) -m pytest -q -n 2 -m "not slow"
 
-test-all: $(TESTED)
-	@$(PY) -m ruff check .
+test-all: lint
 	@$(PY) -m pytest -q -n 2 -m "not slow" --every-export
 	@$(PY) -m pytest -q -n 2 -m slow
 
@@ -76,11 +68,13 @@ test-cpus: $(TESTED)
 	$(call as,022,2,ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 LC_ALL=C.UTF-8 TZ=UTC)
 	$(call as,000,3,ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE LC_ALL=POSIX TZ=Etc/GMT+12)
 
-check: $(DEV)
+check: lint
+	@$(PY) -m pytest -q -m smoke
+
+lint: $(TESTED)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
-	@$(PY) -m pytest -q -m smoke
 
 AGAINST ?= HEAD
 TESTS   ?= tests

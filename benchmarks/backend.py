@@ -165,8 +165,10 @@ def _repeated(run: Run) -> None:
 
 
 CHILDREN: dict[str, Callable[..., dict[str, Any]]] = {
-    "latency": latency_child, "memory": memory_child, "overhead": overhead_child,
-}  # fmt: skip
+    "latency": latency_child,
+    "memory": memory_child,
+    "overhead": overhead_child,
+}
 
 
 def child(what: str, *arguments: Any) -> dict[str, Any]:
@@ -211,16 +213,26 @@ def parts(result: dict[str, Any], table: Callable[[list[str], list[list[str]]], 
         line = [model, threads]
         line += [f"{usual(call, c) * 1e3:.2f}" if c in call else "fails" for c in CONTENDERS]
         line.append(f"{ratio(call, OURS, BARE):.3f}" if {OURS, BARE} <= call.keys() else "")
-        line += [f"{first[c]:.1f}" if threads == "1" and c in first else ""
-                 for c in (OURS, INDUCTOR)]  # fmt: skip
+        line += [
+            f"{first[c]:.1f}" if threads == "1" and c in first else "" for c in (OURS, INDUCTOR)
+        ]
         lines.append(line)
         for name, some in ratios.items():
             if name in call and OURS in call:
                 some.append(ratio(call, name, OURS))
     means = [f"{statistics.geometric_mean(r):.2f}x" if r else "" for r in ratios.values()]
     lines.append(["geometric mean", "theirs / ours", means[0], "", *means[1:], "", "", ""])
-    header = ["model", "threads", "eager ms", "graphport ms", "inductor ms", "bare session ms",
-              "graphport / bare", "first result s", "inductor s"]  # fmt: skip
+    header = [
+        "model",
+        "threads",
+        "eager ms",
+        "graphport ms",
+        "inductor ms",
+        "bare session ms",
+        "graphport / bare",
+        "first result s",
+        "inductor s",
+    ]
     said = [
         '`torch.compile(backend="graphport")`, milliseconds for a call without gradients, medians, '
         "with inputs of the same sizes. Ratios are medians of the ratios in each round of calls:",
@@ -238,8 +250,15 @@ def parts(result: dict[str, Any], table: Callable[[list[str], list[list[str]]], 
             "Resident memory of a process with the torch model, after compiling and a first call, "
             "and what these have added:"
         )
-        header = ["model", "weights MB", "graphport MB", "bare session MB", "graphport / bare",
-                  "graphport adds MB", "bare session adds MB"]  # fmt: skip
+        header = [
+            "model",
+            "weights MB",
+            "graphport MB",
+            "bare session MB",
+            "graphport / bare",
+            "graphport adds MB",
+            "bare session adds MB",
+        ]
         said.append(table(header, [_memory_row(*row) for row in result["memory"].items()]))
     return said
 

@@ -79,12 +79,14 @@ WORKLOADS = {
     "bert": Workload("BERT", 12, text(huggingface.bert), "batch, length", {"length": 128}),
     "gpt2": Workload("GPT-2", 12, text(huggingface.gpt2), "batch, length", {"length": 128}),
     "llama": Workload("LLaMA", 16, text(huggingface.llama), "batch, length", {"length": 128}),
-    "t5": Workload("T5", 6, text(huggingface.t5), "batch, source, target",
-                   {"length": 128, "target_length": 32}),
+    "t5": Workload(
+        "T5", 6, text(huggingface.t5), "batch, source, target", {"length": 128, "target_length": 32}
+    ),
     "vit": Workload("ViT", 12, image, "batch", {"image": 224, "batch": 1}),
-    "resnet": Workload("ResNet", 50, resnet_case, "batch, height, width",
-                       {"size": 224, "batch": 1}),
-}  # fmt: skip
+    "resnet": Workload(
+        "ResNet", 50, resnet_case, "batch, height, width", {"size": 224, "batch": 1}
+    ),
+}
 
 
 class Nothing(TorchDispatchMode):
@@ -578,8 +580,9 @@ def onnx_parts(result: dict[str, Any]) -> list[str]:
     ]
     failed = [
         f"- {name} fails on {r.model} ({r.sizes}): {reason}"
-        for r in result["onnx"] for name, reason in r.errors.items()
-    ]  # fmt: skip
+        for r in result["onnx"]
+        for name, reason in r.errors.items()
+    ]
     if failed:
         parts += ["Left out:", "\n".join(failed)]
     if result["fresh"]:
@@ -720,8 +723,10 @@ def main() -> None:
         result["backend"] = backend.measured(options.only or list(WORKLOADS), quick)
     if whole and ours:
         say("ONNX from a fresh process")
-        result["fresh"] = {n: onnx_models.fresh(n, 1 if quick else 3)
-                           for n in (onnx_models.OURS, onnx_models.TORCH)}  # fmt: skip
+        result["fresh"] = {
+            n: onnx_models.fresh(n, 1 if quick else 3)
+            for n in (onnx_models.OURS, onnx_models.TORCH)
+        }
         say("ONNX of a large model")
         result["large"] = (2 if quick else 8, *onnx_models.large(2 if quick else 8))
     if whole:

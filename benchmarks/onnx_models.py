@@ -67,9 +67,13 @@ def export_ours(case: Case, dynamic: bool, path: Path, target: str = "onnx") -> 
 def export_torch(case: Case, dynamic: bool, path: Path) -> None:
     shapes = case.spec(torch.export.Dim) if dynamic else None
     program = torch.onnx.export(
-        case.model, case.args, kwargs=case.kwargs, dynamic_shapes=shapes, dynamo=True,
+        case.model,
+        case.args,
+        kwargs=case.kwargs,
+        dynamic_shapes=shapes,
+        dynamo=True,
         verbose=False,
-    )  # fmt: skip
+    )
     assert program is not None
     program.save(path)
 
@@ -144,10 +148,17 @@ def table(results: list[Result], rows: Callable[[list[str], list[list[str]]], st
     lines = []
     for r in results:
         ratio = r.ratio()
-        lines.append([
-            r.model, r.sizes, _milliseconds(r, OURS), _count(r, OURS), _milliseconds(r, TORCH),
-            _count(r, TORCH), "" if ratio is None else f"{ratio:.1f}x",
-        ])  # fmt: skip
+        lines.append(
+            [
+                r.model,
+                r.sizes,
+                _milliseconds(r, OURS),
+                _count(r, OURS),
+                _milliseconds(r, TORCH),
+                _count(r, TORCH),
+                "" if ratio is None else f"{ratio:.1f}x",
+            ]
+        )
     ratios = [x for r in results if (x := r.ratio()) is not None]
     if ratios:
         mean = f"{statistics.geometric_mean(ratios):.1f}x ({len(ratios)} of {len(results)})"
@@ -172,8 +183,16 @@ def latency_table(results: list[Result], rows: Callable[[list[str], list[list[st
             speeds = [x for r in results if (x := r.speed(name, threads)) is not None]
             line += ["", _times(statistics.geometric_mean(speeds) if speeds else None, 2)]
         lines.append(line)
-    header = ["model", "sizes", "threads", "torch.onnx ms", "graphport ms", "torch.onnx / ours",
-              'target="ort" ms', "torch.onnx / ours"]  # fmt: skip
+    header = [
+        "model",
+        "sizes",
+        "threads",
+        "torch.onnx ms",
+        "graphport ms",
+        "torch.onnx / ours",
+        'target="ort" ms',
+        "torch.onnx / ours",
+    ]
     return rows(header, lines)
 
 

@@ -25,9 +25,15 @@ from examples import resnet
 from examples.huggingface import bert
 
 COLUMNS = (
-    "model", "runtime", "batch x micro-batches", "in process", "1 process", "2 processes", "gain",
+    "model",
+    "runtime",
+    "batch x micro-batches",
+    "in process",
+    "1 process",
+    "2 processes",
+    "gain",
     "attainable",
-)  # fmt: skip
+)
 
 
 def bert12(batch: int) -> tuple[str, gp.ExportedProgram, dict[str, Any]]:

@@ -24,10 +24,17 @@ from torch import nn
 import graphport as gp
 
 SMALL: dict[str, Any] = {
-    "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "gpt2": ("GPT2", {}),
@@ -38,10 +45,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2", {"sliding_window": 6, "head_dim": 8}),
     "gemma3": (
         "Gemma3Text",
-        {"sliding_window": 6, "head_dim": 8,
-         "layer_types": ["sliding_attention", "full_attention"]},
+        {
+            "sliding_window": 6,
+            "head_dim": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
     ),
-}  # fmt: skip
+}
 
 
 def build(name: str) -> nn.Module:
@@ -112,9 +122,12 @@ def main(arguments: list[str] | None = None) -> None:
         session = ort.InferenceSession(path)
         written = generate(session, prompt.numpy(), options.tokens)
     eager = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, eos_token_id=None,
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        eos_token_id=None,
         max_new_tokens=options.tokens,
-    )  # fmt: skip
+    )
     for row in written:
         print(*row[: prompt.shape[1]], "->", *row[prompt.shape[1] :])
     if not np.array_equal(written, eager.numpy()):

@@ -49,9 +49,13 @@ class Transformer(nn.Module):
     """Token ids to the scores of each next token."""
 
     def __init__(
-        self, vocab: int = 1000, width: int = 256, heads: int = 8, layers: int = 4,
+        self,
+        vocab: int = 1000,
+        width: int = 256,
+        heads: int = 8,
+        layers: int = 4,
         longest: int = 512,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab, width)
         self.positions = nn.Embedding(longest, width)

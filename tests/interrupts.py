@@ -132,23 +132,54 @@ def said(point: Point) -> str:
 # The process
 
 _OWNERS: tuple[Any, ...] = (
-    builtins, math, operator, sys.modules["warnings"], gc, torch, torch.nn, torch.nn.functional,
-    torch.nn.init, torch.Tensor, torch.nn.Module, torch.nn.Parameter, torch.autograd.Function,
-    torch.SymInt, torch.SymFloat, torch.SymBool, torch.compiler, torch.distributions.Distribution,
-    torch.serialization, torch._utils, torch.overrides, torch.utils._python_dispatch, fake_impl,
+    builtins,
+    math,
+    operator,
+    sys.modules["warnings"],
+    gc,
+    torch,
+    torch.nn,
+    torch.nn.functional,
+    torch.nn.init,
+    torch.Tensor,
+    torch.nn.Module,
+    torch.nn.Parameter,
+    torch.autograd.Function,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
+    torch.compiler,
+    torch.distributions.Distribution,
+    torch.serialization,
+    torch._utils,
+    torch.overrides,
+    torch.utils._python_dispatch,
+    fake_impl,
     sys.modules["torch.fx._lazy_graph_module"],
-    *(sys.modules[f"torch._higher_order_ops.{name}"]
-      for name in ("cond", "while_loop", "scan", "invoke_subgraph")),
+    *(
+        sys.modules[f"torch._higher_order_ops.{name}"]
+        for name in ("cond", "while_loop", "scan", "invoke_subgraph")
+    ),
     type(torch.ops.higher_order.autograd_function_apply),
-)  # fmt: skip
+)
 _FLAGS: tuple[Callable[[], Any], ...] = (
-    gc.isenabled, gc.get_threshold, gc.get_freeze_count, sys.getrecursionlimit, sys.getprofile,
-    threading.active_count, torch.get_default_dtype, torch.get_num_threads, torch.is_grad_enabled,
-    torch.is_inference_mode_enabled, torch.is_autocast_cache_enabled,
-    torch.are_deterministic_algorithms_enabled, torch._C._get_torch_function_state,
-    torch._C._get_math_sdp_enabled, torch._C._get_flash_sdp_enabled,
+    gc.isenabled,
+    gc.get_threshold,
+    gc.get_freeze_count,
+    sys.getrecursionlimit,
+    sys.getprofile,
+    threading.active_count,
+    torch.get_default_dtype,
+    torch.get_num_threads,
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    torch.is_autocast_cache_enabled,
+    torch.are_deterministic_algorithms_enabled,
+    torch._C._get_torch_function_state,
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_flash_sdp_enabled,
     torch._C._get_mem_efficient_sdp_enabled,
-)  # fmt: skip
+)
 
 
 def process_state() -> dict[str, Any]:

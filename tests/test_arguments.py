@@ -83,10 +83,16 @@ def save(**arguments: Any) -> None:
 
 
 OPTIONS: dict[str, Any] = {
-    "input_names": None, "output_names": None, "opset": None, "target": "onnx",
-    "optimize": True, "verify": False, "custom_lowerings": None, "report": None,
+    "input_names": None,
+    "output_names": None,
+    "opset": None,
+    "target": "onnx",
+    "optimize": True,
+    "verify": False,
+    "custom_lowerings": None,
+    "report": None,
     "module_functions": (),
-}  # fmt: skip
+}
 PARTS = FOUND.partitions
 RATE = {"transfer_rate_bytes_per_sec": 1.0}
 SPREAD = {"timeout": 30.0, "start_timeout": 30.0, "micro_batches": 1, "batch": None}
@@ -94,12 +100,18 @@ GM = {"fx_module": TRACED}
 CALLS: dict[str, Call] = {
     # Capture
     "gp.export": named(
-        gp.export, mod=NET, args=(X,), kwargs={}, dynamic_shapes=None, strict=False,
-        training=False, decompose=None, preserve_module_call_signature=(), guards="error",
+        gp.export,
+        mod=NET,
+        args=(X,),
+        kwargs={},
+        dynamic_shapes=None,
+        strict=False,
+        training=False,
+        decompose=None,
+        preserve_module_call_signature=(),
+        guards="error",
     ),
-    "gp.draft_export": named(
-        gp.draft_export, mod=NET, args=(X,), kwargs={}, dynamic_shapes=None
-    ),
+    "gp.draft_export": named(gp.draft_export, mod=NET, args=(X,), kwargs={}, dynamic_shapes=None),
     "gp.Dim": named(gp.Dim, name="n", min=1, max=5),
     "gp.Dim.at": named(gp.Dim("n").at, value=3),
     "gp.Dim.AUTO": named(gp.Dim.AUTO, min=1, max=5),
@@ -137,7 +149,12 @@ CALLS: dict[str, Call] = {
     "gp.load": named(gp.load, file="program.gpx", verify=True),
     # ONNX
     "gp.onnx.export": named(
-        gp.onnx.export, model=NET, args=(X,), kwargs={}, dynamic_shapes=None, dynamic_axes=None,
+        gp.onnx.export,
+        model=NET,
+        args=(X,),
+        kwargs={},
+        dynamic_shapes=None,
+        dynamic_axes=None,
         **OPTIONS,
     ),
     "gp.onnx.ExportOptions": named(
@@ -149,9 +166,7 @@ CALLS: dict[str, Call] = {
     "gp.onnx.ONNXProgram.save": named(
         save, path="model.onnx", external_data="auto", state_dict=None
     ),
-    "gp.onnx.ONNXProgram.verify": named(
-        MADE.verify, args=(X,), kwargs={}, rtol=1e-3, atol=1e-3
-    ),
+    "gp.onnx.ONNXProgram.verify": named(MADE.verify, args=(X,), kwargs={}, rtol=1e-3, atol=1e-3),
     "gp.onnx.ONNXProgram.adapt_torch_outputs_to_onnx": named(
         MADE.adapt_torch_outputs_to_onnx, out=X
     ),
@@ -161,41 +176,53 @@ CALLS: dict[str, Call] = {
         gp.ort.OrtBackend.get_cached_instance_for_options, options=None
     ),
     "gp.ort.OrtBackendOptions": named(
-        gp.ort.OrtBackendOptions, preferred_execution_providers=None,
-        infer_execution_providers=True, default_execution_providers=None,
-        preallocate_output=False, use_aot_autograd=True, export_options=None,
-        ort_session_options=None, pre_ort_model_transforms=None, strict=False,
+        gp.ort.OrtBackendOptions,
+        preferred_execution_providers=None,
+        infer_execution_providers=True,
+        default_execution_providers=None,
+        preallocate_output=False,
+        use_aot_autograd=True,
+        export_options=None,
+        ort_session_options=None,
+        pre_ort_model_transforms=None,
+        strict=False,
     ),
     # Graphs
     "gp.fx.AnnotateTypesWithSchema": named(
-        gp.fx.AnnotateTypesWithSchema, module=TRACED, annotate_functionals=True,
-        annotate_modules=True, annotate_get_attrs=True,
+        gp.fx.AnnotateTypesWithSchema,
+        module=TRACED,
+        annotate_functionals=True,
+        annotate_modules=True,
+        annotate_get_attrs=True,
     ),
     "gp.fx.NormalizeOperators": named(gp.fx.NormalizeOperators, module=TRACED),
     "gp.fx.NormalizeArgs": named(
         gp.fx.NormalizeArgs, module=TRACED, normalize_to_only_use_kwargs=True
     ),
-    "gp.fx.RewritingTracer": named(
-        gp.fx.RewritingTracer().trace, root=NET, concrete_args=None
-    ),
+    "gp.fx.RewritingTracer": named(gp.fx.RewritingTracer().trace, root=NET, concrete_args=None),
     "gp.fx.ShapeProp": named(gp.fx.ShapeProp, gm=TRACED),
     "gp.fx.annotate_getitem_nodes": named(gp.fx.annotate_getitem_nodes, graph=TRACED.graph),
     "gp.fx.fuse": named(gp.fx.fuse, model=NET, inplace=False, no_trace=False),
-    "gp.fx.gen_mkl_autotuner": named(
-        gp.fx.gen_mkl_autotuner, example_inputs=X, iters=1, warmup=1
-    ),
+    "gp.fx.gen_mkl_autotuner": named(gp.fx.gen_mkl_autotuner, example_inputs=X, iters=1, warmup=1),
     "gp.fx.get_size_of_all_nodes": named(gp.fx.get_size_of_all_nodes, args=(X,), **GM),
     "gp.fx.lift_lowering_attrs_to_nodes": named(gp.fx.lift_lowering_attrs_to_nodes, **GM),
     "gp.fx.merge_matmul": named(gp.fx.merge_matmul, model=NET),
-    "gp.fx.meta_trace": named(
-        gp.fx.meta_trace, root=NET, meta_args={"x": X}, concrete_args=None
-    ),
+    "gp.fx.meta_trace": named(gp.fx.meta_trace, root=NET, meta_args={"x": X}, concrete_args=None),
     "gp.fx.normalize_function": named(
-        gp.fx.normalize_function, target=torch.add, args=(X, X), kwargs={}, arg_types=None,
-        kwarg_types=None, normalize_to_only_use_kwargs=True,
+        gp.fx.normalize_function,
+        target=torch.add,
+        args=(X, X),
+        kwargs={},
+        arg_types=None,
+        kwarg_types=None,
+        normalize_to_only_use_kwargs=True,
     ),
     "gp.fx.normalize_module": named(
-        gp.fx.normalize_module, root=NET, target="lin", args=(X,), kwargs={},
+        gp.fx.normalize_module,
+        root=NET,
+        target="lin",
+        args=(X,),
+        kwargs={},
         normalize_to_only_use_kwargs=True,
     ),
     "gp.fx.optimize_for_inference": named(
@@ -203,64 +230,79 @@ CALLS: dict[str, Call] = {
     ),
     "gp.fx.remove_dropout": named(gp.fx.remove_dropout, model=NET),
     "gp.fx.replace_target_nodes_with": named(
-        replace_in_a_copy, fx_module=TRACED,
-        old_op="call_function", old_target=torch.relu, new_op="call_function",
+        replace_in_a_copy,
+        fx_module=TRACED,
+        old_op="call_function",
+        old_target=torch.relu,
+        new_op="call_function",
         new_target=torch.sigmoid,
     ),
     "gp.fx.split_module": named(
         gp.fx.split_module, gm=TRACED, root=NET, callback=lambda n: 0, qualname_map=None
     ),
-    "gp.fx.to_folder": named(
-        gp.fx.to_folder, gm=TRACED, folder="package", module_name="Fx"
-    ),
+    "gp.fx.to_folder": named(gp.fx.to_folder, gm=TRACED, folder="package", module_name="Fx"),
     "gp.fx.create_type_hint": named(gp.fx.create_type_hint, x=[1]),
     "gp.fx.type_matches": named(gp.fx.type_matches, signature_type=int, argument_type=int),
     "gp.fx.use_mkl_length": Call(gp.fx.use_mkl_length, {"graph": None}, runs=False),
     "gp.fx.validate": named(gp.fx.validate, before="s0+1", after="1+s0", assume=()),
     # Devices
     "gp.partition.Device": named(Device, name="d", available_mem_bytes=5, logical_id=0),
-    "gp.partition.NodeLatency": named(
-        NodeLatency, mem_latency_sec=1.0, computer_latency_sec=1.0
-    ),
+    "gp.partition.NodeLatency": named(NodeLatency, mem_latency_sec=1.0, computer_latency_sec=1.0),
     "gp.partition.PartitionerConfig": named(
-        config, devices=DEVICES, mode=PartitionMode.size_based, **RATE,
-        node_to_latency_mapping={}, node_to_partition_mapping={},
-        partition_to_logical_device_mapping={}, saturate_host=False, objective="bottleneck",
+        config,
+        devices=DEVICES,
+        mode=PartitionMode.size_based,
+        **RATE,
+        node_to_latency_mapping={},
+        node_to_partition_mapping={},
+        partition_to_logical_device_mapping={},
+        saturate_host=False,
+        objective="bottleneck",
     ),
     "gp.partition.Partitioner": named(
-        gp.partition.Partitioner().partition_graph, torch_module=NET,
-        partitioner_config=PartitionerConfig(DEVICES), **GM,
+        gp.partition.Partitioner().partition_graph,
+        torch_module=NET,
+        partitioner_config=PartitionerConfig(DEVICES),
+        **GM,
     ),
     "gp.partition.Partition": named(gp.partition.Partition, partition_id=1, nodes=[NODE]),
     "gp.partition.Partition.add_node": named(gp.partition.Partition(1).add_node, node=NODE),
-    "gp.partition.Partition.remove_node": named(
-        gp.partition.Partition(1).remove_node, node=NODE
-    ),
+    "gp.partition.Partition.remove_node": named(gp.partition.Partition(1).remove_node, node=NODE),
     "gp.partition.get_extra_size_of": named(
         gp.partition.get_extra_size_of, node=NODE, nodes={NODE}
     ),
     "gp.partition.get_bottleneck_of_partitioned_graph": named(
-        gp.partition.get_bottleneck_of_partitioned_graph, partitions=PARTS,
-        node_to_latency_mapping=LATENCIES, **RATE,
+        gp.partition.get_bottleneck_of_partitioned_graph,
+        partitions=PARTS,
+        node_to_latency_mapping=LATENCIES,
+        **RATE,
     ),
     "gp.partition.get_device_loads": named(
-        gp.partition.get_device_loads, partitions=PARTS, node_to_latency_mapping=LATENCIES,
+        gp.partition.get_device_loads,
+        partitions=PARTS,
+        node_to_latency_mapping=LATENCIES,
         **RATE,
     ),
     "gp.partition.get_comm_latency_between": named(
-        gp.partition.get_comm_latency_between, parent_partition=PARTITION,
-        child_partition=PARTITION, **RATE,
+        gp.partition.get_comm_latency_between,
+        parent_partition=PARTITION,
+        child_partition=PARTITION,
+        **RATE,
     ),
     "gp.partition.get_latency_of_one_partition": named(
-        gp.partition.get_latency_of_one_partition, partition=PARTITION,
+        gp.partition.get_latency_of_one_partition,
+        partition=PARTITION,
         node_to_latency_mapping=LATENCIES,
     ),
     "gp.partition.get_partition_to_latency_mapping": named(
-        gp.partition.get_partition_to_latency_mapping, partitions=PARTS,
+        gp.partition.get_partition_to_latency_mapping,
+        partitions=PARTS,
         node_to_latency_mapping=LATENCIES,
     ),
     "gp.partition.get_latency_of_partitioned_graph": named(
-        gp.partition.get_latency_of_partitioned_graph, partitions=PARTS, **RATE,
+        gp.partition.get_latency_of_partitioned_graph,
+        partitions=PARTS,
+        **RATE,
         partition_to_latency_mapping=gp.partition.get_partition_to_latency_mapping(
             PARTS, LATENCIES
         ),
@@ -280,43 +322,89 @@ CALLS: dict[str, Call] = {
     "gp.partition.latencies": named(gp.partition.latencies, profiled={}),
     "gp.partition.profile": Call(
         lambda gm, **times: gp.partition.profile(gm, X, **times),
-        {"gm": TRACED, "runs": 1, "warmup": 1}, runs=False,
+        {"gm": TRACED, "runs": 1, "warmup": 1},
+        runs=False,
     ),
-    "gp.partition.picture": named(
-        gp.partition.picture, result=FOUND, path=None, micro_batches=3
-    ),
+    "gp.partition.picture": named(gp.partition.picture, result=FOUND, path=None, micro_batches=3),
     "gp.partition.PartitionResult.svg": named(FOUND.svg, path=None, micro_batches=3),
     "gp.partition.simulate": named(
-        gp.partition.simulate, node_to_latency_mapping=LATENCIES, devices=(1, 2),
-        memory_bytes=None, **RATE, **GM,
+        gp.partition.simulate,
+        node_to_latency_mapping=LATENCIES,
+        devices=(1, 2),
+        memory_bytes=None,
+        **RATE,
+        **GM,
     ),
     "gp.partition.launch": Call(
         gp.partition.launch,
-        {"program": EP, "processes": 2, "stages": None, "runtime": "torch", "threads": None,
-         "imports": (), **SPREAD}, runs=False,
+        {
+            "program": EP,
+            "processes": 2,
+            "stages": None,
+            "runtime": "torch",
+            "threads": None,
+            "imports": (),
+            **SPREAD,
+        },
+        runs=False,
     ),
     "gp.partition.pipeline": Call(
         gp.partition.pipeline,
-        {"program": EP, "stages": None, "runtime": "torch", **SPREAD}, runs=False,
+        {"program": EP, "stages": None, "runtime": "torch", **SPREAD},
+        runs=False,
     ),
-}  # fmt: skip
+}
 
 
 RECORDS = (
-    "gp.DraftProgram", "gp.ExportedProgram", "gp.GraphSignature", "gp.InputKind",
-    "gp.InputSpec", "gp.OutputKind", "gp.OutputSpec", "gp.errors", "gp.fx", "gp.onnx", "gp.ort",
-    "gp.partition", "gp.onnx.ONNXProgram", "gp.fx.TensorMetadata", "gp.fx.size_bytes",
-    "gp.partition.DAG", "gp.partition.DAGNode", "gp.partition.DeviceLoad",
-    "gp.partition.NodeProfile", "gp.partition.PartitionLatency", "gp.partition.PartitionMode",
-    "gp.partition.PartitionResult", "gp.partition.Pipeline", "gp.partition.Scaling",
-)  # fmt: skip
+    "gp.DraftProgram",
+    "gp.ExportedProgram",
+    "gp.GraphSignature",
+    "gp.InputKind",
+    "gp.InputSpec",
+    "gp.OutputKind",
+    "gp.OutputSpec",
+    "gp.errors",
+    "gp.fx",
+    "gp.onnx",
+    "gp.ort",
+    "gp.partition",
+    "gp.onnx.ONNXProgram",
+    "gp.fx.TensorMetadata",
+    "gp.fx.size_bytes",
+    "gp.partition.DAG",
+    "gp.partition.DAGNode",
+    "gp.partition.DeviceLoad",
+    "gp.partition.NodeProfile",
+    "gp.partition.PartitionLatency",
+    "gp.partition.PartitionMode",
+    "gp.partition.PartitionResult",
+    "gp.partition.Pipeline",
+    "gp.partition.Scaling",
+)
 """Modules, enumerations, and what graphport makes by itself to be read."""
 
 VALUES: dict[str, Any] = {
-    "None": None, "5": 5, "-1": -1, "0": 0, "x": "x", "object": object(), "[]": [], "{}": {},
-    "nan": math.nan, "huge": 10**30, "tensor": torch.ones(2), "module": nn.ReLU(), "class": int,
-    "(1,)": (1,), "{a}": {"a": 1}, "True": True, "len": len, "2.5": 2.5, "[a]": ["a"],
-}  # fmt: skip
+    "None": None,
+    "5": 5,
+    "-1": -1,
+    "0": 0,
+    "x": "x",
+    "object": object(),
+    "[]": [],
+    "{}": {},
+    "nan": math.nan,
+    "huge": 10**30,
+    "tensor": torch.ones(2),
+    "module": nn.ReLU(),
+    "class": int,
+    "(1,)": (1,),
+    "{a}": {"a": 1},
+    "True": True,
+    "len": len,
+    "2.5": 2.5,
+    "[a]": ["a"],
+}
 
 # What may be instead, by parameter; a call that takes more, or less, has its own row.
 FLAGS = "0 True"
@@ -507,9 +595,14 @@ NAMED_OTHERWISE = {
 
 
 THEIR_OWN = (
-    "gp.map f", "gp.scan combine_fn", "gp.scan init", "gp.scan dim", "gp.fx.split_module callback",
-    "gp.onnx.ONNXProgram.verify args", "gp.onnx.ONNXProgram.verify kwargs",
-)  # fmt: skip
+    "gp.map f",
+    "gp.scan combine_fn",
+    "gp.scan init",
+    "gp.scan dim",
+    "gp.fx.split_module callback",
+    "gp.onnx.ONNXProgram.verify args",
+    "gp.onnx.ONNXProgram.verify kwargs",
+)
 """Where the user's own function fails, or the check of a program's inputs says what is wrong."""
 
 

@@ -151,10 +151,22 @@ class Uninitialised(nn.Module):
 MODULES: dict[str, Callable[[], nn.Module]] = {
     f"module without {name.strip('_')}": lambda name=name: refusing(Layer, name)()
     for name in (
-        "state_dict", "named_parameters", "named_buffers", "named_modules", "parameters", "modules",
-        "__hash__", "__eq__", "__repr__", "__bool__", "__len__", "__iter__", "__dir__", "train",
+        "state_dict",
+        "named_parameters",
+        "named_buffers",
+        "named_modules",
+        "parameters",
+        "modules",
+        "__hash__",
+        "__eq__",
+        "__repr__",
+        "__bool__",
+        "__len__",
+        "__iter__",
+        "__dir__",
+        "train",
     )
-}  # fmt: skip
+}
 MODULES |= {
     "module without attributes": NoAttributes,
     "module without init": Uninitialised,
@@ -246,8 +258,9 @@ for name, make in ODD_TENSORS.items():
     CASES[f"in a dict: {name}"] = lambda make=make: (lambda d: d["t"] + 1, ({"t": make()},))
     CASES[f"constant: {name}"] = lambda make=make: (Holder(make(), lambda t, x: x @ t), (X,))
     CASES[f"constant in a list: {name}"] = lambda make=make: (
-        Holder([make()], lambda t, x: x @ t[0]), (X,)
-    )  # fmt: skip
+        Holder([make()], lambda t, x: x @ t[0]),
+        (X,),
+    )
     CASES[f"returned: {name}"] = lambda make=make: (lambda x: (x, make()), (X,))
     CASES[f"buffer: {name}"] = lambda make=make: (with_buffer(make()), (X,))
     if name != "uninitialised":
@@ -343,35 +356,63 @@ VALUES: dict[str, Callable[[], Any]] = {
     "expanded": lambda: torch.ones(1, 4).expand(3, 4),
     "overlapping": lambda: torch.ones(6).as_strided((3, 4), (1, 1)),
     "parameter": lambda: nn.Parameter(X),
-    "array": lambda: X.numpy(), "numpy float": lambda: np.float32(1),
+    "array": lambda: X.numpy(),
+    "numpy float": lambda: np.float32(1),
     "numpy int": lambda: np.int64(1),
-    "numpy text": lambda: np.str_("a"), "enum": lambda: Colour.RED, "int enum": lambda: Number.ONE,
-    "text enum": lambda: Word.A, "dataclass": lambda: Record(X), "set": lambda: {1},
-    "generator": lambda: (x for x in [X]), "module": lambda: nn.Linear(2, 2),
-    "dtype": lambda: torch.float32, "device": lambda: torch.device("cpu"),
-    "random generator": torch.Generator, "function": lambda: torch.relu, "range": lambda: range(3),
-    "slice": lambda: slice(0, 2), "ellipsis": lambda: ..., "bytes": lambda: b"x",
-    "not implemented": lambda: NotImplemented, "type": lambda: int,
+    "numpy text": lambda: np.str_("a"),
+    "enum": lambda: Colour.RED,
+    "int enum": lambda: Number.ONE,
+    "text enum": lambda: Word.A,
+    "dataclass": lambda: Record(X),
+    "set": lambda: {1},
+    "generator": lambda: (x for x in [X]),
+    "module": lambda: nn.Linear(2, 2),
+    "dtype": lambda: torch.float32,
+    "device": lambda: torch.device("cpu"),
+    "random generator": torch.Generator,
+    "function": lambda: torch.relu,
+    "range": lambda: range(3),
+    "slice": lambda: slice(0, 2),
+    "ellipsis": lambda: ...,
+    "bytes": lambda: b"x",
+    "not implemented": lambda: NotImplemented,
+    "type": lambda: int,
     "ordered": lambda: collections.OrderedDict(a=X),
     "default": lambda: collections.defaultdict(list, a=X),
-    "deque": lambda: collections.deque([X]), "counter": lambda: collections.Counter("aab"),
-    "proxy": lambda: types.MappingProxyType({"a": X}), "text": lambda: "x", "complex": lambda: 1j,
-    "nan": lambda: math.nan, "infinity": lambda: math.inf, "large": lambda: 2**70,
-    "size": lambda: X.shape, "pair": lambda: Pair(X, X), "storage": lambda: X.untyped_storage(),
-    "result of max": lambda: X.max(0), "keys of numbers": lambda: {1: X, 2: X},
-    "keys of tuples": lambda: {(1, 2): X}, "no identifiers": lambda: {"a b": X, "": X},
-    "surrogate": lambda: "\ud800", "own int": lambda: type("I", (int,), {})(3),
-    "own text": lambda: type("S", (str,), {})("a"), "own dict": lambda: type("D", (dict,), {})(a=X),
-    "own tuple": lambda: type("T", (tuple,), {})([X]), "holding itself": holding_itself,
-    "nested deeply": nested_deeply, "lock": threading.Lock, "exception": lambda: ValueError("x"),
-}  # fmt: skip
+    "deque": lambda: collections.deque([X]),
+    "counter": lambda: collections.Counter("aab"),
+    "proxy": lambda: types.MappingProxyType({"a": X}),
+    "text": lambda: "x",
+    "complex": lambda: 1j,
+    "nan": lambda: math.nan,
+    "infinity": lambda: math.inf,
+    "large": lambda: 2**70,
+    "size": lambda: X.shape,
+    "pair": lambda: Pair(X, X),
+    "storage": lambda: X.untyped_storage(),
+    "result of max": lambda: X.max(0),
+    "keys of numbers": lambda: {1: X, 2: X},
+    "keys of tuples": lambda: {(1, 2): X},
+    "no identifiers": lambda: {"a b": X, "": X},
+    "surrogate": lambda: "\ud800",
+    "own int": lambda: type("I", (int,), {})(3),
+    "own text": lambda: type("S", (str,), {})("a"),
+    "own dict": lambda: type("D", (dict,), {})(a=X),
+    "own tuple": lambda: type("T", (tuple,), {})([X]),
+    "holding itself": holding_itself,
+    "nested deeply": nested_deeply,
+    "lock": threading.Lock,
+    "exception": lambda: ValueError("x"),
+}
 for name, make in VALUES.items():
     CASES[f"input: {name}"] = lambda make=make: (
-        lambda x, y: (x + 1, y * 1 if isinstance(y, torch.Tensor) else x), (X, make())
-    )  # fmt: skip
+        lambda x, y: (x + 1, y * 1 if isinstance(y, torch.Tensor) else x),
+        (X, make()),
+    )
     CASES[f"attribute: {name}"] = lambda make=make: (
-        Holder(make(), lambda y, x: y * 1 if isinstance(y, torch.Tensor) else x + 1), (X,)
-    )  # fmt: skip
+        Holder(make(), lambda y, x: y * 1 if isinstance(y, torch.Tensor) else x + 1),
+        (X,),
+    )
     CASES[f"returned: {name}"] = lambda make=make: ((lambda y: lambda x: (x + 1, y))(make()), (X,))
 
 
@@ -384,15 +425,25 @@ def program(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 RAISED = {
-    "value": ValueError("mine"), "key": KeyError(), "stop": StopIteration(),
+    "value": ValueError("mine"),
+    "key": KeyError(),
+    "stop": StopIteration(),
     "assert": AssertionError(),
-    "attribute": AttributeError("mine"), "name": NameError("mine"), "memory": MemoryError(),
-    "recursion": RecursionError("mine"), "group": ExceptionGroup("mine", [ValueError("a")]),
-    "runtime": RuntimeError("mine"), "import": ImportError("mine"), "syntax": SyntaxError("mine"),
-    "decode": UnicodeDecodeError("utf8", b"", 0, 1, "mine"), "warning": UserWarning("mine"),
-    "without text": refusing(Exception, "__str__")(), "exit": SystemExit(3),
-    "interrupt": KeyboardInterrupt(), "base": BaseException("mine"),
-}  # fmt: skip
+    "attribute": AttributeError("mine"),
+    "name": NameError("mine"),
+    "memory": MemoryError(),
+    "recursion": RecursionError("mine"),
+    "group": ExceptionGroup("mine", [ValueError("a")]),
+    "runtime": RuntimeError("mine"),
+    "import": ImportError("mine"),
+    "syntax": SyntaxError("mine"),
+    "decode": UnicodeDecodeError("utf8", b"", 0, 1, "mine"),
+    "warning": UserWarning("mine"),
+    "without text": refusing(Exception, "__str__")(),
+    "exit": SystemExit(3),
+    "interrupt": KeyboardInterrupt(),
+    "base": BaseException("mine"),
+}
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

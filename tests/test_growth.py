@@ -97,8 +97,12 @@ def partition(ep):
     return Partitioner().partition_graph(ep, None, PartitionerConfig(devices))
 
 
-MODELS = {"nested": (nested, 30), "inputs": (many_inputs, 100), "row": (row, 40),
-          "writes": (writes, 100)}  # fmt: skip
+MODELS = {
+    "nested": (nested, 30),
+    "inputs": (many_inputs, 100),
+    "row": (row, 40),
+    "writes": (writes, 100),
+}
 
 
 def file_of(ep):

@@ -238,19 +238,27 @@ _THREAD_LOCALS: list[threading.local] = [source.running]
 
 # Whatever a guard of torch's may exclude: modes, autograd, autocast.
 _EXCLUDABLE_KEYS = [
-    key for name, key in torch._C.DispatchKey.__members__.items()
+    key
+    for name, key in torch._C.DispatchKey.__members__.items()
     if (name.startswith(("Autocast", "Python")) and name != "PythonDispatcher")
-    or name in ("ADInplaceOrView", "AutogradFunctionality", "AutogradOther",
-                "AutogradNestedTensor", "PreDispatch")
-]  # fmt: skip
+    or name
+    in (
+        "ADInplaceOrView",
+        "AutogradFunctionality",
+        "AutogradOther",
+        "AutogradNestedTensor",
+        "PreDispatch",
+    )
+]
 _DEVICES = torch._C._autocast_supported_devices()
 
 
 # What torch notes of modes besides their stack.
 _MODE_FLAGS = (
-    "_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode",
+    "_is_in_torch_dispatch_mode",
+    "_is_in_non_infra_torch_dispatch_mode",
     "_is_in_any_mode_without_ignore_compile_internals",
-)  # fmt: skip
+)
 
 
 class _Record:

@@ -128,9 +128,12 @@ WAYS: dict[str, Way] = {
     "inside of FakeTensorMode": inside_fake,
     "weightless": lambda make, inputs: (weightless(make), inputs, nullcontext()),
     "weightless, inputs on meta": lambda make, inputs: (
-        weightless(make), to("meta", inputs), nullcontext()),
+        weightless(make),
+        to("meta", inputs),
+        nullcontext(),
+    ),
     "inside of fake_mode": lambda make, inputs: (weightless(make), inputs, gp.fake_mode()),
-}  # fmt: skip
+}
 
 
 def describe(ep: gp.ExportedProgram) -> list[Any]:
@@ -397,9 +400,11 @@ def test_errors_are_those_of_a_real_model(build: Any) -> None:
 
 
 READS: dict[str, Callable[[Tensor], Any]] = {
-    "numpy": lambda t: t.numpy(), "item": lambda t: float(t.sum()), "tolist": lambda t: t.tolist(),
+    "numpy": lambda t: t.numpy(),
+    "item": lambda t: float(t.sum()),
+    "tolist": lambda t: t.tolist(),
     "data_ptr": lambda t: t.data_ptr(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ["numpy", "data_ptr"])

@@ -117,9 +117,18 @@ def views_in_between(x: Tensor) -> Any:
 
 @pytest.mark.parametrize(
     "fn",
-    [expanded, broadcast, broadcast_tensors, expand_as, meshgrid, expanded_input, windows, strided,
-     views_in_between],
-)  # fmt: skip
+    [
+        expanded,
+        broadcast,
+        broadcast_tensors,
+        expand_as,
+        meshgrid,
+        expanded_input,
+        windows,
+        strided,
+        views_in_between,
+    ],
+)
 def test_elements_that_share_memory(fn: Callable[..., Any]) -> None:
     check(fn, torch.randn(3))
 
@@ -213,8 +222,14 @@ def turned(x: Tensor) -> Tensor:
 )
 def test_views_that_another_layout_makes_copies(fn: Callable[..., Any]) -> None:
     run = check(fn, torch.randn(3, 4), spec=({0: n, 1: m},)).module()
-    for x in (torch.randn(5, 2), torch.randn(4, 3).t(), torch.randn(1, 4), torch.randn(4, 1),
-              torch.randn(0, 4), torch.randn(6, 8)[::2, ::2]):  # fmt: skip
+    for x in (
+        torch.randn(5, 2),
+        torch.randn(4, 3).t(),
+        torch.randn(1, 4),
+        torch.randn(4, 1),
+        torch.randn(0, 4),
+        torch.randn(6, 8)[::2, ::2],
+    ):
         with refusal():
             agrees(run, fn, x)
     agrees(run, fn, torch.randn(5, 2))
@@ -225,8 +240,10 @@ def test_views_that_channels_last_makes_copies() -> None:
         x.to(memory_format=torch.channels_last).mul_(10)
         return x + 0
 
-    plain, last = (torch.randn(2, 3, 4, 4).to(memory_format=form)
-                   for form in (torch.contiguous_format, torch.channels_last))  # fmt: skip
+    plain, last = (
+        torch.randn(2, 3, 4, 4).to(memory_format=form)
+        for form in (torch.contiguous_format, torch.channels_last)
+    )
     for example, other in ((plain, last), (last, plain)):
         run = check(fn, example, spec=({0: n},)).module()
         with pytest.raises(RuntimeError, match="to have strides"):
@@ -439,8 +456,9 @@ def test_an_input_with_gaps_keeps_its_dims_open() -> None:
 
     program = gp.export(fn, (y,), dynamic_shapes=({1: 2 * b},))
     assert {str(e): (r.lower, r.upper) for e, r in program.range_constraints.items()} == {
-        "b": (2, 4), "2*b": (4, 8),
-    }  # fmt: skip
+        "b": (2, 4),
+        "2*b": (4, 8),
+    }
     agrees(program.module(), fn, torch.randint(0, 9, (2, 8)))
 
 

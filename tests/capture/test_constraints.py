@@ -169,22 +169,30 @@ FIXES: dict[str, tuple[Any, str, Any]] = {
     "a range": ({"x": (n, 4)}, "n = Dim('n', min=2)", {"x": (Dim("n", min=2), 4)}),
     "a relation": ([{0: n}, {0: m}], "m = 2*n + 1", [{0: n}, {0: 2 * n + 1}]),
     "a new root": (
-        (n, m), "_n = Dim('_n')\nn = 3*_n - 1\nm = 3*_n", (3 * Dim("_n") - 1, 3 * Dim("_n")),
+        (n, m),
+        "_n = Dim('_n')\nn = 3*_n - 1\nm = 3*_n",
+        (3 * Dim("_n") - 1, 3 * Dim("_n")),
     ),
     "a derived dim": ({"x": {0: 2 * n + 1}}, "n = 4", {"x": {0: 9}}),
     "a derived dim of a new root": (
-        {"x": {0: 2 * n + 1}}, "_n = Dim('_n')\nn = 2*_n", {"x": {0: 4 * Dim("_n") + 1}},
+        {"x": {0: 2 * n + 1}},
+        "_n = Dim('_n')\nn = 2*_n",
+        {"x": {0: 4 * Dim("_n") + 1}},
     ),
     "a place": ({"x": [Dim.DYNAMIC, None]}, "dynamic_shapes['x'][0] = 4", {"x": [4, None]}),
     "a place by position": (
-        ((Dim.AUTO, n),), "dynamic_shapes[0][0] = Dim.STATIC", ((Dim.STATIC, n),),
+        ((Dim.AUTO, n),),
+        "dynamic_shapes[0][0] = Dim.STATIC",
+        ((Dim.STATIC, n),),
     ),
     "a field": (
-        {"p": Point({0: n}, None)}, "dynamic_shapes['p'].x[0] = 4", {"p": Point({0: 4}, None)},
+        {"p": Point({0: n}, None)},
+        "dynamic_shapes['p'].x[0] = 4",
+        {"p": Point({0: 4}, None)},
     ),
     "a comment": ({"x": {0: n}}, "n = 3\n# or something else", {"x": {0: 3}}),
     "a dim that is not in the spec": ({"x": {0: n}}, "j = 3", {"x": {0: n}}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FIXES)
@@ -211,10 +219,16 @@ def test_lines_are_read_and_never_run() -> None:
 
 
 UNREADABLE = [
-    "__import__('os').abort()", "n = __import__('os')", "n = Dim('n').__class__", "n = n // 2",
-    "n = j + 1", "n =", "keep it a tensor", "dynamic_shapes['y'][0] = 3",
+    "__import__('os').abort()",
+    "n = __import__('os')",
+    "n = Dim('n').__class__",
+    "n = n // 2",
+    "n = j + 1",
+    "n =",
+    "keep it a tensor",
+    "dynamic_shapes['y'][0] = 3",
     "dynamic_shapes['x'].y = 3",
-]  # fmt: skip
+]
 
 
 def test_an_error_without_fixes_is_refused() -> None:

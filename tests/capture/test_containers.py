@@ -118,32 +118,52 @@ CACHES: dict[str, tuple[Any, list[str]]] = {
     ),
     "encoder and decoder": (
         lambda: hf.EncoderDecoderCache(dynamic(), dynamic(length=5)),
-        [f".{kind}_attention_cache{p}" for kind in ("self", "cross")
-         for p in part("keys", "values")],
+        [
+            f".{kind}_attention_cache{p}"
+            for kind in ("self", "cross")
+            for p in part("keys", "values")
+        ],
     ),
     "quantized": (
         lambda: filled(hf.QuantizedCache("fp8", hf.LlamaConfig(**LAYERS))),
-        [f"[{i}]{p}" for i in range(2) for p in (
-            "['keys']", "['values']", "['cumulative_length']", "['quantized_keys'][0]",
-            "['quantized_keys'][1]", "['quantized_values'][0]", "['quantized_values'][1]")],
+        [
+            f"[{i}]{p}"
+            for i in range(2)
+            for p in (
+                "['keys']",
+                "['values']",
+                "['cumulative_length']",
+                "['quantized_keys'][0]",
+                "['quantized_keys'][1]",
+                "['quantized_values'][0]",
+                "['quantized_values'][1]",
+            )
+        ],
     ),
     "indexed": (indexed, ["[0]['keys']", "[0]['values']", "[0]['indexer_keys']"]),
     "linear attention": (
         hybrid,
-        ["[0]['conv_states'][0]", "[0]['recurrent_states'][0]", "[1]['keys']", "[1]['values']",
-         "[1]['conv_states'][0]", "[1]['recurrent_states'][0]"],
+        [
+            "[0]['conv_states'][0]",
+            "[0]['recurrent_states'][0]",
+            "[1]['keys']",
+            "[1]['values']",
+            "[1]['conv_states'][0]",
+            "[1]['recurrent_states'][0]",
+        ],
     ),
     "minimax": (minimax, [".layers[0]['keys']", ".layers[0]['values']", ".linear_cache[1]"]),
     "mimi": (mimi, [".padding_cache[0]"]),
     "padding": (padding, ["['first']['cache']"]),
     "reformer": (
-        reformer, [".seen_tokens", ".buckets_cache[0]", ".states_cache[0]"],
+        reformer,
+        [".seen_tokens", ".buckets_cache[0]", ".states_cache[0]"],
     ),
     "xlstm": (
         xlstm,
         [".seqlen_offset", ".rnn_state[0][0]", ".rnn_state[0][1]", ".rnn_state[0][2]"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CACHES)
@@ -188,9 +208,10 @@ def test_names_of_inputs() -> None:
 
     names = [n.name for n in gp.export(lengths, (windows(),)).graph.find_nodes(op="placeholder")]
     assert names == [
-        f"past_key_values_{i}_{n}" for i in range(2)
+        f"past_key_values_{i}_{n}"
+        for i in range(2)
         for n in ("keys", "values", "cumulative_length")
-    ]  # fmt: skip
+    ]
 
 
 def grow(cache: Any, k: torch.Tensor, v: torch.Tensor) -> Any:
@@ -265,8 +286,11 @@ def test_counts_are_never_frozen() -> None:
 
 
 def test_a_count_is_a_constant_if_the_spec_says_so() -> None:
-    ep = gp.export(grow, (windows(9), *states(1)),
-                   dynamic_shapes=({"cumulative_length": Dim.STATIC}, None, None))  # fmt: skip
+    ep = gp.export(
+        grow,
+        (windows(9), *states(1)),
+        dynamic_shapes=({"cumulative_length": Dim.STATIC}, None, None),
+    )
     same_as_eager(ep, windows(9), 1)
     with pytest.raises(RuntimeError, match=r"cumulative_length.* to be equal to 9, but got 10"):
         ep.module()(windows(10), *states(1))
@@ -296,8 +320,10 @@ def test_collections_and_further_inputs() -> None:
     more = gp.AdditionalInputs()
     more.add((windows(9), *states(1)))
     assert more.dynamic_shapes(grow, (cache, k, v))["cache"][0] == {
-        "keys": {2: Dim.DYNAMIC}, "values": {2: Dim.DYNAMIC}, "cumulative_length": Dim.DYNAMIC,
-    }  # fmt: skip
+        "keys": {2: Dim.DYNAMIC},
+        "values": {2: Dim.DYNAMIC},
+        "cumulative_length": Dim.DYNAMIC,
+    }
     ep = gp.export(grow, (cache, k, v), dynamic_shapes=more)
     same_as_eager(ep, windows(7), 3)
 
@@ -334,9 +360,10 @@ pytree.register_pytree_node(
     lambda c: ([torch.stack([layer.keys for layer in c.layers])], len(c.layers)),
     lambda children, count: children[0],
     flatten_with_keys_fn=lambda c: (
-        [(pytree.SequenceKey(0), torch.stack([layer.keys for layer in c.layers]))], len(c.layers)
+        [(pytree.SequenceKey(0), torch.stack([layer.keys for layer in c.layers]))],
+        len(c.layers),
     ),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("spec", [[{1: BATCH, 3: PAST}], {1: BATCH, 3: PAST}])

@@ -59,21 +59,34 @@ def test_sizes_of_a_branch_that_the_example_does_not_take():
 
     m = gp.Dim("m", max=20)
     sizes = [(torch.randn(n, 3),) for n in (1, 3, 9)]
-    check(lambda x: cond(x.shape[0] > 3, torch.sin, small, (x,)),
-          sizes[2], dynamic_shapes=({0: m},), others=sizes)  # fmt: skip
-    check(lambda x: cond(x.shape[0] == 1, single, torch.sin, (x,)),
-          sizes[2], dynamic_shapes=({0: m},), others=sizes)  # fmt: skip
-    check(lambda x: cond(x.shape[0] == 1, lambda x: (x + torch.ones(3, 3)).sum(), torch.sum, (x,)),
-          sizes[2], dynamic_shapes=({0: m},), others=sizes)  # fmt: skip
+    check(
+        lambda x: cond(x.shape[0] > 3, torch.sin, small, (x,)),
+        sizes[2],
+        dynamic_shapes=({0: m},),
+        others=sizes,
+    )
+    check(
+        lambda x: cond(x.shape[0] == 1, single, torch.sin, (x,)),
+        sizes[2],
+        dynamic_shapes=({0: m},),
+        others=sizes,
+    )
+    check(
+        lambda x: cond(x.shape[0] == 1, lambda x: (x + torch.ones(3, 3)).sum(), torch.sum, (x,)),
+        sizes[2],
+        dynamic_shapes=({0: m},),
+        others=sizes,
+    )
 
 
 @pytest.mark.parametrize("example", [6, 3])
 def test_a_size_decides(example):
     ep = check(
         lambda x: cond(x.shape[0] > 4, lambda x: x.sin(), lambda x: x.cos(), (x,)),
-        (torch.randn(example, 4),), dynamic_shapes=({0: N},),
+        (torch.randn(example, 4),),
+        dynamic_shapes=({0: N},),
         others=[(torch.randn(4, 4),), (torch.randn(5, 4),)],
-    )  # fmt: skip
+    )
     assert len(calls(ep, HIGHER.cond)) == 1
 
 
@@ -81,8 +94,10 @@ def test_a_size_decides(example):
 def test_a_size_that_is_known_to_decide_selects_its_branch(limit):
     ep = check(
         lambda x: cond(x.shape[0] > limit, lambda x: x.sin(), lambda x: x.cos(), (x,)),
-        (torch.randn(6, 4),), dynamic_shapes=({0: N},), others=[(torch.randn(3, 4),)],
-    )  # fmt: skip
+        (torch.randn(6, 4),),
+        dynamic_shapes=({0: N},),
+        others=[(torch.randn(3, 4),)],
+    )
     assert not calls(ep, HIGHER.cond)
 
 
@@ -101,8 +116,9 @@ def test_a_number_made_of_data_decides():
     both(lambda x: cond(x.sum().item() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)))
     check(
         lambda i: cond(i.item() * 2 > 5, lambda i: i + 1, lambda i: i - 1, (i,)),
-        (torch.tensor(3),), others=[(torch.tensor(2),)],
-    )  # fmt: skip
+        (torch.tensor(3),),
+        others=[(torch.tensor(2),)],
+    )
 
 
 def test_a_truth_made_of_data_decides():
@@ -268,8 +284,9 @@ def test_nested():
     ep = check(f, (UP,), others=[(DOWN,), (mixed,), (-mixed,), (DOWN / 4,)])
     inner = ep.graph_module.true_graph_0
     assert [n.target for n in inner.graph.nodes if n.op == "get_attr"] == [
-        "true_graph_0", "false_graph_0",
-    ]  # fmt: skip
+        "true_graph_0",
+        "false_graph_0",
+    ]
 
 
 class Bar(nn.Module):
@@ -331,8 +348,10 @@ def test_batch_norm_in_a_branch_updates_its_buffers():
     model = Model()
     ep = check(model, (torch.rand(5, 3),), others=[(-torch.rand(5, 3),)])
     assert set(ep.graph_signature.buffers_to_mutate.values()) == {
-        "norm.running_mean", "norm.running_var", "norm.num_batches_tracked",
-    }  # fmt: skip
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+    }
 
 
 def test_dropout_in_a_branch():
@@ -539,9 +558,10 @@ def test_results_of_data_dependent_sizes():
         return found * 2, found.shape[0]
 
     check(
-        f, (torch.tensor([1.0, 0, 2, 0]),),
+        f,
+        (torch.tensor([1.0, 0, 2, 0]),),
         others=[(torch.tensor([-1.0, 0, 0, 0]),), (torch.tensor([0.0, 0, 0, 0]),)],
-    )  # fmt: skip
+    )
 
 
 # Sizes and assertions inside
@@ -576,9 +596,11 @@ def test_what_a_branch_knows_of_sizes_stays_in_it():
         return cond(x.sum() > 0, outer, lambda x: view - 1, (x,)), view
 
     ep = check(
-        f, (torch.ones(4),), dynamic_shapes=({0: N},),
+        f,
+        (torch.ones(4),),
+        dynamic_shapes=({0: N},),
         others=[(torch.ones(2),), (-torch.ones(3),), (torch.ones(7),)],
-    )  # fmt: skip
+    )
     assert str(ep).count("[2]") <= 4  # in the branch for that size alone
 
 
@@ -625,9 +647,11 @@ def test_assertions_on_input_sizes_in_a_branch():
 
     m = gp.Dim("m", min=2, max=20)
     ep = check(
-        f, (torch.ones(3), torch.ones(5)), dynamic_shapes=({0: N}, {0: m}),
+        f,
+        (torch.ones(3), torch.ones(5)),
+        dynamic_shapes=({0: N}, {0: m}),
         others=[(-torch.ones(6), torch.ones(5)), (torch.ones(4), torch.ones(4))],
-    )  # fmt: skip
+    )
     with pytest.raises(RuntimeError, match="Runtime assertion failed"):
         ep.module()(torch.ones(6), torch.ones(5))
 
@@ -642,9 +666,10 @@ def test_data_dependent_operators_in_a_branch():
         return cond(x[0] > 0, true_fn, lambda x: x.sum(), (x,))
 
     ep = check(
-        f, (torch.tensor([1.0, 0, 2, 0]),),
+        f,
+        (torch.tensor([1.0, 0, 2, 0]),),
         others=[(torch.tensor([-1.0, 0, 0, 0]),), (torch.zeros(4),)],
-    )  # fmt: skip
+    )
     inner = ep.graph_module.true_graph_0.graph
     assert any(n.target is torch.ops.aten._assert_scalar.default for n in inner.nodes)
     with pytest.raises(RuntimeError, match="Invalid value range for 1"):
@@ -698,16 +723,22 @@ def test_names_of_inputs_win_over_nodes_inside():
         def forward(self, x, mul, mul_1):
             squared = x * x
             return cond(
-                squared.sum() > 0, lambda x, y, z: x * y * z, lambda x, y, z: x + y + z,
+                squared.sum() > 0,
+                lambda x, y, z: x * y * z,
+                lambda x, y, z: x + y + z,
                 [squared, mul, mul_1],
-            )  # fmt: skip
+            )
 
     ep = check(Model(), (UP, UP, UP), others=[(UP * 0, UP, UP)])
     inner = ep.graph_module.true_graph_0.graph
     assert [(n.name, n.op) for n in inner.nodes] == [
-        ("mul_2", "placeholder"), ("mul", "placeholder"), ("mul_1", "placeholder"),
-        ("mul_3", "call_function"), ("mul_4", "call_function"), ("output", "output"),
-    ]  # fmt: skip
+        ("mul_2", "placeholder"),
+        ("mul", "placeholder"),
+        ("mul_1", "placeholder"),
+        ("mul_3", "call_function"),
+        ("mul_4", "call_function"),
+        ("output", "output"),
+    ]
 
 
 def test_an_input_found_late_bears_the_name_of_its_node():
@@ -737,8 +768,12 @@ def test_names_that_clash_with_user_inputs():
     args = (torch.randn(10, 4), (torch.randn(4), torch.randn(4)), (torch.randn(4),))
     ep = check(Model(), args)
     assert [n.name for n in ep.graph.nodes if n.op == "get_attr"] == [
-        "body_graph_1", "true_graph_2", "false_graph_0", "true_graph_3", "false_graph_1",
-    ]  # fmt: skip
+        "body_graph_1",
+        "true_graph_2",
+        "false_graph_0",
+        "true_graph_3",
+        "false_graph_1",
+    ]
 
 
 def test_names_that_clash_with_parts_of_the_module():

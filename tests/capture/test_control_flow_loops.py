@@ -345,9 +345,11 @@ def test_scan_with_all_options():
                     gp.scan(
                         lambda c, x: (c + x, c * x),
                         torch.zeros([s for d, s in enumerate(x.shape) if d != dim % 3]),
-                        x, dim=dim, reverse=reverse,
+                        x,
+                        dim=dim,
+                        reverse=reverse,
                     )
-                )  # fmt: skip
+                )
         return results
 
     ep = check(f, (torch.randn(2, 3, 4),))
@@ -383,9 +385,11 @@ def test_scan_of_a_cell():
 
     b = gp.Dim("b", max=9)
     ep = check(
-        Model(), (torch.randn(5, 2, 3),), dynamic_shapes=({0: N, 1: b},),
+        Model(),
+        (torch.randn(5, 2, 3),),
+        dynamic_shapes=({0: N, 1: b},),
         others=[(torch.randn(1, 1, 3),), (torch.randn(3, 4, 3),)],
-    )  # fmt: skip
+    )
     names = [
         n.name for n in ep.graph_module.scan_combine_graph_0.graph.nodes if n.op == "placeholder"
     ]
@@ -434,9 +438,13 @@ def test_the_operator_of_associative_scan():
 
     others = [(torch.randn(1, 2), torch.randn(())), (torch.randn(8, 2), torch.randn(()))]
     ep = check(
-        f, (torch.randn(5, 2), torch.randn(())), dynamic_shapes=({0: N}, None), others=others,
-        rtol=1e-4, atol=1e-4,
-    )  # fmt: skip
+        f,
+        (torch.randn(5, 2), torch.randn(())),
+        dynamic_shapes=({0: N}, None),
+        others=others,
+        rtol=1e-4,
+        atol=1e-4,
+    )
     assert len(calls(ep, HIGHER.associative_scan)) == 1
 
 

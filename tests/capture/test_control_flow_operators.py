@@ -81,8 +81,9 @@ def region(x, k, *, shift=0):
 def test_nested_compile_regions():
     ep = check(lambda x: region(region(x, 2)["out"], 3, shift=x), (X,))
     assert [n.target for n in ep.graph.nodes if n.op == "get_attr"] == [
-        "invoke_subgraph_graph_0", "invoke_subgraph_graph_1",
-    ]  # fmt: skip
+        "invoke_subgraph_graph_0",
+        "invoke_subgraph_graph_1",
+    ]
 
 
 def test_operators_made_of_others_are_taken_apart():

@@ -141,9 +141,14 @@ STEPS = {
     "unary": lambda step, values: UNARY[step.choice](values[step.reads[0]]),
     "binary": lambda step, values: BINARY[step.choice % 4](*(values[i] for i in step.reads)),
     "view": lambda step, values: values[step.reads[0]].view(1, -1)[0] * 1,
-    "write": _write, "cond": _cond, "size cond": _size_cond, "while": _while,
-    "counted": _counted, "map": _map, "scan": _scan,
-}  # fmt: skip
+    "write": _write,
+    "cond": _cond,
+    "size cond": _size_cond,
+    "while": _while,
+    "counted": _counted,
+    "map": _map,
+    "scan": _scan,
+}
 
 
 def attempt(seed: int, depth: int) -> None:
@@ -156,9 +161,14 @@ def attempt(seed: int, depth: int) -> None:
     torch.manual_seed(seed)
     inputs = [tuple(scale * torch.randn(n) for _ in "xy") for n in (4, 2, 7) for scale in (1, -2)]
     check(
-        program, inputs[0], dynamic_shapes=({0: N}, {0: N}), others=inputs[1:], layout=False,
-        rtol=1e-4, atol=1e-5,
-    )  # fmt: skip
+        program,
+        inputs[0],
+        dynamic_shapes=({0: N}, {0: N}),
+        others=inputs[1:],
+        layout=False,
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -317,8 +317,9 @@ def test_a_tensor_made_from_a_size_gives_the_size_back(name: str) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return x[: NUMBERS[name](torch.tensor(x.shape[0])).item()]
 
-    ep = check(f, (torch.ones(6),), dynamic_shapes=({0: gp.Dim("n", min=4)},),
-               others=[(torch.ones(9),)])  # fmt: skip
+    ep = check(
+        f, (torch.ones(6),), dynamic_shapes=({0: gp.Dim("n", min=4)},), others=[(torch.ones(9),)]
+    )
     assert not any(n.target is aten.item.default for n in ep.graph.nodes)
 
 
@@ -350,10 +351,14 @@ def test_the_size_of_a_mask_is_read_where_it_is() -> None:
 
 @pytest.mark.parametrize(
     "combine",
-    [lambda first, y: first + y, lambda first, y: first.expand(y.shape[0]) * 2,
-     lambda first, y: first.expand_as(y), lambda first, y: torch.where(y > 1, first, y)],
+    [
+        lambda first, y: first + y,
+        lambda first, y: first.expand(y.shape[0]) * 2,
+        lambda first, y: first.expand_as(y),
+        lambda first, y: torch.where(y > 1, first, y),
+    ],
     ids=["add", "expand", "expand_as", "where"],
-)  # fmt: skip
+)
 def test_the_first_of_elements_goes_with_all_of_them(combine: Any) -> None:
     """However many the data selects, `y[:1]` is one of them, or none where there are none."""
 

@@ -34,11 +34,15 @@ def test_errors_go_to_other_processes():
         raised(gp.onnx.export, torch.linalg.eigvals, (x,)),
         raised(gp.onnx.export, torch.relu, (x,), custom_lowerings=relu, verify=True),
         raised(gp.export, lambda x: {}["key"], (x,)),
-        raised(gp.export, lambda x: x + 1 if x.shape[0] == 2 else x, (x,),
-               dynamic_shapes=({0: gp.Dim("n")},)),
+        raised(
+            gp.export,
+            lambda x: x + 1 if x.shape[0] == 2 else x,
+            (x,),
+            dynamic_shapes=({0: gp.Dim("n")},),
+        ),
         gp.errors.PipelineError("what", where="here", stage=3),
         gp.errors.ValidationError("what", counterexample={"s": 1}),
-    ):  # fmt: skip
+    ):
         again = pickle.loads(pickle.dumps(error))
         assert str(again) == str(error) and again.code == error.code
         assert isinstance(again, type(error).__mro__[0 if error.code != "GP150" else 1])
@@ -81,10 +85,15 @@ def picture(model: nn.Module) -> tuple:
         [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()],
         [m.training for m in model.modules()],
         torch.get_rng_state().tolist(),
-        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(),
-        torch.compiler.is_compiling(), torch.compiler.is_exporting(), nn.Module.__call__,
-        torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack(),
-    )  # fmt: skip
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.compiler.is_compiling(),
+        torch.compiler.is_exporting(),
+        nn.Module.__call__,
+        torch._C._len_torch_dispatch_stack(),
+        torch._C._len_torch_function_stack(),
+    )
 
 
 def text_of(error: Exception) -> str:
@@ -380,62 +389,127 @@ def one(v, *, k):
 
 
 ARGUMENTS = [
-    (3, (x(),), {}, """
+    (
+        3,
+        (x(),),
+        {},
+        """
         GP101 expected an nn.Module or a callable, got int
           fix  gp.export(model, args) with an nn.Module or a function that takes tensors
-    """),
-    (Model, (x(),), {}, """
+    """,
+    ),
+    (
+        Model,
+        (x(),),
+        {},
+        """
         GP101 got the class Model, not an instance of it
           at   test_errors.py:N in Model.forward: def forward(self, *args):
           fix  gp.export(Model(...), ...)
-    """),
-    (Opaque, (), {}, """
+    """,
+    ),
+    (
+        Opaque,
+        (),
+        {},
+        """
         GP101 got the class Opaque, not an instance of it
           fix  gp.export(Opaque(...), ...)
-    """),
-    (plain, x(), {}, """
+    """,
+    ),
+    (
+        plain,
+        x(),
+        {},
+        """
         GP101 args must be a tuple of the positional arguments, got Tensor
           fix  gp.export(model, args=(x,))
-    """),
-    (plain, [x()], {}, """
+    """,
+    ),
+    (
+        plain,
+        [x()],
+        {},
+        """
         GP101 args must be a tuple of the positional arguments, got list
           fix  gp.export(model, args=tuple(...))
-    """),
-    (plain, (x(),), {"kwargs": [x()]}, """
+    """,
+    ),
+    (
+        plain,
+        (x(),),
+        {"kwargs": [x()]},
+        """
         GP101 kwargs must be a dict by parameter name, got list
-    """),
-    (plain, (), {}, """
+    """,
+    ),
+    (
+        plain,
+        (),
+        {},
+        """
         GP101 the arguments do not fit plain(v): missing a required argument: 'v'
           at   test_errors.py:N in plain: def plain(v):
           fix  pass positional arguments as args=(...,) and keyword arguments as kwargs={...}
-    """),
-    (plain, (x(), x()), {}, """
+    """,
+    ),
+    (
+        plain,
+        (x(), x()),
+        {},
+        """
         GP101 the arguments do not fit plain(v): too many positional arguments
           at   test_errors.py:N in plain: def plain(v):
           fix  pass positional arguments as args=(...,) and keyword arguments as kwargs={...}
-    """),
-    (one, (x(),), {"kwargs": {"z": 1}}, """
+    """,
+    ),
+    (
+        one,
+        (x(),),
+        {"kwargs": {"z": 1}},
+        """
         GP101 the arguments do not fit one(v, *, k): missing a required argument: 'k'
           at   test_errors.py:N in one: def one(v, *, k):
           fix  pass positional arguments as args=(...,) and keyword arguments as kwargs={...}
-    """),
-    (plain, (np.zeros(3),), {}, """
+    """,
+    ),
+    (
+        plain,
+        (np.zeros(3),),
+        {},
+        """
         GP101 Unsupported input type numpy.ndarray at *args[0]: inputs are tensors, numbers, strings, None, and containers of them
           fix  torch.from_numpy(...) or torch.tensor(...) for the input at *args[0]
-    """),
-    (plain, ({"a": [Opaque()]},), {}, """
+    """,
+    ),
+    (
+        plain,
+        ({"a": [Opaque()]},),
+        {},
+        """
         GP101 Unsupported input type test_errors.Opaque at *args[0]['a'][0]: inputs are tensors, numbers, strings, None, and containers of them
           fix  torch.utils._pytree.register_pytree_node(Opaque, flatten, unflatten)
-    """),
-    (plain, (torch.eye(3).to_sparse(),), {}, """
+    """,
+    ),
+    (
+        plain,
+        (torch.eye(3).to_sparse(),),
+        {},
+        """
         GP101 the input at *args[0] has layout torch.sparse_coo; only strided tensors are supported
           at   test_errors.py:N in failing: gp.export(model, args, **options)
           fix  args[0].to_dense()
-    """),
-    (plain, (x(),), {"guards": "maybe"}, """
+    """,
+    ),
+    (
+        plain,
+        (x(),),
+        {"guards": "maybe"},
+        """
         GP101 guards is "error" or "runtime_assert", got 'maybe'
-    """),
-]  # fmt: skip
+    """,
+    ),
+]
 
 
 @pytest.mark.parametrize("case", ARGUMENTS, ids=lambda c: c[3].split("\n")[1].strip()[:60])
@@ -473,9 +547,21 @@ def test_the_users_own_exception():
 
 @pytest.mark.parametrize(
     "kind",
-    [ValueError, KeyError, IndexError, AttributeError, AssertionError, OSError, StopIteration,
-     NotImplementedError, RecursionError, UnicodeError, ImportError, torch.OutOfMemoryError],
-)  # fmt: skip
+    [
+        ValueError,
+        KeyError,
+        IndexError,
+        AttributeError,
+        AssertionError,
+        OSError,
+        StopIteration,
+        NotImplementedError,
+        RecursionError,
+        UnicodeError,
+        ImportError,
+        torch.OutOfMemoryError,
+    ],
+)
 def test_exceptions_can_be_caught_as_what_they_are(kind):
     def f(v):
         raise kind("the text")

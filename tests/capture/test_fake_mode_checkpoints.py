@@ -173,9 +173,11 @@ def test_tensors_that_share_memory_in_a_file_share_it(tmp_path: Path) -> None:
 def test_everything_around_tensors_is_as_ever(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     saved = {
-        "model": model.state_dict(), "step": 3, "nested": [{"x": torch.ones(2)}, "text"],
+        "model": model.state_dict(),
+        "step": 3,
+        "nested": [{"x": torch.ones(2)}, "text"],
         "parameter": nn.Parameter(torch.ones(2), requires_grad=False),
-    }  # fmt: skip
+    }
     torch.save(saved, tmp_path / "checkpoint.pt")
     torch.save(model, tmp_path / "module.pt")
     with gp.fake_mode():
@@ -207,8 +209,11 @@ def test_files_without_a_place_for_references_are_loaded(tmp_path: Path) -> None
             torch.load(tmp_path / "none.pt")
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor", "ignore:TypedStorage is deprecated",
-                            "ignore:torch.quantize_per_tensor")  # fmt: skip
+@pytest.mark.filterwarnings(
+    "ignore:Sparse CSR tensor",
+    "ignore:TypedStorage is deprecated",
+    "ignore:torch.quantize_per_tensor",
+)
 def test_tensors_that_are_not_strided_are_loaded(tmp_path: Path) -> None:
     eye = torch.eye(3)
     weights = {"w": torch.randn(2), "sparse": eye.to_sparse(), "rows": eye.to_sparse_csr()}
@@ -240,8 +245,17 @@ def test_outside_of_the_mode_files_are_loaded(tmp_path: Path) -> None:
 
 
 def test_a_safetensors_file_as_its_own_reader_shows_it(tmp_path: Path) -> None:
-    dtypes = (torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.bool, torch.uint8,
-              torch.int64, torch.float8_e4m3fn, torch.float8_e5m2)  # fmt: skip
+    dtypes = (
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.bool,
+        torch.uint8,
+        torch.int64,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    )
     weights = {str(d): torch.arange(6).view(2, 3).to(d) for d in dtypes}
     weights |= {"empty": torch.zeros(0, 3), "scalar": torch.tensor(2.5)}
     save_file(weights, tmp_path / "all.safetensors", metadata={"format": "pt"})
@@ -296,10 +310,17 @@ def test_broken_files_are_refused(name: str, tmp_path: Path) -> None:
         load_file(path)
 
 
-@pytest.mark.parametrize("data", [
-    b"", b"123", b"\xff" * 40, (5).to_bytes(8, "little") + b"{]...",
-    (99_999).to_bytes(8, "little") + b"[" * 99_999,
-], ids=["empty", "short", "large", "no JSON", "deep"])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"123",
+        b"\xff" * 40,
+        (5).to_bytes(8, "little") + b"{]...",
+        (99_999).to_bytes(8, "little") + b"[" * 99_999,
+    ],
+    ids=["empty", "short", "large", "no JSON", "deep"],
+)
 def test_files_that_are_no_safetensors_are_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(data)
@@ -311,9 +332,14 @@ def test_files_that_are_no_safetensors_are_refused(data: bytes, tmp_path: Path) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_pretrained_models_from_shards(dtype: torch.dtype, tmp_path: Path) -> None:
     config = hf.LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=99, use_cache=False,
-    )  # fmt: skip
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=99,
+        use_cache=False,
+    )
     real = hf.LlamaForCausalLM(config).eval()
     real.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2

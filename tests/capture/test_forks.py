@@ -51,8 +51,12 @@ def in_order(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("program", [masked, equality, refused, two_questions, in_order])
 @pytest.mark.parametrize("example", [0, 1, 5])
 def test_no_difference(program: Any, example: int) -> None:
-    ep = check(program, (torch.arange(float(example)),), dynamic_shapes=DYNAMIC,
-               others=others(0, 1, 2, 3, 5, 9))  # fmt: skip
+    ep = check(
+        program,
+        (torch.arange(float(example)),),
+        dynamic_shapes=DYNAMIC,
+        others=others(0, 1, 2, 3, 5, 9),
+    )
     assert not ep.checks.facts
     assert str(ep.range_constraints[next(iter(ep.range_constraints))]) == "[0, oo]"
 
@@ -113,9 +117,19 @@ def flag(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "program",
-    [operators, constants, numbers, results, structures, assertions, errors, branches, mutation,
-     flag],
-)  # fmt: skip
+    [
+        operators,
+        constants,
+        numbers,
+        results,
+        structures,
+        assertions,
+        errors,
+        branches,
+        mutation,
+        flag,
+    ],
+)
 def test_a_difference(program: Any) -> None:
     with pytest.raises(gp.errors.ConstraintViolationError, match="n >= 4") as caught:
         gp.export(program, (torch.ones(5),), dynamic_shapes=DYNAMIC)

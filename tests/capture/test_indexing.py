@@ -9,29 +9,100 @@ import graphport as gp
 from tests.helpers import check
 
 READS = [
-    "x[0]", "x[-1]", "x[1, 2]", "x[..., 0]", "x[:, -1]", "x[0, ..., 1]", "x[None]", "x[:, None]",
-    "x[..., None]", "x[1:]", "x[:-1]", "x[::2]", "x[1:3, ::3]", "x[-2:]", "x[5:]", "x[3:1]",
-    "x[[0, 2]]", "x[[0, 2], [1, 1]]", "x[[-1]]", "x[:, [2, 0]]", "x[..., [0, 0, 1]]",
-    "x[i]", "x[:, i]", "x[i, i]", "x[i[:, None], i[None]]", "x[i, :, i]", "x[0, i]", "x[i, 0]",
-    "x[i, ..., 1]", "x[i, 1:]", "x[None, i, None]", "x[i.int()]",
-    "x[x > 0]", "x[(x > 0).any(-1)]", "x[(x > 0).any(-1).any(-1)]", "x[True]", "x[False]",
-    "x[m]", "x[m, 0]", "x[m, i[:1]]", "x[:, m2]", "x[0, m2]", "x[()]", "x[...]", "x[:]",
-    "x[torch.tensor(1)]", "x[torch.tensor(-1), 1:]", "x[slice(1, None), 0]",
-    "x[(slice(None), 1)]", "x[x.shape[0] - 1]", "x[: x.shape[0] // 2]", "x[:, x.shape[1] - 2 :]",
-    "x[range(2)]", "x[[True, False, True]]", "x[:, :, torch.tensor([[0, 1], [2, 3]])]",
-    "x.take(i)", "x.gather(1, i[:2].reshape(1, 2, 1).expand(3, 2, 4) % 3)", "x.index_select(1, i)",
-    "x.masked_select(x > 1)", "torch.take_along_dim(x, x.argsort(-1), -1)", "x[i.tolist()]",
-]  # fmt: skip
+    "x[0]",
+    "x[-1]",
+    "x[1, 2]",
+    "x[..., 0]",
+    "x[:, -1]",
+    "x[0, ..., 1]",
+    "x[None]",
+    "x[:, None]",
+    "x[..., None]",
+    "x[1:]",
+    "x[:-1]",
+    "x[::2]",
+    "x[1:3, ::3]",
+    "x[-2:]",
+    "x[5:]",
+    "x[3:1]",
+    "x[[0, 2]]",
+    "x[[0, 2], [1, 1]]",
+    "x[[-1]]",
+    "x[:, [2, 0]]",
+    "x[..., [0, 0, 1]]",
+    "x[i]",
+    "x[:, i]",
+    "x[i, i]",
+    "x[i[:, None], i[None]]",
+    "x[i, :, i]",
+    "x[0, i]",
+    "x[i, 0]",
+    "x[i, ..., 1]",
+    "x[i, 1:]",
+    "x[None, i, None]",
+    "x[i.int()]",
+    "x[x > 0]",
+    "x[(x > 0).any(-1)]",
+    "x[(x > 0).any(-1).any(-1)]",
+    "x[True]",
+    "x[False]",
+    "x[m]",
+    "x[m, 0]",
+    "x[m, i[:1]]",
+    "x[:, m2]",
+    "x[0, m2]",
+    "x[()]",
+    "x[...]",
+    "x[:]",
+    "x[torch.tensor(1)]",
+    "x[torch.tensor(-1), 1:]",
+    "x[slice(1, None), 0]",
+    "x[(slice(None), 1)]",
+    "x[x.shape[0] - 1]",
+    "x[: x.shape[0] // 2]",
+    "x[:, x.shape[1] - 2 :]",
+    "x[range(2)]",
+    "x[[True, False, True]]",
+    "x[:, :, torch.tensor([[0, 1], [2, 3]])]",
+    "x.take(i)",
+    "x.gather(1, i[:2].reshape(1, 2, 1).expand(3, 2, 4) % 3)",
+    "x.index_select(1, i)",
+    "x.masked_select(x > 1)",
+    "torch.take_along_dim(x, x.argsort(-1), -1)",
+    "x[i.tolist()]",
+]
 
 WRITES = [
-    "x[0] = 1", "x[-1, 1:] = 2.5", "x[..., 0] += 1", "x[:, None, 0] = 3", "x[[0, 2]] = 1",
-    "x[i] = x[i] * 2", "x[i, :, 0] = 5", "x[x > 0] = 0", "x[x > 0] += 1", "x[m] = x[~m][:2]",
-    "x[m, 0] = -1", "x[:, m2] = 7", "x[()] = 4", "x[...] = x * 2", "x[1:][::2] = 9",
-    "x[0][1][2] = 3", "x[:, 1] = x[:, 0]", "x[True] = 1", "x[False] = 1", "x[i, i, i] = i.float()",
-    "x[0] = i[:1]", "x[:, :, 1:3] *= -1", "x[torch.tensor(1)] = 0", "x[:-1] -= x[1:].clone()",
-    "x[i[:, None], torch.tensor([0, 1])] = 8", "x[..., -1:] = x.mean(-1, keepdim=True)",
-    "x[None, 0] = 6", "x[2:2] = 1", "x[m] *= 2",
-]  # fmt: skip
+    "x[0] = 1",
+    "x[-1, 1:] = 2.5",
+    "x[..., 0] += 1",
+    "x[:, None, 0] = 3",
+    "x[[0, 2]] = 1",
+    "x[i] = x[i] * 2",
+    "x[i, :, 0] = 5",
+    "x[x > 0] = 0",
+    "x[x > 0] += 1",
+    "x[m] = x[~m][:2]",
+    "x[m, 0] = -1",
+    "x[:, m2] = 7",
+    "x[()] = 4",
+    "x[...] = x * 2",
+    "x[1:][::2] = 9",
+    "x[0][1][2] = 3",
+    "x[:, 1] = x[:, 0]",
+    "x[True] = 1",
+    "x[False] = 1",
+    "x[i, i, i] = i.float()",
+    "x[0] = i[:1]",
+    "x[:, :, 1:3] *= -1",
+    "x[torch.tensor(1)] = 0",
+    "x[:-1] -= x[1:].clone()",
+    "x[i[:, None], torch.tensor([0, 1])] = 8",
+    "x[..., -1:] = x.mean(-1, keepdim=True)",
+    "x[None, 0] = 6",
+    "x[2:2] = 1",
+    "x[m] *= 2",
+]
 
 
 def inputs(batch: int = 3):
@@ -70,18 +141,43 @@ def test_dynamic(line):
 
 @pytest.mark.parametrize(
     "line",
-    ["x[p]", "x[:, p]", "x[p, 1:]", "x[..., p]", "x[None, p, i]", "x[:, p, i]", "x[m, p]",
-     "x[i, p]", "x[p] = 1", "x[p, 1] += 2", "x[:, p] = x[:, 0]", "x[i, :, p] = 0", "x[p][p] = 3",
-     "x[p > 0]", "x[..., p > 0]", "x[p, p > 1]", "x[p > 0] = 4", "x[:, p > 1] += 1",
-     "x[-p - 1]", "x[[p.item(), 0]]", "x[p:]", "x[: p + 1, p:]", "x[p : p + 1] = 5"],
-)  # fmt: skip
+    [
+        "x[p]",
+        "x[:, p]",
+        "x[p, 1:]",
+        "x[..., p]",
+        "x[None, p, i]",
+        "x[:, p, i]",
+        "x[m, p]",
+        "x[i, p]",
+        "x[p] = 1",
+        "x[p, 1] += 2",
+        "x[:, p] = x[:, 0]",
+        "x[i, :, p] = 0",
+        "x[p][p] = 3",
+        "x[p > 0]",
+        "x[..., p > 0]",
+        "x[p, p > 1]",
+        "x[p > 0] = 4",
+        "x[:, p > 1] += 1",
+        "x[-p - 1]",
+        "x[[p.item(), 0]]",
+        "x[p:]",
+        "x[: p + 1, p:]",
+        "x[p : p + 1] = 5",
+    ],
+)
 def test_a_number_in_a_tensor_as_an_index(line):
     space = {"torch": torch}
     body = f"{line}; return x * 1" if "= " in line else f"return {line}"
     exec(f"def f(x, i, m, p):\n    {body}\n", space)
     x, i, m, _ = inputs()
-    check(space["f"], (x, i, m, torch.tensor(1)), layout=False,
-          others=[(x, i, m, torch.tensor(n)) for n in (0, 2)])  # fmt: skip
+    check(
+        space["f"],
+        (x, i, m, torch.tensor(1)),
+        layout=False,
+        others=[(x, i, m, torch.tensor(n)) for n in (0, 2)],
+    )
 
 
 def test_a_size_as_an_index():
@@ -144,8 +240,9 @@ def test_a_third_dim_that_equals_the_length_of_a_slice():
     others = [(torch.randn(7), torch.randn(7), torch.randn(7))]
     check(added, args, dynamic_shapes=({0: n}, {0: m}, {0: m}), others=others, layout=False)
     with pytest.raises(gp.errors.ConstraintViolationError, match="m = 3"):
-        gp.export(lambda x, y: x[: y.shape[0]] + torch.ones(3), args[:2],
-                  dynamic_shapes=({0: n}, {0: m}))  # fmt: skip
+        gp.export(
+            lambda x, y: x[: y.shape[0]] + torch.ones(3), args[:2], dynamic_shapes=({0: n}, {0: m})
+        )
 
 
 def test_iteration_and_unpacking():

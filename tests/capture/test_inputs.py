@@ -64,10 +64,14 @@ CONTAINERS = {
     "tuple": ((t(), (t(), t())), lambda v: v[0] + v[1][1], ["v_0", "v_1_0", "v_1_1"]),
     "named tuple": (Pair(t(), t()), lambda v: v.first * v.second, ["v_first", "v_second"]),
     "ordered dict": (
-        collections.OrderedDict(z=t(), a=t()), lambda v: v["z"] - v["a"], ["v_z", "v_a"],
+        collections.OrderedDict(z=t(), a=t()),
+        lambda v: v["z"] - v["a"],
+        ["v_z", "v_a"],
     ),
     "defaultdict": (
-        collections.defaultdict(list, k=[t()]), lambda v: v["k"][0] * 2, ["v_k_0"],
+        collections.defaultdict(list, k=[t()]),
+        lambda v: v["k"][0] * 2,
+        ["v_k_0"],
     ),
     "deque": (collections.deque([t(), t()]), lambda v: v[0] - v[1], ["v_0", "v_1"]),
     "dataclass": (Point(t(), t()), lambda v: v.x + v.y * v.scale, ["v_x", "v_y", "v_scale"]),
@@ -75,7 +79,7 @@ CONTAINERS = {
     "none inside": ({"a": t(), "b": None}, lambda v: v["a"], ["v_a", "v_b"]),
     "empty": ({"a": [], "b": t()}, lambda v: v["b"] + len(v["a"]), ["v_b"]),
     "int keys": ({3: t(), 1: t()}, lambda v: v[3] - v[1], ["v_3", "v_1"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)
@@ -236,8 +240,16 @@ def test_names_that_python_or_fx_would_avoid():
     args = (t(), {"class": t(), "with space": t(), "ß": t(), "1": t()}, t())
     ep = check(Anything(), args, {"def": t(), "print": t(), "range": t()})
     assert names(ep) == [
-        "input", "x_class", "x_with_space", "x_ß", "x_1", "lambda_", "def_1", "print", "range",
-    ]  # fmt: skip
+        "input",
+        "x_class",
+        "x_with_space",
+        "x_ß",
+        "x_1",
+        "lambda_",
+        "def_1",
+        "print",
+        "range",
+    ]
 
 
 def test_names_that_generated_code_needs_for_itself():
@@ -335,8 +347,14 @@ def test_requires_grad_is_part_of_an_input():
 
 def test_layouts_of_inputs():
     x = torch.randn(2, 3, 4, 5)
-    for given in (x, x.to(memory_format=torch.channels_last), x.transpose(1, 2), x[:, :, ::2],
-                  x[0, 0, 0].expand(2, 3, 5), x[:, 1:2]):  # fmt: skip
+    for given in (
+        x,
+        x.to(memory_format=torch.channels_last),
+        x.transpose(1, 2),
+        x[:, :, ::2],
+        x[0, 0, 0].expand(2, 3, 5),
+        x[:, 1:2],
+    ):
         # The helper runs on dense copies of inputs.
         check(lambda v: (v + 1, v.transpose(0, 1).contiguous()), (given,), layout=False)
 
@@ -347,8 +365,16 @@ def test_scalar_and_empty_inputs(size):
 
 
 def test_numbers_of_every_dtype():
-    for dtype in (torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-                  torch.int8, torch.uint8, torch.complex64):  # fmt: skip
+    for dtype in (
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int8,
+        torch.uint8,
+        torch.complex64,
+    ):
         check(lambda v: v + v, (torch.ones(3, dtype=dtype),))
     check(lambda v: v & ~v, (torch.ones(3, dtype=torch.bool),))
 

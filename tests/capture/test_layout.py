@@ -83,9 +83,14 @@ def test_examples_in_any_layout(name: str, layout: str) -> None:
 
 def test_channels_last_is_kept_through_a_network() -> None:
     model = nn.Sequential(
-        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(4, 6, 1), nn.Upsample(scale_factor=2), nn.AdaptiveAvgPool2d((2, 2)),
-    ).eval()  # fmt: skip
+        nn.Conv2d(3, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 1),
+        nn.Upsample(scale_factor=2),
+        nn.AdaptiveAvgPool2d((2, 2)),
+    ).eval()
     x = torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
     ep = check(model, (x,), dynamic_shapes=({0: gp.Dim("b", min=1)},))
     output = next(n for n in reversed(ep.graph.nodes) if n.op == "output").args[0][0]

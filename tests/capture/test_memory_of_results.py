@@ -60,9 +60,16 @@ def written_with_another(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 
 PROGRAMS = [
-    literal, literal_view, copied, copied_view, copied_value, input_itself, written_input,
-    written_with_a_result, written_with_another,
-]  # fmt: skip
+    literal,
+    literal_view,
+    copied,
+    copied_view,
+    copied_value,
+    input_itself,
+    written_input,
+    written_with_a_result,
+    written_with_another,
+]
 
 
 def memory(call: Callable[..., Any]) -> list[Any]:

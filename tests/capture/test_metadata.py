@@ -94,8 +94,9 @@ def test_stack_trace_of_nested_functions():
 
     sin, mul = calls(check(outer, (x(),)))
     assert [line.strip() for line in sin.meta["stack_trace"].splitlines()][1::2] == [
-        "return inner(v) * 2", "return v.sin()",
-    ]  # fmt: skip
+        "return inner(v) * 2",
+        "return v.sin()",
+    ]
     assert "v.sin()" not in mul.meta["stack_trace"]
 
 
@@ -164,8 +165,13 @@ def test_retracing_keeps_sources_readable():
 def test_module_calls_in_order():
     ep = check(Model(), (x(),))
     assert [c.fqn for c in ep.module_call_graph] == [
-        "", "blocks.0", "blocks.0.lin", "act", "blocks.1", "blocks.1.lin",
-    ]  # fmt: skip
+        "",
+        "blocks.0",
+        "blocks.0.lin",
+        "act",
+        "blocks.1",
+        "blocks.1.lin",
+    ]
 
 
 def test_source_lines_come_from_the_file():

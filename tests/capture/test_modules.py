@@ -140,8 +140,10 @@ def test_containers():
                 v = layer(v) * scale
             for layer in self.empty:
                 v = layer(v)
-            return {which: self.heads[which](v + self.shifts["k"]), "all": [
-                head(v) for head in self.heads.values()]}  # fmt: skip
+            return {
+                which: self.heads[which](v + self.shifts["k"]),
+                "all": [head(v) for head in self.heads.values()],
+            }
 
     ep = check(Model(), (x(), "b"))
     names = [s.target for s in ep.graph_signature.input_specs if s.target]
@@ -239,8 +241,12 @@ def test_inheritance_mixins_properties_and_getattr():
 
 
 def test_recurrent_layers():
-    for layer in (nn.LSTM(4, 3, 2), nn.GRU(4, 3, batch_first=True), nn.RNN(4, 3),
-                  nn.LSTM(4, 3, bidirectional=True)):  # fmt: skip
+    for layer in (
+        nn.LSTM(4, 3, 2),
+        nn.GRU(4, 3, batch_first=True),
+        nn.RNN(4, 3),
+        nn.LSTM(4, 3, bidirectional=True),
+    ):
         check(layer.eval(), (torch.randn(5, 2, 4),), rtol=1e-4, atol=1e-5)
     check(nn.LSTMCell(4, 3), (torch.randn(2, 4), (torch.randn(2, 3), torch.randn(2, 3))))
 
@@ -330,7 +336,5 @@ def test_distributions_are_not_asked_whether_they_are_valid(monkeypatch):
         return torch.distributions.kl_divergence(given, normal).sum(-1), normal.log_prob(mean)
 
     rows = gp.Dim("rows", min=1)
-    check(
-        loss, (x(), x()), dynamic_shapes=({0: rows}, {0: rows}), others=[(x()[:1], x()[1:2])]
-    )  # fmt: skip
+    check(loss, (x(), x()), dynamic_shapes=({0: rows}, {0: rows}), others=[(x()[:1], x()[1:2])])
     assert torch.distributions.Distribution._validate_args

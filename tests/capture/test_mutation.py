@@ -173,26 +173,38 @@ def test_as_strided_counts_in_the_memory_of_the_base():
 @pytest.mark.parametrize(
     "write",
     [
-        lambda y, m: y.add_(2, alpha=3), lambda y, m: y.copy_(m), lambda y, m: y.fill_(m.sum()),
-        lambda y, m: y.masked_fill_(m, 2.0), lambda y, m: y.index_fill_(0, torch.tensor([0]), 3.0),
+        lambda y, m: y.add_(2, alpha=3),
+        lambda y, m: y.copy_(m),
+        lambda y, m: y.fill_(m.sum()),
+        lambda y, m: y.masked_fill_(m, 2.0),
+        lambda y, m: y.index_fill_(0, torch.tensor([0]), 3.0),
         lambda y, m: y.index_put_((torch.tensor([0, 0]),), torch.ones(4), accumulate=True),
         lambda y, m: y.scatter_(1, torch.zeros(3, 1, dtype=torch.long), 5.0),
         lambda y, m: y.scatter_add_(1, torch.zeros(3, 1, dtype=torch.long), torch.ones(3, 1)),
-        lambda y, m: y.clamp_(1, 5), lambda y, m: y.clamp_min_(3), lambda y, m: y.sqrt_(),
-        lambda y, m: y.addmm_(y, torch.eye(4)), lambda y, m: y.baddbmm_ and y.neg_(),
-        lambda y, m: y.div_(2, rounding_mode="floor"), lambda y, m: y.eq_(3),
-        lambda y, m: y.logical_not_(), lambda y, m: y.cumsum_(1), lambda y, m: y.tril_(),
-        lambda y, m: y.fill_diagonal_(9.0), lambda y, m: y.lerp_(m.float(), 0.5),
-        lambda y, m: y.addcdiv_(y, y + 1), lambda y, m: y.where(m, y).zero_(),
+        lambda y, m: y.clamp_(1, 5),
+        lambda y, m: y.clamp_min_(3),
+        lambda y, m: y.sqrt_(),
+        lambda y, m: y.addmm_(y, torch.eye(4)),
+        lambda y, m: y.baddbmm_ and y.neg_(),
+        lambda y, m: y.div_(2, rounding_mode="floor"),
+        lambda y, m: y.eq_(3),
+        lambda y, m: y.logical_not_(),
+        lambda y, m: y.cumsum_(1),
+        lambda y, m: y.tril_(),
+        lambda y, m: y.fill_diagonal_(9.0),
+        lambda y, m: y.lerp_(m.float(), 0.5),
+        lambda y, m: y.addcdiv_(y, y + 1),
+        lambda y, m: y.where(m, y).zero_(),
         lambda y, m: y.index_copy_(0, torch.tensor([1]), torch.zeros(1, 4)),
         lambda y, m: y.put_(torch.tensor([1, 2]), torch.zeros(2)),
-        lambda y, m: y.masked_scatter_(m, torch.zeros(12)), lambda y, m: y.renorm_(2, 0, 1.0),
+        lambda y, m: y.masked_scatter_(m, torch.zeros(12)),
+        lambda y, m: y.renorm_(2, 0, 1.0),
         lambda y, m: torch.nn.functional.relu(y, inplace=True),
         lambda y, m: torch.nn.functional.hardtanh_(y),
         lambda y, m: torch.nn.init.constant_(y, 3.0),
     ],
     ids=lambda f: str(f.__code__.co_firstlineno) + f.__code__.co_names[0],
-)  # fmt: skip
+)
 def test_operators_that_write(write):
     def f(v, m):
         y = v[:, :].clone()
@@ -471,9 +483,12 @@ def test_inputs_that_overlap_are_not_written_to_and_then_read():
 
 
 def test_training_layers_update_their_statistics():
-    for layer in (nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False),
-                  nn.BatchNorm2d(3, affine=False),
-                  nn.InstanceNorm2d(3, track_running_stats=True)):  # fmt: skip
+    for layer in (
+        nn.BatchNorm2d(3),
+        nn.BatchNorm2d(3, track_running_stats=False),
+        nn.BatchNorm2d(3, affine=False),
+        nn.InstanceNorm2d(3, track_running_stats=True),
+    ):
         ep = check(layer.train(), (torch.randn(4, 3, 5, 5),), rtol=1e-4, atol=1e-4)
         mutated = set(ep.graph_signature.buffers_to_mutate.values())
         assert mutated >= {n for n, _ in layer.named_buffers() if n.startswith("running")}
@@ -558,8 +573,10 @@ def test_programs_are_functional():
         return v, w
 
     ep = check(f, (x(), x()))
-    assert all(not getattr(n.target, "_schema", None) or not n.target._schema.is_mutable
-               for n in ep.graph.nodes)  # fmt: skip
+    assert all(
+        not getattr(n.target, "_schema", None) or not n.target._schema.is_mutable
+        for n in ep.graph.nodes
+    )
 
 
 def test_the_example_inputs_are_not_written():

@@ -124,8 +124,21 @@ def views(draw: st.DrawFn, shape: tuple[int, ...], is_complex: bool) -> str:
     d = draw(dims)
     choices = ["unsqueeze", "detach", "reshape", "expand", "squeeze", "alias", "T"]
     if rank:
-        choices += ["select", "slice", "narrow", "flatten", "view", "unbind", "split", "chunk",
-                    "unfold", "split_sizes", "split_list", "as_strided", "ravel"]  # fmt: skip
+        choices += [
+            "select",
+            "slice",
+            "narrow",
+            "flatten",
+            "view",
+            "unbind",
+            "split",
+            "chunk",
+            "unfold",
+            "split_sizes",
+            "split_list",
+            "as_strided",
+            "ravel",
+        ]
     if rank > 1:
         choices += ["permute", "transpose", "movedim", "diagonal", "mT", "swapdims"]
     if is_complex:
@@ -137,25 +150,56 @@ def views(draw: st.DrawFn, shape: tuple[int, ...], is_complex: bool) -> str:
         case "detach":
             return draw(st.sampled_from(["{t}.detach()", "{t}.data", "{t}.contiguous()"]))
         case "alias":
-            return draw(st.sampled_from(["{t}.view_as({t})", "{t}.to({t}.dtype)", "{t}[...]",
-                                         "{t}[:]" if rank else "{t}[()]"]))  # fmt: skip
+            return draw(
+                st.sampled_from(
+                    [
+                        "{t}.view_as({t})",
+                        "{t}.to({t}.dtype)",
+                        "{t}[...]",
+                        "{t}[:]" if rank else "{t}[()]",
+                    ]
+                )
+            )
         case "T":
             return "{t}.permute(*range({t}.dim() - 1, -1, -1))"
         case "reshape":
-            return draw(st.sampled_from(
-                ["{t}.reshape(-1)", "{t}.reshape({t}.shape)", "{t}.reshape(1, -1)",
-                 "{t}.reshape({t}.shape[0], -1)", "{t}.reshape(-1, {t}.shape[-1])",
-                 "{t}.reshape(*{t}.shape, 1)", "{t}.reshape({t}.numel())"]))  # fmt: skip
+            return draw(
+                st.sampled_from(
+                    [
+                        "{t}.reshape(-1)",
+                        "{t}.reshape({t}.shape)",
+                        "{t}.reshape(1, -1)",
+                        "{t}.reshape({t}.shape[0], -1)",
+                        "{t}.reshape(-1, {t}.shape[-1])",
+                        "{t}.reshape(*{t}.shape, 1)",
+                        "{t}.reshape({t}.numel())",
+                    ]
+                )
+            )
         case "view":
-            return draw(st.sampled_from(
-                ["{t}.view(-1)", "{t}.view({t}.shape[0], -1)", "{t}.view(1, *{t}.shape)",
-                 "{t}.view(-1, {t}.shape[-1])", "{t}.view({t}.shape[0], 1, -1)"]))  # fmt: skip
+            return draw(
+                st.sampled_from(
+                    [
+                        "{t}.view(-1)",
+                        "{t}.view({t}.shape[0], -1)",
+                        "{t}.view(1, *{t}.shape)",
+                        "{t}.view(-1, {t}.shape[-1])",
+                        "{t}.view({t}.shape[0], 1, -1)",
+                    ]
+                )
+            )
         case "ravel":
             return "{t}.ravel()"
         case "expand":
-            return draw(st.sampled_from(
-                ["{t}.expand(2, *{t}.shape)", "{t}.expand({t}.shape)",
-                 f"{{t}}.unsqueeze({d}).expand_as({{t}}.unsqueeze({d}))"]))  # fmt: skip
+            return draw(
+                st.sampled_from(
+                    [
+                        "{t}.expand(2, *{t}.shape)",
+                        "{t}.expand({t}.shape)",
+                        f"{{t}}.unsqueeze({d}).expand_as({{t}}.unsqueeze({d}))",
+                    ]
+                )
+            )
         case "squeeze":
             return draw(st.sampled_from(["{t}.squeeze()", f"{{t}}.squeeze({d})"]))
         case "select":
@@ -182,13 +226,21 @@ def views(draw: st.DrawFn, shape: tuple[int, ...], is_complex: bool) -> str:
         case "chunk":
             return f"{{t}}.chunk({draw(st.integers(1, 3))}, {d})[{draw(st.integers(-1, 1))}]"
         case "unfold":
-            return (f"{{t}}.unfold({d}, {draw(st.integers(1, max(size, 1)))}, "
-                    f"{draw(st.integers(1, 3))})")  # fmt: skip
+            return (
+                f"{{t}}.unfold({d}, {draw(st.integers(1, max(size, 1)))}, "
+                f"{draw(st.integers(1, 3))})"
+            )
         case "as_strided":
-            return draw(st.sampled_from(
-                ["{t}.as_strided((2, 2), (2, 1))", "{t}.as_strided((2,), (1,), 1)",
-                 "{t}.as_strided((2, 2), (1, 2), 0)",
-                 "torch.as_strided({t}, (3,), (2,))"]))  # fmt: skip
+            return draw(
+                st.sampled_from(
+                    [
+                        "{t}.as_strided((2, 2), (2, 1))",
+                        "{t}.as_strided((2,), (1,), 1)",
+                        "{t}.as_strided((2, 2), (1, 2), 0)",
+                        "torch.as_strided({t}, (3,), (2,))",
+                    ]
+                )
+            )
         case "permute":
             return f"{{t}}.permute({', '.join(map(str, draw(st.permutations(range(rank)))))})"
         case "transpose":
@@ -213,9 +265,20 @@ def views(draw: st.DrawFn, shape: tuple[int, ...], is_complex: bool) -> str:
 def index(draw: st.DrawFn, shape: tuple[int, ...]) -> str:
     """What stands in the brackets."""
     if draw(st.integers(0, 5)) == 0:
-        return draw(st.sampled_from(
-            ["{t} > 0", "...", "({t} > 0).any(-1)", "({t} == 1)", "None", "True",
-             "..., {t}.sum((-1,)) > 0", "({t} < 0).nonzero(as_tuple=True)"]))  # fmt: skip
+        return draw(
+            st.sampled_from(
+                [
+                    "{t} > 0",
+                    "...",
+                    "({t} > 0).any(-1)",
+                    "({t} == 1)",
+                    "None",
+                    "True",
+                    "..., {t}.sum((-1,)) > 0",
+                    "({t} < 0).nonzero(as_tuple=True)",
+                ]
+            )
+        )
     parts: list[str] = []
     left = list(shape)
     ellipsis = False
@@ -274,40 +337,82 @@ def writes(draw: st.DrawFn, draft: Draft, t: str) -> str:
     number = draw(scalar())
     rank = len(shape)
     d = draw(st.integers(-rank, rank - 1)) if rank else 0
-    return draw(st.sampled_from([
-        f"{t}.add_({value})", f"{t}.mul_({number})", f"{t} += {value}", f"{t} *= {number}",
-        f"{t}.sub_({value}, alpha=2)", f"{t}.copy_({value} * torch.ones(()))",
-        f"{t}.fill_({number})", f"{t}.zero_()", f"{t}.masked_fill_({t} > 0, {number})",
-        f"{t}.clamp_(-1, 2)", f"{t}.clamp_(min=-1)", f"{t}.sin_()", f"{t}.div_({number})",
-        f"{t}[{at}] = {number}", f"{t}[{at}] += {number}", f"{t}[{at}] = {t}[{at}] * {number}",
-        f"{t}[{at}] *= {number}", f"{t}[{at}] = {value}", f"{t}[{t} > 0] = {number}",
-        f"{t}[..., 1:] += {number}", f"{t}[..., :1] = {value}", f"{t}[::2] -= {number}",
-        f"{t}.index_put_((torch.tensor([0, 1]),), torch.tensor({number}))",
-        f"{t}.index_put_((torch.tensor([0, 0]),), torch.tensor(1.0), accumulate=True)",
-        f"{t}.index_fill_({d}, torch.tensor([0]), {number})",
-        f"{t}.index_add_({d}, torch.tensor([1, 0]), {t}.clone().narrow({d}, 0, 2))",
-        f"{t}.scatter_({d}, torch.zeros_like({t}, dtype=torch.int64).narrow({d}, 0, 1), {number})",
-        f"torch.add({t}, {number}, out={t})", f"torch.mul({value}, {number} * {t}, out={t})",
-        f"{t}.addcmul_({t}, {t}, value=0.5)", f"{t}.lerp_({t}.clone() + 1, 0.5)",
-        f"{t}.relu_()", f"torch.nn.functional.leaky_relu({t}, inplace=True)",
-        f"{t}.masked_scatter_({t} > 0, {t}.clone())", f"{t}.cumsum_({d})",
-        f"{t}.fill_diagonal_({number})", f"{t}.triu_()", f"{t}.neg_()",
-    ]))  # fmt: skip
+    return draw(
+        st.sampled_from(
+            [
+                f"{t}.add_({value})",
+                f"{t}.mul_({number})",
+                f"{t} += {value}",
+                f"{t} *= {number}",
+                f"{t}.sub_({value}, alpha=2)",
+                f"{t}.copy_({value} * torch.ones(()))",
+                f"{t}.fill_({number})",
+                f"{t}.zero_()",
+                f"{t}.masked_fill_({t} > 0, {number})",
+                f"{t}.clamp_(-1, 2)",
+                f"{t}.clamp_(min=-1)",
+                f"{t}.sin_()",
+                f"{t}.div_({number})",
+                f"{t}[{at}] = {number}",
+                f"{t}[{at}] += {number}",
+                f"{t}[{at}] = {t}[{at}] * {number}",
+                f"{t}[{at}] *= {number}",
+                f"{t}[{at}] = {value}",
+                f"{t}[{t} > 0] = {number}",
+                f"{t}[..., 1:] += {number}",
+                f"{t}[..., :1] = {value}",
+                f"{t}[::2] -= {number}",
+                f"{t}.index_put_((torch.tensor([0, 1]),), torch.tensor({number}))",
+                f"{t}.index_put_((torch.tensor([0, 0]),), torch.tensor(1.0), accumulate=True)",
+                f"{t}.index_fill_({d}, torch.tensor([0]), {number})",
+                f"{t}.index_add_({d}, torch.tensor([1, 0]), {t}.clone().narrow({d}, 0, 2))",
+                f"{t}.scatter_({d}, torch.zeros_like({t}, dtype=torch.int64).narrow({d}, 0, 1), "
+                f"{number})",
+                f"torch.add({t}, {number}, out={t})",
+                f"torch.mul({value}, {number} * {t}, out={t})",
+                f"{t}.addcmul_({t}, {t}, value=0.5)",
+                f"{t}.lerp_({t}.clone() + 1, 0.5)",
+                f"{t}.relu_()",
+                f"torch.nn.functional.leaky_relu({t}, inplace=True)",
+                f"{t}.masked_scatter_({t} > 0, {t}.clone())",
+                f"{t}.cumsum_({d})",
+                f"{t}.fill_diagonal_({number})",
+                f"{t}.triu_()",
+                f"{t}.neg_()",
+            ]
+        )
+    )
 
 
 @st.composite
 def fresh(draw: st.DrawFn, draft: Draft, t: str) -> str:
     other = draw(st.sampled_from(draft.names))
-    return draw(st.sampled_from(
-        [f"{t}.clone()", f"{t} * 2", f"{t} + {other}", f"{t}.sum(-1)", f"{t}.cumsum(0)",
-         f"torch.zeros_like({t})", f"torch.stack([{t}, {t}])", f"torch.cat([{t}, {other}])",
-         f"torch.where({t} == 0, {other}, {t})"]))  # fmt: skip
+    return draw(
+        st.sampled_from(
+            [
+                f"{t}.clone()",
+                f"{t} * 2",
+                f"{t} + {other}",
+                f"{t}.sum(-1)",
+                f"{t}.cumsum(0)",
+                f"torch.zeros_like({t})",
+                f"torch.stack([{t}, {t}])",
+                f"torch.cat([{t}, {other}])",
+                f"torch.where({t} == 0, {other}, {t})",
+            ]
+        )
+    )
 
 
 def _reshapes(t: str) -> list[str]:
     """Writes to the shape of a tensor."""
-    return [f"{t}.unsqueeze_(0)", f"{t}.squeeze_()", f"{t}.transpose_(0, -1)", f"{t}.t_()",
-            f"{t}.swapdims_(0, -1)"]  # fmt: skip
+    return [
+        f"{t}.unsqueeze_(0)",
+        f"{t}.squeeze_()",
+        f"{t}.transpose_(0, -1)",
+        f"{t}.t_()",
+        f"{t}.swapdims_(0, -1)",
+    ]
 
 
 @st.composite
@@ -317,8 +422,11 @@ def programs(draw: st.DrawFn, batches: tuple[int, ...], longest: int) -> Draft:
     fresh_names = (f"t{i}" for i in itertools.count())
     for _ in range(count):
         t = draw(st.sampled_from(draft.names[::-1]))
-        kind = draw(st.sampled_from(["view", "view", "view", "write", "write", "write", "index",
-                                     "new", "reshape"]))  # fmt: skip
+        kind = draw(
+            st.sampled_from(
+                ["view", "view", "view", "write", "write", "write", "index", "new", "reshape"]
+            )
+        )
         if kind == "view":
             text = draw(views(draft.shape(t), draft.spaces[0][t].is_complex()))
             name = next(fresh_names)

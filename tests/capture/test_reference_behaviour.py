@@ -390,9 +390,12 @@ def test_constants_keep_the_path_of_their_module(strict: bool) -> None:
     placeholders = [n for n in ep.graph.nodes if n.op == "placeholder"]
     assert all(n.name == n.target for n in placeholders)
     assert [n.name for n in placeholders] == [
-        "p_nested_1_parameter", "p_nested_2_parameter",
-        "c_nested_1_constant", "c_nested_2_constant", "x",
-    ]  # fmt: skip
+        "p_nested_1_parameter",
+        "p_nested_2_parameter",
+        "c_nested_1_constant",
+        "c_nested_2_constant",
+        "x",
+    ]
 
 
 def test_one_constant_of_two_modules() -> None:
@@ -520,10 +523,15 @@ def test_names_of_inputs_win_over_the_names_of_state() -> None:
 
     ep = check(Model(), ({"param": r(4)}, r(4), {"beta": r(4)}, r(4)))
     assert [(s.arg.name, s.kind.name) for s in ep.graph_signature.input_specs] == [
-        ("p_param_1", "PARAMETER"), ("b_alpha_1", "BUFFER"), ("b_beta_1", "BUFFER"),
-        ("c_gamma_1", "CONSTANT_TENSOR"), ("p_param", "USER_INPUT"), ("b_alpha", "USER_INPUT"),
-        ("b_beta", "USER_INPUT"), ("c_gamma", "USER_INPUT"),
-    ]  # fmt: skip
+        ("p_param_1", "PARAMETER"),
+        ("b_alpha_1", "BUFFER"),
+        ("b_beta_1", "BUFFER"),
+        ("c_gamma_1", "CONSTANT_TENSOR"),
+        ("p_param", "USER_INPUT"),
+        ("b_alpha", "USER_INPUT"),
+        ("b_beta", "USER_INPUT"),
+        ("c_gamma", "USER_INPUT"),
+    ]
     ep = check(lambda mul, add, add_1: mul * mul + add * add_1, (r(4, 4), r(4, 4), r(4, 4)))
     assert names(ep) == ["mul", "add", "add_1", "mul_1", "mul_2", "add_2", "output"]
 

@@ -64,8 +64,11 @@ def test_the_lines_of_numbers() -> None:
     limit = next(v for k, v in trace.items() if k.startswith("sym_constrain_range"))
     assert re.search(r"in f\n.*torch.sym_constrain_range_for_size", limit)
     assert trace["sym_ite"] == ""
-    used = gp.export(lambda x: x * torch.sym_ite(x.shape[0] == 4, 2, 3), (r(4),),
-                     dynamic_shapes={"x": {0: Dim("n")}})  # fmt: skip
+    used = gp.export(
+        lambda x: x * torch.sym_ite(x.shape[0] == 4, 2, 3),
+        (r(4),),
+        dynamic_shapes={"x": {0: Dim("n")}},
+    )
     trace = {n.name: n.meta["stack_trace"] for n in calls(used)}
     assert re.search(r"in <lambda>\n.*torch.sym_ite", trace["sym_ite"])
 
@@ -249,9 +252,11 @@ def test_names_within_a_region_of_another_gradient_mode() -> None:
     def f(x: Tensor, mul: Tensor, mul_1: Tensor) -> Tensor:
         square = x * x
         y = cond(
-            square.sum() > 0, lambda x, y, z: x * y * z, lambda x, y, z: x + y + z,
+            square.sum() > 0,
+            lambda x, y, z: x * y * z,
+            lambda x, y, z: x + y + z,
             [square, mul, mul_1],
-        )  # fmt: skip
+        )
         with torch.enable_grad():
             return y * y
 
@@ -388,9 +393,16 @@ def test_a_preserved_operator_beside_one_that_cannot_be() -> None:
 
     ep = gp.export(Model(), (r(3, 3),)).run_decompositions({}, preserve_ops=(aten.linear.default,))
     assert names(ep) == [
-        "p_linear_weight", "p_linear_bias", "x", "linear", "split", "getitem", "getitem_1",
-        "getitem_2", "output",
-    ]  # fmt: skip
+        "p_linear_weight",
+        "p_linear_bias",
+        "x",
+        "linear",
+        "split",
+        "getitem",
+        "getitem_1",
+        "getitem_2",
+        "output",
+    ]
 
 
 class Convolutions(nn.Module):
@@ -411,9 +423,15 @@ def test_convolutions_stay_whole_on_request() -> None:
     model, args = Convolutions(), (r(2, 4, 5, 10), r(2, 4, 5))
     ep = check(model, args, rtol=1e-4, atol=1e-5)
     assert inputs(ep) == [
-        "p_conv_weight", "p_conv_bias", "p_conv1d_weight", "p_conv1d_bias",
-        "c_linear_weight", "c_linear_bias", "x", "y",
-    ]  # fmt: skip
+        "p_conv_weight",
+        "p_conv_bias",
+        "p_conv1d_weight",
+        "p_conv1d_bias",
+        "c_linear_weight",
+        "c_linear_bias",
+        "x",
+        "y",
+    ]
     kept = (aten.conv2d.default, aten.conv1d.default)
     whole = ep.run_decompositions(preserve_ops=(*kept, aten.linear.default))
     convolutions = ep.run_decompositions(preserve_ops=kept)
@@ -549,8 +567,9 @@ def test_training_form_becomes_functional() -> None:
     ep = gp.export(model, (torch.ones(2, 2),), training=True).run_decompositions()
     assert inputs(ep) == ["p_linear_weight", "p_linear_bias", "b_buffer", "x"]
     assert [s.kind.name for s in ep.graph_signature.output_specs] == [
-        "BUFFER_MUTATION", "USER_OUTPUT",
-    ]  # fmt: skip
+        "BUFFER_MUTATION",
+        "USER_OUTPUT",
+    ]
     assert not any(n.target is aten.add_.Tensor for n in ep.graph.nodes)
     compare(ep, model, ((r(2, 2),), {}), rtol=1e-4, atol=1e-5)
 

@@ -134,10 +134,15 @@ def test_suggested_fixes() -> None:
         return (x + 1, c + 2) if x.shape[0] <= 6 else (x - 1, c - 2)
 
     violation(
-        f, (r(5), r(4)), ({0: Dim("dim", min=3)}, None),
-        "Constraints violated (dim)!", "Not all values of dim", "satisfy the generated guard",
-        "Suggested fixes:", "dim = Dim('dim', min=3, max=6)",
-    )  # fmt: skip
+        f,
+        (r(5), r(4)),
+        ({0: Dim("dim", min=3)}, None),
+        "Constraints violated (dim)!",
+        "Not all values of dim",
+        "satisfy the generated guard",
+        "Suggested fixes:",
+        "dim = Dim('dim', min=3, max=6)",
+    )
 
 
 class Static(nn.Module):
@@ -206,14 +211,23 @@ def tail(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def test_derived_dim_basic() -> None:
     dimx = Dim("dimx", min=3, max=6)
     violation(
-        tail, (r(5), r(6)), ({0: dimx}, {0: Dim("dimy", min=4, max=7)}),
-        "Constraints violated (dimy)!", "The values of dimy",
-        "must always be related to the values of dimx by", "Suggested fixes:", "dimy = dimx + 1",
-    )  # fmt: skip
+        tail,
+        (r(5), r(6)),
+        ({0: dimx}, {0: Dim("dimy", min=4, max=7)}),
+        "Constraints violated (dimy)!",
+        "The values of dimy",
+        "must always be related to the values of dimx by",
+        "Suggested fixes:",
+        "dimy = dimx + 1",
+    )
     violation(
-        tail, (r(5), r(6)), ({0: dimx}, {0: dimx * 2}),
-        "Expected input", "size", "to be equal to 2*dimx, where dimx = 5, but got 6",
-    )  # fmt: skip
+        tail,
+        (r(5), r(6)),
+        ({0: dimx}, {0: dimx * 2}),
+        "Expected input",
+        "size",
+        "to be equal to 2*dimx, where dimx = 5, but got 6",
+    )
     spec = ({0: dimx}, {0: dimx + 1})
     ep = check(tail, (r(5), r(6)), dynamic_shapes=spec, others=[(r(4), r(5)), (r(6), r(7))])
     refuses(ep, (r(4), r(6)), "shape[0] to be equal to 5, but got 6")
@@ -231,9 +245,13 @@ def test_derived_dim_nested() -> None:
     spec = ({0: dimx}, {0: dimx * 2 - 1})
     check(both, (r(6), r(11)), dynamic_shapes=spec, others=[(r(5), r(9))])
     violation(
-        both, (r(6), r(11)), ({0: dimx + 1}, {0: dimx * 2 - 1}),
-        "Expected input", "size", "to be equal to 2*dimx - 1, where dimx = 5, but got 11",
-    )  # fmt: skip
+        both,
+        (r(6), r(11)),
+        ({0: dimx + 1}, {0: dimx * 2 - 1}),
+        "Expected input",
+        "size",
+        "to be equal to 2*dimx - 1, where dimx = 5, but got 11",
+    )
     spec = ({0: dimx + 1}, {0: dimx * 2 + 1})
     ep = check(both, (r(6), r(11)), dynamic_shapes=spec, others=[(r(5), r(9))])
     refuses(ep, (r(8), r(15)), "shape[0] to be <= 7, but got 8")
@@ -246,10 +264,12 @@ def test_derived_dim_integer() -> None:
 
     dimx = Dim("dimx", min=3, max=6)
     violation(
-        f, (r(10),), ({0: dimx * 2 + 1},),
+        f,
+        (r(10),),
+        ({0: dimx * 2 + 1},),
         "Expected shape[0] = 10 of input Tensor to be of the form 2*dimx + 1, where dimx is an "
         "integer",
-    )  # fmt: skip
+    )
     ep = check(f, (r(10),), dynamic_shapes=({0: dimx * 2},), others=[(r(8),), (r(12),)])
     refuses(ep, (r(9),), "shape[0] = 9 to be of the form 2*dimx, where dimx is an integer")
     refuses(ep, (r(14),), "shape[0] to be <= 12, but got 14")
@@ -293,11 +313,15 @@ def test_specialized_derived_dim_roots() -> None:
 
     dy = Dim("dy", min=6)
     text = violation(
-        f, (r(6, 2), r(12)), {"x": (dy - 6, 2), "y": (dy,)},
-        "Specializations unexpectedly required (dy)!", "dy - 6",
+        f,
+        (r(6, 2), r(12)),
+        {"x": (dy - 6, 2), "y": (dy,)},
+        "Specializations unexpectedly required (dy)!",
+        "dy - 6",
         "must be specialized to 6 because the guards generated for it are too complex",
-        "Suggested fixes", "dy = 12",
-    )  # fmt: skip
+        "Suggested fixes",
+        "dy = 12",
+    )
     assert "dy - 6 = 6" not in text  # no fix for what is not a root
 
 
@@ -311,10 +335,16 @@ def test_suggested_fixes_new_roots() -> None:
 
     example, (dx, dy, dz) = (r(11), r(12), r(14)), gp.dims("dx", "dy", "dz")
     violation(
-        f, example, {"x": (dx,), "y": (dy,), "z": (dz,)},
-        "Constraints violated", "Suggested fixes", "_dx = Dim('_dx', min=2, max=12)",
-        "dx = 3*_dx - 1", "dy = 3*_dx", "dz = 3*_dx + 2",
-    )  # fmt: skip
+        f,
+        example,
+        {"x": (dx,), "y": (dy,), "z": (dz,)},
+        "Constraints violated",
+        "Suggested fixes",
+        "_dx = Dim('_dx', min=2, max=12)",
+        "dx = 3*_dx - 1",
+        "dy = 3*_dx",
+        "dz = 3*_dx + 2",
+    )
     _dx = Dim("_dx", min=2, max=12)
     spec = {"x": (3 * _dx - 1,), "y": (3 * _dx,), "z": (3 * _dx + 2,)}
     check(f, example, dynamic_shapes=spec, others=[(r(5), r(6), r(8)), (r(35), r(36), r(38))])
@@ -328,10 +358,17 @@ def test_mod_constraints() -> None:
         return x.view(x.shape[0] - 1, -1)
 
     violation(
-        f, (r(3, 4),), {"x": (Dim("dim0_x", min=3), Dim("dim1_x", max=8000))},
-        "Specializations unexpectedly required", "[0] must be specialized to 3", "guards",
-        "too complex", "Suggested fixes:", "dim0_x = 3", "dim1_x = 2*_dim1_x",
-    )  # fmt: skip
+        f,
+        (r(3, 4),),
+        {"x": (Dim("dim0_x", min=3), Dim("dim1_x", max=8000))},
+        "Specializations unexpectedly required",
+        "[0] must be specialized to 3",
+        "guards",
+        "too complex",
+        "Suggested fixes:",
+        "dim0_x = 3",
+        "dim1_x = 2*_dim1_x",
+    )
     spec = {"x": (None, 2 * Dim("_dim1_x", max=4000))}
     ep = check(f, (r(3, 4),), dynamic_shapes=spec, others=[(r(3, 6),)])
     text = "shape[1] = 5 to be of the form 2*_dim1_x, where _dim1_x is an integer"
@@ -350,13 +387,25 @@ def test_forced_specializations() -> None:
         "z": [Dim("dz")],
     }
     violation(
-        f, example, spec, "Specializations unexpectedly required", "Suggested fixes:",
-        "dw0 = 3", "dw1 = 4", "dx0 = 12", "dz = dy",
-    )  # fmt: skip
+        f,
+        example,
+        spec,
+        "Specializations unexpectedly required",
+        "Suggested fixes:",
+        "dw0 = 3",
+        "dw1 = 4",
+        "dx0 = 12",
+        "dz = dy",
+    )
     text = violation(
-        f, example, spec, "Constraints violated", "Suggested fixes:", "dz = dy",
+        f,
+        example,
+        spec,
+        "Constraints violated",
+        "Suggested fixes:",
+        "dz = dy",
         guards="runtime_assert",
-    )  # fmt: skip
+    )
     assert "dw0 =" not in text and "dx0 =" not in text
 
 
@@ -397,10 +446,12 @@ def test_explicit_guards_as_runtime_asserts() -> None:
 def test_multiple_definitions_of_one_name() -> None:
     a, b = Dim("C", min=3), Dim("C", max=12)
     violation(
-        lambda x, y: x @ y, (r(10, 10), r(10, 10)), {"x": (a, b), "y": (b, a)},
+        lambda x, y: x @ y,
+        (r(10, 10), r(10, 10)),
+        {"x": (a, b), "y": (b, a)},
         "Found different definitions Dim('C', min=3) and Dim('C', max=12) for the same symbolic "
         "dimension",
-    )  # fmt: skip
+    )
 
 
 def test_dims_that_do_not_exist() -> None:

@@ -56,11 +56,14 @@ def test_a_view_through_einsum_is_written_through():
     assert_same(ours, theirs, "inputs are left differently")
 
 
-@pytest.mark.parametrize("split", [
-    lambda x: x.chunk(2, -1)[-1] + 1,
-    lambda x: x.chunk(2)[0].mul_(2),
-    lambda x: x.split(x.shape[0] // 2)[-1] + 1,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "split",
+    [
+        lambda x: x.chunk(2, -1)[-1] + 1,
+        lambda x: x.chunk(2)[0].mul_(2),
+        lambda x: x.split(x.shape[0] // 2)[-1] + 1,
+    ],
+)
 def test_pieces(split):
     module = gp.export(split, (torch.ones(6),), dynamic_shapes=({0: 2 * gp.Dim("b")},)).module()
     for size in (2, 4):

@@ -74,9 +74,10 @@ def test_halves_are_interpolated_in_float32() -> None:
 def test_a_line_of_one_step_or_none() -> None:
     x = torch.randn(5)
     core = gp.export(
-        lambda x: torch.linspace(-1.0, 3.0, x.shape[0]), (x,),
+        lambda x: torch.linspace(-1.0, 3.0, x.shape[0]),
+        (x,),
         dynamic_shapes=({0: gp.Dim("n", min=0)},),
-    ).run_decompositions()  # fmt: skip
+    ).run_decompositions()
     for n in (0, 1, 2, 5, 100):
         want = torch.linspace(-1.0, 3.0, n)
         torch.testing.assert_close(core.module()(torch.randn(n)), want)
@@ -131,9 +132,11 @@ def test_a_line_of_complex_numbers() -> None:
     def lines(x: torch.Tensor) -> list[torch.Tensor]:
         n = x.shape[0]
         return [
-            torch.linspace(1 + 2j, 3 - 1j, n), torch.linspace(2, 1j, n, dtype=torch.complex128),
-            torch.linspace(1, 3, n, dtype=torch.complex64), torch.linspace(x[0] * 1j, 2.0, n),
-        ]  # fmt: skip
+            torch.linspace(1 + 2j, 3 - 1j, n),
+            torch.linspace(2, 1j, n, dtype=torch.complex128),
+            torch.linspace(1, 3, n, dtype=torch.complex64),
+            torch.linspace(x[0] * 1j, 2.0, n),
+        ]
 
     spec = ({0: gp.Dim("n", min=1)},)
     ep = gp.export(lines, (torch.randn(5),), dynamic_shapes=spec)
@@ -144,10 +147,14 @@ def test_a_line_of_complex_numbers() -> None:
             torch.testing.assert_close(run(x), lines(x))
 
 
-@pytest.mark.parametrize("line", [
-    lambda x: torch.linspace(x, 3, x.shape[0]),
-    lambda x: torch.linspace(1j, 3, x.shape[0], dtype=torch.float32),
-], ids=["dims", "complex"])  # fmt: skip
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda x: torch.linspace(x, 3, x.shape[0]),
+        lambda x: torch.linspace(1j, 3, x.shape[0], dtype=torch.float32),
+    ],
+    ids=["dims", "complex"],
+)
 def test_lines_that_eager_refuses(line: Callable[..., Any]) -> None:
     for spec in (None, ({0: gp.Dim.AUTO},)):
         with pytest.raises(gp.errors.ExportError, match="linspace"):

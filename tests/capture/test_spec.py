@@ -111,8 +111,10 @@ WRITTEN: dict[str, tuple[Any, Any, Any, list[str]]] = {
     "dataclass, a field less": ((Point(None, T, T),), {}, {"x": [{0: n}, None]}, [A, B]),
     "dataclass of lists": ((Point([T, T], T),), {}, {"x": Point([None, {0: n}], None)}, [B, A, B]),
     "dataclasses in one": (
-        (Line(Point(T, T), Point(T, T)),), {},
-        {"x": Line({"y": {0: n}}, Point({0: n}, None))}, [B, A, A, B],
+        (Line(Point(T, T), Point(T, T)),),
+        {},
+        {"x": Line({"y": {0: n}}, Point({0: n}, None))},
+        [B, A, A, B],
     ),
     "registered class": ((Bag(T, T),), {}, {"x": [None, {0: n}]}, [B, A]),
     "*args by name": ((T, T, T, T), {}, {"rest": (None, {0: n})}, [B, B, B, A]),
@@ -121,7 +123,10 @@ WRITTEN: dict[str, tuple[Any, Any, Any, list[str]]] = {
     "**kwargs as one": ((T,), {"p": T, "q": T}, {"more": {"q": {0: n}}}, [B, B, A]),
     "**kwargs by position": ((T,), {"p": T, "q": T}, (None, None, {0: n}), [B, B, A]),
     "keywords in another order": (
-        (), {"q": T, "key": T, "x": T}, {"key": {0: n}, "q": {1: m}, "x": None}, [B, A, "4, m"],
+        (),
+        {"q": T, "key": T, "x": T},
+        {"key": {0: n}, "q": {1: m}, "x": None},
+        [B, A, "4, m"],
     ),
     "keywords by position": ((T,), {"key": T, "y": T}, (None, {0: n}, {1: m}), [B, A, "4, m"]),
     "constants": ((T, 5, "floor", None), {}, ({0: n}, None, (None, None)), [A]),
@@ -129,7 +134,7 @@ WRITTEN: dict[str, tuple[Any, Any, Any, list[str]]] = {
     "the value of a constant": ((T, 5, 2.5), {}, ({0: n}, 5, (2.5,)), [A]),
     "numbers inside": (([(1, 2), (T, T)],), {}, {"x": [(None, None), ({0: n}, None)]}, [A, B]),
     "0-d tensor": ((torch.tensor(1.0), T), {}, ((), {0: n}), ["", A]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRITTEN)
@@ -181,10 +186,11 @@ def test_unused_inputs_keep_their_dims() -> None:
 def test_both_ends_of_a_range(low: int, high: int | None, example: int) -> None:
     ends = [k for k in (low, high) if k is not None]
     ep = check(
-        lambda x: x * 2, (torch.ones(example, 2),),
+        lambda x: x * 2,
+        (torch.ones(example, 2),),
         dynamic_shapes=({0: Dim("d", min=low, max=high)},),
         others=[(torch.ones(k, 2),) for k in ends],
-    )  # fmt: skip
+    )
     if high is not None:
         with pytest.raises(RuntimeError, match=rf"to be (<=|equal to) {high}, but got {high + 1}"):
             ep.module()(torch.ones(high + 1, 2))
@@ -207,8 +213,11 @@ def test_equality_and_text_of_dims() -> None:
     assert d + 1 - 1 is d and (d + 1).root is d
     assert d != Dim("d") and d + 1 != d and d != "d"
     assert [repr(x) for x in (d, 2 * d, d - 1, (d + 2) * 3)] == [
-        "Dim('d', min=3, max=6)", "2*d", "d - 1", "3*d + 6",
-    ]  # fmt: skip
+        "Dim('d', min=3, max=6)",
+        "2*d",
+        "d - 1",
+        "3*d + 6",
+    ]
     assert ((3 * d - 1).min, (3 * d - 1).max) == (8, 17)
 
 
@@ -237,9 +246,11 @@ def test_derived(case: str) -> None:
         return tuple(torch.randn(s) for s in sizes)
 
     ep = check(
-        program, inputs(example), dynamic_shapes={"xs": [(d,) for d in dims]},
+        program,
+        inputs(example),
+        dynamic_shapes={"xs": [(d,) for d in dims]},
         others=[inputs(sizes) for sizes in others],
-    )  # fmt: skip
+    )
     assert sizes_of(ep) == [d.__name__ for d in dims]
     # Every root has an entry, and every derived dim.
     assert set(ranges_of(ep)) == {d.__name__ for d in dims} | {d.root.__name__ for d in dims}
@@ -292,8 +303,10 @@ def declared(spec: Any, *args: Any) -> Spec:
 def test_what_is_known_of_a_symbol() -> None:
     spec = declared(
         {"x": (n, Dim.AUTO), "y": (Dim.DYNAMIC, Dim.AUTO(min=1, max=64)), "rest": (Dim.DYNAMIC,)},
-        T, T, 5,
-    )  # fmt: skip
+        T,
+        T,
+        5,
+    )
     found = {
         name: (
             d.dim,
@@ -324,9 +337,11 @@ def test_hints_do_not_take_the_names_of_dims() -> None:
 @pytest.mark.parametrize("hint", [Dim.AUTO, Dim.DYNAMIC])
 def test_a_hint_with_a_range(hint: Any) -> None:
     ep = check(
-        lambda x: x + 1, (T,), dynamic_shapes={"x": {0: hint(min=1, max=8)}},
+        lambda x: x + 1,
+        (T,),
+        dynamic_shapes={"x": {0: hint(min=1, max=8)}},
         others=[(torch.ones(1, 3),), (torch.ones(8, 3),)],
-    )  # fmt: skip
+    )
     assert list(ranges_of(ep).values()) == [(1, 8)]
     with pytest.raises(RuntimeError, match="to be <= 8, but got 9"):
         ep.module()(torch.ones(9, 3))

@@ -667,8 +667,7 @@ MAKING: list[tuple[Any, str]] = [
     (lambda: n**2, LINEAR + "Dim('n') ** 2"),
     (
         lambda: n // 2,
-        LINEAR + "Dim('n') // 2\n"
-        '  fix  half = Dim("half"), and n = 2*half: name the smaller one',
+        LINEAR + "Dim('n') // 2\n  fix  half = Dim(\"half\"), and n = 2*half: name the smaller one",
     ),
     (
         lambda: 2 * Dim.AUTO,
@@ -689,7 +688,7 @@ MAKING: list[tuple[Any, str]] = [
         lambda: Dim.AUTO(max=8)(min=1),
         "Dim.AUTO(max=8) takes no range\n  fix  Dim.DYNAMIC(min=..., max=...)",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("i", range(len(MAKING)))

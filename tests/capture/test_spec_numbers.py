@@ -41,25 +41,38 @@ INTS: dict[str, tuple[Any, int, Any, Any, list[Any]]] = {
     "is a size": (lambda x, k: torch.full((k, 2), 1.5), 2, n, None, at(0, 1, 7)),
     "ends a range": (lambda x, k: torch.arange(k), 2, n, None, at(0, 1, 7)),
     "is the size of the tensor": (
-        lambda x, k: x.reshape(k, -1) + torch.arange(k)[:, None], 4, n, {0: n},
+        lambda x, k: x.reshape(k, -1) + torch.arange(k)[:, None],
+        4,
+        n,
+        {0: n},
         [(X[:2], 2), (X[:1], 1)],
     ),
     "is twice the size and one": (
-        lambda x, k: torch.cat([x, x]) + torch.ones(k - 1, 1), 9, 2 * n + 1, {0: n},
+        lambda x, k: torch.cat([x, x]) + torch.ones(k - 1, 1),
+        9,
+        2 * n + 1,
+        {0: n},
         [(X[:3], 7), (torch.randn(6, 3), 13)],
     ),
     "is derived, root in no input": (lambda x, k: x + k, 9, 2 * n + 1, None, at(1, 3, 7)),
     "is derived and negative": (
-        lambda x, k: x + k, -2, n - 6, {0: n}, [(torch.randn(7, 3), 1), (X[:0], -6)],
+        lambda x, k: x + k,
+        -2,
+        n - 6,
+        {0: n},
+        [(torch.randn(7, 3), 1), (X[:0], -6)],
     ),
     "tells the root of a size": (
-        lambda x, k: x.sum() + torch.ones(k - 3, 2), 5, n + 3, {0: 2 * n},
+        lambda x, k: x.sum() + torch.ones(k - 3, 2),
+        5,
+        n + 3,
+        {0: 2 * n},
         [(torch.randn(8, 3), 7), (X[:0], 3)],
     ),
     "takes a branch": (lambda x, k: x + 1 if k > 2 else x - 1, 4, ANY, None, at(3, 100)),
     "takes a negative branch": (lambda x, k: x + 1 if k < 0 else x - 1, -4, ANY, None, at(-1)),
     "may be automatic": (lambda x, k: x * k, 3, Dim.AUTO, None, at(-5, 0, 1)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", INTS)
@@ -70,8 +83,9 @@ def test_ints(case: str) -> None:
     node = next(p for p in ep.graph.nodes if p.name == "k")
     assert type(node.meta["val"]) is torch.SymInt
     assert [type(s.arg) for s in ep.graph_signature.input_specs] == [
-        TensorArgument, SymbolicArgument,
-    ]  # fmt: skip
+        TensorArgument,
+        SymbolicArgument,
+    ]
 
 
 FLOATS: dict[str, tuple[Any, Any, list[float]]] = {
@@ -100,10 +114,12 @@ def test_numbers_in_containers() -> None:
         return v["x"][: v["ks"][0]] * v["ks"][1] + rest[0] * scale
 
     ep = check(
-        f, ({"x": X, "ks": [2, 5]}, 7), {"scale": 0.5},
+        f,
+        ({"x": X, "ks": [2, 5]}, 7),
+        {"scale": 0.5},
         dynamic_shapes={"v": {"x": {0: m}, "ks": [n, ANY]}, "rest": (ANY,), "scale": ANY},
         others=[({"x": X, "ks": [3, -5]}, 0)],
-    )  # fmt: skip
+    )
     kinds = [type(s.arg) for s in ep.graph_signature.input_specs]
     assert kinds == [TensorArgument] + [SymbolicArgument] * 4
 
@@ -117,13 +133,17 @@ def test_the_graph_uses_the_number_that_was_passed() -> None:
 
 def test_ranges_of_numbers() -> None:
     ep = gp.export(
-        lambda x, a, b, c, d: x * a * b * c * d, (X, 3, 4, 5, 1.5),
+        lambda x, a, b, c, d: x * a * b * c * d,
+        (X, 3, 4, 5, 1.5),
         dynamic_shapes=({0: n}, ANY, ANY(min=-2, max=9), n + 1, ANY(max=2)),
-    )  # fmt: skip
+    )
     assert {str(k): (r.lower, r.upper) for k, r in ep.range_constraints.items()} == {
-        "n": (0, math.inf), "s1": (-math.inf, math.inf), "s2": (-2, 9), "n + 1": (1, math.inf),
+        "n": (0, math.inf),
+        "s1": (-math.inf, math.inf),
+        "s2": (-2, 9),
+        "n + 1": (1, math.inf),
         "s3": (-math.inf, 2),
-    }  # fmt: skip
+    }
 
 
 REFUSED: list[tuple[Any, Any, Any, str]] = [

@@ -96,8 +96,12 @@ def test_containers_of_every_kind() -> None:
     }
     for given in (spec, shapes):
         ep = gp.export(f, args, kwargs, dynamic_shapes=given)
-        assert [s for s in sizes_of(ep) if ", " in s] == [*(f"d, {k}" for k in range(1, 5)), "d, 6",
-                                                         "4, 7", "d, 5"]  # fmt: skip
+        assert [s for s in sizes_of(ep) if ", " in s] == [
+            *(f"d, {k}" for k in range(1, 5)),
+            "d, 6",
+            "4, 7",
+            "d, 5",
+        ]
 
 
 def test_one_dimension_at_a_time() -> None:
@@ -316,45 +320,53 @@ FIX = (
 )
 DIFFERENT: dict[str, tuple[Any, Any, str]] = {
     "dtype": (
-        (t(4),), (t(4).double(),),
+        (t(4),),
+        (t(4).double(),),
         "GP110 additional input 0 has dtype torch.float64 at *args[0], instead of torch.float32: "
         "only sizes can be dynamic\n" + FIX,
     ),
     "rank": (
-        ([t(4)],), ([t(4, 1)],),
+        ([t(4)],),
+        ([t(4, 1)],),
         "GP110 additional input 0 has rank 2 at *args[0][0], instead of 1: only sizes can be "
         "dynamic\n" + FIX,
     ),
     "text": (
-        (t(4), "floor"), (t(4), "trunc"),
+        (t(4), "floor"),
+        (t(4), "trunc"),
         "GP110 additional input 0 has 'trunc' at *args[1], instead of 'floor': a str is a constant "
         "of the program and cannot be dynamic\n" + FIX,
     ),
     "bool": (
-        (t(4), True), (t(4), False),
+        (t(4), True),
+        (t(4), False),
         "GP110 additional input 0 has False at *args[1], instead of True: a bool is a constant of "
         "the program and cannot be dynamic\n" + FIX,
     ),
     "type": (
-        (t(4), 1), (t(4), 1.0),
+        (t(4), 1),
+        (t(4), 1.0),
         "GP110 additional input 0 has a float at *args[1], instead of a int\n" + FIX,
     ),
     "None": (
-        (t(4), None), (t(4), t(4)),
+        (t(4), None),
+        (t(4), t(4)),
         "GP110 additional input 0 has a Tensor at *args[1], instead of a NoneType\n" + FIX,
     ),
     "*args": (
-        (t(4), 1, "a"), (t(4), 1, "b"),
+        (t(4), 1, "a"),
+        (t(4), 1, "b"),
         "GP110 additional input 0 has 'b' at *args[2], instead of 'a': a str is a constant of the "
         "program and cannot be dynamic\n" + FIX,
     ),
     "arguments": (
-        (t(4),), (t(4), 1),
+        (t(4),),
+        (t(4), 1),
         "GP110 additional input 0 has the arguments x, y, instead of x\n"
         "  at   AdditionalInputs, example 0\n"
         "  fix  examples with the same arguments and the same containers",
     ),
-}  # fmt: skip
+}
 
 
 def anything(x: Any, y: Any = None, *rest: Any) -> torch.Tensor:

@@ -97,8 +97,11 @@ def test_shared_tensors_have_one_input_and_all_their_names():
 
     ep = check(Model(), (torch.tensor([0, 3]),))
     assert [n for n, _, _ in inputs_of(ep)] == [
-        "p_embed_weight", "p_block_weight", "p_block_bias", "i",
-    ]  # fmt: skip
+        "p_embed_weight",
+        "p_block_weight",
+        "p_block_bias",
+        "i",
+    ]
     assert {"head.weight", "again.weight", "again.bias"} <= set(ep.state_dict)
     module = ep.module()
     assert module.head.weight is module.embed.weight
@@ -212,13 +215,26 @@ class Restless(nn.Module):
 def picture(model: Restless) -> list:
     """Everything that can be compared, by identity where that is what must stay."""
     return [
-        model.number, list(model.items), copy.deepcopy(model.table), list(model.order.items()),
-        dict(model.counts), list(model.recent), set(model.names), id(model.tensor),
-        model.memory.steps, list(model.memory.seen), sorted(vars(model)), sorted(vars(model.child)),
-        model.child.training, len(model.child._forward_hooks), id(model.child.weight),
-        [p.requires_grad for p in model.parameters()], model.training,
-        torch.get_rng_state().tolist(), torch.is_grad_enabled(),
-    ]  # fmt: skip
+        model.number,
+        list(model.items),
+        copy.deepcopy(model.table),
+        list(model.order.items()),
+        dict(model.counts),
+        list(model.recent),
+        set(model.names),
+        id(model.tensor),
+        model.memory.steps,
+        list(model.memory.seen),
+        sorted(vars(model)),
+        sorted(vars(model.child)),
+        model.child.training,
+        len(model.child._forward_hooks),
+        id(model.child.weight),
+        [p.requires_grad for p in model.parameters()],
+        model.training,
+        torch.get_rng_state().tolist(),
+        torch.is_grad_enabled(),
+    ]
 
 
 def test_the_model_is_as_it_was():

@@ -122,12 +122,21 @@ def closed_over() -> Any:
 
 
 LEAKS = {
-    Attribute: "self.cache", Nested: "self.store", Global: "LAST", Listed: "HISTORY",
-    OfClass: "OfClass.last", OfSettings: "self.settings", Inherited: "LAST", closed_over: "last",
-}  # fmt: skip
+    Attribute: "self.cache",
+    Nested: "self.store",
+    Global: "LAST",
+    Listed: "HISTORY",
+    OfClass: "OfClass.last",
+    OfSettings: "self.settings",
+    Inherited: "LAST",
+    closed_over: "last",
+}
 STATE = {
-    Counter: "self.step", Ring: "self.seen", Forgetful: "self.first", InBranch: "self.step",
-}  # fmt: skip
+    Counter: "self.step",
+    Ring: "self.seen",
+    Forgetful: "self.first",
+    InBranch: "self.step",
+}
 SPEC = {"x": {0: Dim("n")}}
 
 

@@ -74,9 +74,14 @@ def test_layers_stay_as_written_and_train() -> None:
     ep.validate()
     assert ep.dialect == "TRAINING"
     assert names(ep) == [
-        "aten.conv2d.default", "aten.add_.Tensor", "aten.batch_norm.default", "aten.relu_.default",
-        "aten.dropout.default", "aten.mean.dim", "aten.linear.default",
-    ]  # fmt: skip
+        "aten.conv2d.default",
+        "aten.add_.Tensor",
+        "aten.batch_norm.default",
+        "aten.relu_.default",
+        "aten.dropout.default",
+        "aten.mean.dim",
+        "aten.linear.default",
+    ]
     train_alike(ep, model, [(torch.randn(n, 3, 6, 6),) for n in (2, 3, 5)])
 
 
@@ -435,8 +440,10 @@ def _gaps() -> torch.Tensor:
 
 
 _LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
-    "gaps": _gaps, "rows": lambda: torch.ones(3, 4), "columns": lambda: torch.ones(4, 3).T,
-}  # fmt: skip
+    "gaps": _gaps,
+    "rows": lambda: torch.ones(3, 4),
+    "columns": lambda: torch.ones(4, 3).T,
+}
 _WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "flatten": lambda x: x.flatten().mul_(10),
     "a part": lambda x: x.reshape(-1)[1:].mul_(10),

@@ -119,11 +119,16 @@ def test_doctor(run: Runner) -> None:
 @pytest.mark.parametrize(
     ("version", "wanted", "fits"),
     [
-        ("2.13.0+cpu", ">=2.9,<2.14", True), ("2.14.0", ">=2.9,<2.14", False),
-        ("2.8.1", ">=2.9", False), ("2.10", ">=2.9", True), ("1.0.0rc1", "==1.0", True),
-        ("1.0", "!=1.0.0", False), (None, "", False), ("1", "", True),
+        ("2.13.0+cpu", ">=2.9,<2.14", True),
+        ("2.14.0", ">=2.9,<2.14", False),
+        ("2.8.1", ">=2.9", False),
+        ("2.10", ">=2.9", True),
+        ("1.0.0rc1", "==1.0", True),
+        ("1.0", "!=1.0.0", False),
+        (None, "", False),
+        ("1", "", True),
     ],
-)  # fmt: skip
+)
 def test_ranges_of_versions(version: str | None, wanted: str, fits: bool) -> None:
     assert doctor.is_satisfied(version, wanted) is fits
 

@@ -64,10 +64,12 @@ def test_specs_follow_the_inputs() -> None:
         (["some advice"], []),
         (
             ["_dx = Dim('_dx', min=1, max=12)", "dx = 3*_dx - 1", "dy = 3*_dx"],
-            ["--dynamic with 3*_dx - 1 in place of dx, where _dx is _dx[1..12]",
-             "--dynamic with 3*_dx in place of dy"],
+            [
+                "--dynamic with 3*_dx - 1 in place of dx, where _dx is _dx[1..12]",
+                "--dynamic with 3*_dx in place of dy",
+            ],
         ),
     ],
-)  # fmt: skip
+)
 def test_fixes_in_the_spelling_of_the_option(fixes: list[str], said: list[str]) -> None:
     assert translate_fixes(fixes) == said

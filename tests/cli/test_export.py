@@ -27,10 +27,14 @@ def shapes(path: str) -> dict[str, list[str | int]]:
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
-        ("models.py:build", 2), ("models:build", 2), ("models.py:Mlp", 5), ("models.py:bare", 5),
-        ("models.py:instance", 5), ("models:complete", "rows"),
+        ("models.py:build", 2),
+        ("models:build", 2),
+        ("models.py:Mlp", 5),
+        ("models.py:bare", 5),
+        ("models.py:instance", 5),
+        ("models:complete", "rows"),
     ],
-)  # fmt: skip
+)
 def test_models_by_name(run: Runner, name: str, rows: int | str) -> None:
     done = run("export", name, "-o", "m.onnx")
     assert done.code == 0, done.err
@@ -40,8 +44,16 @@ def test_models_by_name(run: Runner, name: str, rows: int | str) -> None:
 
 
 def test_a_function_of_tensors_is_exported_itself(run: Runner) -> None:
-    done = run("export", "models.py:add", "-o", "m.onnx", "--inputs", "inputs_for_add",
-               "--dynamic", "a:0=n")  # fmt: skip
+    done = run(
+        "export",
+        "models.py:add",
+        "-o",
+        "m.onnx",
+        "--inputs",
+        "inputs_for_add",
+        "--dynamic",
+        "a:0=n",
+    )
     assert done.code == 0, done.err
     assert shapes("m.onnx") == {"a": ["n", 2], "b": [2]}
 
@@ -60,9 +72,16 @@ def test_a_saved_program(run: Runner) -> None:
 
 def test_written_inputs_and_sizes(run: Runner) -> None:
     done = run(
-        "export", "models.py:Mlp", "-o", "m.onnx", "--input", "x=f32[3, 5, 8]",
-        "--dynamic", "x:0=batch[1..64],-2=2*half+1", "--json",
-    )  # fmt: skip
+        "export",
+        "models.py:Mlp",
+        "-o",
+        "m.onnx",
+        "--input",
+        "x=f32[3, 5, 8]",
+        "--dynamic",
+        "x:0=batch[1..64],-2=2*half+1",
+        "--json",
+    )
     assert done.code == 0, done.err
     assert shapes("m.onnx") == {"x": ["batch", "2*half + 1", 8]}
     sizes = {s["name"]: (s["least"], s["most"]) for s in done.data["sizes"]}
@@ -71,8 +90,18 @@ def test_written_inputs_and_sizes(run: Runner) -> None:
 
 
 def test_inputs_within_containers(run: Runner) -> None:
-    done = run("export", "models.py:pair", "-o", "m.onnx", "--dynamic", "pair.left:0=n",
-               "--dynamic", "pair.right:0=n", "--dynamic", "scale=dynamic")  # fmt: skip
+    done = run(
+        "export",
+        "models.py:pair",
+        "-o",
+        "m.onnx",
+        "--dynamic",
+        "pair.left:0=n",
+        "--dynamic",
+        "pair.right:0=n",
+        "--dynamic",
+        "scale=dynamic",
+    )
     assert done.code == 0, done.err
     assert shapes("m.onnx") == {"pair_left": ["n", 3], "pair_right": ["n", 3], "scale": []}
 
@@ -98,9 +127,19 @@ def test_the_model_is_in_evaluation_mode(run: Runner) -> None:
 
 def test_external_data_and_opset_and_target(run: Runner) -> None:
     done = run(
-        "export", "models.py:wide", "-o", "m.onnx", "--external-data", "--opset", "20",
-        "--target", "ort", "--json", "--input", "input=f32[2,64]",
-    )  # fmt: skip
+        "export",
+        "models.py:wide",
+        "-o",
+        "m.onnx",
+        "--external-data",
+        "--opset",
+        "20",
+        "--target",
+        "ort",
+        "--json",
+        "--input",
+        "input=f32[2,64]",
+    )
     assert done.code == 0, done.err
     (data,) = Path().glob("m.onnx.*.data")
     assert data.stat().st_size >= 64 * 64 * 4
@@ -109,8 +148,18 @@ def test_external_data_and_opset_and_target(run: Runner) -> None:
 
 
 def test_json_and_report(run: Runner) -> None:
-    done = run("export", "models.py:build", "-o", "m.onnx", "--dynamic", "x:0=batch[1..64]",
-               "--verify", "--report", "report.html", "--json")  # fmt: skip
+    done = run(
+        "export",
+        "models.py:build",
+        "-o",
+        "m.onnx",
+        "--dynamic",
+        "x:0=batch[1..64]",
+        "--verify",
+        "--report",
+        "report.html",
+        "--json",
+    )
     assert done.code == 0, done.err
     assert not done.err
     data = done.data
@@ -166,7 +215,7 @@ def test_json_and_report(run: Runner) -> None:
         (["models.py:build", "--report", "no/report.md"], "there is no folder no"),
         (["models.py:build", "--report", "report.pdf"], "the form of the report"),
     ],
-)  # fmt: skip
+)
 def test_bad_usage(run: Runner, argv: list[str], says: str) -> None:
     done = run("export", *argv, "-o", "m.onnx")
     assert done.code == 2, done.err
@@ -178,14 +227,19 @@ def test_bad_usage(run: Runner, argv: list[str], says: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["models.py:broken"], "GP150 models.py:broken raised ValueError: no weights today\n"
-         "  at   models.py:73 in broken"),
+        (
+            ["models.py:broken"],
+            "GP150 models.py:broken raised ValueError: no weights today\n"
+            "  at   models.py:73 in broken",
+        ),
         (["models.py:forward_fails", "--input", "x=f32[2]"], "GP150"),
-        (["models.py:needs_two", "--input", "x=f32[9]", "--dynamic", "x:0=n"],
-         "Suggested fixes:\n  --dynamic with n[5..] in place of n"),
+        (
+            ["models.py:needs_two", "--input", "x=f32[9]", "--dynamic", "x:0=n"],
+            "Suggested fixes:\n  --dynamic with n[5..] in place of n",
+        ),
         (["models.py:unsupported", "--input", "x=f32[2,2]"], "GP201 no ONNX lowering for"),
     ],
-)  # fmt: skip
+)
 def test_failures_are_told_without_a_traceback(run: Runner, argv: list[str], says: str) -> None:
     done = run("export", *argv, "-o", "m.onnx")
     assert done.code == 1, done.err

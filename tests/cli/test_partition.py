@@ -46,8 +46,11 @@ def test_modes(run: Runner, program: str, mode: str) -> None:
     data = done.data
     assert (data["value_sec"] is None) is (mode == "size_based")
     assert sorted(n for p in data["partitions"] for n in p["nodes"]) == [
-        "linear", "linear_1", "linear_2", "linear_3",
-    ]  # fmt: skip
+        "linear",
+        "linear_1",
+        "linear_2",
+        "linear_3",
+    ]
     room = {d["logical_id"]: d["available_mem_bytes"] for d in data["devices"]}
     assert room == {0: 40_000, 1: 30_000, 2: 30_000}
     done_before: set[int] = set()
@@ -128,8 +131,9 @@ def test_wrong_files_of_devices(run: Runner, program: str, text: str, said: str)
 def test_an_example_that_cannot_be_run(run: Runner, program: str) -> None:
     (run.folder / "table.py").write_text("import torch\nmodel = torch.nn.Embedding(10, 4)\n")
     (run.folder / "gpus.toml").write_text('[[devices]]\nmemory = "1 GB"\ncount = 2\n')
-    done = run("partition", "table.py:model", "--devices", "gpus.toml",
-               "--input", "input=i64[2](50..99)")  # fmt: skip
+    done = run(
+        "partition", "table.py:model", "--devices", "gpus.toml", "--input", "input=i64[2](50..99)"
+    )
     assert done.code == 1
     assert done.err.startswith("GP150 the program cannot be run on its example: IndexError: index")
 
@@ -160,6 +164,8 @@ def test_devices_are_numbered(tmp_path: Path) -> None:
     (tmp_path / "d.toml").write_text(DEVICES)
     fleet = read_devices(tmp_path / "d.toml")
     assert [(d.name, d.logical_id) for d in fleet.devices] == [
-        ("big", 0), ("small0", 1), ("small1", 2),
-    ]  # fmt: skip
+        ("big", 0),
+        ("small0", 1),
+        ("small1", 2),
+    ]
     assert fleet.transfer == 1e9

@@ -119,8 +119,9 @@ def test_sizes_of_a_file_with_names_of_its_own(run: Runner) -> None:
     gp.onnx.export(torch.nn.ReLU(), (x,), dynamic_shapes=({0: rows},), input_names=["left"]).save(
         "relu.onnx"
     )
-    done = run("verify", "relu.onnx", "--against", "torch.nn:ReLU", "--input", "input=f32[3,4]",
-               "--json")  # fmt: skip
+    done = run(
+        "verify", "relu.onnx", "--against", "torch.nn:ReLU", "--input", "input=f32[3,4]", "--json"
+    )
     assert done.code == 0, done.err
     tried = [sizes["rows"] for sizes in done.data["verification"]["sizes_tried"]]
     assert len(set(tried)) > 2 and all(2 <= n <= 9 for n in tried)
@@ -128,8 +129,16 @@ def test_sizes_of_a_file_with_names_of_its_own(run: Runner) -> None:
 
 def test_fixes_are_spelled_as_options(run: Runner) -> None:
     assert run("export", "models.py:needs_two", "-o", "m.onnx", "--input", "x=f32[9]").code == 0
-    done = run("verify", "m.onnx", "--against", "models.py:needs_two", "--input", "x=f32[9]",
-               "--dynamic", "x:0=n")  # fmt: skip
+    done = run(
+        "verify",
+        "m.onnx",
+        "--against",
+        "models.py:needs_two",
+        "--input",
+        "x=f32[9]",
+        "--dynamic",
+        "x:0=n",
+    )
     assert done.code == 1
     assert "Suggested fixes:\n  --dynamic with n[5..] in place of n" in done.err
 
@@ -230,11 +239,22 @@ def test_external_weights_are_compared(exported: Runner) -> None:
     ("name", "given"),
     [
         ("table", ["--input", "input=i64[2,6](0..4)", "--dynamic", "input:0=batch,1=length[1..9]"]),
-        ("Both", ["--input", "x=f32[2,6]", "--input", "y=f32[6,3]",
-                  "--dynamic", "x:0=rows,1=inner[2..]", "--dynamic", "y:0=inner"]),
+        (
+            "Both",
+            [
+                "--input",
+                "x=f32[2,6]",
+                "--input",
+                "y=f32[6,3]",
+                "--dynamic",
+                "x:0=rows,1=inner[2..]",
+                "--dynamic",
+                "y:0=inner",
+            ],
+        ),
         ("pooled", ["--input", "x=f32[2,3,8]", "--dynamic", "x:2=4*quarter[1..7]"]),
     ],
-)  # fmt: skip
+)
 def test_inputs_come_from_the_file(unseeded: Runner, name: str, given: list[str]) -> None:
     assert unseeded("export", f"unseeded.py:{name}", "-o", "m.onnx", *given).code == 0
     done = unseeded("verify", "m.onnx", "--against", f"unseeded.py:{name}", "--json")

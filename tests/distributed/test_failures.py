@@ -45,9 +45,13 @@ def slow(*row: Any) -> Any:
 
 def launched(how: str, **options: Any) -> gp.partition.Pipeline:
     return gp.partition.launch(
-        failing.program(how), 2, stages=["second"], micro_batches=4,
-        imports=["tests.distributed.failing"], **options,
-    )  # fmt: skip
+        failing.program(how),
+        2,
+        stages=["second"],
+        micro_batches=4,
+        imports=["tests.distributed.failing"],
+        **options,
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,8 +143,9 @@ def listening(pids: Iterable[int]) -> list[str]:
     ):
         path = Path(f"/proc/net/{table}")
         rows = [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
-        found += [f"{table} {r[column]}" for r in rows
-                  if f"socket:[{r[column]}]" in own and is_open(r)]  # fmt: skip
+        found += [
+            f"{table} {r[column]}" for r in rows if f"socket:[{r[column]}]" in own and is_open(r)
+        ]
     return found
 
 
@@ -183,8 +188,10 @@ def test_a_parent_that_is_killed_at_any_moment_leaves_nothing(moment: int, tmp_p
     environment = {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT.replace("pipe =", "print('go', flush=True); pipe =")],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
     try:
         assert parent.stdout is not None and parent.stdout.readline() == b"go\n"
         sleep(moment * moment * 0.05)
@@ -213,9 +220,11 @@ def test_the_end_of_the_parent_is_the_end_of_all(number: int, tmp_path: Path) ->
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     environment = {**os.environ, "PYTHONPATH": paths, "TMPDIR": str(tmp_path)}
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        [sys.executable, "-c", PARENT],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         env=environment,
-    )  # fmt: skip
+    )
     try:
         assert parent.stdout is not None and parent.stdout.readline() == b"ready\n"
         sleep(0.5)

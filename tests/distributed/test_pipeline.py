@@ -51,9 +51,11 @@ class Mixed(nn.Module):
         bits, half, count = x > 0, x.bfloat16(), x.shape[0] * 2
         index, none, total = y[0] + 1, x[:, :0], y[1].sum()
         return {
-            "where": torch.where(bits, half, 0), "sum": index.reshape(-1)[:3] * total,
-            "none": none + 1, "n": count,
-        }  # fmt: skip
+            "where": torch.where(bits, half, 0),
+            "sum": index.reshape(-1)[:3] * total,
+            "none": none + 1,
+            "n": count,
+        }
 
 
 @pytest.mark.slow
@@ -90,8 +92,11 @@ def test_a_process_maps_the_weights_of_its_stage_only() -> None:
         x = torch.randn(1, 4096)
         close(pipe.run(x), model(x), rtol=1e-4, atol=1e-4)
         for pid in children():
-            mapped = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
-                      if line.endswith("(deleted)")]  # fmt: skip
+            mapped = [
+                line
+                for line in Path(f"/proc/{pid}/maps").read_text().splitlines()
+                if line.endswith("(deleted)")
+            ]
             sizes = [int(b, 16) - int(a, 16) for a, b in (m.split()[0].split("-") for m in mapped)]
             assert 64 << 20 <= sum(sizes) < 80 << 20
     assert none_left()
@@ -157,9 +162,12 @@ def torchrun(folder: Path, script: str, *args: str, seconds: float = 200) -> Any
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     return subprocess.run(
-        [*command, "2", str(path), *args], capture_output=True, text=True, timeout=seconds,
+        [*command, "2", str(path), *args],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow

@@ -18,9 +18,19 @@ from graphport.partition.pipelines.sockets import SocketGroup
 from graphport.partition.pipelines.wire import Channel, Message
 
 DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.bool,
-    torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float8_e4m3fn,
-]  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.bool,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float8_e4m3fn,
+]
 
 
 @pytest.fixture(scope="module", params=["gloo", "sockets"])
@@ -63,8 +73,11 @@ def passed_on(ends: tuple[Channel, Channel], **values: Any) -> dict[str, Any]:
     ends[0].send(1, 7, Message("values", 3, values, {"said": "this"}))
     got = ends[1].receive(0, 7)
     assert (got.kind, got.step, got.note, list(got.values)) == (
-        "values", 3, {"said": "this"}, list(values),
-    )  # fmt: skip
+        "values",
+        3,
+        {"said": "this"},
+        list(values),
+    )
     return dict(got.values)
 
 
@@ -91,10 +104,13 @@ def test_layouts(ends: tuple[Channel, Channel]) -> None:
     """The order of the dims in memory arrives, gaps do not."""
     image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     tensors = {
-        "image": image, "turned": torch.randn(3, 4).T, "part": torch.randn(4, 6)[:, ::2],
-        "expanded": torch.randn(3, 1).expand(3, 4), "grad": torch.randn(2, requires_grad=True),
+        "image": image,
+        "turned": torch.randn(3, 4).T,
+        "part": torch.randn(4, 6)[:, ::2],
+        "expanded": torch.randn(3, 1).expand(3, 4),
+        "grad": torch.randn(2, requires_grad=True),
         "conj": torch.randn(3, dtype=torch.cfloat).conj(),
-    }  # fmt: skip
+    }
     got = passed_on(ends, **tensors)
     for name, sent in tensors.items():
         torch.testing.assert_close(got[name], sent.detach(), rtol=0, atol=0)

@@ -30,10 +30,13 @@ from tests.fuzz.program import STATE, Program, Sizes, points
 
 # Relative and absolute. Kernels of ONNX Runtime add in another order, and approximate.
 CLOSE = {
-    torch.float64: (1e-7, 1e-8), torch.complex128: (1e-7, 1e-8),
-    torch.float32: (1e-4, 2e-5), torch.complex64: (1e-4, 2e-5),
-    torch.float16: (1e-2, 1e-2), torch.bfloat16: (5e-2, 5e-2),
-}  # fmt: skip
+    torch.float64: (1e-7, 1e-8),
+    torch.complex128: (1e-7, 1e-8),
+    torch.float32: (1e-4, 2e-5),
+    torch.complex64: (1e-4, 2e-5),
+    torch.float16: (1e-2, 1e-2),
+    torch.bfloat16: (5e-2, 5e-2),
+}
 
 CHECKS = re.compile(
     r"Expected input|Runtime assertion failed|Invalid value range|Guard failed|GP\d\d\d"
@@ -571,9 +574,18 @@ def like(t: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
     return torch.view_as_complex(pairs) if t.is_complex() else pairs
 
 
-_WORDS = {"Mod": lambda a, b: a % b, "min": min, "max": max, "Min": min, "Max": max,
-          "Eq": lambda a, b: a == b, "Ne": lambda a, b: a != b, "FloorDiv": lambda a, b: a // b,
-          "ceil": math.ceil, "floor": math.floor}  # fmt: skip
+_WORDS = {
+    "Mod": lambda a, b: a % b,
+    "min": min,
+    "max": max,
+    "Min": min,
+    "Max": max,
+    "Eq": lambda a, b: a == b,
+    "Ne": lambda a, b: a != b,
+    "FloorDiv": lambda a, b: a // b,
+    "ceil": math.ceil,
+    "floor": math.floor,
+}
 
 
 def value_of(text: str, sizes: dict[str, int]) -> Any:

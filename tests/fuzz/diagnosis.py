@@ -19,11 +19,34 @@ aten = torch.ops.aten
 ROUNDING = {torch.float16: 1.0, torch.bfloat16: 1.0, torch.float32: 8.0, torch.float64: 8.0}
 """By how many last places a kernel may be off."""
 
-_CHOICES = {"sort", "argsort", "topk", "max", "min", "argmax", "argmin", "median", "nanmedian",
-            "kthvalue", "mode", "cummax", "cummin", "aminmax", "max_pool2d_with_indices",
-            "unique_dim", "_unique2"}  # fmt: skip
-_PLACES = {"index_put", "index_put_", "_index_put_impl_", "index_copy", "index_copy_",
-           "scatter", "scatter_"}  # fmt: skip
+_CHOICES = {
+    "sort",
+    "argsort",
+    "topk",
+    "max",
+    "min",
+    "argmax",
+    "argmin",
+    "median",
+    "nanmedian",
+    "kthvalue",
+    "mode",
+    "cummax",
+    "cummin",
+    "aminmax",
+    "max_pool2d_with_indices",
+    "unique_dim",
+    "_unique2",
+}
+_PLACES = {
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "index_copy",
+    "index_copy_",
+    "scatter",
+    "scatter_",
+}
 _INDEXED = {
     "index",
     "index_add",

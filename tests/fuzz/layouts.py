@@ -25,8 +25,12 @@ VALUES = {
     "bool": "torch.rand({0}, generator=g) > 0.5",
     "complex64": "torch.view_as_complex(torch.rand({0}, 2, generator=g) * 2 - 1)",
 }
-DTYPES = ["float32"] * 12 + ["float64"] * 2 + ["int64"] * 3 + ["float16", "bfloat16", "int32",
-          "int8", "uint8", "bool", "bool", "complex64"]  # fmt: skip
+DTYPES = (
+    ["float32"] * 12
+    + ["float64"] * 2
+    + ["int64"] * 3
+    + ["float16", "bfloat16", "int32", "int8", "uint8", "bool", "bool", "complex64"]
+)
 
 
 @dataclass(frozen=True)
@@ -103,10 +107,14 @@ def _overlapping(rng: random.Random, dtype: str, dims: tuple[str, ...]) -> str |
 
 
 LAYOUTS: dict[str, tuple[Layout, int]] = {
-    "contiguous": (_contiguous, 12), "transposed": (_transposed, 4),
-    "channels last": (_channels_last, 3), "stepped": (_stepped, 2), "offset": (_offset, 2),
-    "expanded": (_expanded, 2), "overlapping": (_overlapping, 1),
-}  # fmt: skip
+    "contiguous": (_contiguous, 12),
+    "transposed": (_transposed, 4),
+    "channels last": (_channels_last, 3),
+    "stepped": (_stepped, 2),
+    "offset": (_offset, 2),
+    "expanded": (_expanded, 2),
+    "overlapping": (_overlapping, 1),
+}
 
 
 def draw_input(rng: random.Random, name: str, dims: tuple[str, ...], dtype: str) -> Input:
@@ -164,8 +172,12 @@ def _each(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Inputs], 
 
 
 def _pairs(inputs: Inputs) -> list[tuple[int, int]]:
-    return [(i, j) for j, y in enumerate(inputs) for i, x in enumerate(inputs[:j])
-            if x.dtype is y.dtype and x.shape == y.shape]  # fmt: skip
+    return [
+        (i, j)
+        for j, y in enumerate(inputs)
+        for i, x in enumerate(inputs[:j])
+        if x.dtype is y.dtype and x.shape == y.shape
+    ]
 
 
 def _one_for_two(inputs: Inputs) -> Inputs | None:
@@ -200,7 +212,11 @@ def _part_of_another(inputs: Inputs) -> Inputs | None:
 
 
 ANEW: dict[str, Callable[[Inputs], Inputs | None]] = {
-    "in order": _each(in_order), "reversed": _each(reversed_order),
-    "every other": _each(every_other), "offset": _each(offset), "one for two": _one_for_two,
-    "overlapping slices": _overlapping_slices, "part of another": _part_of_another,
-}  # fmt: skip
+    "in order": _each(in_order),
+    "reversed": _each(reversed_order),
+    "every other": _each(every_other),
+    "offset": _each(offset),
+    "one for two": _one_for_two,
+    "overlapping slices": _overlapping_slices,
+    "part of another": _part_of_another,
+}

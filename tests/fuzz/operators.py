@@ -720,13 +720,21 @@ def rows(table: str) -> list[str]:
 
 # How often a statement comes from a table: the first are expressions, whose value gets a name.
 EXPRESSIONS = {
-    "pointwise": (rows(POINTWISE), 24), "reduce": (rows(REDUCE), 14), "matmul": (rows(MATMUL), 6),
-    "spatial": (rows(SPATIAL), 6), "shape": (rows(SHAPE), 10), "views": (rows(VIEWS), 23),
+    "pointwise": (rows(POINTWISE), 24),
+    "reduce": (rows(REDUCE), 14),
+    "matmul": (rows(MATMUL), 6),
+    "spatial": (rows(SPATIAL), 6),
+    "shape": (rows(SHAPE), 10),
+    "views": (rows(VIEWS), 23),
     "strided": (rows(STRIDED), 1),
-    "complex": (rows(COMPLEX), 3), "index": (rows(INDEX), 10), "factory": (rows(FACTORY), 8),
-}  # fmt: skip
+    "complex": (rows(COMPLEX), 3),
+    "index": (rows(INDEX), 10),
+    "factory": (rows(FACTORY), 8),
+}
 OTHERS = {
-    "writes": (rows(WRITES), 21), "strided writes": (rows(STRIDED_WRITES), 1),
-    "statements": (rows(STATEMENTS), 10), "data": (rows(DATA), 4),
-}  # fmt: skip
+    "writes": (rows(WRITES), 21),
+    "strided writes": (rows(STRIDED_WRITES), 1),
+    "statements": (rows(STATEMENTS), 10),
+    "data": (rows(DATA), 4),
+}
 SIZE_ROWS, CONDITION_ROWS = rows(SIZES), rows(CONDITIONS)

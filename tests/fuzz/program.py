@@ -63,8 +63,17 @@ import torch.nn.functional as F
 from torch import nn
 import graphport as gp
 """
-FAILURES = (RuntimeError, IndexError, ValueError, TypeError, ZeroDivisionError, OverflowError,
-            NotImplementedError, UserWarning, AssertionError)  # fmt: skip
+FAILURES = (
+    RuntimeError,
+    IndexError,
+    ValueError,
+    TypeError,
+    ZeroDivisionError,
+    OverflowError,
+    NotImplementedError,
+    UserWarning,
+    AssertionError,
+)
 """What eager may raise at a size or a dtype that a statement does not bear."""
 
 Sizes = dict[str, int]
@@ -172,12 +181,13 @@ _KINDS = {
     "complex": lambda t: t.is_complex(),
 }
 _NUMBERS = {
-    "number": ["0.5", "2", "-1.5", "3", "0.25", "-1", "1"], "k": ["1", "2", "2", "3"],
+    "number": ["0.5", "2", "-1.5", "3", "0.25", "-1", "1"],
+    "k": ["1", "2", "2", "3"],
     "pad": ["0", "1", "1", "2"],
-    "dtype": ["torch.float32"] * 3 + ["torch.float64", "torch.int64", "torch.int32", "torch.bool",
-              "torch.float16", "torch.int8"],
+    "dtype": ["torch.float32"] * 3
+    + ["torch.float64", "torch.int64", "torch.int32", "torch.bool", "torch.float16", "torch.int8"],
     "fdtype": ["torch.float32", "torch.float64", "torch.float16", "torch.bfloat16"],
-}  # fmt: skip
+}
 
 
 class NothingFits(Exception):
@@ -286,8 +296,12 @@ class Draft:
         return str(self.rng.choice(others))
 
     def _alike(self, x: str) -> list[str]:
-        return [n for n in self.names if self._everywhere(n, x, lambda a, b: a.shape == b.shape)
-                and self.example[n].dtype is self.example[x].dtype]  # fmt: skip
+        return [
+            n
+            for n in self.names
+            if self._everywhere(n, x, lambda a, b: a.shape == b.shape)
+            and self.example[n].dtype is self.example[x].dtype
+        ]
 
     def _everywhere(self, n: str, x: str, holds: Any) -> bool:
         return all(holds(s[n], s[x]) for s in self.spaces if s is not None)
@@ -303,21 +317,31 @@ class Draft:
         if self.rng.random() < 0.25:
             return self.rng.choice(_NUMBERS["number"])
         numeric = _KINDS["num"]
-        fits = [n for n in self.names if numeric(self.example[n])
-                and self._everywhere(n, x, _broadcasts)]  # fmt: skip
+        fits = [
+            n
+            for n in self.names
+            if numeric(self.example[n]) and self._everywhere(n, x, _broadcasts)
+        ]
         return self._choose(fits) if fits else "2"
 
     def _into(self, x: str) -> str:
         if self.rng.random() < 0.3:
             return self.rng.choice(["1", "2", "3"])
         dtype = self.example[x].dtype
-        fits = [n for n in self.names if torch.can_cast(self.example[n].dtype, dtype)
-                and self._everywhere(n, x, _goes_into)]  # fmt: skip
+        fits = [
+            n
+            for n in self.names
+            if torch.can_cast(self.example[n].dtype, dtype) and self._everywhere(n, x, _goes_into)
+        ]
         return self._choose(fits) if fits else f"torch.ones_like({x})"
 
     def _mask(self, x: str) -> str:
-        bools = [n for n in self.names if self.example[n].dtype is torch.bool
-                 and self._everywhere(n, x, lambda a, b: a.shape == b.shape)]  # fmt: skip
+        bools = [
+            n
+            for n in self.names
+            if self.example[n].dtype is torch.bool
+            and self._everywhere(n, x, lambda a, b: a.shape == b.shape)
+        ]
         if bools and self.rng.random() < 0.6:
             return self._choose(bools)
         return x if self.example[x].dtype is torch.bool else f"({x} > 0)"
@@ -432,9 +456,11 @@ def _sizes(rng: random.Random) -> tuple[Sizes, dict[str, str]]:
         low = rng.choice([n for n in (0, 0, 1, 1, 2) if n <= value])
         high = rng.choice([n for n in (4, 6, 8, 64) if n >= max(value, 1)])
         dims[name] = {
-            "fixed": "None", "open": f'gp.Dim("{name}")', "auto": "gp.Dim.AUTO",
+            "fixed": "None",
+            "open": f'gp.Dim("{name}")',
+            "auto": "gp.Dim.AUTO",
             "range": f'gp.Dim("{name}", min={low}, max={high})',
-        }[kind]  # fmt: skip
+        }[kind]
     return example, dims
 
 
@@ -520,9 +546,12 @@ def points(program: Program, rng: random.Random) -> Iterator[Sizes]:
     one = rng.choice(names)
     found = [
         {n: v + 1 + i for i, (n, v) in enumerate(program.example.items())},
-        program.example | {one: 1}, program.example | {one: 0}, dict.fromkeys(names, 1),
-        dict.fromkeys(names, rng.choice([2, 3, 4])), {n: rng.randint(0, 7) for n in names},
-    ]  # fmt: skip
+        program.example | {one: 1},
+        program.example | {one: 0},
+        dict.fromkeys(names, 1),
+        dict.fromkeys(names, rng.choice([2, 3, 4])),
+        {n: rng.randint(0, 7) for n in names},
+    ]
     seen = [program.example]
     for point in found:
         if point not in seen:

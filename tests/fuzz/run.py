@@ -68,8 +68,11 @@ def run(options: Options) -> Tally:
         if options.processes and now - shown > 30:
             shown = now
             rate = total.programs / (now - began)
-            print(f"{total.programs} programs, {rate:.1f} per second, "
-                  f"{len(total.failures)} failures", file=sys.stderr, flush=True)  # fmt: skip
+            print(
+                f"{total.programs} programs, {rate:.1f} per second, {len(total.failures)} failures",
+                file=sys.stderr,
+                flush=True,
+            )
     return total
 
 
@@ -145,10 +148,12 @@ def _work(results: Connection, options: Options, start: int, stop: int) -> None:
 def summary(total: Tally, most: int = 40) -> str:
     lines = [f"{total.programs} programs"]
     sections: list[tuple[str, Counter[Any]]] = [
-        ("checks", total.checks), ("refusals", total.refusals), ("excused", total.excused),
+        ("checks", total.checks),
+        ("refusals", total.refusals),
+        ("excused", total.excused),
         ("accepted, where eager raises", total.accepted),
         ("failures", Counter(f"{f.route}: {f.kind}" for f in total.failures)),
-    ]  # fmt: skip
+    ]
     for title, counts in sections:
         lines.append(f"\n{title}: {sum(counts.values())}")
         for text, count in counts.most_common(most):

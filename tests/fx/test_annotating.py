@@ -44,9 +44,12 @@ def test_modules_of_a_resnet() -> None:
     gm = annotated(model)
     untyped = {(n.op, n.target) for n in gm.graph.nodes if n.type is None}
     assert untyped <= {
-        ("placeholder", "image"), ("call_module", "stem.2"), ("call_function", operator.add),
-        ("call_method", "flatten"), ("output", "output"),
-    }  # fmt: skip
+        ("placeholder", "image"),
+        ("call_module", "stem.2"),
+        ("call_function", operator.add),
+        ("call_method", "flatten"),
+        ("output", "output"),
+    }
     torch.jit.script(gm)
 
 
@@ -55,9 +58,11 @@ def test_functions_of_a_resnet() -> None:
     gm = annotated(GraphModule(model, FunctionalTracer().trace(model)))
     untyped = {(n.op, n.target) for n in gm.graph.nodes if n.type is None}
     assert untyped <= {
-        ("placeholder", "image"), ("call_function", operator.add), ("call_method", "flatten"),
+        ("placeholder", "image"),
+        ("call_function", operator.add),
+        ("call_method", "flatten"),
         ("output", "output"),
-    }  # fmt: skip
+    }
     scripted = torch.jit.script(gm)
     x = resnet.example(size=32)
     torch.testing.assert_close(scripted(x), model(x))

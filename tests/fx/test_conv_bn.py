@@ -53,9 +53,10 @@ def test_every_convolution(
     model = ready(
         nn.Sequential(
             conv(4, 6, 3, stride=2, padding=1, bias=bias, groups=groups),
-            NORMS[dims](6, affine=affine, eps=0.01), nn.ReLU(),
+            NORMS[dims](6, affine=affine, eps=0.01),
+            nn.ReLU(),
         )
-    )  # fmt: skip
+    )
     x = torch.randn(2, 4, *[7] * dims)
     fused = fuse(model)
     assert norms(fused) == 0 and norms(symbolic_trace(model)) == 1
@@ -67,9 +68,12 @@ def test_every_convolution(
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: resnet.ResNet((1, 1), 10), lambda: mobilenet.mobilenet_v3_small(10),
-     pytest.param(resnet.resnet50, marks=pytest.mark.slow)],
-)  # fmt: skip
+    [
+        lambda: resnet.ResNet((1, 1), 10),
+        lambda: mobilenet.mobilenet_v3_small(10),
+        pytest.param(resnet.resnet50, marks=pytest.mark.slow),
+    ],
+)
 def test_models(make: Any) -> None:
     model = ready(make())
     x = torch.randn(2, 3, 32, 32)
@@ -108,9 +112,12 @@ def test_norms_that_do_not_know_their_statistics_stay() -> None:
 
 @pytest.mark.parametrize(
     ("conv", "norm"),
-    [(torch.bfloat16, torch.float32), (torch.float64, torch.float64),
-     (torch.bfloat16, torch.bfloat16)],
-)  # fmt: skip
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float64, torch.float64),
+        (torch.bfloat16, torch.bfloat16),
+    ],
+)
 def test_dtypes_that_differ(conv: torch.dtype, norm: torch.dtype) -> None:
     layers = nn.Conv2d(3, 16, 3, padding=1, bias=False, dtype=conv), nn.BatchNorm2d(16, dtype=norm)
     model = ready(nn.Sequential(*layers))

@@ -79,21 +79,39 @@ def test_parameters_buffers_and_attributes(load: Load) -> None:
 
 
 MODELS = [
-    (nn.Sequential(nn.Conv2d(3, 4, 3, padding="same", padding_mode="reflect"), nn.GELU("tanh"),
-                   nn.GroupNorm(2, 4), nn.Upsample(scale_factor=2.0, mode="nearest"),
-                   nn.AdaptiveAvgPool2d((2, None)), nn.Flatten(), nn.LogSoftmax(dim=1)),
-     (torch.randn(1, 3, 4, 4),)),
-    (nn.Sequential(nn.Embedding(5, 4, padding_idx=1, max_norm=2.0), nn.LSTM(4, 4, 2)),
-     (torch.randint(5, (3, 2)),)),
-    (nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, activation=torch.relu, batch_first=True)),
-     (torch.randn(1, 3, 4),)),
-    (nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, activation="gelu", batch_first=True)),
-     (torch.randn(1, 3, 4),)),
-    (nn.Sequential(nn.Dropout(0.5), nn.PReLU(), nn.LayerNorm((2, 3)), nn.Softshrink(0.25)),
-     (torch.randn(2, 3),)),
-    (nn.Sequential(nn.Linear(2, 2, dtype=torch.bfloat16), nn.Hardtanh(-float("inf"), 1.0)),
-     (torch.randn(2, 2, dtype=torch.bfloat16),)),
-]  # fmt: skip
+    (
+        nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding="same", padding_mode="reflect"),
+            nn.GELU("tanh"),
+            nn.GroupNorm(2, 4),
+            nn.Upsample(scale_factor=2.0, mode="nearest"),
+            nn.AdaptiveAvgPool2d((2, None)),
+            nn.Flatten(),
+            nn.LogSoftmax(dim=1),
+        ),
+        (torch.randn(1, 3, 4, 4),),
+    ),
+    (
+        nn.Sequential(nn.Embedding(5, 4, padding_idx=1, max_norm=2.0), nn.LSTM(4, 4, 2)),
+        (torch.randint(5, (3, 2)),),
+    ),
+    (
+        nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, activation=torch.relu, batch_first=True)),
+        (torch.randn(1, 3, 4),),
+    ),
+    (
+        nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8, activation="gelu", batch_first=True)),
+        (torch.randn(1, 3, 4),),
+    ),
+    (
+        nn.Sequential(nn.Dropout(0.5), nn.PReLU(), nn.LayerNorm((2, 3)), nn.Softshrink(0.25)),
+        (torch.randn(2, 3),),
+    ),
+    (
+        nn.Sequential(nn.Linear(2, 2, dtype=torch.bfloat16), nn.Hardtanh(-float("inf"), 1.0)),
+        (torch.randn(2, 2, dtype=torch.bfloat16),),
+    ),
+]
 
 
 @pytest.mark.parametrize(("model", "args"), MODELS)

@@ -38,8 +38,10 @@ def sizes(gm: GraphModule) -> dict[str, tuple[int, int]]:
 
 def test_sizes_are_those_of_the_reference() -> None:
     args = [torch.rand(2, 4), torch.tensor([1, 2, 3]), torch.tensor([0, 1])]
-    models = [(Mixed(), args), (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()),
-                                [torch.rand(2, 3, 6, 6)])]  # fmt: skip
+    models = [
+        (Mixed(), args),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), [torch.rand(2, 3, 6, 6)]),
+    ]
     for model, given in models:
         ours, theirs = symbolic_trace(model), symbolic_trace(model)
         get_size_of_all_nodes(ours, given)
@@ -64,8 +66,11 @@ def test_sizes_of_several_results_and_of_none() -> None:
     gm = symbolic_trace(lambda x: (x.chunk(2), x.size(0), torch.topk(x, 1)))
     get_size_of_all_nodes(gm, [torch.zeros(2, 6)])
     assert sizes(gm) == {
-        "x": (48, 48), "chunk": (48, 48), "size": (0, 0), "topk": (8 + 16, 8 + 16),
-    }  # fmt: skip
+        "x": (48, 48),
+        "chunk": (48, 48),
+        "size": (0, 0),
+        "topk": (8 + 16, 8 + 16),
+    }
 
 
 def test_sizes_of_programs() -> None:
@@ -112,9 +117,12 @@ def test_targets_are_replaced() -> None:
     for node in gm.graph.nodes:
         node.meta["mark"] = node.name
     replace_target_nodes_with(
-        fx_module=gm, old_op="call_function", old_target=operator.add,
-        new_op="call_function", new_target=operator.mul,
-    )  # fmt: skip
+        fx_module=gm,
+        old_op="call_function",
+        old_target=operator.add,
+        new_op="call_function",
+        new_target=operator.mul,
+    )
     assert gm(torch.tensor(3), torch.tensor(4)) == 3 * 4 - 4
     assert all(n.meta["mark"] == n.name for n in gm.graph.nodes)
     replace_target_nodes_with(gm, "call_function", operator.mul, "call_method", "pow")

@@ -15,8 +15,15 @@ import graphport as gp
 from graphport.fx import NormalizeArgs, ShapeProp, merge_matmul
 
 aten = torch.ops.aten
-_PRODUCTS = {torch.matmul, torch.mm, operator.matmul, F.linear, aten.matmul.default,
-             aten.mm.default, aten.linear.default}  # fmt: skip
+_PRODUCTS = {
+    torch.matmul,
+    torch.mm,
+    operator.matmul,
+    F.linear,
+    aten.matmul.default,
+    aten.mm.default,
+    aten.linear.default,
+}
 
 
 def count(gm: GraphModule) -> int:

@@ -68,9 +68,12 @@ def test_branches_that_meet_are_one_part() -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: resnet.ResNet((1, 1), 10), lambda: mobilenet.mobilenet_v3_small(10),
-     pytest.param(resnet.resnet50, marks=pytest.mark.slow)],
-)  # fmt: skip
+    [
+        lambda: resnet.ResNet((1, 1), 10),
+        lambda: mobilenet.mobilenet_v3_small(10),
+        pytest.param(resnet.resnet50, marks=pytest.mark.slow),
+    ],
+)
 def test_models(make: Any) -> None:
     model = make()
     model(torch.randn(2, 3, 32, 32))  # for the running statistics

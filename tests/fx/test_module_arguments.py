@@ -104,16 +104,28 @@ def test_every_row_of_the_standard_modules() -> None:
     ("module", "args", "kwargs", "names"),
     [
         (nn.LSTM(2, 3), (1,), {}, ["input", "hx"]),
-        (nn.MultiheadAttention(4, 2), (1, 2), {"value": 3, "need_weights": False},
-         ["query", "key", "value", "key_padding_mask", "need_weights", "attn_mask",
-          "average_attn_weights", "is_causal"]),
+        (
+            nn.MultiheadAttention(4, 2),
+            (1, 2),
+            {"value": 3, "need_weights": False},
+            [
+                "query",
+                "key",
+                "value",
+                "key_padding_mask",
+                "need_weights",
+                "attn_mask",
+                "average_attn_weights",
+                "is_causal",
+            ],
+        ),
         (nn.MaxUnpool2d(2), (1, 2), {}, ["input", "indices", "output_size"]),
         (nn.AdaptiveLogSoftmaxWithLoss(4, 8, [2]), (1, 2), {}, ["input_", "target_"]),
         (nn.Transformer(4, 2, 1, 1, batch_first=True), (1,), {"tgt": 2}, None),
         (nn.Sequential(nn.ReLU()), (1,), {}, ["input"]),
     ],
     ids=lambda v: type(v).__name__,
-)  # fmt: skip
+)
 def test_modules_with_several_arguments(
     module: nn.Module, args: Any, kwargs: Any, names: list[str] | None
 ) -> None:

@@ -151,16 +151,28 @@ NAMES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = [
     (F.relu, (X,), {}, "input inplace"),
     (F.gelu, (X,), {}, "input approximate"),
     (F.linear, (X, X), {}, "input weight bias"),
-    (F.max_pool1d, (X, 2), {},
-     "input kernel_size stride padding dilation ceil_mode return_indices"),
-    (F.max_pool1d, (X, 2), {"return_indices": True},
-     "input kernel_size stride padding dilation ceil_mode return_indices"),
+    (
+        F.max_pool1d,
+        (X, 2),
+        {},
+        "input kernel_size stride padding dilation ceil_mode return_indices",
+    ),
+    (
+        F.max_pool1d,
+        (X, 2),
+        {"return_indices": True},
+        "input kernel_size stride padding dilation ceil_mode return_indices",
+    ),
     (F.adaptive_max_pool1d, (X, 2), {}, "input output_size return_indices"),
     (aten.add.Tensor, (X, X), {}, "input other alpha"),
     (aten.add, (X, X), {}, "input other alpha"),
     (aten.sum.dim_IntList, (X, [0]), {}, "input dim keepdim dtype"),
-    (aten.native_layer_norm.default, (X, [3], None, None, 1e-5), {},
-     "input normalized_shape weight bias eps"),
+    (
+        aten.native_layer_norm.default,
+        (X, [3], None, None, 1e-5),
+        {},
+        "input normalized_shape weight bias eps",
+    ),
     (aten.full.default, ([2], 1), {}, "size fill_value dtype layout device pin_memory"),
     (aten.uniform_.default, (X,), {}, "input from to generator"),
     (aten.uniform_.default, (X,), {"from": 1.0}, "input from to generator"),
@@ -176,13 +188,19 @@ NAMES: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], str]] = [
     (Tensor.to, (X, torch.float64), {}, "input dtype non_blocking copy memory_format"),
     (Tensor.contiguous, (X,), {}, "input memory_format"),
     (Tensor.split, (X, 1), {}, "self split_size dim"),
-    (torch.ops.quantized.embedding_bag_byte_rowwise_offsets,
-     (torch.empty((2, 3), dtype=torch.uint8), torch.empty(2, dtype=torch.int64),
-      torch.empty(2, dtype=torch.int64)), {},
-     "weight indices offsets scale_grad_by_freq mode pruned_weights per_sample_weights "
-     "compressed_indices_mapping include_last_offset"),
+    (
+        torch.ops.quantized.embedding_bag_byte_rowwise_offsets,
+        (
+            torch.empty((2, 3), dtype=torch.uint8),
+            torch.empty(2, dtype=torch.int64),
+            torch.empty(2, dtype=torch.int64),
+        ),
+        {},
+        "weight indices offsets scale_grad_by_freq mode pruned_weights per_sample_weights "
+        "compressed_indices_mapping include_last_offset",
+    ),
     (torch.ops.quantized.add, (X, X, 1.0, 0), {}, "qa qb scale zero_point"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("target", "args", "kwargs", "names"), NAMES)
@@ -469,10 +487,29 @@ def test_wrong_calls_in_a_graph_say_where() -> None:
 
 # Operators
 
-BINARY = [torch.add, torch.mul, torch.sub, torch.div, torch.floor_divide, torch.remainder, torch.eq,
-          torch.ne, torch.lt, torch.le, torch.gt, torch.ge, torch.multiply, torch.subtract,
-          torch.divide, torch.true_divide, torch.not_equal, torch.less, torch.less_equal,
-          torch.greater, torch.greater_equal]  # fmt: skip
+BINARY = [
+    torch.add,
+    torch.mul,
+    torch.sub,
+    torch.div,
+    torch.floor_divide,
+    torch.remainder,
+    torch.eq,
+    torch.ne,
+    torch.lt,
+    torch.le,
+    torch.gt,
+    torch.ge,
+    torch.multiply,
+    torch.subtract,
+    torch.divide,
+    torch.true_divide,
+    torch.not_equal,
+    torch.less,
+    torch.less_equal,
+    torch.greater,
+    torch.greater_equal,
+]
 
 
 @pytest.mark.parametrize("op", BINARY, ids=lambda f: f.__name__)

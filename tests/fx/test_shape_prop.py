@@ -51,14 +51,24 @@ class Pictures(nn.Module):
 MODELS = [
     (Several(), torch.randn(4, 3)),
     (Pictures(), torch.randn(2, 3, 8, 8)),
-    (nn.Sequential(nn.Embedding(9, 4), nn.LSTM(4, 5), ), torch.randint(9, (3, 2))),
-    (nn.Sequential(nn.Conv3d(1, 2, 1).to(memory_format=torch.channels_last_3d)),
-     torch.randn(1, 1, 2, 2, 2).to(memory_format=torch.channels_last_3d)),
-    (nn.Sequential(nn.Dropout(), nn.Linear(2, 2, dtype=torch.bfloat16)),
-     torch.randn(3, 2, dtype=torch.bfloat16)),
+    (
+        nn.Sequential(
+            nn.Embedding(9, 4),
+            nn.LSTM(4, 5),
+        ),
+        torch.randint(9, (3, 2)),
+    ),
+    (
+        nn.Sequential(nn.Conv3d(1, 2, 1).to(memory_format=torch.channels_last_3d)),
+        torch.randn(1, 1, 2, 2, 2).to(memory_format=torch.channels_last_3d),
+    ),
+    (
+        nn.Sequential(nn.Dropout(), nn.Linear(2, 2, dtype=torch.bfloat16)),
+        torch.randn(3, 2, dtype=torch.bfloat16),
+    ),
     (nn.Sequential(nn.ReLU()), torch.randn(0, 2)),
     (nn.Sequential(nn.ReLU()), torch.randn(2, 3).to_sparse()),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("model", "x"), MODELS)

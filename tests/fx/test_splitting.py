@@ -107,8 +107,10 @@ def test_names_of_modules_lead_back() -> None:
     names: dict[str, str] = {}
     split = split_module(gm, None, callback, names)
     assert names == {
-        "submod_1.lin": "lin", "submod_2.lin": "lin", "submod_2.deep.0": "deep.0",
-    }  # fmt: skip
+        "submod_1.lin": "lin",
+        "submod_2.lin": "lin",
+        "submod_2.deep.0": "deep.0",
+    }
     for new, old in names.items():
         assert split.get_submodule(new) is gm.get_submodule(old)
     x = torch.randn(2, 4)
@@ -345,8 +347,9 @@ def test_an_order_of_random_numbers_that_pieces_cannot_keep() -> None:
     split = split_module(gm, None, lambda n: n.name == "bernoulli_1")
     split(torch.rand(3))
     assert [n.target for n in split.graph.nodes if n.op == "call_module"] == [
-        "submod_False", "submod_True",
-    ]  # fmt: skip
+        "submod_False",
+        "submod_True",
+    ]
 
 
 @torch.fx.wrap
@@ -356,10 +359,15 @@ def noisy(x: Any) -> Any:
 
 def test_what_may_draw() -> None:
     layers = {
-        "drop": nn.Dropout(), "off": nn.Dropout().eval(), "lstm": nn.LSTM(2, 2, 2, dropout=0.1),
-        "gru": nn.GRU(2, 2), "encoder": nn.TransformerEncoderLayer(4, 2), "own": Drawing(),
-        "linear": nn.Linear(2, 2), "graph": symbolic_trace(lambda x: x.bernoulli()),
-    }  # fmt: skip
+        "drop": nn.Dropout(),
+        "off": nn.Dropout().eval(),
+        "lstm": nn.LSTM(2, 2, 2, dropout=0.1),
+        "gru": nn.GRU(2, 2),
+        "encoder": nn.TransformerEncoderLayer(4, 2),
+        "own": Drawing(),
+        "linear": nn.Linear(2, 2),
+        "graph": symbolic_trace(lambda x: x.bernoulli()),
+    }
     graph = Graph()
     x = graph.placeholder("x")
     for name in layers:
@@ -367,17 +375,31 @@ def test_what_may_draw() -> None:
     for method in ("relu", "uniform_"):
         graph.call_method(method, (x,))
     functions: Any = (
-        noisy, torch.rand, torch.cos, nn.functional.dropout2d, operator.add, torch.ops.aten.rand,
-    )  # fmt: skip
+        noisy,
+        torch.rand,
+        torch.cos,
+        nn.functional.dropout2d,
+        operator.add,
+        torch.ops.aten.rand,
+    )
     for function in functions:
         graph.call_function(function, (x,))
     for training in (True, False):
         graph.call_function(torch.ops.aten.dropout.default, (x, 0.5, training), name="dropped")
     found = [n.name for n in graph.nodes if is_random(n, layers)]
     assert found == [
-        "drop", "lstm", "encoder", "own", "graph", "uniform_", "noisy", "rand", "dropout2d",
-        "rand_1", "dropped",
-    ]  # fmt: skip
+        "drop",
+        "lstm",
+        "encoder",
+        "own",
+        "graph",
+        "uniform_",
+        "noisy",
+        "rand",
+        "dropout2d",
+        "rand_1",
+        "dropped",
+    ]
 
 
 def test_wrong_inputs() -> None:
@@ -471,9 +493,11 @@ class Rich(nn.Module):
 def exported() -> gp.ExportedProgram:
     b = gp.Dim("b")
     return gp.export(
-        Rich(), (torch.randn(3, 4),), {"other": {"a": torch.randn(3, 4)}},
+        Rich(),
+        (torch.randn(3, 4),),
+        {"other": {"a": torch.randn(3, 4)}},
         dynamic_shapes={"x": {0: b}, "other": {"a": {0: b}}},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 100])
@@ -493,15 +517,24 @@ def test_a_program_is_called_as_before(size: int) -> None:
 def test_pieces_of_a_program_have_the_state_that_they_use() -> None:
     ep = exported()
     names: dict[str, str] = {}
-    split = split_module(ep, None, lambda n: int("out" in str(n.meta.get("nn_module_stack"))
-                                                 or n.name.startswith(("linear_1", "reshape"))
-                                                 or n.target is torch.ops.aten.copy_.default),
-                         names)  # fmt: skip
+    split = split_module(
+        ep,
+        None,
+        lambda n: int(
+            "out" in str(n.meta.get("nn_module_stack"))
+            or n.name.startswith(("linear_1", "reshape"))
+            or n.target is torch.ops.aten.copy_.default
+        ),
+        names,
+    )
     state = split.state_dict()
     assert set(state) == {
-        "count", "submod_0.lin.weight", "submod_0.lin.bias", "submod_1.out.weight",
+        "count",
+        "submod_0.lin.weight",
+        "submod_0.lin.bias",
+        "submod_1.out.weight",
         "submod_1.out.bias",
-    }  # fmt: skip
+    }
     assert names["submod_1.out.weight"] == "out.weight"
     assert set(state) - set(names) == {"count"}  # written to by one piece, and read by another
     assert split.submod_0.lin.weight is ep.module().lin.weight
@@ -523,8 +556,10 @@ def test_the_module_of_a_program_is_split_as_the_program() -> None:
     x, other = torch.randn(2, 4), {"a": torch.randn(2, 4)}
     same(split(x, other=other), ep.module()(x, other=other))
     functional = ep.graph_module
-    args = [torch.as_tensor(ep.tensor(s.target)) if s.target else None
-            for s in ep.graph_signature.input_specs]  # fmt: skip
+    args = [
+        torch.as_tensor(ep.tensor(s.target)) if s.target else None
+        for s in ep.graph_signature.input_specs
+    ]
     args = [a for a in args if a is not None] + [x, other["a"]]
     same(split_module(functional, None, every(3))(*args), functional(*args))
 

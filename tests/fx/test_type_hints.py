@@ -127,9 +127,16 @@ def test_hints_as_the_reference_makes_them(types: list[type], as_tuple: bool) ->
 
 
 WIDER = {
-    (numbers.Number, bool), (numbers.Number, complex), (float, int), (float, bool), (complex, int),
-    (complex, float), (complex, bool), (torch.dtype, int), (torch.dtype, bool),
-}  # fmt: skip
+    (numbers.Number, bool),
+    (numbers.Number, complex),
+    (float, int),
+    (float, bool),
+    (complex, int),
+    (complex, float),
+    (complex, bool),
+    (torch.dtype, int),
+    (torch.dtype, bool),
+}
 
 
 @given(st.one_of(PLAIN, st.just(numbers.Number)), PLAIN, st.booleans(), st.booleans())

@@ -77,8 +77,10 @@ def test_training_with_dropout_and_labels() -> None:
     inputs = {**case.kwargs, "input_ids": case.kwargs["input_ids"] % zoo.VOCAB}
 
     def with_labels(batch: int) -> dict[str, Any]:
-        return {**{k: v[:1].expand(batch, -1).clone() for k, v in inputs.items()},
-                "labels": torch.arange(batch) % 2}  # fmt: skip
+        return {
+            **{k: v[:1].expand(batch, -1).clone() for k, v in inputs.items()},
+            "labels": torch.arange(batch) % 2,
+        }
 
     batch = gp.Dim("batch", min=1, max=64)
     spec = {"input_ids": {0: batch}, "attention_mask": {0: batch}, "labels": {0: batch}}
@@ -92,9 +94,23 @@ def zoo_model(name: str) -> nn.Module:
 # The sweep
 
 QUICK = (
-    "distilbert", "albert", "mpnet", "opt", "bloom", "mistral", "mixtral", "gemma2", "phi3",
-    "bart", "swin", "convnext", "segformer", "clip", "wav2vec2", "perceiver",
-)  # fmt: skip
+    "distilbert",
+    "albert",
+    "mpnet",
+    "opt",
+    "bloom",
+    "mistral",
+    "mixtral",
+    "gemma2",
+    "phi3",
+    "bart",
+    "swin",
+    "convnext",
+    "segformer",
+    "clip",
+    "wav2vec2",
+    "perceiver",
+)
 
 
 def sweep(name: str) -> None:

@@ -47,24 +47,46 @@ class Apply(nn.Module):
 ACTIVATIONS = {
     name: Layer(make, r(6, 4))
     for name, make in {
-        "ELU": nn.ELU, "Hardshrink": nn.Hardshrink, "Hardsigmoid": nn.Hardsigmoid,
-        "Hardtanh": nn.Hardtanh, "Hardswish": nn.Hardswish, "LeakyReLU": nn.LeakyReLU,
-        "LogSigmoid": nn.LogSigmoid, "PReLU": lambda: nn.PReLU(6), "ReLU": nn.ReLU,
+        "ELU": nn.ELU,
+        "Hardshrink": nn.Hardshrink,
+        "Hardsigmoid": nn.Hardsigmoid,
+        "Hardtanh": nn.Hardtanh,
+        "Hardswish": nn.Hardswish,
+        "LeakyReLU": nn.LeakyReLU,
+        "LogSigmoid": nn.LogSigmoid,
+        "PReLU": lambda: nn.PReLU(6),
+        "ReLU": nn.ReLU,
         "ReLU_inplace": lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)),
-        "ReLU6": nn.ReLU6, "RReLU": nn.RReLU, "SELU": nn.SELU, "CELU": nn.CELU, "GELU": nn.GELU,
-        "GELU_tanh": lambda: nn.GELU(approximate="tanh"), "Sigmoid": nn.Sigmoid, "SiLU": nn.SiLU,
-        "Mish": nn.Mish, "Softplus": nn.Softplus, "Softshrink": nn.Softshrink,
-        "Softsign": nn.Softsign, "Tanh": nn.Tanh, "Tanhshrink": nn.Tanhshrink,
-        "Threshold": lambda: nn.Threshold(0.1, 2.0), "GLU": lambda: nn.GLU(1),
-        "Softmin": lambda: nn.Softmin(1), "Softmax": lambda: nn.Softmax(1),
-        "LogSoftmax": lambda: nn.LogSoftmax(-1), "Identity": nn.Identity,
-        "Dropout_eval": nn.Dropout, "Flatten": nn.Flatten,
-        "Unflatten": lambda: nn.Unflatten(1, (2, 3)), "Linear": lambda: nn.Linear(4, 3),
-        "LayerNorm": lambda: nn.LayerNorm(4), "LayerNorm_2": lambda: nn.LayerNorm((6, 4)),
+        "ReLU6": nn.ReLU6,
+        "RReLU": nn.RReLU,
+        "SELU": nn.SELU,
+        "CELU": nn.CELU,
+        "GELU": nn.GELU,
+        "GELU_tanh": lambda: nn.GELU(approximate="tanh"),
+        "Sigmoid": nn.Sigmoid,
+        "SiLU": nn.SiLU,
+        "Mish": nn.Mish,
+        "Softplus": nn.Softplus,
+        "Softshrink": nn.Softshrink,
+        "Softsign": nn.Softsign,
+        "Tanh": nn.Tanh,
+        "Tanhshrink": nn.Tanhshrink,
+        "Threshold": lambda: nn.Threshold(0.1, 2.0),
+        "GLU": lambda: nn.GLU(1),
+        "Softmin": lambda: nn.Softmin(1),
+        "Softmax": lambda: nn.Softmax(1),
+        "LogSoftmax": lambda: nn.LogSoftmax(-1),
+        "Identity": nn.Identity,
+        "Dropout_eval": nn.Dropout,
+        "Flatten": nn.Flatten,
+        "Unflatten": lambda: nn.Unflatten(1, (2, 3)),
+        "Linear": lambda: nn.Linear(4, 3),
+        "LayerNorm": lambda: nn.LayerNorm(4),
+        "LayerNorm_2": lambda: nn.LayerNorm((6, 4)),
         "LayerNorm_plain": lambda: nn.LayerNorm(4, elementwise_affine=False),
         "RMSNorm": lambda: nn.RMSNorm(4),
     }.items()
-}  # fmt: skip
+}
 ACTIVATIONS["Softmax2d"] = Layer(nn.Softmax2d, r(3, 4, 5))
 ACTIVATIONS["AdaptiveLogSoftmax"] = Layer(
     lambda: Apply(nn.AdaptiveLogSoftmaxWithLoss(32, 20, [5, 10], div_value=2.0).log_prob), r(32)
@@ -186,9 +208,12 @@ UPSAMPLES = {
         r(3, *(4, 5, 6)[: {"linear": 1, "trilinear": 3}.get(mode, 2)]),
     )
     for mode in ("nearest", "linear", "bilinear", "bicubic", "trilinear")
-    for how, given in {"x2": {"scale_factor": 2}, "x1.5": {"scale_factor": 1.5},
-                       "to7": {"size": 7}}.items()
-}  # fmt: skip
+    for how, given in {
+        "x2": {"scale_factor": 2},
+        "x1.5": {"scale_factor": 1.5},
+        "to7": {"size": 7},
+    }.items()
+}
 UPSAMPLES["Upsample_corners"] = Layer(
     lambda: nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), r(3, 4, 5)
 )
@@ -374,50 +399,74 @@ LOSSES = {
     f"{name}_{reduction}": Layer(partial(make, reduction=reduction), inputs)
     for reduction in ("mean", "none")
     for name, (make, inputs) in {
-        "L1Loss": (nn.L1Loss, two(4)), "MSELoss": (nn.MSELoss, two(4)),
-        "HuberLoss": (nn.HuberLoss, two(4)), "SmoothL1Loss": (nn.SmoothL1Loss, two(4)),
+        "L1Loss": (nn.L1Loss, two(4)),
+        "MSELoss": (nn.MSELoss, two(4)),
+        "HuberLoss": (nn.HuberLoss, two(4)),
+        "SmoothL1Loss": (nn.SmoothL1Loss, two(4)),
         "CrossEntropyLoss": (nn.CrossEntropyLoss, against(classes(4), 4)),
         "CrossEntropyLoss_image": (nn.CrossEntropyLoss, against(classes(4, 3, 2), 4, 3, 2)),
         "CrossEntropyLoss_smooth": (
             lambda reduction: nn.CrossEntropyLoss(label_smoothing=0.1, reduction=reduction),
-            against(classes(4), 4)),
+            against(classes(4), 4),
+        ),
         "CrossEntropyLoss_weight": (
             lambda reduction: nn.CrossEntropyLoss(torch.rand(4), reduction=reduction),
-            against(classes(4), 4)),
+            against(classes(4), 4),
+        ),
         "CrossEntropyLoss_probabilities": (nn.CrossEntropyLoss, probabilities(4)),
         "NLLLoss": (nn.NLLLoss, against(classes(4), 4)),
         "NLLLoss_image": (nn.NLLLoss, against(classes(4, 3, 2), 4, 3, 2)),
         "PoissonNLLLoss": (nn.PoissonNLLLoss, two(4)),
-        "KLDivLoss": (lambda reduction: nn.KLDivLoss(
-                          reduction={"mean": "batchmean"}.get(reduction, reduction)),
-                      probabilities(4)),
+        "KLDivLoss": (
+            lambda reduction: nn.KLDivLoss(
+                reduction={"mean": "batchmean"}.get(reduction, reduction)
+            ),
+            probabilities(4),
+        ),
         "BCELoss": (nn.BCELoss, probabilities(4)),
         "BCEWithLogitsLoss": (nn.BCEWithLogitsLoss, probabilities(4)),
-        "MarginRankingLoss": (nn.MarginRankingLoss, lambda n: (
-            torch.randn(n), torch.randn(n), signs(n))),
+        "MarginRankingLoss": (
+            nn.MarginRankingLoss,
+            lambda n: (torch.randn(n), torch.randn(n), signs(n)),
+        ),
         "HingeEmbeddingLoss": (nn.HingeEmbeddingLoss, against(signs)),
         "MultiLabelMarginLoss": (nn.MultiLabelMarginLoss, against(classes(4, 4), 4)),
         "MultiMarginLoss": (nn.MultiMarginLoss, against(classes(4), 4)),
         "MultiLabelSoftMarginLoss": (nn.MultiLabelSoftMarginLoss, probabilities(4)),
         "SoftMarginLoss": (nn.SoftMarginLoss, against(signs)),
-        "CosineEmbeddingLoss": (nn.CosineEmbeddingLoss, lambda n: (
-            torch.randn(n, 4), torch.randn(n, 4), signs(n))),
-        "TripletMarginLoss": (nn.TripletMarginLoss, lambda n: (
-            torch.randn(n, 4), torch.randn(n, 4), torch.randn(n, 4))),
+        "CosineEmbeddingLoss": (
+            nn.CosineEmbeddingLoss,
+            lambda n: (torch.randn(n, 4), torch.randn(n, 4), signs(n)),
+        ),
+        "TripletMarginLoss": (
+            nn.TripletMarginLoss,
+            lambda n: (torch.randn(n, 4), torch.randn(n, 4), torch.randn(n, 4)),
+        ),
     }.items()
-}  # fmt: skip
+}
 
 # Their Python branches on the data of a tensor; torch.export refuses them as well.
 DATA_DEPENDENT = {
     "BatchNorm_cumulative": Layer(lambda: nn.BatchNorm1d(6, momentum=None), r(6, 4), train=True),
-    "GaussianNLLLoss": Layer(nn.GaussianNLLLoss, lambda n: (
-        torch.randn(n, 4), torch.randn(n, 4), torch.full((n, 4), 0.5))),
-}  # fmt: skip
+    "GaussianNLLLoss": Layer(
+        nn.GaussianNLLLoss,
+        lambda n: (torch.randn(n, 4), torch.randn(n, 4), torch.full((n, 4), 0.5)),
+    ),
+}
 
 LAYERS = {
-    **ACTIVATIONS, **NORMS, **CONVS, **POOLS, **PADS, **UPSAMPLES, **RANDOM, **RECURRENT,
-    **ATTENTION, **SPARSE, **LOSSES,
-}  # fmt: skip
+    **ACTIVATIONS,
+    **NORMS,
+    **CONVS,
+    **POOLS,
+    **PADS,
+    **UPSAMPLES,
+    **RANDOM,
+    **RECURRENT,
+    **ATTENTION,
+    **SPARSE,
+    **LOSSES,
+}
 
 
 def spec(layer: Layer, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -106,11 +106,15 @@ class Generator(nn.Module):
     def __init__(self, width: int = 4) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.ConvTranspose2d(8, 2 * width, 4, 1, 0, bias=False), nn.BatchNorm2d(2 * width),
-            nn.ReLU(True), nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False),
-            nn.BatchNorm2d(width), nn.LeakyReLU(0.2, inplace=True),
-            nn.ConvTranspose2d(width, 3, 4, 2, 1), nn.Tanh(),
-        )  # fmt: skip
+            nn.ConvTranspose2d(8, 2 * width, 4, 1, 0, bias=False),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(True),
+            nn.ConvTranspose2d(2 * width, width, 4, 2, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.LeakyReLU(0.2, inplace=True),
+            nn.ConvTranspose2d(width, 3, 4, 2, 1),
+            nn.Tanh(),
+        )
 
     def forward(self, z: Tensor) -> Tensor:
         return self.body(z[:, :, None, None])
@@ -197,8 +201,11 @@ BATCH = gp.Dim("batch", min=1, max=64)
 def free(step: int, channels: int = 3) -> tuple[Any, Any]:
     """A spec with sizes in steps, and images for it."""
     height, width = gp.Dim("height", min=2, max=32), gp.Dim("width", min=2, max=32)
-    sizes = {0: BATCH, 2: step * height, 3: step * width} if step > 1 else {
-        0: BATCH, 2: height, 3: width}  # fmt: skip
+    sizes = (
+        {0: BATCH, 2: step * height, 3: step * width}
+        if step > 1
+        else {0: BATCH, 2: height, 3: width}
+    )
     shapes = ((2, 4, 6), (1, 5, 4), (3, 8, 7))
     return (sizes,), [(image(b, step * h, step * w, channels),) for b, h, w in shapes]
 

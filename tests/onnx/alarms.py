@@ -189,8 +189,10 @@ def main() -> int:
         for alarm in found:
             print(f"known ({known}): {alarm}" if known else alarm, flush=True)
     print(f"{total.verified} programs at {sum(total.outcomes.values())} sizes: {total.outcomes}")
-    print(f"{counts['alarms']} alarms, {counts['differences']} differences that are known, in "
-          f"{time.perf_counter() - began:.0f} s")  # fmt: skip
+    print(
+        f"{counts['alarms']} alarms, {counts['differences']} differences that are known, in "
+        f"{time.perf_counter() - began:.0f} s"
+    )
     return 1 if counts["alarms"] else 0
 
 

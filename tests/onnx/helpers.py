@@ -86,9 +86,13 @@ def assert_close(have: Any, want: Any, what: str, scale: float = 1.0) -> None:
         if isinstance(y, torch.Tensor):
             close = CLOSE.get(y.dtype, {"rtol": 0.0, "atol": 0.0})
             torch.testing.assert_close(
-                x, y.detach(), equal_nan=True, check_stride=False,
-                msg=lambda m: f"{what}: {m}", **{k: v * scale for k, v in close.items()},
-            )  # fmt: skip
+                x,
+                y.detach(),
+                equal_nan=True,
+                check_stride=False,
+                msg=lambda m: f"{what}: {m}",
+                **{k: v * scale for k, v in close.items()},
+            )
         else:
             assert x == y and type(x) is type(y), f"{what}: {x!r} and {y!r}"
 

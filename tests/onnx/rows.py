@@ -21,9 +21,12 @@ def check_dynamic(row: Row, **options: Any) -> None:
     if not row.letters():
         return
     check_onnx(
-        program(row.fn), row.inputs(EXAMPLE), dynamic_shapes=(row.dynamic_shapes(),),
-        others=[row.inputs(sizes) for sizes in row.others()], **options,
-    )  # fmt: skip
+        program(row.fn),
+        row.inputs(EXAMPLE),
+        dynamic_shapes=(row.dynamic_shapes(),),
+        others=[row.inputs(sizes) for sizes in row.others()],
+        **options,
+    )
 
 
 def static_test(rows: Sequence[Any]) -> Callable[[Row], None]:

@@ -125,8 +125,15 @@ def sweep(
 
 # Which of equal elements a position is of, kernels choose: what it points at is compared. The
 # number is that of the argument `dim`.
-_POSITIONS = {"sort": 1, "argsort": 1, "topk": 2, "kthvalue": 2, "median": 1, "nanmedian": 1,
-              "mode": 1}  # fmt: skip
+_POSITIONS = {
+    "sort": 1,
+    "argsort": 1,
+    "topk": 2,
+    "kthvalue": 2,
+    "median": 1,
+    "nanmedian": 1,
+    "mode": 1,
+}
 
 
 def pointed_at(op: Any) -> Callable[..., Any]:
@@ -223,12 +230,29 @@ _DATA = "Python needs to know data"
 
 # What is refused, and why. Everything else is exported and right.
 GAPS = {
-    **dict.fromkeys((
-        "svd", "svd_lowrank", "pca_lowrank", "pinverse", "norm.nuc", "linalg.cond", "linalg.eig",
-        "linalg.eigvals", "linalg.eigh", "linalg.eigvalsh", "linalg.matrix_norm",
-        "linalg.matrix_rank", "linalg.matrix_rank.hermitian", "linalg.pinv",
-        "linalg.pinv.singular", "linalg.pinv.hermitian", "linalg.svd", "linalg.svdvals",
-    ), _NO_FORMULA),
+    **dict.fromkeys(
+        (
+            "svd",
+            "svd_lowrank",
+            "pca_lowrank",
+            "pinverse",
+            "norm.nuc",
+            "linalg.cond",
+            "linalg.eig",
+            "linalg.eigvals",
+            "linalg.eigh",
+            "linalg.eigvalsh",
+            "linalg.matrix_norm",
+            "linalg.matrix_rank",
+            "linalg.matrix_rank.hermitian",
+            "linalg.pinv",
+            "linalg.pinv.singular",
+            "linalg.pinv.hermitian",
+            "linalg.svd",
+            "linalg.svdvals",
+        ),
+        _NO_FORMULA,
+    ),
     **dict.fromkeys(("linalg.lstsq", "linalg.lstsq.grad_oriented"), "rounding decides the rank"),
     **dict.fromkeys(
         ("allclose", "equal", "tensor_split", "nn.functional.gaussian_nll_loss"), _DATA
@@ -236,12 +260,28 @@ GAPS = {
     **dict.fromkeys(("resize_", "resize_as_"), "a graph cannot give a tensor other memory"),
     "as_strided.partial_views": "reads memory that is not the tensor's",
     "hash_tensor": "needs the bits of floats",
-}  # fmt: skip
+}
 
-_RANDOM = {"normal", "multinomial", "randint", "randn", "rand_like", "randn_like", "bernoulli",
-           "nn.functional.rrelu", "nn.functional.fractional_max_pool2d",
-           "nn.functional.fractional_max_pool3d", "cauchy", "exponential", "geometric",
-           "log_normal", "uniform", "randint_like", "svd_lowrank", "pca_lowrank"}  # fmt: skip
+_RANDOM = {
+    "normal",
+    "multinomial",
+    "randint",
+    "randn",
+    "rand_like",
+    "randn_like",
+    "bernoulli",
+    "nn.functional.rrelu",
+    "nn.functional.fractional_max_pool2d",
+    "nn.functional.fractional_max_pool3d",
+    "cauchy",
+    "exponential",
+    "geometric",
+    "log_normal",
+    "uniform",
+    "randint_like",
+    "svd_lowrank",
+    "pca_lowrank",
+}
 
 
 def _first_lines(error: BaseException) -> str:

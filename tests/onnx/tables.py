@@ -56,9 +56,7 @@ def operators(exporter: str) -> Iterator[Job]:
         for op in sweep.op_db:
             if dtype not in op.supported_dtypes("cpu"):
                 continue
-            start = Result(
-                "operators", sweep.name_of(op), str(dtype)[6:], exporter, "crash"
-            )  # fmt: skip
+            start = Result("operators", sweep.name_of(op), str(dtype)[6:], exporter, "crash")
             yield start, lambda op=op, dtype=dtype, start=start: _operator(op, dtype, start)
 
 

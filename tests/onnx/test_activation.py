@@ -38,21 +38,40 @@ def brains(size: Sequence[int]) -> torch.Tensor:
 
 
 PLAIN: dict[str, Callable[..., Any]] = {
-    "relu": F.relu, "relu6": F.relu6, "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "mish": F.mish,
-    "sigmoid": torch.sigmoid, "elu": F.elu, "elu_alpha": lambda x: F.elu(x, 0.3), "celu": F.celu,
-    "celu_alpha": lambda x: F.celu(x, 0.3), "selu": F.selu, "leaky_relu": F.leaky_relu,
-    "leaky_relu_slope": lambda x: F.leaky_relu(x, 0.3), "hardtanh": F.hardtanh,
-    "hardtanh_bounds": lambda x: F.hardtanh(x, -2.0, 0.5), "hardswish": F.hardswish,
-    "hardsigmoid": F.hardsigmoid, "softplus": F.softplus,
-    "softplus_beta": lambda x: F.softplus(x, 2.0, 3.0), "hardshrink": F.hardshrink,
-    "softshrink": F.softshrink, "softsign": F.softsign, "tanhshrink": F.tanhshrink,
-    "logsigmoid": F.logsigmoid, "threshold": lambda x: F.threshold(x, 0.1, 5.0),
-    "rrelu": lambda x: F.rrelu(x, 0.1, 0.4), "dropout": lambda x: F.dropout(x, 0.5, False),
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "mish": F.mish,
+    "sigmoid": torch.sigmoid,
+    "elu": F.elu,
+    "elu_alpha": lambda x: F.elu(x, 0.3),
+    "celu": F.celu,
+    "celu_alpha": lambda x: F.celu(x, 0.3),
+    "selu": F.selu,
+    "leaky_relu": F.leaky_relu,
+    "leaky_relu_slope": lambda x: F.leaky_relu(x, 0.3),
+    "hardtanh": F.hardtanh,
+    "hardtanh_bounds": lambda x: F.hardtanh(x, -2.0, 0.5),
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "softplus": F.softplus,
+    "softplus_beta": lambda x: F.softplus(x, 2.0, 3.0),
+    "hardshrink": F.hardshrink,
+    "softshrink": F.softshrink,
+    "softsign": F.softsign,
+    "tanhshrink": F.tanhshrink,
+    "logsigmoid": F.logsigmoid,
+    "threshold": lambda x: F.threshold(x, 0.1, 5.0),
+    "rrelu": lambda x: F.rrelu(x, 0.1, 0.4),
+    "dropout": lambda x: F.dropout(x, 0.5, False),
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, False),
-    "softmax": lambda x: x.softmax(-1), "softmax_0": lambda x: F.softmax(x, 0),
-    "log_softmax": lambda x: x.log_softmax(1), "softmin": lambda x: F.softmin(x, 1),
-}  # fmt: skip
+    "softmax": lambda x: x.softmax(-1),
+    "softmax_0": lambda x: F.softmax(x, 0),
+    "log_softmax": lambda x: x.log_softmax(1),
+    "softmin": lambda x: F.softmin(x, 1),
+}
 
 ROWS = [
     *(row(fn, "b t", make=broad, name=name) for name, fn in PLAIN.items()),
@@ -68,16 +87,22 @@ ROWS = [
     row(F.prelu, "b 3", "3", make=doubles, name="prelu_double"),
     row(lambda x: x.softmax(1, dtype=torch.float32), "b t", make=halves, name="softmax_dtype"),
     row(lambda x: x.softmax(1, dtype=torch.float64), "b t", make=ints(5), name="softmax_of_ints"),
-    row(lambda x: torch._safe_softmax(x.masked_fill(x < 1, -math.inf), -1), "b t", make=positive,
-        name="safe_softmax"),
+    row(
+        lambda x: torch._safe_softmax(x.masked_fill(x < 1, -math.inf), -1),
+        "b t",
+        make=positive,
+        name="safe_softmax",
+    ),
     row(lambda x: torch.ops.aten._softmax(x, -1, False), "b t", name="_softmax"),
-    row(lambda x: (x.softmax(0), x.log_softmax(-1), F.gelu(x), F.softplus(x)), "",
-        name="zero_dims"),
-]  # fmt: skip
+    row(
+        lambda x: (x.softmax(0), x.log_softmax(-1), F.gelu(x), F.softplus(x)), "", name="zero_dims"
+    ),
+]
 OTHER_DTYPES = [
     row(fn, "b t", make=make, name=f"{make.__name__}_{name}")
-    for make in (doubles, halves, brains) for name, fn in PLAIN.items()
-]  # fmt: skip
+    for make in (doubles, halves, brains)
+    for name, fn in PLAIN.items()
+]
 
 test_static = static_test(ROWS)
 test_dynamic = dynamic_test(ROWS)
@@ -96,14 +121,31 @@ ENDS: dict[str, tuple[set[float], set[float]]] = {
     **dict.fromkeys(("gelu", "gelu_tanh", "silu", "mish", "hardswish"), ({0.0, NAN}, {INF, NAN})),
     **dict.fromkeys(("relu", "softplus", "softplus_beta"), ({0.0}, {INF})),
     **dict.fromkeys(("sigmoid", "hardsigmoid"), ({0.0}, {1.0})),
-    **dict.fromkeys(("leaky_relu", "leaky_relu_slope", "rrelu", "hardshrink", "softshrink",
-                     "tanhshrink", "dropout", "alpha_dropout"), ({-INF}, {INF})),
-    "relu6": ({0.0}, {6.0}), "elu": ({-1.0}, {INF}), "elu_alpha": ({-0.3}, {INF}),
-    "celu": ({-1.0}, {INF}), "celu_alpha": ({-0.3}, {INF}), "selu": ({-1.7580993}, {INF}),
-    "hardtanh": ({-1.0}, {1.0}), "hardtanh_bounds": ({-2.0}, {0.5}),
-    "softsign": ({-1.0, NAN}, {1.0, NAN}), "logsigmoid": ({-INF}, {0.0}),
+    **dict.fromkeys(
+        (
+            "leaky_relu",
+            "leaky_relu_slope",
+            "rrelu",
+            "hardshrink",
+            "softshrink",
+            "tanhshrink",
+            "dropout",
+            "alpha_dropout",
+        ),
+        ({-INF}, {INF}),
+    ),
+    "relu6": ({0.0}, {6.0}),
+    "elu": ({-1.0}, {INF}),
+    "elu_alpha": ({-0.3}, {INF}),
+    "celu": ({-1.0}, {INF}),
+    "celu_alpha": ({-0.3}, {INF}),
+    "selu": ({-1.7580993}, {INF}),
+    "hardtanh": ({-1.0}, {1.0}),
+    "hardtanh_bounds": ({-2.0}, {0.5}),
+    "softsign": ({-1.0, NAN}, {1.0, NAN}),
+    "logsigmoid": ({-INF}, {0.0}),
     "threshold": ({5.0}, {INF}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
@@ -122,11 +164,19 @@ def test_every_activation_has_ends() -> None:
     assert set(PLAIN) - set(ENDS) == {"softmax", "softmax_0", "log_softmax", "softmin"}
 
 
-@pytest.mark.parametrize(("fn", "ops"), [
-    (F.gelu, ["Gelu"]), (F.silu, ["Sigmoid", "Mul"]), (F.relu, ["Relu"]), (F.elu, ["Elu"]),
-    (F.hardswish, ["HardSigmoid", "Mul"]), (F.softplus, ["Softplus"]),
-    (lambda x: x.softmax(-1), ["Softmax"]), (lambda x: F.dropout(x, 0.5, False), ["Identity"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fn", "ops"),
+    [
+        (F.gelu, ["Gelu"]),
+        (F.silu, ["Sigmoid", "Mul"]),
+        (F.relu, ["Relu"]),
+        (F.elu, ["Elu"]),
+        (F.hardswish, ["HardSigmoid", "Mul"]),
+        (F.softplus, ["Softplus"]),
+        (lambda x: x.softmax(-1), ["Softmax"]),
+        (lambda x: F.dropout(x, 0.5, False), ["Identity"]),
+    ],
+)
 def test_nodes(fn: Callable[..., Any], ops: list[str]) -> None:
     program = gp.onnx.export(fn, (torch.randn(2, 3),))
     assert [n.op_type for n in program.model_proto.graph.node] == ops

@@ -11,11 +11,25 @@ pytestmark = pytest.mark.filterwarnings("ignore::graphport.errors.SizeWarning")
 OPERATORS = {sweep.name_of(op): op for op in sweep.op_db}
 MODELS = {case.name: case for case in zoo.cases()}
 QUICK = (
-    "topk", "sort", "argsort", "median", "searchsorted", "bucketize", "gather", "scatter",
-    "index_put", "index_select", "masked_select", "nn.functional.embedding",
-    "nn.functional.embedding_bag", "nn.functional.cross_entropy", "cholesky_solve", "lu_solve",
-    "nn.functional.max_pool2d", "empty_permuted",
-)  # fmt: skip
+    "topk",
+    "sort",
+    "argsort",
+    "median",
+    "searchsorted",
+    "bucketize",
+    "gather",
+    "scatter",
+    "index_put",
+    "index_select",
+    "masked_select",
+    "nn.functional.embedding",
+    "nn.functional.embedding_bag",
+    "nn.functional.cross_entropy",
+    "cholesky_solve",
+    "lu_solve",
+    "nn.functional.max_pool2d",
+    "empty_permuted",
+)
 
 
 def check_operator(name: str, seed: int, limit: int) -> None:

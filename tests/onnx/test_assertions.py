@@ -99,9 +99,10 @@ def test_messages_cannot_act() -> None:
         return x + 1
 
     (name,) = [
-        n.name for n in gp.onnx.export(f, (torch.ones(3),)).model_proto.graph.node
+        n.name
+        for n in gp.onnx.export(f, (torch.ones(3),)).model_proto.graph.node
         if n.name.startswith("requires")
-    ]  # fmt: skip
+    ]
     assert name.isprintable() and len(name) < 250
 
 

@@ -184,8 +184,12 @@ def test_finite_masks_need_no_care() -> None:
 
 LOWEST = torch.finfo(torch.float32).min
 HIDDEN = {
-    "lowest": LOWEST, "-1e9": -1e9, "-inf": -math.inf, "nan": math.nan, "lowest half": -65504.0,
-}  # fmt: skip
+    "lowest": LOWEST,
+    "-1e9": -1e9,
+    "-inf": -math.inf,
+    "nan": math.nan,
+    "lowest half": -65504.0,
+}
 
 
 def hide(mask: Tensor, number: float) -> Tensor:
@@ -293,6 +297,11 @@ def test_heads_of_any_size(target: str) -> None:
     shapes = ({3: d}, {3: d}, {3: e})
     others = [qkv((2, 2, 3, m), (2, 2, 3, m), (2, 2, 3, n)) for m, n in ((0, 4), (4, 0), (0, 0))]
     tensors = qkv(*[(2, 2, 3, 4)] * 3)
-    check_onnx(lambda q, k, v: attend(q, k, v, scale=0.5), tensors, dynamic_shapes=shapes,
-               others=others, target=target)  # fmt: skip
+    check_onnx(
+        lambda q, k, v: attend(q, k, v, scale=0.5),
+        tensors,
+        dynamic_shapes=shapes,
+        others=others,
+        target=target,
+    )
     check_onnx(lambda q: attend(q, q, q, scale=0.5), (torch.ones(2, 2, 3, 0),), target=target)

@@ -15,18 +15,27 @@ from tests.ops.rows import bools, ints, row
 
 special = torch.special
 OSCILLATING: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (
-        special.bessel_j0, special.bessel_j1, special.bessel_y0, special.bessel_y1,
-        special.spherical_bessel_j0, special.airy_ai,
+    f.__name__: f
+    for f in (
+        special.bessel_j0,
+        special.bessel_j1,
+        special.bessel_y0,
+        special.bessel_y1,
+        special.spherical_bessel_j0,
+        special.airy_ai,
     )
-}  # fmt: skip
+}
 MONOTONIC: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (
-        special.modified_bessel_i0, special.modified_bessel_i1,
-        special.modified_bessel_k0, special.modified_bessel_k1,
-        special.scaled_modified_bessel_k0, special.scaled_modified_bessel_k1,
+    f.__name__: f
+    for f in (
+        special.modified_bessel_i0,
+        special.modified_bessel_i1,
+        special.modified_bessel_k0,
+        special.modified_bessel_k1,
+        special.scaled_modified_bessel_k0,
+        special.scaled_modified_bessel_k1,
     )
-}  # fmt: skip
+}
 ALL = OSCILLATING | MONOTONIC
 
 # Where torch goes from one formula to another, and what is not a usual number.

@@ -100,7 +100,7 @@ ROWS = [
     c(lambda x: x.split(2, dim=1)[0], "b 4", name="split"),
     c(lambda x, m: torch.where(m, x, x * 2), "b t", "b t", make=[complexes, bools], name="where"),
     c(lambda x: nn.functional.pad(x, (1, 2)), "b t", name="pad"),
-]  # fmt: skip
+]
 
 test_static = static_test(ROWS)
 test_dynamic = dynamic_test(ROWS)

@@ -95,9 +95,11 @@ class Closure(nn.Module):
 
 def test_cond_of_modules() -> None:
     check_onnx(
-        Closure(), (torch.randn(3, 4),), dynamic_shapes=BATCH,
+        Closure(),
+        (torch.randn(3, 4),),
+        dynamic_shapes=BATCH,
         others=[(torch.ones(2, 4),), (-torch.ones(5, 4),)],
-    )  # fmt: skip
+    )
 
 
 class Counter(nn.Module):

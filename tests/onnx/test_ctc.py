@@ -46,7 +46,7 @@ def test_lengths_that_are_tensors(reduction: str, zero_infinity: bool) -> None:
             (chances(1, 1), labels(1, 1), lengths(1), lengths(1)),
             (chances(3, 2), labels(2, 0), lengths(3, 0), lengths(0, 0)),
         ],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
@@ -57,7 +57,7 @@ def test_lengths_that_are_numbers(reduction: str) -> None:
         (chances(8, 3), labels(3, 4, blank=2)),
         dynamic_shapes=({0: gp.Dim("frames", min=4)}, {1: gp.Dim("width", min=3)}),
         others=[(chances(5, 3), labels(3, 9, blank=2))],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("blank", [0, 4])
@@ -65,13 +65,14 @@ def test_targets_one_after_another(blank: int) -> None:
     torch.manual_seed(0)
     fn = loss(blank=blank, reduction="none")
     check_onnx(
-        fn, (chances(8, 3), labels(6, blank=blank), lengths(8, 7, 5), lengths(4, 0, 2)),
+        fn,
+        (chances(8, 3), labels(6, blank=blank), lengths(8, 7, 5), lengths(4, 0, 2)),
         dynamic_shapes=({0: frames, 1: batch}, {0: width}, lines, lines),
         others=[
             (chances(12, 4), labels(9, blank=blank), lengths(12, 9, 0, 9), lengths(0, 5, 3, 1)),
             (chances(3, 2), labels(0), lengths(3, 0), lengths(0, 0)),
         ],
-    )  # fmt: skip
+    )
     numbers = (8, 7, 5), (4, 0, 2)
     check_onnx(lambda x, y: fn(x, y, *numbers), (chances(8, 3), labels(6, blank=blank)))
     numbers = (8, 7, 5), (0, 0, 0)
@@ -84,9 +85,11 @@ def test_one_sequence(reduction: str) -> None:
     fn = loss(reduction=reduction)
     x, y = chances(8, 1)[:, 0], labels(3)
     check_onnx(
-        fn, (x, y, lengths(7), lengths(3)), dynamic_shapes=({0: frames}, {0: width}, None, None),
+        fn,
+        (x, y, lengths(7), lengths(3)),
+        dynamic_shapes=({0: frames}, {0: width}, None, None),
         others=[(chances(9, 1)[:, 0], labels(4), lengths(9), lengths(4))],
-    )  # fmt: skip
+    )
     check_onnx(fn, (x, y, torch.tensor(8), torch.tensor(3)))
     check_onnx(lambda x, y: fn(x, y, (8,), (3,)), (x, y))
 
@@ -97,7 +100,7 @@ def test_many_frames() -> None:
     check_onnx(
         loss(reduction="none"),
         (chances(200, 3, 30), labels(3, 40, c=30), lengths(200, 77, 180), lengths(40, 20, 9)),
-    )  # fmt: skip
+    )
 
 
 def test_doubles() -> None:

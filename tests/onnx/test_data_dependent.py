@@ -28,32 +28,69 @@ ROWS = [
     row(lambda a: a.nonzero(), "", make=bools, name="nonzero_number"),
     row(lambda a: a.nonzero(as_tuple=True), "b t c", make=bools, name="nonzero_tuple"),
     row(lambda a: (torch.argwhere(a), torch.where(a)), "b t", make=bools, name="argwhere"),
-    row(lambda a: torch.nonzero_static(a, size=3, fill_value=7), "b t", make=bools,
-        name="nonzero_static"),
-    row(lambda a: torch.nonzero_static(a, size=a.shape[0]), "b t", make=bools,
-        name="nonzero_static_symbolic"),
+    row(
+        lambda a: torch.nonzero_static(a, size=3, fill_value=7),
+        "b t",
+        make=bools,
+        name="nonzero_static",
+    ),
+    row(
+        lambda a: torch.nonzero_static(a, size=a.shape[0]),
+        "b t",
+        make=bools,
+        name="nonzero_static_symbolic",
+    ),
     row(lambda a, m: a[m].sum() + a[m].shape[0], "b t", "b t", make=[R, bools], name="mask_sum"),
     row(lambda a, m: a[m] @ a[m].T, "b t", "b", make=[R, bools], name="mask_matmul"),
     row(lambda a, m: torch.cat([a[m], a[~m]]), "b t", "b", make=[R, bools], name="mask_parts"),
-    row(lambda a, m: torch.zeros_like(a[m]) + torch.arange(a[m].shape[0])[:, None], "b t", "b",
-        make=[R, bools], name="mask_count"),
+    row(
+        lambda a, m: torch.zeros_like(a[m]) + torch.arange(a[m].shape[0])[:, None],
+        "b t",
+        "b",
+        make=[R, bools],
+        name="mask_count",
+    ),
     row(lambda a, m: a[m.nonzero()[:, 0]], "b t", "b", make=[R, bools], name="index_by_nonzero"),
-    row(lambda a, r: a.repeat_interleave(r, 0), "b t", "b", make=[R, counts],
-        name="repeat_interleave"),
-    row(lambda a, r: a.repeat_interleave(r, 1), "b t", "t", make=[R, counts],
-        name="repeat_interleave_columns"),
-    row(lambda a, r: a.repeat_interleave(r), "b t", "1", make=[R, counts],
-        name="repeat_interleave_flat"),
+    row(
+        lambda a, r: a.repeat_interleave(r, 0),
+        "b t",
+        "b",
+        make=[R, counts],
+        name="repeat_interleave",
+    ),
+    row(
+        lambda a, r: a.repeat_interleave(r, 1),
+        "b t",
+        "t",
+        make=[R, counts],
+        name="repeat_interleave_columns",
+    ),
+    row(
+        lambda a, r: a.repeat_interleave(r),
+        "b t",
+        "1",
+        make=[R, counts],
+        name="repeat_interleave_flat",
+    ),
     row(lambda r: torch.repeat_interleave(r), "k", make=counts, name="repeat_interleave_positions"),
     row(lambda r: torch.repeat_interleave(r.int()), "k", make=counts, name="repeat_interleave_int"),
-    row(lambda a: a.repeat_interleave(2, 0, output_size=2 * a.shape[0]), "b t",
-        name="repeat_interleave_size"),
-    row(lambda a, r: a.repeat_interleave(r * 0 + 2, 0, output_size=2 * a.shape[0]), "b t", "b",
-        make=[R, counts], name="repeat_interleave_tensor_size"),
-    row(lambda a: torch.unique(a)[1:], "b t", make=PICK, least={"b": 1, "t": 1},
-        name="unique_rest"),
+    row(
+        lambda a: a.repeat_interleave(2, 0, output_size=2 * a.shape[0]),
+        "b t",
+        name="repeat_interleave_size",
+    ),
+    row(
+        lambda a, r: a.repeat_interleave(r * 0 + 2, 0, output_size=2 * a.shape[0]),
+        "b t",
+        "b",
+        make=[R, counts],
+        name="repeat_interleave_tensor_size",
+    ),
+    row(
+        lambda a: torch.unique(a)[1:], "b t", make=PICK, least={"b": 1, "t": 1}, name="unique_rest"
+    ),
     row(lambda a: torch.bincount(a).cumsum(0), "t", make=PICK, name="bincount_cumsum"),
-]  # fmt: skip
+]
 
 test_static = static_test(ROWS)
 test_dynamic = dynamic_test(ROWS)
@@ -64,23 +101,34 @@ def test_sizes_from_a_number(dtype: torch.dtype) -> None:
     def program(x, n):  # type: ignore[no-untyped-def]
         k = n.item()
         return (
-            torch.arange(k), torch.zeros(k, 2), torch.ones(3, k), x[:k], x[k:], x[..., :k],
-            torch.full((k,), k), x.new_zeros(k + 1), k, 2 * k + 1,
-        )  # fmt: skip
+            torch.arange(k),
+            torch.zeros(k, 2),
+            torch.ones(3, k),
+            x[:k],
+            x[k:],
+            x[..., :k],
+            torch.full((k,), k),
+            x.new_zeros(k + 1),
+            k,
+            2 * k + 1,
+        )
 
     x = torch.randn(5, 6)
     check_onnx(
-        program, (x, torch.tensor(3, dtype=dtype)), dynamic_shapes=({0: gp.Dim("b")}, None),
+        program,
+        (x, torch.tensor(3, dtype=dtype)),
+        dynamic_shapes=({0: gp.Dim("b")}, None),
         others=[(x, torch.tensor(k, dtype=dtype)) for k in (0, 1, 5, 9)],
-    )  # fmt: skip
+    )
 
 
 def test_negative_number_counts_from_the_end() -> None:
     x = torch.randn(5, 6)
     check_onnx(
-        lambda x, n: x[: n.item()], (x, torch.tensor(3)),
+        lambda x, n: x[: n.item()],
+        (x, torch.tensor(3)),
         others=[(x, torch.tensor(n)) for n in (-2, 0, 7, -9)],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
@@ -95,8 +143,11 @@ def test_numbers_with_a_fraction(dtype: torch.dtype) -> None:
 
 def test_truth_of_a_tensor_as_a_number() -> None:
     x = torch.randn(4)
-    check_onnx(lambda x: (x * (x > 9).any().item(), (x > 0).all().item()), (x,),
-               others=[(x.abs(),), (x.abs() + 10,)])  # fmt: skip
+    check_onnx(
+        lambda x: (x * (x > 9).any().item(), (x > 0).all().item()),
+        (x,),
+        others=[(x.abs(),), (x.abs() + 10,)],
+    )
 
 
 def test_lists_of_numbers() -> None:
@@ -106,9 +157,10 @@ def test_lists_of_numbers() -> None:
 
     x = torch.randn(6, 3)
     check_onnx(
-        program, (x, torch.tensor([2, 4])),
+        program,
+        (x, torch.tensor([2, 4])),
         others=[(x, torch.tensor([6, 0])), (x, torch.tensor([3, 3]))],
-    )  # fmt: skip
+    )
 
 
 def test_a_number_read_twice_is_one() -> None:
@@ -145,9 +197,11 @@ def test_several_of_them_together() -> None:
 
     n = gp.Dim("n")
     check_onnx(
-        program, inputs(6), dynamic_shapes=({0: n}, {0: n}),
+        program,
+        inputs(6),
+        dynamic_shapes=({0: n}, {0: n}),
         others=[inputs(9), inputs(1), inputs(0), (torch.randn(3, 4), -torch.rand(3))],
-    )  # fmt: skip
+    )
 
 
 def test_an_assertion_on_the_whole_of_a_tensor_is_left_out() -> None:

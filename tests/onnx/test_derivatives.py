@@ -23,9 +23,15 @@ BIG = {"h": 5, "w": 5, "t": 5}
 
 
 def conv_backward(
-    n: int, stride: int = 1, padding: int = 0, dilation: int = 1, transposed: bool = False,
-    more: int = 0, groups: int = 1, mask: tuple[bool, bool, bool] = (True, True, True),
-) -> Callable[..., Any]:  # fmt: skip
+    n: int,
+    stride: int = 1,
+    padding: int = 0,
+    dilation: int = 1,
+    transposed: bool = False,
+    more: int = 0,
+    groups: int = 1,
+    mask: tuple[bool, bool, bool] = (True, True, True),
+) -> Callable[..., Any]:
     def fn(x: torch.Tensor, weight: torch.Tensor) -> Any:
         settings = ([stride] * n, [padding] * n, [dilation] * n, transposed, [more] * n, groups)
         out = aten.convolution(x, weight, None, *settings)
@@ -43,8 +49,9 @@ def conv_row(
     groups, transposed = settings.get("groups", 1), settings.get("transposed", False)
     first, second = (4, 6 // groups) if transposed else (6, 4 // groups)
     spec = " ".join(map(str, (first, second, *[kernel] * n)))
-    return row(conv_backward(n, **settings), SPECS[n], spec, least=BIG, make=make,
-               name=f"conv{n}d_{name}")  # fmt: skip
+    return row(
+        conv_backward(n, **settings), SPECS[n], spec, least=BIG, make=make, name=f"conv{n}d_{name}"
+    )
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -64,8 +71,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 AVG: dict[int, Any] = {2: aten.avg_pool2d_backward, 3: aten.avg_pool3d_backward}
 ADAPTIVE: dict[int, Any] = {
-    2: aten._adaptive_avg_pool2d_backward, 3: aten._adaptive_avg_pool3d_backward
-}  # fmt: skip
+    2: aten._adaptive_avg_pool2d_backward,
+    3: aten._adaptive_avg_pool3d_backward,
+}
 MEAN: dict[int, Any] = {2: F.avg_pool2d, 3: F.avg_pool3d}
 ADAPTIVE_MEAN: dict[int, Any] = {2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}
 MAX: dict[int, Any] = {
@@ -77,9 +85,10 @@ ADAPTIVE_MAX: dict[int, Any] = {
     3: (F.adaptive_max_pool3d, aten.adaptive_max_pool3d_backward),
 }
 REPLICATION: dict[int, Any] = {
-    1: aten.replication_pad1d_backward, 2: aten.replication_pad2d_backward,
+    1: aten.replication_pad1d_backward,
+    2: aten.replication_pad2d_backward,
     3: aten.replication_pad3d_backward,
-}  # fmt: skip
+}
 
 
 def avg(n: int, *settings: Any, divisor: int | None = None) -> Callable[..., Any]:
@@ -122,26 +131,42 @@ def replication(n: int, pads: list[int]) -> Callable[..., Any]:
 ROWS = [
     *(conv_row(2, name=name, **settings) for name, settings in SETTINGS.items()),
     *(conv_row(n, name="strided", stride=2, padding=1) for n in (1, 3)),
-    *(conv_row(2, name=make.__name__, make=make, stride=2, padding=1)
-      for make in (doubles, halves)),
+    *(
+        conv_row(2, name=make.__name__, make=make, stride=2, padding=1)
+        for make in (doubles, halves)
+    ),
     conv_row(2, name="doubles_groups", make=doubles, groups=2, transposed=True, stride=2),
     *(conv_row(2, name=f"only_{i}", mask=tuple(i == k for k in range(3))) for i in range(3)),
-    *(row(avg(n, *settings), SPECS[n], least=BIG, name=f"avg_pool{n}d_{settings}")
-      for n, settings in itertools.product(
-          AVG, [(2, 2, 0, False, True), (3, 2, 1, True, False), (3, 1, 1, False, True)])),
+    *(
+        row(avg(n, *settings), SPECS[n], least=BIG, name=f"avg_pool{n}d_{settings}")
+        for n, settings in itertools.product(
+            AVG, [(2, 2, 0, False, True), (3, 2, 1, True, False), (3, 1, 1, False, True)]
+        )
+    ),
     row(avg(2, 3, 2, 1, True, True, divisor=5), "4 h w", least=BIG, name="avg_pool2d_divisor"),
     row(avg(2, 3, 2, 1, True, True), "b 4 h w", least=BIG, make=doubles, name="avg_pool2d_doubles"),
-    *(row(adaptive(n, size), SPECS[n], least=BIG, name=f"adaptive_avg_pool{n}d_{size}")
-      for n, size in itertools.product(ADAPTIVE, (1, 3))),
+    *(
+        row(adaptive(n, size), SPECS[n], least=BIG, name=f"adaptive_avg_pool{n}d_{size}")
+        for n, size in itertools.product(ADAPTIVE, (1, 3))
+    ),
     row(adaptive(2, (2, 7)), "4 h w", least=BIG, make=doubles, name="adaptive_avg_pool2d_plane"),
     *(row(maximum(n), SPECS[n], least=BIG, name=f"max_pool{n}d") for n in MAX),
     row(maximum(2), "b 4 h w", least=BIG, make=halves, name="max_pool2d_halves"),
-    *(row(adaptive_maximum(n, 3), SPECS[n], least=BIG, name=f"adaptive_max_pool{n}d")
-      for n in ADAPTIVE_MAX),
-    *(row(replication(n, [1, 2, 2, 0, 1, 3][: 2 * n]), SPECS[n], least=BIG,
-          name=f"replication_pad{n}d") for n in REPLICATION),
+    *(
+        row(adaptive_maximum(n, 3), SPECS[n], least=BIG, name=f"adaptive_max_pool{n}d")
+        for n in ADAPTIVE_MAX
+    ),
+    *(
+        row(
+            replication(n, [1, 2, 2, 0, 1, 3][: 2 * n]),
+            SPECS[n],
+            least=BIG,
+            name=f"replication_pad{n}d",
+        )
+        for n in REPLICATION
+    ),
     row(replication(1, [-1, 2]), "4 t", least=BIG, make=doubles, name="replication_pad1d_less"),
-]  # fmt: skip
+]
 
 test_static = static_test(ROWS)
 test_dynamic = dynamic_test(ROWS)
@@ -151,12 +176,18 @@ test_dynamic = dynamic_test(ROWS)
     ("settings", "shapes", "wanted"),
     [
         ({"mask": (True, False, False)}, [(2, 3, 6, 6), (4, 3, 3, 3)], ["ConvTranspose"]),
-        ({"mask": (False, True, False)}, [(2, 3, 6, 6), (4, 3, 3, 3)],
-         ["Transpose", "Transpose", "Conv", "Transpose"]),
-        ({"mask": (False, True, False)}, [(2, 3, 6, 6), (4, 3, 1, 1)],
-         ["Reshape", "Reshape", "Transpose", "MatMul", "ReduceSum", "Reshape"]),
+        (
+            {"mask": (False, True, False)},
+            [(2, 3, 6, 6), (4, 3, 3, 3)],
+            ["Transpose", "Transpose", "Conv", "Transpose"],
+        ),
+        (
+            {"mask": (False, True, False)},
+            [(2, 3, 6, 6), (4, 3, 1, 1)],
+            ["Reshape", "Reshape", "Transpose", "MatMul", "ReduceSum", "Reshape"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_few_nodes(settings: Any, shapes: Any, wanted: list[str]) -> None:
     x, weight = map(torch.randn, shapes)
     grad = torch.randn_like(F.conv2d(x, weight))

@@ -85,7 +85,7 @@ EXAMPLES: dict[str, tuple[Tensor, Callable[[Tensor], bool]]] = {
     "complex": (torch.randn(4, 5, dtype=torch.complex64), lambda t: t.is_complex()),
     "not numbers": (torch.tensor([[1.0, math.nan], [0.5, 0.25]]), lambda t: not t.isinf().any()),
     "nothing": (torch.empty(0, 5), lambda t: t.dtype is torch.float32),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -147,42 +147,52 @@ n, k = gp.Dim("n", min=3), gp.Dim("k", min=1)
 OFFSETS = torch.tensor([0, 3, 5, 9])
 PROGRAMS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "topk": lambda: (
-        lambda s, b: b[s.topk(3).indices], (torch.randn(8), torch.randn(8, 4)), ({0: n}, {0: n}),
+        lambda s, b: b[s.topk(3).indices],
+        (torch.randn(8), torch.randn(8, 4)),
+        ({0: n}, {0: n}),
     ),
     "bag": lambda: (Bag(), (torch.randint(0, 10, (12,)), OFFSETS), ({0: n}, {0: k})),
     "last offset": lambda: (
-        Bag(last=True), (torch.randint(0, 10, (12,)), torch.tensor([0, 3, 5, 12])),
+        Bag(last=True),
+        (torch.randint(0, 10, (12,)), torch.tensor([0, 3, 5, 12])),
         ({0: n}, {0: gp.Dim("bags", min=2)}),
     ),
     "searchsorted": lambda: (
-        lambda e, v: torch.searchsorted(e, v), (torch.randn(9).sort().values, torch.randn(5)),
+        lambda e, v: torch.searchsorted(e, v),
+        (torch.randn(9).sort().values, torch.randn(5)),
         ({0: n}, {0: k}),
     ),
     "rows": lambda: (
-        lambda t, i: t[i] + t.index_select(0, i), (torch.randn(8, 3), torch.tensor([7, 2, 0, 5])),
+        lambda t, i: t[i] + t.index_select(0, i),
+        (torch.randn(8, 3), torch.tensor([7, 2, 0, 5])),
         ({0: n}, {0: k}),
     ),
     "gather": lambda: (
-        lambda t, i: t.gather(1, i), (torch.randn(4, 8), torch.randint(0, 8, (4, 8))),
+        lambda t, i: t.gather(1, i),
+        (torch.randn(4, 8), torch.randint(0, 8, (4, 8))),
         ({1: n}, {1: n}),
     ),
     "scatter": lambda: (
         lambda t, i, v: t.scatter(0, i, v),
-        (torch.randn(8), torch.tensor([7, 2, 0]), torch.randn(3)), ({0: n}, {0: k}, {0: k}),
+        (torch.randn(8), torch.tensor([7, 2, 0]), torch.randn(3)),
+        ({0: n}, {0: k}, {0: k}),
     ),
     "shifted": lambda: (
-        lambda t, i: F.embedding(i.unsqueeze(0) + 2, t), (torch.randn(8, 3), torch.arange(6)),
+        lambda t, i: F.embedding(i.unsqueeze(0) + 2, t),
+        (torch.randn(8, 3), torch.arange(6)),
         ({0: n}, {0: k}),
     ),
     "labels": lambda: (
-        F.cross_entropy, (torch.randn(6, 5), torch.tensor([0, 4, 2, -100, 1, 4])),
+        F.cross_entropy,
+        (torch.randn(6, 5), torch.tensor([0, 4, 2, -100, 1, 4])),
         ({0: k, 1: n}, {0: k}),
     ),
     "sort": lambda: (
-        lambda s, b: (b[s.argsort()], s.sort().values), (torch.randn(8), torch.randn(8, 4)),
+        lambda s, b: (b[s.argsort()], s.sort().values),
+        (torch.randn(8), torch.randn(8, 4)),
         ({0: n}, {0: n}),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -196,8 +206,9 @@ def test_programs_that_are_right(name: str, seed: int) -> None:
 
 
 def test_indices_follow_the_size_of_what_they_point_into() -> None:
-    ep = gp.export(lambda t, i: t[i], (torch.randn(8), torch.tensor([7, 2])),
-                   dynamic_shapes=({0: n}, {0: k}))  # fmt: skip
+    ep = gp.export(
+        lambda t, i: t[i], (torch.randn(8), torch.tensor([7, 2])), dynamic_shapes=({0: n}, {0: k})
+    )
     samples = Samples(ep, [torch.randn(8), torch.tensor([7, 2])])
     rows, places = samples.symbols
     small, large = (samples.drawn({rows: size, places: 40})[1] for size in (3, 100))

@@ -47,14 +47,21 @@ ROWS = [
     row(lambda a: torch.arange(a.shape[0] / 2), "b", name="arange_of_a_quotient"),
     row(lambda a: torch.linspace(-1, 1, a.shape[0]), "b", name="linspace"),
     row(lambda a: torch.linspace(0, a.shape[0], 5), "b", name="linspace_to_a_size"),
-    row(lambda a: torch.linspace(0, 10, a.shape[0], dtype=torch.int64), "b",
-        name="linspace_integers"),
-    row(lambda a: torch.linspace(3, 3, a.shape[0], dtype=torch.float64), "b",
-        name="linspace_double"),
+    row(
+        lambda a: torch.linspace(0, 10, a.shape[0], dtype=torch.int64),
+        "b",
+        name="linspace_integers",
+    ),
+    row(
+        lambda a: torch.linspace(3, 3, a.shape[0], dtype=torch.float64), "b", name="linspace_double"
+    ),
     row(lambda a, b, c: torch.linspace(b, c, a.shape[0]), "b", "", "", name="linspace_tensors"),
     row(lambda a: torch.logspace(-1, 2, a.shape[0]), "b", name="logspace"),
-    row(lambda a: torch.logspace(0, 3, a.shape[0], 2.0, dtype=torch.int64), "b",
-        name="logspace_integers"),
+    row(
+        lambda a: torch.logspace(0, 3, a.shape[0], 2.0, dtype=torch.int64),
+        "b",
+        name="logspace_integers",
+    ),
     row(lambda a: torch.logspace(0, a.shape[0], 5), "b", name="logspace_to_a_size"),
     row(lambda a, b, c: torch.logspace(b, c, 5, base=2.0), "b", "", "", name="logspace_tensors"),
     row(lambda a: torch.eye(a.shape[0]), "b", name="eye"),
@@ -62,19 +69,35 @@ ROWS = [
     row(lambda a: torch.eye(3, a.shape[0], dtype=torch.int8), "b", name="eye_int8"),
     row(lambda a: torch.zeros(a.shape[0], 100_000)[:, :1], "b", name="zeros_large"),
     row(lambda a: torch.hann_window(a.shape[0]), "7", name="hann_window"),
-    *(row(lambda a, fn=fn: fn(a.shape[0]), "b", name=f"open_{fn.__name__}") for fn in (
-        torch.hann_window, torch.hamming_window, torch.bartlett_window, torch.blackman_window,
-        torch.kaiser_window, torch.fft.fftfreq, torch.fft.rfftfreq,
-    )),
+    *(
+        row(lambda a, fn=fn: fn(a.shape[0]), "b", name=f"open_{fn.__name__}")
+        for fn in (
+            torch.hann_window,
+            torch.hamming_window,
+            torch.bartlett_window,
+            torch.blackman_window,
+            torch.kaiser_window,
+            torch.fft.fftfreq,
+            torch.fft.rfftfreq,
+        )
+    ),
     row(lambda a: torch.vander(a), "b", name="vander"),
     row(lambda a: torch.tril_indices(*a.shape), "b t", name="tril_indices"),
     row(lambda a: torch.triu_indices(*a.shape, 1), "b t", name="triu_indices"),
     row(lambda a: torch.combinations(a), "b", name="combinations"),
-    row(lambda a, c: F.one_hot(a, c.shape[0] + 3), "b", "t", make=[ints(3), torch.randn],
-        name="one_hot_of_a_size"),
-    row(lambda a: (torch.arange(a.shape[1])[None] < torch.arange(a.shape[0])[:, None]), "b t",
-        name="mask"),
-]  # fmt: skip
+    row(
+        lambda a, c: F.one_hot(a, c.shape[0] + 3),
+        "b",
+        "t",
+        make=[ints(3), torch.randn],
+        name="one_hot_of_a_size",
+    ),
+    row(
+        lambda a: torch.arange(a.shape[1])[None] < torch.arange(a.shape[0])[:, None],
+        "b t",
+        name="mask",
+    ),
+]
 
 test_static = static_test(ROWS)
 test_dynamic = dynamic_test(ROWS)

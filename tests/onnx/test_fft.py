@@ -82,10 +82,11 @@ def test_stft(options: dict[str, Any]) -> None:
     x = (torch.randn(2, 64),)
     check_onnx(lambda x: spectrum(x, **options), x)
     check_onnx(
-        lambda x: spectrum(x, **options).abs() ** 2, x,
+        lambda x: spectrum(x, **options).abs() ** 2,
+        x,
         dynamic_shapes=({0: gp.Dim("b"), 1: gp.Dim("t", min=32)},),
         others=[(torch.randn(3, 101),), (torch.randn(1, 40),)],
-    )  # fmt: skip
+    )
 
 
 def test_istft() -> None:
@@ -107,9 +108,11 @@ def test_istft_of_any_length(length: str) -> None:
         return torch.istft(spectrum * 2, 16, 4, 12, window, normalized=True, length=wanted)
 
     check_onnx(
-        fn, (torch.randn(2, 64),), dynamic_shapes=({0: gp.Dim("b"), 1: gp.Dim("t", min=32)},),
+        fn,
+        (torch.randn(2, 64),),
+        dynamic_shapes=({0: gp.Dim("b"), 1: gp.Dim("t", min=32)},),
         others=[(torch.randn(3, 101),), (torch.randn(1, 43),)],
-    )  # fmt: skip
+    )
 
 
 def test_istft_of_one_signal_and_beyond_its_end() -> None:
@@ -122,9 +125,11 @@ def test_istft_of_one_signal_and_beyond_its_end() -> None:
     spectra = [torch.randn(9, frames, dtype=torch.complex64) for frames in (14, 9, 12)]
     with pytest.warns(UserWarning, match="length of signal is shorter"):
         check_onnx(
-            fn, (spectra[0],), dynamic_shapes=({1: gp.Dim("t", max=16)},),
+            fn,
+            (spectra[0],),
+            dynamic_shapes=({1: gp.Dim("t", max=16)},),
             others=[(x,) for x in spectra[1:]],
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.parametrize("n", [2, 6, 12, 20])

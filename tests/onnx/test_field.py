@@ -108,7 +108,8 @@ def with_vmap(x: Tensor) -> Tensor:
 BIG = torch.tensor([7_000_000_049, 1, 9_007_199_254_740_993])
 CASES = {
     "write at an index": Case(
-        write_at_index, (floats(4, 5), torch.tensor([0, 3]), floats(4)),
+        write_at_index,
+        (floats(4, 5), torch.tensor([0, 3]), floats(4)),
         [(floats(6, 5), torch.tensor([1, 1, 4]), floats(6))],
         shapes=({0: N}, {0: gp.Dim("k", min=1)}, {0: N}),
     ),
@@ -116,18 +117,22 @@ CASES = {
     "floor division": Case(floor_division, (floats(4),), [(floats(7),), (floats(1),)]),
     "full of integers": Case(
         lambda x: torch.full((x.shape[0],), 3) + torch.full_like(x, 2).long(),
-        (floats(4),), [(floats(2),)],
+        (floats(4),),
+        [(floats(2),)],
     ),
     "moments under a mask": Case(
         masked_moments, (floats(4, 3), ints(2, 4, 3)), [(floats(6, 3), ints(2, 6, 3))]
     ),
     "parts": Case(parts, (floats(4, 3),), [(floats(7, 3),), (floats(1, 3),)]),
     "slices without a start": Case(
-        lambda x: (x[None:3], x[:-1], x[None:None:2]), (floats(4),), [(floats(6),), (floats(3),)],
+        lambda x: (x[None:3], x[:-1], x[None:None:2]),
+        (floats(4),),
+        [(floats(6),), (floats(3),)],
         shapes=({0: gp.Dim("n", min=3)},),
     ),
     "roll": Case(
-        lambda x: (x.roll(1, 0), x.roll((2, -1), (0, 1)), x.roll(3)), (floats(4, 3),),
+        lambda x: (x.roll(1, 0), x.roll((2, -1), (0, 1)), x.roll(3)),
+        (floats(4, 3),),
         [(floats(2, 3),)],
     ),
     "compare with sizes": Case(compare_with_size, (floats(4, 2) * 4,), [(floats(9, 2) * 9,)]),
@@ -136,7 +141,9 @@ CASES = {
     ),
     "symbolic scalars": Case(symbolic_scalars, (floats(4),), [(floats(6),), (floats(1),)]),
     "in place": Case(
-        in_place, (floats(4, 3), torch.tensor([0, 2])), [(floats(5, 3), torch.tensor([4, 4]))],
+        in_place,
+        (floats(4, 3), torch.tensor([0, 2])),
+        [(floats(5, 3), torch.tensor([4, 4]))],
         shapes=({0: gp.Dim("n", min=4)}, {0: gp.Dim("k", min=1)}),
     ),
     "chains of aliases": Case(aliases, (floats(4, 3),), [(floats(6, 3),)]),
@@ -144,28 +151,30 @@ CASES = {
         lambda x: (*x.cummax(0), *x.cummin(1)), (floats(4, 3),), [(floats(6, 3),)]
     ),
     "complex exponential": Case(
-        lambda x: torch.exp(1j * x).real + torch.polar(torch.ones_like(x), x).imag, (floats(4),),
+        lambda x: torch.exp(1j * x).real + torch.polar(torch.ones_like(x), x).imag,
+        (floats(4),),
         [(floats(7),)],
     ),
     "irfft": Case(
         lambda x: torch.fft.irfft(torch.fft.rfft(x) * 2, n=6), (floats(4, 6),), [(floats(2, 6),)]
     ),
     "histc": Case(lambda x: torch.histc(x, 5, -2, 2), (floats(9),), [(floats(30),)]),
-    "bincount": Case(
-        lambda x: torch.bincount(x, minlength=6), (ints(5, 9),), [(ints(5, 20),)]
-    ),
+    "bincount": Case(lambda x: torch.bincount(x, minlength=6), (ints(5, 9),), [(ints(5, 20),)]),
     "search": Case(
         lambda s, x: (torch.searchsorted(s, x), torch.bucketize(x, s, right=True)),
-        (torch.arange(5.0), floats(4)), [(torch.arange(9.0), floats(4))],
+        (torch.arange(5.0), floats(4)),
+        [(torch.arange(9.0), floats(4))],
         shapes=({0: gp.Dim("k", min=1)}, {0: N}),
     ),
     "stable sort": Case(
         lambda x: (*x.sort(stable=True), x.argsort(descending=True, stable=True)),
-        (ints(3, 12),), [(ints(3, 40),)],
+        (ints(3, 12),),
+        [(ints(3, 40),)],
     ),
     **{
         f"scatter reduce, {how}": Case(
-            reduced(how), (floats(4, 3), ints(4, 5, 3), floats(5, 3)),
+            reduced(how),
+            (floats(4, 3), ints(4, 5, 3), floats(5, 3)),
             [(floats(4, 3), ints(4, 9, 3), floats(9, 3))],
             shapes=(None, {0: N}, {0: N}),
         )
@@ -176,7 +185,8 @@ CASES = {
     ),
     "repeat interleave": Case(
         lambda x, r: torch.repeat_interleave(x, r, dim=0, output_size=6),
-        (floats(3), torch.tensor([1, 2, 3])), [(floats(2), torch.tensor([6, 0]))],
+        (floats(3), torch.tensor([1, 2, 3])),
+        [(floats(2), torch.tensor([6, 0]))],
     ),
     "masked scatter": Case(
         lambda x, m, s: x.masked_scatter(m, s),
@@ -184,10 +194,8 @@ CASES = {
         [(floats(6, 3), ints(2, 6, 3).bool(), floats(18))],
         shapes=({0: N}, {0: N}, {0: gp.Dim("k", min=1)}),
     ),
-    "masks by vmap": Case(
-        with_vmap, (floats(4, 4),), [(floats(7, 7),)], shapes=({0: N, 1: N},)
-    ),
-}  # fmt: skip
+    "masks by vmap": Case(with_vmap, (floats(4, 4),), [(floats(7, 7),)], shapes=({0: N, 1: N},)),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -229,9 +237,11 @@ def test_a_batch_of_one_at_export_stays_a_batch() -> None:
     x = floats(1, 5, 16)
     spec = ({0: gp.Dim("batch", min=1), 1: gp.Dim("length", min=1)},)
     check_onnx(
-        lambda x: layer(x, x, x, need_weights=False)[0], (x,), dynamic_shapes=spec,
+        lambda x: layer(x, x, x, need_weights=False)[0],
+        (x,),
+        dynamic_shapes=spec,
         others=[(floats(3, 7, 16),)],
-    )  # fmt: skip
+    )
 
 
 class Keywords(nn.Module):

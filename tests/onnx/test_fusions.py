@@ -24,8 +24,9 @@ def fused(fn: Any, *args: Tensor, **options: Any) -> list[str]:
     """What a program of [batch, length, ...] inputs becomes; it is run at other sizes too."""
     shapes = tuple({0: B, 1: S} for _ in args)
     others = [tuple(torch.cat([a, a], 1)[:1] for a in args)]
-    program = check_onnx(fn, args, dynamic_shapes=(shapes,) if _is_variadic(fn) else shapes,
-                         others=others, **options)  # fmt: skip
+    program = check_onnx(
+        fn, args, dynamic_shapes=(shapes,) if _is_variadic(fn) else shapes, others=others, **options
+    )
     return operators(program)
 
 

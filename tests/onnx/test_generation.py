@@ -55,8 +55,11 @@ def test_names_of_a_cache() -> None:
     assert names(session.get_inputs()) == ["input_ids", *(f"past_key_values_{p}" for p in parts)]
     assert names(session.get_outputs()) == ["logits", *(f"present_{p}" for p in parts)]
     assert [i.shape for i in session.get_inputs()][1:5] == [
-        ["batch", 2, "window", 8], ["batch", 2, "window", 8], [], ["batch", 2, "past", 8],
-    ]  # fmt: skip
+        ["batch", 2, "window", 8],
+        ["batch", 2, "window", 8],
+        [],
+        ["batch", 2, "past", 8],
+    ]
 
 
 def test_the_program_is_called_with_caches() -> None:
@@ -89,9 +92,10 @@ def test_the_prompt_alone(name: str, given: bool) -> None:
     more = {"past_key_values": hf.DynamicCache(config=model.config)} if given else {}
     batch, length = gp.Dim("batch", min=1), gp.Dim("length", min=1)
     program = gp.onnx.export(
-        model, kwargs={"input_ids": PROMPT, **more},
+        model,
+        kwargs={"input_ids": PROMPT, **more},
         dynamic_shapes={"input_ids": {0: batch, 1: length}},
-    )  # fmt: skip
+    )
     report = program.verify()
     assert report.ok and len(report.sizes_tried) > 3
     for prompt in (PROMPT[:1, :1], PROMPT[:, :3], PROMPT.repeat(1, 3)):
@@ -119,14 +123,18 @@ def test_padding_on_the_left() -> None:
         program = gp.onnx.export(
             model,
             kwargs={
-                "input_ids": PROMPT[:2, :2], "attention_mask": padded(PROMPT[:2, :5]),
-                "position_ids": torch.tensor([[3, 4], [1, 2]]), "past_key_values": cache,
+                "input_ids": PROMPT[:2, :2],
+                "attention_mask": padded(PROMPT[:2, :5]),
+                "position_ids": torch.tensor([[3, 4], [1, 2]]),
+                "past_key_values": cache,
             },
             dynamic_shapes={
-                "input_ids": {0: batch, 1: new}, "attention_mask": {0: batch, 1: gp.Dim("total")},
-                "position_ids": {0: batch, 1: new}, "past_key_values": {0: batch, 2: past},
+                "input_ids": {0: batch, 1: new},
+                "attention_mask": {0: batch, 1: gp.Dim("total")},
+                "position_ids": {0: batch, 1: new},
+                "past_key_values": {0: batch, 2: past},
             },
-        )  # fmt: skip
+        )
     session = session_of(program)
     mask = padded(PROMPT).numpy()
     state = generation.empty_cache(session, len(PROMPT))
@@ -157,17 +165,37 @@ def cache_of(model: Any, batch: int, length: int) -> hf.DynamicCache:
 # Encoder and decoder: the first call of the decoder also fills the cache of the encoder.
 
 SEQ2SEQ = {
-    "bart": lambda: hf.BartForConditionalGeneration(hf.BartConfig(
-        vocab_size=99, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, pad_token_id=0,
-        bos_token_id=1, eos_token_id=2, decoder_start_token_id=2, forced_eos_token_id=None,
-        max_position_embeddings=64,
-    )),
-    "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(
-        vocab_size=99, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=2,
-        num_heads=4, decoder_start_token_id=0,
-    )),
-}  # fmt: skip
+    "bart": lambda: hf.BartForConditionalGeneration(
+        hf.BartConfig(
+            vocab_size=99,
+            d_model=32,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=64,
+            decoder_ffn_dim=64,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            decoder_start_token_id=2,
+            forced_eos_token_id=None,
+            max_position_embeddings=64,
+        )
+    ),
+    "t5": lambda: hf.T5ForConditionalGeneration(
+        hf.T5Config(
+            vocab_size=99,
+            d_model=32,
+            d_kv=8,
+            d_ff=64,
+            num_layers=2,
+            num_decoder_layers=2,
+            num_heads=4,
+            decoder_start_token_id=0,
+        )
+    ),
+}
 
 
 @pytest.mark.slow
@@ -211,12 +239,18 @@ def test_encoder_and_decoder(name: str) -> None:
     session, following, state = session_of(first), session_of(step), {}
     for _ in range(TOKENS):
         taken = names(session.get_inputs())
-        feeds = {"encoder_outputs_last_hidden_state": encoded,
-                 "decoder_input_ids": sequence[:, -1:], **state}  # fmt: skip
+        feeds = {
+            "encoder_outputs_last_hidden_state": encoded,
+            "decoder_input_ids": sequence[:, -1:],
+            **state,
+        }
         outputs = session.run(None, {n: feeds[n] for n in taken})
         found = dict(zip(names(session.get_outputs()), outputs, strict=True))
-        state = {n.replace("present", "past_key_values"): x for n, x in found.items()
-                 if n.startswith("present")}  # fmt: skip
+        state = {
+            n.replace("present", "past_key_values"): x
+            for n, x in found.items()
+            if n.startswith("present")
+        }
         new_ids = found["logits"][:, -1].argmax(-1)[:, None]
         sequence = np.concatenate([sequence, new_ids], axis=1)
         session = following
@@ -233,9 +267,10 @@ def test_states(name: str) -> None:
     with torch.no_grad():
         model(PROMPT[:2], **{key: cache})
     program = gp.onnx.export(
-        model, kwargs={"input_ids": PROMPT[:2, :1], key: cache},
+        model,
+        kwargs={"input_ids": PROMPT[:2, :1], key: cache},
         dynamic_shapes={"input_ids": {0: BATCH}, key: shapes},
-    )  # fmt: skip
+    )
     session = session_of(program)
     state = {
         i.name: np.zeros([lengths.get(d, d) for d in i.shape], np.float32)
@@ -265,22 +300,35 @@ def seeded(kind: Any, config: Any) -> nn.Module:
 
 def mamba() -> Any:
     config = hf.MambaConfig(
-        vocab_size=99, hidden_size=32, state_size=8, num_hidden_layers=2, pad_token_id=0,
-        bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        vocab_size=99,
+        hidden_size=32,
+        state_size=8,
+        num_hidden_layers=2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     return seeded(hf.MambaForCausalLM, config), "cache_params", {0: BATCH}, SIZES
 
 
 def jamba() -> Any:
     config = hf.JambaConfig(
-        **generation.SMALL, num_experts=2, attn_layer_period=2, attn_layer_offset=1,
-        expert_layer_period=2, expert_layer_offset=1, mamba_d_state=8, mamba_dt_rank=4,
-    )  # fmt: skip
+        **generation.SMALL,
+        num_experts=2,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        mamba_d_state=8,
+        mamba_dt_rank=4,
+    )
     attention = {0: BATCH, 2: gp.Dim("past")}
     shapes = {
-        "keys": attention, "values": attention, "conv_states": {0: {0: BATCH}},
+        "keys": attention,
+        "values": attention,
+        "conv_states": {0: {0: BATCH}},
         "recurrent_states": {0: {0: BATCH}},
-    }  # fmt: skip
+    }
     return seeded(hf.JambaForCausalLM, config), "past_key_values", shapes, SIZES
 
 
@@ -299,9 +347,10 @@ def test_a_static_cache(name: str) -> None:
     cache.early_initialization(3, 2, 8, torch.float32, torch.device("cpu"))
     new = gp.Dim("new", min=1)
     program = gp.onnx.export(
-        model, kwargs={"input_ids": PROMPT[:, :2], "past_key_values": cache},
+        model,
+        kwargs={"input_ids": PROMPT[:, :2], "past_key_values": cache},
         dynamic_shapes={"input_ids": {1: new}},
-    )  # fmt: skip
+    )
     assert not any(layer.keys.any() for layer in cache.layers)
     want = eager(model, PROMPT, attention_mask=torch.ones_like(PROMPT))
     session = session_of(program)
@@ -325,9 +374,10 @@ def test_a_quantized_cache() -> None:
         model(PROMPT, past_key_values=cache)
     batch, past, new = gp.Dim("batch", min=1), gp.Dim("past", min=1), gp.Dim("new", min=1)
     program = gp.onnx.export(
-        model, kwargs={"input_ids": PROMPT[:, :2], "past_key_values": cache},
+        model,
+        kwargs={"input_ids": PROMPT[:, :2], "past_key_values": cache},
         dynamic_shapes={"input_ids": {0: batch, 1: new}, "past_key_values": {0: batch, 2: past}},
-    )  # fmt: skip
+    )
     assert program.verify().ok
     ours, theirs = copy.deepcopy(cache), copy.deepcopy(cache)
     for _ in range(3):

@@ -40,14 +40,24 @@ ROWS = [
     row(torch.geqrf, "b n n", make=doubles, name="geqrf_double"),
     row(torch.geqrf, "b t 3", make=zeros_below, name="geqrf_of_a_triangle"),
     row(torch.geqrf, "0 t", name="geqrf_of_nothing"),
-    row(torch.linalg.householder_product, "b 9 n", "b n", name="householder_product",
-        make=[packed, torch.randn]),
+    row(
+        torch.linalg.householder_product,
+        "b 9 n",
+        "b n",
+        name="householder_product",
+        make=[packed, torch.randn],
+    ),
     row(torch.orgqr, "9 4", "3", make=[packed, torch.randn], name="orgqr_fewer"),
     row(lambda a, c: orthogonal(a, c), "b t 3", "b t k", name="ormqr"),
     row(lambda a, c: orthogonal(a, c, transpose=True), "b t 3", "b t k", name="ormqr_turned"),
     row(lambda a, c: orthogonal(a, c, left=False), "b t 3", "b k t", name="ormqr_right"),
-    row(lambda a, c: orthogonal(a, c, left=False, transpose=True), "t n", "k t",
-        make=doubles, name="ormqr_right_turned"),
+    row(
+        lambda a, c: orthogonal(a, c, left=False, transpose=True),
+        "t n",
+        "k t",
+        make=doubles,
+        name="ormqr_right_turned",
+    ),
     row(lambda a: torch.linalg.qr(a, mode="r"), "b t 3", name="qr_r"),
     row(lambda a: torch.linalg.qr(a), "3 n", name="qr_flat"),
     row(lambda a: torch.linalg.qr(a, mode="complete"), "n 3", make=doubles, name="qr_complete"),
@@ -57,7 +67,7 @@ ROWS = [
     row(least, "5 3", "5", name="lstsq_vector"),
     row(least, "b 3 t", "b 3 k", least={"t": 4}, name="lstsq_flat"),
     row(least, "1 5 3", "b 5 k", make=doubles, name="lstsq_of_one_matrix"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", ROWS)

@@ -44,12 +44,26 @@ ROWS = [
     row(factors, "b n n", make=doubles, name="factor_of_the_lower_triangle"),
     row(factors, "2 b n n", make=torch.zeros, name="factor_of_nothing"),
     row(solved, "b n n", "b n k", make=[symmetric, torch.randn], name="solve"),
-    row(solved, "b n n", "n 3", make=[hollow, torch.randn], least={"n": 2}, fixed="n",
-        name="solve_one_right_side"),
-    row(solved, "n n", "b n k", make=[hollow, torch.randn], least={"n": 2}, fixed="n",
-        name="solve_one_matrix"),
+    row(
+        solved,
+        "b n n",
+        "n 3",
+        make=[hollow, torch.randn],
+        least={"n": 2},
+        fixed="n",
+        name="solve_one_right_side",
+    ),
+    row(
+        solved,
+        "n n",
+        "b n k",
+        make=[hollow, torch.randn],
+        least={"n": 2},
+        fixed="n",
+        name="solve_one_matrix",
+    ),
     row(solved, "n n", "n k", make=doubles, name="solve_double"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", ROWS)

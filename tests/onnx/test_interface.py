@@ -52,8 +52,17 @@ def test_nested_inputs() -> None:
     inputs = ({"u": t(), "v": t()}, (t(), (t(), t())), [[t(), t()], [t(), t(), t()]])
     program = check_onnx(f, inputs)
     assert names(program)[0] == [
-        "a_u", "a_v", "b_0", "b_1_0", "b_1_1", "c_0_0", "c_0_1", "c_1_0", "c_1_1", "c_1_2",
-    ]  # fmt: skip
+        "a_u",
+        "a_v",
+        "b_0",
+        "b_1_0",
+        "b_1_1",
+        "c_0_0",
+        "c_0_1",
+        "c_1_0",
+        "c_1_1",
+        "c_1_2",
+    ]
 
 
 def test_nested_outputs() -> None:
@@ -63,15 +72,26 @@ def test_nested_outputs() -> None:
         return (x, (y, z)), [[x, y], [y, z]], {"z": z, "x": x}
 
     program = check_onnx(f, tuple(torch.randn(3) for _ in range(3)))
-    assert names(program)[1] == ["output_0", "output_1", "output_2", "output_3", "output_4",
-                                 "output_5", "output_6", "2_z", "2_x"]  # fmt: skip
+    assert names(program)[1] == [
+        "output_0",
+        "output_1",
+        "output_2",
+        "output_3",
+        "output_4",
+        "output_5",
+        "output_6",
+        "2_z",
+        "2_x",
+    ]
 
 
 def test_dataclass_in_and_out() -> None:
     program = check_onnx(
-        lambda p: Pair(p.left + 1, p.left * 2), (Pair(torch.randn(2, 3)),),
-        dynamic_shapes=({"left": {0: batch}},), others=[(Pair(torch.randn(5, 3)),)],
-    )  # fmt: skip
+        lambda p: Pair(p.left + 1, p.left * 2),
+        (Pair(torch.randn(2, 3)),),
+        dynamic_shapes=({"left": {0: batch}},),
+        others=[(Pair(torch.randn(5, 3)),)],
+    )
     assert names(program) == (["p_left"], ["left", "right"])
 
 
@@ -158,9 +178,10 @@ def test_no_inputs() -> None:
 
 def test_symbolic_int_input_and_output() -> None:
     program = gp.onnx.export(
-        lambda x, n: (x + n, n * 2, x.shape[0] + n), (torch.randn(3), 4),
+        lambda x, n: (x + n, n * 2, x.shape[0] + n),
+        (torch.randn(3), 4),
         dynamic_shapes={"x": {0: batch}, "n": gp.Dim.DYNAMIC},
-    )  # fmt: skip
+    )
     for size, n in ((3, 4), (5, 7), (0, 1)):
         x = torch.randn(size)
         out, twice, total = program(x, n)
@@ -207,23 +228,29 @@ def test_sizes_out_of_range_are_refused() -> None:
 def test_dims_by_parameter_and_by_input_name() -> None:
     f = lambda x, y: x @ y
     inputs = (torch.randn(3, 4), torch.randn(4, 5))
-    for spec in ({"x": {0: batch}, "y": {1: gp.Dim("out")}},
-                 {"left": {0: batch}, "right": {1: gp.Dim("out")}},
-                 {"left": {0: batch}, "y": {1: gp.Dim("out")}},
-                 ({0: batch}, {1: gp.Dim("out")})):  # fmt: skip
+    for spec in (
+        {"x": {0: batch}, "y": {1: gp.Dim("out")}},
+        {"left": {0: batch}, "right": {1: gp.Dim("out")}},
+        {"left": {0: batch}, "y": {1: gp.Dim("out")}},
+        ({0: batch}, {1: gp.Dim("out")}),
+    ):
         program = check_onnx(
-            f, inputs, dynamic_shapes=spec, input_names=["left", "right"],
+            f,
+            inputs,
+            dynamic_shapes=spec,
+            input_names=["left", "right"],
             others=[(torch.randn(7, 4), torch.randn(4, 1))],
-        )  # fmt: skip
+        )
         assert dims(program) == {"left": ["batch", 4], "right": [4, "out"]}
 
 
 def test_dims_by_input_name_within_structures() -> None:
     program = gp.onnx.export(
-        lambda xs, y: xs[0] + xs[1] + y, ([torch.ones(3), torch.ones(3)], torch.ones(3)),
+        lambda xs, y: xs[0] + xs[1] + y,
+        ([torch.ones(3), torch.ones(3)], torch.ones(3)),
         input_names=["a", "b", "c"],
         dynamic_shapes={"a": {0: batch}, "b": {0: batch}, "c": {0: batch}},
-    )  # fmt: skip
+    )
     assert dims(program) == {"a": ["batch"], "b": ["batch"], "c": ["batch"]}
     assert program([torch.ones(5)] * 2, torch.ones(5)).tolist() == [3.0] * 5
 
@@ -231,24 +258,30 @@ def test_dims_by_input_name_within_structures() -> None:
 def test_unknown_names_in_dims() -> None:
     with pytest.raises(InputError, match="dynamic_shapes names z, which are no inputs"):
         gp.onnx.export(
-            lambda x, y: x + y, (torch.ones(2), torch.ones(2)), input_names=["a", "b"],
+            lambda x, y: x + y,
+            (torch.ones(2), torch.ones(2)),
+            input_names=["a", "b"],
             dynamic_shapes={"a": {0: batch}, "z": {0: batch}},
-        )  # fmt: skip
+        )
 
 
 def test_dynamic_axes() -> None:
     f = lambda x, y: (x + 1, y * 2)
     program = gp.onnx.export(
-        f, (torch.ones(2, 3), torch.ones(2, 4)), input_names=["a", "b"],
+        f,
+        (torch.ones(2, 3), torch.ones(2, 4)),
+        input_names=["a", "b"],
         output_names=["p", "q"],
         dynamic_axes={"a": {0: "batch size"}, "b": {0: "batch size", 1: "4th"}, "p": {0: "batch"}},
-    )  # fmt: skip
+    )
     assert dims(program) == {"a": ["batch_size", 3], "b": ["batch_size", "dim_4th"]}
     assert program(torch.ones(5, 3), torch.ones(5, 1))[1].shape == (5, 1)
     swapped = gp.onnx.export(
-        lambda x, y: (x + 1, y + 1), (torch.ones(2), torch.ones(3)), input_names=["y", "x"],
+        lambda x, y: (x + 1, y + 1),
+        (torch.ones(2), torch.ones(3)),
+        input_names=["y", "x"],
         dynamic_axes={"x": {0: "n"}},
-    )  # fmt: skip
+    )
     assert dims(swapped) == {"y": [2], "x": ["n"]}
     listed = gp.onnx.export(lambda x: x + 1, (torch.ones(2, 3),), dynamic_axes={"x": [0, 1]})
     assert dims(listed) == {"x": ["x_dim_0", "x_dim_1"]}
@@ -359,8 +392,11 @@ def test_batch_norm_in_training_mode() -> None:
     model = nn.BatchNorm1d(3).train()
     program = gp.onnx.export(model, (torch.randn(4, 3),), dynamic_shapes=({0: gp.Dim("n", min=2)},))
     assert names(program)[1] == [
-        "output", "running_mean_updated", "running_var_updated", "num_batches_tracked_updated",
-    ]  # fmt: skip
+        "output",
+        "running_mean_updated",
+        "running_var_updated",
+        "num_batches_tracked_updated",
+    ]
     report = program.verify()
     assert report.ok, report
 

@@ -32,50 +32,119 @@ def resized(name: str, n: int, make: Any = torch.randn, **options: Any) -> Any:
 
 
 HOW: dict[str, dict[str, Any]] = {
-    "larger": {"size": 13}, "smaller": {"size": 2}, "one": {"size": 1},
-    "twice": {"scale_factor": 2}, "half": {"scale_factor": 0.5}, "odd": {"scale_factor": 1.7},
+    "larger": {"size": 13},
+    "smaller": {"size": 2},
+    "one": {"size": 1},
+    "twice": {"scale_factor": 2},
+    "half": {"scale_factor": 0.5},
+    "odd": {"scale_factor": 1.7},
     "recomputed": {"scale_factor": 1.7, "recompute_scale_factor": True},
-}  # fmt: skip
+}
 
 ROWS = [
-    *(resized(f"{mode}_{how}", 2, mode=mode, **HOW[how])
-      for mode, how in itertools.product((*NEAREST, "bilinear", "bicubic"), HOW)),
-    *(resized(f"{mode}_{n}d", n, mode=mode, scale_factor=2.5)
-      for n in (1, 3) for mode in (*NEAREST, LINEAR[n])),
-    *(resized(f"{mode}_corners_{how}", 2, mode=mode, align_corners=True, **HOW[how])
-      for mode, how in itertools.product(("bilinear", "bicubic"), ("larger", "one", "odd"))),
-    *(resized(f"{mode}_antialias_{how}_{corners}", 2, mode=mode, align_corners=corners,
-              antialias=True, **HOW[how])
-      for mode, how, corners in itertools.product(
-          ("bilinear", "bicubic"), ("larger", "smaller", "odd"), (False, True))),
-    *(resized(f"{mode}_{make.__name__}", 2, make, mode=mode, size=(4, 9))
-      for make in (halves, doubles) for mode in (*NEAREST, "bilinear", "bicubic")),
+    *(
+        resized(f"{mode}_{how}", 2, mode=mode, **HOW[how])
+        for mode, how in itertools.product((*NEAREST, "bilinear", "bicubic"), HOW)
+    ),
+    *(
+        resized(f"{mode}_{n}d", n, mode=mode, scale_factor=2.5)
+        for n in (1, 3)
+        for mode in (*NEAREST, LINEAR[n])
+    ),
+    *(
+        resized(f"{mode}_corners_{how}", 2, mode=mode, align_corners=True, **HOW[how])
+        for mode, how in itertools.product(("bilinear", "bicubic"), ("larger", "one", "odd"))
+    ),
+    *(
+        resized(
+            f"{mode}_antialias_{how}_{corners}",
+            2,
+            mode=mode,
+            align_corners=corners,
+            antialias=True,
+            **HOW[how],
+        )
+        for mode, how, corners in itertools.product(
+            ("bilinear", "bicubic"), ("larger", "smaller", "odd"), (False, True)
+        )
+    ),
+    *(
+        resized(f"{mode}_{make.__name__}", 2, make, mode=mode, size=(4, 9))
+        for make in (halves, doubles)
+        for mode in (*NEAREST, "bilinear", "bicubic")
+    ),
     resized("antialias_doubles", 2, doubles, mode="bicubic", size=(4, 9), antialias=True),
     resized("nearest_octets", 2, octets, mode="nearest", size=(4, 9)),
-    row(lambda a, like: F.interpolate(a, size=like.shape[2:], mode="bilinear"), "b 3 h w",
-        "1 1 t c", least={**BIG, "c": 1}, name="size_of_another"),
-    row(lambda a: aten.upsample_nearest2d(a, [9, 5], None, 1.2), "b 3 h 4", least=BIG,
-        name="upsample_nearest2d"),
-    row(lambda a: aten.upsample_bilinear2d(a, [9, 5], False, None, None), "b 3 h 4", least=BIG,
-        name="upsample_bilinear2d"),
-    row(lambda a: aten.upsample_trilinear3d(a, [9, 5, 3], True, None, None, None), "b 2 h 4 5",
-        least=BIG, name="upsample_trilinear3d"),
-    *(row(lambda a, t, corners=corners: F.affine_grid(t, list(a.shape), align_corners=corners),
-          "b 3 h w", "b 2 3", least={"b": 1, "h": 2, "w": 2}, name=f"affine_grid_{corners}")
-      for corners in (False, True)),
-    *(row(lambda a, g, mode=mode, pad=pad, corners=corners: F.grid_sample(
-            a, g, mode=mode, padding_mode=pad, align_corners=corners), "b 3 h w", "b t 4 2",
-          least={"h": 2, "w": 2}, name=f"grid_sample_{mode}_{pad}_{corners}")
-      for mode, pad, corners in itertools.product(
-          ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection"), (False, True))),
-    *(row(lambda a, g, mode=mode: F.grid_sample(a, g, mode=mode, align_corners=False),
-          "b 2 t h w", "b 3 4 2 3", least={"h": 2, "w": 2, "t": 2}, name=f"grid_sample_3d_{mode}")
-      for mode in ("bilinear", "nearest")),
-    *(row(lambda a, size=size, corners=corners: F.affine_grid(a, size, align_corners=corners),
-          f"2 {len(size) - 2} {len(size) - 1}", name=f"affine_grid_{len(size)}_{corners}")
-      for size, corners in itertools.product(
-          ((2, 3, 4, 5), (2, 3, 1, 5), (2, 3, 4, 5, 6), (2, 3, 4, 1, 1)), (False, True))),
-]  # fmt: skip
+    row(
+        lambda a, like: F.interpolate(a, size=like.shape[2:], mode="bilinear"),
+        "b 3 h w",
+        "1 1 t c",
+        least={**BIG, "c": 1},
+        name="size_of_another",
+    ),
+    row(
+        lambda a: aten.upsample_nearest2d(a, [9, 5], None, 1.2),
+        "b 3 h 4",
+        least=BIG,
+        name="upsample_nearest2d",
+    ),
+    row(
+        lambda a: aten.upsample_bilinear2d(a, [9, 5], False, None, None),
+        "b 3 h 4",
+        least=BIG,
+        name="upsample_bilinear2d",
+    ),
+    row(
+        lambda a: aten.upsample_trilinear3d(a, [9, 5, 3], True, None, None, None),
+        "b 2 h 4 5",
+        least=BIG,
+        name="upsample_trilinear3d",
+    ),
+    *(
+        row(
+            lambda a, t, corners=corners: F.affine_grid(t, list(a.shape), align_corners=corners),
+            "b 3 h w",
+            "b 2 3",
+            least={"b": 1, "h": 2, "w": 2},
+            name=f"affine_grid_{corners}",
+        )
+        for corners in (False, True)
+    ),
+    *(
+        row(
+            lambda a, g, mode=mode, pad=pad, corners=corners: F.grid_sample(
+                a, g, mode=mode, padding_mode=pad, align_corners=corners
+            ),
+            "b 3 h w",
+            "b t 4 2",
+            least={"h": 2, "w": 2},
+            name=f"grid_sample_{mode}_{pad}_{corners}",
+        )
+        for mode, pad, corners in itertools.product(
+            ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection"), (False, True)
+        )
+    ),
+    *(
+        row(
+            lambda a, g, mode=mode: F.grid_sample(a, g, mode=mode, align_corners=False),
+            "b 2 t h w",
+            "b 3 4 2 3",
+            least={"h": 2, "w": 2, "t": 2},
+            name=f"grid_sample_3d_{mode}",
+        )
+        for mode in ("bilinear", "nearest")
+    ),
+    *(
+        row(
+            lambda a, size=size, corners=corners: F.affine_grid(a, size, align_corners=corners),
+            f"2 {len(size) - 2} {len(size) - 1}",
+            name=f"affine_grid_{len(size)}_{corners}",
+        )
+        for size, corners in itertools.product(
+            ((2, 3, 4, 5), (2, 3, 1, 5), (2, 3, 4, 5, 6), (2, 3, 4, 1, 1)), (False, True)
+        )
+    ),
+]
 
 test_static = static_test(ROWS)
 test_dynamic = dynamic_test(ROWS)
@@ -127,9 +196,11 @@ def test_resizing_between_transposes(order: tuple[int, ...]) -> None:
         return [F.interpolate(x, **where, **how).permute(back) + 1 for where in to for how in HOW]
 
     check_onnx(
-        resized, image(2, 3, 6, 4), dynamic_shapes=dims,
+        resized,
+        image(2, 3, 6, 4),
+        dynamic_shapes=dims,
         others=[image(1, 3, 4, 8), image(0, 3, 2, 2)],
-    )  # fmt: skip
+    )
 
 
 def test_a_table_of_positions_at_other_sizes() -> None:
@@ -143,17 +214,23 @@ def test_a_table_of_positions_at_other_sizes() -> None:
 
     dims = ({0: gp.Dim("n"), 1: gp.Dim("h", min=1), 2: gp.Dim("w", min=1)},)
     check_onnx(
-        positions, (torch.randn(2, 5, 3, 8),), dynamic_shapes=dims,
+        positions,
+        (torch.randn(2, 5, 3, 8),),
+        dynamic_shapes=dims,
         others=[(torch.randn(1, 4, 4, 8),), (torch.randn(1, 1, 9, 8),)],
-    )  # fmt: skip
+    )
 
 
 SAME = {
     1: ({}, {"mode": "linear"}, {"mode": "nearest-exact"}),
-    2: (*HOW, {"mode": "nearest-exact"}, {"mode": "bilinear", "antialias": True},
-        {"mode": "bicubic", "antialias": True}),
+    2: (
+        *HOW,
+        {"mode": "nearest-exact"},
+        {"mode": "bilinear", "antialias": True},
+        {"mode": "bicubic", "antialias": True},
+    ),
     3: ({}, {"mode": "trilinear"}, {"mode": "nearest-exact"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("n", SAME)

@@ -225,9 +225,11 @@ def test_products_of_groups() -> None:
     x, w = brains((8, 16)), brains((3, 16, 8))
     check_onnx(grouped, (x, w, offsets(2, 2, 8)), others=[(x, w, offsets(0, 5, 8))])
     check_onnx(
-        grouped, (x, w, offsets(2, 2, 8)), dynamic_shapes=({0: gp.Dim("rows", min=3)}, None, None),
+        grouped,
+        (x, w, offsets(2, 2, 8)),
+        dynamic_shapes=({0: gp.Dim("rows", min=3)}, None, None),
         others=[(brains((9, 16)), w, offsets(1, 3, 9))],
-    )  # fmt: skip
+    )
     check_onnx(grouped, (brains((3, 8, 16)), brains((16, 24)), offsets(8, 8, 24)))
     check_onnx(grouped, (brains((8, 24)), brains((24, 16)), offsets(8, 8, 24)))
     check_onnx(grouped, (brains((3, 8, 16)), w))
@@ -270,9 +272,12 @@ def test_transposed_matrices_and_vectors() -> None:
         check_onnx(lambda w, v: v @ w.mT, (batch.mT.contiguous(), v), target=target)
         check_onnx(lambda w: w.T @ (w @ w[0]), (w,), target=target)
         check_onnx(
-            lambda w, v: w.T @ v, (w, v), dynamic_shapes=({0: gp.Dim("n"), 1: gp.Dim("m")},
-            {0: gp.Dim("n")}), others=[(torch.randn(5, 3), torch.randn(5))], target=target,
-        )  # fmt: skip
+            lambda w, v: w.T @ v,
+            (w, v),
+            dynamic_shapes=({0: gp.Dim("n"), 1: gp.Dim("m")}, {0: gp.Dim("n")}),
+            others=[(torch.randn(5, 3), torch.randn(5))],
+            target=target,
+        )
 
 
 def test_a_cast_between_a_transpose_and_a_product() -> None:
@@ -287,9 +292,12 @@ def test_a_cast_between_a_transpose_and_a_product() -> None:
         check_onnx(lambda x, w: turned(x) @ w, (x, wide), target=target)
         check_onnx(lambda x, w: F.linear(turned(x), w), (x, w.mT.contiguous()), target=target)
         check_onnx(
-            lambda x, w: turned(x) @ w, (x, w), dynamic_shapes=({0: n}, {0: n}),
-            others=[(x[:0], w[:0]), (x[:2], w[:2])], target=target,
-        )  # fmt: skip
+            lambda x, w: turned(x) @ w,
+            (x, w),
+            dynamic_shapes=({0: n}, {0: n}),
+            others=[(x[:0], w[:0]), (x[:2], w[:2])],
+            target=target,
+        )
     grid = lambda x: torch.ops.aten.affine_grid_generator(turned(x), (5, 1, 1, 6), True)
     check_onnx(grid, (x[:3, :, :2],))
     check_onnx(lambda x: torch.fft.fft(turned(x)).real, (x,))
@@ -301,16 +309,22 @@ def test_products_over_nothing_are_zero() -> None:
     n = gp.Dim("n")
 
     def check(fn: Any, shapes: Any, *sizes: tuple[int | None, ...]) -> None:
-        others = [tuple(torch.randn([k if s is None else s for s in size]) for size in sizes)
-                  for k in (7, 0, 1, 0)]  # fmt: skip
+        others = [
+            tuple(torch.randn([k if s is None else s for s in size]) for size in sizes)
+            for k in (7, 0, 1, 0)
+        ]
         check_onnx(fn, others[0], dynamic_shapes=shapes, others=others)
 
     check(lambda x: x.mT @ x, ({1: n},), (3, None, 2))
     check(lambda x: x @ x.mT, ({3: n},), (2, 3, 4, None))
     check(lambda x, y: x @ y, ({0: n}, {1: n}), (None,), (3, None, 2))
     check(lambda x, y: x @ y, ({1: n}, {1: n}), (5, None), (3, None, 2))
-    check(lambda x, y: torch.einsum("bij,bjk->bik", x, y), ({2: n}, {1: n}), (3, 5, None),
-          (3, None, 2))  # fmt: skip
+    check(
+        lambda x, y: torch.einsum("bij,bjk->bik", x, y),
+        ({2: n}, {1: n}),
+        (3, 5, None),
+        (3, None, 2),
+    )
     attention = torch.nn.functional.scaled_dot_product_attention
     check(lambda q, k: attention(q, k, k), ({}, {2: n}), (2, 3, 4, 8), (2, 3, None, 8))
 

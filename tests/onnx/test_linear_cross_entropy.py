@@ -38,9 +38,11 @@ def test_of_each_row(weighted: bool, ignore_index: int) -> None:
 
     rows = {0: gp.Dim("rows")}
     check_onnx(
-        fn, inputs(5), dynamic_shapes=(rows, None, rows, None, None),
+        fn,
+        inputs(5),
+        dynamic_shapes=(rows, None, rows, None, None),
         others=[inputs(9), inputs(1), inputs(0)],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -49,15 +51,29 @@ def test_of_each_row(weighted: bool, ignore_index: int) -> None:
 def test_with_gradients(reduction: str, weighted: bool, gradients: bool) -> None:
     def fn(x: Any, w: Any, y: Any, bias: Any, weight: Any) -> Any:
         return whole(
-            x, w, y, bias, weight if weighted else None, reduction, -100, 0.0, *CHUNKS, x.dtype,
-            False, gradients, gradients, gradients,
-        )  # fmt: skip
+            x,
+            w,
+            y,
+            bias,
+            weight if weighted else None,
+            reduction,
+            -100,
+            0.0,
+            *CHUNKS,
+            x.dtype,
+            False,
+            gradients,
+            gradients,
+            gradients,
+        )
 
     rows = {0: gp.Dim("rows")}
     check_onnx(
-        fn, inputs(5), dynamic_shapes=(rows, None, rows, None, None),
+        fn,
+        inputs(5),
+        dynamic_shapes=(rows, None, rows, None, None),
         others=[inputs(9), inputs(1), inputs(0)],
-    )  # fmt: skip
+    )
     check_onnx(fn, inputs(5, torch.float64))
 
 
@@ -97,5 +113,6 @@ def test_chunks_of_open_sizes(reduction: str, settings: dict[str, Any]) -> None:
     with pytest.raises(gp.errors.ForwardError, match="must be positive int"):
         gp.export(
             lambda x, w, y: nn.LinearCrossEntropyOptions(batch_chunk_size=x.shape[0] - 5),
-            inputs(5)[:3], dynamic_shapes=spec,
-        )  # fmt: skip
+            inputs(5)[:3],
+            dynamic_shapes=spec,
+        )

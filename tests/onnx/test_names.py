@@ -50,9 +50,11 @@ def test_names_follow_the_program() -> None:
     graph = gp.onnx.export(Model(), (x,)).model_proto.graph
     assert [i.name for i in graph.input] == ["hidden"]
     assert {i.name for i in graph.initializer} == {
-        f"blocks.{i}.{part}.{kind}" for i in (0, 1) for part in ("up", "down")
+        f"blocks.{i}.{part}.{kind}"
+        for i in (0, 1)
+        for part in ("up", "down")
         for kind in ("weight", "bias")
-    }  # fmt: skip
+    }
     tanh = [n for n in graph.node if n.op_type == "Tanh"]
     assert [n.name for n in tanh] == ["blocks.0/tanh", "blocks.1/tanh_1"]
 

@@ -93,9 +93,11 @@ def test_dynamic_input() -> None:
             return x + 1.0
 
     check(
-        Model(), (torch.randn(2, 3, 4),), dynamic_shapes={"x": {0: Dim("dim0")}},
+        Model(),
+        (torch.randn(2, 3, 4),),
+        dynamic_shapes={"x": {0: Dim("dim0")}},
         others=[(torch.randn(3, 3, 4),)],
-    )  # fmt: skip
+    )
 
 
 def test_a_program_from_a_file(tmp_path: Path) -> None:
@@ -116,9 +118,11 @@ def test_a_number_is_a_constant() -> None:
             return x + y
 
     check(
-        Model(), (torch.ones(7, 5), 5),
-        dynamic_shapes={"x": {0: Dim("dim0_x", min=6)}, "y": None}, others=[(torch.ones(8, 5), 5)],
-    )  # fmt: skip
+        Model(),
+        (torch.ones(7, 5), 5),
+        dynamic_shapes={"x": {0: Dim("dim0_x", min=6)}, "y": None},
+        others=[(torch.ones(8, 5), 5)],
+    )
 
 
 class Bar(nn.Module):
@@ -164,9 +168,11 @@ def test_dims_for_some_arguments_only() -> None:
             return a.sum() + b.sum()
 
     check(
-        Model(), (torch.randn(4, 4), torch.randn(4, 4)), dynamic_shapes=(None, {0: Dim("dim")}),
+        Model(),
+        (torch.randn(4, 4), torch.randn(4, 4)),
+        dynamic_shapes=(None, {0: Dim("dim")}),
         others=[(torch.randn(4, 4), torch.randn(7, 4))],
-    )  # fmt: skip
+    )
 
 
 def test_keywords_in_another_order() -> None:
@@ -176,12 +182,17 @@ def test_keywords_in_another_order() -> None:
 
     args = (torch.randn(4, 4), torch.randn(4, 4))
     shapes = (None, {0: Dim("dim")}, {0: Dim("dim_for_kw1")}, None)
-    other = ((torch.randn(4, 4), torch.randn(7, 4)),
-             {"kw2": torch.ones(4, 4), "kw1": torch.zeros(9, 4)})  # fmt: skip
+    other = (
+        (torch.randn(4, 4), torch.randn(7, 4)),
+        {"kw2": torch.ones(4, 4), "kw1": torch.zeros(9, 4)},
+    )
     check(
-        Model(), args, {"kw2": torch.ones(4, 4), "kw1": torch.zeros(4, 4)},
-        dynamic_shapes=shapes, others=[other],
-    )  # fmt: skip
+        Model(),
+        args,
+        {"kw2": torch.ones(4, 4), "kw1": torch.zeros(4, 4)},
+        dynamic_shapes=shapes,
+        others=[other],
+    )
 
 
 @pytest.mark.parametrize("persistent", [True, False])
@@ -197,9 +208,11 @@ def test_mutated_buffers(persistent: bool) -> None:
             return output
 
     check(
-        Model(), (torch.rand(3, 3), torch.randn(3, 3)), dynamic_shapes=({0: Dim("dim")},) * 2,
+        Model(),
+        (torch.rand(3, 3), torch.randn(3, 3)),
+        dynamic_shapes=({0: Dim("dim")},) * 2,
         others=[(torch.rand(4, 3), torch.randn(4, 3))],
-    )  # fmt: skip
+    )
 
 
 def test_dims_within_containers() -> None:
@@ -209,9 +222,11 @@ def test_dims_within_containers() -> None:
 
     t = lambda n: torch.randn(n, 4)
     check(
-        Model(), ((t(4), t(4)), t(4)), dynamic_shapes=((None, {0: Dim("dim", min=3)}), None),
+        Model(),
+        ((t(4), t(4)), t(4)),
+        dynamic_shapes=((None, {0: Dim("dim", min=3)}), None),
         others=[((t(4), t(6)), t(4))],
-    )  # fmt: skip
+    )
 
 
 def test_lazy_modules_with_keywords() -> None:
@@ -258,17 +273,23 @@ def test_arithmetic_on_numbers_of_tensors() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> Any:
         a, b = x.item(), y.item()
         return (
-            torch.tensor([operator.add(a, b)]), torch.tensor([operator.sub(a, b)]),
-            torch.tensor([operator.mul(a, b)]), torch.tensor([operator.truediv(a, b)]),
-            torch.tensor([operator.pow(abs(a), abs(b))]), torch.tensor([operator.abs(a)]),
-            torch.tensor([operator.neg(a)]), torch.tensor([math.ceil(a)]),
+            torch.tensor([operator.add(a, b)]),
+            torch.tensor([operator.sub(a, b)]),
+            torch.tensor([operator.mul(a, b)]),
+            torch.tensor([operator.truediv(a, b)]),
+            torch.tensor([operator.pow(abs(a), abs(b))]),
+            torch.tensor([operator.abs(a)]),
+            torch.tensor([operator.neg(a)]),
+            torch.tensor([math.ceil(a)]),
             torch.tensor([math.floor(a)]),
-        )  # fmt: skip
+        )
 
     check(
-        module(f), (torch.tensor([1.5]), torch.tensor([0.7])), kinds=OURS,
+        module(f),
+        (torch.tensor([1.5]), torch.tensor([0.7])),
+        kinds=OURS,
         others=[(torch.tensor([-2.25]), torch.tensor([3.0]))],
-    )  # fmt: skip
+    )
 
 
 def test_other_values_of_numbers_are_refused() -> None:
@@ -327,9 +348,11 @@ class MNIST(nn.Module):
 
 def test_mnist() -> None:
     check(
-        MNIST(), (torch.rand(3, 1, 28, 28),), dynamic_shapes=({0: Dim("n", max=100)},),
+        MNIST(),
+        (torch.rand(3, 1, 28, 28),),
+        dynamic_shapes=({0: Dim("n", max=100)},),
         others=[(torch.rand(1, 1, 28, 28),)],
-    )  # fmt: skip
+    )
 
 
 def test_log_sigmoid() -> None:
@@ -347,29 +370,37 @@ def test_sigmoid_add_of_views() -> None:
     f = lambda x, y: torch.sigmoid(torch.ops.aten.add(x, y))
     x, y = torch.randn(3, 3)[1:, :], torch.randn(3, 3)[1:, :]
     check(
-        module(f), (x, y), dynamic_shapes=({1: Dim("n")},) * 2,
+        module(f),
+        (x, y),
+        dynamic_shapes=({1: Dim("n")},) * 2,
         others=[(torch.randn(2, 4), torch.randn(2, 4))],
-    )  # fmt: skip
+    )
 
 
 def test_matmul() -> None:
     f = lambda x, y: torch.ops.aten.matmul(x, y)
     k = Dim("k")
     check(
-        module(f), (torch.randn(2, 3, 6), torch.randn(2, 6, 4)), dynamic_shapes=({2: k}, {1: k}),
+        module(f),
+        (torch.randn(2, 3, 6), torch.randn(2, 6, 4)),
+        dynamic_shapes=({2: k}, {1: k}),
         others=[(torch.randn(2, 3, 4), torch.randn(2, 4, 4))],
-    )  # fmt: skip
+    )
 
 
 def test_scalar_tensor_of_sizes() -> None:
     f = lambda x: (
-        torch.scalar_tensor(x.size(0)), torch.scalar_tensor(x.size(1), dtype=torch.int64)
-    )  # fmt: skip
+        torch.scalar_tensor(x.size(0)),
+        torch.scalar_tensor(x.size(1), dtype=torch.int64),
+    )
     spec = ({i: Dim(f"d{i}") for i in range(3)},)
     check(
-        module(f), (torch.randn(2, 3, 4),), dynamic_shapes=spec, others=[(torch.randn(7, 8, 9),)],
+        module(f),
+        (torch.randn(2, 3, 4),),
+        dynamic_shapes=spec,
+        others=[(torch.randn(7, 8, 9),)],
         kinds=OURS,
-    )  # fmt: skip
+    )
 
 
 def test_transposed_convolution_result() -> None:
@@ -382,10 +413,12 @@ def test_transposed_convolution_result() -> None:
             return self.conv(x).transpose(0, 1)
 
     check(
-        Model(), (torch.randn(4, 3, 20, 20),),
+        Model(),
+        (torch.randn(4, 3, 20, 20),),
         dynamic_shapes=({0: Dim("n"), 2: Dim("h", min=6, max=100)},),
-        others=[(torch.randn(2, 3, 8, 20),)], kinds=OURS,
-    )  # fmt: skip
+        others=[(torch.randn(2, 3, 8, 20),)],
+        kinds=OURS,
+    )
 
 
 def test_sizes_from_data() -> None:
@@ -426,9 +459,12 @@ def test_slices(sizes: tuple[int, ...]) -> None:
 
     spec = ({0: Dim("a", min=4), 1: Dim("b", min=4), 2: Dim("c", min=4)},)
     check(
-        module(f), (torch.rand(5, 5, 5),), dynamic_shapes=spec, others=[(torch.randn(sizes),)],
+        module(f),
+        (torch.rand(5, 5, 5),),
+        dynamic_shapes=spec,
+        others=[(torch.randn(sizes),)],
         kinds=OURS,
-    )  # fmt: skip
+    )
 
 
 def test_mutation_through_a_view() -> None:
@@ -441,13 +477,16 @@ def test_mutation_through_a_view() -> None:
 
 def test_arange() -> None:
     f = lambda input: (
-        torch.arange(input.shape[0]), torch.arange(12),
+        torch.arange(input.shape[0]),
+        torch.arange(12),
         torch.arange(start=input.shape[0], end=input.shape[0] + 5),
-    )  # fmt: skip
+    )
     check(
-        module(f), (torch.randn(5, 3, 2),), dynamic_shapes=({0: Dim("n")},),
+        module(f),
+        (torch.randn(5, 3, 2),),
+        dynamic_shapes=({0: Dim("n")},),
         others=[(torch.randn(8, 3, 2),)],
-    )  # fmt: skip
+    )
 
 
 def test_assigning_to_a_slice_that_sizes_decide() -> None:
@@ -461,37 +500,50 @@ def test_assigning_to_a_slice_that_sizes_decide() -> None:
 
     spec = ({0: Dim("rows"), 1: Dim("columns")},)
     check(
-        module(zero), (torch.ones(2, 5),), dynamic_shapes=spec, kinds=OURS,
+        module(zero),
+        (torch.ones(2, 5),),
+        dynamic_shapes=spec,
+        kinds=OURS,
         others=[(torch.randn(3, 4),)],
-    )  # fmt: skip
+    )
     check(
-        module(tensor), (torch.ones(2, 5, 3),), dynamic_shapes=spec, kinds=OURS,
+        module(tensor),
+        (torch.ones(2, 5, 3),),
+        dynamic_shapes=spec,
+        kinds=OURS,
         others=[(torch.randn(3, 4, 3),)],
-    )  # fmt: skip
+    )
 
 
 def test_expanding_a_constant() -> None:
     f = lambda x: torch.tensor([[0], [1], [2]]).expand_as(x)
     check(
-        module(f), (torch.ones(3, 2),), dynamic_shapes=({1: Dim("n")},),
+        module(f),
+        (torch.ones(3, 2),),
+        dynamic_shapes=({1: Dim("n")},),
         others=[(torch.randn(3, 5),)],
-    )  # fmt: skip
+    )
 
 
 def test_views_of_nothing() -> None:
     f = lambda input: input.view(-1, 2).view(1, -1)
     check(
-        module(f), (torch.ones(4),), dynamic_shapes=({0: 2 * gp.Dim("n")},), kinds=OURS,
+        module(f),
+        (torch.ones(4),),
+        dynamic_shapes=({0: 2 * gp.Dim("n")},),
+        kinds=OURS,
         others=[(torch.empty(0),), (torch.ones(2),)],
-    )  # fmt: skip
+    )
 
 
 def test_flatten() -> None:
     f = lambda x: torch.flatten(x, start_dim=2, end_dim=3)
     check(
-        module(f), (torch.randn(3, 5, 4, 5),), dynamic_shapes=({0: Dim("n")},),
+        module(f),
+        (torch.randn(3, 5, 4, 5),),
+        dynamic_shapes=({0: Dim("n")},),
         others=[(torch.randn(5, 5, 4, 5),)],
-    )  # fmt: skip
+    )
 
 
 def test_none_among_inputs() -> None:
@@ -507,14 +559,19 @@ def test_filled_with_a_number_of_a_tensor() -> None:
 def test_a_number_of_a_tensor() -> None:
     f = lambda x, y: x.item() + y
     check(
-        module(f), (torch.tensor([1]), torch.randn(3, 4)), kinds=OURS,
+        module(f),
+        (torch.tensor([1]), torch.randn(3, 4)),
+        kinds=OURS,
         others=[(torch.tensor([-7]), torch.randn(3, 4))],
-    )  # fmt: skip
+    )
 
 
 def test_sizes_that_depend_on_data() -> None:
-    check(module(lambda x: x.nonzero()), (torch.randn(3, 4).relu(),),
-          others=[(torch.zeros(3, 4),), (torch.eye(3, 4),)])  # fmt: skip
+    check(
+        module(lambda x: x.nonzero()),
+        (torch.randn(3, 4).relu(),),
+        others=[(torch.zeros(3, 4),), (torch.eye(3, 4),)],
+    )
 
 
 def test_device_put() -> None:
@@ -591,14 +648,24 @@ def pretrained(name: str) -> tuple[Callable[[], nn.Module], dict[str, Any]]:
         config = hf.T5Config(vocab_size=256, d_model=64, num_layers=2, num_heads=2)
         return lambda: hf.T5Model(config), {**text, "decoder_input_ids": ids(2, 9)}
     config = hf.WhisperConfig(
-        **small, num_mel_bins=16, encoder_layers=2, encoder_attention_heads=2, decoder_layers=2,
-        decoder_attention_heads=2, decoder_ffn_dim=64, encoder_ffn_dim=64, d_model=64,
-        max_source_positions=50, decoder_start_token_id=3, begin_suppress_tokens=[22, 200],
-    )  # fmt: skip
+        **small,
+        num_mel_bins=16,
+        encoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_layers=2,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=64,
+        encoder_ffn_dim=64,
+        d_model=64,
+        max_source_positions=50,
+        decoder_start_token_id=3,
+        begin_suppress_tokens=[22, 200],
+    )
     features = torch.randn(2, 16, 100)
     return lambda: hf.WhisperModel(config), {
-        "input_features": features, "decoder_input_ids": ids(2, 2),
-    }  # fmt: skip
+        "input_features": features,
+        "decoder_input_ids": ids(2, 2),
+    }
 
 
 @pytest.mark.slow
@@ -625,8 +692,10 @@ def test_pretrained_models_without_weights(name: str, loaded_within: bool, tmp_p
     program.save(tmp_path / "m.onnx", state_dict=None if loaded_within else tmp_path)
     session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
     for rows in (2, 1, 3):
-        given = {k: v[:1].expand(rows, *v.shape[1:]).contiguous() if len(v) == 2 else v
-                 for k, v in tensors.items()}  # fmt: skip
+        given = {
+            k: v[:1].expand(rows, *v.shape[1:]).contiguous() if len(v) == 2 else v
+            for k, v in tensors.items()
+        }
         have = session.run(None, {k: v.numpy() for k, v in given.items()})
         with torch.no_grad():
             want = program.adapt_torch_outputs_to_onnx(real(**{**kwargs, **given}))
@@ -637,9 +706,14 @@ def gpt2() -> nn.Module:
     import transformers as hf
 
     config = hf.GPT2Config(
-        vocab_size=256, n_positions=64, n_embd=16, n_layer=2, n_head=2, bos_token_id=1,
+        vocab_size=256,
+        n_positions=64,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=1,
         eos_token_id=2,
-    )  # fmt: skip
+    )
     return hf.GPT2Model(config).eval()
 
 
@@ -652,10 +726,20 @@ def test_gpt2_at_other_lengths() -> None:
         more = {"attention_mask": mask, "position_ids": places}
         return (ids(rows, count),), {**more, "use_cache": False, "return_dict": False}
 
-    spec = {"input_ids": {0: batch, 1: length}, "attention_mask": {0: batch, 1: length},
-            "position_ids": {1: length}, "use_cache": None, "return_dict": None}  # fmt: skip
-    check(gpt2(), *inputs(2, 12), dynamic_shapes=spec, kinds=OURS,
-          others=[inputs(3, 20), inputs(1, 1)])  # fmt: skip
+    spec = {
+        "input_ids": {0: batch, 1: length},
+        "attention_mask": {0: batch, 1: length},
+        "position_ids": {1: length},
+        "use_cache": None,
+        "return_dict": None,
+    }
+    check(
+        gpt2(),
+        *inputs(2, 12),
+        dynamic_shapes=spec,
+        kinds=OURS,
+        others=[inputs(3, 20), inputs(1, 1)],
+    )
 
 
 def test_none_before_other_inputs_of_gpt2() -> None:
@@ -670,7 +754,9 @@ def test_pretrained_models(name: str) -> None:
     make, kwargs = pretrained(name)
     kwargs["use_cache"] = False
     batch = gp.Dim("batch", min=1)
-    spec = {k: {0: batch} if isinstance(v, torch.Tensor) and len(v) == 2 else None
-            for k, v in kwargs.items()}  # fmt: skip
+    spec = {
+        k: {0: batch} if isinstance(v, torch.Tensor) and len(v) == 2 else None
+        for k, v in kwargs.items()
+    }
     report = gp.onnx.export(make().eval(), (), kwargs, dynamic_shapes=spec).verify()
     assert report.ok and len(report.sizes_tried) > 3, report

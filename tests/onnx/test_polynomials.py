@@ -16,19 +16,27 @@ from tests.ops.rows import bools, ints, row
 
 special = torch.special
 CHEBYSHEV: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (
-        special.chebyshev_polynomial_t, special.chebyshev_polynomial_u,
-        special.chebyshev_polynomial_v, special.chebyshev_polynomial_w,
-        special.shifted_chebyshev_polynomial_t, special.shifted_chebyshev_polynomial_u,
-        special.shifted_chebyshev_polynomial_v, special.shifted_chebyshev_polynomial_w,
+    f.__name__: f
+    for f in (
+        special.chebyshev_polynomial_t,
+        special.chebyshev_polynomial_u,
+        special.chebyshev_polynomial_v,
+        special.chebyshev_polynomial_w,
+        special.shifted_chebyshev_polynomial_t,
+        special.shifted_chebyshev_polynomial_u,
+        special.shifted_chebyshev_polynomial_v,
+        special.shifted_chebyshev_polynomial_w,
     )
-}  # fmt: skip
+}
 OTHERS: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (
-        special.hermite_polynomial_h, special.hermite_polynomial_he,
-        special.laguerre_polynomial_l, special.legendre_polynomial_p,
+    f.__name__: f
+    for f in (
+        special.hermite_polynomial_h,
+        special.hermite_polynomial_he,
+        special.laguerre_polynomial_l,
+        special.legendre_polynomial_p,
     )
-}  # fmt: skip
+}
 ALL = CHEBYSHEV | OTHERS
 
 DTYPES = (torch.float32, torch.float64)
@@ -51,10 +59,13 @@ def arguments(dtype: torch.dtype) -> torch.Tensor:
     """A grid within and around [-1, 1], its ends from nearby, and what overflows soon or late."""
     ends = [y for x in (-1.0, 0.0, 1.0) for y in neighbours(x, dtype)]
     some = [math.inf, -math.inf, 1e-10, 1e-30, -1e-10, 50.0, 1e10, -1e30, 3e38]
-    return torch.cat([
-        torch.linspace(-3, 3, 151, dtype=dtype), torch.linspace(-0.99, 0.99, 80, dtype=dtype),
-        torch.tensor(ends + some, dtype=dtype),
-    ])  # fmt: skip
+    return torch.cat(
+        [
+            torch.linspace(-3, 3, 151, dtype=dtype),
+            torch.linspace(-0.99, 0.99, 80, dtype=dtype),
+            torch.tensor(ends + some, dtype=dtype),
+        ]
+    )
 
 
 def grid(dtype: torch.dtype, degrees: list[Any]) -> tuple[torch.Tensor, ...]:

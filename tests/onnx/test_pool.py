@@ -26,48 +26,138 @@ UNPOOL = {1: F.max_unpool1d, 2: F.max_unpool2d, 3: F.max_unpool3d}
 MAKES = (torch.randn, halves, doubles, longs)
 
 ROWS = [
-    *(row(lambda a, fn=fn: fn(a, 2), SPECS[n], least=BIG, name=f"max_pool{n}d")
-      for n, fn in MAX.items()),
-    *(row(lambda a, fn=fn: fn(a, 3, 2, 1, return_indices=True), SPECS[n], least=BIG,
-          name=f"max_pool{n}d_indices") for n, fn in MAX.items()),
-    *(row(lambda a: F.max_pool2d(a, (2, 3), (1, 2), (1, 1), return_indices=True), "b 3 h w",
-          least=BIG, make=make, name=f"max_pool2d_{make.__name__}") for make in MAKES),
-    row(lambda a: F.max_pool1d(a, 2, 2, 1, dilation=6), "b 3 t", least={"t": 5},
-        name="max_pool1d_nothing_between_taps"),
-    row(lambda a: F.max_pool2d(a, 2, 1, 1, dilation=2), "3 h w", least=BIG,
-        name="max_pool2d_unbatched"),
-    *(row(lambda a, fn=fn: fn(a, 3, 2, 1), SPECS[n], least=BIG, name=f"avg_pool{n}d")
-      for n, fn in MEAN.items()),
-    *(row(lambda a: F.avg_pool1d(a, 3, 2, 1, count_include_pad=False), "b 3 t", least=BIG,
-          make=make, name=f"avg_pool1d_{make.__name__}") for make in MAKES),
-    *(row(lambda a: F.avg_pool2d(a, 3, 2, 1, divisor_override=4), "b 3 h w", least=BIG,
-          make=make, name=f"avg_pool2d_divisor_{make.__name__}")
-      for make in (torch.randn, doubles)),
+    *(
+        row(lambda a, fn=fn: fn(a, 2), SPECS[n], least=BIG, name=f"max_pool{n}d")
+        for n, fn in MAX.items()
+    ),
+    *(
+        row(
+            lambda a, fn=fn: fn(a, 3, 2, 1, return_indices=True),
+            SPECS[n],
+            least=BIG,
+            name=f"max_pool{n}d_indices",
+        )
+        for n, fn in MAX.items()
+    ),
+    *(
+        row(
+            lambda a: F.max_pool2d(a, (2, 3), (1, 2), (1, 1), return_indices=True),
+            "b 3 h w",
+            least=BIG,
+            make=make,
+            name=f"max_pool2d_{make.__name__}",
+        )
+        for make in MAKES
+    ),
+    row(
+        lambda a: F.max_pool1d(a, 2, 2, 1, dilation=6),
+        "b 3 t",
+        least={"t": 5},
+        name="max_pool1d_nothing_between_taps",
+    ),
+    row(
+        lambda a: F.max_pool2d(a, 2, 1, 1, dilation=2),
+        "3 h w",
+        least=BIG,
+        name="max_pool2d_unbatched",
+    ),
+    *(
+        row(lambda a, fn=fn: fn(a, 3, 2, 1), SPECS[n], least=BIG, name=f"avg_pool{n}d")
+        for n, fn in MEAN.items()
+    ),
+    *(
+        row(
+            lambda a: F.avg_pool1d(a, 3, 2, 1, count_include_pad=False),
+            "b 3 t",
+            least=BIG,
+            make=make,
+            name=f"avg_pool1d_{make.__name__}",
+        )
+        for make in MAKES
+    ),
+    *(
+        row(
+            lambda a: F.avg_pool2d(a, 3, 2, 1, divisor_override=4),
+            "b 3 h w",
+            least=BIG,
+            make=make,
+            name=f"avg_pool2d_divisor_{make.__name__}",
+        )
+        for make in (torch.randn, doubles)
+    ),
     row(lambda a: F.lp_pool2d(a, 3.0, 2), "b 3 h w", least=BIG, name="lp_pool2d"),
-    *(row(lambda a, fn=fn, size=size: fn(a, size), SPECS[n], least=BIG,
-          name=f"adaptive_avg_pool{n}d_{size}")
-      for (n, fn), size in itertools.product(ADAPTIVE_MEAN.items(), (1, 3))),
-    *(row(lambda a, fn=fn, size=size: fn(a, size, return_indices=True), SPECS[n], least=BIG,
-          name=f"adaptive_max_pool{n}d_{size}")
-      for (n, fn), size in itertools.product(ADAPTIVE_MAX.items(), (1, 3))),
-    row(lambda a: F.adaptive_avg_pool2d(a, (2, 4)), "b 3 h w", least=BIG, make=doubles,
-        name="adaptive_avg_pool2d_doubles"),
-    row(lambda a: F.adaptive_avg_pool2d(a, (None, 4)), "3 h w", least=BIG,
-        name="adaptive_avg_pool2d_none"),
-    row(lambda a: F.adaptive_max_pool2d(a, (5, 2)), "3 h w", least=BIG,
-        name="adaptive_max_pool2d_unbatched"),
-    row(lambda a: F.interpolate(a, scale_factor=1.5, mode="area"), "b 3 h w", least=BIG,
-        name="area"),
-    row(lambda a: F.interpolate(a, scale_factor=0.5, mode="area"), "b 3 h w", least=BIG,
-        name="area_smaller"),
-    *(row(lambda a, n=n: UNPOOL[n](*MAX[n](a, 2, return_indices=True), 2,
-                                   output_size=a.shape[2:]), SPECS[n], least=BIG,
-          name=f"max_unpool{n}d") for n in UNPOOL),
-    row(lambda a, u: torch.ops.aten.fractional_max_pool2d(a, [2, 3], [3, 1], u.sigmoid()),
-        "b 3 h w", "b 3 2", least=BIG, name="fractional_max_pool2d"),
-    row(lambda a, u: torch.ops.aten.fractional_max_pool3d(a, [2, 2, 1], [2, 3, 2], u.sigmoid()),
-        "b 2 t h w", "b 2 3", least=BIG, name="fractional_max_pool3d"),
-]  # fmt: skip
+    *(
+        row(
+            lambda a, fn=fn, size=size: fn(a, size),
+            SPECS[n],
+            least=BIG,
+            name=f"adaptive_avg_pool{n}d_{size}",
+        )
+        for (n, fn), size in itertools.product(ADAPTIVE_MEAN.items(), (1, 3))
+    ),
+    *(
+        row(
+            lambda a, fn=fn, size=size: fn(a, size, return_indices=True),
+            SPECS[n],
+            least=BIG,
+            name=f"adaptive_max_pool{n}d_{size}",
+        )
+        for (n, fn), size in itertools.product(ADAPTIVE_MAX.items(), (1, 3))
+    ),
+    row(
+        lambda a: F.adaptive_avg_pool2d(a, (2, 4)),
+        "b 3 h w",
+        least=BIG,
+        make=doubles,
+        name="adaptive_avg_pool2d_doubles",
+    ),
+    row(
+        lambda a: F.adaptive_avg_pool2d(a, (None, 4)),
+        "3 h w",
+        least=BIG,
+        name="adaptive_avg_pool2d_none",
+    ),
+    row(
+        lambda a: F.adaptive_max_pool2d(a, (5, 2)),
+        "3 h w",
+        least=BIG,
+        name="adaptive_max_pool2d_unbatched",
+    ),
+    row(
+        lambda a: F.interpolate(a, scale_factor=1.5, mode="area"), "b 3 h w", least=BIG, name="area"
+    ),
+    row(
+        lambda a: F.interpolate(a, scale_factor=0.5, mode="area"),
+        "b 3 h w",
+        least=BIG,
+        name="area_smaller",
+    ),
+    *(
+        row(
+            lambda a, n=n: UNPOOL[n](
+                *MAX[n](a, 2, return_indices=True), 2, output_size=a.shape[2:]
+            ),
+            SPECS[n],
+            least=BIG,
+            name=f"max_unpool{n}d",
+        )
+        for n in UNPOOL
+    ),
+    row(
+        lambda a, u: torch.ops.aten.fractional_max_pool2d(a, [2, 3], [3, 1], u.sigmoid()),
+        "b 3 h w",
+        "b 3 2",
+        least=BIG,
+        name="fractional_max_pool2d",
+    ),
+    row(
+        lambda a, u: torch.ops.aten.fractional_max_pool3d(a, [2, 2, 1], [2, 3, 2], u.sigmoid()),
+        "b 2 t h w",
+        "b 2 3",
+        least=BIG,
+        name="fractional_max_pool3d",
+    ),
+]
 
 test_static = static_test(ROWS)
 test_dynamic = dynamic_test(ROWS)
@@ -132,7 +222,7 @@ PLACES: dict[str, tuple[int, Any]] = {
     "adaptive image": (2, lambda x: F.adaptive_max_pool2d(x, (4, 5), return_indices=True)),
     "adaptive volume": (3, lambda x: F.adaptive_max_pool3d(x, (4, 5, 1), return_indices=True)),
     "back": (2, lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
@@ -166,10 +256,12 @@ def test_last_window_of_ceil_mode(include: bool) -> None:
 
     def pools(*lines: torch.Tensor) -> list[Any]:
         return [
-            (F.max_pool1d(x, kernel, stride, pad, 1, True),
-             F.avg_pool1d(x, kernel, stride, pad, True, include))
+            (
+                F.max_pool1d(x, kernel, stride, pad, 1, True),
+                F.avg_pool1d(x, kernel, stride, pad, True, include),
+            )
             for x, (_, kernel, stride, pad) in zip(lines, CEIL, strict=True)
-        ]  # fmt: skip
+        ]
 
     check_onnx(pools, tuple(torch.randn(1, 2, size) for size, *_ in CEIL))
     check_onnx(pools, tuple(torch.randint(-9, 9, (1, 2, size)).double() for size, *_ in CEIL))
@@ -181,9 +273,11 @@ def test_windows_of_one_length_are_one_node() -> None:
     program = check_onnx(lambda x: fn(x, (2, 3)), (torch.randn(2, 3, 8, 6),))
     assert [n.op_type for n in program.model_proto.graph.node] == ["AveragePool"]
     halved = check_onnx(
-        lambda x: F.adaptive_avg_pool2d(x, (x.shape[2] // 2, 3)), (torch.randn(2, 3, 8, 6),),
-        dynamic_shapes=({2: h},), others=[(torch.randn(2, 3, 14, 6),)],
-    )  # fmt: skip
+        lambda x: F.adaptive_avg_pool2d(x, (x.shape[2] // 2, 3)),
+        (torch.randn(2, 3, 8, 6),),
+        dynamic_shapes=({2: h},),
+        others=[(torch.randn(2, 3, 14, 6),)],
+    )
     assert [n.op_type for n in halved.model_proto.graph.node] == ["AveragePool"]
 
 

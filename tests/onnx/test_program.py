@@ -20,9 +20,20 @@ from tests.onnx.helpers import check_onnx
 batch = gp.Dim("batch")
 
 DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8,
-    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
-]  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
 EIGHTS = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 
 
@@ -91,9 +102,18 @@ def test_eight_bit_floats_through_a_model() -> None:
         lambda t: nn.Parameter(t),
         lambda t: torch._neg_view(t),
     ],
-    ids=["transposed", "strided", "offset", "expanded", "flipped", "leaf", "result", "parameter",
-         "negated"],
-)  # fmt: skip
+    ids=[
+        "transposed",
+        "strided",
+        "offset",
+        "expanded",
+        "flipped",
+        "leaf",
+        "result",
+        "parameter",
+        "negated",
+    ],
+)
 def test_tensors_of_all_kinds(strange: Any) -> None:
     x = strange(torch.arange(16.0).reshape(4, 4))
     program = gp.onnx.export(lambda x: x * 2 + 1, (x.detach().clone().contiguous(),))
@@ -221,13 +241,16 @@ def test_state_from_several_threads() -> None:
 # Sizes and dtypes through whole programs
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64,
-                                   torch.bool], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool], ids=str
+)
 def test_dtypes_at_all_sizes(dtype: torch.dtype) -> None:
     check_onnx(
-        lambda x: x + x, (values(dtype, 2, 3),), dynamic_shapes=({0: batch},),
+        lambda x: x + x,
+        (values(dtype, 2, 3),),
+        dynamic_shapes=({0: batch},),
         others=[(values(dtype, n, 3),) for n in (0, 1, 5)],
-    )  # fmt: skip
+    )
 
 
 def test_arguments_in_any_order() -> None:

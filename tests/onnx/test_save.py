@@ -342,9 +342,18 @@ def sharded(
 
 @pytest.mark.parametrize(
     "given",
-    [as_mapping, as_safetensors, as_pickle, as_nested_pickle, as_old_pickle, as_shards,
-     as_pickled_shards, as_index, as_folder],
-)  # fmt: skip
+    [
+        as_mapping,
+        as_safetensors,
+        as_pickle,
+        as_nested_pickle,
+        as_old_pickle,
+        as_shards,
+        as_pickled_shards,
+        as_index,
+        as_folder,
+    ],
+)
 @pytest.mark.parametrize("external", [True, False])
 def test_weights_from(
     given: Any, external: bool, model: Model, empty: Model, tmp_path: Path

@@ -32,14 +32,15 @@ def test_lengths(reduce: str, initial: float | None) -> None:
     """Empty segments, too, and other numbers of elements and segments."""
     rows, parts = gp.Dim("rows"), gp.Dim("parts", min=1)
     check_onnx(
-        reduced(reduce, initial=initial), (torch.randn(7, 3), sizes(3, 0, 4)),
+        reduced(reduce, initial=initial),
+        (torch.randn(7, 3), sizes(3, 0, 4)),
         dynamic_shapes=({0: rows}, {0: parts}),
         others=[
             (torch.randn(11, 3), sizes(0, 1, 9, 1, 0)),
             (torch.randn(1, 3), sizes(1)),
             (torch.randn(0, 3), sizes(0, 0)),
         ],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("initial", [None, 2.0])
@@ -48,24 +49,26 @@ def test_offsets(reduce: str, initial: float | None) -> None:
     """What is before the first segment and after the last is in none."""
     rows, edges = gp.Dim("rows"), gp.Dim("edges", min=2)
     check_onnx(
-        between(reduce, initial=initial), (torch.randn(7), sizes(0, 3, 3, 7)),
+        between(reduce, initial=initial),
+        (torch.randn(7), sizes(0, 3, 3, 7)),
         dynamic_shapes=({0: rows}, {0: edges}),
         others=[
             (torch.randn(11), sizes(0, 1, 1, 4, 9)),
             (torch.randn(6), sizes(2, 2, 4)),
             (torch.randn(0), sizes(0, 0, 0)),
         ],
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 def test_along_another_dim(reduce: str) -> None:
     batch = {0: gp.Dim("batch")}
     check_onnx(
-        reduced(reduce, axis=1), (torch.randn(2, 5, 3), torch.tensor([[2, 3], [5, 0]])),
+        reduced(reduce, axis=1),
+        (torch.randn(2, 5, 3), torch.tensor([[2, 3], [5, 0]])),
         dynamic_shapes=(batch, batch),
         others=[(torch.randn(3, 5, 3), torch.tensor([[0, 5], [1, 4], [4, 1]]))],
-    )  # fmt: skip
+    )
     check_onnx(
         between(reduce, axis=1), (torch.randn(2, 5, 3), torch.tensor([[0, 2, 5], [0, 5, 5]]))
     )

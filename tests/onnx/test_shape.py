@@ -30,8 +30,11 @@ ROWS = [
     row(lambda a: a.squeeze(), "", name="squeeze_zero_dim"),
     row(lambda a: a.expand(2, -1, -1, 4), "b t 1", name="expand_new_dim"),
     row(lambda a: a.exp().expand(-1, 0).sin(), "b 1", name="expand_to_nothing"),
-    row(lambda a: torch.broadcast_to(a, (a.shape[1], a.shape[0], a.shape[1])), "b t",
-        name="broadcast_to"),
+    row(
+        lambda a: torch.broadcast_to(a, (a.shape[1], a.shape[0], a.shape[1])),
+        "b t",
+        name="broadcast_to",
+    ),
     row(lambda a: a.expand(a.shape[1], a.shape[1]), "1 t", name="expand_symbolic"),
     row(lambda a: a[1:4:2, -3:], "5 6", name="slice_static"),
     row(lambda a: a[:, -2:], "b t", least={"t": 2}, name="slice_last"),
@@ -42,8 +45,9 @@ ROWS = [
     row(lambda a: a[a.shape[0] // 2 :], "b t", name="slice_other_half"),
     row(lambda a: a[:, : a.shape[1] - 1], "b t", least={"t": 1}, name="slice_symbolic_end"),
     row(lambda a, b: torch.cat([a, b])[: b.shape[0]], "t", "b", name="slice_other_size"),
-    row(lambda a: a.repeat(1, 3)[:, -a.shape[1] :], "b t", least={"t": 1},
-        name="slice_from_symbol"),
+    row(
+        lambda a: a.repeat(1, 3)[:, -a.shape[1] :], "b t", least={"t": 1}, name="slice_from_symbol"
+    ),
     row(lambda a: a[..., 1::3], "b 3 k", least={"k": 1}, name="slice_step_from"),
     row(lambda a: a.select(1, -2), "b t c", least={"t": 2}, name="select_back"),
     row(lambda a: a.select(1, a.shape[1] - 1), "b t", least={"t": 1}, name="select_last"),
@@ -52,10 +56,14 @@ ROWS = [
     row(lambda a: a.split(4, 1), "b 6", name="split_rest"),
     row(lambda a: a.split(a.shape[1], 1), "b t", least={"t": 1}, name="split_one"),
     row(lambda a: a.split([a.shape[1], a.shape[1]], 0), "14 k", fixed="k", name="split_fixed"),
-    row(lambda a: torch.cat([a, a * 2], 1).split([a.shape[1], a.shape[1]], 1), "b t",
-        name="split_symbolic"),
-    row(lambda a: torch.cat([a, a * 2], 1).chunk(2, 1), "b t", least={"t": 1},
-        name="chunk_symbolic"),
+    row(
+        lambda a: torch.cat([a, a * 2], 1).split([a.shape[1], a.shape[1]], 1),
+        "b t",
+        name="split_symbolic",
+    ),
+    row(
+        lambda a: torch.cat([a, a * 2], 1).chunk(2, 1), "b t", least={"t": 1}, name="chunk_symbolic"
+    ),
     row(lambda a: a.chunk(4), "6 t", name="chunk_fewer"),
     row(lambda a: a.tensor_split(4, 1), "b 6", name="tensor_split"),
     row(lambda a: a.tensor_split((1, 4), 1), "b 6", name="tensor_split_at"),
@@ -64,10 +72,20 @@ ROWS = [
     row(lambda a, b: torch.cat([a, b], -1), "b t", "b 0", name="cat_empty"),
     row(lambda a: torch.cat([a, torch.empty(0)], 1), "b t", name="cat_legacy_empty"),
     row(lambda a: torch.cat([torch.empty(0), a[:, :0]]), "b t", name="cat_nothing_but_empty"),
-    row(lambda a, b: torch.cat([a, b]), "b t", "n t", make=(ints(9), torch.randn),
-        name="cat_promoted"),
-    row(lambda a, b: torch.stack([a, b], 1), "b t", "b t", make=(bools, ints(5)),
-        name="stack_promoted"),
+    row(
+        lambda a, b: torch.cat([a, b]),
+        "b t",
+        "n t",
+        make=(ints(9), torch.randn),
+        name="cat_promoted",
+    ),
+    row(
+        lambda a, b: torch.stack([a, b], 1),
+        "b t",
+        "b t",
+        make=(bools, ints(5)),
+        name="stack_promoted",
+    ),
     row(lambda a, b: torch.hstack([a, b]), "b t", "b k", name="hstack"),
     row(lambda a, b: torch.vstack([a, b]), "t", "b t", name="vstack"),
     row(lambda a, b: torch.dstack([a, b]), "b t", "b t", name="dstack"),
@@ -78,8 +96,14 @@ ROWS = [
     row(lambda a: a.repeat(a.shape[1], 2), "b t", name="repeat_symbolic"),
     row(lambda a: a.tile(2, 1, 1), "b t", name="tile_new_dim"),
     row(lambda a: a.repeat_interleave(2), "b t", name="repeat_interleave_flat"),
-    row(lambda a, b: torch.repeat_interleave(a, b, 0), "b 3", "b", make=(torch.randn, ints(4)),
-        least={"b": 1}, name="repeat_interleave_tensor"),
+    row(
+        lambda a, b: torch.repeat_interleave(a, b, 0),
+        "b 3",
+        "b",
+        make=(torch.randn, ints(4)),
+        least={"b": 1},
+        name="repeat_interleave_tensor",
+    ),
     row(lambda a: a.flip(-1), "b t c", make=bools, name="flip_bool"),
     row(lambda a: torch.fliplr(a) + torch.flipud(a), "b t", name="fliplr"),
     row(lambda a: a.flip(()), "b t", name="flip_nothing"),
@@ -91,34 +115,59 @@ ROWS = [
     row(lambda a: a.roll(a.shape[0] // 2, 0), "b t", name="roll_symbolic"),
     row(lambda a: torch.rot90(a, 3, (1, 2)), "b t c", name="rot90_back"),
     row(lambda a: torch.rot90(a, 2), "b t", name="rot90_half"),
-    row(lambda a: (a + 1).as_strided((2, 3), (2, 1), 1), "8",
-        name="as_strided_offset"),
-    row(lambda a: (a + 1).as_strided((a.shape[0], 2), (a.shape[1], 1), 1), "b t",
-        least={"b": 1, "t": 3}, name="as_strided_rows"),
+    row(lambda a: (a + 1).as_strided((2, 3), (2, 1), 1), "8", name="as_strided_offset"),
+    row(
+        lambda a: (a + 1).as_strided((a.shape[0], 2), (a.shape[1], 1), 1),
+        "b t",
+        least={"b": 1, "t": 3},
+        name="as_strided_rows",
+    ),
     row(lambda a: (a + 1).t().as_strided((2, 2), (1, 1)), "4 6", name="as_strided_transposed"),
     row(lambda a, b: torch.cartesian_prod(a, b), "t", "k", name="cartesian_prod"),
     row(lambda a, b: torch.meshgrid(a, b, indexing="xy"), "t", "k", name="meshgrid_xy"),
     row(lambda a: torch.tensor([a.shape[0], 2, a.shape[1]]), "b t", name="tensor_of_sizes"),
-    row(lambda a: a.view(torch.uint8), "b t", make=lambda s: torch.randint(-9, 9, s).to(torch.int8),
-        name="view_dtype"),
+    row(
+        lambda a: a.view(torch.uint8),
+        "b t",
+        make=lambda s: torch.randint(-9, 9, s).to(torch.int8),
+        name="view_dtype",
+    ),
     row(lambda a, b: torch.movedim(a, (0, 1), (-1, 0)) + b, "b t c", "1", name="movedim_two"),
     row(lambda a: F.pad(a.unflatten(0, (2, -1)), (1, 0)), "4 t", name="unflatten_rest"),
-]  # fmt: skip
+]
 
 test_static = static_test(ROWS)
 test_dynamic = dynamic_test(ROWS)
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int16, torch.uint8,
-              torch.int32, torch.int64, torch.bool],
-)  # fmt: skip
+    "dtype",
+    [
+        torch.float16,
+        torch.bfloat16,
+        torch.float64,
+        torch.int8,
+        torch.int16,
+        torch.uint8,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+    ],
+)
 def test_dtypes(dtype: torch.dtype) -> None:
     def fn(x: torch.Tensor) -> list[torch.Tensor]:
         return [
-            x.reshape(-1), x.t(), x[1:, ::2], x[-1], x.flip(0), x.roll(1, 1), x.repeat(2, 2),
-            x.unsqueeze(1).expand(-1, 2, -1), torch.cat([x, x]), *x.split(2, 1),
-        ]  # fmt: skip
+            x.reshape(-1),
+            x.t(),
+            x[1:, ::2],
+            x[-1],
+            x.flip(0),
+            x.roll(1, 1),
+            x.repeat(2, 2),
+            x.unsqueeze(1).expand(-1, 2, -1),
+            torch.cat([x, x]),
+            *x.split(2, 1),
+        ]
 
     x = torch.randint(0, 2, (3, 4)).to(dtype)
     check_onnx(fn, (x,), dynamic_shapes=({0: gp.Dim("n")},), others=[(x[:1],), (x.repeat(2, 1),)])

@@ -19,7 +19,7 @@ from graphport.onnx.emit.ir import Value
 from graphport.onnx.emit.model import assign_names, build_model_proto, prune
 from graphport.onnx.target import kernels
 from graphport.onnx.target.session import Session
-from graphport.symbolic import (  # fmt: skip
+from graphport.symbolic import (
     Expr,
     Scope,
     abs_,
@@ -146,14 +146,28 @@ def test_numbers(name: str) -> None:
     check({**INTEGERS, **FLOATS}[name])
 
 
-BINARY = [operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, min_, max_,
-          bitand, bitor, bitxor]  # fmt: skip
+BINARY = [
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.floordiv,
+    operator.mod,
+    min_,
+    max_,
+    bitand,
+    bitor,
+    bitxor,
+]
 
 
 def grown(children: Any) -> Any:
     pairs = st.tuples(st.sampled_from(BINARY), children, children)
-    choice = st.tuples(st.just(ite), st.tuples(st.sampled_from([lt, eq, ge]), children, children),
-                       children, children)  # fmt: skip
+    choice = st.tuples(
+        st.just(ite),
+        st.tuples(st.sampled_from([lt, eq, ge]), children, children),
+        children,
+        children,
+    )
     return pairs | choice | st.tuples(st.just(abs_), children)
 
 
@@ -167,8 +181,9 @@ def built(term: Any, names: dict[str, Expr]) -> Any:
     return names.get(term, term)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True,
-          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+@settings(
+    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(TERMS)
 def test_random_expressions(term: Any) -> None:
     def make(n: Expr, m: Expr, k: Expr) -> Any:
@@ -206,9 +221,10 @@ def test_constants_beside_a_size_are_shown_with_it() -> None:
     b.sizes.vector([2, n, 5])
     b.sizes.vector([7, n, 5])
     assert [(v.op, v.attributes) for v in b.main.nodes] == [
-        ("Shape", {"start": 0, "end": 3}), ("Shape", {"start": 1, "end": 3}),
+        ("Shape", {"start": 0, "end": 3}),
+        ("Shape", {"start": 1, "end": 3}),
         ("Concat", {"axis": 0}),
-    ]  # fmt: skip
+    ]
 
 
 def test_sizes_are_solved_for() -> None:

@@ -76,41 +76,72 @@ W = r(10, 4)
 # A program, an example and what is dynamic of it; other inputs, all of which it takes.
 TAKEN: dict[str, tuple[Program, tuple[Tensor, ...], Any, list[tuple[Tensor, ...]]]] = {
     "doubles clamped after relu": (
-        lambda x: torch.relu(x).clamp(-1, 0.5), (r(3, 4).double(),), ({0: AUTO},),
-        [(r(0, 4).double(),), (r(5, 4).double(),)]),
+        lambda x: torch.relu(x).clamp(-1, 0.5),
+        (r(3, 4).double(),),
+        ({0: AUTO},),
+        [(r(0, 4).double(),), (r(5, 4).double(),)],
+    ),
     "attention of what indices choose": (
-        attended, (r(2, 5, 6, 8), i(0, 2, 1), i([0, 1, 2], [3, 4, 5])),
+        attended,
+        (r(2, 5, 6, 8), i(0, 2, 1), i([0, 1, 2], [3, 4, 5])),
         ({0: AUTO, 1: AUTO, 2: AUTO, 3: AUTO}, {0: AUTO}, {0: AUTO, 1: AUTO}),
-        [(r(1, 5, 6, 8), i(0, 2), i([0, 1], [3, 4]))]),
+        [(r(1, 5, 6, 8), i(0, 2), i([0, 1], [3, 4]))],
+    ),
     "remainder by a size": (
-        lambda x: x % x.shape[1], (torch.arange(12).reshape(3, 4),), ({0: AUTO, 1: AUTO},),
-        [(i(1, 2)[:, None][:, :0],), (i(1, 2)[:, None],)]),
+        lambda x: x % x.shape[1],
+        (torch.arange(12).reshape(3, 4),),
+        ({0: AUTO, 1: AUTO},),
+        [(i(1, 2)[:, None][:, :0],), (i(1, 2)[:, None],)],
+    ),
     "floor division by a size": (
-        lambda x: x // x.shape[1], (torch.arange(12).reshape(3, 4),), ({0: AUTO, 1: AUTO},),
-        [(i(1, 2)[:, None][:, :0],), (i(1, 2)[:, None],)]),
+        lambda x: x // x.shape[1],
+        (torch.arange(12).reshape(3, 4),),
+        ({0: AUTO, 1: AUTO},),
+        [(i(1, 2)[:, None][:, :0],), (i(1, 2)[:, None],)],
+    ),
     "division by a size": (
         lambda x: torch.div(x, x.shape[1], rounding_mode="trunc"),
-        (torch.arange(12).reshape(3, 4),), ({0: AUTO, 1: AUTO},),
-        [(i(1, 2)[:, None][:, :0],), (i(1, 2)[:, None],)]),
+        (torch.arange(12).reshape(3, 4),),
+        ({0: AUTO, 1: AUTO},),
+        [(i(1, 2)[:, None][:, :0],), (i(1, 2)[:, None],)],
+    ),
     "a factor of what is added to a sum of nothing": (
-        lambda a, x, y: torch.addmm(a, x, y, beta=0.5), (r(3, 4), r(3, 8), r(8, 4)),
-        ({}, {1: AUTO}, {0: AUTO}), [(r(3, 4), r(3, 0), r(0, 4)), (r(3, 4), r(3, 1), r(1, 4))]),
+        lambda a, x, y: torch.addmm(a, x, y, beta=0.5),
+        (r(3, 4), r(3, 8), r(8, 4)),
+        ({}, {1: AUTO}, {0: AUTO}),
+        [(r(3, 4), r(3, 0), r(0, 4)), (r(3, 4), r(3, 1), r(1, 4))],
+    ),
     "rows without bags": (
-        bags("sum"), (W, i(1, 2, 3, 4), i(0, 2)), ({1: AUTO}, {0: AUTO}, {0: AUTO}),
-        [(W, i(1, 2), i()), (W, i(), i()), (W, i(), i(0, 0)), (W, i(1, 2), i(0))]),
+        bags("sum"),
+        (W, i(1, 2, 3, 4), i(0, 2)),
+        ({1: AUTO}, {0: AUTO}, {0: AUTO}),
+        [(W, i(1, 2), i()), (W, i(), i()), (W, i(), i(0, 0)), (W, i(1, 2), i(0))],
+    ),
     "means without bags": (
-        bags("mean"), (W, i(1, 2, 3, 4), i(0, 2)), ({1: AUTO}, {0: AUTO}, {0: AUTO}),
-        [(W, i(1, 2), i()), (W, i(), i()), (W, i(), i(0, 0)), (W, i(1, 2), i(0))]),
+        bags("mean"),
+        (W, i(1, 2, 3, 4), i(0, 2)),
+        ({1: AUTO}, {0: AUTO}, {0: AUTO}),
+        [(W, i(1, 2), i()), (W, i(), i()), (W, i(), i(0, 0)), (W, i(1, 2), i(0))],
+    ),
     "a last offset alone": (
-        bags("sum", last=True), (W, i(1, 2, 3, 4), i(0, 2, 4)), ({1: AUTO}, {0: AUTO}, {0: AUTO}),
-        [(W, i(1, 2, 3), i(0)), (W, i(), i(0)), (W, i(1, 2), i(0, 2))]),
+        bags("sum", last=True),
+        (W, i(1, 2, 3, 4), i(0, 2, 4)),
+        ({1: AUTO}, {0: AUTO}, {0: AUTO}),
+        [(W, i(1, 2, 3), i(0)), (W, i(), i(0)), (W, i(1, 2), i(0, 2))],
+    ),
     "pooling to the same size": (
-        lambda x: F.adaptive_avg_pool3d(x, (None, None, None)), (r(2, 3, 4, 5),), ({0: AUTO},),
-        [(r(0, 3, 4, 5),), (r(1, 3, 4, 5),)]),
+        lambda x: F.adaptive_avg_pool3d(x, (None, None, None)),
+        (r(2, 3, 4, 5),),
+        ({0: AUTO},),
+        [(r(0, 3, 4, 5),), (r(1, 3, 4, 5),)],
+    ),
     "groups of nothing": (
         lambda x: torch.native_group_norm(x, None, None, x.shape[0], 6, x.shape[2], 3, 1e-5),
-        (r(2, 6, 4),), ({0: AUTO, 2: AUTO},), [(r(2, 6, 0),), (r(0, 6, 4),), (r(1, 6, 1),)]),
-}  # fmt: skip
+        (r(2, 6, 4),),
+        ({0: AUTO, 2: AUTO},),
+        [(r(2, 6, 0),), (r(0, 6, 4),), (r(1, 6, 1),)],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -125,43 +156,83 @@ IMAGE = {0: AUTO, 2: AUTO}
 OTHERS = [(r(0, 3, 5),), (r(4, 3, 1),), (r(4, 3, 0),)]
 NARROWED: dict[str, tuple[Program, tuple[Tensor, ...], Any, list[tuple[Tensor, ...]]]] = {
     "transposed convolution": (
-        lambda x: F.conv_transpose1d(x, torch.ones(3, 2, 3)), (r(4, 3, 5),), (IMAGE,), OTHERS),
+        lambda x: F.conv_transpose1d(x, torch.ones(3, 2, 3)),
+        (r(4, 3, 5),),
+        (IMAGE,),
+        OTHERS,
+    ),
     "convolution of padding": (
-        lambda x: F.conv1d(x, torch.ones(2, 3, 3), padding=2), (r(4, 3, 5),), (IMAGE,),
-        [(r(4, 3, 1),), (r(4, 3, 0),)]),
+        lambda x: F.conv1d(x, torch.ones(2, 3, 3), padding=2),
+        (r(4, 3, 5),),
+        (IMAGE,),
+        [(r(4, 3, 1),), (r(4, 3, 0),)],
+    ),
     "an empty kernel": (
-        lambda x, w: F.conv1d(x, w), (r(4, 3, 5), r(2, 3, 2)), ({}, {2: AUTO}),
-        [(r(4, 3, 5), r(2, 3, 1)), (r(4, 3, 5), r(2, 3, 0))]),
-    "adaptive means": (
-        lambda x: F.adaptive_avg_pool1d(x, 2), (r(4, 3, 5),), (IMAGE,), OTHERS),
-    "area": (
-        lambda x: F.interpolate(x, size=2, mode="area"), (r(4, 3, 5),), (IMAGE,), OTHERS),
+        lambda x, w: F.conv1d(x, w),
+        (r(4, 3, 5), r(2, 3, 2)),
+        ({}, {2: AUTO}),
+        [(r(4, 3, 5), r(2, 3, 1)), (r(4, 3, 5), r(2, 3, 0))],
+    ),
+    "adaptive means": (lambda x: F.adaptive_avg_pool1d(x, 2), (r(4, 3, 5),), (IMAGE,), OTHERS),
+    "area": (lambda x: F.interpolate(x, size=2, mode="area"), (r(4, 3, 5),), (IMAGE,), OTHERS),
     "interpolation": (
-        lambda x: F.interpolate(x, size=4, mode="linear"), (r(4, 3, 5),), (IMAGE,), OTHERS),
+        lambda x: F.interpolate(x, size=4, mode="linear"),
+        (r(4, 3, 5),),
+        (IMAGE,),
+        OTHERS,
+    ),
     "means over padding": (
-        lambda x: F.avg_pool1d(x, 2, padding=1), (r(4, 3, 5),), (IMAGE,), OTHERS),
+        lambda x: F.avg_pool1d(x, 2, padding=1),
+        (r(4, 3, 5),),
+        (IMAGE,),
+        OTHERS,
+    ),
     "replicated edges": (
-        lambda x: F.pad(x, (1, 1), mode="replicate"), (r(4, 3, 5),), (IMAGE,), OTHERS),
+        lambda x: F.pad(x, (1, 1), mode="replicate"),
+        (r(4, 3, 5),),
+        (IMAGE,),
+        OTHERS,
+    ),
     "spectrum": (
-        lambda x: torch.view_as_real(torch.fft.rfft(x)), (r(4, 3, 5),), (IMAGE,), OTHERS[1:]),
+        lambda x: torch.view_as_real(torch.fft.rfft(x)),
+        (r(4, 3, 5),),
+        (IMAGE,),
+        OTHERS[1:],
+    ),
     "batch norm of a batch": (
-        lambda x: F.batch_norm(x, None, None, training=True), (r(4, 3),), ({0: AUTO},),
-        [(r(2, 3),), (r(0, 3),), (r(1, 3),)]),
+        lambda x: F.batch_norm(x, None, None, training=True),
+        (r(4, 3),),
+        ({0: AUTO},),
+        [(r(2, 3),), (r(0, 3),), (r(1, 3),)],
+    ),
     "batch norm of an image": (
-        lambda x: F.batch_norm(x, None, None, training=True), (r(4, 3, 2, 2),),
-        ({0: AUTO, 2: AUTO, 3: AUTO},), [(r(1, 3, 1, 2),), (r(1, 3, 1, 1),)]),
+        lambda x: F.batch_norm(x, None, None, training=True),
+        (r(4, 3, 2, 2),),
+        ({0: AUTO, 2: AUTO, 3: AUTO},),
+        [(r(1, 3, 1, 2),), (r(1, 3, 1, 1),)],
+    ),
     "a broadcast sum and no rows": (
-        torch.addmv, (r(1), r(3, 4), r(4)), [({}, {0: AUTO, 1: AUTO}, {0: AUTO})],
-        [(r(1), r(1, 1), r(1)), (r(1), r(0, 4), r(4))]),
+        torch.addmv,
+        (r(1), r(3, 4), r(4)),
+        [({}, {0: AUTO, 1: AUTO}, {0: AUTO})],
+        [(r(1), r(1, 1), r(1)), (r(1), r(0, 4), r(4))],
+    ),
     "pixels of nothing": (
-        lambda x: F.pixel_unshuffle(x, 2), (r(2, 3, 4, 6),), ({0: AUTO, 2: AUTO},),
-        [(r(1, 3, 2, 6),), (r(0, 3, 4, 6),)]),
+        lambda x: F.pixel_unshuffle(x, 2),
+        (r(2, 3, 4, 6),),
+        ({0: AUTO, 2: AUTO},),
+        [(r(1, 3, 2, 6),), (r(0, 3, 4, 6),)],
+    ),
     "an alignment of nothing": (
         lambda x, t: F.ctc_loss(x, t, i(*[5] * x.shape[1]), i(*[2] * x.shape[1])),
-        (r(5, 2, 6).log_softmax(-1), torch.ones(2, 2).long()), ({0: AUTO}, {}),
-        [(r(5, 2, 6).log_softmax(-1), torch.ones(2, 2).long()),
-         (r(0, 2, 6), torch.ones(2, 2).long())]),
-}  # fmt: skip
+        (r(5, 2, 6).log_softmax(-1), torch.ones(2, 2).long()),
+        ({0: AUTO}, {}),
+        [
+            (r(5, 2, 6).log_softmax(-1), torch.ones(2, 2).long()),
+            (r(0, 2, 6), torch.ones(2, 2).long()),
+        ],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", NARROWED)
@@ -179,13 +250,18 @@ def _of_args(spec: Any) -> Any:
 
 CORE: dict[str, tuple[Program, tuple[Tensor, ...], Any, list[tuple[Tensor, ...]]]] = {
     "elements of nothing": (
-        lambda x, y: torch.isin(x, y), (r(3, 4).round(), r(5).round()),
-        ({0: AUTO, 1: AUTO}, {0: AUTO}), [(r(3, 4), r(0)), (r(0, 4), r(5)), (r(1, 1), r(1))]),
-    "no elements of something": (
-        lambda x, y: torch.isin(x, y, invert=True), (r(3, 4).round(), r(5).round()),
+        lambda x, y: torch.isin(x, y),
+        (r(3, 4).round(), r(5).round()),
         ({0: AUTO, 1: AUTO}, {0: AUTO}),
-        [(r(3, 4), r(0)), (torch.full((2, 2), math.nan), torch.full((3,), math.nan))]),
-}  # fmt: skip
+        [(r(3, 4), r(0)), (r(0, 4), r(5)), (r(1, 1), r(1))],
+    ),
+    "no elements of something": (
+        lambda x, y: torch.isin(x, y, invert=True),
+        (r(3, 4).round(), r(5).round()),
+        ({0: AUTO, 1: AUTO}, {0: AUTO}),
+        [(r(3, 4), r(0)), (torch.full((2, 2), math.nan), torch.full((3,), math.nan))],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CORE)
@@ -204,9 +280,22 @@ E = 8
 
 def attend(query: Tensor, key: Tensor) -> Tensor:
     return F.multi_head_attention_forward(
-        query, key, key, E, 2, torch.ones(3 * E, E) * 0.1, torch.zeros(3 * E), None, None, False,
-        0.0, torch.eye(E), torch.zeros(E), training=False, need_weights=True,
-    )[0]  # fmt: skip
+        query,
+        key,
+        key,
+        E,
+        2,
+        torch.ones(3 * E, E) * 0.1,
+        torch.zeros(3 * E),
+        None,
+        None,
+        False,
+        0.0,
+        torch.eye(E),
+        torch.zeros(E),
+        training=False,
+        need_weights=True,
+    )[0]
 
 
 FUSED: dict[str, tuple[Program, tuple[Tensor, ...]]] = {
@@ -258,9 +347,14 @@ NAN, INF = math.nan, math.inf
 ROWS = torch.tensor([[1, -INF], [-INF, -INF], [INF, 1], [NAN, 1], [1, 2]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("fn", [
-    lambda x: F.log_softmax(x, -1), lambda x: torch.cdist(x, torch.ones(2, 2).double(), 0.0),
-], ids=["log_softmax", "cdist"])  # fmt: skip
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: F.log_softmax(x, -1),
+        lambda x: torch.cdist(x, torch.ones(2, 2).double(), 0.0),
+    ],
+    ids=["log_softmax", "cdist"],
+)
 def test_doubles_that_are_not_finite(fn: Program) -> None:
     check_onnx(lambda x: fn(x), (ROWS,))
 

@@ -14,24 +14,53 @@ from tests.onnx.rows import doubles, dynamic_test, static_test
 from tests.ops.rows import ints, positive, row
 
 EDGES = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0])
-LINE = torch.cat([
-    torch.linspace(-30, 30, 601), torch.logspace(-20, 1.9, 60), -torch.logspace(-20, 1.9, 60), EDGES
-])  # fmt: skip
+LINE = torch.cat(
+    [
+        torch.linspace(-30, 30, 601),
+        torch.logspace(-20, 1.9, 60),
+        -torch.logspace(-20, 1.9, 60),
+        EDGES,
+    ]
+)
 UNIT = torch.cat([torch.linspace(-1, 1, 401), torch.logspace(-30, -1, 60), EDGES, LINE[:3]])
 
 WIDE: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (
-        torch.erf, torch.erfc, torch.special.erfcx, torch.special.ndtr, torch.special.log_ndtr,
-        torch.i0, torch.special.i0e, torch.special.i1, torch.special.i1e, torch.atan, torch.asinh,
-        torch.expm1, torch.log1p, torch.exp2, torch.log2, torch.log10, torch.tan,
-        torch.sinh, torch.cosh, torch.acosh, torch.special.entr,
+    f.__name__: f
+    for f in (
+        torch.erf,
+        torch.erfc,
+        torch.special.erfcx,
+        torch.special.ndtr,
+        torch.special.log_ndtr,
+        torch.i0,
+        torch.special.i0e,
+        torch.special.i1,
+        torch.special.i1e,
+        torch.atan,
+        torch.asinh,
+        torch.expm1,
+        torch.log1p,
+        torch.exp2,
+        torch.log2,
+        torch.log10,
+        torch.tan,
+        torch.sinh,
+        torch.cosh,
+        torch.acosh,
+        torch.special.entr,
     )
-}  # fmt: skip
+}
 NARROW: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (
-        torch.asin, torch.acos, torch.atanh, torch.erfinv, torch.special.ndtri, torch.logit,
+    f.__name__: f
+    for f in (
+        torch.asin,
+        torch.acos,
+        torch.atanh,
+        torch.erfinv,
+        torch.special.ndtri,
+        torch.logit,
     )
-}  # fmt: skip
+}
 # Relative; the function itself is ill-conditioned where torch and a formula differ by more.
 PRECISION = {torch.float32: 4e-6, torch.float64: 1e-12}
 
@@ -128,8 +157,11 @@ def halves(size: Sequence[int]) -> torch.Tensor:
 
 
 ROWS = [
-    *(row(fn, "b t", make=halves, name=f"half_{name}") for name, fn in (WIDE | NARROW).items()
-      if not name.endswith(("erfcx", "ndtr", "ndtri"))),
+    *(
+        row(fn, "b t", make=halves, name=f"half_{name}")
+        for name, fn in (WIDE | NARROW).items()
+        if not name.endswith(("erfcx", "ndtr", "ndtri"))
+    ),
     *(row(fn, "b t", make=ints(4), name=f"int_{name}") for name, fn in WIDE.items()),
     *(row(fn, "b t", "t") for fn in (torch.atan2, torch.hypot, torch.logaddexp)),
     *(row(fn, "b t", "t", make=positive) for fn in (torch.xlogy, torch.special.xlog1py)),
@@ -143,7 +175,7 @@ ROWS = [
     row(lambda x: torch.special.polygamma(1, x), "b t", make=positive, name="polygamma"),
     row(torch.special.zeta, "b t", "t", make=[positive, positive]),
     row(torch.erfc, "", name="zero_dims"),
-]  # fmt: skip
+]
 
 test_static = static_test(ROWS)
 

@@ -52,9 +52,10 @@ def test_sizes_stay_in_the_ranges() -> None:
 
 def test_sizes_satisfy_what_dims_have_to_do_with_each_other() -> None:
     program = gp.onnx.export(
-        lambda x, y: x[1:] + y, (torch.randn(5), torch.randn(4)),
+        lambda x, y: x[1:] + y,
+        (torch.randn(5), torch.randn(4)),
         dynamic_shapes=({0: length + 1}, {0: length}),
-    )  # fmt: skip
+    )
     report = program.verify()
     assert report.ok and len(report.sizes_tried) > 3
 
@@ -66,9 +67,11 @@ def test_sizes_satisfy_conditions() -> None:
         return x.sum() + y.sum() if x.shape[0] > y.shape[0] else x
 
     ep = gp.export(
-        f, (torch.randn(8), torch.randn(3)), guards="runtime_assert",
+        f,
+        (torch.randn(8), torch.randn(3)),
+        guards="runtime_assert",
         dynamic_shapes=({0: 4 * gp.Dim("quarter")}, {0: gp.Dim("m")}),
-    )  # fmt: skip
+    )
     samples = Samples(ep, [torch.randn(8), torch.randn(3)])
     found = [tuple(t.shape[0] for t in samples.drawn(sizes)) for sizes in samples.others(5)]
     assert len(found) > 2 and all(a % 4 == 0 and b < a for a, b in found)
@@ -109,8 +112,12 @@ def test_sizes_that_the_program_refuses() -> None:
         return x[: y.shape[0]] if y.shape[0] <= x.shape[0] else x * 2
 
     b, c = gp.Dim("b", min=2, max=64), gp.Dim("c", min=2, max=64)
-    ep = gp.export(f, (torch.randn(8), torch.randn(3)), guards="runtime_assert",
-                   dynamic_shapes=({0: b}, {0: c}))  # fmt: skip
+    ep = gp.export(
+        f,
+        (torch.randn(8), torch.randn(3)),
+        guards="runtime_assert",
+        dynamic_shapes=({0: b}, {0: c}),
+    )
     report = gp.onnx.export(ep).verify()
     assert report.ok
     refused = {t.reason: t.sizes for t in report.sizes_refused}
@@ -146,9 +153,11 @@ def test_what_came_of_each_size() -> None:
         return b.Mul(b.Sin(self), torch.ones(3))  # broadcasts, or not
 
     report = gp.onnx.export(
-        lambda x: torch.sin(x), (torch.randn(3),), dynamic_shapes=({0: batch},),
+        lambda x: torch.sin(x),
+        (torch.randn(3),),
+        dynamic_shapes=({0: batch},),
         custom_lowerings={"aten::sin": lowering},
-    ).verify(sizes=[{"batch": 1}, {"batch": 2}])  # fmt: skip
+    ).verify(sizes=[{"batch": 1}, {"batch": 2}])
     found = [(t.sizes, t.outcome) for t in report.sizes_tried]
     assert found == [({"batch": 3}, "ok"), ({"batch": 1}, "differs"), ({"batch": 2}, "differs")]
     assert report.sizes_tried[1].reason == "output: of size [3] instead of [1]"
@@ -303,9 +312,11 @@ def test_a_model_that_is_wrong_at_other_sizes_only() -> None:
         return b.Mul(b.Sin(self), torch.ones(3))  # broadcasts, or not
 
     report = gp.onnx.export(
-        lambda x: torch.sin(x), (torch.randn(3),), dynamic_shapes=({0: batch},),
+        lambda x: torch.sin(x),
+        (torch.randn(3),),
+        dynamic_shapes=({0: batch},),
         custom_lowerings={"aten::sin": lowering},
-    ).verify()  # fmt: skip
+    ).verify()
     (output,) = report.outputs
     assert not report.ok and output.sizes == {"batch": 4} and output.note
 
@@ -360,9 +371,10 @@ def test_kinds_and_sizes() -> None:
 
 def test_tolerances_that_are_given_are_meant() -> None:
     program = gp.onnx.export(
-        lambda x: torch.sin(x), (torch.randn(3),),
+        lambda x: torch.sin(x),
+        (torch.randn(3),),
         custom_lowerings={"aten::sin": lambda b, self: b.Add(b.Sin(self), 0.01)},
-    )  # fmt: skip
+    )
     assert not program.verify().ok
     assert program.verify(rtol=0.0, atol=0.02).ok and not program.verify(atol=0.001).ok
     assert program.verify().outputs[0].max_abs_error == pytest.approx(0.01, rel=1e-3)
@@ -370,9 +382,10 @@ def test_tolerances_that_are_given_are_meant() -> None:
 
 def test_floats_that_were_halves_on_the_way() -> None:
     program = gp.onnx.export(
-        lambda x: torch.sin(x.half()).float(), (torch.randn(300),),
+        lambda x: torch.sin(x.half()).float(),
+        (torch.randn(300),),
         custom_lowerings={"aten::sin": lambda b, self: b.Mul(b.Sin(self), 1.002)},
-    )  # fmt: skip
+    )
     assert program.verify().ok
 
 
@@ -382,9 +395,10 @@ def test_what_could_draw_random_numbers_but_does_not_is_compared() -> None:
 
     heads = torch.randn(1, 2, 4, 8)
     program = gp.onnx.export(
-        lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q), (heads,),
+        lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q),
+        (heads,),
         custom_lowerings={"aten::scaled_dot_product_attention": wrong},
-    )  # fmt: skip
+    )
     assert not program.verify().ok
 
 
@@ -471,8 +485,11 @@ def test_what_does_not_follow_from_ties() -> None:
 
     args = (TIED, torch.randn(6, 3))
     f = lambda s, b: torch.sin(b[s.topk(2).indices])
-    for lowerings in ({"aten::topk": worst}, {"aten::topk": twice},
-                      {"aten::topk": last_of_equals, "aten::sin": wrong_sin}):  # fmt: skip
+    for lowerings in (
+        {"aten::topk": worst},
+        {"aten::topk": twice},
+        {"aten::topk": last_of_equals, "aten::sin": wrong_sin},
+    ):
         report = gp.onnx.export(f, args, custom_lowerings=lowerings).verify()
         assert not report.ok, lowerings
 
@@ -481,9 +498,10 @@ def test_floats_that_follow_from_comparisons() -> None:
     x = torch.tensor([0.5, 0.25, 1.0])
     nearly = lambda b, self, other: b.Add(b.Mul(self, other), 1e-7)
     program = gp.onnx.export(
-        lambda x: torch.where(x * 1.0 > 0.5, x + 7, x - 7), (x,),
+        lambda x: torch.where(x * 1.0 > 0.5, x + 7, x - 7),
+        (x,),
         custom_lowerings={"aten::mul.Tensor": nearly},
-    )  # fmt: skip
+    )
     report = program.verify()
     assert report.ok and "ties" in report.outputs[0].note
     wrong = {
@@ -503,18 +521,20 @@ def test_labels_that_follow_from_floats_that_agree() -> None:
     x = torch.tensor([0.5, 0.25, 1.0])
     nearly = lambda b, self, other: b.Add(b.Mul(self, other), 1e-7)
     program = gp.onnx.export(
-        lambda x: (x * 1.0 > 0.5, (x * 2.0 + 1e-7).floor().to(torch.int64)), (x,),
+        lambda x: (x * 1.0 > 0.5, (x * 2.0 + 1e-7).floor().to(torch.int64)),
+        (x,),
         custom_lowerings={"aten::mul.Tensor": nearly},
-    )  # fmt: skip
+    )
     report = program.verify()
     assert report.ok and "ties" in report.outputs[0].note
 
 
 def test_integers_that_are_wrong() -> None:
     program = gp.onnx.export(
-        lambda x: (torch.sin(x) > 0.5).sum(), (torch.linspace(0, 6, 50),),
+        lambda x: (torch.sin(x) > 0.5).sum(),
+        (torch.linspace(0, 6, 50),),
         custom_lowerings={"aten::sin": wrong_sin},
-    )  # fmt: skip
+    )
     report = program.verify()
     assert not report.ok and report.first_divergence is not None
     assert report.first_divergence.node.name == "sin"

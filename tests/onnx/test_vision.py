@@ -128,8 +128,10 @@ def test_any_batch_from_one_image(make: object) -> None:
 def test_any_image(make: object) -> None:
     height, width = 32 * gp.Dim("height", min=1), 32 * gp.Dim("width", min=1)
     program = check_onnx(
-        trained(make), images(2, 64, 96), others=[images(1, 32, 64), images(3, 64, 32)],
+        trained(make),
+        images(2, 64, 96),
+        others=[images(1, 32, 64), images(3, 64, 32)],
         dynamic_shapes=({0: gp.Dim("batch", min=1), 2: height, 3: width},),
-    )  # fmt: skip
+    )
     kinds = {n.op_type for n in program.model_proto.graph.node}
     assert "BatchNormalization" not in kinds, "folded into the convolutions"

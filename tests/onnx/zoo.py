@@ -48,9 +48,12 @@ def huggingface() -> Iterator[Case]:
     for name, row in zoo.ROWS.items():
         inputs = row.inputs(2, row.lengths[0])
         yield Case(
-            name, lambda row=row: zoo.build(row), inputs,
-            lambda Dim, row=row: zoo.spec(row, Dim), zoo.others(row) if row.dynamic else [],
-        )  # fmt: skip
+            name,
+            lambda row=row: zoo.build(row),
+            inputs,
+            lambda Dim, row=row: zoo.spec(row, Dim),
+            zoo.others(row) if row.dynamic else [],
+        )
 
 
 def vision() -> Iterator[Case]:
@@ -58,18 +61,23 @@ def vision() -> Iterator[Case]:
     for name, (make, (sizes,), (first, *others)) in SMALL.items():
         argument = "z" if name == "generator" else "x"
         yield Case(
-            name, lambda make=make: make().eval(), {argument: first[0]},
+            name,
+            lambda make=make: make().eval(),
+            {argument: first[0]},
             lambda Dim, argument=argument, sizes=sizes: {argument: _sizes(Dim, sizes)},
             [{argument: x} for (x,) in others],
-        )  # fmt: skip
+        )
     for name, module in (
         ("resnet50", resnet.resnet50),
         ("mobilenet", mobilenet.mobilenet_v3_small),
     ):
         yield Case(
-            name, lambda module=module: module().eval(), {"image": torch.randn(2, 3, 64, 64)},
-            resnet.spec, [{"image": torch.randn(1, 3, 96, 64)}],
-        )  # fmt: skip
+            name,
+            lambda module=module: module().eval(),
+            {"image": torch.randn(2, 3, 64, 64)},
+            resnet.spec,
+            [{"image": torch.randn(1, 3, 96, 64)}],
+        )
 
 
 def _sizes(Dim: Any, sizes: dict[int, Any]) -> dict[int, Any]:

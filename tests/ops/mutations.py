@@ -16,9 +16,12 @@ from torch.utils import _pytree as pytree
 from tests.ops import sweep
 
 NUMBERS: dict[type, list[Any]] = {
-    int: [0, -1, -7, 1000, 0.5, None], float: [-1.5, 0.0, 2.5, None], str: ["bogus", None],
-    bool: [None], torch.dtype: [torch.int64, torch.complex64, torch.bool],
-}  # fmt: skip
+    int: [0, -1, -7, 1000, 0.5, None],
+    float: [-1.5, 0.0, 2.5, None],
+    str: ["bogus", None],
+    bool: [None],
+    torch.dtype: [torch.int64, torch.complex64, torch.bool],
+}
 _MOST = 20_000
 """Elements of a sample that is worth changing."""
 

@@ -80,19 +80,26 @@ def program(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_static(row: Row) -> None:
     check(
-        program(row.fn), row.inputs(EXAMPLE), layout=row.layout, rtol=row.tolerance,
+        program(row.fn),
+        row.inputs(EXAMPLE),
+        layout=row.layout,
+        rtol=row.tolerance,
         atol=row.tolerance,
-    )  # fmt: skip
+    )
 
 
 def check_dynamic(row: Row) -> None:
     if not row.letters():
         return
     check(
-        program(row.fn), row.inputs(EXAMPLE), dynamic_shapes=(row.dynamic_shapes(),),
+        program(row.fn),
+        row.inputs(EXAMPLE),
+        dynamic_shapes=(row.dynamic_shapes(),),
         others=[row.inputs(sizes) for sizes in row.others()],
-        layout=row.layout, rtol=row.tolerance, atol=row.tolerance,
-    )  # fmt: skip
+        layout=row.layout,
+        rtol=row.tolerance,
+        atol=row.tolerance,
+    )
 
 
 def ints(upper: int) -> Make:

@@ -20,12 +20,21 @@ import graphport as gp
 from tests.helpers import assert_same, clone, compare_metadata
 
 DTYPES = (
-    torch.float32, torch.int64, torch.bool, torch.complex64, torch.float16, torch.bfloat16,
-)  # fmt: skip
+    torch.float32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.float16,
+    torch.bfloat16,
+)
 
 HALVES = (torch.float16, torch.bfloat16)
-WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
-         torch.complex64: torch.complex128}  # fmt: skip
+WIDER = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
 
 # What the database's own wrappers of random operators seed with.
 SEED = 42
@@ -200,9 +209,11 @@ def _is_as_near(have: Any, want: Any, fn: Callable[..., Any], inputs: Any) -> bo
     flat = [pytree.tree_leaves(x) for x in (have, want, truth)]
     sizes = [t.abs().max().item() for t in inputs[0] if t.dtype in WIDER and t.numel()]
     return all(
-        _is_near(*leaves, max(sizes, default=0.0)) if isinstance(leaves[1], torch.Tensor)
-        else leaves[0] == leaves[1] for leaves in zip(*flat, strict=True)
-    )  # fmt: skip
+        _is_near(*leaves, max(sizes, default=0.0))
+        if isinstance(leaves[1], torch.Tensor)
+        else leaves[0] == leaves[1]
+        for leaves in zip(*flat, strict=True)
+    )
 
 
 def _is_near(have: Any, want: Any, truth: Any, size: float) -> bool:

@@ -17,13 +17,18 @@ from tests.ops.sweep import case
 
 # What only data tells, when the program runs; and tensors without data, which capture takes.
 BY_DATA = {
-    "cov": "cannot be negative", "gather": "is out of bounds", "scatter": "is out of bounds",
-    "scatter_add": "is out of bounds", "multinomial": "prob", "gradient": "same device",
-}  # fmt: skip
+    "cov": "cannot be negative",
+    "gather": "is out of bounds",
+    "scatter": "is out of bounds",
+    "scatter_add": "is out of bounds",
+    "multinomial": "prob",
+    "gradient": "same device",
+}
 # A kernel that needs probabilities says nothing of zeros.
 OTHERS = {
-    ("multinomial", "Long tensor out"), ("multinomial", "2^24"),
-}  # fmt: skip
+    ("multinomial", "Long tensor out"),
+    ("multinomial", "2^24"),
+}
 
 
 def is_excused(name: str, text: str) -> bool:
@@ -77,28 +82,45 @@ attend = F.scaled_dot_product_attention
 r = torch.randn
 REFUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "33 heads for 8": (
-        lambda q, k: attend(q, k, k, enable_gqa=True), (r(1, 33, 4, 8), r(1, 8, 4, 8))),
+        lambda q, k: attend(q, k, k, enable_gqa=True),
+        (r(1, 33, 4, 8), r(1, 8, 4, 8)),
+    ),
     "more keys than queries": (
-        lambda q, k: attend(q, k, k, enable_gqa=True), (r(1, 4, 4, 8), r(1, 8, 4, 8))),
+        lambda q, k: attend(q, k, k, enable_gqa=True),
+        (r(1, 4, 4, 8), r(1, 8, 4, 8)),
+    ),
     "groups of values": (
         lambda q, k, v: attend(q, k, v, enable_gqa=True),
-        (r(1, 6, 4, 8), r(1, 3, 4, 8), r(1, 4, 4, 8))),
+        (r(1, 6, 4, 8), r(1, 3, 4, 8), r(1, 4, 4, 8)),
+    ),
     "groups without heads": (lambda q: attend(q, q, q, enable_gqa=True), (r(4, 8),)),
     "groups of other batches": (
-        lambda q, k: attend(q, k, k, enable_gqa=True), (r(2, 4, 4, 8), r(3, 2, 4, 8))),
+        lambda q, k: attend(q, k, k, enable_gqa=True),
+        (r(2, 4, 4, 8), r(3, 2, 4, 8)),
+    ),
     "a mask of integers": (
-        lambda q, m: attend(q, q, q, m), (r(1, 2, 4, 8), torch.zeros(4, 4, dtype=torch.int64))),
+        lambda q, m: attend(q, q, q, m),
+        (r(1, 2, 4, 8), torch.zeros(4, 4, dtype=torch.int64)),
+    ),
     "a mask of doubles": (
-        lambda q, m: attend(q, q, q, m), (r(1, 2, 4, 8), torch.zeros(4, 4).double())),
+        lambda q, m: attend(q, q, q, m),
+        (r(1, 2, 4, 8), torch.zeros(4, 4).double()),
+    ),
     "a mask for a larger batch": (
-        lambda q, m: attend(q, q, q, m), (r(1, 2, 4, 8), torch.zeros(3, 2, 4, 4))),
+        lambda q, m: attend(q, q, q, m),
+        (r(1, 2, 4, 8), torch.zeros(3, 2, 4, 4)),
+    ),
     "a mask of one dim": (lambda q, m: attend(q, q, q, m), (r(1, 2, 4, 8), torch.zeros(4))),
     "a causal mask": (
-        lambda q, m: attend(q, q, q, m, is_causal=True), (r(2, 4, 8), torch.zeros(4, 4))),
+        lambda q, m: attend(q, q, q, m, is_causal=True),
+        (r(2, 4, 8), torch.zeros(4, 4)),
+    ),
     "dropout": (lambda q: attend(q, q, q, dropout_p=1.5), (r(1, 2, 4, 8),)),
     "integers": (lambda q: attend(q, q, q), (torch.ones(1, 2, 4, 8, dtype=torch.int64),)),
     "output padding": (
-        lambda x, w: F.conv_transpose1d(x, w, output_padding=3), (r(1, 4, 5), r(4, 2, 3))),
+        lambda x, w: F.conv_transpose1d(x, w, output_padding=3),
+        (r(1, 4, 5), r(4, 2, 3)),
+    ),
     "negative padding": (lambda x, w: F.conv1d(x, w, padding=-1), (r(1, 4, 5), r(4, 4, 3))),
     "no stride": (lambda x, w: F.conv1d(x, w, stride=0), (r(1, 4, 5), r(4, 4, 3))),
     "no length to transpose": (lambda x, w: F.conv_transpose1d(x, w), (r(1, 4, 0), r(4, 2, 3))),
@@ -116,7 +138,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "integers to a negative power": (lambda x: x**-1, (torch.ones(3, dtype=torch.int64),)),
     "integers by 0": (lambda x: x // 0, (torch.ones(3, dtype=torch.int64),)),
     "a fraction of integers": (
-        lambda x: torch.add(x, x, alpha=1.5), (torch.ones(3, dtype=torch.int64),)),
+        lambda x: torch.add(x, x, alpha=1.5),
+        (torch.ones(3, dtype=torch.int64),),
+    ),
     "a way to round": (lambda x: torch.div(x, x, rounding_mode="up"), (r(3),)),
     "towards another dtype": (lambda x: torch.lerp(x, x.double(), 0.5), (r(3),)),
     "a condition of floats": (lambda x: torch.where(x, x, x), (r(3),)),
@@ -133,10 +157,13 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "a complex fill": (lambda x: x.index_fill(0, torch.tensor([0]), 1j), (r(3),)),
     "a fill of many": (lambda x: x.index_fill(0, torch.tensor([0]), x), (r(3),)),
     "statistics that are not there": (
-        lambda x: torch.batch_norm(x, None, None, None, None, False, 0.1, 1e-5, False), (r(3, 4),)),
+        lambda x: torch.batch_norm(x, None, None, None, None, False, 0.1, 1e-5, False),
+        (r(3, 4),),
+    ),
     "half of the statistics": (
         lambda x, m: torch.batch_norm(x, None, None, m, None, True, 0.1, 1e-5, False),
-        (r(3, 4), r(4))),
+        (r(3, 4), r(4)),
+    ),
     "pieces of nothing": (lambda x: x.split(0), (r(3),)),
     "pieces of less than nothing": (lambda x: x.split(-1), (r(3),)),
     "windows without a step": (lambda x: x.unfold(0, 2, 0), (r(3),)),
@@ -145,27 +172,29 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "a dim squeezed twice": (lambda x: x.squeeze((0, -2)), (r(1, 4),)),
     "a side without padding": (lambda x: torch.constant_pad_nd(x, (1, 1, 1)), (r(3, 4),)),
     "repeated less than never": (lambda x: x.repeat(-1), (r(3),)),
-    "complex numbers of integers": (
-        torch.view_as_complex, (torch.ones(3, 2, dtype=torch.int64),)),
+    "complex numbers of integers": (torch.view_as_complex, (torch.ones(3, 2, dtype=torch.int64),)),
     "a weight of doubles": (lambda x, w: F.layer_norm(x, (4,), w), (r(3, 4), r(4).double())),
     "a bias of doubles": (lambda x, b: F.linear(x, x, b), (r(3, 3), r(3).double())),
     "no groups": (lambda x: torch.group_norm(x, 0), (r(2, 4, 3),)),
     "negative output padding": (
-        lambda x, w: F.conv_transpose1d(x, w, output_padding=-1), (r(1, 4, 5), r(4, 2, 3))),
+        lambda x, w: F.conv_transpose1d(x, w, output_padding=-1),
+        (r(1, 4, 5), r(4, 2, 3)),
+    ),
     "steps for another rank": (
-        lambda x, w: F.conv1d(x, w, stride=(1, 1)), (r(1, 4, 5), r(4, 4, 3))),
+        lambda x, w: F.conv1d(x, w, stride=(1, 1)),
+        (r(1, 4, 5), r(4, 4, 3)),
+    ),
     "a mask of numbers": (lambda x: x.masked_select(x), (r(3),)),
     "a triangle": (lambda x: torch.linalg.eigh(x, UPLO="bogus"), (r(3, 3),)),
     "right sides of doubles": (torch.linalg.solve, (torch.eye(3), torch.eye(3).double())),
-}  # fmt: skip
+}
 
 
 # What large tensors are, no kernel is run for.
 LARGE: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
-    "a weight of doubles": (
-        lambda x, w: F.layer_norm(x, (64,), w), (r(2048, 64), r(64).double())),
+    "a weight of doubles": (lambda x, w: F.layer_norm(x, (64,), w), (r(2048, 64), r(64).double())),
     "right sides that do not fit": (torch.linalg.solve, (r(300, 300), r(300, 300).double())),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -193,8 +222,9 @@ def test_what_is_asked_of_the_example_says_nothing_of_other_sizes() -> None:
     """Nothing is written down of what the operator checks itself."""
     ep = gp.export(
         lambda x: torch.randint(0, x.shape[0], (2,)) + x.repeat(x.shape[0] - 2).sum(),
-        (r(5),), dynamic_shapes={"x": {0: gp.Dim("n", min=0)}},
-    )  # fmt: skip
+        (r(5),),
+        dynamic_shapes={"x": {0: gp.Dim("n", min=0)}},
+    )
     assert ep.module()(r(2)).shape == (2,)
 
 

@@ -62,8 +62,11 @@ ON_IMAGES: dict[str, Callable[[Tensor], Any]] = {
     "pad": lambda x: F.pad(x, (1, 1)),
     "clone": lambda x: x.clone(),
 }
-ON_LINES = {"conv1d": _conv, "conv_transpose1d": _conv_transpose,
-            "avg_pool1d": lambda x: F.avg_pool1d(x, 1)}  # fmt: skip
+ON_LINES = {
+    "conv1d": _conv,
+    "conv_transpose1d": _conv_transpose,
+    "avg_pool1d": lambda x: F.avg_pool1d(x, 1),
+}
 
 
 def differences(fn: Callable[[Tensor], Any], x: Tensor) -> list[str]:

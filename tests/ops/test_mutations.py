@@ -17,9 +17,13 @@ from tests.ops.sweep import case
 
 # Eager itself ends the process, or writes where it should not, with arguments that do not fit.
 CRASHES = {
-    "lu_unpack", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update",
-    "_segment_reduce", "linalg.lstsq",
-}  # fmt: skip
+    "lu_unpack",
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_batch_norm_with_update",
+    "_segment_reduce",
+    "linalg.lstsq",
+}
 
 # What is found out when the program runs: by its words, as eager has them.
 LATE = {
@@ -39,7 +43,8 @@ OTHERS = {
     "index_put": "no index at all",
     "index_reduce": "a number, by an index of nothing",
     "index_select": "a number, by an index of nothing",
-    "unique": "rows of no elements", "unique_consecutive": "rows of no elements",
+    "unique": "rows of no elements",
+    "unique_consecutive": "rows of no elements",
     "positive": "truth, which capture hands on",
     "as_strided_scatter": "places that overlap",
     "nn.functional.conv_transpose1d": "the weight of an image for a line",
@@ -50,7 +55,7 @@ OTHERS = {
     "nn.functional.multi_head_attention_forward": "a bias that fits the flattened product",
     "randint": "bounds of the dtype",
     "repeat_interleave": "how often, as a number",
-}  # fmt: skip
+}
 
 REFUSALS = (RuntimeError, IndexError, ValueError, TypeError, AttributeError, AssertionError)
 

@@ -17,23 +17,46 @@ ROWS = [
     row(lambda a, w, b: F.layer_norm(a, (8,), w, b), "b t 8", "8", "8", name="layer_norm"),
     row(lambda a: F.layer_norm(a, a.shape[1:]), "b t c", name="layer_norm_symbolic"),
     row(lambda a, w: F.rms_norm(a, (8,), w), "b t 8", "8", name="rms_norm"),
-    row(lambda a, w, b: F.group_norm(a, 2, w, b), "b 4 h w", "4", "4", least=SOME,
-        name="group_norm"),
-    row(lambda a, m, v: F.batch_norm(a, m, v), "b 4 h w", "4", "4",
-        make=[torch.randn, torch.randn, positive], name="batch_norm"),
-    row(lambda a, m, v: F.batch_norm(a, m, v, training=True), "b 4 h w", "4", "4",
-        make=[torch.randn, torch.randn, positive], least=SOME, name="batch_norm_training"),
-    row(lambda a: F.batch_norm(a, None, None, training=True), "b 4 t", least={"b": 2, "t": 2},
-        name="batch_norm_stateless"),
+    row(
+        lambda a, w, b: F.group_norm(a, 2, w, b), "b 4 h w", "4", "4", least=SOME, name="group_norm"
+    ),
+    row(
+        lambda a, m, v: F.batch_norm(a, m, v),
+        "b 4 h w",
+        "4",
+        "4",
+        make=[torch.randn, torch.randn, positive],
+        name="batch_norm",
+    ),
+    row(
+        lambda a, m, v: F.batch_norm(a, m, v, training=True),
+        "b 4 h w",
+        "4",
+        "4",
+        make=[torch.randn, torch.randn, positive],
+        least=SOME,
+        name="batch_norm_training",
+    ),
+    row(
+        lambda a: F.batch_norm(a, None, None, training=True),
+        "b 4 t",
+        least={"b": 2, "t": 2},
+        name="batch_norm_stateless",
+    ),
     row(F.instance_norm, "b 4 h w", least=SOME, name="instance_norm"),
     row(lambda a: F.local_response_norm(a, 2), "b 4 h w", least=SOME, name="local_response_norm"),
     row(lambda a: F.normalize(a, p=1.0, dim=0), "b t", name="normalize"),
     row(lambda a: torch.renorm(a, 2, 0, 1.0), "b t c", name="renorm"),
     row(lambda a: F.group_norm(a, 2), "b 4 h w", view=TO_LAST, name="channels_last_group_norm"),
     row(lambda a: F.instance_norm(a), "b 4 h w", view=TO_LAST, name="channels_last_instance_norm"),
-    row(lambda a: F.layer_norm(a, (4,)), "b t c", view=lambda t: t.transpose(0, 1), fixed="c",
-        name="transposed_layer_norm"),
-]  # fmt: skip
+    row(
+        lambda a: F.layer_norm(a, (4,)),
+        "b t c",
+        view=lambda t: t.transpose(0, 1),
+        fixed="c",
+        name="transposed_layer_norm",
+    ),
+]
 
 
 @pytest.mark.parametrize("case", ROWS)

@@ -12,10 +12,20 @@ from graphport.ops import promote
 from graphport.tensors.abstract import Abstract
 
 DTYPES = (
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
-    torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
     torch.complex128,
-)  # fmt: skip
+)
 NUMBERS = (True, 3, 2.5, 1j)
 SIZES = ((), (2,), (2, 3), (0,))
 

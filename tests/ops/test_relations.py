@@ -32,12 +32,15 @@ RELATED: dict[str, tuple[Callable[..., Any], Inputs, tuple[int, int, int]]] = {
     "cross": (torch.cross, (f(2, 3), f(2, 3)), (1, 0, 4)),
     "conv1d": (F.conv1d, (f(1, 2, 8), f(5, 2, 3), f(5)), (1, 0, 6)),
     "conv2d, groups": (
-        lambda x, w: F.conv2d(x, w, groups=2), (f(1, 4, 8, 8), f(6, 2, 3, 3)), (1, 0, 7)
+        lambda x, w: F.conv2d(x, w, groups=2),
+        (f(1, 4, 8, 8), f(6, 2, 3, 3)),
+        (1, 0, 7),
     ),
     "conv_transpose1d": (F.conv_transpose1d, (f(1, 2, 8), f(2, 5, 3), f(5)), (2, 0, 6)),
     "grid_sample": (
         lambda x, g: F.grid_sample(x, g, align_corners=False),
-        (f(2, 3, 4, 5, 6), f(2, 4, 4, 4, 3)), (1, 0, 3),
+        (f(2, 3, 4, 5, 6), f(2, 4, 4, 4, 3)),
+        (1, 0, 3),
     ),
     "fold": (lambda x: F.fold(x, (4, 5), 2), (f(2, 12, 12),), (0, 2, 13)),
     "glu": (F.glu, (f(2, 6),), (0, 1, 7)),
@@ -49,9 +52,7 @@ RELATED: dict[str, tuple[Callable[..., Any], Inputs, tuple[int, int, int]]] = {
     "rms_norm": (lambda x, w: F.rms_norm(x, x.shape[-1:], w), (f(2, 4), f(4)), (0, 1, 5)),
     "group_norm": (lambda x, w: F.group_norm(x, 2, w), (f(2, 4, 3), f(4)), (1, 0, 6)),
     "batch_norm": (F.batch_norm, (f(2, 4, 3), f(4), f(4)), (1, 0, 5)),
-    "instance_norm": (
-        lambda x, w: F.instance_norm(x, weight=w), (f(2, 4, 3), f(4)), (1, 0, 5)
-    ),
+    "instance_norm": (lambda x, w: F.instance_norm(x, weight=w), (f(2, 4, 3), f(4)), (1, 0, 5)),
     "cross_entropy: places": (F.cross_entropy, (f(2, 4, 3), i(2, 3)), (1, 1, 5)),
     "cross_entropy: weight": (F.cross_entropy, (f(2, 4), i(2), f(4)), (2, 0, 5)),
     "cross_entropy: probable": (F.cross_entropy, (f(2, 4), f(2, 4)), (1, 1, 5)),
@@ -61,34 +62,35 @@ RELATED: dict[str, tuple[Callable[..., Any], Inputs, tuple[int, int, int]]] = {
     "index_add": (lambda x, j, y: x.index_add(0, j, y), (f(5, 3), i(2), f(2, 3)), (1, 0, 3)),
     "index_copy": (lambda x, j, y: x.index_copy(0, j, y), (f(5, 3), i(2), f(2, 3)), (2, 1, 4)),
     "index_reduce": (
-        lambda x, j, y: x.index_reduce(0, j, y, "amax"), (f(5, 3), i(2), f(2, 3)), (2, 0, 3)
+        lambda x, j, y: x.index_reduce(0, j, y, "amax"),
+        (f(5, 3), i(2), f(2, 3)),
+        (2, 0, 3),
     ),
     "index_put": (lambda x, j, y: x.index_put((j,), y), (f(5, 3), i(2), f(2, 3)), (2, 0, 3)),
     "a write by a mask": (
-        lambda x, m, y: x.index_put((m,), y), (f(5, 3), mask(5), f(3)), (2, 0, 4)
+        lambda x, m, y: x.index_put((m,), y),
+        (f(5, 3), mask(5), f(3)),
+        (2, 0, 4),
     ),
     "a mask": (lambda x, m: x[m], (f(5, 3), mask(5)), (1, 0, 6)),
     "masked_select": (torch.masked_select, (f(5, 3), mask(5, 3)), (1, 1, 4)),
     "put": (lambda x, j, y: x.put(j, y), (f(5, 3), i(2), f(2)), (2, 0, 3)),
     "gather": (lambda x, j: x.gather(0, j), (f(5, 3), i(2, 3)), (0, 1, 2)),
     "scatter": (lambda x, j, y: x.scatter(0, j, y), (f(5, 3), i(2, 3), f(4, 3)), (2, 0, 1)),
-    "scatter_add": (
-        lambda x, j, y: x.scatter_add(0, j, y), (f(5, 3), i(2, 3), f(4, 3)), (1, 1, 4)
-    ),
+    "scatter_add": (lambda x, j, y: x.scatter_add(0, j, y), (f(5, 3), i(2, 3), f(4, 3)), (1, 1, 4)),
     "select_scatter": (lambda x, y: x.select_scatter(y, 0, 1), (f(5, 3), f(3)), (1, 0, 4)),
-    "slice_scatter": (
-        lambda x, y: x.slice_scatter(y, 0, 1, 3), (f(5, 3), f(2, 3)), (1, 0, 3)
-    ),
+    "slice_scatter": (lambda x, y: x.slice_scatter(y, 0, 1, 3), (f(5, 3), f(2, 3)), (1, 0, 3)),
     "diagonal_scatter": (lambda x, y: x.diagonal_scatter(y), (f(3, 3), f(3)), (1, 0, 4)),
     "searchsorted": (torch.searchsorted, (f(2, 5), f(2, 3)), (1, 0, 3)),
     "embedding_bag": (
         lambda w, j, o, s: F.embedding_bag(j, w, o, mode="sum", per_sample_weights=s),
-        (f(4, 3), i(5), i(2), f(5)), (3, 0, 6),
+        (f(4, 3), i(5), i(2), f(5)),
+        (3, 0, 6),
     ),
     "bincount": (torch.bincount, (i(5), f(5)), (1, 0, 6)),
     "cov": (lambda x, w: torch.cov(x, aweights=w), (f(2, 5), f(5)), (1, 0, 6)),
     "histogram": (lambda x, w: torch.histogram(x, 4, weight=w), (f(5), f(5)), (1, 0, 6)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", RELATED)

@@ -32,9 +32,13 @@ def test_dynamic(kind: str, option: str) -> None:
     first, second = (3, 5) if OPTIONS[option].get("batch_first") else (5, 3)
     others = [(torch.randn(s, t, 6),) for s, t in ((1, 1), (first + 4, second), (first, 1))]
     check(
-        model, (torch.randn(first, second, 6),), dynamic_shapes=spec, others=others,
-        rtol=CLOSE, atol=CLOSE,
-    )  # fmt: skip
+        model,
+        (torch.randn(first, second, 6),),
+        dynamic_shapes=spec,
+        others=others,
+        rtol=CLOSE,
+        atol=CLOSE,
+    )
 
 
 def test_relu() -> None:
@@ -47,9 +51,13 @@ def test_projection() -> None:
     spec = ((gp.Dim("batch", min=1), gp.Dim("length", min=1), None),)
     others = [(torch.randn(1, 7, 6),)]
     check(
-        model, (torch.randn(2, 5, 6),), dynamic_shapes=spec, others=others, rtol=CLOSE,
+        model,
+        (torch.randn(2, 5, 6),),
+        dynamic_shapes=spec,
+        others=others,
+        rtol=CLOSE,
         atol=CLOSE,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,9 +73,13 @@ def test_unbatched(kind: str) -> None:
     model = KINDS[kind](6, 4)
     spec = ({0: gp.Dim("length", min=1)},)
     check(
-        model, (torch.randn(5, 6),), dynamic_shapes=spec, others=[(torch.randn(8, 6),)],
-        rtol=CLOSE, atol=CLOSE,
-    )  # fmt: skip
+        model,
+        (torch.randn(5, 6),),
+        dynamic_shapes=spec,
+        others=[(torch.randn(8, 6),)],
+        rtol=CLOSE,
+        atol=CLOSE,
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,9 +87,13 @@ def test_cells(kind: str) -> None:
     cell = {"lstm": nn.LSTMCell, "gru": nn.GRUCell, "rnn": nn.RNNCell}[kind](6, 4)
     spec = ({0: gp.Dim("batch", min=1)},)
     check(
-        cell, (torch.randn(3, 6),), dynamic_shapes=spec, others=[(torch.randn(1, 6),)],
-        rtol=CLOSE, atol=CLOSE,
-    )  # fmt: skip
+        cell,
+        (torch.randn(3, 6),),
+        dynamic_shapes=spec,
+        others=[(torch.randn(1, 6),)],
+        rtol=CLOSE,
+        atol=CLOSE,
+    )
 
 
 class Packed(nn.Module):

@@ -9,9 +9,15 @@ import torch.nn.functional as F
 from tests.ops.rows import Row, check_dynamic, check_static, row
 
 ROWS = [
-    *(row(lambda a, options=options: torch.gradient(a, **options), "n t", least={"n": 3, "t": 3},
-          name=f"gradient {options}")
-      for options in ({}, {"dim": 1, "spacing": 0.5}, {"edge_order": 2, "spacing": [2.0, 3.0]})),
+    *(
+        row(
+            lambda a, options=options: torch.gradient(a, **options),
+            "n t",
+            least={"n": 3, "t": 3},
+            name=f"gradient {options}",
+        )
+        for options in ({}, {"dim": 1, "spacing": 0.5}, {"edge_order": 2, "spacing": [2.0, 3.0]})
+    ),
     row(lambda a: a.reshape(a.shape[0], -1), "b 3 4", least={"b": 1}, name="flatten"),
     row(lambda a: a.view(a.shape[0] * a.shape[1], 4), "b t 4", name="view"),
     row(lambda a: a.reshape(a.shape[1], a.shape[0]), "b t", name="reshape"),
@@ -54,12 +60,21 @@ ROWS = [
     row(lambda a: a.triu(1), "b t", name="triu"),
     row(lambda a: F.pad(a, (1, 2)), "b t", name="pad"),
     row(lambda a: F.pad(a, (-1, 0)), "b t", least={"t": 1}, name="crop"),
-    row(lambda a: F.pad(a, (2, 1), mode="reflect"), "b 3 t", least={"t": 3, "b": 1},
-        name="reflect"),
-    row(lambda a: F.pad(a, (1, 1), mode="replicate"), "b 3 t", least={"t": 1, "b": 1},
-        name="replicate"),
-    row(lambda a: F.pad(a, (1, 1), mode="circular"), "b 3 t", least={"t": 1, "b": 1},
-        name="circular"),
+    row(
+        lambda a: F.pad(a, (2, 1), mode="reflect"), "b 3 t", least={"t": 3, "b": 1}, name="reflect"
+    ),
+    row(
+        lambda a: F.pad(a, (1, 1), mode="replicate"),
+        "b 3 t",
+        least={"t": 1, "b": 1},
+        name="replicate",
+    ),
+    row(
+        lambda a: F.pad(a, (1, 1), mode="circular"),
+        "b 3 t",
+        least={"t": 1, "b": 1},
+        name="circular",
+    ),
     row(lambda a: a.as_strided((2, 2), (1, 2)), "8", name="as_strided"),
     row(lambda a: torch.meshgrid(a, a, indexing="ij"), "t", name="meshgrid"),
     row(lambda a, b: torch.broadcast_tensors(a, b), "b 1", "t", name="broadcast_tensors"),
@@ -70,7 +85,7 @@ ROWS = [
     row(lambda a: a.permute(0, 2, 1).flatten(1), "b t c", least={"b": 1}, name="permuted_flatten"),
     row(lambda a: torch.expand_copy(a, (2, *a.shape)), "b t", name="expand_copy"),
     row(lambda a: torch.unbind_copy(a, 1), "b 2", name="unbind_copy"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("case", ROWS)

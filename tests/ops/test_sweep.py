@@ -38,14 +38,26 @@ REFUSED = {
 
 # Only sizes and dtypes can be compared: memory that nobody wrote.
 UNINITIALISED = {
-    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",
-}  # fmt: skip
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+}
 
 # The call with out= draws a second time, or eager itself computes something else with out=.
 NO_OUT = {
-    "bernoulli", "multinomial", "normal", "rand_like", "randint", "randn", "randn_like",
-    "fft.ihfft2", "fft.ihfftn",
-}  # fmt: skip
+    "bernoulli",
+    "multinomial",
+    "normal",
+    "rand_like",
+    "randint",
+    "randn",
+    "randn_like",
+    "fft.ihfft2",
+    "fft.ihfftn",
+}
 
 # What eager gives there is not defined.
 UNDEFINED_AT_OTHER_SIZES = {
@@ -113,6 +125,9 @@ def test_first_sample(op: Any) -> None:
 @pytest.mark.parametrize("op", op_db, ids=named)
 def test_all_samples(op: Any, dtype: torch.dtype) -> None:
     run(
-        op, [dtype], 6, ["function", "inplace", "out"],
+        op,
+        [dtype],
+        6,
+        ["function", "inplace", "out"],
         [sweep.check_static, sweep.check_automatic, sweep.check_dynamic],
-    )  # fmt: skip
+    )

@@ -192,11 +192,16 @@ def test_drawn_numbers_do_not_make_weights_known() -> None:
 
 
 INITS = [
-    lambda t: nn.init.kaiming_uniform_(t), lambda t: nn.init.xavier_normal_(t),
-    lambda t: nn.init.normal_(t, generator=torch.Generator()), lambda t: nn.init.orthogonal_(t),
-    lambda t: nn.init.eye_(t), lambda t: nn.init.sparse_(t, 0.5), lambda t: nn.init.ones_(t),
-    lambda t: nn.init.constant_(t, 3.0), lambda t: nn.init.dirac_(t[..., None]),
-]  # fmt: skip
+    lambda t: nn.init.kaiming_uniform_(t),
+    lambda t: nn.init.xavier_normal_(t),
+    lambda t: nn.init.normal_(t, generator=torch.Generator()),
+    lambda t: nn.init.orthogonal_(t),
+    lambda t: nn.init.eye_(t),
+    lambda t: nn.init.sparse_(t, 0.5),
+    lambda t: nn.init.ones_(t),
+    lambda t: nn.init.constant_(t, 3.0),
+    lambda t: nn.init.dirac_(t[..., None]),
+]
 
 
 @pytest.mark.parametrize("number", range(len(INITS)))

@@ -82,6 +82,8 @@ def counts(backend: OrtBackend) -> list[int]:
 def operators(backend: OrtBackend) -> list[str]:
     """The operators of all models."""
     return [
-        node.op_type for records in backend.sessions.values()
-        for record in records for node in record.model_proto.graph.node
-    ]  # fmt: skip
+        node.op_type
+        for records in backend.sessions.values()
+        for record in records
+        for node in record.model_proto.graph.node
+    ]

@@ -19,11 +19,13 @@ def fresh() -> Iterator[None]:
     OrtBackend.clear_cached_instances()
 
 
-@pytest.fixture(params=[
-    pytest.param(True, id="dynamic"),
-    pytest.param(False, id="static", marks=pytest.mark.slow),
-    pytest.param(None, id="automatic", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.fixture(
+    params=[
+        pytest.param(True, id="dynamic"),
+        pytest.param(False, id="static", marks=pytest.mark.slow),
+        pytest.param(None, id="automatic", marks=pytest.mark.slow),
+    ]
+)
 def dynamic(request: pytest.FixtureRequest) -> bool | None:
     """What torch.compile is told about sizes: symbolic, fixed, or symbolic once they differ."""
     return request.param

@@ -11,9 +11,19 @@ import torch
 from graphport.runtime.memory import FrozenWeights
 
 DTYPES = [
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8,
-    torch.int16, torch.int64, torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn,
-]  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+    torch.float8_e4m3fn,
+]
 SHAPES = [(), (1,), (2,), (3,), (5, 7), (64, 33)]
 
 

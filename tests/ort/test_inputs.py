@@ -48,8 +48,15 @@ def negated(n):
     return torch.randn(n, 3, dtype=torch.complex64).conj().imag
 
 
-LAYOUTS = [transposed, with_gaps, from_within, rows_repeated, columns_repeated, channels_last,
-           negated]  # fmt: skip
+LAYOUTS = [
+    transposed,
+    with_gaps,
+    from_within,
+    rows_repeated,
+    columns_repeated,
+    channels_last,
+    negated,
+]
 
 
 @pytest.mark.parametrize("make", LAYOUTS, ids=lambda f: f.__name__)
@@ -264,8 +271,11 @@ def test_a_default_device_elsewhere():
         return x * k + 1, x.sum()
 
     with torch.device("meta"):
-        check(f, *[(torch.randn(n, device="cpu"), n) for n in (2, 3, 5)],
-              options={"preallocate_output": True})  # fmt: skip
+        check(
+            f,
+            *[(torch.randn(n, device="cpu"), n) for n in (2, 3, 5)],
+            options={"preallocate_output": True},
+        )
 
 
 def test_a_layout_that_is_asked_for_beside_an_operator_that_raises(dynamic):

@@ -43,9 +43,12 @@ def first(out: Any) -> Tensor:
 
 @pytest.mark.parametrize(
     ("name", "dynamic"),
-    [pytest.param(name, dynamic, marks=[pytest.mark.slow] * ((name, dynamic) != ("llama", True)))
-     for name in SMALL for dynamic in (True, False)],
-)  # fmt: skip
+    [
+        pytest.param(name, dynamic, marks=[pytest.mark.slow] * ((name, dynamic) != ("llama", True)))
+        for name in SMALL
+        for dynamic in (True, False)
+    ],
+)
 def test_transformers(name: str, dynamic: bool) -> None:
     """With dynamic=True, one session for all sizes; else one for each."""
     made, backend = case(name), OrtBackend()

@@ -43,12 +43,33 @@ def test_one_result_several_times(dynamic):
 def test_views_of_an_input(dynamic):
     def f(x):
         return (
-            x.t(), x[1:], x.reshape(-1), x.view(-1, 1), x.unsqueeze(0), x.chunk(2), x.unbind(1),
-            x.expand(2, *x.shape), x.detach(), x[:, ::2], x.select(0, 0), x.contiguous(), x.float(),
-            x.narrow(0, 0, 1), x.diagonal(), x.as_strided((2,), (1,)), x.unfold(0, 2, 1),
-            x.split([1, x.shape[0] - 1]), torch.broadcast_tensors(x, x), x.movedim(0, 1), x.cpu(),
-            x.to(torch.float32), x.to(torch.float64), torch.atleast_2d(x), x.type_as(x), x.data,
-        )  # fmt: skip
+            x.t(),
+            x[1:],
+            x.reshape(-1),
+            x.view(-1, 1),
+            x.unsqueeze(0),
+            x.chunk(2),
+            x.unbind(1),
+            x.expand(2, *x.shape),
+            x.detach(),
+            x[:, ::2],
+            x.select(0, 0),
+            x.contiguous(),
+            x.float(),
+            x.narrow(0, 0, 1),
+            x.diagonal(),
+            x.as_strided((2,), (1,)),
+            x.unfold(0, 2, 1),
+            x.split([1, x.shape[0] - 1]),
+            torch.broadcast_tensors(x, x),
+            x.movedim(0, 1),
+            x.cpu(),
+            x.to(torch.float32),
+            x.to(torch.float64),
+            torch.atleast_2d(x),
+            x.type_as(x),
+            x.data,
+        )
 
     backend = check(f, *single(), dynamic=dynamic)
     if dynamic:
@@ -67,9 +88,14 @@ def test_views_of_a_result(dynamic):
 def test_views_as_another_dtype(dynamic):
     def f(x, c):
         return (
-            x.view(torch.int32), x.view(torch.uint8), torch.view_as_real(c), c.real, c.imag,
-            torch.view_as_complex(torch.view_as_real(c)), c.conj(),
-        )  # fmt: skip
+            x.view(torch.int32),
+            x.view(torch.uint8),
+            torch.view_as_real(c),
+            c.real,
+            c.imag,
+            torch.view_as_complex(torch.view_as_real(c)),
+            c.conj(),
+        )
 
     calls = [(torch.randn(n, 4), torch.randn(n, 4, dtype=torch.complex64)) for n in SIZES]
     check(f, *calls, dynamic=dynamic)
@@ -194,9 +220,10 @@ def out(x, y):
 
 
 @pytest.mark.parametrize(
-    "fn", [several, swap, copy, copy_what_is_returned, the_same_twice, out],
+    "fn",
+    [several, swap, copy, copy_what_is_returned, the_same_twice, out],
     ids=lambda f: f.__name__,
-)  # fmt: skip
+)
 def test_writes_to_two(fn, dynamic):
     check(fn, *pairs(), dynamic=dynamic)
 

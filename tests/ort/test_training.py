@@ -133,19 +133,41 @@ CASES = {
 MORE = {
     "padded_words": Case(lambda: Words(2), lambda: (words(2, 9), words(2, 9))),
     "norms": Case(
-        lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Conv1d(4, 4, 3), nn.InstanceNorm1d(4),
-                              nn.SiLU(), nn.RMSNorm(5), nn.Softmax(-1)),
+        lambda: nn.Sequential(
+            nn.GroupNorm(2, 4),
+            nn.Conv1d(4, 4, 3),
+            nn.InstanceNorm1d(4),
+            nn.SiLU(),
+            nn.RMSNorm(5),
+            nn.Softmax(-1),
+        ),
         lambda: (torch.randn(2, 4, 7, requires_grad=True),),
     ),
     "activations": Case(
-        lambda: nn.Sequential(nn.Linear(4, 4), nn.ELU(), nn.LeakyReLU(), nn.Hardtanh(),
-                              nn.Softplus(), nn.Mish(), nn.Hardswish(), nn.SELU(), nn.PReLU(),
-                              nn.GELU("tanh"), nn.GLU(), nn.Hardsigmoid(), nn.LogSoftmax(-1)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 4),
+            nn.ELU(),
+            nn.LeakyReLU(),
+            nn.Hardtanh(),
+            nn.Softplus(),
+            nn.Mish(),
+            nn.Hardswish(),
+            nn.SELU(),
+            nn.PReLU(),
+            nn.GELU("tanh"),
+            nn.GLU(),
+            nn.Hardsigmoid(),
+            nn.LogSoftmax(-1),
+        ),
         lambda: (torch.randn(3, 4),),
     ),
     "resized": Case(
-        lambda: nn.Sequential(nn.Conv2d(2, 2, 1), nn.Upsample(scale_factor=2, mode="bilinear"),
-                              nn.ReflectionPad2d(1), nn.Upsample(scale_factor=2)),
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 2, 1),
+            nn.Upsample(scale_factor=2, mode="bilinear"),
+            nn.ReflectionPad2d(1),
+            nn.Upsample(scale_factor=2),
+        ),
         lambda: (torch.randn(2, 2, 4, 4),),
     ),
     "encoder": Case(
@@ -156,14 +178,16 @@ MORE = {
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Tanh()).double(),
         lambda: (torch.randn(2, 3, 5, 5, dtype=torch.float64),),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
     "case",
-    [*(pytest.param(case, id=name) for name, case in CASES.items()),
-     *(pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in MORE.items())],
-)  # fmt: skip
+    [
+        *(pytest.param(case, id=name) for name, case in CASES.items()),
+        *(pytest.param(case, id=name, marks=pytest.mark.slow) for name, case in MORE.items()),
+    ],
+)
 def test_gradients(case: Case) -> None:
     """Two steps, forward and backward each as one session: nothing is left to torch."""
     pair = Pair(case.make(), dynamic=False)
@@ -222,8 +246,9 @@ def test_optimiser(optimizer: str) -> None:
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_optimiser_that_is_compiled(optimizer: str) -> None:
     pair = Pair(mlp())
-    ours, eager = (getattr(torch.optim, optimizer)(m.parameters(), lr=0.1)
-                   for m in (pair.model, pair.eager))  # fmt: skip
+    ours, eager = (
+        getattr(torch.optim, optimizer)(m.parameters(), lr=0.1) for m in (pair.model, pair.eager)
+    )
     step = torch.compile(lambda: ours.step(), backend=pair.backend)
     for _ in range(3):
         pair.step(torch.randn(3, 4))

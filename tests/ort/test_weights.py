@@ -56,8 +56,17 @@ def add(m):
             p.add_(1)
 
 
-CHANGES = [load, load_and_assign, write_data, write_one_number, other_data, other_parameter,
-           other_dtype, other_statistics, add]  # fmt: skip
+CHANGES = [
+    load,
+    load_and_assign,
+    write_data,
+    write_one_number,
+    other_data,
+    other_parameter,
+    other_dtype,
+    other_statistics,
+    add,
+]
 
 
 def model():

@@ -170,17 +170,23 @@ def test_aot_based_takes_what_it_is_told() -> None:
     # Ids need not begin at 0, nor be in order.
     ids = {ops[0]: 7, ops[1]: 3}
     result = partitioned(
-        gm, (200,), PartitionMode.aot_based, node_to_partition_mapping=ids,
+        gm,
+        (200,),
+        PartitionMode.aot_based,
+        node_to_partition_mapping=ids,
         partition_to_logical_device_mapping={7: [0], 3: [0]},
-    )  # fmt: skip
+    )
     assert [(n.size_bytes, n.logical_device_ids) for n in result.dag.nodes] == [(48, [0])] * 2
     assert [str(n) for n in result.dag.nodes] == ["submod_7", "submod_3"]
     assert torch.equal(result.module_with_submodules(X), model(X))
     named = {node.name: number for node, number in ids.items()}
     again = partitioned(
-        gm, (200,), PartitionMode.aot_based, node_to_partition_mapping=named,
+        gm,
+        (200,),
+        PartitionMode.aot_based,
+        node_to_partition_mapping=named,
         partition_to_logical_device_mapping={7: [0], 3: [0]},
-    )  # fmt: skip
+    )
     assert [p.partition_id for p in again.partitions] == [7, 3]
 
 
@@ -260,9 +266,12 @@ def test_what_writes_keeps_its_place() -> None:
     for mode in (PartitionMode.cost_aware, PartitionMode.kl_based, PartitionMode.optimal):
         for seed in range(5):
             result = partitioned(
-                gm, [50] * 4, mode, node_to_latency_mapping=random_latencies(gm, seed),
+                gm,
+                [50] * 4,
+                mode,
+                node_to_latency_mapping=random_latencies(gm, seed),
                 transfer_rate_bytes_per_sec=10.0,
-            )  # fmt: skip
+            )
             assert len(result.partitions) > 1
             torch.testing.assert_close(result.module_with_submodules(X), 3 * X + 1)
 

@@ -306,9 +306,13 @@ def test_ten_thousand_nodes_in_ten_seconds(devices: int, objective: str) -> None
     gm, latencies = large(10_000)
     start = time.process_time()
     result = partitioned(
-        gm, [120_000_000 // devices] * devices, PartitionMode.optimal, objective=objective,
-        node_to_latency_mapping=latencies, transfer_rate_bytes_per_sec=1e5,
-    )  # fmt: skip
+        gm,
+        [120_000_000 // devices] * devices,
+        PartitionMode.optimal,
+        objective=objective,
+        node_to_latency_mapping=latencies,
+        transfer_rate_bytes_per_sec=1e5,
+    )
     assert time.process_time() - start < 10
     assert result.value is not None and result.bound is not None
     assert result.value <= 1.05 * result.bound
@@ -319,9 +323,12 @@ def test_a_thousand_nodes() -> None:
     gm, latencies = large(1000)
     memory = [1_200_000 + 40_000 * i for i in range(9)]
     result = partitioned(
-        gm, memory, PartitionMode.optimal, node_to_latency_mapping=latencies,
+        gm,
+        memory,
+        PartitionMode.optimal,
+        node_to_latency_mapping=latencies,
         transfer_rate_bytes_per_sec=1e5,
-    )  # fmt: skip
+    )
     assert result.value is not None and result.bound is not None
     assert result.value <= 1.1 * result.bound
     assert_sound(result)

@@ -86,10 +86,12 @@ def test_a_tied_weight_is_counted_once_per_partition() -> None:
 
     def sizes(*ids: int) -> list[int]:
         result = partitioned(
-            ep, (10_000,), PartitionMode.aot_based,
+            ep,
+            (10_000,),
+            PartitionMode.aot_based,
             node_to_partition_mapping=dict(zip(ops, ids, strict=True)),
             partition_to_logical_device_mapping={number: [0] for number in ids},
-        )  # fmt: skip
+        )
         return [p.used_mem_bytes for p in result.partitions]
 
     weight, value = 8 * 8 * 4, 2 * 8 * 4
@@ -113,8 +115,11 @@ def test_from_profile_to_pipeline() -> None:
     _, ep, args, kwargs = exported()
     latencies = gp.partition.latencies(gp.partition.profile(ep, *args, runs=2, **kwargs))
     result = partitioned(
-        ep, [5000] * 3, PartitionMode.optimal, node_to_latency_mapping=latencies,
+        ep,
+        [5000] * 3,
+        PartitionMode.optimal,
+        node_to_latency_mapping=latencies,
         transfer_rate_bytes_per_sec=1e9,
-    )  # fmt: skip
+    )
     assert result.value is not None and result.bound is not None
     assert 0 < result.bound <= result.value <= sum(found[0] for found in latencies.values()) + 1e-9

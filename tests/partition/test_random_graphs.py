@@ -32,9 +32,14 @@ def check(
     latencies = random_latencies(gm, seed)
     try:
         result = partitioned(
-            gm, memory, mode, node_to_latency_mapping=latencies, saturate_host=saturate,
-            transfer_rate_bytes_per_sec=30.0, objective=objective,
-        )  # fmt: skip
+            gm,
+            memory,
+            mode,
+            node_to_latency_mapping=latencies,
+            saturate_host=saturate,
+            transfer_rate_bytes_per_sec=30.0,
+            objective=objective,
+        )
     except PartitionError:
         # Nothing fits in no memory; everything fits one device that holds it all.
         assert max(memory) < total
@@ -90,8 +95,11 @@ def test_random_programs(mode: PartitionMode) -> None:
         ops = [n for n in ep.module().graph.nodes if n.op.startswith("call_")]
         latencies = {node.name: gp.partition.NodeLatency(1.0, 2.0) for node in ops}
         result = partitioned(
-            ep, [graph_total(gm)] * 3, mode, node_to_latency_mapping=latencies,
+            ep,
+            [graph_total(gm)] * 3,
+            mode,
+            node_to_latency_mapping=latencies,
             transfer_rate_bytes_per_sec=1e3,
-        )  # fmt: skip
+        )
         assert_sound(result)
         torch.testing.assert_close(result.module_with_submodules(example), gm(example))

@@ -16,9 +16,12 @@ from tests.partition.graphs import partitioned, random_latencies, random_model, 
 def chain(count: int, devices: int, rate: float = 1.0, size: int = 0) -> PartitionResult:
     gm, latencies = weighted_chain([1.0] * count, [size] * count)
     return partitioned(
-        gm, [1000] * devices, PartitionMode.optimal, node_to_latency_mapping=latencies,
+        gm,
+        [1000] * devices,
+        PartitionMode.optimal,
+        node_to_latency_mapping=latencies,
         transfer_rate_bytes_per_sec=rate,
-    )  # fmt: skip
+    )
 
 
 def test_a_pipeline_fills_and_drains() -> None:
@@ -59,9 +62,12 @@ def test_scaling() -> None:
 def test_the_picture(tmp_path: Path, mode: PartitionMode) -> None:
     gm, _ = random_model(5, 12)
     result = partitioned(
-        gm, [900] * 5, mode, node_to_latency_mapping=random_latencies(gm, 1),
+        gm,
+        [900] * 5,
+        mode,
+        node_to_latency_mapping=random_latencies(gm, 1),
         transfer_rate_bytes_per_sec=100.0,
-    )  # fmt: skip
+    )
     path = tmp_path / "picture.svg"
     text = result.svg(path, micro_batches=3)
     assert path.read_text() == text == gp.partition.picture(result, micro_batches=3)
@@ -101,8 +107,16 @@ def test_names_are_escaped() -> None:
 
 def test_numbers_are_short() -> None:
     assert [format_seconds(s) for s in (0, 2.5e-9, 3.14159e-6, 0.25, 12)] == [
-        "0", "2.5 ns", "3.14 µs", "250 ms", "12 s",
-    ]  # fmt: skip
+        "0",
+        "2.5 ns",
+        "3.14 µs",
+        "250 ms",
+        "12 s",
+    ]
     assert [format_bytes(b) for b in (0, 999, 1500, 2_500_000, 10**10)] == [
-        "0 B", "999 B", "1.5 kB", "2.5 MB", "10 GB",
-    ]  # fmt: skip
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "2.5 MB",
+        "10 GB",
+    ]

@@ -147,7 +147,9 @@ def programs() -> dict[str, bytes]:
             (x, {"weight": torch.ones(3, 1), "name": "n"}),
             {"scale": 2.0},
             dynamic_shapes={
-                "x": {0: batch}, "options": {"weight": {0: batch}, "name": None}, "scale": None,
+                "x": {0: batch},
+                "options": {"weight": {0: batch}, "name": None},
+                "scale": None,
             },
         ),
         "data": gp.export(
@@ -163,7 +165,7 @@ def programs() -> dict[str, bytes]:
         "looped": gp.export(looped, (x, torch.tensor(3))),
         "trained": gp.export(Trained(), (torch.randn(2, 3, 5),), training=True),
         "core": gp.export(Trained(), (torch.randn(2, 3, 5),)).run_decompositions(),
-    }  # fmt: skip
+    }
     return {name: saved(ep) for name, ep in made.items()}
 
 
@@ -173,38 +175,191 @@ CANARY = "gp_canary"
 CODE = f"__import__('builtins').{CANARY}()"
 
 PAYLOADS: list[str] = [
-    f'x"); {CODE} #', f"x'); {CODE} #", f'") or {CODE} or ("', f"') or {CODE} or ('",
-    f'"+str({CODE})+"', f"'+str({CODE})+'", f'x"]; {CODE}; x["', f"x']; {CODE}; x['",
-    f"x\n{CODE}\n", f"x\n    {CODE}\n    y", f"x\n        {CODE}\n", f"{{{CODE}}}",
-    f"]; {CODE} #", f"x = {CODE}", f"*{CODE}", f"x; {CODE}", f"x, y={CODE}", f"(lambda: {CODE})()",
-    f"forward\") and {CODE} and getattr(self, \"forward", f"\\'); {CODE} #", f'\\"); {CODE} #',
-    f'"""; {CODE}; """', f"'''; {CODE}; '''", f"#\n{CODE}", f"x\r{CODE}\r", f"x\x0c{CODE}",
-    f"a.b\"); {CODE} #.c", f"@{CODE}", f"a@1\"); {CODE} #", f"{CODE}.x", CODE, f"{CANARY}()",
-    "__class__", "__dict__", "__init__", "__getattr__", "__call__", "__reduce__", "__debug__",
-    "_modules", "_parameters", "_compiled", "_elsewhere", "_original", "forward", "graph", "code",
-    "training", "self", "torch", "pytree", "class", "for", "lambda", "None", "import", "print",
-    "exec", "eval", "object", "super", "L", "args", "kwargs", "L['x']", "L['flat_args'][0]",
-    "\u00b5", "\ufb01", "\uff41\uff42", "\u0430", "e\u0301", "\u2028x", "\u202ex", "\u200bx",
-    "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x9b31m", "\x00", "a\x00b", "\x08\x08", "\ud800",
-    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "[x](javascript:alert(1))",
-    "a`b", "```\n<b>", "| a | b |", "&lt;", "<!--", "{0}", "{self}", "%s%n", "$(id)", "../../x",
-    "/etc/passwd", "a b", "0", "", " ", ".", "..", "a..b", "a.b", "@", "a@1", "x" * 2000,
-    "x" * 200_000, "_" * 20_000 + "1", "a." * 2000 + "a", "(" * 3000, "a,b", "'", '"', "\\", "\n",
-    "aten::from_file", "aten::set_", "aten::resize_", "aten::_reshape_alias", "aten::copy_",
-    "aten::set_grad_enabled", "inductor::_reinterpret_tensor", "aten::set_.source_Tensor",
-    "aten::as_strided", "aten::empty_strided", "aten::_fft_c2c", "aten::add.out", "prims::resize",
-    "aten::lstm.input", "aten::_ctc_loss", "higher_order.cond", "higher_order.run_with_rng_state",
-    "builtins.eval", "builtins.pow", "operator.getitem", "math.pow", "torch.sym_ite",
-    "torch._check", "os.system", "aten::embedding", "aten::index.Tensor", "aten::gather",
+    f'x"); {CODE} #',
+    f"x'); {CODE} #",
+    f'") or {CODE} or ("',
+    f"') or {CODE} or ('",
+    f'"+str({CODE})+"',
+    f"'+str({CODE})+'",
+    f'x"]; {CODE}; x["',
+    f"x']; {CODE}; x['",
+    f"x\n{CODE}\n",
+    f"x\n    {CODE}\n    y",
+    f"x\n        {CODE}\n",
+    f"{{{CODE}}}",
+    f"]; {CODE} #",
+    f"x = {CODE}",
+    f"*{CODE}",
+    f"x; {CODE}",
+    f"x, y={CODE}",
+    f"(lambda: {CODE})()",
+    f'forward") and {CODE} and getattr(self, "forward',
+    f"\\'); {CODE} #",
+    f'\\"); {CODE} #',
+    f'"""; {CODE}; """',
+    f"'''; {CODE}; '''",
+    f"#\n{CODE}",
+    f"x\r{CODE}\r",
+    f"x\x0c{CODE}",
+    f'a.b"); {CODE} #.c',
+    f"@{CODE}",
+    f'a@1"); {CODE} #',
+    f"{CODE}.x",
+    CODE,
+    f"{CANARY}()",
+    "__class__",
+    "__dict__",
+    "__init__",
+    "__getattr__",
+    "__call__",
+    "__reduce__",
+    "__debug__",
+    "_modules",
+    "_parameters",
+    "_compiled",
+    "_elsewhere",
+    "_original",
+    "forward",
+    "graph",
+    "code",
+    "training",
+    "self",
+    "torch",
+    "pytree",
+    "class",
+    "for",
+    "lambda",
+    "None",
+    "import",
+    "print",
+    "exec",
+    "eval",
+    "object",
+    "super",
+    "L",
+    "args",
+    "kwargs",
+    "L['x']",
+    "L['flat_args'][0]",
+    "\u00b5",
+    "\ufb01",
+    "\uff41\uff42",
+    "\u0430",
+    "e\u0301",
+    "\u2028x",
+    "\u202ex",
+    "\u200bx",
+    "\x1b[31mred\x1b[0m",
+    "\x1b]0;title\x07",
+    "\x9b31m",
+    "\x00",
+    "a\x00b",
+    "\x08\x08",
+    "\ud800",
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "[x](javascript:alert(1))",
+    "a`b",
+    "```\n<b>",
+    "| a | b |",
+    "&lt;",
+    "<!--",
+    "{0}",
+    "{self}",
+    "%s%n",
+    "$(id)",
+    "../../x",
+    "/etc/passwd",
+    "a b",
+    "0",
+    "",
+    " ",
+    ".",
+    "..",
+    "a..b",
+    "a.b",
+    "@",
+    "a@1",
+    "x" * 2000,
+    "x" * 200_000,
+    "_" * 20_000 + "1",
+    "a." * 2000 + "a",
+    "(" * 3000,
+    "a,b",
+    "'",
+    '"',
+    "\\",
+    "\n",
+    "aten::from_file",
+    "aten::set_",
+    "aten::resize_",
+    "aten::_reshape_alias",
+    "aten::copy_",
+    "aten::set_grad_enabled",
+    "inductor::_reinterpret_tensor",
+    "aten::set_.source_Tensor",
+    "aten::as_strided",
+    "aten::empty_strided",
+    "aten::_fft_c2c",
+    "aten::add.out",
+    "prims::resize",
+    "aten::lstm.input",
+    "aten::_ctc_loss",
+    "higher_order.cond",
+    "higher_order.run_with_rng_state",
+    "builtins.eval",
+    "builtins.pow",
+    "operator.getitem",
+    "math.pow",
+    "torch.sym_ite",
+    "torch._check",
+    "os.system",
+    "aten::embedding",
+    "aten::index.Tensor",
+    "aten::gather",
     "aten::arange.start_step",
-    "cuda", "meta", "xla", "float64", "int8", "bool", "complex64",
-]  # fmt: skip
+    "cuda",
+    "meta",
+    "xla",
+    "float64",
+    "int8",
+    "bool",
+    "complex64",
+]
 
 NUMBERS: list[Any] = [
-    0, 1, -1, 2, 3, 7, 63, 64, 65, 1000, 100_000, 1 << 31, 1 << 32, (1 << 62), (1 << 63) - 1,
-    1 << 63, -(1 << 63), 1 << 126, 1 << 200, 0.5, -0.0, 1e308, -1e308, 1e-320, True, False, None,
-    {"float": "nan"}, {"float": "inf"}, {"float": "-inf"}, {"complex": [1, {"float": "nan"}]},
-]  # fmt: skip
+    0,
+    1,
+    -1,
+    2,
+    3,
+    7,
+    63,
+    64,
+    65,
+    1000,
+    100_000,
+    1 << 31,
+    1 << 32,
+    (1 << 62),
+    (1 << 63) - 1,
+    1 << 63,
+    -(1 << 63),
+    1 << 126,
+    1 << 200,
+    0.5,
+    -0.0,
+    1e308,
+    -1e308,
+    1e-320,
+    True,
+    False,
+    None,
+    {"float": "nan"},
+    {"float": "inf"},
+    {"float": "-inf"},
+    {"complex": [1, {"float": "nan"}]},
+]
 
 
 def nested(depth: int, kind: int) -> Any:
@@ -215,13 +370,34 @@ def nested(depth: int, kind: int) -> Any:
 
 
 THINGS: list[Any] = [
-    [], {}, [[]], [None], {"": 1}, {"node": "x"}, {"symbolic": 0}, {"symbolic": 1 << 40},
-    {"tuple": []}, {"data": 0}, {"tensor": {}}, {"dict": [[1, 2], [1, 2]]}, {"device": "cuda:9"},
-    {"device": f"cpu:{CODE}"}, {"operator": "aten::add.Tensor"}, {"operator": "aten::set_"},
-    {"slice": [None, None, None]}, {"dtype": "qint8"}, {"dict": [[CODE, CODE]]},
-    {"dict": [[{"tuple": [CODE, 1]}, 2]]}, {"layout": "sparse_coo"}, [0] * 5000, ["x"] * 5000,
-    nested(40, 0), nested(40, 1), nested(200, 0), nested(200, 2),
-]  # fmt: skip
+    [],
+    {},
+    [[]],
+    [None],
+    {"": 1},
+    {"node": "x"},
+    {"symbolic": 0},
+    {"symbolic": 1 << 40},
+    {"tuple": []},
+    {"data": 0},
+    {"tensor": {}},
+    {"dict": [[1, 2], [1, 2]]},
+    {"device": "cuda:9"},
+    {"device": f"cpu:{CODE}"},
+    {"operator": "aten::add.Tensor"},
+    {"operator": "aten::set_"},
+    {"slice": [None, None, None]},
+    {"dtype": "qint8"},
+    {"dict": [[CODE, CODE]]},
+    {"dict": [[{"tuple": [CODE, 1]}, 2]]},
+    {"layout": "sparse_coo"},
+    [0] * 5000,
+    ["x"] * 5000,
+    nested(40, 0),
+    nested(40, 1),
+    nested(200, 0),
+    nested(200, 2),
+]
 
 
 def fresh(x: Any) -> Any:
@@ -248,8 +424,9 @@ def rename(x: Any, old: str, new: str) -> Any:
     if isinstance(x, list):
         return [rename(y, old, new) for y in x]
     if isinstance(x, dict):
-        return {k: y if k in ("storage", "op", "kind") else rename(y, old, new)
-                for k, y in x.items()}  # fmt: skip
+        return {
+            k: y if k in ("storage", "op", "kind") else rename(y, old, new) for k, y in x.items()
+        }
     return x
 
 
@@ -258,8 +435,13 @@ _NOT_NAMES = ("format", "version", "producer", "tensors")
 
 def rename_somewhere(document: Any, rng: random.Random) -> Any:
     """Give a name of the program another text, everywhere that it occurs."""
-    names = sorted({part for s in strings({k: v for k, v in document.items()
-                    if k not in _NOT_NAMES}) for part in (s, *s.split("."))})  # fmt: skip
+    names = sorted(
+        {
+            part
+            for s in strings({k: v for k, v in document.items() if k not in _NOT_NAMES})
+            for part in (s, *s.split("."))
+        }
+    )
     old, new = rng.choice([n for n in names if n]), rng.choice(PAYLOADS)
     return {k: v if k in _NOT_NAMES else rename(v, old, new) for k, v in document.items()}
 
@@ -299,8 +481,10 @@ def replace_text(document: Any, rng: random.Random) -> Any:
 
 
 CHANGES: dict[str, Callable[[Any, random.Random], Any]] = {
-    "rename": rename_somewhere, "replace": replace_somewhere, "leaf": replace_text,
-}  # fmt: skip
+    "rename": rename_somewhere,
+    "replace": replace_somewhere,
+    "leaf": replace_text,
+}
 
 
 def hostile_file(seed: int) -> tuple[str, bytes]:
@@ -431,10 +615,17 @@ def save_again(program: Any) -> str:
 
 
 CONSUMERS: dict[str, Callable[[Any], str]] = {
-    "print": print_, "module": module, "unflatten": unflatten, "to_torch": to_torch,
-    "decompose": decompose, "export again": export_again, "onnx": to_onnx,
-    "partition": partition, "report": report, "save": save_again,
-}  # fmt: skip
+    "print": print_,
+    "module": module,
+    "unflatten": unflatten,
+    "to_torch": to_torch,
+    "decompose": decompose,
+    "export again": export_again,
+    "onnx": to_onnx,
+    "partition": partition,
+    "report": report,
+    "save": save_again,
+}
 SHOWN = ("print", "module", "unflatten", "report")
 """Those that make text for a terminal."""
 _CONTROL = frozenset(map(chr, (*range(9), *range(11, 32), *range(127, 160), 0x202E, 0x200B)))
@@ -463,14 +654,21 @@ class Escaped(Exception):
 
 def process_state() -> dict[str, Any]:
     return {
-        "gradients": torch.is_grad_enabled(), "inference": torch.is_inference_mode_enabled(),
-        "dtype": torch.get_default_dtype(), "device": torch.get_default_device(),
+        "gradients": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "threads": torch.get_num_threads(), "autocast": torch.is_autocast_enabled("cpu"),
-        "call": nn.Module.__call__, "path": list(sys.path), "folder": os.getcwd(),
-        "environment": dict(os.environ), "builtins": set(vars(builtins)),
-        "anomaly": torch.is_anomaly_enabled(), "denormal": float(torch.tensor(1e-40) * 1),
-    }  # fmt: skip
+        "threads": torch.get_num_threads(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "call": nn.Module.__call__,
+        "path": list(sys.path),
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+        "builtins": set(vars(builtins)),
+        "anomaly": torch.is_anomaly_enabled(),
+        "denormal": float(torch.tensor(1e-40) * 1),
+    }
 
 
 @contextlib.contextmanager

@@ -85,8 +85,10 @@ def same_vals(a: Any, b: Any) -> None:
         one, other = a._abstract, b._abstract
         assert (str(one.sizes), str(one._strides)) == (str(other.sizes), str(other._strides))
         assert (one.dtype, one.device, str(one.offset)) == (
-            other.dtype, other.device, str(other.offset)
-        )  # fmt: skip
+            other.dtype,
+            other.device,
+            str(other.offset),
+        )
         assert str((a.shape, a.stride())) == str((b.shape, b.stride()))
         assert a.requires_grad == b.requires_grad
     elif isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -157,8 +159,11 @@ def same_sharing(a: gp.ExportedProgram, b: gp.ExportedProgram) -> None:
     """Tensors that were one object, or in one storage, are again."""
 
     def groups(ep: gp.ExportedProgram, key: Any) -> list[list[int]]:
-        leaves = [*ep.state_dict.values(), *ep.constants.values(),
-                  *pytree.tree_leaves(ep.example_inputs)]  # fmt: skip
+        leaves = [
+            *ep.state_dict.values(),
+            *ep.constants.values(),
+            *pytree.tree_leaves(ep.example_inputs),
+        ]
         found: dict[Any, list[int]] = {}
         for i, t in enumerate(leaves):
             if isinstance(t, torch.Tensor) and t.device.type != "meta" and not t.is_conj():

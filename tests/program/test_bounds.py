@@ -84,7 +84,8 @@ LIES: dict[str, Callable[[Any], None]] = {
     "irfft": lambda d: replaced(d, "aten::_fft_c2r", lambda a: a.__setitem__(3, 1 << 20)),
     "batch norm": lambda d: tensor(d, "norm.running_mean", [1]),
     "resize": lambda d: replaced(
-        d, "aten::_upsample_bilinear2d_aa",
+        d,
+        "aten::_upsample_bilinear2d_aa",
         lambda a: a.__setitem__(slice(1, None), [[2, 1000000], False, 0.5, 0.9]),
     ),
     "attention": lambda d: replaced(
@@ -92,7 +93,7 @@ LIES: dict[str, Callable[[Any], None]] = {
     ),
     "lstm": lambda d: tensor(d, "lstm.weight_hh_l0", [1, 4]),
     "weight norm": lambda d: tensor(d, "g", [1, 1]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -102,8 +103,13 @@ def test_good_programs_run_as_before(name: str) -> None:
         want = model(x)
         ep = gp.export(model, (x,))
         back = gp.load(io.BytesIO(saved(ep)))
-        for run in (back.module(), gp.unflatten(back), back.to_torch().module(),
-                    gp.export(back.module(), (x,)).module(), ep.module()):  # fmt: skip
+        for run in (
+            back.module(),
+            gp.unflatten(back),
+            back.to_torch().module(),
+            gp.export(back.module(), (x,)).module(),
+            ep.module(),
+        ):
             torch.testing.assert_close(run(x), want)
     checked = name != "resize"  # of `.vec`, which computes the scales itself
     assert len(ep.module().graph.nodes) + checked <= len(back.module().graph.nodes)

@@ -80,8 +80,12 @@ inputs = st.one_of(
 def specifications(draw: Any) -> InputChecks:
     shapes = draw(st.lists(inputs, min_size=1, max_size=4))
     ranged = {s: draw(limits) for s in (A, B, C) if draw(st.booleans())}
-    derived = [e for shape in shapes for e in (*(shape.sizes or ()), shape.number)
-               if isinstance(e, Expr) and e.kind != "symbol" and e.type is int]  # fmt: skip
+    derived = [
+        e
+        for shape in shapes
+        for e in (*(shape.sizes or ()), shape.number)
+        if isinstance(e, Expr) and e.kind != "symbol" and e.type is int
+    ]
     for e in derived:
         if draw(st.booleans()):
             ranged[e] = draw(limits)
@@ -109,9 +113,27 @@ def cases(draw: Any) -> tuple[InputChecks, list[Any]]:
         assume(False)
     if draw(st.booleans()):
         index = draw(st.integers(0, len(leaves) - 1))
-        leaves[index] = draw(st.one_of(st.just(_changed(leaves[index], draw)), st.sampled_from(
-            [1, True, 0.0, -0.0, math.nan, "x", None, torch.int8, torch.float32, 3, 2**70, 1 + 0j]
-        )))  # fmt: skip
+        leaves[index] = draw(
+            st.one_of(
+                st.just(_changed(leaves[index], draw)),
+                st.sampled_from(
+                    [
+                        1,
+                        True,
+                        0.0,
+                        -0.0,
+                        math.nan,
+                        "x",
+                        None,
+                        torch.int8,
+                        torch.float32,
+                        3,
+                        2**70,
+                        1 + 0j,
+                    ]
+                ),
+            )
+        )
     return checks, leaves
 
 
@@ -151,10 +173,13 @@ def means(checks: InputChecks, leaves: Sequence[Any]) -> bool:
     roots = sorted({s for e, _ in numbers for s in symbols(e)}, key=lambda s: s.index)
     # What one symbol alone has to satisfy leaves few values of it to combine.
     values = [
-        [v for v in GRID
-         if all(_holds(e, {root: v}, n) for e, n in numbers if symbols(e) == (root,))]
+        [
+            v
+            for v in GRID
+            if all(_holds(e, {root: v}, n) for e, n in numbers if symbols(e) == (root,))
+        ]
         for root in roots
-    ]  # fmt: skip
+    ]
     ranges = {**{s: s.span for s in roots}, **checks.ranges}
     known = [fact for fact in checks.facts if set(symbols(fact)) <= set(roots)]
     truths = [*numbers, *((fact, True) for fact in known)]

@@ -29,8 +29,10 @@ def numbers(*each: Expr) -> list[InputShape]:
 
 def failure(checks: InputChecks, leaves: Sequence[Any]) -> str | None:
     """What is wrong with the inputs, tensors given by their length; both ways to check agree."""
-    leaves = [torch.empty(leaf) if shape.sizes is not None else leaf
-              for shape, leaf in zip(checks.inputs, leaves, strict=True)]  # fmt: skip
+    leaves = [
+        torch.empty(leaf) if shape.sizes is not None else leaf
+        for shape, leaf in zip(checks.inputs, leaves, strict=True)
+    ]
     try:
         checks(leaves)
     except RuntimeError as error:

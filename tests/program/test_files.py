@@ -81,51 +81,74 @@ BATCH = gp.Dim("batch", min=1, max=64)
 CASES: dict[str, Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any], Any]]] = {
     "module": lambda: (Counter(), (torch.randn(3, 4),), {"scale": 2.0}, {"x": {0: BATCH}}),
     "control_flow": lambda: (
-        nested_control_flow, (torch.randn(3, 4), torch.tensor(3)), {}, ({0: BATCH}, None),
+        nested_control_flow,
+        (torch.randn(3, 4), torch.tensor(3)),
+        {},
+        ({0: BATCH}, None),
     ),
     "data": lambda: (data_dependent, (torch.randn(3, 4), torch.tensor(4)), {}, None),
     "writes": lambda: (
-        writes_to_inputs, (torch.randn(2), {"k": torch.randn(2, 3)}), {},
+        writes_to_inputs,
+        (torch.randn(2), {"k": torch.randn(2, 3)}),
+        {},
         ({0: BATCH}, {"k": {0: BATCH}}),
     ),
     "derived": lambda: (
-        lambda x, y, z: (x + y[1:], z[::2] * x), (torch.randn(4), torch.randn(5), torch.randn(8)),
-        {}, ({0: BATCH}, {0: BATCH + 1}, {0: 2 * BATCH}),
+        lambda x, y, z: (x + y[1:], z[::2] * x),
+        (torch.randn(4), torch.randn(5), torch.randn(8)),
+        {},
+        ({0: BATCH}, {0: BATCH + 1}, {0: 2 * BATCH}),
     ),
     "auto": lambda: (
         lambda x, y: (x.reshape(-1, 2), x[: y.shape[0] // 2 + 1], y.shape[0] * 1.5),
-        (torch.randn(6, 4), torch.randn(7)), {},
+        (torch.randn(6, 4), torch.randn(7)),
+        {},
         ({0: gp.Dim.AUTO, 1: gp.Dim.AUTO}, {0: gp.Dim.DYNAMIC}),
     ),
     "numbers": lambda: (
-        lambda x, n, s: x * n + s, (torch.randn(3), 4, 0.5), {}, (None, gp.Dim.DYNAMIC, None)
+        lambda x, n, s: x * n + s,
+        (torch.randn(3), 4, 0.5),
+        {},
+        (None, gp.Dim.DYNAMIC, None),
     ),
     "constants": lambda: (
         lambda x, a, b, c, d, e: x.to(d) + 1,
-        (torch.ones(2), None, "text\n\"'", complex(1, -0.0), torch.float64, -0.0), {}, None,
+        (torch.ones(2), None, "text\n\"'", complex(1, -0.0), torch.float64, -0.0),
+        {},
+        None,
     ),
     "containers": lambda: (
         lambda p, o, d, q: [collections.OrderedDict(z=p.a, a=o.weight), Pair(p.b, d[1]), (q[0],)],
         (
-            Pair(torch.ones(1), torch.zeros(2)), Options(torch.ones(3)),
-            {1: torch.ones(1), "k": [torch.ones(2)]}, collections.deque([torch.ones(1)], 4),
+            Pair(torch.ones(1), torch.zeros(2)),
+            Options(torch.ones(3)),
+            {1: torch.ones(1), "k": [torch.ones(2)]},
+            collections.deque([torch.ones(1)], 4),
         ),
-        {}, None,
+        {},
+        None,
     ),
     "return_types": lambda: (lambda x: (x.sort(), x.max(0)), (torch.randn(3, 2),), {}, None),
     "no_tensors": lambda: (lambda n: n, (3,), {}, None),
     "builtin_names": lambda: (
-        lambda input, max, type: input + max * type, (torch.ones(2), torch.ones(2), 3), {}, None
+        lambda input, max, type: input + max * type,
+        (torch.ones(2), torch.ones(2), 3),
+        {},
+        None,
     ),
     "any_keyword": lambda: (
-        lambda **kwargs: kwargs["a b"] + kwargs["class"], (),
-        {"a b": torch.ones(1), "class": torch.ones(1)}, None,
+        lambda **kwargs: kwargs["a b"] + kwargs["class"],
+        (),
+        {"a b": torch.ones(1), "class": torch.ones(1)},
+        None,
     ),
     "assertions": lambda: (
-        lambda x, y: x.reshape(y.shape[0], -1), (torch.randn(6, 2), torch.randn(4)), {},
+        lambda x, y: x.reshape(y.shape[0], -1),
+        (torch.randn(6, 2), torch.randn(4)),
+        {},
         ({0: gp.Dim.AUTO}, {0: gp.Dim.AUTO}),
     ),
-}  # fmt: skip
+}
 
 
 def exported(name: str) -> tuple[gp.ExportedProgram, Any, tuple[Any, dict[str, Any]]]:
@@ -285,11 +308,22 @@ def test_every_field_is_saved() -> None:
     """Whoever adds a field has to say how it is saved."""
     fields = {f.name for f in dataclasses.fields(gp.ExportedProgram)}
     assert fields == {
-        "graph_module", "graph_signature", "state_dict", "constants", "range_constraints",
-        "call_spec", "example_inputs", "checks", "argument_names", "positional",
-        "module_call_graph", "dialect", "notes", "scope",
+        "graph_module",
+        "graph_signature",
+        "state_dict",
+        "constants",
+        "range_constraints",
+        "call_spec",
+        "example_inputs",
+        "checks",
+        "argument_names",
+        "positional",
+        "module_call_graph",
+        "dialect",
+        "notes",
+        "scope",
         "from_file",  # which is what a file makes it, and no file says
-    }  # fmt: skip
+    }
 
 
 def shrinking(steps: int) -> gp.ExportedProgram:

@@ -232,12 +232,24 @@ def test_an_operator_of_a_library_that_is_not_imported() -> None:
 
 @pytest.mark.parametrize(
     "target",
-    ["os.system", "builtins.eval", "builtins.exec", "torch.load", "torch.ops.load_library", "eval",
-     "operator.attrgetter", "builtins.__import__", "higher_order.print", "torch.hub.load"],
-)  # fmt: skip
+    [
+        "os.system",
+        "builtins.eval",
+        "builtins.exec",
+        "torch.load",
+        "torch.ops.load_library",
+        "eval",
+        "operator.attrgetter",
+        "builtins.__import__",
+        "higher_order.print",
+        "torch.hub.load",
+    ],
+)
 def test_functions_that_no_program_calls(target: str) -> None:
-    refused(changed(lambda d: node(d, "linear").update(target=target)), repr(target.split(".")[-1]
-            if target.startswith("higher") else target))  # fmt: skip
+    refused(
+        changed(lambda d: node(d, "linear").update(target=target)),
+        repr(target.split(".")[-1] if target.startswith("higher") else target),
+    )
 
 
 def test_an_operator_that_opens_files() -> None:
@@ -283,9 +295,21 @@ def test_operators_that_the_caller_allows(allow: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["a b", "x\n    import os", "lambda", "self", "torch", "", "1x", "a.b", "\uff54orch", "x)",
-     "__debug__", "\ud800"],
-)  # fmt: skip
+    [
+        "a b",
+        "x\n    import os",
+        "lambda",
+        "self",
+        "torch",
+        "",
+        "1x",
+        "a.b",
+        "\uff54orch",
+        "x)",
+        "__debug__",
+        "\ud800",
+    ],
+)
 def test_names_that_would_be_code(name: str) -> None:
     def rename(d: Any) -> None:
         for part in ("graph", "signature"):
@@ -305,7 +329,7 @@ def test_names_of_keyword_arguments(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["__class__", "__dict__", "_modules.x", "forward", "training", "", "a..b", "a" * 5000],
-)  # fmt: skip
+)
 def test_names_of_tensors(name: str) -> None:
     def rename(d: Any) -> None:
         for part in ("state_dict", "signature"):
@@ -411,8 +435,10 @@ def test_deeply_nested_graphs() -> None:
     def nest(d: Any) -> None:
         inner = d["graph"]["graphs"][0][1]
         for _ in range(60):
-            inner = {"nodes": [{"op": "get_attr", "name": "g", "target": "g"}, inner["nodes"][-1]],
-                     "graphs": [["g", inner]]}  # fmt: skip
+            inner = {
+                "nodes": [{"op": "get_attr", "name": "g", "target": "g"}, inner["nodes"][-1]],
+                "graphs": [["g", inner]],
+            }
         d["graph"]["graphs"][0][1] = inner
 
     refused(changed(nest), "graphs are nested too deeply")

@@ -54,9 +54,11 @@ def programs() -> list[bytes]:
         (torch.randn(3, 4), {"weight": torch.ones(3, 1), "name": "n"}),
         {"scale": 2.0},
         dynamic_shapes={
-            "x": {0: batch}, "options": {"weight": {0: batch}, "name": None}, "scale": None,
+            "x": {0: batch},
+            "options": {"weight": {0: batch}, "name": None},
+            "scale": None,
         },
-    )  # fmt: skip
+    )
     second = gp.export(
         with_data,
         (torch.randn(3, 6), torch.tensor(5)),
@@ -69,9 +71,19 @@ events: list[str] = []
 watching = False
 # What nothing in a file may bring about. Importing is watched too: by what sys.modules has after.
 _FORBIDDEN = (
-    "os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen", "socket.connect",
-    "os.remove", "os.rename", "os.mkdir", "shutil.rmtree", "pickle.find_class", "ctypes.dlopen",
-)  # fmt: skip
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "subprocess.Popen",
+    "socket.connect",
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "shutil.rmtree",
+    "pickle.find_class",
+    "ctypes.dlopen",
+)
 
 
 def _watch(event: str, args: tuple[Any, ...]) -> None:
@@ -163,8 +175,11 @@ def in_tensors(data: bytes, rng: random.Random) -> bytes:
 
 
 CHANGES = {
-    "bytes": mutate_bytes, "document": in_document, "text": in_text, "tensors": in_tensors,
-}  # fmt: skip
+    "bytes": mutate_bytes,
+    "document": in_document,
+    "text": in_text,
+    "tensors": in_tensors,
+}
 QUICK = {"bytes": 100, "document": 250, "text": 30, "tensors": 40}
 LONG = {"bytes": 3000, "document": 6000, "text": 500, "tensors": 1000}
 

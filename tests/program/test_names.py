@@ -15,10 +15,32 @@ from graphport.errors import UnsupportedError
 from graphport.program.codegen import is_attribute, is_identifier, make_identifier, rename_clashes
 
 NAMES = [
-    "class", "for", "lambda", "None", "import", 'a"b', "a'b", "a\\", "a\nb", "a b", "0", "graph",
-    "\u00b5", "\ufb01", "\uff41", "e\u0301", "__x", "a{b}", "a@1", "\x1b[31m", "x)", "_compiled",
-    "real_recompile", "_needs_recompile", "from_graphmodule",
-]  # fmt: skip
+    "class",
+    "for",
+    "lambda",
+    "None",
+    "import",
+    'a"b',
+    "a'b",
+    "a\\",
+    "a\nb",
+    "a b",
+    "0",
+    "graph",
+    "\u00b5",
+    "\ufb01",
+    "\uff41",
+    "e\u0301",
+    "__x",
+    "a{b}",
+    "a@1",
+    "\x1b[31m",
+    "x)",
+    "_compiled",
+    "real_recompile",
+    "_needs_recompile",
+    "from_graphmodule",
+]
 
 
 class Inner(nn.Module):

@@ -27,9 +27,25 @@ from graphport.program.atomic_write import write_atomically, write_text
 
 x = torch.ones(2, 32)
 _CHANGES = {
-    "open", "write", "seek", "truncate", "flush", "close", "__exit__", "replace", "rename", "link",
-    "unlink", "remove", "mkdir", "rmdir", "fsync", "flock", "utime", "chmod",
-}  # fmt: skip
+    "open",
+    "write",
+    "seek",
+    "truncate",
+    "flush",
+    "close",
+    "__exit__",
+    "replace",
+    "rename",
+    "link",
+    "unlink",
+    "remove",
+    "mkdir",
+    "rmdir",
+    "fsync",
+    "flock",
+    "utime",
+    "chmod",
+}
 _LEFT = re.compile(r"\.(m\.\w+|m\.onnx\.data)\.[0-9a-f]{16}\.tmp|m\.onnx\.[0-9a-f]{16}\.data")
 
 
@@ -89,18 +105,38 @@ def _text_of(value: float, folder: Path) -> str:
 
 Save = Callable[[float, Path], None]
 KINDS: dict[str, tuple[str, Save, Save, Callable[[Path], float]]] = {
-    "gpx": ("m.gpx", lambda v, p: gp.save(_program(v), p), lambda v, p: gp.save(_program(v), p),
-            _loaded),
-    "inline": ("m.onnx", lambda v, p: _save_onnx(v, p, False),
-               lambda v, p: _save_onnx(v, p, False), _weights),
-    "beside": ("m.onnx", lambda v, p: _save_onnx(v, p, True), lambda v, p: _save_onnx(v, p, True),
-               _weights),
-    "beside, then inline": ("m.onnx", lambda v, p: _save_onnx(v, p, True),
-                            lambda v, p: _save_onnx(v, p, False), _weights),
-    "inline, then beside": ("m.onnx", lambda v, p: _save_onnx(v, p, False),
-                            lambda v, p: _save_onnx(v, p, True), _weights),
+    "gpx": (
+        "m.gpx",
+        lambda v, p: gp.save(_program(v), p),
+        lambda v, p: gp.save(_program(v), p),
+        _loaded,
+    ),
+    "inline": (
+        "m.onnx",
+        lambda v, p: _save_onnx(v, p, False),
+        lambda v, p: _save_onnx(v, p, False),
+        _weights,
+    ),
+    "beside": (
+        "m.onnx",
+        lambda v, p: _save_onnx(v, p, True),
+        lambda v, p: _save_onnx(v, p, True),
+        _weights,
+    ),
+    "beside, then inline": (
+        "m.onnx",
+        lambda v, p: _save_onnx(v, p, True),
+        lambda v, p: _save_onnx(v, p, False),
+        _weights,
+    ),
+    "inline, then beside": (
+        "m.onnx",
+        lambda v, p: _save_onnx(v, p, False),
+        lambda v, p: _save_onnx(v, p, True),
+        _weights,
+    ),
     "report": ("m.html", _report, _report, _reported),
-}  # fmt: skip
+}
 
 
 def _wait_a_while(folder: Path) -> None:

@@ -152,9 +152,11 @@ def test_random_programs_to_torch_and_back(seed: int) -> None:
     program = generate(seed)
     try:
         ep = gp.export(
-            program.function(), tensors(program.shapes(program.example)),
-            dynamic_shapes=program.dynamic_shapes(), guards=program.guards,
-        )  # fmt: skip
+            program.function(),
+            tensors(program.shapes(program.example)),
+            dynamic_shapes=program.dynamic_shapes(),
+            guards=program.guards,
+        )
     except gp.errors.ExportError:
         return  # refused, which is tested elsewhere
     there = ep.to_torch()
@@ -349,8 +351,10 @@ def test_signature_from_torch() -> None:
     assert kinds.count(InputKind.BUFFER) == 2 and kinds.count(InputKind.USER_INPUT) == 2
     assert signature.non_persistent_buffers == ("last",)
     assert {s.kind for s in signature.output_specs} == {
-        OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.USER_OUTPUT,
-    }  # fmt: skip
+        OutputKind.BUFFER_MUTATION,
+        OutputKind.USER_INPUT_MUTATION,
+        OutputKind.USER_OUTPUT,
+    }
 
 
 def test_conditions_between_inputs_from_torch() -> None:

@@ -21,20 +21,47 @@ pytestmark = [
 
 SMALL: dict[str, Any] = {"vocab_size": 50}
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "bert": lambda: transformers.BertModel(transformers.BertConfig(
-        **SMALL, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
-    )),
-    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(
-        **SMALL, n_embd=32, n_layer=1, n_head=4, use_cache=False,
-    )),
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        **SMALL, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=64, use_cache=False,
-    )),
-    "t5": lambda: transformers.T5Model(transformers.T5Config(
-        **SMALL, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, use_cache=False,
-    )),
-}  # fmt: skip
+    "bert": lambda: transformers.BertModel(
+        transformers.BertConfig(
+            **SMALL,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=64,
+        )
+    ),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            **SMALL,
+            n_embd=32,
+            n_layer=1,
+            n_head=4,
+            use_cache=False,
+        )
+    ),
+    "llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            **SMALL,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=64,
+            use_cache=False,
+        )
+    ),
+    "t5": lambda: transformers.T5Model(
+        transformers.T5Config(
+            **SMALL,
+            d_model=32,
+            d_kv=8,
+            d_ff=64,
+            num_layers=1,
+            num_heads=4,
+            use_cache=False,
+        )
+    ),
+}
 
 
 class First(nn.Module):

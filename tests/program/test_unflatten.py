@@ -249,9 +249,13 @@ def test_what_modules_return(kind):
         def forward(self, v):
             a, b = self.lin(v), v * 2
             return {
-                "tuple": (a, b), "dict": {"a": a, "b": b}, "none": None, "same": v,
-                "nested": [(a, {"b": b}), 3, None], "constant": 5,
-            }[kind]  # fmt: skip
+                "tuple": (a, b),
+                "dict": {"a": a, "b": b},
+                "none": None,
+                "same": v,
+                "nested": [(a, {"b": b}), 3, None],
+                "constant": 5,
+            }[kind]
 
     class Model(nn.Module):
         def __init__(self):
@@ -534,9 +538,11 @@ def test_values_from_data_cross_modules():
 
     mask = torch.tensor([1, 0, 1])
     un = unflattened(
-        Model(), (x(), mask), dynamic_shapes=({0: B}, {0: B}),
+        Model(),
+        (x(), mask),
+        dynamic_shapes=({0: B}, {0: B}),
         others=[(x(2), torch.tensor([0, 0])), (x(5), torch.tensor([1] * 5))],
-    )  # fmt: skip
+    )
     asserted = [n for n in un.cut.graph.nodes if "assert" in str(n.target)]
     assert asserted or [n for n in un.count.graph.nodes if "assert" in str(n.target)]
     with pytest.raises(RuntimeError):
@@ -595,8 +601,9 @@ def test_it_is_moved_copied_and_pickled():
     for copied in (copy.deepcopy(used), pickle.loads(pickle.dumps(used))):
         torch.testing.assert_close(copied(*inputs[0], **inputs[1]), want)
     for made in (
-        copy.deepcopy(gp.unflatten(ep)), pickle.loads(pickle.dumps(gp.unflatten(ep))),
-    ):  # fmt: skip
+        copy.deepcopy(gp.unflatten(ep)),
+        pickle.loads(pickle.dumps(gp.unflatten(ep))),
+    ):
         torch.testing.assert_close(made(*inputs[0], **inputs[1]), plain)
         assert made.a.lin is made.b.lin and made.a.lin.weight is not model.a.lin.weight
     moved = gp.unflatten(ep)
@@ -882,9 +889,11 @@ def test_assertions_stay_in_their_modules():
 
     v = torch.randn(10)
     un = unflattened(
-        Model(), (torch.tensor(3), v), dynamic_shapes=(None, {0: gp.Dim("moo", min=2)}),
+        Model(),
+        (torch.tensor(3), v),
+        dynamic_shapes=(None, {0: gp.Dim("moo", min=2)}),
         others=[(torch.tensor(0), v[:2])],
-    )  # fmt: skip
+    )
     for part in (un.one, un.two):
         assert any("assert" in str(n.target) for n in part.graph.nodes)
     assert not any("assert" in str(n.target) for n in un.graph.nodes)

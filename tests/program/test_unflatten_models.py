@@ -53,9 +53,12 @@ def test_layers_with_their_own_signature(name: str, layers: tuple[str, ...]) -> 
     prefix = next(p for p in ("", f"{name}.") if _has(model, p + layers[0]))
     layers = tuple(prefix + layer for layer in layers)
     ep = gp.export(
-        model, (), case.kwargs, dynamic_shapes=case.spec(gp.Dim),
+        model,
+        (),
+        case.kwargs,
+        dynamic_shapes=case.spec(gp.Dim),
         preserve_module_call_signature=layers,
-    )  # fmt: skip
+    )
     un = compared(ep, model, [case.kwargs, examples.CASES[name](batch=5).kwargs])
     seen: dict[str, Any] = {}
     for layer in layers:
@@ -99,9 +102,13 @@ def test_transformer() -> None:
     un = unflattened(model, args, dynamic_shapes=spec, others=others, **CLOSE)
     memory = torch.randn(2, 4, 16)
     kept = unflattened(
-        model, args, dynamic_shapes=spec, others=others, **CLOSE,
+        model,
+        args,
+        dynamic_shapes=spec,
+        others=others,
+        **CLOSE,
         preserve_module_call_signature=("encoder", "decoder"),
-    )  # fmt: skip
+    )
     assert {p for p in paths(un) if "@" not in p} == {p for p in paths(kept) if "@" not in p}
     with torch.no_grad():
         assert kept.encoder(memory, mask=None, src_key_padding_mask=None, is_causal=False).shape

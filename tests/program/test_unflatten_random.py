@@ -14,9 +14,20 @@ from tests.helpers import assert_same, clone
 from tests.program.unflattened import agree, lint
 
 STEPS = (
-    *("call",) * 8, "act", "add", "scale", "size", "count", "write", "keep", "read", "overwrite",
-    "peek", "bias", "constant",
-)  # fmt: skip
+    *("call",) * 8,
+    "act",
+    "add",
+    "scale",
+    "size",
+    "count",
+    "write",
+    "keep",
+    "read",
+    "overwrite",
+    "peek",
+    "bias",
+    "constant",
+)
 
 
 class Random(nn.Module):

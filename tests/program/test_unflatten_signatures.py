@@ -49,9 +49,12 @@ class Model(nn.Module):
 def test_the_signature_is_the_original_one():
     model = Model()
     un = unflattened(
-        model, (x(), x()), dynamic_shapes=({0: B}, {0: B}), others=[(x(1), x(1)), (x(7), x(7))],
+        model,
+        (x(), x()),
+        dynamic_shapes=({0: B}, {0: B}),
+        others=[(x(1), x(1)), (x(7), x(7))],
         preserve_module_call_signature=("encoder",),
-    )  # fmt: skip
+    )
     for n in (1, 3, 8):
         given = (x(n), {"a": x(n), "b": [x(n) * 2, x(n)]})
         kwargs = {"mask": x(n) > 0, "scale": 0.5}
@@ -74,9 +77,11 @@ def test_another_module_takes_its_place():
 
     model = Model()
     ep = gp.export(
-        model, (x(), x()), dynamic_shapes=({0: B}, {0: B}),
+        model,
+        (x(), x()),
+        dynamic_shapes=({0: B}, {0: B}),
         preserve_module_call_signature=("encoder",),
-    )  # fmt: skip
+    )
     un = gp.unflatten(ep)
     un.encoder = Other()
     model.encoder = Other()
@@ -164,9 +169,12 @@ def test_containers_of_other_kinds():
 
     model = Outer()
     un = unflattened(
-        model, (x(),), dynamic_shapes=({0: B},), others=[(x(6),)],
+        model,
+        (x(),),
+        dynamic_shapes=({0: B},),
+        others=[(x(6),)],
         preserve_module_call_signature=("part",),
-    )  # fmt: skip
+    )
     given = (Pair(x(), x()), Named(x(), x()))
     assert_same(un.part(*given), model.part(*given), "differs")
     un.part = Part()
@@ -232,9 +240,12 @@ def test_several_calls_and_nesting():
 
     model = Whole()
     un = unflattened(
-        model, (x(),), dynamic_shapes=({0: B},), others=[(x(1),), (x(9),)],
+        model,
+        (x(),),
+        dynamic_shapes=({0: B},),
+        others=[(x(1),), (x(9),)],
         preserve_module_call_signature=("outer", "outer.part", "outer.part.lin"),
-    )  # fmt: skip
+    )
     assert called(un.outer) == ["part", "part@1", "part"]
     torch.testing.assert_close(un.outer(x(5)), model.outer(x(5)))
     assert_same(un.outer.part(x(2)), model.outer.part(x(2)), "differs")
@@ -391,9 +402,12 @@ def test_sizes_are_found_in_the_arguments():
 
     model = Outer()
     un = unflattened(
-        model, (x(),), dynamic_shapes=({0: B},), others=[(x(1),), (x(8),)],
+        model,
+        (x(),),
+        dynamic_shapes=({0: B},),
+        others=[(x(1),), (x(8),)],
         preserve_module_call_signature=("part",),
-    )  # fmt: skip
+    )
     assert called(un) == ["part", "part"]
     torch.testing.assert_close(un.part(x(6)), model.part(x(6)))
 
@@ -415,9 +429,11 @@ def test_arguments_that_are_sizes():
 
     model, row = Repeating(), torch.randn(1, 2)
     ep = gp.export(
-        model, (row, x()), dynamic_shapes=(None, {0: gp.Dim("n", min=2)}),
+        model,
+        (row, x()),
+        dynamic_shapes=(None, {0: gp.Dim("n", min=2)}),
         preserve_module_call_signature=("repeated",),
-    )  # fmt: skip
+    )
     kept = [call.signature.inputs for call in ep.module_call_graph if call.signature]
     assert [[type(a).__name__ for a in inputs] for inputs in kept] == [
         ["TensorArgument", "SymbolicArgument"]

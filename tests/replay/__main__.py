@@ -68,8 +68,12 @@ def copy_files(place: Path, commit: str | None) -> None:
 def spawn(checkout: Path, out: Path, only: str) -> None:
     """Record with the graphport and the programs of a checkout."""
     path = os.pathsep.join([str(checkout / "src"), str(checkout)])
-    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100",
-                        "TRANSFORMERS_VERBOSITY": "error"}  # fmt: skip
+    env = os.environ | {
+        "PYTHONPATH": path,
+        "OMP_NUM_THREADS": "1",
+        "COLUMNS": "100",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
     command = [sys.executable, "-m", "tests.replay", "--record", str(out.resolve()), "--only", only]
     shares = [f"{i}/{PROCESSES}" for i in range(PROCESSES)]
     running = [subprocess.Popen([*command, "--share", s], env=env, cwd=checkout) for s in shares]
@@ -95,8 +99,10 @@ def record(out: Path, share: str, only: str) -> None:
 
 def compare(before: Path, after: Path) -> int:
     """Show what differs; 1 if anything does."""
-    names = [{p.relative_to(r) for r in (root,) for p in r.rglob("*") if p.is_file()}
-             for root in (before, after)]  # fmt: skip
+    names = [
+        {p.relative_to(r) for r in (root,) for p in r.rglob("*") if p.is_file()}
+        for root in (before, after)
+    ]
     count: Counter[str] = Counter()
     for name in sorted(names[0] | names[1]):
         kind = "missing" if name not in names[1] else "new" if name not in names[0] else ""

@@ -215,23 +215,42 @@ class Random:
 
 def errors() -> Iterator[tuple[str, Item]]:
     for name, violation in violations.CASES.items():
-        yield f"errors/sizes/{name}", Text(lambda c=violation: raised(
-            compiled(c.code, "program.py")["f"], c.args, c.kwargs,
-            dynamic_shapes=c.dynamic_shapes, guards=c.guards,
-        ))  # fmt: skip
+        yield (
+            f"errors/sizes/{name}",
+            Text(
+                lambda c=violation: raised(
+                    compiled(c.code, "program.py")["f"],
+                    c.args,
+                    c.kwargs,
+                    dynamic_shapes=c.dynamic_shapes,
+                    guards=c.guards,
+                )
+            ),
+        )
     for name, case in test_data_dependence.CASES.items():
-        yield f"errors/data/{name}", Text(lambda c=case: raised(
-            compiled(c.code, "program.py")["f"], c.args, dynamic_shapes=c.dynamic_shapes
-        ))  # fmt: skip
+        yield (
+            f"errors/data/{name}",
+            Text(
+                lambda c=case: raised(
+                    compiled(c.code, "program.py")["f"], c.args, dynamic_shapes=c.dynamic_shapes
+                )
+            ),
+        )
     for name, (args, spec, _) in test_spec_errors.MALFORMED.items():
-        yield f"errors/spec/{name}", Text(lambda args=args, spec=spec: raised(
-            test_spec_errors.program, args, dynamic_shapes=spec
-        ))  # fmt: skip
+        yield (
+            f"errors/spec/{name}",
+            Text(
+                lambda args=args, spec=spec: raised(
+                    test_spec_errors.program, args, dynamic_shapes=spec
+                )
+            ),
+        )
     for function in test_errors.GOLDEN:
         model = test_errors.Model(function)
-        yield f"errors/program/{function.__name__}", Text(lambda model=model: raised(
-            model, (test_errors.x(),)
-        ))  # fmt: skip
+        yield (
+            f"errors/program/{function.__name__}",
+            Text(lambda model=model: raised(model, (test_errors.x(),))),
+        )
 
 
 def raised(*args: Any, **options: Any) -> str:

@@ -107,9 +107,23 @@ def test_an_export_writes_its_report(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"net{suffix}"
     exported(verify=True, report=str(path))
     text = path.read_text()
-    parts = ("summary", "inputs", "f32[long, 4]", "dynamic sizes", "3..64", "operators", "Gemm",
-             "size by module", "blocks.1.down", "verification", "long=4", "timings", "capture",
-             "lower", "verify")  # fmt: skip
+    parts = (
+        "summary",
+        "inputs",
+        "f32[long, 4]",
+        "dynamic sizes",
+        "3..64",
+        "operators",
+        "Gemm",
+        "size by module",
+        "blocks.1.down",
+        "verification",
+        "long=4",
+        "timings",
+        "capture",
+        "lower",
+        "verify",
+    )
     assert [part for part in parts if part not in text] == []
     if suffix == ".html":
         reader = Reader()
@@ -124,9 +138,12 @@ def test_the_report_of_a_failure_is_written_too(tmp_path: Path) -> None:
     path = tmp_path / "wrong.md"
     with pytest.raises(MismatchError):
         gp.onnx.export(
-            lambda x, y: x + y, (torch.ones(2), torch.ones(2)), verify=True, report=str(path),
+            lambda x, y: x + y,
+            (torch.ones(2), torch.ones(2)),
+            verify=True,
+            report=str(path),
             custom_lowerings={"aten::add.Tensor": add},
-        )  # fmt: skip
+        )
     assert "| output | 2.00e+00 |" in path.read_text()
     assert "first differs at" in path.read_text()
 

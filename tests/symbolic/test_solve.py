@@ -120,9 +120,24 @@ def systems(draw: st.DrawFn) -> System:
     ]
     index, small = st.integers(0, count - 1), st.integers(1, 4)
     kinds = st.sampled_from(
-        ["value", "pair", "pair", "pair", "sum", "triple", "product", "quotient", "half",
-         "remainder", "remainder", "remainder of a pair", "least", "most", "differs"]
-    )  # fmt: skip
+        [
+            "value",
+            "pair",
+            "pair",
+            "pair",
+            "sum",
+            "triple",
+            "product",
+            "quotient",
+            "half",
+            "remainder",
+            "remainder",
+            "remainder of a pair",
+            "least",
+            "most",
+            "differs",
+        ]
+    )
     recipe = st.tuples(kinds, index, index, index, small, small, st.integers(2, 5))
     recipes = draw(st.lists(recipe, min_size=1, max_size=5))
     return System(hints, ranges, draw(st.integers(0, count - 1)), recipes)
@@ -211,53 +226,85 @@ SOLUTIONS: dict[str, tuple[tuple[str, ...], dict[str, int], dict[str, str], list
     "equality": (("eq(x, y)",), {"x": 4, "y": 4}, {"y": "x"}, []),
     "the earlier stays": (("eq(y, x + 1)",), {"x": 4, "y": 5}, {"y": "x + 1"}, []),
     "the later is the root": (
-        ("eq(x, 2*y + 1)",), {"x": 5, "y": 2}, {"x": "2*y + 1"}, [],
+        ("eq(x, 2*y + 1)",),
+        {"x": 5, "y": 2},
+        {"x": "2*y + 1"},
+        [],
     ),
     "a chain": (
-        ("eq(x + 1, y)", "eq(y + 1, z)"), {"x": 4, "y": 5, "z": 6},
-        {"y": "x + 1", "z": "x + 2"}, [],
+        ("eq(x + 1, y)", "eq(y + 1, z)"),
+        {"x": 4, "y": 5, "z": 6},
+        {"y": "x + 1", "z": "x + 2"},
+        [],
     ),
     "a chain told backwards": (
-        ("eq(y + 1, z)", "eq(x + 1, y)"), {"x": 4, "y": 5, "z": 6},
-        {"y": "x + 1", "z": "x + 2"}, [],
+        ("eq(y + 1, z)", "eq(x + 1, y)"),
+        {"x": 4, "y": 5, "z": 6},
+        {"y": "x + 1", "z": "x + 2"},
+        [],
     ),
     "a chain with a value at its end": (
-        ("eq(x + 1, y)", "eq(y, 5)"), {"x": 4, "y": 5}, {"x": "4", "y": "5"}, [],
+        ("eq(x + 1, y)", "eq(y, 5)"),
+        {"x": 4, "y": 5},
+        {"x": "4", "y": "5"},
+        [],
     ),
     "lines that cross": (
-        ("eq(y, 2*x)", "eq(y, x + 4)"), {"x": 4, "y": 8}, {"x": "4", "y": "8"}, [],
+        ("eq(y, 2*x)", "eq(y, x + 4)"),
+        {"x": 4, "y": 8},
+        {"x": "4", "y": "8"},
+        [],
     ),
     "a multiple": (("eq(mod(x, 4), 0)",), {"x": 8}, {"x": "4*_x"}, []),
     "a remainder": (
-        ("eq(mod(x, 5), 3)",), {"x": 8}, {"x": "5*_x - 2", "_x in": "[1, oo]"}, [],
+        ("eq(mod(x, 5), 3)",),
+        {"x": 8},
+        {"x": "5*_x - 2", "_x in": "[1, oo]"},
+        [],
     ),
     "two remainders": (
-        ("eq(mod(x, 4), 1)", "eq(mod(x, 3), 2)"), {"x": 5},
-        {"x": "12*__x + 5"}, [],
+        ("eq(mod(x, 4), 1)", "eq(mod(x, 3), 2)"),
+        {"x": 5},
+        {"x": "12*__x + 5"},
+        [],
     ),
     "a remainder of a relation": (
-        ("eq(x + 1, y)", "eq(mod(y, 3), 0)", "ge(x, 5)", "le(x, 36)"), {"x": 11, "y": 12},
-        {"x": "3*_x - 1", "y": "3*_x", "_x in": "[2, 12]"}, [],
+        ("eq(x + 1, y)", "eq(mod(y, 3), 0)", "ge(x, 5)", "le(x, 36)"),
+        {"x": 11, "y": 12},
+        {"x": "3*_x - 1", "y": "3*_x", "_x in": "[2, 12]"},
+        [],
     ),
     "two factors": (("eq(3*x, 2*y)",), {"x": 4, "y": 6}, {"x": "2*_x", "y": "3*_x"}, []),
     "two factors and an offset": (
-        ("eq(3*x, 2*y + 1)",), {"x": 5, "y": 7}, {"x": "2*_x + 1", "y": "3*_x + 1"}, [],
+        ("eq(3*x, 2*y + 1)",),
+        {"x": 5, "y": 7},
+        {"x": "2*_x + 1", "y": "3*_x + 1"},
+        [],
     ),
     "two factors in a range with one value": (
-        ("le(x, 5)", "ge(x, 4)", "eq(3*x, 2*y)"), {"x": 4, "y": 6}, {"x": "4", "y": "6"}, [],
+        ("le(x, 5)", "ge(x, 4)", "eq(3*x, 2*y)"),
+        {"x": 4, "y": 6},
+        {"x": "4", "y": "6"},
+        [],
     ),
     "a quotient": (("eq(floordiv(x, 2), 3)",), {"x": 7}, {"x in": "[6, 7]"}, []),
     "a quotient that is a dim": (("eq(floordiv(x, 2), y)",), {"x": 6, "y": 3}, {}, ["y == x//2"]),
     "a product": (("eq(x*y, z)",), {"x": 3, "y": 4, "z": 12}, {}, ["x*y == z"]),
     "a product of a value": (
-        ("eq(x*y, z)", "eq(x, 3)"), {"x": 3, "y": 4, "z": 12}, {"x": "3", "z": "3*y"}, [],
+        ("eq(x*y, z)", "eq(x, 3)"),
+        {"x": 3, "y": 4, "z": 12},
+        {"x": "3", "z": "3*y"},
+        [],
     ),
     "a sum": (("eq(x + y, 7)",), {"x": 3, "y": 4}, {}, ["x + y == 7"]),
     "a sum of two dims": (
-        ("eq(x, y + z)",), {"x": 7, "y": 3, "z": 4}, {}, ["x == y + z"],
+        ("eq(x, y + z)",),
+        {"x": 7, "y": 3, "z": 4},
+        {},
+        ["x == y + z"],
     ),
     "an inequality of two": (("ge(x, y + 1)",), {"x": 5, "y": 4}, {}, ["x > y"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SOLUTIONS)

@@ -120,9 +120,12 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @check_arguments(
-    strict=FLAG, training=FLAG, decompose=one_of("core") | TABLE | NONE,
-    preserve_module_call_signature=NAMES, guards=one_of("error", "runtime_assert"),
-)  # fmt: skip
+    strict=FLAG,
+    training=FLAG,
+    decompose=one_of("core") | TABLE | NONE,
+    preserve_module_call_signature=NAMES,
+    guards=one_of("error", "runtime_assert"),
+)
 def export(
     mod: nn.Module | Callable[..., Any],
     args: tuple[Any, ...],
@@ -299,9 +302,13 @@ class _Capture:
     """One capture, step by step."""
 
     def __init__(
-        self, mod: Any, root: nn.Module | None, inputs: Inputs, dynamic_shapes: Any,
+        self,
+        mod: Any,
+        root: nn.Module | None,
+        inputs: Inputs,
+        dynamic_shapes: Any,
         options: Options,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.mod = mod
         self.root = root
         self.inputs = inputs
@@ -607,8 +614,11 @@ class _Capture:
     def _ranges(self) -> dict[Expr, Range]:
         """What is known of the dims as declared, and of data-dependent values."""
         scope = self.scope
-        data = {s: scope.range(s) for s in scope.symbols if s not in self.spec.ranges
-                and scope.is_fresh(s)}  # fmt: skip
+        data = {
+            s: scope.range(s)
+            for s in scope.symbols
+            if s not in self.spec.ranges and scope.is_fresh(s)
+        }
         return {**self.spec.ranges, **data}
 
     def _close(self, results: list[Any]) -> tuple[list[tuple[Node, OutputSpec]], list[Any]]:
@@ -633,8 +643,9 @@ class _Capture:
         values = [self.tracer.read(new) for _, new in replaced]
         memory = {entry.node for entry, _ in replaced}
         # What shows the old contents of an assigned buffer outlives them.
-        old = dict.fromkeys(n for n in (*values, *results)
-                            if isinstance(n, Node) and find_base(n) in memory)  # fmt: skip
+        old = dict.fromkeys(
+            n for n in (*values, *results) if isinstance(n, Node) and find_base(n) in memory
+        )
         apart = {n: self.recorder.emit(aten.clone.default, n) for n in old}
         for (entry, _), value in zip(replaced, values, strict=True):
             self.tracer.write(entry.value, apart.get(value, value))
@@ -722,9 +733,10 @@ def _is_random(node: Node) -> bool:
 def _reserved_names(root: nn.Module) -> set[str]:
     """Names under which a program may have state; graphs of a captured module have none."""
     parts = {
-        name for name, part in root._modules.items()
+        name
+        for name, part in root._modules.items()
         if not isinstance(part, GraphModule) or any(registries.named_parameters(part))
-    }  # fmt: skip
+    }
     return {*vars(root), *root._parameters, *root._buffers, *parts}
 
 

@@ -49,9 +49,10 @@ def parse_sizes(texts: Sequence[str]) -> list[dict[str, int]]:
 
 def _sizes_syntax_error(text: str) -> UsageError:
     return UsageError(
-        "sizes that cannot be read", where=f'--sizes "{text}"',
+        "sizes that cannot be read",
+        where=f'--sizes "{text}"',
         fix='NAME=SIZE[,SIZE ...][,NAME=SIZE ...], such as "batch=1,7,length=16"',
-    )  # fmt: skip
+    )
 
 
 # Commands, options and their help.

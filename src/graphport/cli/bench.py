@@ -162,8 +162,9 @@ def _largest_difference(found: Any, wanted: Any) -> float:
     from torch.utils import _pytree as pytree
 
     ours, theirs = pytree.tree_leaves(found), pytree.tree_leaves(wanted)
-    kinds, wanted_kinds = ([(type(x), getattr(x, "shape", None)) for x in leaves]
-                           for leaves in (ours, theirs))  # fmt: skip
+    kinds, wanted_kinds = (
+        [(type(x), getattr(x, "shape", None)) for x in leaves] for leaves in (ours, theirs)
+    )
     if kinds != wanted_kinds:
         return math.inf
     largest = 0.0
@@ -215,11 +216,16 @@ def _print_result(
         "model": options.model,
         "threads": threads,
         "contenders": [
-            {"name": c.name, "call_sec": c.call_sec, "first_sec": c.first_sec,
-             "calls": len(c.calls_sec), "max_abs_error": number_to_json(c.error),
-             "failure": c.failure}
+            {
+                "name": c.name,
+                "call_sec": c.call_sec,
+                "first_sec": c.first_sec,
+                "calls": len(c.calls_sec),
+                "max_abs_error": number_to_json(c.error),
+                "failure": c.failure,
+            }
             for c in contenders
         ],
         "timings": console.timings,
-    }  # fmt: skip
+    }
     console.result(render_text(Document(options.model, parts)), data)

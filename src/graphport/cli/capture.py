@@ -107,9 +107,10 @@ def _build_spec(written: Sizes, inputs: Inputs) -> Any:
     if unknown:
         first = next(iter(written[unknown[0]].values()))
         raise UsageError(
-            f"the model has no input {', '.join(unknown)}", where=f'--dynamic "{first.text}"',
+            f"the model has no input {', '.join(unknown)}",
+            where=f'--dynamic "{first.text}"',
             fix=f"one of {', '.join(_list_leaf_paths(inputs))}",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -162,8 +163,9 @@ def _make_dim(w: SizeOption, dims: dict[str, Dim]) -> Any:
         if (w.factor, w.offset) != (1, 0):
             raise UsageError(
                 f"{w.name} stands for itself: nothing is computed of it",
-                where=f'--dynamic "{w.text}"', fix="a name, such as 2*half+1",
-            )  # fmt: skip
+                where=f'--dynamic "{w.text}"',
+                fix="a name, such as 2*half+1",
+            )
         hint = _HINTS[w.name]
         return hint if (w.least, w.most) == (None, None) else hint(min=w.least, max=w.most)
     try:
@@ -235,9 +237,10 @@ def _parse_size(size: str, text: str) -> SizeOption:
 
 def _dynamic_syntax_error(text: str) -> UsageError:
     return UsageError(
-        "dynamic sizes that cannot be read", where=f'--dynamic "{text}"',
+        "dynamic sizes that cannot be read",
+        where=f'--dynamic "{text}"',
         fix='INPUT:AXIS=SIZE[,AXIS=SIZE ...], such as "x:0=batch[1..64],1=seq"',
-    )  # fmt: skip
+    )
 
 
 _DIM_DEFINITION = re.compile(
@@ -252,8 +255,11 @@ def translate_fixes(fixes: Sequence[str]) -> list[str]:
     >>> translate_fixes(["_n = Dim('_n', min=1, max=12)", "n = 3*_n - 1", "rows = 11"])
     ['--dynamic with 3*_n - 1 in place of n, where _n is _n[1..12]', '--dynamic without rows']
     """
-    ranges = {m["name"]: f"{m['name']}[{m['least'] or ''}..{m['most'] or ''}]"
-              for m in map(_DIM_DEFINITION.fullmatch, fixes) if m}  # fmt: skip
+    ranges = {
+        m["name"]: f"{m['name']}[{m['least'] or ''}..{m['most'] or ''}]"
+        for m in map(_DIM_DEFINITION.fullmatch, fixes)
+        if m
+    }
     used: set[str] = set()
     found = []
     for match in map(_DIM_EQUATION.fullmatch, fixes):

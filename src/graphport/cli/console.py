@@ -112,8 +112,12 @@ def verification_to_json(report: Any) -> dict[str, Any]:
     return {
         "ok": report.ok,
         "outputs": [
-            {"name": o.name, "ok": o.ok, "max_abs_error": number_to_json(o.max_abs_error),
-             "max_rel_error": number_to_json(o.max_rel_error)}
+            {
+                "name": o.name,
+                "ok": o.ok,
+                "max_abs_error": number_to_json(o.max_abs_error),
+                "max_rel_error": number_to_json(o.max_rel_error),
+            }
             for o in report.outputs
         ],
         "sizes_tried": [trial.sizes for trial in report.sizes_tried if trial.compared],
@@ -125,10 +129,14 @@ def verification_to_json(report: Any) -> dict[str, Any]:
             {"name": w.name, "max_abs_error": number_to_json(w.max_abs_error)}
             for w in report.weights
         ],
-        "first_divergence": None if where is None else {
-            "node": str(where.node), "module": where.module, "source": str(where.source),
+        "first_divergence": None
+        if where is None
+        else {
+            "node": str(where.node),
+            "module": where.module,
+            "source": str(where.source),
         },
-    }  # fmt: skip
+    }
 
 
 def number_to_json(x: float | None) -> float | str | None:

@@ -53,16 +53,26 @@ def run(options: argparse.Namespace, console: Console) -> int:
         "problems": problems,
         "missing_optional": missing,
     }
-    rows = [(name, version or "missing", needed.get(name, ""))
-            for name, version in {**own, **versions}.items()]  # fmt: skip
+    rows = [
+        (name, version or "missing", needed.get(name, ""))
+        for name, version in {**own, **versions}.items()
+    ]
     blocks: list[Block] = [Table(("not installed", "for"), list(missing.items()))]
-    document = Document("graphport doctor", [
-        Section("versions", [Table(("package", "installed", "needed"), rows)]),
-        Section("ONNX Runtime", [f"providers: {', '.join(providers) or 'none'}",
-                                 f"default opset: {opset or 'none'}"]),
-        Section("optional", blocks if missing else ["everything is installed"]),
-        Section("problems", problems or ["none"]),
-    ])  # fmt: skip
+    document = Document(
+        "graphport doctor",
+        [
+            Section("versions", [Table(("package", "installed", "needed"), rows)]),
+            Section(
+                "ONNX Runtime",
+                [
+                    f"providers: {', '.join(providers) or 'none'}",
+                    f"default opset: {opset or 'none'}",
+                ],
+            ),
+            Section("optional", blocks if missing else ["everything is installed"]),
+            Section("problems", problems or ["none"]),
+        ],
+    )
     console.result(render_text(document), data)
     return 1 if problems else 0
 
@@ -124,9 +134,13 @@ def is_satisfied(version: str | None, wanted: str) -> bool:
 
 
 _COMPARISONS = {
-    ">=": lambda a, b: a >= b, "<=": lambda a, b: a <= b, "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b, "<": lambda a, b: a < b, ">": lambda a, b: a > b,
-}  # fmt: skip
+    ">=": lambda a, b: a >= b,
+    "<=": lambda a, b: a <= b,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    ">": lambda a, b: a > b,
+}
 
 
 def _parse_release(version: str) -> tuple[int, ...]:

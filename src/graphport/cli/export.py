@@ -79,11 +79,17 @@ def _print_result(
     ok = verification is None or verification.ok
     size = _count_written_bytes(options) if ok else 0
     parts = [
-        sections.summary(facts, **({"file": f"{options.output}, {sections.format_bytes(size)}"}
-                                   if ok else {"file": "not written"})),
+        sections.summary(
+            facts,
+            **(
+                {"file": f"{options.output}, {sections.format_bytes(size)}"}
+                if ok
+                else {"file": "not written"}
+            ),
+        ),
         *sections.interface(facts),
         sections.sizes(facts),
-    ]  # fmt: skip
+    ]
     if verification is not None:
         parts.append(sections.verification(verification))
     parts.append(sections.timings(console.timings))

@@ -168,8 +168,10 @@ def _require_range(dtype: torch.dtype, limits: tuple[int, int] | None, text: str
     if least < fits[0] or most > fits[1]:
         raise UsageError(
             f"the range {least}..{most} has numbers that {str(dtype).removeprefix('torch.')} "
-            "does not have", where=f'--input "{text}"', fix=f"within {fits[0]}..{fits[1]}",
-        )  # fmt: skip
+            "does not have",
+            where=f'--input "{text}"',
+            fix=f"within {fits[0]}..{fits[1]}",
+        )
 
 
 def draw_tensor(
@@ -258,8 +260,11 @@ def _match_parameters(target: Any, given: Sequence[str]) -> list[str] | None:
 def _choose_sizes(model: Any) -> dict[str, int] | None:
     """Sizes by name, within their ranges, at which what the file says of them holds."""
     facts = collect_model_facts(model)
-    ranges = {s.name: (s.least or 0, _MAX_SIZE if s.most is None else s.most)
-              for s in facts.sizes if s.name.isidentifier()}  # fmt: skip
+    ranges = {
+        s.name: (s.least or 0, _MAX_SIZE if s.most is None else s.most)
+        for s in facts.sizes
+        if s.name.isidentifier()
+    }
     return next(
         (some for some in _propose_sizes(ranges) if _conditions_hold(facts.conditions, some)), None
     )
@@ -272,8 +277,10 @@ def _propose_sizes(ranges: Mapping[str, tuple[int, int]]) -> Iterator[dict[str, 
     }
     choice = random.Random(0)
     for reach in range(2, _MAX_TRIES):
-        yield {name: choice.randint(least, min(most, least + reach))
-               for name, (least, most) in ranges.items()}  # fmt: skip
+        yield {
+            name: choice.randint(least, min(most, least + reach))
+            for name, (least, most) in ranges.items()
+        }
 
 
 def _conditions_hold(conditions: Sequence[str], sizes: Mapping[str, int]) -> bool:

@@ -108,10 +108,14 @@ def _suggest_names(place: str) -> str | list[str]:
 def _list_candidates(module: ModuleType) -> list[str]:
     """What a module defines itself that could be meant."""
     return [
-        name for name, x in vars(module).items()
-        if not name.startswith("_") and (isinstance(x, nn.Module) or (
-            callable(x) and getattr(x, "__module__", None) == module.__name__))
-    ]  # fmt: skip
+        name
+        for name, x in vars(module).items()
+        if not name.startswith("_")
+        and (
+            isinstance(x, nn.Module)
+            or (callable(x) and getattr(x, "__module__", None) == module.__name__)
+        )
+    ]
 
 
 def _import_module(place: str) -> ModuleType:

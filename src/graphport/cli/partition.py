@@ -22,9 +22,17 @@ from graphport.errors import ExportError, ForwardError, GraphError, UsageError
 from graphport.partition import Device
 
 _UNITS = {
-    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*(?:/\s*s)?\s*", re.IGNORECASE)
 _KEYS = {"": {"transfer", "devices"}, "devices": {"name", "memory", "count"}}
 
@@ -121,9 +129,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
         with console.step("measuring its operators", "profile"):
             latencies = partition.latencies(_profile_program(program, options.runs))
     config = partition.PartitionerConfig(
-        fleet.devices, mode, fleet.transfer or _DEFAULT_TRANSFER_RATE, latencies,
-        saturate_host=options.saturate_host, objective=options.objective,
-    )  # fmt: skip
+        fleet.devices,
+        mode,
+        fleet.transfer or _DEFAULT_TRANSFER_RATE,
+        latencies,
+        saturate_host=options.saturate_host,
+        objective=options.objective,
+    )
     with console.step("partitioning", "partition"):
         _set_sizes(module, program)
         result = partition.Partitioner().partition_graph(module, None, config)

@@ -249,9 +249,12 @@ class ModuleSourceWriter:
 
 
 _CONTAINERS = {
-    list: "[{}]", tuple: "({})", set: "set([{}])", frozenset: "frozenset([{}])",
+    list: "[{}]",
+    tuple: "({})",
+    set: "set([{}])",
+    frozenset: "frozenset([{}])",
     torch.Size: "torch.Size([{}])",
-}  # fmt: skip
+}
 
 
 def _is_used(module: nn.Module, name: str, value: Any) -> bool:

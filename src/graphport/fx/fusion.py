@@ -21,15 +21,30 @@ aten = torch.ops.aten
 
 _DROPOUT_FUNCTIONS = frozenset(
     {
-        F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout,
-        F.feature_alpha_dropout, torch.dropout, torch.dropout_, torch.feature_dropout,
-        torch.feature_dropout_, torch.alpha_dropout, torch.alpha_dropout_,
-        torch.feature_alpha_dropout, torch.feature_alpha_dropout_,
-        aten.dropout.default, aten.dropout_.default, aten.feature_dropout.default,
-        aten.feature_dropout_.default, aten.alpha_dropout.default, aten.alpha_dropout_.default,
-        aten.feature_alpha_dropout.default, aten.feature_alpha_dropout_.default,
+        F.dropout,
+        F.dropout1d,
+        F.dropout2d,
+        F.dropout3d,
+        F.alpha_dropout,
+        F.feature_alpha_dropout,
+        torch.dropout,
+        torch.dropout_,
+        torch.feature_dropout,
+        torch.feature_dropout_,
+        torch.alpha_dropout,
+        torch.alpha_dropout_,
+        torch.feature_alpha_dropout,
+        torch.feature_alpha_dropout_,
+        aten.dropout.default,
+        aten.dropout_.default,
+        aten.feature_dropout.default,
+        aten.feature_dropout_.default,
+        aten.alpha_dropout.default,
+        aten.alpha_dropout_.default,
+        aten.feature_alpha_dropout.default,
+        aten.feature_alpha_dropout_.default,
     }
-)  # fmt: skip
+)
 
 
 _DROPOUT_NAMES = frozenset(
@@ -94,8 +109,12 @@ def _find_decomposed_layers(graph: Graph) -> Iterator[_DropoutLayer]:
             groups.setdefault(call, []).append(node)
     for calls in groups.values():
         inside = set(calls)
-        given = {n for c in calls for n in c.all_input_nodes
-                 if n not in inside and isinstance(n.meta.get("val"), torch.Tensor)}  # fmt: skip
+        given = {
+            n
+            for c in calls
+            for n in c.all_input_nodes
+            if n not in inside and isinstance(n.meta.get("val"), torch.Tensor)
+        }
         results = [c for c in calls if not inside.issuperset(c.users)]
         if len(given) == len(results) == 1:
             yield calls, given.pop(), results[0]

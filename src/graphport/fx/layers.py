@@ -153,13 +153,27 @@ class Norm:
 
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _CONV_TRANSPOSE_ARGUMENTS = (
-    "input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation",
-)  # fmt: skip
+    "input",
+    "weight",
+    "bias",
+    "stride",
+    "padding",
+    "output_padding",
+    "groups",
+    "dilation",
+)
 _LINEAR_ARGUMENTS = ("input", "weight", "bias")
 _CONVOLUTION_ARGUMENTS = (
-    "input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding",
+    "input",
+    "weight",
+    "bias",
+    "stride",
+    "padding",
+    "dilation",
+    "transposed",
+    "output_padding",
     "groups",
-)  # fmt: skip
+)
 # What they call: the names of the arguments, and the dims that it slides over (None: by the weight)
 _LAYER_FUNCTIONS: dict[Any, tuple[tuple[str, ...], int | None]] = {
     F.linear: (_LINEAR_ARGUMENTS, 0),
@@ -190,17 +204,31 @@ _LAYER_MODULES: dict[type[nn.Module], tuple[int, bool]] = {
 _NORM_TENSORS = ("weight", "bias", "running_mean", "running_var")
 _NORM_FUNCTIONS: dict[Any, tuple[str, ...]] = {
     F.batch_norm: (
-        "input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps",
+        "input",
+        "running_mean",
+        "running_var",
+        "weight",
+        "bias",
+        "training",
+        "momentum",
+        "eps",
     ),
     torch.batch_norm: ("input", *_NORM_TENSORS, "training", "momentum", "eps", "cudnn_enabled"),
     aten.batch_norm.default: (
-        "input", *_NORM_TENSORS, "training", "momentum", "eps", "cudnn_enabled",
+        "input",
+        *_NORM_TENSORS,
+        "training",
+        "momentum",
+        "eps",
+        "cudnn_enabled",
     ),
     aten._native_batch_norm_legit_no_training.default: ("input", *_NORM_TENSORS, "momentum", "eps"),
-}  # fmt: skip
+}
 _NORM_MODULES: dict[type[nn.Module], int] = {
-    nn.BatchNorm1d: 1, nn.BatchNorm2d: 2, nn.BatchNorm3d: 3,
-}  # fmt: skip
+    nn.BatchNorm1d: 1,
+    nn.BatchNorm2d: 2,
+    nn.BatchNorm3d: 3,
+}
 
 
 class LayerFinder:
@@ -252,15 +280,24 @@ class LayerFinder:
             ):
                 return None
             return Norm(
-                node, node, node.all_input_nodes[0], module.running_mean, module.running_var,
-                module.weight, module.bias, module.eps, _NORM_MODULES[type(module)],
-            )  # fmt: skip
+                node,
+                node,
+                node.all_input_nodes[0],
+                module.running_mean,
+                module.running_var,
+                module.weight,
+                module.bias,
+                module.eps,
+                _NORM_MODULES[type(module)],
+            )
         if node.op != "call_function" or node.target not in _NORM_FUNCTIONS:
             return None
         given = _bind_arguments(node, _NORM_FUNCTIONS[node.target])
         tensors = [self.tensor(given.get(name)) for name in _NORM_TENSORS]
-        known = [t is not None or given.get(n) is None
-                 for t, n in zip(tensors, _NORM_TENSORS, strict=True)]  # fmt: skip
+        known = [
+            t is not None or given.get(n) is None
+            for t, n in zip(tensors, _NORM_TENSORS, strict=True)
+        ]
         weight, bias, mean, var = tensors
         result = _find_norm_result(node)
         if given.get("training", False) or not all(known) or mean is None or var is None:

@@ -140,12 +140,23 @@ _ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.AdaptiveAvgPool2d: (),
     nn.ReLU: ("inplace",),
     nn.MaxPool2d: (
-        "kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode",
+        "kernel_size",
+        "stride",
+        "padding",
+        "dilation",
+        "return_indices",
+        "ceil_mode",
     ),
     **dict.fromkeys(
         (nn.Conv1d, nn.Conv2d, nn.Conv3d),
         (
-            "weight", "bias", "kernel_size", "stride", "padding", "dilation", "groups",
+            "weight",
+            "bias",
+            "kernel_size",
+            "stride",
+            "padding",
+            "dilation",
+            "groups",
             "padding_mode",
         ),
     ),
@@ -153,7 +164,7 @@ _ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {
         (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
         ("weight", "bias", "running_mean", "running_var", "eps"),
     ),
-}  # fmt: skip
+}
 
 
 @check_arguments(fx_module=GRAPH_MODULE)

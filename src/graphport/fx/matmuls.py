@@ -36,10 +36,15 @@ aten = torch.ops.aten
 
 _MATMULS = frozenset(
     {
-        torch.matmul, torch.mm, operator.matmul, torch.Tensor.matmul, torch.Tensor.mm,
-        aten.matmul.default, aten.mm.default,
+        torch.matmul,
+        torch.mm,
+        operator.matmul,
+        torch.Tensor.matmul,
+        torch.Tensor.mm,
+        aten.matmul.default,
+        aten.mm.default,
     }
-)  # fmt: skip
+)
 _MM = frozenset({"mm", torch.mm, torch.Tensor.mm})
 _LINEARS = frozenset({F.linear, aten.linear.default})
 _SHAPE_KEYS = ("val", "tensor_meta")
@@ -173,10 +178,17 @@ _OVERLOADS: dict[Any, Any] = {
 # What does not take every layout, or shows it.
 _STRIDE_SENSITIVE = frozenset(
     {
-        "view", "view_as", "view_as_complex", "as_strided", "stride", "is_contiguous", "data_ptr",
-        "set_", "resize_",
+        "view",
+        "view_as",
+        "view_as_complex",
+        "as_strided",
+        "stride",
+        "is_contiguous",
+        "data_ptr",
+        "set_",
+        "resize_",
     }
-)  # fmt: skip
+)
 
 
 def merge_matmul(model: nn.Module | ExportedProgram) -> GraphModule:
@@ -324,8 +336,9 @@ class _MatmulMerger:
         place, in_order = self.place(group)
         with self.graph.inserting_before(place):
             plain = all(get_rank(p.left) == 2 for p in group)
-            rows = [p.left if plain else self.call(p, torch.reshape, p.left, [-1, inner])
-                    for p in group]  # fmt: skip
+            rows = [
+                p.left if plain else self.call(p, torch.reshape, p.left, [-1, inner]) for p in group
+            ]
             heights = [self.size(p, r, 0) for p, r in zip(group, rows, strict=True)]
             args = [first.right] if first.bias_node is None else [first.right, first.bias_node]
             both = self.call(first, torch.cat, rows, 0)
@@ -383,9 +396,14 @@ class _MatmulMerger:
                 node.meta["val"] = node.target(*args)
 
     def take_apart(
-        self, group: list[Product], at: Node, merged: Node, sizes: list[Any], dim: int,
+        self,
+        group: list[Product],
+        at: Node,
+        merged: Node,
+        sizes: list[Any],
+        dim: int,
         outer: Any = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Have the users of a group use the parts of what was merged; they are made before `at`."""
         parts: list[Node] = []
         with self.graph.inserting_before(at):

@@ -43,25 +43,47 @@ def _apply_elementwise(
 
 # Of two tensors, if both are in the layout already.
 BINARY: dict[Any, Callable[..., torch.Tensor]] = {
-    operator.add: add, operator.iadd: add, torch.add: add, aten.add.Tensor: add,
-    operator.mul: mul, operator.imul: mul, torch.mul: mul, aten.mul.Tensor: mul,
-}  # fmt: skip
+    operator.add: add,
+    operator.iadd: add,
+    torch.add: add,
+    aten.add.Tensor: add,
+    operator.mul: mul,
+    operator.imul: mul,
+    torch.mul: mul,
+    aten.mul.Tensor: mul,
+}
 
 _UNARY_FUNCTIONS = frozenset(
     {
-        torch.relu, F.relu, torch.sigmoid, F.sigmoid, torch.tanh, F.tanh, torch.transpose,
-        torch.flatten, aten.relu.default, aten.sigmoid.default, aten.tanh.default,
-        aten.transpose.int, aten.flatten.using_ints,
+        torch.relu,
+        F.relu,
+        torch.sigmoid,
+        F.sigmoid,
+        torch.tanh,
+        F.tanh,
+        torch.transpose,
+        torch.flatten,
+        aten.relu.default,
+        aten.sigmoid.default,
+        aten.tanh.default,
+        aten.transpose.int,
+        aten.flatten.using_ints,
     }
-)  # fmt: skip
+)
 _UNARY_METHODS = frozenset({"relu", "sigmoid", "tanh", "transpose", "flatten", "reshape"})
 # Functions with the names of arguments that must have this value, or be left out.
 _MAX_POOL_REQUIRES = {"dilation": 1, "return_indices": False}
 _AVG_POOL_REQUIRES = {"divisor_override": None}
 _ADAPTIVE_POOL_REQUIRES = {"output_size": 1}
 _MAX_POOL_ARGUMENTS = (
-    "input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices",
-)  # fmt: skip
+    "input",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "ceil_mode",
+    "return_indices",
+)
 _POOLS: dict[Any, tuple[tuple[str, ...], dict[str, Any]]] = {
     F.max_pool2d: (_MAX_POOL_ARGUMENTS, _MAX_POOL_REQUIRES),
     F.max_pool3d: (_MAX_POOL_ARGUMENTS, _MAX_POOL_REQUIRES),
@@ -81,12 +103,18 @@ _POOLS.update(
     }
 )
 _MODULES: dict[type[nn.Module], dict[str, Any]] = {
-    nn.Identity: {}, nn.ReLU: {}, nn.Sigmoid: {}, nn.Tanh: {}, nn.Flatten: {},
-    nn.MaxPool2d: _MAX_POOL_REQUIRES, nn.MaxPool3d: _MAX_POOL_REQUIRES,
-    nn.AvgPool2d: _AVG_POOL_REQUIRES, nn.AdaptiveAvgPool2d: _ADAPTIVE_POOL_REQUIRES,
+    nn.Identity: {},
+    nn.ReLU: {},
+    nn.Sigmoid: {},
+    nn.Tanh: {},
+    nn.Flatten: {},
+    nn.MaxPool2d: _MAX_POOL_REQUIRES,
+    nn.MaxPool3d: _MAX_POOL_REQUIRES,
+    nn.AvgPool2d: _AVG_POOL_REQUIRES,
+    nn.AdaptiveAvgPool2d: _ADAPTIVE_POOL_REQUIRES,
     nn.BatchNorm2d: {"training": False, "affine": True, "track_running_stats": True},
     nn.BatchNorm3d: {"training": False, "affine": True, "track_running_stats": True},
-}  # fmt: skip
+}
 _CONVOLUTIONS: dict[int, tuple[type[nn.Module], type[Any]]] = {
     1: (nn.Conv1d, mkldnn.MkldnnConv1d),
     2: (nn.Conv2d, mkldnn.MkldnnConv2d),
@@ -126,10 +154,18 @@ def is_supported(node: Node, layers: LayerFinder) -> bool:
 # These make float32 of whole numbers, too.
 _TO_FLOAT = frozenset(
     {
-        torch.sigmoid, F.sigmoid, torch.tanh, F.tanh, aten.sigmoid.default, aten.tanh.default,
-        nn.Sigmoid, nn.Tanh, "sigmoid", "tanh",
+        torch.sigmoid,
+        F.sigmoid,
+        torch.tanh,
+        F.tanh,
+        aten.sigmoid.default,
+        aten.tanh.default,
+        nn.Sigmoid,
+        nn.Tanh,
+        "sigmoid",
+        "tanh",
     }
-)  # fmt: skip
+)
 
 
 def keeps_dtype(node: Node, layers: LayerFinder) -> bool:
@@ -229,13 +265,20 @@ def make_mkldnn_module(node: Node, layers: LayerFinder) -> nn.Module | None:
         else:
             make, kind = _CONVOLUTIONS[layer.spatial]
             given = layers.settings(node)
-            settings = {k: _expand_tuple(given[k], layer.spatial)
-                        for k in ("stride", "padding", "dilation") if k in given}  # fmt: skip
+            settings = {
+                k: _expand_tuple(given[k], layer.spatial)
+                for k in ("stride", "padding", "dilation")
+                if k in given
+            }
             outputs, inputs, *kernel = layer.weight.shape
             dense = make(
-                inputs * layer.groups, outputs, kernel, groups=layer.groups, device="meta",
+                inputs * layer.groups,
+                outputs,
+                kernel,
+                groups=layer.groups,
+                device="meta",
                 **settings,
-            )  # fmt: skip
+            )
         dense.weight = nn.Parameter(layer.weight, requires_grad=False)
         dense.bias = None if layer.bias is None else nn.Parameter(layer.bias, requires_grad=False)
         made: nn.Module = kind(dense, torch.float)

@@ -457,9 +457,13 @@ def _can_bind(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 @check_arguments(
-    target=FUNCTION, args=ARGS, kwargs=DICT | NONE, arg_types=ARGS | NONE,
-    kwarg_types=DICT | NONE, normalize_to_only_use_kwargs=FLAG,
-)  # fmt: skip
+    target=FUNCTION,
+    args=ARGS,
+    kwargs=DICT | NONE,
+    arg_types=ARGS | NONE,
+    kwarg_types=DICT | NONE,
+    normalize_to_only_use_kwargs=FLAG,
+)
 def normalize_function(
     target: Target,
     args: Sequence[Any],
@@ -671,8 +675,12 @@ def is_torch_module(module: nn.Module) -> bool:
 
 
 @check_arguments(
-    root=MODULE, target=TEXT, args=ARGS, kwargs=DICT | NONE, normalize_to_only_use_kwargs=FLAG,
-)  # fmt: skip
+    root=MODULE,
+    target=TEXT,
+    args=ARGS,
+    kwargs=DICT | NONE,
+    normalize_to_only_use_kwargs=FLAG,
+)
 def normalize_module(
     root: nn.Module,
     target: str,

@@ -95,9 +95,11 @@ def split_module(
     if not isinstance(gm, GraphModule):
         raise errors.InputError(
             f"split_module takes a GraphModule or an ExportedProgram, not {type(gm).__name__}",
-            fix=["split_module(torch.fx.symbolic_trace(model), model, callback)",
-                 "split_module(gp.export(model, args), None, callback)"],
-        )  # fmt: skip
+            fix=[
+                "split_module(torch.fx.symbolic_trace(model), model, callback)",
+                "split_module(gp.export(model, args), None, callback)",
+            ],
+        )
     return _Splitter(gm, root, callback, {} if qualname_map is None else qualname_map).split()
 
 

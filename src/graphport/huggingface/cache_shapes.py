@@ -64,8 +64,11 @@ def _iterate_subclasses(kind: type[Any]) -> Iterator[Any]:
 def _wrap_update(update: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(update)
     def call(layer: Any, key_states: Any, *args: Any, **kwargs: Any) -> Any:
-        sizes = [t.shape[-2] for t in (key_states, layer.keys)
-                 if isinstance(t, torch.Tensor) and t.dim() > 1]  # fmt: skip
+        sizes = [
+            t.shape[-2]
+            for t in (key_states, layer.keys)
+            if isinstance(t, torch.Tensor) and t.dim() > 1
+        ]
         size = next((from_torch(s) for s in sizes if isinstance(s, torch.SymInt)), None)
         with nullcontext() if not isinstance(size, Expr) else size.scope.clamp_slice_bounds():
             return update(layer, key_states, *args, **kwargs)
@@ -163,9 +166,14 @@ def _expand_part(place: str, spec: Any, part: Any) -> Any:
     if wish is None or isinstance(wish, Hint) or _is_by_dim(wish):
         return _expand_children(place, dict.fromkeys(_list_keys(part), wish), part)
     if isinstance(wish, Mapping):
-        return _expand_by_name(place, wish, part) if isinstance(part, list) else {
-            **wish, **_expand_children(place, wish, part),
-        }  # fmt: skip
+        return (
+            _expand_by_name(place, wish, part)
+            if isinstance(part, list)
+            else {
+                **wish,
+                **_expand_children(place, wish, part),
+            }
+        )
     if isinstance(wish, (list, tuple)) and len(wish) == len(part):
         return _expand_children(place, dict(zip(_list_keys(part), wish, strict=True)), part)
     return spec
@@ -197,10 +205,14 @@ def _expand_by_name(place: str, spec: Mapping[Any, Any], layers: list[Any]) -> l
 
 def _is_by_dim(spec: Any) -> bool:
     """{0: batch, 2: past}, and nothing that has a structure of its own."""
-    return isinstance(spec, Mapping) and bool(spec) and all(
-        type(d) is int and not isinstance(convert_torch_dim(s), (Mapping, list, tuple))
-        for d, s in spec.items()
-    )  # fmt: skip
+    return (
+        isinstance(spec, Mapping)
+        and bool(spec)
+        and all(
+            type(d) is int and not isinstance(convert_torch_dim(s), (Mapping, list, tuple))
+            for d, s in spec.items()
+        )
+    )
 
 
 def _expand_to_tensor(spec: Any, t: Any) -> Any:

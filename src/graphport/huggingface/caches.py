@@ -27,10 +27,15 @@ from graphport.errors import SerializationError
 
 _PACKAGES = ("transformers", "transformers_modules")
 """Where the classes are from; the second has code that came with a checkpoint."""
-COUNTS = frozenset({
-    "cumulative_length", "cumulative_length_int", "entry_count", "_seen_tokens",
-    "_previous_number_of_accepted_tokens",
-})  # fmt: skip
+COUNTS = frozenset(
+    {
+        "cumulative_length",
+        "cumulative_length_int",
+        "entry_count",
+        "_seen_tokens",
+        "_previous_number_of_accepted_tokens",
+    }
+)
 """Attributes with Python ints that change from one call to the next."""
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN_CONTAINERS = {kind.__name__: kind for kind in (list, tuple, dict, OrderedDict)}
@@ -144,8 +149,9 @@ def _make_size_getter(name: str, d: int) -> Callable[[Any], Any]:
 
 
 def _find_device(layer: Any) -> Any:
-    tensors = (x for x in pytree.tree_leaves([*vars(layer).values()])
-               if isinstance(x, torch.Tensor))  # fmt: skip
+    tensors = (
+        x for x in pytree.tree_leaves([*vars(layer).values()]) if isinstance(x, torch.Tensor)
+    )
     return next((t.device for t in tensors), None)
 
 

@@ -102,10 +102,16 @@ def export(
     True
     """
     options = ExportOptions(
-        input_names=input_names, output_names=output_names, opset=opset, target=target,
-        optimize=optimize, verify=verify, custom_lowerings=custom_lowerings, report=report,
+        input_names=input_names,
+        output_names=output_names,
+        opset=opset,
+        target=target,
+        optimize=optimize,
+        verify=verify,
+        custom_lowerings=custom_lowerings,
+        report=report,
         module_functions=module_functions,
-    )  # fmt: skip
+    )
     if report is not None:
         # Reports stand above exports, which they describe.
         from graphport.report import check_path, write

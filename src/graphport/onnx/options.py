@@ -35,10 +35,16 @@ OLDEST_OPSET, NEWEST_OPSET = 18, 26
 
 
 @check_fields(
-    input_names=NAMES | NONE, output_names=NAMES | NONE, optimize=FLAG, verify=FLAG | DICT,
-    custom_lowerings=mapping(ANYTHING, FUNCTION) | NONE, report=PATH | NONE,
-    module_functions=several(CLASS | TEXT), dynamic_shapes=FLAG | NONE, share_weights=FLAG,
-)  # fmt: skip
+    input_names=NAMES | NONE,
+    output_names=NAMES | NONE,
+    optimize=FLAG,
+    verify=FLAG | DICT,
+    custom_lowerings=mapping(ANYTHING, FUNCTION) | NONE,
+    report=PATH | NONE,
+    module_functions=several(CLASS | TEXT),
+    dynamic_shapes=FLAG | NONE,
+    share_weights=FLAG,
+)
 @dataclass(frozen=True)
 class ExportOptions:
     """Options of an export to ONNX; a mapping with these keys is accepted in its place."""

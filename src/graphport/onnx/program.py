@@ -300,9 +300,11 @@ class ONNXProgram:
         tensors = {name: current_tensor(value) for name, value in initializers.items()}
         if state_dict is not None:
             tensors = checkpoint.match_weights(
-                initializers, self.interface.weights, self.exported_program.state_dict,
+                initializers,
+                self.interface.weights,
+                self.exported_program.state_dict,
                 checkpoint.read_checkpoint(state_dict),
-            )  # fmt: skip
+            )
         weights.save_model(model, tensors, Path(path), external_data)
 
 

@@ -15,19 +15,36 @@ aten = torch.ops.aten
 
 @shape_rule(aten.scaled_dot_product_attention.default)
 def scaled_dot_product_attention(
-    query: Abstract, key: Abstract, value: Abstract, attn_mask: Abstract | None,
-    dropout_p: float, is_causal: bool, *, scale: float | None, enable_gqa: bool,
-) -> Abstract:  # fmt: skip
+    query: Abstract,
+    key: Abstract,
+    value: Abstract,
+    attn_mask: Abstract | None,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Abstract:
     if not query.dtype == key.dtype == value.dtype:
         raise ShapeError(
             f"Expected query, key, and value to have the same dtype, but got query.dtype: "
             f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
         )
     _check_arguments(query, key, value, attn_mask, dropout_p, enable_gqa)
-    require_equal(query.sizes[-1], key.sizes[-1],
-                  "attention: query {0} and key {1} differ in last dim", query, key)  # fmt: skip
-    require_equal(key.sizes[-2], value.sizes[-2],
-                  "attention: key {0} and value {1} differ in length", key, value)  # fmt: skip
+    require_equal(
+        query.sizes[-1],
+        key.sizes[-1],
+        "attention: query {0} and key {1} differ in last dim",
+        query,
+        key,
+    )
+    require_equal(
+        key.sizes[-2],
+        value.sizes[-2],
+        "attention: key {0} and value {1} differ in length",
+        key,
+        value,
+    )
     lead = _infer_batch_sizes(query, key, value, enable_gqa)
     sizes = (*lead, query.sizes[-2], value.sizes[-1])
     if attn_mask is not None:
@@ -44,16 +61,24 @@ def scaled_dot_product_attention(
 
 
 def _check_arguments(
-    query: Abstract, key: Abstract, value: Abstract, mask: Abstract | None, dropout: float,
+    query: Abstract,
+    key: Abstract,
+    value: Abstract,
+    mask: Abstract | None,
+    dropout: float,
     grouped: bool,
-) -> None:  # fmt: skip
+) -> None:
     least = 3 if grouped else 2
     if any(a.rank < least or not a.dtype.is_floating_point for a in (query, key, value)):
-        raise ShapeError(f"attention: expected floats of at least {least} dims, got query {query}, "
-                         f"key {key} and value {value}")  # fmt: skip
+        raise ShapeError(
+            f"attention: expected floats of at least {least} dims, got query {query}, "
+            f"key {key} and value {value}"
+        )
     if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        raise ShapeError("Expected attn_mask dtype to be bool or float or to match query dtype, "
-                         f"but got {mask.dtype} and {query.dtype}")  # fmt: skip
+        raise ShapeError(
+            "Expected attn_mask dtype to be bool or float or to match query dtype, "
+            f"but got {mask.dtype} and {query.dtype}"
+        )
     if mask is not None and mask.rank < 2:
         raise ShapeError(f"attention: a mask has at least 2 dims, got {mask}")
     if not 0 <= dropout <= 1:
@@ -69,9 +94,14 @@ def _infer_batch_sizes(query: Abstract, key: Abstract, value: Abstract, grouped:
     heads = lead[-1]
     for own in (key.sizes[-3], value.sizes[-3]):
         if own is not heads and not (type(own) is int and own == 0):
-            require_equal(heads % own, 0,
-                          "Number of heads in key and value must divide the number of heads in "
-                          "query, but got {0} and {1}", own, heads)  # fmt: skip
+            require_equal(
+                heads % own,
+                0,
+                "Number of heads in key and value must divide the number of heads in "
+                "query, but got {0} and {1}",
+                own,
+                heads,
+            )
     return (*broadcast(lead[:-1], key.sizes[:-3], value.sizes[:-3]), heads)
 
 

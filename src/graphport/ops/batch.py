@@ -129,8 +129,7 @@ def _repeats_batch(name: str) -> Callable[[BatchCall], bool]:
 def _pairs_batch_labels(call: BatchCall) -> bool:
     """An einsum in which the batches of two operands are different dims: every pair meets."""
     terms = call.given["equation"].replace(" ", "").split("->")[0].split(",")
-    dims = [(term, x, call.dim_of(x)) for term, x in
-            zip(terms, call.given["tensors"], strict=True)]  # fmt: skip
+    dims = [(term, x, call.dim_of(x)) for term, x in zip(terms, call.given["tensors"], strict=True)]
     return (
         len(
             {
@@ -224,20 +223,46 @@ def _rows(*packets: Any, by: Callable[[BatchCall], bool]) -> dict[Any, Callable[
 
 _RULES: dict[Any, Callable[[BatchCall], bool]] = {
     **_rows(
-        aten.softmax, aten._softmax, aten.log_softmax, aten._log_softmax, aten.cumsum, aten.cumprod,
-        aten._safe_softmax, aten.cummax, aten.cummin, aten.logcumsumexp, aten.sort, aten.argsort,
-        aten.msort, aten.topk, aten.index_select, aten.select_scatter, aten.slice_scatter,
-        aten.chunk, aten.split, aten.split_with_sizes, aten.tensor_split, aten.unsafe_chunk,
-        aten.unsafe_split, aten.unsafe_split_with_sizes, aten.narrow, aten.take_along_dim,
-        aten.cross, by=_along("dim"),
+        aten.softmax,
+        aten._softmax,
+        aten.log_softmax,
+        aten._log_softmax,
+        aten.cumsum,
+        aten.cumprod,
+        aten._safe_softmax,
+        aten.cummax,
+        aten.cummin,
+        aten.logcumsumexp,
+        aten.sort,
+        aten.argsort,
+        aten.msort,
+        aten.topk,
+        aten.index_select,
+        aten.select_scatter,
+        aten.slice_scatter,
+        aten.chunk,
+        aten.split,
+        aten.split_with_sizes,
+        aten.tensor_split,
+        aten.unsafe_chunk,
+        aten.unsafe_split,
+        aten.unsafe_split_with_sizes,
+        aten.narrow,
+        aten.take_along_dim,
+        aten.cross,
+        by=_along("dim"),
     ),
     **_rows(
-        aten.scatter, aten.scatter_add, aten.scatter_reduce, aten.index_add, aten.index_copy,
-        aten.index_fill, aten.index_reduce, by=_scatters_batch,
+        aten.scatter,
+        aten.scatter_add,
+        aten.scatter_reduce,
+        aten.index_add,
+        aten.index_copy,
+        aten.index_fill,
+        aten.index_reduce,
+        by=_scatters_batch,
     ),
-    **_rows(
-        aten.diagonal_scatter, by=lambda call: _along("dim1")(call) or _along("dim2")(call)
-    ),
+    **_rows(aten.diagonal_scatter, by=lambda call: _along("dim1")(call) or _along("dim2")(call)),
     **_rows(aten.slice, by=_slices_batch),
     **_rows(aten.gather, by=_gathers_batch),
     **_rows(aten.renorm, by=_along_others("dim")),
@@ -250,10 +275,20 @@ _RULES: dict[Any, Callable[[BatchCall], bool]] = {
     **_rows(aten.tile, by=_repeats_batch("dims")),
     **_rows(aten.einsum, by=_pairs_batch_labels),
     **_rows(
-        aten.masked_scatter, aten.take, aten.put, aten.as_strided, aten.embedding_bag,
-        aten._embedding_bag, aten._embedding_bag_forward_only, aten.block_diag,
-        aten.segment_reduce, aten.unique_dim, aten.unique_consecutive, aten._unsafe_masked_index,
-        aten._unsafe_masked_index_put_accumulate, by=_always,
+        aten.masked_scatter,
+        aten.take,
+        aten.put,
+        aten.as_strided,
+        aten.embedding_bag,
+        aten._embedding_bag,
+        aten._embedding_bag_forward_only,
+        aten.block_diag,
+        aten.segment_reduce,
+        aten.unique_dim,
+        aten.unique_consecutive,
+        aten._unsafe_masked_index,
+        aten._unsafe_masked_index_put_accumulate,
+        by=_always,
     ),
     **_rows(aten.flip, aten.roll, aten.rot90, by=_along("dims")),
     **_rows(aten.cat, aten.concat, aten.concatenate, by=_concatenates_batch),
@@ -261,30 +296,46 @@ _RULES: dict[Any, Callable[[BatchCall], bool]] = {
         aten.view, aten.reshape, aten._unsafe_view, aten.flatten, aten.unflatten, by=_reorders_batch
     ),
     **_rows(
-        aten.batch_norm, aten._native_batch_norm_legit, aten.native_batch_norm,
+        aten.batch_norm,
+        aten._native_batch_norm_legit,
+        aten.native_batch_norm,
         aten._native_batch_norm_legit_functional,
         by=lambda call: bool(call.given["training"]) or call.dim not in (0, None),
     ),
     **_rows(aten._batch_norm_with_update, by=_always),
     **_rows(
-        aten.layer_norm, aten.native_layer_norm, aten.rms_norm, aten._fused_rms_norm,
+        aten.layer_norm,
+        aten.native_layer_norm,
+        aten.rms_norm,
+        aten._fused_rms_norm,
         by=_over_normalized,
     ),
     **_rows(aten.group_norm, aten.native_group_norm, aten.instance_norm, by=_beyond_first),
     **_rows(
-        aten.linalg_vector_norm, aten.linalg_norm, aten.linalg_matrix_norm, aten.linalg_cross,
-        aten.linalg_vecdot, aten.linalg_matmul, aten.linalg_multi_dot, by=_never,
+        aten.linalg_vector_norm,
+        aten.linalg_norm,
+        aten.linalg_matrix_norm,
+        aten.linalg_cross,
+        aten.linalg_vecdot,
+        aten.linalg_matmul,
+        aten.linalg_multi_dot,
+        by=_never,
     ),
     **_rows(
-        aten.scaled_dot_product_attention, aten.tril, aten.triu, aten.cholesky, aten.inverse,
-        aten.ormqr, by=_over_last(2),
+        aten.scaled_dot_product_attention,
+        aten.tril,
+        aten.triu,
+        aten.cholesky,
+        aten.inverse,
+        aten.ormqr,
+        by=_over_last(2),
     ),
     **_rows(
         aten.lu_unpack,
         by=lambda call: _over_last(2)(call) or call.dim_of(call.given["LU_pivots"]) != call.dim,
     ),
     **_rows(aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu, by=_over_time),
-}  # fmt: skip
+}
 _PREFIXES: dict[str, Callable[[BatchCall], bool]] = {
     "conv": _beyond_first,
     "_conv": _beyond_first,

@@ -30,8 +30,10 @@ def _expand_param(value: Ints, n: int) -> Sequence[int]:
     if len(value) == n:
         return value
     if len(value) != 1:
-        raise ShapeError(f"expected a single integer value or a list of {n} values to match the "
-                         f"dimensions, but got {list(value)}")  # fmt: skip
+        raise ShapeError(
+            f"expected a single integer value or a list of {n} values to match the "
+            f"dimensions, but got {list(value)}"
+        )
     return tuple(value) * n
 
 
@@ -72,17 +74,22 @@ def _check_channels(
 ) -> None:
     n = weight.rank - 2
     if input.rank not in (n + 1, n + 2):
-        raise ShapeError(f"conv{n}d: expected {n + 1}D (unbatched) or {n + 2}D (batched) input, "
-                         f"but got {input}")  # fmt: skip
+        raise ShapeError(
+            f"conv{n}d: expected {n + 1}D (unbatched) or {n + 2}D (batched) input, but got {input}"
+        )
     channel = input.rank - n - 1
     expected, made = weight.sizes[0], weight.sizes[1] * groups
     if not transposed:
         expected, made = made, expected
     require_equal(
-        input.sizes[channel], expected,
+        input.sizes[channel],
+        expected,
         "convolution: weight {0} expects {1} channels, but the input {2} has {3}",
-        weight, expected, input, input.sizes[channel],
-    )  # fmt: skip
+        weight,
+        expected,
+        input,
+        input.sizes[channel],
+    )
     if input.dtype is not weight.dtype:
         raise ShapeError(
             f"Input type ({input.dtype}) and weight type ({weight.dtype}) should be the same"
@@ -92,26 +99,39 @@ def _check_channels(
             f"Input type ({input.dtype}) and bias type ({bias.dtype}) should be the same"
         )
     if groups != 1:
-        require_equal(weight.sizes[0] % groups, 0,
-                      "convolution: weight {0} does not divide into {1} groups",
-                      weight, groups)  # fmt: skip
+        require_equal(
+            weight.sizes[0] % groups,
+            0,
+            "convolution: weight {0} does not divide into {1} groups",
+            weight,
+            groups,
+        )
     if bias is not None:
-        require_sizes(bias.sizes, (made,), "convolution: expected a bias of {0} elements, got {1}",
-                      made, bias)  # fmt: skip
+        require_sizes(
+            bias.sizes, (made,), "convolution: expected a bias of {0} elements, got {1}", made, bias
+        )
 
 
 def _check_window(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> None:
-    for name, least, numbers in (("stride", 1, stride), ("padding", 0, padding),
-                                 ("dilation", 1, dilation)):  # fmt: skip
+    for name, least, numbers in (
+        ("stride", 1, stride),
+        ("padding", 0, padding),
+        ("dilation", 1, dilation),
+    ):
         if any(type(number) is int and number < least for number in numbers):
             raise ShapeError(f"convolution: a {name} of {list(numbers)} is not supported")
 
 
 @shape_rule(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 def conv(
-    input: Abstract, weight: Abstract, bias: Abstract | None, stride: Ints, padding: Ints,
-    dilation: Ints, groups: int,
-) -> Abstract:  # fmt: skip
+    input: Abstract,
+    weight: Abstract,
+    bias: Abstract | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    groups: int,
+) -> Abstract:
     n = weight.rank - 2
     pads = _expand_param(padding, n)
     return _conv(input, weight, bias, stride, pads, pads, dilation, groups)
@@ -119,9 +139,14 @@ def conv(
 
 @shape_rule(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
 def conv_padding(
-    input: Abstract, weight: Abstract, bias: Abstract | None, stride: Ints, padding: str,
-    dilation: Ints, groups: int,
-) -> Abstract:  # fmt: skip
+    input: Abstract,
+    weight: Abstract,
+    bias: Abstract | None,
+    stride: Ints,
+    padding: str,
+    dilation: Ints,
+    groups: int,
+) -> Abstract:
     n = weight.rank - 2
     total = [0] * n
     if padding == "same":
@@ -134,9 +159,15 @@ def conv_padding(
 
 
 def _conv(
-    input: Abstract, weight: Abstract, bias: Abstract | None, stride: Ints,
-    before: Sequence[int], after: Sequence[int], dilation: Ints, groups: int,
-) -> Abstract:  # fmt: skip
+    input: Abstract,
+    weight: Abstract,
+    bias: Abstract | None,
+    stride: Ints,
+    before: Sequence[int],
+    after: Sequence[int],
+    dilation: Ints,
+    groups: int,
+) -> Abstract:
     _check_channels(input, weight, bias, groups, transposed=False)
     n = weight.rank - 2
     lead = input.rank - n
@@ -152,28 +183,43 @@ def _conv(
         for i in range(n)
     )
     for s in spatial:
-        require(ge(s, 1), "conv{0}d: the kernel of {1} is larger than the input {2}",
-                n, weight, input)  # fmt: skip
+        require(
+            ge(s, 1), "conv{0}d: the kernel of {1} is larger than the input {2}", n, weight, input
+        )
     sizes = (*input.sizes[: lead - 1], weight.sizes[0], *spatial)
     return _laid_out_convolution(sizes, input, weight)
 
 
 @shape_rule(aten.convolution.default)
 def convolution(
-    input: Abstract, weight: Abstract, bias: Abstract | None, stride: Ints, padding: Ints,
-    dilation: Ints, transposed: bool, output_padding: Ints, groups: int,
-) -> Abstract:  # fmt: skip
+    input: Abstract,
+    weight: Abstract,
+    bias: Abstract | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> Abstract:
     if transposed:
-        return conv_transpose(input, weight, bias, stride, padding, output_padding, groups,
-                              dilation)  # fmt: skip
+        return conv_transpose(
+            input, weight, bias, stride, padding, output_padding, groups, dilation
+        )
     return conv(input, weight, bias, stride, padding, dilation, groups)
 
 
 @shape_rule(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 def conv_transpose(
-    input: Abstract, weight: Abstract, bias: Abstract | None, stride: Ints, padding: Ints,
-    output_padding: Ints, groups: int, dilation: Ints,
-) -> Abstract:  # fmt: skip
+    input: Abstract,
+    weight: Abstract,
+    bias: Abstract | None,
+    stride: Ints,
+    padding: Ints,
+    output_padding: Ints,
+    groups: int,
+    dilation: Ints,
+) -> Abstract:
     _check_channels(input, weight, bias, groups, transposed=True)
     n = weight.rank - 2
     lead = input.rank - n
@@ -183,15 +229,20 @@ def conv_transpose(
     if any(type(e) is int and e < 0 for e in extra):
         raise ShapeError(f"negative output_padding is not supported, got {list(extra)}")
     if any(e and e >= max(s, h) for e, s, h in zip(extra, steps, holes, strict=True)):
-        raise ShapeError("output padding must be smaller than either stride or dilation, but got "
-                         f"{list(extra)}, {list(steps)} and {list(holes)}")  # fmt: skip
+        raise ShapeError(
+            "output padding must be smaller than either stride or dilation, but got "
+            f"{list(extra)}, {list(steps)} and {list(holes)}"
+        )
     require_nonempty(f"conv_transpose{n}d", weight, weight.sizes)
     require_nonempty(f"conv_transpose{n}d", input, input.sizes[lead:])
     spatial = tuple(
-        (input.sizes[lead + i] - 1) * steps[i] - 2 * pads[i]
-        + holes[i] * (weight.sizes[2 + i] - 1) + extra[i] + 1
+        (input.sizes[lead + i] - 1) * steps[i]
+        - 2 * pads[i]
+        + holes[i] * (weight.sizes[2 + i] - 1)
+        + extra[i]
+        + 1
         for i in range(n)
-    )  # fmt: skip
+    )
     sizes = (*input.sizes[: lead - 1], weight.sizes[1] * groups, *spatial)
     return _laid_out_convolution(sizes, input, weight)
 
@@ -217,19 +268,29 @@ def _infer_pool_sizes(
     pads, holes = _expand_param(padding, n), _expand_param(dilation, n)
     lead = self.rank - n
     require_nonempty("pooling", self, self.sizes[lead - 1 :])
-    out = [_infer_pooled_size(self.sizes[lead + i], kernels[i], steps[i], pads[i], holes[i], ceil)
-           for i in range(n)]  # fmt: skip
+    out = [
+        _infer_pooled_size(self.sizes[lead + i], kernels[i], steps[i], pads[i], holes[i], ceil)
+        for i in range(n)
+    ]
     for s in out:
-        require(ge(s, 1), "pooling of {0} with a window of {1}: the output would be too small",
-                self, list(kernels))  # fmt: skip
+        require(
+            ge(s, 1),
+            "pooling of {0} with a window of {1}: the output would be too small",
+            self,
+            list(kernels),
+        )
     return (*self.sizes[:lead], *out)
 
 
 def _max_pool(n: int) -> Rule:
     def max_pool(
-        self: Abstract, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints,
+        self: Abstract,
+        kernel_size: Ints,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
         ceil_mode: bool,
-    ) -> Abstract:  # fmt: skip
+    ) -> Abstract:
         return _lay_out(
             _infer_pool_sizes(self, n, kernel_size, stride, padding, dilation, ceil_mode), self
         )
@@ -241,9 +302,13 @@ def _max_pool_with_indices(n: int) -> Rule:
     plain = _max_pool(n)
 
     def max_pool_with_indices(
-        self: Abstract, kernel_size: Ints, stride: Ints, padding: Ints, dilation: Ints,
+        self: Abstract,
+        kernel_size: Ints,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
         ceil_mode: bool,
-    ) -> tuple[Abstract, Abstract]:  # fmt: skip
+    ) -> tuple[Abstract, Abstract]:
         out = plain(self, kernel_size, stride, padding, dilation, ceil_mode)
         out = _lay_out_1d(out.sizes, self)
         return out, Abstract(out.sizes, torch.int64, out.device, out._strides)
@@ -286,16 +351,22 @@ def _adaptive_max_pool(n: int) -> Rule:
 _POOLS = {
     _max_pool: (aten.max_pool1d, aten.max_pool2d, aten.max_pool3d),
     _max_pool_with_indices: (
-        aten.max_pool1d_with_indices, aten.max_pool2d_with_indices, aten.max_pool3d_with_indices,
+        aten.max_pool1d_with_indices,
+        aten.max_pool2d_with_indices,
+        aten.max_pool3d_with_indices,
     ),
     _avg_pool: (aten.avg_pool1d, aten.avg_pool2d, aten.avg_pool3d),
     _adaptive_avg_pool: (
-        aten.adaptive_avg_pool1d, aten.adaptive_avg_pool2d, aten.adaptive_avg_pool3d,
+        aten.adaptive_avg_pool1d,
+        aten.adaptive_avg_pool2d,
+        aten.adaptive_avg_pool3d,
     ),
     _adaptive_max_pool: (
-        aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d,
+        aten.adaptive_max_pool1d,
+        aten.adaptive_max_pool2d,
+        aten.adaptive_max_pool3d,
     ),
-}  # fmt: skip
+}
 for _pool_of, _packets in _POOLS.items():
     for _n, _packet in enumerate(_packets, 1):
         shape_rule(_packet.default)(_pool_of(_n))
@@ -312,22 +383,39 @@ def fractional_max_pool(
     for size, kernel, out in zip(
         self.sizes[-n:], _expand_param(kernel_size, n), _expand_param(output_size, n), strict=True
     ):
-        require(ge(size, out + kernel - 1), "fractional_max_pool: a pool of {0} is too large "
-                "for {1}", kernel, self)  # fmt: skip
-    require_sizes(random_samples.sizes[-2:], (self.sizes[-1 - n], n),
-                  "fractional_max_pool: samples {1} for {0}", self, random_samples)  # fmt: skip
+        require(
+            ge(size, out + kernel - 1),
+            "fractional_max_pool: a pool of {0} is too large for {1}",
+            kernel,
+            self,
+        )
+    require_sizes(
+        random_samples.sizes[-2:],
+        (self.sizes[-1 - n], n),
+        "fractional_max_pool: samples {1} for {0}",
+        self,
+        random_samples,
+    )
     if self.rank == n + 2:
-        require_equal(random_samples.sizes[0], self.sizes[0],
-                      "fractional_max_pool: samples {1} for {0}", self, random_samples)  # fmt: skip
+        require_equal(
+            random_samples.sizes[0],
+            self.sizes[0],
+            "fractional_max_pool: samples {1} for {0}",
+            self,
+            random_samples,
+        )
     sizes = (*self.sizes[: self.rank - len(output_size)], *output_size)
     return self.like(sizes), self.like(sizes, torch.int64)
 
 
 @shape_rule(
-    aten.upsample_nearest1d.vec, aten.upsample_nearest2d.vec, aten.upsample_nearest3d.vec,
-    aten._upsample_nearest_exact1d.vec, aten._upsample_nearest_exact2d.vec,
+    aten.upsample_nearest1d.vec,
+    aten.upsample_nearest2d.vec,
+    aten.upsample_nearest3d.vec,
+    aten._upsample_nearest_exact1d.vec,
+    aten._upsample_nearest_exact2d.vec,
     aten._upsample_nearest_exact3d.vec,
-)  # fmt: skip
+)
 def upsample_nearest(
     input: Abstract, output_size: Sequence[Size] | None, scale_factors: Sequence[float] | None
 ) -> Abstract:
@@ -335,13 +423,19 @@ def upsample_nearest(
 
 
 @shape_rule(
-    aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec,
-    aten.upsample_bicubic2d.vec, aten._upsample_bilinear2d_aa.vec, aten._upsample_bicubic2d_aa.vec,
-)  # fmt: skip
+    aten.upsample_linear1d.vec,
+    aten.upsample_bilinear2d.vec,
+    aten.upsample_trilinear3d.vec,
+    aten.upsample_bicubic2d.vec,
+    aten._upsample_bilinear2d_aa.vec,
+    aten._upsample_bicubic2d_aa.vec,
+)
 def upsample_linear(
-    input: Abstract, output_size: Sequence[Size] | None, align_corners: bool,
+    input: Abstract,
+    output_size: Sequence[Size] | None,
+    align_corners: bool,
     scale_factors: Sequence[float] | None,
-) -> Abstract:  # fmt: skip
+) -> Abstract:
     return _upsample(input, output_size, scale_factors)
 
 
@@ -370,8 +464,9 @@ def _scale_size(size: Size, factor: float) -> Size:
 def pixel_shuffle(self: Abstract, upscale_factor: int) -> Abstract:
     *lead, c, h, w = self.sizes
     r = upscale_factor
-    require_equal(c % (r * r), 0, "pixel_shuffle: the channels of {0} are not a multiple of {1}",
-                  self, r * r)  # fmt: skip
+    require_equal(
+        c % (r * r), 0, "pixel_shuffle: the channels of {0} are not a multiple of {1}", self, r * r
+    )
     return _lay_out((*lead, c // (r * r), h * r, w * r), self)
 
 
@@ -391,12 +486,20 @@ def pixel_unshuffle(self: Abstract, downscale_factor: int) -> Abstract:
 def grid_sampler(input: Abstract, grid: Abstract, *_: Any) -> Abstract:
     if input.rank != grid.rank:
         raise ShapeError(f"grid_sampler: expected as many dims in grid and input: {input}, {grid}")
-    require_equal(input.sizes[0], grid.sizes[0],
-                  "grid_sampler: batch sizes of input {0} and grid {1} differ",
-                  input, grid)  # fmt: skip
-    require_equal(grid.sizes[-1], input.rank - 2,
-                  "grid_sampler: expected grid to have size {0} in last dimension, but got {1}",
-                  input.rank - 2, grid)  # fmt: skip
+    require_equal(
+        input.sizes[0],
+        grid.sizes[0],
+        "grid_sampler: batch sizes of input {0} and grid {1} differ",
+        input,
+        grid,
+    )
+    require_equal(
+        grid.sizes[-1],
+        input.rank - 2,
+        "grid_sampler: expected grid to have size {0} in last dimension, but got {1}",
+        input.rank - 2,
+        grid,
+    )
     require_nonempty("grid_sampler", input, input.sizes[2:])
     return input.like((*input.sizes[:2], *grid.sizes[1:-1]))
 
@@ -407,16 +510,26 @@ def affine_grid_generator(theta: Abstract, size: Sizes, align_corners: bool) -> 
     dims = len(spatial)
     wanted = (batch, dims, dims + 1)
     for have, want in zip(theta.sizes, wanted, strict=True):
-        require_equal(have, want, "Expected a batch of affine matrices of shape {1} for size {2}. "
-                      "Got {0}.", theta, wanted, size)  # fmt: skip
+        require_equal(
+            have,
+            want,
+            "Expected a batch of affine matrices of shape {1} for size {2}. Got {0}.",
+            theta,
+            wanted,
+            size,
+        )
     return theta.like((batch, *spatial, dims))
 
 
 @shape_rule(aten.channel_shuffle.default)
 def channel_shuffle(self: Abstract, groups: int) -> Abstract:
-    require_equal(self.sizes[1] % groups, 0,
-                  "channel_shuffle: the channels of {0} do not divide into {1} groups",
-                  self, groups)  # fmt: skip
+    require_equal(
+        self.sizes[1] % groups,
+        0,
+        "channel_shuffle: the channels of {0} do not divide into {1} groups",
+        self,
+        groups,
+    )
     return _lay_out(self.sizes, self)
 
 
@@ -432,16 +545,30 @@ def im2col(
 
 @shape_rule(aten.col2im.default)
 def col2im(
-    self: Abstract, output_size: Sequence[Size], kernel_size: Ints, dilation: Ints, padding: Ints,
+    self: Abstract,
+    output_size: Sequence[Size],
+    kernel_size: Ints,
+    dilation: Ints,
+    padding: Ints,
     stride: Ints,
-) -> Abstract:  # fmt: skip
+) -> Abstract:
     kernels = _expand_param(kernel_size, 2)
     *lead, channels, columns = self.sizes
-    require_equal(channels % (kernels[0] * kernels[1]), 0,
-                  "col2im: {0} is not a multiple of the kernel {1}", self, kernels)  # fmt: skip
+    require_equal(
+        channels % (kernels[0] * kernels[1]),
+        0,
+        "col2im: {0} is not a multiple of the kernel {1}",
+        self,
+        kernels,
+    )
     image = self.like((channels, *output_size))
     places = _infer_pool_sizes(image, 2, kernel_size, stride, padding, dilation, False)[-2:]
-    require_equal(columns, places[0] * places[1],
-                  "col2im: {0} has {1} columns, but the window has {2} places",
-                  self, columns, places[0] * places[1])  # fmt: skip
+    require_equal(
+        columns,
+        places[0] * places[1],
+        "col2im: {0} has {1} columns, but the window has {2} places",
+        self,
+        columns,
+        places[0] * places[1],
+    )
     return self.like((*lead, channels // (kernels[0] * kernels[1]), *output_size))

@@ -42,9 +42,14 @@ def same_value(emit: Emit, base: Any, shape: Abstract, new: Any) -> Any:
 
 
 @inverse(
-    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.squeeze.default,
-    aten.squeeze.dims, aten.squeeze.dim, aten.unsqueeze.default,
-)  # fmt: skip
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.squeeze.default,
+    aten.squeeze.dims,
+    aten.squeeze.dim,
+    aten.unsqueeze.default,
+)
 def reshape(emit: Emit, base: Any, shape: Abstract, new: Any, *_: Any) -> Any:
     return emit(aten.reshape.default, new, list(shape.sizes))
 
@@ -152,8 +157,11 @@ def _find_mutated_arguments(module: GraphModule, node: Node) -> list[Node]:
     graph: Any = getattr(module, str(inner[0].target))
     inside = find_mutated_inputs(graph)
     inputs = [n.name for n in graph.graph.nodes if n.op == "placeholder"]
-    return [n for n, name in zip(node.args[2:], inputs, strict=True)
-            if name in inside and isinstance(n, Node)]  # fmt: skip
+    return [
+        n
+        for n, name in zip(node.args[2:], inputs, strict=True)
+        if name in inside and isinstance(n, Node)
+    ]
 
 
 def clone_running_statistics(graph: Graph) -> None:

@@ -25,9 +25,11 @@ def make_abstract(
         if isinstance(s, Expr) and not expect_condition(ge(s, 0)):
             raise ShapeError(f"Trying to create tensor with negative dimension {s}: {list(sizes)}")
     return Abstract(
-        tuple(sizes), dtype or torch.get_default_dtype(),
-        torch.device("cpu") if device is None else torch.device(device), strides,
-    )  # fmt: skip
+        tuple(sizes),
+        dtype or torch.get_default_dtype(),
+        torch.device("cpu") if device is None else torch.device(device),
+        strides,
+    )
 
 
 def number_dtype(value: Any) -> torch.dtype:
@@ -39,9 +41,12 @@ def number_dtype(value: Any) -> torch.dtype:
 
 
 @shape_rule(
-    aten.ones.default, aten.zeros.default, aten.empty.memory_format, aten.rand.default,
+    aten.ones.default,
+    aten.zeros.default,
+    aten.empty.memory_format,
+    aten.rand.default,
     aten.randn.default,
-)  # fmt: skip
+)
 def of_size(size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
     return make_abstract(size, dtype, device)
 
@@ -67,24 +72,33 @@ def scalar_tensor(s: Any, *, dtype: torch.dtype | None, device: Any, **_: Any) -
 
 def _checked_strides(strides: Sequence[Size]) -> Sizes:
     for s in strides:
-        require_at_example(ge(s, 0), "Storage size calculation overflowed with strides={0}",
-                           list(strides))  # fmt: skip
+        require_at_example(
+            ge(s, 0), "Storage size calculation overflowed with strides={0}", list(strides)
+        )
     return tuple(strides)
 
 
 @shape_rule(aten.empty_strided.default)
 def empty_strided(
-    size: Sequence[Size], stride: Sequence[Size], *, dtype: torch.dtype | None, device: Any,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    *,
+    dtype: torch.dtype | None,
+    device: Any,
     **_: Any,
-) -> Abstract:  # fmt: skip
+) -> Abstract:
     return make_abstract(size, dtype, device, _checked_strides(stride))
 
 
 @shape_rule(aten.empty_permuted.default)
 def empty_permuted(
-    size: Sequence[Size], physical_layout: Sequence[int], *, dtype: torch.dtype | None,
-    device: Any, **_: Any,
-) -> Abstract:  # fmt: skip
+    size: Sequence[Size],
+    physical_layout: Sequence[int],
+    *,
+    dtype: torch.dtype | None,
+    device: Any,
+    **_: Any,
+) -> Abstract:
     return make_abstract(size, dtype, device, permute_strides(tuple(size), physical_layout))
 
 
@@ -122,10 +136,15 @@ def _count_float_steps(start: Any, end: Any, step: Any) -> Size:
 
 
 @shape_rule(
-    aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar,
-    aten.linspace.Scalar_Tensor, aten.logspace.default, aten.logspace.Tensor_Tensor,
-    aten.logspace.Tensor_Scalar, aten.logspace.Scalar_Tensor,
-)  # fmt: skip
+    aten.linspace.default,
+    aten.linspace.Tensor_Tensor,
+    aten.linspace.Tensor_Scalar,
+    aten.linspace.Scalar_Tensor,
+    aten.logspace.default,
+    aten.logspace.Tensor_Tensor,
+    aten.logspace.Tensor_Scalar,
+    aten.logspace.Scalar_Tensor,
+)
 def linspace(
     start: Any, end: Any, steps: Size, *_: Any, dtype: torch.dtype | None, device: Any, **__: Any
 ) -> Abstract:
@@ -172,13 +191,20 @@ def randperm(n: Size, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Ab
 
 
 @shape_rule(
-    aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default,
-    aten.rand_like.default, aten.randn_like.default,
-)  # fmt: skip
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.empty_like.default,
+    aten.rand_like.default,
+    aten.randn_like.default,
+)
 def like(
-    self: Abstract, *, dtype: torch.dtype | None, device: Any,
-    memory_format: torch.memory_format | None, **_: Any,
-) -> Abstract:  # fmt: skip
+    self: Abstract,
+    *,
+    dtype: torch.dtype | None,
+    device: Any,
+    memory_format: torch.memory_format | None,
+    **_: Any,
+) -> Abstract:
     device = self.device if device is None else torch.device(device)
     return Abstract(
         self.sizes, dtype or self.dtype, device, apply_memory_format(self, memory_format)
@@ -187,9 +213,14 @@ def like(
 
 @shape_rule(aten.full_like.default)
 def filled_like(
-    self: Abstract, fill_value: Any, *, dtype: torch.dtype | None, device: Any,
-    memory_format: torch.memory_format | None, **_: Any,
-) -> Abstract:  # fmt: skip
+    self: Abstract,
+    fill_value: Any,
+    *,
+    dtype: torch.dtype | None,
+    device: Any,
+    memory_format: torch.memory_format | None,
+    **_: Any,
+) -> Abstract:
     return like(self, dtype=dtype, device=device, memory_format=memory_format)
 
 
@@ -202,17 +233,27 @@ def new(
 
 @shape_rule(aten.new_full.default)
 def new_full(
-    self: Abstract, size: Sequence[Size], fill_value: Any, *, dtype: torch.dtype | None,
-    device: Any, **_: Any,
-) -> Abstract:  # fmt: skip
+    self: Abstract,
+    size: Sequence[Size],
+    fill_value: Any,
+    *,
+    dtype: torch.dtype | None,
+    device: Any,
+    **_: Any,
+) -> Abstract:
     return make_abstract(size, dtype or self.dtype, self.device if device is None else device)
 
 
 @shape_rule(aten.new_empty_strided.default)
 def new_empty_strided(
-    self: Abstract, size: Sequence[Size], stride: Sequence[Size], *, dtype: torch.dtype | None,
-    device: Any, **_: Any,
-) -> Abstract:  # fmt: skip
+    self: Abstract,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    *,
+    dtype: torch.dtype | None,
+    device: Any,
+    **_: Any,
+) -> Abstract:
     device = self.device if device is None else device
     return make_abstract(size, dtype or self.dtype, device, _checked_strides(stride))
 
@@ -225,6 +266,10 @@ def multinomial(
         raise ShapeError(f"multinomial only supports floating-point dtypes, got: {self.dtype}")
     require(ge(num_samples, 1), "cannot sample {0} samples", num_samples)
     if not replacement:
-        require(le(num_samples, self.sizes[-1]),
-                "cannot sample {0} of {1} without replacement", num_samples, self)  # fmt: skip
+        require(
+            le(num_samples, self.sizes[-1]),
+            "cannot sample {0} of {1} without replacement",
+            num_samples,
+            self,
+        )
     return self.like((*self.sizes[:-1], num_samples), torch.int64)

@@ -65,8 +65,10 @@ def _fft_c2r(
     require(
         ge(self.sizes[last], half),
         "_fft_c2r: a result of {0} needs the first {1} of a spectrum, got {2}",
-        last_dim_size, half, self.sizes[last],
-    )  # fmt: skip
+        last_dim_size,
+        half,
+        self.sizes[last],
+    )
     source = _fft_c2c(self, others, normalization, False) if others else self
     sizes = (*self.sizes[:last], last_dim_size, *self.sizes[last + 1 :])
     return _lay_out_transformed(source, sizes, [last], promote.REAL_OF[self.dtype])

@@ -46,9 +46,13 @@ def check_masks(self: Abstract, indices: Sequence[Abstract | None]) -> int:
     for i in indices:
         is_mask = i is not None and i.dtype in MASK_DTYPES
         if is_mask:
-            require_sizes(i.sizes, self.sizes[at : at + i.rank],
-                          "The shape of the mask {0} does not match the shape of the indexed "
-                          "tensor {1}", i, self)  # fmt: skip
+            require_sizes(
+                i.sizes,
+                self.sizes[at : at + i.rank],
+                "The shape of the mask {0} does not match the shape of the indexed tensor {1}",
+                i,
+                self,
+            )
         at += i.rank if is_mask else 1
     return at
 
@@ -167,14 +171,24 @@ def _require_within(index: Abstract, other: Abstract, dim: int | None, what: str
         return
     for d, (have, most) in enumerate(zip(index.sizes, other.sizes, strict=False)):
         if d != dim and have is not most:
-            require(le(have, most), "{0}: index {1} is larger than {2} in dim {3}",
-                    what, index, other, d)  # fmt: skip
+            require(
+                le(have, most),
+                "{0}: index {1} is larger than {2} in dim {3}",
+                what,
+                index,
+                other,
+                d,
+            )
 
 
 @shape_rule(
-    aten.scatter.src, aten.scatter.value, aten.scatter.reduce, aten.scatter.value_reduce,
-    aten.scatter_add.default, aten.scatter_reduce.two,
-)  # fmt: skip
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter.reduce,
+    aten.scatter.value_reduce,
+    aten.scatter_add.default,
+    aten.scatter_reduce.two,
+)
 def scatter(self: Abstract, dim: int, index: Abstract, src: Any, *_: Any, **__: Any) -> Abstract:
     dim = wrap_dim(dim, self.rank)
     _require_positions(self, index, "scatter")
@@ -201,9 +215,15 @@ def index_add(
     _require_row(index, "index_add")
     if self.rank and source.rank:
         count = index.sizes[0] if index.rank else 1
-        require_sizes(source.sizes, (*self.sizes[:dim], count, *self.sizes[dim + 1 :]),
-                      "{0} slices of {1} in dim {2} are to be written, but the source is {3}",
-                      count, self, dim, source)  # fmt: skip
+        require_sizes(
+            source.sizes,
+            (*self.sizes[:dim], count, *self.sizes[dim + 1 :]),
+            "{0} slices of {1} in dim {2} are to be written, but the source is {3}",
+            count,
+            self,
+            dim,
+            source,
+        )
     return self.like()
 
 
@@ -223,9 +243,13 @@ def masked_scatter(self: Abstract, mask: Abstract, source: Abstract) -> Abstract
 
 @shape_rule(aten.put.default)
 def put(self: Abstract, index: Abstract, source: Abstract, accumulate: bool) -> Abstract:
-    require_equal(numel(index.sizes), numel(source.sizes),
-                  "put: index {0} and source {1} differ in the number of elements",
-                  index, source)  # fmt: skip
+    require_equal(
+        numel(index.sizes),
+        numel(source.sizes),
+        "put: index {0} and source {1} differ in the number of elements",
+        index,
+        source,
+    )
     return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
 
 
@@ -239,10 +263,12 @@ def take_along_dim(self: Abstract, indices: Abstract, dim: int | None) -> Abstra
     if dim is None:
         return self.like((numel(indices.sizes),))
     dim = wrap_dim(dim, self.rank)
-    own: list[Size] = list(broadcast(
-        tuple(1 if d == dim else s for d, s in enumerate(self.sizes)),
-        tuple(1 if d == dim else s for d, s in enumerate(indices.sizes)),
-    ))  # fmt: skip
+    own: list[Size] = list(
+        broadcast(
+            tuple(1 if d == dim else s for d, s in enumerate(self.sizes)),
+            tuple(1 if d == dim else s for d, s in enumerate(indices.sizes)),
+        )
+    )
     own[dim] = indices.sizes[dim]
     return self.like(tuple(own))
 
@@ -283,17 +309,30 @@ def bucketize_number(
 
 @shape_rule(aten.searchsorted.Tensor)
 def searchsorted(
-    sorted_sequence: Abstract, self: Abstract, *, out_int32: bool, right: bool,
-    side: str | None, sorter: Abstract | None,
-) -> Abstract:  # fmt: skip
+    sorted_sequence: Abstract,
+    self: Abstract,
+    *,
+    out_int32: bool,
+    right: bool,
+    side: str | None,
+    sorter: Abstract | None,
+) -> Abstract:
     if sorted_sequence.rank > 1:
-        require_sizes(self.sizes[:-1], sorted_sequence.sizes[:-1],
-                      "searchsorted: {0} and {1} differ in another dim than the last",
-                      sorted_sequence, self)  # fmt: skip
+        require_sizes(
+            self.sizes[:-1],
+            sorted_sequence.sizes[:-1],
+            "searchsorted: {0} and {1} differ in another dim than the last",
+            sorted_sequence,
+            self,
+        )
     if sorter is not None:
-        require_sizes(sorter.sizes, sorted_sequence.sizes,
-                      "searchsorted: sorter {0} and sequence {1} differ in size",
-                      sorter, sorted_sequence)  # fmt: skip
+        require_sizes(
+            sorter.sizes,
+            sorted_sequence.sizes,
+            "searchsorted: sorter {0} and sequence {1} differ in size",
+            sorter,
+            sorted_sequence,
+        )
     return self.like(dtype=torch.int32 if out_int32 else torch.int64)
 
 
@@ -307,15 +346,25 @@ _SUM, _MAX = 0, 2  # how embedding_bag joins the rows of a bag; 1 is the mean
 
 @shape_rule(aten._embedding_bag.default)
 def _embedding_bag(
-    weight: Abstract, indices: Abstract, offsets: Abstract, scale_grad_by_freq: bool, mode: int,
-    sparse: bool, per_sample_weights: Abstract | None, include_last_offset: bool,
+    weight: Abstract,
+    indices: Abstract,
+    offsets: Abstract,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Abstract | None,
+    include_last_offset: bool,
     padding_idx: int,
-) -> tuple[Abstract, ...]:  # fmt: skip
+) -> tuple[Abstract, ...]:
     """The bags, and what the backward pass needs: the bag of each index, sizes of bags, maxima."""
     if per_sample_weights is not None:
-        require_sizes(per_sample_weights.sizes, indices.sizes,
-                      "embedding_bag: per_sample_weights {0} and indices {1} differ in size",
-                      per_sample_weights, indices)  # fmt: skip
+        require_sizes(
+            per_sample_weights.sizes,
+            indices.sizes,
+            "embedding_bag: per_sample_weights {0} and indices {1} differ in size",
+            per_sample_weights,
+            indices,
+        )
     bags = offsets.sizes[0] - int(include_last_offset)
     out = weight.like((bags, weight.sizes[1]))
     fast = mode == _SUM and padding_idx < 0 and weight.dtype is not torch.float64
@@ -326,14 +375,27 @@ def _embedding_bag(
 
 @shape_rule(aten._embedding_bag_forward_only.default)
 def _embedding_bag_forward_only(
-    weight: Abstract, indices: Abstract, offsets: Abstract, scale_grad_by_freq: bool, mode: int,
-    sparse: bool, per_sample_weights: Abstract | None, include_last_offset: bool,
+    weight: Abstract,
+    indices: Abstract,
+    offsets: Abstract,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Abstract | None,
+    include_last_offset: bool,
     padding_idx: int,
-) -> tuple[Abstract, ...]:  # fmt: skip
+) -> tuple[Abstract, ...]:
     out, bag_of, counts, maxima = _embedding_bag(
-        weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights,
-        include_last_offset, padding_idx,
-    )  # fmt: skip
+        weight,
+        indices,
+        offsets,
+        scale_grad_by_freq,
+        mode,
+        sparse,
+        per_sample_weights,
+        include_last_offset,
+        padding_idx,
+    )
     if mode == _SUM:  # neither is computed
         return out, bag_of, offsets.like(), offsets.like()
     return out, bag_of, counts, maxima

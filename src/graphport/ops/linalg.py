@@ -36,18 +36,26 @@ def _require_dtype(a: Abstract, b: Abstract, what: str) -> None:
 
 def _require_inner(a: Size, b: Size, what: str, x: Abstract, y: Abstract) -> None:
     if a is not b:
-        require_equal(a, b, "{2}: inner sizes of {0} and {1} differ: mat1 and mat2 shapes cannot be"
-                      " multiplied", x, y, what)  # fmt: skip
+        require_equal(
+            a,
+            b,
+            "{2}: inner sizes of {0} and {1} differ: mat1 and mat2 shapes cannot be multiplied",
+            x,
+            y,
+            what,
+        )
 
 
 def _add_term(term: Abstract | None, out: Abstract, what: str) -> Abstract:
     """A product to which a term is added that fits it."""
     if term is not None and term.dtype is not out.dtype:
-        raise ShapeError(f"{what}: self and mat2 must have the same dtype, but got {term.dtype} "
-                         f"and {out.dtype}")  # fmt: skip
+        raise ShapeError(
+            f"{what}: self and mat2 must have the same dtype, but got {term.dtype} and {out.dtype}"
+        )
     if term is not None and term.sizes != out.sizes[-1:]:
-        require_expandable(term.sizes, out.sizes, "{2}: {0} cannot be added to a product of {1}",
-                     term, out, what)  # fmt: skip
+        require_expandable(
+            term.sizes, out.sizes, "{2}: {0} cannot be added to a product of {1}", term, out, what
+        )
     return out
 
 
@@ -70,8 +78,9 @@ def bmm(self: Abstract, mat2: Abstract) -> Abstract:
     if self.rank != 3 or mat2.rank != 3:
         raise ShapeError(f"bmm: both operands must have 3 dims, got {self} and {mat2}")
     _require_dtype(self, mat2, "bmm")
-    require_equal(self.sizes[0], mat2.sizes[0], "bmm: batch sizes of {0} and {1} differ",
-                  self, mat2)  # fmt: skip
+    require_equal(
+        self.sizes[0], mat2.sizes[0], "bmm: batch sizes of {0} and {1} differ", self, mat2
+    )
     _require_inner(self.sizes[2], mat2.sizes[1], "bmm", self, mat2)
     return self.like((self.sizes[0], self.sizes[1], mat2.sizes[2]))
 
@@ -99,9 +108,14 @@ def addr(self: Abstract, vec1: Abstract, vec2: Abstract, **_: Any) -> Abstract:
     for vec in (vec1, vec2):
         _require_rank(vec, 1, "addr")
     column, row = vec1.like((vec1.sizes[0], 1)), vec2.like((1, vec2.sizes[0]))
-    require_expandable(self.sizes, (vec1.sizes[0], vec2.sizes[0]),
-                 "addr: {0} cannot be added to a product of {1} and {2}",
-                 self, vec1, vec2)  # fmt: skip
+    require_expandable(
+        self.sizes,
+        (vec1.sizes[0], vec2.sizes[0]),
+        "addr: {0} cannot be added to a product of {1} and {2}",
+        self,
+        vec1,
+        vec2,
+    )
     return map_elements((self, column, row), promote.result_type((self, vec1, vec2)))
 
 
@@ -202,15 +216,23 @@ def einsum(equation: str, tensors: Sequence[Abstract], *, path: Any) -> Abstract
             raise ShapeError(f"einsum: term {term!r} does not fit an operand with {t.rank} dims")
         sizes = t.sizes
         batch = broadcast(batch, sizes[len(head) : len(head) + spare]) if dots else batch
-        own = (*zip(head, sizes[: len(head)], strict=True),
-               *zip(tail, sizes[t.rank - len(tail) :], strict=True))  # fmt: skip
+        own = (
+            *zip(head, sizes[: len(head)], strict=True),
+            *zip(tail, sizes[t.rank - len(tail) :], strict=True),
+        )
         for letter, size in own:
             seen = extent.get(letter)
             if seen is None or (type(seen) is int and seen == 1):
                 extent[letter] = size
             elif size is not seen and not (type(size) is int and size == 1):
-                require_equal(size, seen, "einsum: {0!r} has size {1} in one operand and {2} in "
-                              "another", letter, seen, size)  # fmt: skip
+                require_equal(
+                    size,
+                    seen,
+                    "einsum: {0!r} has size {1} in one operand and {2} in another",
+                    letter,
+                    seen,
+                    size,
+                )
     if not arrow:
         letters = inputs.replace(",", "").replace("...", "")
         once = sorted(c for c in set(letters) if letters.count(c) == 1)
@@ -239,8 +261,9 @@ def linalg_cross(self: Abstract, other: Abstract, *, dim: int) -> Abstract:
         raise ShapeError(f"linalg.cross: inputs must have as many dims: {self} and {other}")
     for t in (self, other):
         size = t.sizes[wrap_dim(dim, t.rank)]
-        require_equal(size, 3, "linalg.cross: inputs dimension {0} must have length 3, got {1}",
-                      dim, t)  # fmt: skip
+        require_equal(
+            size, 3, "linalg.cross: inputs dimension {0} must have length 3, got {1}", dim, t
+        )
     return self.like(broadcast(self.sizes, other.sizes))
 
 
@@ -257,7 +280,11 @@ def bilinear(
 ) -> Abstract:
     _require_inner(input1.sizes[-1], weight.sizes[1], "bilinear", input1, weight)
     _require_inner(input2.sizes[-1], weight.sizes[2], "bilinear", input2, weight)
-    require_sizes(input1.sizes[:-1], input2.sizes[:-1],
-                  "bilinear: input batch dimensions do not match: {0} and {1}",
-                  input1, input2)  # fmt: skip
+    require_sizes(
+        input1.sizes[:-1],
+        input2.sizes[:-1],
+        "bilinear: input batch dimensions do not match: {0} and {1}",
+        input1,
+        input2,
+    )
     return _add_term(bias, input1.like((*input1.sizes[:-1], weight.sizes[0])), "bilinear")

@@ -90,8 +90,9 @@ def geqrf(self: Abstract) -> tuple[Abstract, Abstract]:
 @shape_rule(aten.linalg_householder_product.default)
 def linalg_householder_product(input: Abstract, tau: Abstract) -> Abstract:
     batch, m, n = _require_matrix(input, "linalg.householder_product")
-    require_sizes(tau.sizes[:-1], batch, "householder_product: {0} and tau {1} do not fit",
-                  input, tau)  # fmt: skip
+    require_sizes(
+        tau.sizes[:-1], batch, "householder_product: {0} and tau {1} do not fit", input, tau
+    )
     if not expect_condition(le(tau.sizes[-1], n)) or not expect_condition(le(n, m)):
         raise ShapeError(f"householder_product: {input} and tau {tau} do not fit")
     return _make_column_major(input, input.sizes)
@@ -104,8 +105,13 @@ def ormqr(
     batch, rows, columns = _require_matrix(self, "ormqr")
     side = input3.sizes[-2 if left else -1]
     require_equal(side, rows, "ormqr: {0} and {1} do not fit", self, input3)
-    require_sizes(input2.sizes, (*batch, _min_size(side, columns)),
-                  "ormqr: tau {1} does not fit {0}", self, input2)  # fmt: skip
+    require_sizes(
+        input2.sizes,
+        (*batch, _min_size(side, columns)),
+        "ormqr: tau {1} does not fit {0}",
+        self,
+        input2,
+    )
     require_sizes(input3.sizes[:-2], batch, "ormqr: {0} and {1} do not fit", self, input3)
     return _make_column_major(input3, input3.sizes)
 
@@ -158,8 +164,13 @@ def cholesky_solve(self: Abstract, input2: Abstract, upper: bool) -> Abstract:
 def _infer_solution_sizes(a: Abstract, b: Abstract, left: bool) -> Sizes:
     """Sizes of X in A X = B, or in X A = B."""
     batch = broadcast(a.sizes[:-2], b.sizes[:-2])
-    require_equal(a.sizes[-1], b.sizes[-2 if left else -1],
-                  "solving with {0}: the right side {1} does not fit", a, b)  # fmt: skip
+    require_equal(
+        a.sizes[-1],
+        b.sizes[-2 if left else -1],
+        "solving with {0}: the right side {1} does not fit",
+        a,
+        b,
+    )
     return (*batch, *b.sizes[-2:])
 
 
@@ -240,8 +251,10 @@ def lu_unpack(
     p, lower, upper = linalg_lu(LU_data, pivot=True)
     if unpack_pivots:
         if LU_pivots.dtype is not torch.int32:
-            raise ShapeError(f"torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of "
-                             f"torch.int32 dtype, got {LU_pivots}")  # fmt: skip
+            raise ShapeError(
+                f"torch.lu_unpack: LU_pivots is expected to be a contiguous tensor of "
+                f"torch.int32 dtype, got {LU_pivots}"
+            )
         # Of fewer, eager reads the memory behind them.
         message = "torch.lu_unpack: pivots {0} do not fit {1}"
         wanted = (*LU_data.sizes[:-2], lower.sizes[-1])
@@ -294,25 +307,39 @@ def linalg_lstsq(
     vector = b.rank == self.rank - 1
     driver = driver or "gelsy"
     if driver not in ("gels", "gelsy", "gelsd", "gelss"):
-        raise ShapeError("torch.linalg.lstsq: parameter `driver` should be one of (gels, gelsy, "
-                         f"gelsd, gelss), got {driver}")  # fmt: skip
+        raise ShapeError(
+            "torch.linalg.lstsq: parameter `driver` should be one of (gels, gelsy, "
+            f"gelsd, gelss), got {driver}"
+        )
     if self.dtype is not b.dtype:
-        raise ShapeError(f"torch.linalg.lstsq: Expected input and other to have the same dtype, "
-                         f"but got {self} and {b}")  # fmt: skip
+        raise ShapeError(
+            f"torch.linalg.lstsq: Expected input and other to have the same dtype, "
+            f"but got {self} and {b}"
+        )
     if b.rank not in (self.rank, self.rank - 1):
-        raise ShapeError("torch.linalg.lstsq: input.dim() must be greater or equal to other.dim() "
-                         f"and (input.dim() - other.dim()) <= 1, got {self} and {b}")  # fmt: skip
-    require_equal(m, b.sizes[-1 if vector else -2],
-                  "torch.linalg.lstsq: the rows of input {0} should match other {1}",
-                  self, b)  # fmt: skip
+        raise ShapeError(
+            "torch.linalg.lstsq: input.dim() must be greater or equal to other.dim() "
+            f"and (input.dim() - other.dim()) <= 1, got {self} and {b}"
+        )
+    require_equal(
+        m,
+        b.sizes[-1 if vector else -2],
+        "torch.linalg.lstsq: the rows of input {0} should match other {1}",
+        self,
+        b,
+    )
     shared = broadcast(batch, b.sizes[: -1 if vector else -2])
     columns: Sizes = () if vector else (b.sizes[-1],)
     # The solution is the head of a buffer with room for the larger of the two sides.
     room = m if guard_condition(le(n, m)) else n
-    steps: list[Any] = list(permute_strides((*shared, room, *(columns or (1,))), [
-        *range(len(shared)), len(shared) + 1, len(shared)]))  # fmt: skip
-    solution = Abstract((*shared, n, *columns), b.dtype, b.device,
-                        tuple(steps[: len(shared) + 1 + len(columns)]))  # fmt: skip
+    steps: list[Any] = list(
+        permute_strides(
+            (*shared, room, *(columns or (1,))), [*range(len(shared)), len(shared) + 1, len(shared)]
+        )
+    )
+    solution = Abstract(
+        (*shared, n, *columns), b.dtype, b.device, tuple(steps[: len(shared) + 1 + len(columns)])
+    )
     overdetermined = driver != "gelsy" and guard_condition(le(n + 1, m))
     real = promote.to_real(self.dtype)
     residuals = b.like((*shared, *(columns or (1,))) if overdetermined else (0,), real)
@@ -338,8 +365,13 @@ def cov(
     observations = self.sizes[-1:] or (1,)
     for weights in (fweights, aweights):
         if weights is not None:
-            require_sizes(weights.sizes, observations, "cov(): weights {0} for the observations of "
-                          "{1}", weights, self)  # fmt: skip
+            require_sizes(
+                weights.sizes,
+                observations,
+                "cov(): weights {0} for the observations of {1}",
+                weights,
+                self,
+            )
     # A single variable gives a number, not a matrix of one.
     one = self.rank < 2 or is_one(self.sizes[0])
     sizes = () if one else (self.sizes[0], self.sizes[0])

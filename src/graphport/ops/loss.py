@@ -55,20 +55,28 @@ def kl_div(self: Abstract, target: Abstract, reduction: int, *, log_target: bool
 def binary_cross_entropy(
     self: Abstract, target: Abstract, weight: Abstract | None, reduction: int
 ) -> Abstract:
-    require_sizes(target.sizes, self.sizes,
-                  "binary_cross_entropy: {0} and {1} differ in size", self, target)  # fmt: skip
+    require_sizes(
+        target.sizes, self.sizes, "binary_cross_entropy: {0} and {1} differ in size", self, target
+    )
     if weight is not None:
-        require_expandable(weight.sizes, self.sizes,
-                     "binary_cross_entropy: a weight of {0} does not fit {1}",
-                     weight, self)  # fmt: skip
+        require_expandable(
+            weight.sizes,
+            self.sizes,
+            "binary_cross_entropy: a weight of {0} does not fit {1}",
+            weight,
+            self,
+        )
     return _reduce_loss(self.like(), reduction)
 
 
 @shape_rule(aten.binary_cross_entropy_with_logits.default)
 def binary_cross_entropy_with_logits(
-    self: Abstract, target: Abstract, weight: Abstract | None, pos_weight: Abstract | None,
+    self: Abstract,
+    target: Abstract,
+    weight: Abstract | None,
+    pos_weight: Abstract | None,
     reduction: int,
-) -> Abstract:  # fmt: skip
+) -> Abstract:
     own = [a for a in (self, target, weight, pos_weight) if a is not None]
     return _reduce_loss(map_elements(own, promote.result_type(own)), reduction)
 
@@ -82,11 +90,18 @@ def _check_labels(
     classes = self.sizes[min(self.rank - 1, 1)]
     batch = self.sizes[:1] if self.rank > 1 else ()
     wanted = self.sizes if probable else (*batch, *self.sizes[2:])
-    require_sizes(target.sizes, wanted, "{0}: input {1} and target {2} do not fit",
-                  what, self, target)  # fmt: skip
+    require_sizes(
+        target.sizes, wanted, "{0}: input {1} and target {2} do not fit", what, self, target
+    )
     if weight is not None:
-        require_sizes(weight.sizes, (classes,), "{0}: a weight of {1} for the classes of {2}",
-                      what, weight, self)  # fmt: skip
+        require_sizes(
+            weight.sizes,
+            (classes,),
+            "{0}: a weight of {1} for the classes of {2}",
+            what,
+            weight,
+            self,
+        )
 
 
 @shape_rule(aten.nll_loss_nd.default)
@@ -99,9 +114,13 @@ def nll_loss_nd(
 
 @shape_rule(aten.cross_entropy_loss.default)
 def cross_entropy_loss(
-    self: Abstract, target: Abstract, weight: Abstract | None, reduction: int,
-    ignore_index: Size, label_smoothing: float,
-) -> Abstract:  # fmt: skip
+    self: Abstract,
+    target: Abstract,
+    weight: Abstract | None,
+    reduction: int,
+    ignore_index: Size,
+    label_smoothing: float,
+) -> Abstract:
     probable = self.rank == target.rank  # class probabilities
     _check_labels(self, target, weight, "cross_entropy", probable)
     if reduction:
@@ -133,12 +152,21 @@ def multi_margin_loss(
     self: Abstract, target: Abstract, p: Any, margin: Any, weight: Abstract | None, reduction: int
 ) -> Abstract:
     rows, classes = self.sizes[:-1], self.sizes[-1:]
-    require_sizes(target.sizes or (1,), rows or (1,), "multi_margin_loss: {0} and {1} do not fit",
-                  self, target)  # fmt: skip
+    require_sizes(
+        target.sizes or (1,),
+        rows or (1,),
+        "multi_margin_loss: {0} and {1} do not fit",
+        self,
+        target,
+    )
     if weight is not None:
-        require_sizes(weight.sizes, classes or (1,),
-                      "multi_margin_loss: a weight of {0} for the classes of {1}",
-                      weight, self)  # fmt: skip
+        require_sizes(
+            weight.sizes,
+            classes or (1,),
+            "multi_margin_loss: a weight of {0} for the classes of {1}",
+            weight,
+            self,
+        )
     return self.like(() if reduction else target.sizes)
 
 
@@ -147,8 +175,13 @@ def multilabel_margin_loss_forward(
     self: Abstract, target: Abstract, reduction: int
 ) -> tuple[Abstract, Abstract]:
     """A rule, since torch's decomposition is wrong on rows with fewer labels than classes."""
-    require_sizes(self.sizes or (1,), target.sizes or (1,),
-                  "multilabel_margin_loss: {0} and {1} differ in size", self, target)  # fmt: skip
+    require_sizes(
+        self.sizes or (1,),
+        target.sizes or (1,),
+        "multilabel_margin_loss: {0} and {1} differ in size",
+        self,
+        target,
+    )
     return self.like(() if reduction else self.sizes[:-1]), self.like(target.sizes)
 
 
@@ -157,9 +190,14 @@ _INTEGRAL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 @shape_rule(aten.ctc_loss.IntList, aten.ctc_loss.Tensor)
 def ctc_loss(
-    log_probs: Abstract, targets: Abstract, input_lengths: Any, target_lengths: Any, blank: int,
-    reduction: int, zero_infinity: bool,
-) -> Abstract:  # fmt: skip
+    log_probs: Abstract,
+    targets: Abstract,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int,
+    reduction: int,
+    zero_infinity: bool,
+) -> Abstract:
     if log_probs.rank not in (2, 3):
         raise ShapeError(f"ctc_loss: log_probs must have 2 or 3 dimensions, got {log_probs}")
     require_nonempty("ctc_loss", log_probs, log_probs.sizes)
@@ -170,12 +208,21 @@ def ctc_loss(
         if isinstance(lengths, Abstract) and lengths.dtype not in _INTEGRAL:
             raise ShapeError(f"ctc_loss: lengths must be integral, got {lengths}")
         sizes = lengths.sizes if isinstance(lengths, Abstract) else (len(lengths),)
-        require_sizes(sizes or (1,), batch or (1,),
-                      "ctc_loss: {0} lengths for a batch of {1}",
-                      list(sizes), log_probs)  # fmt: skip
+        require_sizes(
+            sizes or (1,),
+            batch or (1,),
+            "ctc_loss: {0} lengths for a batch of {1}",
+            list(sizes),
+            log_probs,
+        )
     if targets.rank == 2 and batch:
-        require_equal(targets.sizes[0], batch[0], "ctc_loss: batch sizes of {0} and {1} differ",
-                      log_probs, targets)  # fmt: skip
+        require_equal(
+            targets.sizes[0],
+            batch[0],
+            "ctc_loss: batch sizes of {0} and {1} differ",
+            log_probs,
+            targets,
+        )
     return log_probs.like(() if reduction else batch)
 
 

@@ -149,15 +149,49 @@ _NON_BOOL_CHECK = "cond must be a bool"
 """What `torch._check` says to a kernel that calls it with a number, and has nothing to refuse."""
 
 
-_BY_REFERENCE = frozenset({
-    "_unsafe_masked_index", "arange", "binary_cross_entropy", "binary_cross_entropy_with_logits",
-    "cauchy", "celu", "cosine_similarity", "cross_entropy_loss", "dropout", "exponential", "eye",
-    "gelu", "geometric", "glu", "grid_sampler", "grid_sampler_2d", "hardtanh", "huber_loss",
-    "im2col", "index_add", "kl_div", "l1_loss", "log_normal", "masked_fill", "mean", "mse_loss",
-    "multi_margin_loss", "multilabel_margin_loss_forward", "nll_loss_nd", "normal_functional",
-    "roll", "smooth_l1_loss", "soft_margin_loss", "softshrink", "take_along_dim",
-    "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d", "upsample_trilinear3d",
-})  # fmt: skip
+_BY_REFERENCE = frozenset(
+    {
+        "_unsafe_masked_index",
+        "arange",
+        "binary_cross_entropy",
+        "binary_cross_entropy_with_logits",
+        "cauchy",
+        "celu",
+        "cosine_similarity",
+        "cross_entropy_loss",
+        "dropout",
+        "exponential",
+        "eye",
+        "gelu",
+        "geometric",
+        "glu",
+        "grid_sampler",
+        "grid_sampler_2d",
+        "hardtanh",
+        "huber_loss",
+        "im2col",
+        "index_add",
+        "kl_div",
+        "l1_loss",
+        "log_normal",
+        "masked_fill",
+        "mean",
+        "mse_loss",
+        "multi_margin_loss",
+        "multilabel_margin_loss_forward",
+        "nll_loss_nd",
+        "normal_functional",
+        "roll",
+        "smooth_l1_loss",
+        "soft_margin_loss",
+        "softshrink",
+        "take_along_dim",
+        "upsample_bicubic2d",
+        "upsample_bilinear2d",
+        "upsample_linear1d",
+        "upsample_trilinear3d",
+    }
+)
 """Whose meta kernels are references in Python, which import Dynamo: that takes seconds."""
 _MAX_KERNEL_ELEMENTS = 1 << 16
 _INDICES = (torch.int64, torch.int32)
@@ -258,8 +292,10 @@ def check_out_by_kernel(
             specialise_to_example(args),
             specialise_to_example({**kwargs, **outs}),
         )
-        op(*(_materialise(a, device) for a in positional),
-           **{k: _materialise(v, device) for k, v in keywords.items()})  # fmt: skip
+        op(
+            *(_materialise(a, device) for a in positional),
+            **{k: _materialise(v, device) for k, v in keywords.items()},
+        )
 
     try:
         run(fit)
@@ -302,8 +338,12 @@ def _has_example(x: Any) -> bool:
 def specialise_to_example(x: Any) -> Any:
     """Arguments at the example sizes."""
     if isinstance(x, Abstract):
-        return Abstract(tuple(map(get_example_size, x.sizes)), x.dtype, x.device,
-                        x._strides and tuple(map(get_example_size, x._strides)))  # fmt: skip
+        return Abstract(
+            tuple(map(get_example_size, x.sizes)),
+            x.dtype,
+            x.device,
+            x._strides and tuple(map(get_example_size, x._strides)),
+        )
     if isinstance(x, Expr):
         return x.scope.hint(x)
     if isinstance(x, dict):

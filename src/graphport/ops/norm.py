@@ -23,13 +23,24 @@ def _check_normalized_shape(
     shape = tuple(normalized_shape)
     if not shape:
         raise ShapeError(f"{what}: normalized_shape must have at least one dim")
-    require_sizes(input.sizes[-len(shape) :], shape,
-                  "{0}: normalized_shape {1} does not fit the input {2}",
-                  what, normalized_shape, input)  # fmt: skip
+    require_sizes(
+        input.sizes[-len(shape) :],
+        shape,
+        "{0}: normalized_shape {1} does not fit the input {2}",
+        what,
+        normalized_shape,
+        input,
+    )
     for a in affine:
         if a is not None:
-            require_sizes(a.sizes, shape, "{0}: normalized_shape {1} does not fit a weight of {2}",
-                          what, normalized_shape, a)  # fmt: skip
+            require_sizes(
+                a.sizes,
+                shape,
+                "{0}: normalized_shape {1} does not fit a weight of {2}",
+                what,
+                normalized_shape,
+                a,
+            )
 
 
 def _is_nothing(input: Abstract) -> bool:
@@ -66,8 +77,14 @@ def _check_channels(input: Abstract, what: str, *by_channel: Abstract | None) ->
     _check_dtypes(input, what, *by_channel)
     for a in by_channel:
         if a is not None:
-            require_sizes(a.sizes, input.sizes[1:2], "{0}: {1} does not fit the channels of {2}",
-                          what, a, input)  # fmt: skip
+            require_sizes(
+                a.sizes,
+                input.sizes[1:2],
+                "{0}: {1} does not fit the channels of {2}",
+                what,
+                a,
+                input,
+            )
 
 
 def _lay_out(input: Abstract) -> Abstract:
@@ -89,9 +106,13 @@ def require_elements(input: Abstract) -> None:
 
 @shape_rule(aten.layer_norm.default)
 def layer_norm(
-    input: Abstract, normalized_shape: Sequence[Size], weight: Abstract | None,
-    bias: Abstract | None, eps: float, cudnn_enable: bool,
-) -> Abstract:  # fmt: skip
+    input: Abstract,
+    normalized_shape: Sequence[Size],
+    weight: Abstract | None,
+    bias: Abstract | None,
+    eps: float,
+    cudnn_enable: bool,
+) -> Abstract:
     _check_normalized_shape(input, normalized_shape, "layer_norm", weight, bias)
     _check_dtypes(input, "layer_norm", weight, bias)
     return input.like()
@@ -107,9 +128,12 @@ def rms_norm(
 
 @shape_rule(aten.native_layer_norm.default)
 def native_layer_norm(
-    input: Abstract, normalized_shape: Sequence[Size], weight: Abstract | None,
-    bias: Abstract | None, eps: float,
-) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    input: Abstract,
+    normalized_shape: Sequence[Size],
+    weight: Abstract | None,
+    bias: Abstract | None,
+    eps: float,
+) -> tuple[Abstract, Abstract, Abstract]:
     _check_normalized_shape(input, normalized_shape, "layer_norm", weight, bias)
     _check_dtypes(input, "layer_norm", weight, bias)
     outer = input.rank - len(normalized_shape)
@@ -124,28 +148,50 @@ def _check_groups(count: int) -> None:
 
 @shape_rule(aten.group_norm.default)
 def group_norm(
-    input: Abstract, num_groups: int, weight: Abstract | None, bias: Abstract | None, eps: float,
+    input: Abstract,
+    num_groups: int,
+    weight: Abstract | None,
+    bias: Abstract | None,
+    eps: float,
     cudnn_enabled: bool,
-) -> Abstract:  # fmt: skip
+) -> Abstract:
     _check_groups(num_groups)
-    require_equal(input.sizes[1] % num_groups, 0,
-                  "group_norm: {0} channels of {1} do not divide into {2} groups",
-                  input.sizes[1], input, num_groups)  # fmt: skip
+    require_equal(
+        input.sizes[1] % num_groups,
+        0,
+        "group_norm: {0} channels of {1} do not divide into {2} groups",
+        input.sizes[1],
+        input,
+        num_groups,
+    )
     _check_channels(input, "group_norm", weight, bias)
     return _lay_out(input)
 
 
 @shape_rule(aten.native_group_norm.default)
 def native_group_norm(
-    input: Abstract, weight: Abstract | None, bias: Abstract | None, N: Size, C: Size, HxW: Size,
-    group: int, eps: float,
-) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
-    require_equal(numel(input.sizes), N * C * HxW,
-                  "native_group_norm: {0} does not have {1}*{2}*{3} elements",
-                  input, N, C, HxW)  # fmt: skip
+    input: Abstract,
+    weight: Abstract | None,
+    bias: Abstract | None,
+    N: Size,
+    C: Size,
+    HxW: Size,
+    group: int,
+    eps: float,
+) -> tuple[Abstract, Abstract, Abstract]:
+    require_equal(
+        numel(input.sizes),
+        N * C * HxW,
+        "native_group_norm: {0} does not have {1}*{2}*{3} elements",
+        input,
+        N,
+        C,
+        HxW,
+    )
     _check_groups(group)
-    require_equal(C % group, 0, "native_group_norm: {0} channels do not divide into {1} groups",
-                  C, group)  # fmt: skip
+    require_equal(
+        C % group, 0, "native_group_norm: {0} channels do not divide into {1} groups", C, group
+    )
     _check_dtypes(input, "native_group_norm", weight, bias)
     for a in (weight, bias):
         if a is not None:
@@ -156,9 +202,14 @@ def native_group_norm(
 
 @shape_rule(aten.batch_norm.default)
 def batch_norm(
-    input: Abstract, weight: Abstract | None, bias: Abstract | None,
-    running_mean: Abstract | None, running_var: Abstract | None, training: bool, *_: Any,
-) -> Abstract:  # fmt: skip
+    input: Abstract,
+    weight: Abstract | None,
+    bias: Abstract | None,
+    running_mean: Abstract | None,
+    running_var: Abstract | None,
+    training: bool,
+    *_: Any,
+) -> Abstract:
     check_statistics(input, running_mean, running_var, training)
     if input.rank < 2:  # eager hands nothing on as it is, before it asks for channels
         what = "batch_norm: the input needs a dimension of channels, got {0}"
@@ -170,10 +221,15 @@ def batch_norm(
 
 @shape_rule(aten.native_batch_norm.default)
 def native_batch_norm(
-    input: Abstract, weight: Abstract | None, bias: Abstract | None,
-    running_mean: Abstract | None, running_var: Abstract | None, training: bool,
-    momentum: float, eps: float,
-) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    input: Abstract,
+    weight: Abstract | None,
+    bias: Abstract | None,
+    running_mean: Abstract | None,
+    running_var: Abstract | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Abstract, Abstract, Abstract]:
     known = next((a for a in (running_mean, weight) if a is not None), input)
     if training:
         require_elements(input)
@@ -183,9 +239,14 @@ def native_batch_norm(
 
 @shape_rule(aten._batch_norm_with_update_functional.default)
 def batch_norm_with_update(
-    input: Abstract, weight: Abstract | None, bias: Abstract | None, running_mean: Abstract,
-    running_var: Abstract, momentum: float, eps: float,
-) -> tuple[Abstract, ...]:  # fmt: skip
+    input: Abstract,
+    weight: Abstract | None,
+    bias: Abstract | None,
+    running_mean: Abstract,
+    running_var: Abstract,
+    momentum: float,
+    eps: float,
+) -> tuple[Abstract, ...]:
     stats = running_mean.like()
     reserve = input.like((0,), torch.uint8)
     out = batch_norm(input, weight, bias, running_mean, running_var, True)
@@ -194,18 +255,28 @@ def batch_norm_with_update(
 
 @shape_rule(aten._native_batch_norm_legit_no_training.default)
 def batch_norm_no_training(
-    input: Abstract, weight: Abstract | None, bias: Abstract | None, running_mean: Abstract,
-    running_var: Abstract, *_: Any,
-) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    input: Abstract,
+    weight: Abstract | None,
+    bias: Abstract | None,
+    running_mean: Abstract,
+    running_var: Abstract,
+    *_: Any,
+) -> tuple[Abstract, Abstract, Abstract]:
     empty = input.like((0,))
     return batch_norm(input, weight, bias, running_mean, running_var, False), empty, empty
 
 
 @shape_rule(aten._native_batch_norm_legit_functional.default)
 def batch_norm_functional(
-    input: Abstract, weight: Abstract | None, bias: Abstract | None, running_mean: Abstract,
-    running_var: Abstract, training: bool, momentum: float, eps: float,
-) -> tuple[Abstract, ...]:  # fmt: skip
+    input: Abstract,
+    weight: Abstract | None,
+    bias: Abstract | None,
+    running_mean: Abstract,
+    running_var: Abstract,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Abstract, ...]:
     if input.rank < 2:
         raise ShapeError(f"batch_norm: the input needs a dimension of channels, got {input}")
     out = batch_norm(input, weight, bias, running_mean, running_var, training)
@@ -215,9 +286,13 @@ def batch_norm_functional(
 
 @shape_rule(aten._native_batch_norm_legit.no_stats)
 def batch_norm_no_stats(
-    input: Abstract, weight: Abstract | None, bias: Abstract | None, training: bool,
-    momentum: float, eps: float,
-) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    input: Abstract,
+    weight: Abstract | None,
+    bias: Abstract | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Abstract, Abstract, Abstract]:
     stats = input.like((input.sizes[1],) if training else (0,))
     return batch_norm(input, weight, bias, None, None, training), stats, stats
 
@@ -229,9 +304,14 @@ def weight_norm(v: Abstract, g: Abstract, dim: int) -> tuple[Abstract, Abstract]
 
 @shape_rule(aten.instance_norm.default)
 def instance_norm(
-    input: Abstract, weight: Abstract | None, bias: Abstract | None,
-    running_mean: Abstract | None, running_var: Abstract | None, use_input_stats: bool, *_: Any,
-) -> Abstract:  # fmt: skip
+    input: Abstract,
+    weight: Abstract | None,
+    bias: Abstract | None,
+    running_mean: Abstract | None,
+    running_var: Abstract | None,
+    use_input_stats: bool,
+    *_: Any,
+) -> Abstract:
     check_statistics(input, running_mean, running_var, use_input_stats)
     _check_channels(input, "instance_norm", weight, bias, running_mean, running_var)
     return input.like()

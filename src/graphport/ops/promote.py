@@ -17,10 +17,17 @@ from graphport.tensors.abstract import Abstract
 
 Promotion = Callable[[torch.dtype], torch.dtype]
 
-COMPLEX_OF = {torch.float16: torch.complex32, torch.bfloat16: torch.complex64,
-              torch.float32: torch.complex64, torch.float64: torch.complex128}  # fmt: skip
-REAL_OF = {torch.complex32: torch.float16, torch.complex64: torch.float32,
-           torch.complex128: torch.float64}  # fmt: skip
+COMPLEX_OF = {
+    torch.float16: torch.complex32,
+    torch.bfloat16: torch.complex64,
+    torch.float32: torch.complex64,
+    torch.float64: torch.complex128,
+}
+REAL_OF = {
+    torch.complex32: torch.float16,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
 
 promote_types = cache(torch.promote_types)
 

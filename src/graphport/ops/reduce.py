@@ -34,9 +34,13 @@ def reduces(promotion: Promotion) -> Rule:
     """A rule for (self, dim, keepdim, *, dtype) with any of the last three absent."""
 
     def rule(
-        self: Abstract, dim: Dims = None, keepdim: bool = False, *_: Any,
-        dtype: torch.dtype | None = None, **__: Any,
-    ) -> Abstract:  # fmt: skip
+        self: Abstract,
+        dim: Dims = None,
+        keepdim: bool = False,
+        *_: Any,
+        dtype: torch.dtype | None = None,
+        **__: Any,
+    ) -> Abstract:
         return reduce_dims(self, dim, keepdim, dtype or promotion(self.dtype))
 
     return rule
@@ -44,25 +48,37 @@ def reduces(promotion: Promotion) -> Rule:
 
 register_rule(
     [
-        aten.sum.default, aten.sum.dim_IntList, aten.prod.dim_int, aten.nansum.default,
+        aten.sum.default,
+        aten.sum.dim_IntList,
+        aten.prod.dim_int,
+        aten.nansum.default,
     ],
     reduces(promote.to_sum),
-)  # fmt: skip
+)
 register_rule(
     [
-        aten.nanmean.default, aten.amax.default, aten.amin.default, aten.max.default,
-        aten.min.default, aten.median.default, aten.nanmedian.default,
+        aten.nanmean.default,
+        aten.amax.default,
+        aten.amin.default,
+        aten.max.default,
+        aten.min.default,
+        aten.median.default,
+        aten.nanmedian.default,
     ],
     reduces(promote.keep_dtype),
-)  # fmt: skip
+)
 register_rule([aten.logsumexp.default], reduces(promote.to_float))
 register_rule(
     [
-        aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim,
+        aten.any.default,
+        aten.any.dim,
+        aten.any.dims,
+        aten.all.default,
+        aten.all.dim,
         aten.all.dims,
     ],
     reduces(lambda dtype: torch.uint8 if dtype is torch.uint8 else torch.bool),
-)  # fmt: skip
+)
 
 
 def _refuse_integer(dtype: torch.dtype) -> torch.dtype:
@@ -102,8 +118,14 @@ def kthvalue(self: Abstract, k: Size, dim: int, keepdim: bool) -> tuple[Abstract
 def _check_count(self: Abstract, k: Size, dim: int, what: str) -> None:
     size = self.sizes[wrap_dim(dim, self.rank)] if self.rank else 1
     if k is not size:
-        require(le(k, size), "{0}: selected number k = {1} is out of range for dimension {2} of "
-                "{3}", what, k, dim, self)  # fmt: skip
+        require(
+            le(k, size),
+            "{0}: selected number k = {1} is out of range for dimension {2} of {3}",
+            what,
+            k,
+            dim,
+            self,
+        )
 
 
 @shape_rule(aten.var.correction, aten.std.correction)
@@ -208,8 +230,13 @@ def histc(self: Abstract, bins: int, min: Any, max: Any) -> Abstract:
 
 def _check_weight(weight: Abstract | None, elements: Sizes) -> None:
     if weight is not None:
-        require_sizes(weight.sizes, elements, "histogram: a weight of {0} for elements of size {1}",
-                      weight, list(elements))  # fmt: skip
+        require_sizes(
+            weight.sizes,
+            elements,
+            "histogram: a weight of {0} for elements of size {1}",
+            weight,
+            list(elements),
+        )
 
 
 @shape_rule(aten.histogram.bin_ct)
@@ -230,8 +257,9 @@ def histogram_edges(
 
 def _check_points(self: Abstract, bins: Sequence[Any], weight: Abstract | None) -> None:
     """A point for each row, a coordinate for each way to count."""
-    require_equal(self.sizes[-1], len(bins), "histogramdd: {1} bins for points of {0}",
-                  self, len(bins))  # fmt: skip
+    require_equal(
+        self.sizes[-1], len(bins), "histogramdd: {1} bins for points of {0}", self, len(bins)
+    )
     _check_weight(weight, self.sizes[:-1])
 
 

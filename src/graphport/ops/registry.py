@@ -83,9 +83,20 @@ class OpInfo:
     """What the schema of an operator says, worked out once."""
 
     __slots__ = (
-        "_defaults", "_order", "checked", "composite", "elementwise", "functional",
-        "functional_dtype", "mutated", "name", "op", "outs", "rule", "view",
-    )  # fmt: skip
+        "_defaults",
+        "_order",
+        "checked",
+        "composite",
+        "elementwise",
+        "functional",
+        "functional_dtype",
+        "mutated",
+        "name",
+        "op",
+        "outs",
+        "rule",
+        "view",
+    )
 
     op: OpOverload
     name: str
@@ -211,8 +222,15 @@ def _has_same_arguments(kept: list[Any], arguments: list[Any]) -> bool:
 
 # What computes in the dtype of `out=` though it takes tensors; factories do so too.
 _COMPUTE_AS_OUT = {
-    "sum", "nansum", "prod", "mean", "cumsum", "cumprod", "linspace", "logspace",
-}  # fmt: skip
+    "sum",
+    "nansum",
+    "prod",
+    "mean",
+    "cumsum",
+    "cumprod",
+    "linspace",
+    "logspace",
+}
 
 
 def _dtype_follows_out(functional: OpOverload) -> bool:
@@ -228,38 +246,118 @@ _CHECKED_FAMILIES = {
     f"graphport.ops.{family}" for family in ("conv", "linalg_decompositions", "loss", "index")
 }
 _CHECKED_NAMES = {
-    "arange", "bernoulli", "cauchy", "celu", "complex", "dropout",
-    "empty_permuted", "exponential", "eye", "gelu", "geometric", "glu", "hardtanh",
-    "log_normal", "logcumsumexp", "masked_fill", "masked_scatter", "mean", "multinomial",
+    "arange",
+    "bernoulli",
+    "cauchy",
+    "celu",
+    "complex",
+    "dropout",
+    "empty_permuted",
+    "exponential",
+    "eye",
+    "gelu",
+    "geometric",
+    "glu",
+    "hardtanh",
+    "log_normal",
+    "logcumsumexp",
+    "masked_fill",
+    "masked_scatter",
+    "mean",
+    "multinomial",
     "native_dropout",
-    "normal_functional", "roll", "rrelu", "rrelu_with_noise", "softshrink", "uniform",
-}  # fmt: skip
+    "normal_functional",
+    "roll",
+    "rrelu",
+    "rrelu_with_noise",
+    "softshrink",
+    "uniform",
+}
 
-BY_KERNEL = frozenset({
-    # along a dim
-    "amax", "amin", "aminmax", "argmax", "argmin", "argsort", "cummax", "cummin", "kthvalue",
-    "linalg_vector_norm", "logsumexp", "max", "median", "min", "mode", "nanmean", "nanmedian",
-    "nansum", "norm", "sort", "topk",
-    # into bins, and between them
-    "_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors",
-    "bucketize", "histc", "histogram", "searchsorted",
-    # by index
-    "_embedding_bag", "_embedding_bag_forward_only", "_unsafe_masked_index_put_accumulate",
-    "embedding_renorm", "index_copy", "index_fill", "index_select", "one_hot",
-    "put", "take",
-    # products and distances
-    "_cdist_forward", "_pdist_forward", "addmv", "bilinear", "cdist", "dist", "dot",
-    "linalg_cross", "mv", "vdot",
-    # matrices taken apart
-    "_linalg_det", "_linalg_eigh", "_linalg_eigvals", "_linalg_slogdet", "_linalg_solve_ex",
-    "_linalg_svd", "cholesky_inverse", "cholesky_solve", "corrcoef", "geqrf",
-    "linalg_cholesky_ex", "linalg_eig", "linalg_householder_product", "linalg_inv_ex",
-    "linalg_ldl_factor_ex", "linalg_lu", "linalg_lu_factor_ex", "linalg_matrix_exp",
-    "linalg_pinv", "linalg_qr", "linalg_solve_triangular", "ormqr",
-    # the rest
-    "_softmax_backward_data", "grid_sampler_3d",
-    "mvlgamma", "prelu",
-})  # fmt: skip
+BY_KERNEL = frozenset(
+    {
+        # along a dim
+        "amax",
+        "amin",
+        "aminmax",
+        "argmax",
+        "argmin",
+        "argsort",
+        "cummax",
+        "cummin",
+        "kthvalue",
+        "linalg_vector_norm",
+        "logsumexp",
+        "max",
+        "median",
+        "min",
+        "mode",
+        "nanmean",
+        "nanmedian",
+        "nansum",
+        "norm",
+        "sort",
+        "topk",
+        # into bins, and between them
+        "_histogramdd_bin_edges",
+        "_histogramdd_from_bin_cts",
+        "_histogramdd_from_bin_tensors",
+        "bucketize",
+        "histc",
+        "histogram",
+        "searchsorted",
+        # by index
+        "_embedding_bag",
+        "_embedding_bag_forward_only",
+        "_unsafe_masked_index_put_accumulate",
+        "embedding_renorm",
+        "index_copy",
+        "index_fill",
+        "index_select",
+        "one_hot",
+        "put",
+        "take",
+        # products and distances
+        "_cdist_forward",
+        "_pdist_forward",
+        "addmv",
+        "bilinear",
+        "cdist",
+        "dist",
+        "dot",
+        "linalg_cross",
+        "mv",
+        "vdot",
+        # matrices taken apart
+        "_linalg_det",
+        "_linalg_eigh",
+        "_linalg_eigvals",
+        "_linalg_slogdet",
+        "_linalg_solve_ex",
+        "_linalg_svd",
+        "cholesky_inverse",
+        "cholesky_solve",
+        "corrcoef",
+        "geqrf",
+        "linalg_cholesky_ex",
+        "linalg_eig",
+        "linalg_householder_product",
+        "linalg_inv_ex",
+        "linalg_ldl_factor_ex",
+        "linalg_lu",
+        "linalg_lu_factor_ex",
+        "linalg_matrix_exp",
+        "linalg_pinv",
+        "linalg_qr",
+        "linalg_solve_triangular",
+        "ormqr",
+        # the rest
+        "_softmax_backward_data",
+        "grid_sampler_3d",
+        "mvlgamma",
+        "prelu",
+    }
+)
 """What only the kernel for the CPU checks: dtypes that go together, modes, counts and ranges.
 
 Not among them is what needs data that fits: pivots, lengths of segments, weights of observations;
@@ -268,8 +366,14 @@ and what kernels warn of, which would be told at capture: `std` of one value, de
 
 
 _ELEMENTWISE_NAMES = {
-    "div", "huber_loss", "normal", "randint_like", "random", "smooth_l1_loss", "where",
-}  # fmt: skip
+    "div",
+    "huber_loss",
+    "normal",
+    "randint_like",
+    "random",
+    "smooth_l1_loss",
+    "where",
+}
 
 
 def _takes_more_than_sizes(rule: Rule | None, name: str) -> bool:

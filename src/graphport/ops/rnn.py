@@ -27,40 +27,73 @@ def _infer_output(
 def _check_batch(input: Abstract, state: Abstract, batch_first: bool, what: str) -> None:
     if input.rank == 3:
         batch = input.sizes[0 if batch_first else 1]
-        require_equal(batch, state.sizes[1],
-                      "{0}: the input {1} and the hidden state {2} differ in batch size",
-                      what, input, state)  # fmt: skip
+        require_equal(
+            batch,
+            state.sizes[1],
+            "{0}: the input {1} and the hidden state {2} differ in batch size",
+            what,
+            input,
+            state,
+        )
 
 
 @shape_rule(aten.lstm.input)
 def lstm(
-    input: Abstract, hx: Sequence[Abstract], params: Any, has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    input: Abstract,
+    hx: Sequence[Abstract],
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Abstract, Abstract, Abstract]:
     _check_batch(input, hx[0], batch_first, "lstm")
     return _infer_output(input, hx[0], bidirectional, batch_first), hx[0].like(), hx[1].like()
 
 
 @shape_rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 def gru(
-    input: Abstract, hx: Abstract, params: Any, has_biases: bool, num_layers: int,
-    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-) -> tuple[Abstract, Abstract]:  # fmt: skip
+    input: Abstract,
+    hx: Abstract,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Abstract, Abstract]:
     _check_batch(input, hx, batch_first, "gru")
     return _infer_output(input, hx, bidirectional, batch_first), hx.like()
 
 
 @shape_rule(aten.lstm.data)
 def lstm_packed(
-    data: Abstract, batch_sizes: Abstract, hx: Sequence[Abstract], params: Any,
-    has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
-) -> tuple[Abstract, Abstract, Abstract]:  # fmt: skip
+    data: Abstract,
+    batch_sizes: Abstract,
+    hx: Sequence[Abstract],
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> tuple[Abstract, Abstract, Abstract]:
     return _infer_output(data, hx[0], bidirectional), hx[0].like(), hx[1].like()
 
 
 @shape_rule(aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)
 def gru_packed(
-    data: Abstract, batch_sizes: Abstract, hx: Abstract, params: Any, has_biases: bool,
-    num_layers: int, dropout: float, train: bool, bidirectional: bool,
-) -> tuple[Abstract, Abstract]:  # fmt: skip
+    data: Abstract,
+    batch_sizes: Abstract,
+    hx: Abstract,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> tuple[Abstract, Abstract]:
     return _infer_output(data, hx, bidirectional), hx.like()

@@ -10,7 +10,7 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import (  # fmt: skip
+from graphport.ops.sizes import (
     expect_condition,
     guard_condition,
     is_first_of,
@@ -83,8 +83,9 @@ def infer_size(self: Abstract, shape: Sequence[Size]) -> Sizes:
         sizes = tuple(shape)
         count = numel(sizes)
         if count is not total:
-            require_equal(count, total, "shape {0} is invalid for input of size {1}",
-                          list(sizes), total)  # fmt: skip
+            require_equal(
+                count, total, "shape {0} is invalid for input of size {1}", list(sizes), total
+            )
         return sizes
     if len(unknown) > 1:
         raise ShapeError("only one dimension can be inferred")
@@ -97,8 +98,9 @@ def infer_size(self: Abstract, shape: Sequence[Size]) -> Sizes:
         )
     expect_condition(ne(rest, 0))
     if rest is not total:
-        require(eq(total % rest, 0), "shape {0} is invalid for input of size {1}",
-                list(shape), total)  # fmt: skip
+        require(
+            eq(total % rest, 0), "shape {0} is invalid for input of size {1}", list(shape), total
+        )
         inferred: Size = total // rest
         if isinstance(inferred, Expr):
             inferred = inferred.scope.simplify(inferred)
@@ -196,10 +198,14 @@ def expand(self: Abstract, size: Sequence[Size], **_: Any) -> Abstract:
             moved = True
         else:
             require_equal(
-                want, have,
+                want,
+                have,
                 "The expanded size of the tensor ({0}) must match the existing size ({1}) at "
-                "non-singleton dimension {2}", want, have, i,
-            )  # fmt: skip
+                "non-singleton dimension {2}",
+                want,
+                have,
+                i,
+            )
             sizes.append(have)
             strides.append(step)
     return self.view(tuple(sizes), tuple(strides) if moved else self._strides)
@@ -298,17 +304,20 @@ def slice_(self: Abstract, dim: int, start: Size | None, end: Size | None, step:
     sizes = (*self.sizes[:dim], length, *self.sizes[dim + 1 :])
     return self.view(
         sizes,
-        None if dim == 0 and step == 1 and self._strides is None
+        None
+        if dim == 0 and step == 1 and self._strides is None
         else (*strides[:dim], strides[dim] * step, *strides[dim + 1 :]),
         self.offset + first * strides[dim],
-    )  # fmt: skip
+    )
 
 
 @shape_rule(aten.split.Tensor)
 def split(self: Abstract, split_size: Size, dim: int) -> list[Abstract]:
     dim = wrap_dim(dim, self.rank)
-    return [slice_at(self, dim, first, length)
-            for first, length in split_bounds(self.sizes[dim], split_size)]  # fmt: skip
+    return [
+        slice_at(self, dim, first, length)
+        for first, length in split_bounds(self.sizes[dim], split_size)
+    ]
 
 
 def split_bounds(size: Size, split_size: Size) -> list[tuple[Size, Size]]:
@@ -320,8 +329,12 @@ def split_bounds(size: Size, split_size: Size) -> list[tuple[Size, Size]]:
             raise ShapeError(
                 f"split expects split_size be non-negative, but got split_size={split_size}"
             )
-        require_equal(size, 0, "split_size can only be 0 if dimension size is 0, but got dimension "
-                      "size of {0}", size)  # fmt: skip
+        require_equal(
+            size,
+            0,
+            "split_size can only be 0 if dimension size is 0, but got dimension size of {0}",
+            size,
+        )
         return [(0, 0)]
     count = (size + (split_size - 1)) // split_size
     if isinstance(count, Expr):
@@ -342,9 +355,15 @@ def split_with_sizes(self: Abstract, split_sizes: Sequence[Size], dim: int) -> l
     for length in split_sizes:
         out.append(slice_at(self, dim, total, length))
         total = total + length
-    require_equal(total, self.sizes[dim],
-                  "split_with_sizes expects split_sizes to sum to {1} (the size at dimension "
-                  "{2}), but got {0}", total, self.sizes[dim], dim)  # fmt: skip
+    require_equal(
+        total,
+        self.sizes[dim],
+        "split_with_sizes expects split_sizes to sum to {1} (the size at dimension "
+        "{2}), but got {0}",
+        total,
+        self.sizes[dim],
+        dim,
+    )
     return out
 
 
@@ -415,8 +434,13 @@ def unfold(self: Abstract, dimension: int, size: Size, step: Size) -> Abstract:
     extent = self.sizes[dim] if self.rank else 1
     require_at_example(ge(size, 0), "size is {0} but must be >= 0", size)
     require_at_example(ge(step, 1), "step is {0} but must be > 0", step)
-    require(le(size, extent), "maximum size for tensor at dimension {0} is {1} but size is {2}",
-            dim, extent, size)  # fmt: skip
+    require(
+        le(size, extent),
+        "maximum size for tensor at dimension {0} is {1} but size is {2}",
+        dim,
+        extent,
+        size,
+    )
     if not self.rank:
         return self.view((size,), (1,))
     count = (self.sizes[dim] - size) // step + 1
@@ -435,8 +459,11 @@ def as_strided(
     if len(size) != len(stride):
         raise ShapeError(f"mismatch in length of strides and shape: {list(size)}, {list(stride)}")
     for s in stride:
-        require_at_example(ge(s, 0), "as_strided: Negative strides are not supported at the "
-                           "moment, got strides: {0}", list(stride))  # fmt: skip
+        require_at_example(
+            ge(s, 0),
+            "as_strided: Negative strides are not supported at the moment, got strides: {0}",
+            list(stride),
+        )
     require_at_example(ge(offset, 0), "Tensor: invalid storage offset {0}", offset)
     return self.view(tuple(size), tuple(stride), offset)
 
@@ -455,8 +482,10 @@ def view_as_real(self: Abstract) -> Abstract:
 @shape_rule(aten.view_as_complex.default)
 def view_as_complex(self: Abstract) -> Abstract:
     if self.dtype not in promote.COMPLEX_OF:
-        raise ShapeError(f"view_as_complex is only supported for half, float and double tensors, "
-                         f"but got a tensor of scalar type: {self.dtype}")  # fmt: skip
+        raise ShapeError(
+            f"view_as_complex is only supported for half, float and double tensors, "
+            f"but got a tensor of scalar type: {self.dtype}"
+        )
     if not self.rank:
         raise ShapeError("Input tensor must have one or more dimensions")
     require_equal(self.sizes[-1], 2, "view_as_complex: the last dimension must have size 2")
@@ -480,9 +509,14 @@ def cat(tensors: Sequence[Abstract], dim: int) -> Abstract:
             )
         for d in range(first.rank):
             if d != dim and t.sizes[d] is not first.sizes[d]:
-                require_equal(t.sizes[d], first.sizes[d],
-                              "Sizes of tensors must match except in dimension {2}: {0} and {1}",
-                              t, first, dim)  # fmt: skip
+                require_equal(
+                    t.sizes[d],
+                    first.sizes[d],
+                    "Sizes of tensors must match except in dimension {2}: {0} and {1}",
+                    t,
+                    first,
+                    dim,
+                )
         total = total + t.sizes[dim]
     sizes = (*first.sizes[:dim], total, *first.sizes[dim + 1 :])
     dtype = promote.result_type(tensors)
@@ -505,8 +539,9 @@ def stack(tensors: Sequence[Abstract], dim: int) -> Abstract:
         if t.rank != first.rank:
             raise ShapeError(f"stack expects each tensor to be equal size, but got {first} and {t}")
         for a, b in zip(t.sizes, first.sizes, strict=True):
-            require_equal(a, b, "stack expects each tensor to be equal size, but got {0} and {1}",
-                          first, t)  # fmt: skip
+            require_equal(
+                a, b, "stack expects each tensor to be equal size, but got {0} and {1}", first, t
+            )
     sizes = (*first.sizes[:dim], len(tensors), *first.sizes[dim:])
     return Abstract(sizes, promote.result_type(tensors), first.device)
 
@@ -533,8 +568,12 @@ def repeat(self: Abstract, repeats: Sequence[Size]) -> Abstract:
             "of tensor"
         )
     for r in repeats:
-        require_at_example(ge(r, 0), "Trying to create tensor with negative dimension: {0} "
-                           "repeated {1}", self, list(repeats))  # fmt: skip
+        require_at_example(
+            ge(r, 0),
+            "Trying to create tensor with negative dimension: {0} repeated {1}",
+            self,
+            list(repeats),
+        )
     own = (1,) * lead + self.sizes
     return self.like(tuple(s * r for s, r in zip(own, repeats, strict=True)))
 
@@ -565,17 +604,22 @@ def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract
     if len(pad) % 2:
         raise ShapeError(f"Length of pad must be even but instead it equals {len(pad)}")
     if len(pad) > 2 * self.rank:
-        raise ShapeError(f"Length of pad should be no more than twice the number of dimensions of "
-                         f"the input. Pad length is {len(pad)}, the input is {self}")  # fmt: skip
+        raise ShapeError(
+            f"Length of pad should be no more than twice the number of dimensions of "
+            f"the input. Pad length is {len(pad)}, the input is {self}"
+        )
     sizes = list(self.sizes)
     for i in range(len(pad) // 2):
         ends = pad[2 * i : 2 * i + 2]
         cut = sum(p for p in ends if type(p) is int and p < 0)
-        require(ge(sizes[-1 - i] + cut, 0), "padding {0} of {1} cuts off more than there is",
-                list(pad), self)  # fmt: skip
+        require(
+            ge(sizes[-1 - i] + cut, 0),
+            "padding {0} of {1} cuts off more than there is",
+            list(pad),
+            self,
+        )
         sizes[-1 - i] = sizes[-1 - i] + ends[0] + ends[1]
-        require(ge(sizes[-1 - i], 0), "padding {0} of {1} leaves a negative size",
-                list(pad), self)  # fmt: skip
+        require(ge(sizes[-1 - i], 0), "padding {0} of {1} leaves a negative size", list(pad), self)
     out = tuple(sizes)
     if all(type(p) is int and p <= 0 for p in pad):  # then it is a copy of a slice
         cut = Abstract(out, self.dtype, self.device, self._strides)
@@ -589,9 +633,14 @@ def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract
 )
 def reflection_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
     for i, p in enumerate(padding):
-        require(le(p + 1, self.sizes[-1 - i // 2]),
-                "Padding size should be less than the corresponding input dimension, but got "
-                "{0} at dimension {1} of {2}", p, self.rank - 1 - i // 2, self)  # fmt: skip
+        require(
+            le(p + 1, self.sizes[-1 - i // 2]),
+            "Padding size should be less than the corresponding input dimension, but got "
+            "{0} at dimension {1} of {2}",
+            p,
+            self.rank - 1 - i // 2,
+            self,
+        )
     return replication_pad(self, padding)
 
 
@@ -612,8 +661,9 @@ def replication_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
 @shape_rule(aten._pad_circular.default)
 def _pad_circular(self: Abstract, pad: Sequence[Size]) -> Abstract:
     for i, p in enumerate(pad):
-        require(le(p, self.sizes[-1 - i // 2]),
-                "Padding value causes wrapping around more than once.")  # fmt: skip
+        require(
+            le(p, self.sizes[-1 - i // 2]), "Padding value causes wrapping around more than once."
+        )
     return self.like(constant_pad_nd(self, pad, 0).sizes)
 
 
@@ -646,17 +696,24 @@ def _to_copy(
     memory_format: torch.memory_format | None,
     **_: Any,
 ) -> Abstract:
-    return Abstract(self.sizes, dtype or self.dtype, device or self.device,
-                    apply_memory_format(self, memory_format))  # fmt: skip
+    return Abstract(
+        self.sizes,
+        dtype or self.dtype,
+        device or self.device,
+        apply_memory_format(self, memory_format),
+    )
 
 
 @shape_rule(
-    aten.select_scatter.default, aten.slice_scatter.default, aten.diagonal_scatter.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    aten.diagonal_scatter.default,
     aten.as_strided_scatter.default,
-)  # fmt: skip
+)
 def scatter_view(self: Abstract, src: Abstract, *_: Any, **__: Any) -> Abstract:
     """A new base with a view of it replaced; even gaps in its memory are kept."""
-    overlaps = any(step == 0 and size != 1
-                   for step, size in zip(self.strides, self.sizes, strict=True))  # fmt: skip
+    overlaps = any(
+        step == 0 and size != 1 for step, size in zip(self.strides, self.sizes, strict=True)
+    )
     layout = preserve_strides(self) if overlaps else self._strides
     return Abstract(self.sizes, self.dtype, self.device, layout)

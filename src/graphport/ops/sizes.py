@@ -296,8 +296,11 @@ def wrap_index(index: Size, size: Size, what: str) -> Size:
     if type(index) is int:
         require(
             lt(index, size) if index >= 0 else ge(size, -index),
-            "{0}: index {1} is out of bounds for a size of {2}", what, index, size,
-        )  # fmt: skip
+            "{0}: index {1} is out of bounds for a size of {2}",
+            what,
+            index,
+            size,
+        )
         return index + size if index < 0 else index
     if scope_of(index).hint(lt(index, size)) is None:  # the operator checks it when it runs
         return index + size if is_proven(lt(index, 0)) else index
@@ -305,8 +308,13 @@ def wrap_index(index: Size, size: Size, what: str) -> Size:
     if from_front is None:
         return ite(ge(index, 0), index, index + size)
     position = index if from_front else index + size
-    require(lt(position, size) if from_front else ge(position, 0),
-            "{0}: index {1} is out of bounds for a size of {2}", what, index, size)  # fmt: skip
+    require(
+        lt(position, size) if from_front else ge(position, 0),
+        "{0}: index {1} is out of bounds for a size of {2}",
+        what,
+        index,
+        size,
+    )
     return position
 
 

@@ -125,9 +125,10 @@ def _get_comm_latency(parent: Partition, child: Partition, rate: float) -> float
 
 
 @check_arguments(
-    partitions=PARTITIONS, partition_to_latency_mapping=DICT,
+    partitions=PARTITIONS,
+    partition_to_latency_mapping=DICT,
     transfer_rate_bytes_per_sec=number(0),
-)  # fmt: skip
+)
 def get_latency_of_partitioned_graph(
     partitions: Sequence[Partition],
     partition_to_latency_mapping: Mapping[Partition, PartitionLatency],

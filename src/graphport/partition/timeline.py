@@ -60,8 +60,15 @@ LEFT, RIGHT, ROW, TOP, EDGE = 350, 860, 74, 92, 24
 """Widths of the two halves, height of a row, room for the title, margin."""
 
 COLOURS = (
-    "#2f6fb3", "#b4561d", "#2c8a5f", "#b03a63", "#6b4fb0", "#1f8796", "#8f6d12", "#9a3f9e",
-)  # fmt: skip
+    "#2f6fb3",
+    "#b4561d",
+    "#2c8a5f",
+    "#b03a63",
+    "#6b4fb0",
+    "#1f8796",
+    "#8f6d12",
+    "#9a3f9e",
+)
 """Of micro-batches, in turn: white reads well on each, and each shows on either background."""
 
 STYLE = """
@@ -81,8 +88,9 @@ text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f
 
 @check_arguments(
     result=instance_of("a PartitionResult", "graphport.partition.partition:PartitionResult"),
-    path=PATH | NONE, micro_batches=integer(1),
-)  # fmt: skip
+    path=PATH | NONE,
+    micro_batches=integer(1),
+)
 def picture(result: PartitionResult, path: str | Path | None = None, micro_batches: int = 6) -> str:
     """The text of an SVG picture of a result, also written to `path`.
 
@@ -193,9 +201,12 @@ def _draw_timeline(
     for task in tasks:
         yield from _draw_task(task, left, TOP + ROW * rows[task.device] + 11, scale)
     yield _draw_text(
-        left, bottom + 14, "time; numbers are micro-batches, hatched is receiving; on the right"
-        " what a device does per micro-batch", "small",
-    )  # fmt: skip
+        left,
+        bottom + 14,
+        "time; numbers are micro-batches, hatched is receiving; on the right"
+        " what a device does per micro-batch",
+        "small",
+    )
 
 
 def _draw_task(task: Task, left: float, y: float, scale: float) -> Iterator[str]:
@@ -367,10 +378,12 @@ class Scaling(NamedTuple):
 
 
 @check_arguments(
-    fx_module=GRAPH_MODULE | PROGRAM, node_to_latency_mapping=DICT,
-    transfer_rate_bytes_per_sec=POSITIVE, devices=several(integer(1)),
+    fx_module=GRAPH_MODULE | PROGRAM,
+    node_to_latency_mapping=DICT,
+    transfer_rate_bytes_per_sec=POSITIVE,
+    devices=several(integer(1)),
     memory_bytes=number(0) | NONE,
-)  # fmt: skip
+)
 def simulate(
     fx_module: GraphModule | ExportedProgram,
     node_to_latency_mapping: Mapping[Any, NodeLatency],

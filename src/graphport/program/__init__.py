@@ -45,4 +45,4 @@ __all__ = [
     "make_graph_module",
     "make_identifier",
     "unflatten",
-]  # fmt: skip
+]

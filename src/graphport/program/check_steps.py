@@ -39,10 +39,16 @@ class Code:
     def __init__(self) -> None:
         self.variables: dict[Expr, str] = {}
         self.names: dict[str, Any] = {
-            "Tensor": torch.Tensor, "math": math, "inf": math.inf, "nan": math.nan,
-            "evaluate": evaluate, "is_int": is_int, "is_float": is_float, "same": is_same_constant,
+            "Tensor": torch.Tensor,
+            "math": math,
+            "inf": math.inf,
+            "nan": math.nan,
+            "evaluate": evaluate,
+            "is_int": is_int,
+            "is_float": is_float,
+            "same": is_same_constant,
             "is_apart": is_non_overlapping,
-        }  # fmt: skip
+        }
 
     def object(self, value: Any) -> str:
         """A name for an object that has no literal."""
@@ -141,8 +147,11 @@ class IsTensor:
             wrong.append(f"{x}.shape != {self.sizes!r}")
             return [f"if {' or '.join(wrong)}: return False"]
         sizes = [f"{x}_{d}" for d in range(len(self.sizes))]
-        fixed = [f"{size} != {want}" for size, want in zip(sizes, self.sizes, strict=True)
-                 if type(want) is int]  # fmt: skip
+        fixed = [
+            f"{size} != {want}"
+            for size, want in zip(sizes, self.sizes, strict=True)
+            if type(want) is int
+        ]
         lines = [
             f"if {' or '.join(wrong)}: return False",
             f"shape = {x}.shape",

@@ -142,9 +142,12 @@ class _Plan:
         waiting = self._settle(waiting)
         self.steps += [Within(place, self.ranges[e]) for place, e in waiting if e in self.ranges]
         # Ranges of what no input has as its size, such as the sum of two.
-        derived = [cond for e, limits in self.ranges.items()
-                   if e not in placed and e not in self.origins
-                   for cond in _express_range(e, limits)]  # fmt: skip
+        derived = [
+            cond
+            for e, limits in self.ranges.items()
+            if e not in placed and e not in self.origins
+            for cond in _express_range(e, limits)
+        ]
         known = [cond for cond in (*derived, *checks.facts) if self._known(cond)]
         self.steps += [Holds(cond, self.origins) for cond in known]
         for i, shape in enumerate(checks.inputs):

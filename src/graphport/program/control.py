@@ -96,9 +96,11 @@ def _stack_results(steps: list[Any]) -> tuple[Any, ...]:
 
 
 PYTHON_KERNELS: dict[Any, Function] = {
-    higher_order.cond: cond, higher_order.while_loop: while_loop,
-    higher_order.map_impl: map_impl, higher_order.scan: scan,
-}  # fmt: skip
+    higher_order.cond: cond,
+    higher_order.while_loop: while_loop,
+    higher_order.map_impl: map_impl,
+    higher_order.scan: scan,
+}
 PYTHON_KERNELS_IF_EMPTY: dict[Any, Function] = {
     aten._native_batch_norm_legit_functional.default: batch_norm,
     aten._native_batch_norm_legit.no_stats: batch_norm_no_stats,

@@ -134,15 +134,22 @@ class _Extraction:
             new = self.graph.node_copy(node, lambda n: self.mapping[n])
             new.meta = node.meta
             self.mapping[node] = new
-        outputs = [n for n in self.region if any(u not in self.inside for u in n.users)
-                   and not isinstance(_describe_node(n), tuple)]  # fmt: skip
+        outputs = [
+            n
+            for n in self.region
+            if any(u not in self.inside for u in n.users)
+            and not isinstance(_describe_node(n), tuple)
+        ]
         orders = tuple(map(self._order, outputs))
         results = tuple(map(self._laid_out, outputs, orders))
         self.graph.output(results).meta = {}
         return Subprogram(
-            self._program(results), tuple(self.inputs), tuple(outputs), orders,
+            self._program(results),
+            tuple(self.inputs),
+            tuple(outputs),
+            orders,
             {new: old for old, new in self.mapping.items()},
-        )  # fmt: skip
+        )
 
     def _order(self, node: Node) -> DimOrder | None:
         """The order of its dims in memory, where that may matter."""
@@ -211,12 +218,17 @@ class _Extraction:
         leaves = pytree.tree_structure(((0,) * len(self.inputs), {}))
         module: GraphModule = make_graph_module(self.root, self.graph)
         return ExportedProgram(
-            graph_module=module, graph_signature=signature, state_dict=self.state, constants={},
+            graph_module=module,
+            graph_signature=signature,
+            state_dict=self.state,
+            constants={},
             range_constraints=self.whole.range_constraints,
             call_spec=CallSpec(leaves, pytree.tree_structure((0,) * len(results))),
-            example_inputs=((), {}), checks=InputChecks([], {}, []),
-            argument_names=[n.name for n in self.inputs], scope=self.whole.scope,
-        )  # fmt: skip
+            example_inputs=((), {}),
+            checks=InputChecks([], {}, []),
+            argument_names=[n.name for n in self.inputs],
+            scope=self.whole.scope,
+        )
 
 
 def _describe_node(node: Node) -> Any:

@@ -43,11 +43,16 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 _STATE = (
-    InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.CUSTOM_OBJ,
-)  # fmt: skip
+    InputKind.PARAMETER,
+    InputKind.BUFFER,
+    InputKind.CONSTANT_TENSOR,
+    InputKind.CUSTOM_OBJ,
+)
 _MUTATIONS = {
-    OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION,
-}  # fmt: skip
+    OutputKind.BUFFER_MUTATION,
+    OutputKind.PARAMETER_MUTATION,
+    OutputKind.USER_INPUT_MUTATION,
+}
 
 
 def make_graph_module(root: nn.Module, graph: Graph) -> GraphModule:
@@ -114,9 +119,10 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
         insert_bounds_checks(graph)
     use_python_kernels(graph)
     info = _PyTreeInfo(
-        make_unique_identifiers(program.argument_names), program.call_spec.in_spec,
+        make_unique_identifiers(program.argument_names),
+        program.call_spec.in_spec,
         program.call_spec.out_spec,
-    )  # fmt: skip
+    )
     graph.set_codegen(UserSignature(info))
 
     root = nn.Module()
@@ -176,10 +182,14 @@ def _write_back(graph: Graph, signature: GraphSignature, getters: dict[str, Node
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     by_target = {s.target: s.arg.name for s in signature.input_specs if s.target is not None}
     pairs = list(zip(output.args[0], signature.output_specs, strict=True))
-    names = [s.target if s.kind is OutputKind.USER_INPUT_MUTATION
-             else by_target.get(s.target or "") for _, s in pairs]  # fmt: skip
-    targets = [getters[n] if s.kind in _MUTATIONS and n is not None else None
-               for n, (_, s) in zip(names, pairs, strict=True)]  # fmt: skip
+    names = [
+        s.target if s.kind is OutputKind.USER_INPUT_MUTATION else by_target.get(s.target or "")
+        for _, s in pairs
+    ]
+    targets = [
+        getters[n] if s.kind in _MUTATIONS and n is not None else None
+        for n, (_, s) in zip(names, pairs, strict=True)
+    ]
     with graph.inserting_before(output):
         kept = _clone_overwritten(graph, [value for value, _ in pairs], targets)
         results: list[Any] = []
@@ -286,8 +296,11 @@ def make_call_checks(program: ExportedProgram) -> InputChecks:
         return checks
     signature = program.graph_signature
     names = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
-    written = [names.index(s.target) for s in signature.output_specs
-               if s.kind is OutputKind.USER_INPUT_MUTATION and s.target in names]  # fmt: skip
+    written = [
+        names.index(s.target)
+        for s in signature.output_specs
+        if s.kind is OutputKind.USER_INPUT_MUTATION and s.target in names
+    ]
     tensors = [i for i, shape in enumerate(checks.inputs) if shape.sizes is not None]
     others = {i: [j for j in tensors if j != i] for i in written if i in tensors}
     return replace(checks, written=others)

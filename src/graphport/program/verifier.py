@@ -120,10 +120,15 @@ class ValueType(NamedTuple):
 
     def fits(self, other: ValueType) -> bool:
         """The same, as far as sizes are numbers."""
-        return self[:3] == other[:3] and len(self.sizes) == len(other.sizes) and all(
-            p == q for p, q in zip(self.sizes, other.sizes, strict=True)
-            if type(p) is int and type(q) is int
-        )  # fmt: skip
+        return (
+            self[:3] == other[:3]
+            and len(self.sizes) == len(other.sizes)
+            and all(
+                p == q
+                for p, q in zip(self.sizes, other.sizes, strict=True)
+                if type(p) is int and type(q) is int
+            )
+        )
 
     def __str__(self) -> str:
         if self.type is not torch.Tensor:
@@ -186,9 +191,11 @@ def _scan(args: Any, out: list[ValueType]) -> list[SubgraphUse]:
 
 
 _SUBGRAPH_USES: dict[Any, Callable[[Any, list[ValueType]], list[SubgraphUse]]] = {
-    higher_order.cond: _cond, higher_order.while_loop: _while_loop,
-    higher_order.map_impl: _map, higher_order.scan: _scan,
-}  # fmt: skip
+    higher_order.cond: _cond,
+    higher_order.while_loop: _while_loop,
+    higher_order.map_impl: _map,
+    higher_order.scan: _scan,
+}
 
 
 def check_subgraph_call(node: Node, owner: GraphModule) -> list[str]:

@@ -72,9 +72,13 @@ def _align_table(table: Table) -> list[str]:
     rows = [*([table.columns] if any(table.columns) else ()), *table.rows]
     rows = [tuple(map(errors.escape_line, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(_pad_cell(cell, width, i in table.numbers)
-                      for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip()
-            for row in rows]  # fmt: skip
+    return [
+        "  ".join(
+            _pad_cell(cell, width, i in table.numbers)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _pad_cell(cell: str, width: int, right: bool) -> str:

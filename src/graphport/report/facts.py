@@ -169,18 +169,24 @@ def collect_program_facts(program: ExportedProgram) -> Facts:
     return Facts(
         kind="program",
         origin=f"graphport, {program.dialect}",
-        inputs=[Port(s.arg.name, _format_type(s.arg, types)) for s in signature.input_specs
-                if s.kind is InputKind.USER_INPUT],
-        outputs=[Port(_format_output_name(s), _format_type(s.arg, types))
-                 for s in signature.output_specs],
-        sizes=[Size(str(e), _finite_limit(r.lower), _finite_limit(r.upper))
-               for e, r in program.range_constraints.items()],
+        inputs=[
+            Port(s.arg.name, _format_type(s.arg, types))
+            for s in signature.input_specs
+            if s.kind is InputKind.USER_INPUT
+        ],
+        outputs=[
+            Port(_format_output_name(s), _format_type(s.arg, types)) for s in signature.output_specs
+        ],
+        sizes=[
+            Size(str(e), _finite_limit(r.lower), _finite_limit(r.upper))
+            for e, r in program.range_constraints.items()
+        ],
         conditions=[str(fact) for fact in program.checks.facts],
         operators=_count_names(_operator_name(n.target) for n in nodes),
         modules=_collect_modules((_find_innermost_module(n) for n in nodes), sizes),
         weights=len(sizes),
         weight_bytes=sum(sizes.values()),
-    )  # fmt: skip
+    )
 
 
 def _iter_calls(module: torch.fx.GraphModule) -> Iterator[torch.fx.Node]:

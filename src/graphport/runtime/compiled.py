@@ -136,8 +136,9 @@ class CompiledGraph:
         if not said:
             warnings.warn(
                 f"a graph goes on in PyTorch, since its session failed: {error}",
-                RuntimeWarning, stacklevel=3,
-            )  # fmt: skip
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _run_in_torch(self, args: Sequence[Any], why: str) -> Any:
         """This call only."""
@@ -204,10 +205,14 @@ class CompiledGraph:
         # A model that the user's functions have changed may give other sizes.
         are_known = options.preallocate_output or not options.pre_ort_model_transforms
         return Region(
-            record, part.interface, outputs, static_inputs, _find_complex_inputs(inputs),
+            record,
+            part.interface,
+            outputs,
+            static_inputs,
+            _find_complex_inputs(inputs),
             self.backend.count,
             make_allocators(outputs, inputs) if are_known else [None] * len(outputs),
-        )  # fmt: skip
+        )
 
 
 def _match_dtype(example: Any, t: Any) -> Any:
@@ -225,8 +230,11 @@ def _find_complex_inputs(inputs: Sequence[Node]) -> set[int]:
 def _make_size_check(program: ExportedProgram) -> Callable[[Sequence[Any]], bool] | None:
     """What capture needed to know of the sizes beyond what torch checks; None if nothing."""
     checks = program.checks
-    varies = [i for i, s in enumerate(checks.inputs) if s.number is not None
-              or any(isinstance(e, Expr) for e in s.sizes or ())]  # fmt: skip
+    varies = [
+        i
+        for i, s in enumerate(checks.inputs)
+        if s.number is not None or any(isinstance(e, Expr) for e in s.sizes or ())
+    ]
     if not checks.facts:
         return None
     accepts = InputChecks([checks.inputs[i] for i in varies], checks.ranges, checks.facts).accepts

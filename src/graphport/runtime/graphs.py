@@ -161,9 +161,18 @@ def _rng_operator(node: Node) -> str:
 
 # Take a number as another operand, so that one which varies is as good as a constant.
 _ARITHMETIC = {
-    operator.add, operator.sub, operator.mul, operator.truediv, operator.pow, operator.neg,
-    torch.add, torch.sub, torch.mul, torch.div, torch.pow,
-}  # fmt: skip
+    operator.add,
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    operator.pow,
+    operator.neg,
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.div,
+    torch.pow,
+}
 
 
 def capture_graph(module: GraphModule, inputs: Sequence[Any]) -> ExportedProgram:
@@ -184,9 +193,12 @@ def capture_graph(module: GraphModule, inputs: Sequence[Any]) -> ExportedProgram
         fixed = functionalise_rng_state(fixed)
     with torch.no_grad():
         program, _ = capture(
-            fixed, tuple(inputs), None, TorchSizes(_example_values(module, inputs)),
+            fixed,
+            tuple(inputs),
+            None,
+            TorchSizes(_example_values(module, inputs)),
             Options("runtime_assert", once_more=True, keep_views=True),
-        )  # fmt: skip
+        )
     if program.graph_signature.buffers_to_mutate:
         raise UnsupportedError("the graph writes to tensors of its own")
     _restore_source_lines(program, fixed)
@@ -223,8 +235,11 @@ def needs_derivatives(module: GraphModule) -> bool:
 
     `torch.func.grad`, `torch.autograd.grad`, `torch.enable_grad`.
     """
-    results = (n.meta.get("example_value") for n in module.graph.output_node().all_input_nodes
-               if n.op != "placeholder")  # fmt: skip
+    results = (
+        n.meta.get("example_value")
+        for n in module.graph.output_node().all_input_nodes
+        if n.op != "placeholder"
+    )
     if not torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in results):
         return True
     targets = (n.target for m in (module, *_inner_modules(module)) for n in m.graph.nodes)
@@ -314,16 +329,23 @@ def find_read_layouts(module: GraphModule, inputs: Sequence[Any]) -> dict[int, L
     return {i: layout_of(t) for i, t in enumerate(inputs) if isinstance(t, torch.Tensor)}
 
 
-_STRIDE_READS = {"as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter", "stride",
-           "sym_stride"}  # fmt: skip
+_STRIDE_READS = {
+    "as_strided",
+    "as_strided_",
+    "as_strided_copy",
+    "as_strided_scatter",
+    "stride",
+    "sym_stride",
+}
 
 
 def static_inputs(module: GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
     """Which inputs are parameters and buffers, the same tensors at every call."""
     return frozenset(
-        i for i, (node, t) in enumerate(zip(placeholders(module), inputs, strict=True))
+        i
+        for i, (node, t) in enumerate(zip(placeholders(module), inputs, strict=True))
         if isinstance(t, torch.Tensor) and _is_static(node, t)
-    )  # fmt: skip
+    )
 
 
 def _is_static(node: Node, t: torch.Tensor) -> bool:

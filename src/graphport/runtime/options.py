@@ -40,11 +40,16 @@ _SESSION_KIND = instance_of("an onnxruntime.SessionOptions", "onnxruntime:Sessio
 
 
 @check_fields(
-    preferred_execution_providers=_PROVIDERS, infer_execution_providers=FLAG,
-    default_execution_providers=_PROVIDERS, preallocate_output=FLAG, use_aot_autograd=FLAG,
-    export_options=_EXPORT_KIND | DICT | NONE, ort_session_options=_SESSION_KIND | NONE,
-    pre_ort_model_transforms=several(FUNCTION) | NONE, strict=FLAG,
-)  # fmt: skip
+    preferred_execution_providers=_PROVIDERS,
+    infer_execution_providers=FLAG,
+    default_execution_providers=_PROVIDERS,
+    preallocate_output=FLAG,
+    use_aot_autograd=FLAG,
+    export_options=_EXPORT_KIND | DICT | NONE,
+    ort_session_options=_SESSION_KIND | NONE,
+    pre_ort_model_transforms=several(FUNCTION) | NONE,
+    strict=FLAG,
+)
 @dataclass(frozen=True)
 class OrtBackendOptions:
     """Options of the backend; a mapping with these keys is accepted in its place."""

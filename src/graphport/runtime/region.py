@@ -190,19 +190,28 @@ class Region(nn.Module):
     def _arrange_results(self, found: list[torch.Tensor], args: Sequence[Any]) -> list[Any]:
         by_name = dict(zip(self.names, found, strict=True))
         return [
-            what if kind == "constant" else args[what] if kind == "input"
+            what
+            if kind == "constant"
+            else args[what]
+            if kind == "input"
             else convert_result(kind, by_name[what])
             for kind, what in self.results
-        ]  # fmt: skip
+        ]
 
 
 _HOST = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
 _to_dlpack, _from_dlpack = torch._C._to_dlpack, OrtValue.from_dlpack
 # What DLPack carries as it is, in both directions.
 _DLPACK_DTYPES = {
-    torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16,
-    torch.int8, torch.uint8,
-}  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+}
 
 
 def _to_contiguous(x: Any, dtype: torch.dtype) -> torch.Tensor:

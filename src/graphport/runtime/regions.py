@@ -193,10 +193,10 @@ def _inner_nodes(node: Node, module: GraphModule) -> list[Node]:
 def _find_torch_nodes(graph: Graph) -> set[Node]:
     """Numbers are torch's: reading a size costs nothing. So are writes, assertions and the like."""
     return {
-        n for n in graph.nodes
-        if n.op == "call_function"
-        and (isinstance(_describe_node(n), _NUMBERS) or _has_effects(n))
-    }  # fmt: skip
+        n
+        for n in graph.nodes
+        if n.op == "call_function" and (isinstance(_describe_node(n), _NUMBERS) or _has_effects(n))
+    }
 
 
 def _is_write(node: Node) -> bool:

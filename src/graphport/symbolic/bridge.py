@@ -50,9 +50,17 @@ class SymNode:
     """
 
     __slots__ = (
-        "_expr", "constant", "is_bool", "is_float", "is_int", "pytype", "results", "shape_env",
-        "shell", "simplified",
-    )  # fmt: skip
+        "_expr",
+        "constant",
+        "is_bool",
+        "is_float",
+        "is_int",
+        "pytype",
+        "results",
+        "shape_env",
+        "shell",
+        "simplified",
+    )
 
     def __init__(self, value: Value, env: ShapeEnv) -> None:
         self._expr: Any = value

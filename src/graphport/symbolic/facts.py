@@ -139,9 +139,14 @@ class Facts:
     def checkpoint(self) -> Callable[[], None]:
         """What goes back to what is known now; of symbols made since, to what they began with."""
         stores: tuple[Any, ...] = (
-            self.bounds, self.rewrites, self.nonneg, self.zero, self.nonzero, self.truths,
+            self.bounds,
+            self.rewrites,
+            self.nonneg,
+            self.zero,
+            self.nonzero,
+            self.truths,
             self._exact,
-        )  # fmt: skip
+        )
         kept = [store.copy() for store in stores]
         learnt, finish = len(self.learnt), self._finish
 

@@ -109,15 +109,19 @@ _PYTHON = _Style(
 )
 # Nothing here asks a symbolic value for its truth or its number.
 _CODE = _Style(
-    {**_PYTHON_CALLS, "to_float": "torch.sym_float", "trunc": "torch.sym_int",
-     "sqrt": "torch.sym_sqrt"},
+    {
+        **_PYTHON_CALLS,
+        "to_float": "torch.sym_float",
+        "trunc": "torch.sym_int",
+        "sqrt": "torch.sym_sqrt",
+    },
     {**_INFIX, "and": (" & ", _BITAND, _ATOM, _ATOM), "or": (" | ", _BITOR, _ATOM, _ATOM)},
     "{0} == {1}",
     "{0} != {1}",
     "torch.sym_not({0})",
     "torch.sym_ite({0}, {1}, {2})",
     "math.",
-)  # fmt: skip
+)
 _SYMBOLIC = _Style(
     _SYMBOLIC_CALLS,
     {

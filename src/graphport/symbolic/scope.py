@@ -285,8 +285,9 @@ class Scope:
         if self.reveal is None:
             raise error
         self.passed_over.append(error)
-        values = {s: self._hints[s] if s in self._hints else self.reveal(s)
-                  for s in expr.symbols(e)}  # fmt: skip
+        values = {
+            s: self._hints[s] if s in self._hints else self.reveal(s) for s in expr.symbols(e)
+        }
         return expr.evaluate(e, values)
 
     # Parts of the program that may not run
@@ -366,9 +367,14 @@ class Scope:
         self._facts.learn(fact.cond)
 
     def _record(
-        self, cond: Truth, kind: str, where: Location | None, message: str = "", *,
+        self,
+        cond: Truth,
+        kind: str,
+        where: Location | None,
+        message: str = "",
+        *,
         asked: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert isinstance(cond, Expr)
         if self.closed:
             raise NotKnown(cond)

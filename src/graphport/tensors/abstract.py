@@ -213,10 +213,15 @@ def make_abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> Abs
         if strides is not None:
             strides = [to_torch(s) for s in strides]
     t = _make_wrapper(
-        AbstractTensor, sizes, strides=strides, dtype=abstract.dtype, device=abstract.device,
-        requires_grad=requires_grad, storage_size=0,
+        AbstractTensor,
+        sizes,
+        strides=strides,
+        dtype=abstract.dtype,
+        device=abstract.device,
+        requires_grad=requires_grad,
+        storage_size=0,
         storage_offset=None if plain else to_torch(offset),
-    )  # fmt: skip
+    )
     # storage_size: or C++ works out the number of bytes, through a dozen calls on symbolic sizes.
     t._abstract = abstract
     return t

@@ -189,9 +189,14 @@ def lacks_data(t: torch.Tensor) -> bool:
 def make_weightless(inner: torch.Tensor, device: torch.device, memory: Memory) -> WeightlessTensor:
     """A tensor that lies in memory as a tensor on the meta device does."""
     t = torch.Tensor._make_wrapper_subclass(
-        WeightlessTensor, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=device,
-        storage_offset=inner.storage_offset(), storage_size=0,
-    )  # fmt: skip
+        WeightlessTensor,
+        inner.shape,
+        strides=inner.stride(),
+        dtype=inner.dtype,
+        device=device,
+        storage_offset=inner.storage_offset(),
+        storage_size=0,
+    )
     t._inner, t._memory = inner, memory
     torch._C._set_conj(t, inner.is_conj())
     torch._C._set_neg(t, inner.is_neg())
@@ -239,8 +244,9 @@ def _make_inner(t: torch.Tensor) -> torch.Tensor:
     twin = getattr(storage, "_weightless", None)
     if twin is None:
         twin = storage._weightless = (
-            torch.UntypedStorage(storage.nbytes(), device=_META), Memory()
-        )  # fmt: skip
+            torch.UntypedStorage(storage.nbytes(), device=_META),
+            Memory(),
+        )
     return Geometry.of(t).over(twin[0])
 
 

@@ -361,8 +361,10 @@ class _HigherOrderCall:
         graph.add_written(written)
         outside = graph.outside
         reference = graph.finish(outside)
-        results = [from_torch(r) if isinstance(r, _SYMBOLIC) else r
-                   for r in map(describe_argument, graph.results)]  # fmt: skip
+        results = [
+            from_torch(r) if isinstance(r, _SYMBOLIC) else r
+            for r in map(describe_argument, graph.results)
+        ]
         placed = [self._lowered(a) for a in place(reference, outside)]
         options = {key: self._lowered(a) for key, a in kwargs.items()}
         self._check(placed, options, outside)
@@ -404,9 +406,13 @@ class _HigherOrderCall:
     def _place(self, args: Any) -> Callable[[Any, Any], list[Any]]:
         """Where the graph and its operands go among the arguments."""
         given = {id(x) for x in self.operands}
-        whole = [i for i, a in enumerate(args) if isinstance(a, (tuple, list))
-                 and len(a) == len(self.operands)
-                 and all(x is y for x, y in zip(a, self.operands, strict=True))]  # fmt: skip
+        whole = [
+            i
+            for i, a in enumerate(args)
+            if isinstance(a, (tuple, list))
+            and len(a) == len(self.operands)
+            and all(x is y for x, y in zip(a, self.operands, strict=True))
+        ]
         single = [i for i, a in enumerate(args) if id(a) in given and not _is_function(a)]
         if not whole and len(single) != len(self.operands):
             raise self.refusal("it does not call its function with its operands")

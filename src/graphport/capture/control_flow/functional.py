@@ -123,8 +123,13 @@ def _check_carried(before: Any, after: Any) -> None:
     """What is carried stays the same in kind."""
     old, spec = pytree.tree_flatten(before)
     new, found = pytree.tree_flatten(after)
-    kinds = [[(x.dtype, x.device, tuple(x.shape)) if isinstance(x, torch.Tensor) else type(x)
-              for x in side] for side in (old, new)]  # fmt: skip
+    kinds = [
+        [
+            (x.dtype, x.device, tuple(x.shape)) if isinstance(x, torch.Tensor) else type(x)
+            for x in side
+        ]
+        for side in (old, new)
+    ]
     if spec != found or kinds[0] != kinds[1]:
         raise UserError(
             f"gp.scan carries {_format_tree(before)}, but its function returns "
@@ -135,10 +140,16 @@ def _check_carried(before: Any, after: Any) -> None:
 
 
 def _format_tree(tree: Any) -> str:
-    return str(pytree.tree_map(
-        lambda x: f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
-        if isinstance(x, torch.Tensor) else x, tree,
-    ))  # fmt: skip
+    return str(
+        pytree.tree_map(
+            lambda x: (
+                f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+                if isinstance(x, torch.Tensor)
+                else x
+            ),
+            tree,
+        )
+    )
 
 
 def _stack_steps(what: str, steps: Sequence[Any], dim: int) -> Any:

@@ -38,8 +38,10 @@ higher_order = torch.ops.higher_order
 
 _INT64 = torch.iinfo(torch.int64)
 _RANGES = {
-    int: Range(_INT64.min, _INT64.max), float: Range(-float("inf"), float("inf")), bool: Range(0, 1)
-}  # fmt: skip
+    int: Range(_INT64.min, _INT64.max),
+    float: Range(-float("inf"), float("inf")),
+    bool: Range(0, 1),
+}
 
 
 class CarriedValues:
@@ -53,8 +55,9 @@ class CarriedValues:
         self.given = [self._checked(x) for x in given]
         self.layouts = {
             i: _drop_offset(tracer.value(x).abstract)
-            for i, x in enumerate(self.given) if isinstance(x, torch.Tensor)
-        }  # fmt: skip
+            for i, x in enumerate(self.given)
+            if isinstance(x, torch.Tensor)
+        }
         """How tensors lie in memory, in every step and after it."""
         self.unsteady = {i for i, a in self.layouts.items() if not self._is_steady(i, a)}
         """Those that do not lie in one way: in the graph they do, in the order of their dims."""
@@ -349,8 +352,10 @@ def _is_alike(tracer: Tracer, a: Abstract, b: Abstract) -> bool:
 
 
 def _make_elements(tracer: Tracer, body: Subgraph, xs: Sequence[Any], what: str) -> list[Any]:
-    return [_make_element(tracer, body, x, f"an element of {what} (input {i})")
-            for i, x in enumerate(xs)]  # fmt: skip
+    return [
+        _make_element(tracer, body, x, f"an element of {what} (input {i})")
+        for i, x in enumerate(xs)
+    ]
 
 
 def _make_element(tracer: Tracer, body: Subgraph, x: Any, what: str) -> torch.Tensor:

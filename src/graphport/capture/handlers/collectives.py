@@ -140,13 +140,19 @@ def all_to_all_base(
 
 
 _FUNCTIONAL: dict[str, Callable[..., None]] = {
-    "allreduce_": all_reduce, "allreduce_coalesced_": all_reduce, "broadcast_": broadcast,
-    "allgather_": all_gather, "allgather_coalesced_": all_gather,
-    "_allgather_base_": all_gather_base, "allgather_into_tensor_coalesced_": all_gather_bases,
-    "reduce_scatter_": reduce_scatter, "_reduce_scatter_base_": reduce_scatter_base,
+    "allreduce_": all_reduce,
+    "allreduce_coalesced_": all_reduce,
+    "broadcast_": broadcast,
+    "allgather_": all_gather,
+    "allgather_coalesced_": all_gather,
+    "_allgather_base_": all_gather_base,
+    "allgather_into_tensor_coalesced_": all_gather_bases,
+    "reduce_scatter_": reduce_scatter,
+    "_reduce_scatter_base_": reduce_scatter_base,
     "reduce_scatter_tensor_coalesced_": reduce_scatter_bases,
-    "alltoall_": all_to_all, "alltoall_base_": all_to_all_base,
-}  # fmt: skip
+    "alltoall_": all_to_all,
+    "alltoall_base_": all_to_all_base,
+}
 """By name of the operator in c10d; the process group comes first, then what else it is given."""
 _ALTERNATIVES = {
     "reduce_": "dist.all_reduce(tensor), which gives every rank the result",

@@ -21,9 +21,12 @@ aten = torch.ops.aten
 
 
 @register_handler(
-    aten.gradient.scalarint, aten.gradient.scalararray, aten.gradient.array,
-    aten.gradient.scalarrayint, aten.gradient.scalarrayarray,
-)  # fmt: skip
+    aten.gradient.scalarint,
+    aten.gradient.scalararray,
+    aten.gradient.array,
+    aten.gradient.scalarrayint,
+    aten.gradient.scalarrayarray,
+)
 def gradient(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     x, order = args[0], kwargs.get("edge_order", 1)
     sizes = tracer.value(x).abstract.sizes
@@ -37,10 +40,17 @@ def gradient(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) ->
             tracer, info.op.decompose, args, kwargs
         )  # which says what is wrong
     for d in dims:
-        require(ge(sizes[d], order + 1), "torch.gradient expected each dimension size to be at "
-                "least edge_order+1, got {0} in dim {1}", sizes[d], d)  # fmt: skip
-    return [trace_decomposition(tracer, _gradient_along, (x, d, space, order), {})
-            for d, space in zip(dims, spaces, strict=True)]  # fmt: skip
+        require(
+            ge(sizes[d], order + 1),
+            "torch.gradient expected each dimension size to be at "
+            "least edge_order+1, got {0} in dim {1}",
+            sizes[d],
+            d,
+        )
+    return [
+        trace_decomposition(tracer, _gradient_along, (x, d, space, order), {})
+        for d, space in zip(dims, spaces, strict=True)
+    ]
 
 
 def _is_list(x: Any) -> bool:
@@ -105,8 +115,9 @@ def _multiply_chain(tensors: list[Tensor], extent: list[int]) -> Tensor:
         if i == j:
             return 0, i
         ends = extent[i] * extent[j + 1]
-        return min((plan(i, k)[0] + plan(k + 1, j)[0] + ends * extent[k + 1], k)
-                   for k in range(i, j))  # fmt: skip
+        return min(
+            (plan(i, k)[0] + plan(k + 1, j)[0] + ends * extent[k + 1], k) for k in range(i, j)
+        )
 
     def product(i: int, j: int) -> Tensor:
         k = plan(i, j)[1]
@@ -126,8 +137,10 @@ def istft(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> An
     hop = given["hop_length"] = given["hop_length"] or n // 4
     long = given["win_length"] = given["win_length"] or n
     if not spectrum.is_complex():
-        raise RuntimeError("istft requires a complex-valued input tensor matching the output from "
-                           "stft with return_complex=True.")  # fmt: skip
+        raise RuntimeError(
+            "istft requires a complex-valued input tensor matching the output from "
+            "stft with return_complex=True."
+        )
     fits = spectrum.dim() in (2, 3) and 0 < hop <= long <= n
     bins = tracer.value(spectrum).abstract.sizes[-2] if fits else None
     if given["onesided"] is None:
@@ -143,9 +156,16 @@ def istft(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> An
 
 
 def _inverse_stft(
-    spectrum: Tensor, n: int, hop: int, long: int, window: Tensor | None, center: bool,
-    normalized: bool, onesided: bool, length: Any,
-) -> Tensor:  # fmt: skip
+    spectrum: Tensor,
+    n: int,
+    hop: int,
+    long: int,
+    window: Tensor | None,
+    center: bool,
+    normalized: bool,
+    onesided: bool,
+    length: Any,
+) -> Tensor:
     """Frames in time, added where they overlap, over what their windows add up to."""
     if window is None:
         window = torch.ones(long, dtype=spectrum.real.dtype, device=spectrum.device)
@@ -193,9 +213,13 @@ def _make_window(shape: Function) -> Function:
 
     @functools.wraps(shape)
     def window(
-        window_length: Any, periodic: bool = True, *numbers: float, dtype: Any = None,
-        device: Any = None, **more: Any,
-    ) -> Any:  # fmt: skip
+        window_length: Any,
+        periodic: bool = True,
+        *numbers: float,
+        dtype: Any = None,
+        device: Any = None,
+        **more: Any,
+    ) -> Any:
         if dtype is not None and not dtype.is_floating_point:
             return NotImplemented
         shaping = {k: v for k, v in more.items() if k in ("alpha", "beta")}
@@ -303,9 +327,11 @@ def _count_below(row: Any, col: Any, offset: Any) -> Any:
 
     above = torch.sym_max(offset, 0)
     return (
-        triangle(rows(offset)) - triangle(above)
-        - triangle(rows(offset - col)) + triangle(torch.sym_max(above - col, 0))
-    )  # fmt: skip
+        triangle(rows(offset))
+        - triangle(above)
+        - triangle(rows(offset - col))
+        + triangle(torch.sym_max(above - col, 0))
+    )
 
 
 def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Any:

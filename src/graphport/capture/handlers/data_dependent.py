@@ -261,9 +261,15 @@ def unique_dim(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
 
 
 def _unique_along(
-    tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords, x: Abstract, dim: int | None,
-    inverse: bool, counts: bool,
-) -> Any:  # fmt: skip
+    tracer: Tracer,
+    info: OpInfo,
+    args: Any,
+    kwargs: Keywords,
+    x: Abstract,
+    dim: int | None,
+    inverse: bool,
+    counts: bool,
+) -> Any:
     sized = UnbackedResult(tracer)
     if dim is None:
         n = sized.size(0, 0, numel(x.sizes))
@@ -344,8 +350,9 @@ def bincount(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     dtype = torch.int64
     if weights is not None:
         given = tracer.value(weights).abstract
-        require_sizes(given.sizes, x.sizes, "bincount: weights {0} and input {1} differ in length",
-                      given, x)  # fmt: skip
+        require_sizes(
+            given.sizes, x.sizes, "bincount: weights {0} and input {1} differ in length", given, x
+        )
         dtype = given.dtype
         dtype = torch.float32 if dtype is torch.float32 else torch.float64
     sized = UnbackedResult(tracer)

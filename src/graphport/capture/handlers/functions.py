@@ -118,10 +118,16 @@ _ADAPTIVE_POOLS = {
     F.adaptive_max_pool3d_with_indices: aten.adaptive_max_pool3d.default,
 }
 _MAX_POOLS = {
-    F.max_pool1d: 1, F.max_pool1d_with_indices: 1, torch.max_pool1d: 1,
-    F.max_pool2d: 2, F.max_pool2d_with_indices: 2, torch.max_pool2d: 2,
-    F.max_pool3d: 3, F.max_pool3d_with_indices: 3, torch.max_pool3d: 3,
-}  # fmt: skip
+    F.max_pool1d: 1,
+    F.max_pool1d_with_indices: 1,
+    torch.max_pool1d: 1,
+    F.max_pool2d: 2,
+    F.max_pool2d_with_indices: 2,
+    torch.max_pool2d: 2,
+    F.max_pool3d: 3,
+    F.max_pool3d_with_indices: 3,
+    torch.max_pool3d: 3,
+}
 _AVG_POOLS = {F.avg_pool1d: 1, F.avg_pool2d: 2, F.avg_pool3d: 3}
 
 
@@ -160,8 +166,15 @@ def max_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 @register_override(*_AVG_POOLS)
 def avg_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    names = ("input", "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad",
-             "divisor_override")  # fmt: skip
+    names = (
+        "input",
+        "kernel_size",
+        "stride",
+        "padding",
+        "ceil_mode",
+        "count_include_pad",
+        "divisor_override",
+    )
     given = _arguments_by_name(names, args, kwargs)
     n = _AVG_POOLS[func]
     if not _is_global_window(tracer, given, n) or given.get("divisor_override") is not None:
@@ -185,8 +198,10 @@ def _is_global_window(tracer: Tracer, given: dict[str, Any], n: int) -> bool:
     if not any(isinstance(k, torch.SymInt) for k in kernel) or x.dim() <= n:
         return False
     kernel = kernel * n if len(kernel) == 1 else kernel
-    plain = all(_has_only(given.get(name, wanted), wanted)
-                for name, wanted in (("padding", 0), ("dilation", 1)))  # fmt: skip
+    plain = all(
+        _has_only(given.get(name, wanted), wanted)
+        for name, wanted in (("padding", 0), ("dilation", 1))
+    )
     sizes = map(from_torch, x.shape[-n:])
     return plain and all(map(tracer.scope.same, map(from_torch, kernel), sizes))
 

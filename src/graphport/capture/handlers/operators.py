@@ -151,8 +151,12 @@ def _require_storage(owner: Value, view: Abstract) -> None:
         require_at_example(
             le(view.offset + _storage_extent(view), room),
             "setStorage: sizes {0}, strides {1}, storage offset {2} are out of bounds for storage "
-            "of {3} elements", list(view.sizes), list(view.strides), view.offset, room,
-        )  # fmt: skip
+            "of {3} elements",
+            list(view.sizes),
+            list(view.strides),
+            view.offset,
+            room,
+        )
 
 
 def _storage_extent(a: Abstract) -> Size:
@@ -284,8 +288,9 @@ def _note_possible_alias(tracer: Tracer, base: Value, copy: Any, memory_format: 
         torch.channels_last_3d: channels_last_strides,
     }.get(memory_format)
     if lines is not None:
-        tracer.note_possible_alias(base, tracer.value(copy), node,
-                     lambda: values.has_strides(have, lines(have.sizes)))  # fmt: skip
+        tracer.note_possible_alias(
+            base, tracer.value(copy), node, lambda: values.has_strides(have, lines(have.sizes))
+        )
 
 
 # Writes
@@ -313,10 +318,14 @@ def copy_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 @register_handler(
-    aten.resize_.default, aten.resize_as_.default, aten.set_.default,
-    aten.set_.source_Storage, aten.set_.source_Storage_storage_offset,
-    aten.set_.source_Tensor, aten.set_.source_Tensor_storage_offset,
-)  # fmt: skip
+    aten.resize_.default,
+    aten.resize_as_.default,
+    aten.set_.default,
+    aten.set_.source_Storage,
+    aten.set_.source_Storage_storage_offset,
+    aten.set_.source_Tensor,
+    aten.set_.source_Tensor_storage_offset,
+)
 def refuse_resize(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     raise MutationError(
         f"{info.name}() gives a tensor other memory, which a functional graph cannot express",
@@ -329,9 +338,11 @@ def refuse_resize(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> 
 
 
 @register_handler(
-    aten.dropout.default, aten.alpha_dropout.default, aten.feature_dropout.default,
+    aten.dropout.default,
+    aten.alpha_dropout.default,
+    aten.feature_dropout.default,
     aten.feature_alpha_dropout.default,
-)  # fmt: skip
+)
 def dropout(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """Outside of training dropout is nothing at all."""
     if not args[2] or args[1] == 0:
@@ -344,9 +355,11 @@ def dropout(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 @register_handler(
-    aten.dropout_.default, aten.alpha_dropout_.default, aten.feature_dropout_.default,
+    aten.dropout_.default,
+    aten.alpha_dropout_.default,
+    aten.feature_dropout_.default,
     aten.feature_alpha_dropout_.default,
-)  # fmt: skip
+)
 def dropout_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     if not args[2] or args[1] == 0:
         return args[0]
@@ -493,9 +506,13 @@ def scatter_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> A
     view = get_op_info(_SCATTERED_VIEWS[info.op]).rule(describe_argument(base), *rest, **keywords)
     if info.op is aten.as_strided_scatter.default:
         _require_storage(tracer.value(args[0]), view)
-    require_sizes(describe_argument(new).sizes, view.sizes,
-                  "expected src to have the size of the view, {1}, but got {0}",
-                  describe_argument(new), view)  # fmt: skip
+    require_sizes(
+        describe_argument(new).sizes,
+        view.sizes,
+        "expected src to have the size of the view, {1}, but got {0}",
+        describe_argument(new),
+        view,
+    )
     return record_pure(tracer, info, args, kwargs)
 
 
@@ -514,15 +531,30 @@ def view_copy(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 register_handler(
-    aten.alias_copy.default, aten.as_strided_copy.default, aten.detach_copy.default,
-    aten.diagonal_copy.default, aten.expand_copy.default, aten.narrow_copy.default,
-    aten.permute_copy.default, aten.select_copy.int, aten.slice_copy.Tensor,
-    aten.split_copy.Tensor, aten.split_with_sizes_copy.default, aten.squeeze_copy.default,
-    aten.squeeze_copy.dim, aten.squeeze_copy.dims, aten.t_copy.default, aten.transpose_copy.int,
-    aten.unbind_copy.int, aten.unfold_copy.default, aten.unsqueeze_copy.default,
-    aten.view_as_complex_copy.default, aten.view_as_real_copy.default, aten.view_copy.default,
+    aten.alias_copy.default,
+    aten.as_strided_copy.default,
+    aten.detach_copy.default,
+    aten.diagonal_copy.default,
+    aten.expand_copy.default,
+    aten.narrow_copy.default,
+    aten.permute_copy.default,
+    aten.select_copy.int,
+    aten.slice_copy.Tensor,
+    aten.split_copy.Tensor,
+    aten.split_with_sizes_copy.default,
+    aten.squeeze_copy.default,
+    aten.squeeze_copy.dim,
+    aten.squeeze_copy.dims,
+    aten.t_copy.default,
+    aten.transpose_copy.int,
+    aten.unbind_copy.int,
+    aten.unfold_copy.default,
+    aten.unsqueeze_copy.default,
+    aten.view_as_complex_copy.default,
+    aten.view_as_real_copy.default,
+    aten.view_copy.default,
     aten.view_copy.dtype,
-)(view_copy)  # fmt: skip
+)(view_copy)
 
 
 # Marks for the profiler

@@ -67,9 +67,10 @@ def _other_decompositions() -> Table:
     from torch._decomp import decomposition_table
 
     return {
-        op: fn for op, fn in decomposition_table.items()
+        op: fn
+        for op, fn in decomposition_table.items()
         if isinstance(op, OpOverload) and not fn.__module__.startswith("torch._refs")
-    }  # fmt: skip
+    }
 
 
 def run_decompositions(
@@ -171,8 +172,9 @@ class Decomposition(Rewriter):
     def reasons_to_keep(self, node: Node) -> tuple[type[Exception], ...]:
         """Kernels of torch that ask for data, or for plain sizes; a user's table may not fail."""
         own = self.tracer.table.get(node.target) in (
-            core_aten_table().get(node.target), _other_decompositions().get(node.target)
-        )  # fmt: skip
+            core_aten_table().get(node.target),
+            _other_decompositions().get(node.target),
+        )
         return (*super().reasons_to_keep(node), *(_FAILURES if own else ()))
 
 
@@ -297,8 +299,10 @@ def attention(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     q, k, v = (given.pop(n) for n in ("query", "key", "value"))
     mask = given.get("attn_mask")
     if mask is not None and mask.dtype is torch.bool:
-        kept, left_out = (tracer.call(aten.full.default, [], x, dtype=q.dtype, device=q.device)
-                          for x in (0.0, -math.inf))  # fmt: skip
+        kept, left_out = (
+            tracer.call(aten.full.default, [], x, dtype=q.dtype, device=q.device)
+            for x in (0.0, -math.inf)
+        )
         given["attn_mask"] = tracer.call(aten.where.self, mask, kept, left_out)
     return tracer.call(aten._scaled_dot_product_attention_math.default, q, k, v, **given)[0]
 
@@ -360,8 +364,10 @@ def max_pool1d(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> 
     """torch's kernel takes plain sizes only; as one row of two dims it is core ATen."""
     x, *windows, ceil_mode = (*args, *_DEFAULT_WINDOWS[len(args) - 2 :])
     size, stride, padding, dilation = windows
-    flat = [[least, *pair] for least, pair in
-            zip((1, 1, 0, 1), (size, stride or size, padding, dilation), strict=True)]  # fmt: skip
+    flat = [
+        [least, *pair]
+        for least, pair in zip((1, 1, 0, 1), (size, stride or size, padding, dilation), strict=True)
+    ]
     row = tracer.call(aten.unsqueeze.default, x, -2)
     out = tracer.call(aten.max_pool2d_with_indices.default, row, *flat, ceil_mode)[0]
     return tracer.call(aten.squeeze.dims, out, [-2])
@@ -412,21 +418,32 @@ def _may_be_empty(node: Node) -> bool:
 
 # Composite in name: they give numbers.
 _NUMBER_OPS = (
-    aten.item.default, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default,
+    aten.item.default,
+    aten.sym_size.int,
+    aten.sym_stride.int,
+    aten.sym_numel.default,
     aten.sym_storage_offset.default,
-)  # fmt: skip
+)
 # Composite, and without a trace in the graph where there is nothing to do.
 _STRUCTURAL = (
-    aten.to.dtype, aten.to.device, aten.to.other, aten.to.dtype_layout, aten.contiguous.default,
-    aten.item.default, aten.broadcast_tensors.default, aten.lift_fresh.default,
-    aten._reshape_alias.default, aten.alias.default,
-)  # fmt: skip
+    aten.to.dtype,
+    aten.to.device,
+    aten.to.other,
+    aten.to.dtype_layout,
+    aten.contiguous.default,
+    aten.item.default,
+    aten.broadcast_tensors.default,
+    aten.lift_fresh.default,
+    aten._reshape_alias.default,
+    aten.alias.default,
+)
 
 _QUERIES = ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "size", "stride", "numel")
 _MAYBE_MUTATING = (
-    aten.native_batch_norm.default, aten._native_batch_norm_legit.default,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit.default,
     aten._batch_norm_with_update.default,
-)  # fmt: skip
+)
 
 
 def _check_preserved(op: Any) -> None:
@@ -496,10 +513,11 @@ def _integer_linspace(start: Any, end: Any, steps: Any, dtype: torch.dtype, opti
     its products to be exact, so that the last addition is the one that rounds.
     """
     low, high = (
-        x.to(dtype).double() if isinstance(x, Tensor)
+        x.to(dtype).double()
+        if isinstance(x, Tensor)
         else aten.scalar_tensor.default(x, dtype=dtype, **options).double()
         for x in (start, end)
-    )  # fmt: skip
+    )
     step = (high - low) / torch.sym_max(steps - 1, 1)
     short = step.float().double()
     rest = step - short
@@ -511,9 +529,14 @@ def _integer_linspace(start: Any, end: Any, steps: Any, dtype: torch.dtype, opti
 
 
 def logspace(
-    start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: torch.dtype | None = None,
+    start: Any,
+    end: Any,
+    steps: Any,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
     **options: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Powers of equally spaced numbers; of whole ones only the ends are whole."""
     dtype = dtype or torch.get_default_dtype()
     if dtype.is_complex or any(map(_is_complex, (start, end))):
@@ -566,10 +589,12 @@ def upsample_nearest2d(input: Tensor, output_size: Any, scale_factors: Any = Non
     """Only in images torch's kernel goes by the sizes where they stay, or double."""
     sizes, scales = _sizes_and_scales(input, output_size, scale_factors)
     rows, columns = (
-        (torch.arange(size, device=input.device).to(torch.float32)
-         * _ratio(have, size, scale, doubled=True)).to(torch.int64)
+        (
+            torch.arange(size, device=input.device).to(torch.float32)
+            * _ratio(have, size, scale, doubled=True)
+        ).to(torch.int64)
         for have, size, scale in zip(input.shape[2:], sizes, scales, strict=True)
-    )  # fmt: skip
+    )
     out = aten.index.Tensor(input, [None, None, rows.unsqueeze(-1), columns])
     return out.contiguous(memory_format=torch._prims_common.suggest_memory_format(input))
 

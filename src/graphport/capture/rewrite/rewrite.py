@@ -84,8 +84,14 @@ class Rewriter:
     def _visit_node(self, node: Node) -> Any:
         try:
             return self.visit(node)
-        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError,
-                ValueError) as error:  # fmt: skip
+        except (
+            ArithmeticError,
+            AssertionError,
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:
             if isinstance(error, ExportError) or not self.program.from_file:
                 raise
             # A file may call operators with anything that their schemas allow.
@@ -286,9 +292,10 @@ class Rewriter:
 
     def _owner(self, node: Node) -> GraphModule:
         return next(
-            m for m in self.program.graph_module.modules()
+            m
+            for m in self.program.graph_module.modules()
             if isinstance(m, GraphModule) and m.graph is node.graph
-        )  # fmt: skip
+        )
 
     def _bind_number(self, val: Any, node: Node) -> None:
         """A number that a graph is given, or computes: as it is, and as what it is known to be.
@@ -348,8 +355,10 @@ def makes_symbols(node: Node, recorder: Recorder) -> bool:
     numbers = [n for v in found for n in (v.shape if isinstance(v, torch.Tensor) else (v,))]
     return any(
         not recorder.is_defined(s)
-        for n in numbers if isinstance(n, _SYMBOLIC) for s in symbols(from_torch(n))
-    )  # fmt: skip
+        for n in numbers
+        if isinstance(n, _SYMBOLIC)
+        for s in symbols(from_torch(n))
+    )
 
 
 def _map_results(node: Node, recorder: Recorder, hold: Callable[[Node], Any]) -> Any:

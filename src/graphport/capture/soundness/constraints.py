@@ -75,9 +75,12 @@ class _ConstraintSolver:
         forms = {s: form for s, form in self.solver.forms.items() if form is not s}
         notes = [self._note(s, guarded) for s in self.unnamed if self._value(s)]
         return Constraints(
-            [c for c in told if isinstance(c, Expr)], forms, self._ranges(forms), notes,
+            [c for c in told if isinstance(c, Expr)],
+            forms,
+            self._ranges(forms),
+            notes,
             tuple(str(f.cond) for f in guarded if f.cond in left and self._excludes(f)),
-        )  # fmt: skip
+        )
 
     def _excludes(self, fact: Fact) -> bool:
         """Whether a question was answered so that one size of a named dim is refused."""
@@ -167,9 +170,10 @@ class _ConstraintSolver:
             fix=fixes,
         )
         error.questions = tuple(
-            str(f.cond) for f in unmet
+            str(f.cond)
+            for f in unmet
             if f.asked and not f.internal and any(s in changed for s in symbols(f.cond))
-        )  # fmt: skip
+        )
         return error
 
     def _force(self, left: list[Expr]) -> list[Expr]:
@@ -194,8 +198,9 @@ class _ConstraintSolver:
 
     def _lines(self, fact: Fact, complex_: list[Expr]) -> Iterator[str]:
         """A fact in words, once or for each dim that it concerns."""
-        cond = substitute(fact.cond, {s: self.solver.forms[s] for s in self.unnamed
-                                      if self._has_user_names(s)})  # fmt: skip
+        cond = substitute(
+            fact.cond, {s: self.solver.forms[s] for s in self.unnamed if self._has_user_names(s)}
+        )
         if not isinstance(cond, Expr):
             return
         involved = symbols(cond)
@@ -244,8 +249,9 @@ class _ConstraintSolver:
         if places:
             return "\n  - ".join(
                 f"{e} = {path} must be specialized to {substitute(e, {s: value})} because the "
-                f"guards generated for it are too complex" for e, path in places
-            )  # fmt: skip
+                f"guards generated for it are too complex"
+                for e, path in places
+            )
         name = s.name if s in self.named else "Dim.DYNAMIC"
         return (
             f"You marked {self._place(s)} as dynamic ({name}) but your code specialized it to be a "
@@ -358,10 +364,12 @@ def _substitute_val(val: Any, forms: Forms) -> Any:
     if isinstance(val, AbstractTensor):
         old = val._abstract
         new = Abstract(
-            _substitute_sizes(old.sizes, forms), old.dtype, old.device,
+            _substitute_sizes(old.sizes, forms),
+            old.dtype,
+            old.device,
             None if old._strides is None else _substitute_sizes(old._strides, forms),
             substitute(old.offset, forms),
-        )  # fmt: skip
+        )
         unchanged = (new.sizes, new._strides, new.offset) == (old.sizes, old._strides, old.offset)
         return val if unchanged else make_abstract_tensor(new, val.requires_grad)
     if isinstance(val, tuple):

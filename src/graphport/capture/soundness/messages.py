@@ -55,22 +55,25 @@ def refuse_layer(module: nn.Module, args: Any, path: str | None) -> None:
 
 _TORCH_MESSAGES: tuple[tuple[str, type[ExportError], str, str], ...] = (
     (
-        "TorchScript interpreter", UnsupportedError,
+        "TorchScript interpreter",
+        UnsupportedError,
         "the program runs TorchScript (torch.jit.script or torch.jit.trace), which fails on "
         "tensors without data",
         "use the Python function or module that it was made of",
     ),
     (
-        "data pointer", DataDependentError,
+        "data pointer",
+        DataDependentError,
         "the program asks for the memory of a tensor, which has none while it is captured",
         "compute with torch functions, or in a torch.library.custom_op",
     ),
     (
-        "INTERNAL ASSERT FAILED", UnsupportedError,
+        "INTERNAL ASSERT FAILED",
+        UnsupportedError,
         "torch cannot run this on tensors without data",
         "compute it outside of the program, or in a torch.library.custom_op",
     ),
-)  # fmt: skip
+)
 
 
 def translate_torch_error(error: Exception, where: source.Location | None) -> ExportError | None:

@@ -33,8 +33,9 @@ from graphport.tensors.abstract import AbstractTensor
 
 # Exactly these: a subclass may do anything when it is looked into.
 _CONTAINERS = (dict, list, set, deque, OrderedDict, defaultdict)
-_STORES = {f"{verb}_{what}" for verb in ("STORE", "DELETE")
-           for what in ("ATTR", "GLOBAL", "DEREF", "NAME")}  # fmt: skip
+_STORES = {
+    f"{verb}_{what}" for verb in ("STORE", "DELETE") for what in ("ATTR", "GLOBAL", "DEREF", "NAME")
+}
 _MISSING: Any = object()
 
 
@@ -66,9 +67,10 @@ class GlobalsSnapshot:
             for name, value in before.items():
                 self._keep(prefix + name, value)
         self._cells = [
-            (name, cell, _read_cell(cell)) for f in self._functions
+            (name, cell, _read_cell(cell))
+            for f in self._functions
             for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
-        ]  # fmt: skip
+        ]
         for name, _, value in self._cells:
             self._keep(name, value)
 
@@ -153,8 +155,12 @@ def find_module_changes(snapshot: Snapshot, root: nn.Module | None) -> Iterator[
 def _find_attribute_changes(
     path: str, owner: nn.Module, before: dict[str, Any]
 ) -> Iterator[Change]:
-    code = [f for kind in type(owner).__mro__ for f in vars(kind).values()
-            if isinstance(f, types.FunctionType)]  # fmt: skip
+    code = [
+        f
+        for kind in type(owner).__mro__
+        for f in vars(kind).values()
+        if isinstance(f, types.FunctionType)
+    ]
     for name, value in _iterate_differences(before, vars(owner)):
         told = f"{path}.{name}" if path else f"self.{name}"
         renews = isinstance(before.get(name), torch.Tensor)

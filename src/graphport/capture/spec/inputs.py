@@ -70,12 +70,25 @@ def register_dataclass(cls: type[Any], *, serialized_type_name: str | None = Non
 
 # Binds arguments to the signature, flattens and names them.
 
-CONSTANT_TYPES = (int, float, bool, str, complex, type(None), torch.dtype, torch.device,
-             torch.memory_format, torch.layout)  # fmt: skip
+CONSTANT_TYPES = (
+    int,
+    float,
+    bool,
+    str,
+    complex,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.memory_format,
+    torch.layout,
+)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _CONVERSIONS: dict[type, Callable[[Any], Any]] = {
-    str: str.__str__, int: int.__int__, float: float.__float__, complex: complex.__complex__,
-}  # fmt: skip
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+    complex: complex.__complex__,
+}
 
 
 def to_plain_constant(x: Any) -> Any:
@@ -182,11 +195,17 @@ def bind_inputs(
             leaves.append(Leaf(leaf, name + suffix, path + pytree.keystr(key_path)))
     spec = pytree.tree_structure((args, kwargs))
     return Inputs(
-        leaves, spec, args, kwargs, [name for name, _, _ in named],
-        _count_positional(signature, args, kwargs), _map_parameters(signature, bound, args), target,
+        leaves,
+        spec,
+        args,
+        kwargs,
+        [name for name, _, _ in named],
+        _count_positional(signature, args, kwargs),
+        _map_parameters(signature, bound, args),
+        target,
         tuple(name for name in signature.parameters if name not in bound.arguments),
         _find_keywords(signature, bound),
-    )  # fmt: skip
+    )
 
 
 def _has_torch_size(spec: pytree.TreeSpec) -> bool:
@@ -242,8 +261,11 @@ def _name_arguments(
 
 def _count_positional(signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> int:
     """Up to the first keyword that stands behind a parameter which was left out."""
-    names = [p.name for p in signature.parameters.values()
-             if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]  # fmt: skip
+    names = [
+        p.name
+        for p in signature.parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     count = len(args)
     for key in kwargs:
         if key not in names[count : count + 1]:

@@ -311,11 +311,16 @@ def _merge_specs(a: dict[int, Hint] | Hint | None, b: dict[int, Hint] | Hint | N
 # an assignment to a place in the spec (`dynamic_shapes['x'][0] = 4`). It is read, never run.
 
 _OPERATORS: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
 _CONSTRUCTORS: dict[str, Any] = {
-    "Dim": Dim, "Dim.AUTO": Dim.AUTO, "Dim.DYNAMIC": Dim.DYNAMIC, "Dim.STATIC": Dim.STATIC,
-}  # fmt: skip
+    "Dim": Dim,
+    "Dim.AUTO": Dim.AUTO,
+    "Dim.DYNAMIC": Dim.DYNAMIC,
+    "Dim.STATIC": Dim.STATIC,
+}
 
 
 @check_arguments(dynamic_shapes=DICT | ARGS | NONE)

@@ -166,9 +166,13 @@ class Spec:
             index += 1
         name = f"s{index}"
         symbol = self.scope.symbol(
-            name, hint=site.example, lower=limits.lower, upper=limits.upper, origin=site.path,
+            name,
+            hint=site.example,
+            lower=limits.lower,
+            upper=limits.upper,
+            origin=site.path,
             type=type(site.example),
-        )  # fmt: skip
+        )
         self.declared[name] = DeclaredSymbol(symbol, None, hint.kind == "AUTO", site.place)
         self.ranges[symbol] = limits
         return symbol

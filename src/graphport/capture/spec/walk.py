@@ -196,10 +196,13 @@ def _match_children(place: str, spec: Any, path: str, value: Any, keys: list[Any
     if isinstance(spec, (list, tuple)):
         return _match_in_order(place, spec, path, kind, names)
     raise _wrong_kind_error(
-        place, spec, path, kind,
+        place,
+        spec,
+        path,
+        kind,
         f"a dict of specs by field ({_format_names(names)}), a list, or a "
         f"{type(value).__name__} of specs",
-    )  # fmt: skip
+    )
 
 
 def _match_by_key(
@@ -299,8 +302,9 @@ def _list_dims(place: str, spec: Any, path: str, rank: int) -> list[tuple[Any, A
             f"per dimension, got {spec!r}",
             where=place,
             fix=f"{{0: {spec!r}}}, if it is the first dimension"
-            if isinstance(spec, (Dim, Hint)) else (),
-        )  # fmt: skip
+            if isinstance(spec, (Dim, Hint))
+            else (),
+        )
     if len(spec) != rank and rank:
         raise SpecError(
             f"{path} has {_format_count(rank, 'dimension', 'dimensions')}, but its spec has length "

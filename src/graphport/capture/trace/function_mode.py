@@ -316,9 +316,11 @@ def _list_elements(tracer: Tracer, t: torch.Tensor, index: str) -> Any:
 def _list_overloads(op: Any) -> dict[tuple[bool, ...], Any]:
     """The overloads, by whether the start and the end are tensors."""
     return {
-        (False, False): op.default, (False, True): op.Scalar_Tensor,
-        (True, False): op.Tensor_Scalar, (True, True): op.Tensor_Tensor,
-    }  # fmt: skip
+        (False, False): op.default,
+        (False, True): op.Scalar_Tensor,
+        (True, False): op.Tensor_Scalar,
+        (True, True): op.Tensor_Tensor,
+    }
 
 
 _LINSPACE_OVERLOADS, _LOGSPACE_OVERLOADS = (

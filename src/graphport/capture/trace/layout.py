@@ -17,10 +17,18 @@ from graphport.ops import Abstract
 aten = torch.ops.aten
 
 # Lay their results out in the order of the dims, however their operands lie in memory.
-_CONTIGUOUS_RESULTS = frozenset({
-    aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default,
-    aten.linear.default, aten.matmul.default, aten.embedding.default, aten.index_select.default,
-})  # fmt: skip
+_CONTIGUOUS_RESULTS = frozenset(
+    {
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten.linear.default,
+        aten.matmul.default,
+        aten.embedding.default,
+        aten.index_select.default,
+    }
+)
 
 
 class Layouts:
@@ -49,9 +57,11 @@ class Layouts:
             return any(entry.node is node for entry in self._state.entries)
         if node in self._unsteady:
             return False
-        return node.target in _CONTIGUOUS_RESULTS or _is_contiguous_clone(node) or all(
-            self._known[n] for n in self._reads(node)
-        )  # fmt: skip
+        return (
+            node.target in _CONTIGUOUS_RESULTS
+            or _is_contiguous_clone(node)
+            or all(self._known[n] for n in self._reads(node))
+        )
 
     def _reads(self, node: Node) -> list[Node]:
         return [n for n in node.all_input_nodes if not isinstance(n.meta.get("val"), _NUMBER_TYPES)]

@@ -36,19 +36,45 @@ aten = torch.ops.aten
 
 # How each kind of size expression is computed by a graph. Sums and products are handled apart.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "floordiv": operator.floordiv, "mod": operator.mod, "pow": operator.pow, "abs": operator.abs,
-    "lshift": operator.lshift, "rshift": operator.rshift, "bitand": operator.and_,
-    "bitor": operator.or_, "bitxor": operator.xor, "floor": math.floor, "ceil": math.ceil,
-    "trunc": math.trunc, "round": round, "round_to": round, "to_float": torch.sym_float,
-    "truediv": operator.truediv, "fadd": operator.add, "fneg": operator.neg,
-    "fmul": operator.mul, "fdiv": operator.truediv, "ffloordiv": operator.floordiv,
-    "fmod": operator.mod, "fpow": operator.pow, "fmin": torch.sym_min, "fmax": torch.sym_max,
-    "fabs": operator.abs, "sqrt": torch._sym_sqrt, "feq": operator.eq, "flt": operator.lt,
-    "fle": operator.le, "not": torch.sym_not, "ite": torch.sym_ite,
-}  # fmt: skip
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "abs": operator.abs,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+    "bitand": operator.and_,
+    "bitor": operator.or_,
+    "bitxor": operator.xor,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+    "round": round,
+    "round_to": round,
+    "to_float": torch.sym_float,
+    "truediv": operator.truediv,
+    "fadd": operator.add,
+    "fneg": operator.neg,
+    "fmul": operator.mul,
+    "fdiv": operator.truediv,
+    "ffloordiv": operator.floordiv,
+    "fmod": operator.mod,
+    "fpow": operator.pow,
+    "fmin": torch.sym_min,
+    "fmax": torch.sym_max,
+    "fabs": operator.abs,
+    "sqrt": torch._sym_sqrt,
+    "feq": operator.eq,
+    "flt": operator.lt,
+    "fle": operator.le,
+    "not": torch.sym_not,
+    "ite": torch.sym_ite,
+}
 _FOLDS: dict[str, Callable[..., Any]] = {
-    "min": torch.sym_min, "max": torch.sym_max, "and": operator.and_, "or": operator.or_,
-}  # fmt: skip
+    "min": torch.sym_min,
+    "max": torch.sym_max,
+    "and": operator.and_,
+    "or": operator.or_,
+}
 _COMPARISONS: dict[str, Callable[..., Any]] = {"ge0": operator.ge, "eq0": operator.eq}
 
 
@@ -101,9 +127,12 @@ class Recorder:
     def node(self, target: Any, args: Any, kwargs: dict[str, Any], out: Any, name: str) -> Node:
         """Append a call. `out` describes its result."""
         node = self.graph.create_node(
-            "call_function", target, tuple(map(self.argument, args)),
-            {k: self.argument(v) for k, v in kwargs.items()}, name,
-        )  # fmt: skip
+            "call_function",
+            target,
+            tuple(map(self.argument, args)),
+            {k: self.argument(v) for k, v in kwargs.items()},
+            name,
+        )
         node.meta.update(self.metadata(to_val(out)))
         mode = torch.is_grad_enabled()
         if mode is not self.grad_mode:
@@ -127,8 +156,13 @@ class Recorder:
         meta = old.meta
         stack = meta.get("nn_module_stack", {})
         if prefix:
-            stack = {**self.stack, **{_join_prefix(prefix, k): (_join_prefix(prefix, p), c)
-                                      for k, (p, c) in stack.items()}}  # fmt: skip
+            stack = {
+                **self.stack,
+                **{
+                    _join_prefix(prefix, k): (_join_prefix(prefix, p), c)
+                    for k, (p, c) in stack.items()
+                },
+            }
         origin = (*meta.get("from_node", ()), (old.name, str(old.target)))
         with self.override_metadata(
             {**_origin_metadata(old), "nn_module_stack": stack, "from_node": origin}
@@ -238,9 +272,12 @@ class Recorder:
             if symbol.type is float:  # operators for control flow take tensors and integers
                 described = Abstract((), torch.float64, torch.device("cpu"))
                 outer = self.node(
-                    aten.scalar_tensor.default, (outer,), {"dtype": torch.float64}, described,
+                    aten.scalar_tensor.default,
+                    (outer,),
+                    {"dtype": torch.float64},
+                    described,
                     "scalar_tensor",
-                )  # fmt: skip
+                )
         inner = self.lift_to_input(outer)
         if symbol.type is not float:
             return inner
@@ -283,8 +320,9 @@ class Recorder:
         def solve() -> Node:
             result = read()
             for function, number, neutral in (
-                (operator.sub, offset, 0), (operator.floordiv, factor, 1)
-            ):  # fmt: skip
+                (operator.sub, offset, 0),
+                (operator.floordiv, factor, 1),
+            ):
                 if number != neutral:
                     # Never between the inputs: a number is itself one of them.
                     after = self.frame.entry if result.op == "placeholder" else result
@@ -345,9 +383,10 @@ class Recorder:
         if kind == "add":
             return self._sum(e)
         if kind == "mul":
-            factors = [self.number(a) if n == 1
-                       else self.apply(operator.pow, (self.number(a), n), e)
-                       for a, n in e.args]  # fmt: skip
+            factors = [
+                self.number(a) if n == 1 else self.apply(operator.pow, (self.number(a), n), e)
+                for a, n in e.args
+            ]
             return self._fold(operator.mul, factors, e)
         if kind in _COMPARISONS:
             return self.apply(_COMPARISONS[kind], (self.number(e.args[0]), 0), e)

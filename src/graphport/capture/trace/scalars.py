@@ -23,9 +23,10 @@ from graphport.symbolic import Expr, Fact, ge, le, max_, min_, symbolic_repr, sy
 aten = torch.ops.aten
 
 ASSERTION_OPS = (
-    aten._assert_scalar.default, aten.sym_constrain_range.default,
+    aten._assert_scalar.default,
+    aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default,
-)  # fmt: skip
+)
 """What a program asserts."""
 
 
@@ -148,10 +149,16 @@ _LIMITS = {"min": operator.ge, "max": operator.le}
 
 def _is_range(cond: Expr) -> bool:
     """A linear inequality on one symbol."""
-    return cond.kind == "ge0" and len(symbols(cond)) == 1 and (
-        cond.args[0].kind == "symbol"
-        or (cond.args[0].kind == "add" and all(t.kind == "symbol" for t, _ in cond.args[0].args))
-    )  # fmt: skip
+    return (
+        cond.kind == "ge0"
+        and len(symbols(cond)) == 1
+        and (
+            cond.args[0].kind == "symbol"
+            or (
+                cond.args[0].kind == "add" and all(t.kind == "symbol" for t, _ in cond.args[0].args)
+            )
+        )
+    )
 
 
 # Infers 0-d integer tensors whose value is a size: `torch.tensor(x.shape[0]) // 2`.
@@ -167,13 +174,22 @@ def _divide_truncating(a: Any, b: Any) -> Any:
 
 
 _ARITHMETIC: dict[OpOverload, Callable[..., Any]] = {
-    aten.add.Tensor: operator.add, aten.add.Scalar: operator.add, aten.sub.Tensor: operator.sub,
-    aten.sub.Scalar: operator.sub, aten.mul.Tensor: operator.mul, aten.mul.Scalar: operator.mul,
-    aten.rsub.Scalar: lambda a, b: b - a, aten.rsub.Tensor: lambda a, b: b - a,
-    aten.neg.default: operator.neg, aten.floor_divide.default: operator.floordiv,
-    aten.maximum.default: max_, aten.minimum.default: min_, aten.clone.default: lambda a: a,
-    aten._to_copy.default: lambda a: a, aten.scalar_tensor.default: lambda a: a,
-}  # fmt: skip
+    aten.add.Tensor: operator.add,
+    aten.add.Scalar: operator.add,
+    aten.sub.Tensor: operator.sub,
+    aten.sub.Scalar: operator.sub,
+    aten.mul.Tensor: operator.mul,
+    aten.mul.Scalar: operator.mul,
+    aten.rsub.Scalar: lambda a, b: b - a,
+    aten.rsub.Tensor: lambda a, b: b - a,
+    aten.neg.default: operator.neg,
+    aten.floor_divide.default: operator.floordiv,
+    aten.maximum.default: max_,
+    aten.minimum.default: min_,
+    aten.clone.default: lambda a: a,
+    aten._to_copy.default: lambda a: a,
+    aten.scalar_tensor.default: lambda a: a,
+}
 _DIVISION = {"floor": operator.floordiv, "trunc": _divide_truncating}
 _IGNORED_KEYWORDS = ("dtype", "device", "layout", "pin_memory", "memory_format")
 

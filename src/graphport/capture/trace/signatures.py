@@ -18,7 +18,7 @@ from graphport.capture.trace.state import StateEntry
 from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.values import Value
 from graphport.errors import InputError, UnsupportedError
-from graphport.program import (  # fmt: skip
+from graphport.program import (
     Argument,
     ConstantArgument,
     GraphSignature,
@@ -39,9 +39,12 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def build_graph_signature(
-    graph: Graph, entries: list[StateEntry], inputs: list[Node],
-    mutated: Iterable[tuple[Node, OutputSpec]], results: Iterable[Any],
-) -> GraphSignature:  # fmt: skip
+    graph: Graph,
+    entries: list[StateEntry],
+    inputs: list[Node],
+    mutated: Iterable[tuple[Node, OutputSpec]],
+    results: Iterable[Any],
+) -> GraphSignature:
     """Entries found late stand before the inputs, in the order in which they were found."""
     order = {n.name: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
     specs = [*map(_state_spec, entries), *map(_input_spec, inputs)]
@@ -65,8 +68,11 @@ def collect_mutations(
         node = tracer.read(written)
         if node is entry.node:
             continue
-        kind = (OutputKind.PARAMETER_MUTATION if entry.kind is InputKind.PARAMETER
-                else OutputKind.BUFFER_MUTATION)  # fmt: skip
+        kind = (
+            OutputKind.PARAMETER_MUTATION
+            if entry.kind is InputKind.PARAMETER
+            else OutputKind.BUFFER_MUTATION
+        )
         if entry.kind is InputKind.CONSTANT_TENSOR:
             entry.kind, entry.persistent = InputKind.BUFFER, False
         found.append((node, kind, entry.names[0]))
@@ -93,9 +99,11 @@ def _state_spec(entry: StateEntry) -> InputSpec:
         kind = entry.tensor._type().qualified_name()
         return InputSpec(entry.kind, ObjectArgument(entry.node.name, kind), entry.names[0])
     return InputSpec(
-        entry.kind, TensorArgument(entry.node.name), entry.names[0],
+        entry.kind,
+        TensorArgument(entry.node.name),
+        entry.names[0],
         entry.persistent if entry.kind is InputKind.BUFFER else None,
-    )  # fmt: skip
+    )
 
 
 def _input_spec(node: Node) -> InputSpec:
@@ -244,9 +252,12 @@ def make_argument(value: Any) -> Argument:
 
 def _build_call_signature(call: _Call) -> ModuleCallSignature:
     return ModuleCallSignature(
-        tuple(map(make_argument, call.inputs)), tuple(map(make_argument, call.outputs)),
-        call.bound.spec, call.out_spec, tuple(call.bound.argument_names),
-    )  # fmt: skip
+        tuple(map(make_argument, call.inputs)),
+        tuple(map(make_argument, call.outputs)),
+        call.bound.spec,
+        call.out_spec,
+        tuple(call.bound.argument_names),
+    )
 
 
 def rewrite_module_calls(
@@ -265,6 +276,12 @@ def rewrite_module_calls(
         nodes |= {v for side in sides for v in side if isinstance(v, Node)}
         inputs, outputs = (tuple(map(make_argument, side)) for side in sides)
         kept = call.signature
-        found.append(ModuleCall(call.fqn, ModuleCallSignature(
-            inputs, outputs, kept.in_spec, kept.out_spec, kept.argument_names)))  # fmt: skip
+        found.append(
+            ModuleCall(
+                call.fqn,
+                ModuleCallSignature(
+                    inputs, outputs, kept.in_spec, kept.out_spec, kept.argument_names
+                ),
+            )
+        )
     return found, nodes

@@ -35,8 +35,11 @@ aten = torch.ops.aten
 
 _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}
 
-_KIND_NAMES = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer",
-          InputKind.CONSTANT_TENSOR: "constant"}  # fmt: skip
+_KIND_NAMES = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "constant",
+}
 
 
 @dataclass(slots=True)
@@ -127,9 +130,14 @@ class State:
         return self._by_id[id(t)]
 
     def add_existing(
-        self, t: Any, kind: InputKind, name: str, node: Node, value: Value | None,
+        self,
+        t: Any,
+        kind: InputKind,
+        name: str,
+        node: Node,
+        value: Value | None,
         persistent: bool | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A tensor that a program has already, with its input."""
         entry = StateEntry(t, kind, [name], node, value, persistent)
         self.entries.append(entry)

@@ -203,8 +203,9 @@ class Tracer(TorchDispatchMode):
         """
         origins = {
             i: self.value(t).storage.origin
-            for i, t in enumerate(leaves) if isinstance(t, torch.Tensor)
-        }  # fmt: skip
+            for i, t in enumerate(leaves)
+            if isinstance(t, torch.Tensor)
+        }
         for i, later in (checks.written or {}).items():
             if origins.get(i) in self.inputs:
                 found = self.read_after_write.setdefault(origins[i], set())
@@ -438,8 +439,10 @@ class Tracer(TorchDispatchMode):
         if isinstance(out, Abstract):
             return self.wrap(Value(out, node), grad)
         if isinstance(out, (list, tuple)):
-            items = [self.fresh(x, self.recorder.item(node, i), grad) if x is not None else None
-                     for i, x in enumerate(out)]  # fmt: skip
+            items = [
+                self.fresh(x, self.recorder.item(node, i), grad) if x is not None else None
+                for i, x in enumerate(out)
+            ]
             return items if isinstance(out, list) else tuple(items)
         if type(out) is not Expr:
             return out

@@ -55,9 +55,17 @@ class Value:
     """The current meaning of a tensor that the user holds."""
 
     __slots__ = (
-        "abstract", "args", "constant", "node", "number", "op", "parent", "storage", "version",
+        "abstract",
+        "args",
+        "constant",
+        "node",
+        "number",
+        "op",
+        "parent",
+        "storage",
+        "version",
         "viewed",
-    )  # fmt: skip
+    )
 
     def __init__(self, abstract: Abstract, node: Node, origin: Any = None) -> None:
         self.abstract = abstract
@@ -153,9 +161,12 @@ _ALIASES_AT_SOME_SIZES = (
 
 
 def note_possible_alias(
-    base: Value, copy: Value, shared: Condition, said: tuple[str, str] = _ALIASES_AT_SOME_SIZES,
+    base: Value,
+    copy: Value,
+    shared: Condition,
+    said: tuple[str, str] = _ALIASES_AT_SOME_SIZES,
     lasts: bool = True,
-) -> None:  # fmt: skip
+) -> None:
     """Remember that a copy may be a view at other sizes."""
     found = PossibleAlias((base.storage, copy.storage), shared, said, lasts)
     for storage in found.storages:

@@ -205,12 +205,29 @@ def emit_log_base(b: Builder, x: Value, base: float) -> Value:
 _VARIADIC = {"min": "Min", "max": "Max", "fmin": "Min", "fmax": "Max"}
 
 _OPERATORS = {
-    "pow": "Pow", "abs": "Abs",
-    "bitand": "BitwiseAnd", "bitor": "BitwiseOr", "bitxor": "BitwiseXor",
-    "fadd": "Add", "fneg": "Neg", "fmul": "Mul", "fdiv": "Div", "fpow": "Pow", "fabs": "Abs",
-    "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "sin": "Sin", "cos": "Cos", "tanh": "Tanh",
-    "feq": "Equal", "flt": "Less", "fle": "LessOrEqual", "not": "Not", "ite": "Where",
-}  # fmt: skip
+    "pow": "Pow",
+    "abs": "Abs",
+    "bitand": "BitwiseAnd",
+    "bitor": "BitwiseOr",
+    "bitxor": "BitwiseXor",
+    "fadd": "Add",
+    "fneg": "Neg",
+    "fmul": "Mul",
+    "fdiv": "Div",
+    "fpow": "Pow",
+    "fabs": "Abs",
+    "sqrt": "Sqrt",
+    "exp": "Exp",
+    "log": "Log",
+    "sin": "Sin",
+    "cos": "Cos",
+    "tanh": "Tanh",
+    "feq": "Equal",
+    "flt": "Less",
+    "fle": "LessOrEqual",
+    "not": "Not",
+    "ite": "Where",
+}
 
 _FORMULAS: dict[str, Callable[..., Value]] = {
     "lshift": lambda b, a, c: b.Mul(a, _power_of_two(b, c)),

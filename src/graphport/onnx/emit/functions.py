@@ -273,9 +273,11 @@ def _make_function(
             if v is not None:
                 places[v] = ("step", i, j)
     outputs = [
-        v for n in nodes for v in n.outputs
+        v
+        for n in nodes
+        for v in n.outputs
         if v is not None and _is_used_outside(v, inside, users.get(n, ()))
-    ]  # fmt: skip
+    ]
     key = (name, tuple(rows), tuple(places[v] for v in outputs))
     return key, Function(name, nodes, inputs, outputs, constants, path)
 

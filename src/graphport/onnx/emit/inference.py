@@ -230,8 +230,7 @@ def _pad(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None
     if shape is None or pads is None or len(inputs) > 3:
         return None if shape is None else (None,) * len(shape)
     ends = zip(pads[: len(shape)], pads[len(shape) :], strict=True)
-    return tuple(None if s is None else s + a + b
-                 for s, (a, b) in zip(shape, ends, strict=True))  # fmt: skip
+    return tuple(None if s is None else s + a + b for s, (a, b) in zip(shape, ends, strict=True))
 
 
 @_rule("Flatten")
@@ -251,9 +250,11 @@ def _compress(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape |
 def _parts(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
     """Of every output."""
     shape, axis = _shape(inputs[0]), attributes.get("axis", 0 if len(inputs) < 2 else -1)
-    return None if shape is None else tuple(
-        None if i == axis % len(shape) else s for i, s in enumerate(shape)
-    )  # fmt: skip
+    return (
+        None
+        if shape is None
+        else tuple(None if i == axis % len(shape) else s for i, s in enumerate(shape))
+    )
 
 
 @_rule("Tile", "Resize", "Conv", "ConvTranspose")

@@ -31,8 +31,11 @@ from graphport.tensors.abstract import Abstract, describe_value
 from graphport.tensors.lazy import lacks_data
 
 _STATE_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION,
-              OutputKind.USER_INPUT_MUTATION)  # fmt: skip
+_MUTATIONS = (
+    OutputKind.BUFFER_MUTATION,
+    OutputKind.PARAMETER_MUTATION,
+    OutputKind.USER_INPUT_MUTATION,
+)
 _KINDS: dict[type, str] = {Value: "tensor", Complex: "complex"}
 _CACHE_PREFIX = "present"
 """What a cache is called among the results, whatever it is called among the arguments."""
@@ -94,17 +97,19 @@ class InterfaceBuilder:
         """Inputs with state that the program changes, by what it calls them."""
         self.weights: dict[Value, str] = {}
         self.mutated = {
-            s.target for s in program.graph_signature.output_specs
+            s.target
+            for s in program.graph_signature.output_specs
             if s.kind in _MUTATIONS and s.target
-        }  # fmt: skip
+        }
 
     # Before
 
     def open(self) -> None:
         """Give the placeholders of the program their values."""
         walk = self.walk
-        specs = list(zip(_placeholders(self.program), self.program.graph_signature.input_specs,
-                         strict=True))  # fmt: skip
+        specs = list(
+            zip(_placeholders(self.program), self.program.graph_signature.input_specs, strict=True)
+        )
         users = [(n, s) for n, s in specs if s.kind not in _STATE_KINDS]
         self._name_inputs([n for n, s in users if _is_input(n)])
         flat = -1
@@ -178,9 +183,10 @@ class InterfaceBuilder:
         rows = list(zip(outputs, nodes, specs, strict=True))
         users = [row for row in rows if row[2].kind not in _MUTATIONS]
         own = {
-            node: spec.target for _, node, spec in rows
+            node: spec.target
+            for _, node, spec in rows
             if spec.kind is OutputKind.USER_INPUT_MUTATION and isinstance(node, Node)
-        }  # fmt: skip
+        }
         flat = {n.name: i.flat for n, i in zip(self.named, self.inputs, strict=True)}
         shown = [isinstance(v, Value | Complex | Expr) and n not in own for v, n, _ in users]
         names = self._output_names(shown)
@@ -259,9 +265,10 @@ class InterfaceBuilder:
         alive = {v for node in self.graph.nodes for v in (*node.inputs, *node.outputs)}
         alive.update(self.graph.inputs)
         values = {
-            node.name: value for node, value in self.walk.env.items()
+            node.name: value
+            for node, value in self.walk.env.items()
             if isinstance(value, Value) and value in alive and node.op == "call_function"
-        }  # fmt: skip
+        }
         weights = {
             source.name: self.weights[source]
             for v in self.graph.initializers.values()

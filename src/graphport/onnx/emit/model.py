@@ -326,8 +326,10 @@ CONDITIONS_KEY = "graphport.conditions"
 def describe_sizes(program: ExportedProgram) -> dict[str, str]:
     """Metadata of the model of a program; nothing if every size is fixed."""
     found = {}
-    ranges = {str(e): [_finite_limit(r.lower), _finite_limit(r.upper)]
-              for e, r in program.range_constraints.items()}  # fmt: skip
+    ranges = {
+        str(e): [_finite_limit(r.lower), _finite_limit(r.upper)]
+        for e, r in program.range_constraints.items()
+    }
     conditions = [str(fact) for fact in program.checks.facts]
     if ranges:
         found[DIMS_KEY] = json.dumps(ranges)

@@ -40,9 +40,12 @@ DTYPES_BY_NAME: dict[str, torch.dtype] = {
     "float8e4m3fnuz": torch.float8_e4m3fnuz,
     "float8e5m2": torch.float8_e5m2,
     "float8e5m2fnuz": torch.float8_e5m2fnuz,
-    **{f"{sign}int{bits}": getattr(torch, f"{sign}int{bits}")
-       for sign in ("", "u") for bits in (8, 16, 32, 64)},
-}  # fmt: skip
+    **{
+        f"{sign}int{bits}": getattr(torch, f"{sign}int{bits}")
+        for sign in ("", "u")
+        for bits in (8, 16, 32, 64)
+    },
+}
 
 
 def parse_dtype(text: str) -> torch.dtype | None:
@@ -96,15 +99,24 @@ def find_signature(op: str, opset: int) -> Signature | None:
         return None
     many = onnx.defs.OpSchema.FormalParameterOption.Variadic
     # A variable that may be one type only is that type: the result of Equal.
-    single = {c.type_param_str: c.allowed_type_strs[0] for c in schema.type_constraints
-              if len(c.allowed_type_strs) == 1}  # fmt: skip
-    inputs, outputs = ([single.get(p.type_str, p.type_str) for p in formal]
-                       for formal in (schema.inputs, schema.outputs))  # fmt: skip
+    single = {
+        c.type_param_str: c.allowed_type_strs[0]
+        for c in schema.type_constraints
+        if len(c.allowed_type_strs) == 1
+    }
+    inputs, outputs = (
+        [single.get(p.type_str, p.type_str) for p in formal]
+        for formal in (schema.inputs, schema.outputs)
+    )
     return Signature(
-        op, "", inputs, outputs,
-        set(schema.attributes), bool(schema.inputs) and schema.inputs[-1].option == many,
+        op,
+        "",
+        inputs,
+        outputs,
+        set(schema.attributes),
+        bool(schema.inputs) and schema.inputs[-1].option == many,
         schema.since_version,
-    )  # fmt: skip
+    )
 
 
 @cache
@@ -135,12 +147,14 @@ _RUNTIME_OPERATORS: dict[str, tuple[list[str], list[str]]] = {
     "QuickGelu": (["T"], ["T"]),
     "BiasGelu": (["T", "T"], ["T"]),
     "MultiHeadAttention": (
-        ["T", "T", "T", "T", "tensor(int32)", "T", "T", "T", "tensor(int32)"], ["T", "T", "T"],
+        ["T", "T", "T", "T", "tensor(int32)", "T", "T", "T", "tensor(int32)"],
+        ["T", "T", "T"],
     ),
     "GroupQueryAttention": (
-        ["T", "T", "T", "T", "T", "tensor(int32)", "tensor(int32)", "T", "T"], ["T", "T", "T"],
+        ["T", "T", "T", "T", "T", "tensor(int32)", "tensor(int32)", "T", "T"],
+        ["T", "T", "T"],
     ),
-}  # fmt: skip
+}
 
 
 @cache

@@ -258,9 +258,10 @@ def _gelu_pattern(factor: Any) -> OneOf:
     """0.5 * x * factor, in any order."""
     half = Call(MUL, X, 0.5)
     return OneOf(
-        Call(MUL, half, factor), Call(MUL, X, Call(MUL, factor, 0.5)),
+        Call(MUL, half, factor),
+        Call(MUL, X, Call(MUL, factor, 0.5)),
         Call(MUL, Call(MUL, X, factor), 0.5),
-    )  # fmt: skip
+    )
 
 
 _GELU = {"tanh": _gelu_pattern(_TANH), "none": _gelu_pattern(_ERF)}

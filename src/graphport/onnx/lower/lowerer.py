@@ -86,10 +86,13 @@ def is_made_of_numbers(node: Node) -> bool:
     """Whether a tensor is made from fixed numbers alone: it needs no lowering."""
     op, val = node.target, node.meta.get("val")
     return (
-        isinstance(op, OpOverload) and op.namespace == "aten"
-        and torch.Tag.nondeterministic_seeded not in op.tags and not node.all_input_nodes
-        and isinstance(val, AbstractTensor) and _is_fixed(val._abstract)
-    )  # fmt: skip
+        isinstance(op, OpOverload)
+        and op.namespace == "aten"
+        and torch.Tag.nondeterministic_seeded not in op.tags
+        and not node.all_input_nodes
+        and isinstance(val, AbstractTensor)
+        and _is_fixed(val._abstract)
+    )
 
 
 def _is_fixed(result: Abstract) -> bool:
@@ -130,18 +133,27 @@ __all__ = ["Lowerer", "choose_opset", "find_missing", "report_missing"]
 
 # A file stops where they do not hold.
 _ASSERTIONS = {
-    aten._assert_async.msg, aten._assert_async.default, aten._assert_scalar.default,
-}  # fmt: skip
+    aten._assert_async.msg,
+    aten._assert_async.default,
+    aten._assert_scalar.default,
+}
 # Say something that is asserted or known besides, and compute nothing.
 _NO_OPS = {
-    aten.sym_constrain_range_for_size.default, aten.sym_constrain_range.default,
-    aten._assert_tensor_metadata.default, aten._linalg_check_errors.default,
-}  # fmt: skip
+    aten.sym_constrain_range_for_size.default,
+    aten.sym_constrain_range.default,
+    aten._assert_tensor_metadata.default,
+    aten._linalg_check_errors.default,
+}
 # What a program brings about that a lowering has not thought of.
 _UNEXPECTED_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
     ValueError,
-)  # fmt: skip
+)
 
 
 class Lowerer:

@@ -27,8 +27,17 @@ Fn = Callable[..., Any]
 F = TypeVar("F", bound=Fn)
 
 # Where and how memory is kept, not what is computed.
-_IRRELEVANT = {"device", "layout", "pin_memory", "memory_format", "non_blocking", "copy",
-               "generator", "implicit", "enable_gqa_check"}  # fmt: skip
+_IRRELEVANT = {
+    "device",
+    "layout",
+    "pin_memory",
+    "memory_format",
+    "non_blocking",
+    "copy",
+    "generator",
+    "implicit",
+    "enable_gqa_check",
+}
 
 
 class Lowering:
@@ -61,9 +70,10 @@ class Lowering:
             for a, name in zip(schema, self.arguments.values(), strict=True)
         }
         self.defaults = {
-            k: v for k, v in defaults.items()
+            k: v
+            for k, v in defaults.items()
             if k in self.named and v is not inspect.Parameter.empty
-        }  # fmt: skip
+        }
         self.unnamed = {
             k: v for k, v in defaults.items() if k not in self.named and k not in _IRRELEVANT
         }

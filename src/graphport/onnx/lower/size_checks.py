@@ -116,9 +116,7 @@ def narrow_ranges(program: ExportedProgram, declare: Callable[[], Declared]) -> 
     if not changes:
         return program
     checks = replace(program.checks, ranges=ends.apply(program.checks.ranges))
-    return replace(
-        program, checks=checks, range_constraints=ends.apply(program.range_constraints)
-    )  # fmt: skip
+    return replace(program, checks=checks, range_constraints=ends.apply(program.range_constraints))
 
 
 def select_checks(program: ExportedProgram) -> list[Expr]:
@@ -144,9 +142,10 @@ def _refuse_broken_promises(
 ) -> None:
     """An end of a range that the user wrote is a promise, which a branch must not break."""
     broken = {
-        s: why for s, why in changes.items()
+        s: why
+        for s, why in changes.items()
         if ends.breaks_promise(s) and any(c.is_branch for c in why)
-    }  # fmt: skip
+    }
     if not broken:
         return
     lines = [
@@ -223,9 +222,8 @@ class _SymbolRanges:
         if excluded is not None:
             return not limits.lower <= excluded <= limits.upper
         return limits.upper - limits.lower <= _STEPS and all(
-            _is_satisfied(cond, symbol, v)
-            for v in range(int(limits.lower), int(limits.upper) + 1)
-        )  # fmt: skip
+            _is_satisfied(cond, symbol, v) for v in range(int(limits.lower), int(limits.upper) + 1)
+        )
 
     def _only_symbol(self, cond: Expr) -> Expr | None:
         found = symbols(cond)

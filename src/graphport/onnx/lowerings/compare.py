@@ -29,14 +29,19 @@ def _compare(op: str) -> Any:
 
 lower_table(
     {
-        aten.eq.Tensor: "Equal", aten.eq.Scalar: "Equal",
-        aten.ge.Tensor: "GreaterOrEqual", aten.ge.Scalar: "GreaterOrEqual",
-        aten.gt.Tensor: "Greater", aten.gt.Scalar: "Greater",
-        aten.le.Tensor: "LessOrEqual", aten.le.Scalar: "LessOrEqual",
-        aten.lt.Tensor: "Less", aten.lt.Scalar: "Less",
+        aten.eq.Tensor: "Equal",
+        aten.eq.Scalar: "Equal",
+        aten.ge.Tensor: "GreaterOrEqual",
+        aten.ge.Scalar: "GreaterOrEqual",
+        aten.gt.Tensor: "Greater",
+        aten.gt.Scalar: "Greater",
+        aten.le.Tensor: "LessOrEqual",
+        aten.le.Scalar: "LessOrEqual",
+        aten.lt.Tensor: "Less",
+        aten.lt.Scalar: "Less",
     },
     _compare,
-)  # fmt: skip
+)
 
 
 @lower(aten.ne.Tensor, aten.ne.Scalar)
@@ -101,11 +106,12 @@ def _logical(op: str) -> Any:
 
 lower_table(
     {
-        aten.logical_and.default: "And", aten.logical_or.default: "Or",
+        aten.logical_and.default: "And",
+        aten.logical_or.default: "Or",
         aten.logical_xor.default: "Xor",
     },
     _logical,
-)  # fmt: skip
+)
 
 
 @lower(aten.logical_not.default)
@@ -143,9 +149,13 @@ def _to_int64(b: Builder, *xs: Operand) -> list[Value]:
     return [b.cast(x, torch.int64) for x in b.common(*xs, dtype=b.result.dtype)]
 
 
-@lower(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar,
-       aten.bitwise_left_shift.Scalar_Tensor, aten.__lshift__.Tensor,
-       aten.__lshift__.Scalar)  # fmt: skip
+@lower(
+    aten.bitwise_left_shift.Tensor,
+    aten.bitwise_left_shift.Tensor_Scalar,
+    aten.bitwise_left_shift.Scalar_Tensor,
+    aten.__lshift__.Tensor,
+    aten.__lshift__.Scalar,
+)
 def bitwise_left_shift(b: Builder, self: Operand, other: Operand) -> Value:
     if b.result.dtype.is_floating_point:  # __lshift__ of floats
         x, y = cast_operands(b, self, other)
@@ -154,9 +164,13 @@ def bitwise_left_shift(b: Builder, self: Operand, other: Operand) -> Value:
     return b.Mul(x, emit_power_of_two(b, e, b.result.dtype))
 
 
-@lower(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar,
-       aten.bitwise_right_shift.Scalar_Tensor, aten.__rshift__.Tensor,
-       aten.__rshift__.Scalar)  # fmt: skip
+@lower(
+    aten.bitwise_right_shift.Tensor,
+    aten.bitwise_right_shift.Tensor_Scalar,
+    aten.bitwise_right_shift.Scalar_Tensor,
+    aten.__rshift__.Tensor,
+    aten.__rshift__.Scalar,
+)
 def bitwise_right_shift(b: Builder, self: Operand, other: Operand) -> Value:
     if b.result.dtype.is_floating_point:
         x, y = cast_operands(b, self, other)
@@ -185,11 +199,13 @@ def _extreme(op: str, logical: str) -> Any:
 
 lower_table(
     {
-        aten.maximum.default: ("Max", "Or"), aten.minimum.default: ("Min", "And"),
-        aten.max.other: ("Max", "Or"), aten.min.other: ("Min", "And"),
+        aten.maximum.default: ("Max", "Or"),
+        aten.minimum.default: ("Min", "And"),
+        aten.max.other: ("Max", "Or"),
+        aten.min.other: ("Min", "And"),
     },
     lambda ops: _extreme(*ops),
-)  # fmt: skip
+)
 
 
 def _lower_ignoring_nan(op: str, logical: str) -> Any:

@@ -222,9 +222,14 @@ def associative_scan(lowerer: Lowerer, node: Node) -> Any:
     starts = [b.shaped(b.Slice(x, [0], [1], [0]), k.sizes) for x, k in zip(xs, kinds, strict=True)]
     count = len(xs)
     made = b.Scan(
-        false, *starts, *xs, outputs=1 + 2 * count, dtype=torch.bool, body=graph,
+        false,
+        *starts,
+        *xs,
+        outputs=1 + 2 * count,
+        dtype=torch.bool,
+        body=graph,
         num_scan_inputs=count,
-    )  # fmt: skip
+    )
     for value, about in zip(made[1 + count :], b.result, strict=True):
         value.dtype = about.dtype
     return made[1 + count :]

@@ -22,18 +22,30 @@ aten = torch.ops.aten
 
 @lower(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 def conv(
-    b: Builder, input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
-    dilation: Any, groups: int,
-) -> Value:  # fmt: skip
+    b: Builder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+) -> Value:
     pads = per_dim(padding, weight.rank - 2)
     return convolve(b, input, weight, bias, stride, pads, pads, dilation, groups)
 
 
 @lower(aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
 def conv_padding(
-    b: Builder, input: Value, weight: Value, bias: Value | None, stride: Any, padding: str,
-    dilation: Any, groups: int,
-) -> Value:  # fmt: skip
+    b: Builder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: str,
+    dilation: Any,
+    groups: int,
+) -> Value:
     """The odd one of an uneven "same" goes to the end."""
     n = weight.rank - 2
     total: list[Any] = [0] * n
@@ -48,9 +60,17 @@ def conv_padding(
 
 @lower(aten.convolution.default)
 def convolution(
-    b: Builder, input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
-    dilation: Any, transposed: bool, output_padding: Any, groups: int,
-) -> Value:  # fmt: skip
+    b: Builder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Value:
     if transposed:
         return conv_transpose(
             b, input, weight, bias, stride, padding, output_padding, groups, dilation
@@ -60,9 +80,16 @@ def convolution(
 
 @lower(aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 def conv_transpose(
-    b: Builder, input: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
-    output_padding: Any, groups: int, dilation: Any,
-) -> Value:  # fmt: skip
+    b: Builder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: int,
+    dilation: Any,
+) -> Value:
     n = weight.rank - 2
     strides, pads, more, holes = (
         per_dim(v, n) for v in (stride, padding, output_padding, dilation)
@@ -73,10 +100,15 @@ def conv_transpose(
     fits = all(m < s for m, s in zip(more, strides, strict=True))
     if b.has("ConvTranspose", _compute_dtype(input)) and fits:
         out = b.ConvTranspose(
-            x, weight, bias, strides=omit_default(strides, 1), pads=omit_default([*pads, *pads], 0),
-            dilations=omit_default(holes, 1), output_padding=omit_default(more, 0),
+            x,
+            weight,
+            bias,
+            strides=omit_default(strides, 1),
+            pads=omit_default([*pads, *pads], 0),
+            dilations=omit_default(holes, 1),
+            output_padding=omit_default(more, 0),
             group=None if groups == 1 else groups,
-        )  # fmt: skip
+        )
         return out if x is input else b.squeeze(out, 0)
     # The same as a convolution with the weight turned round, over an input with gaps.
     reach = [d * (k - 1) for d, k in zip(holes, _kernel_sizes(weight), strict=True)]
@@ -89,10 +121,17 @@ def conv_transpose(
 
 
 def convolve(
-    b: Builder, input: Value, weight: Value, bias: Value | None, stride: Any,
-    before: Sequence[Any], after: Sequence[Any], dilation: Any, groups: int,
+    b: Builder,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    before: Sequence[Any],
+    after: Sequence[Any],
+    dilation: Any,
+    groups: int,
     by_windows: bool = False,
-) -> Value:  # fmt: skip
+) -> Value:
     """With the kernel of ONNX Runtime if there is one, unless `by_windows` is asked for."""
     n = weight.rank - 2
     strides, holes = per_dim(stride, n), per_dim(dilation, n)
@@ -103,10 +142,14 @@ def convolve(
     # How many groups there are is an attribute: a number that varies is none.
     if not by_windows and is_static(groups) and b.has("Conv", _compute_dtype(input)):
         out = b.Conv(
-            x, weight, bias,
-            strides=omit_default(strides, 1), pads=omit_default([*before, *after], 0),
-            dilations=omit_default(holes, 1), group=None if groups == 1 else groups,
-        )  # fmt: skip
+            x,
+            weight,
+            bias,
+            strides=omit_default(strides, 1),
+            pads=omit_default([*before, *after], 0),
+            dilations=omit_default(holes, 1),
+            group=None if groups == 1 else groups,
+        )
     else:
         x = pad_dims(b, x, before, after, 0)
         out = _convolve_windows(b, x, weight, bias, strides, holes, groups)
@@ -117,9 +160,14 @@ _EINSUM_LABELS = (("a", "i"), ("d", "j"), ("e", "k"))
 
 
 def _convolve_windows(
-    b: Builder, x: Value, weight: Value, bias: Value | None, stride: list[int],
-    dilation: list[int], groups: int,
-) -> Value:  # fmt: skip
+    b: Builder,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Value:
     """The windows of x times the weight, in any dtype that can be multiplied."""
     n = weight.rank - 2
     batch, channels = sizes_of(x)[:2]
@@ -320,9 +368,13 @@ def pad_dims(b: Builder, x: Value, before: Sequence[Any], after: Sequence[Any], 
 
 
 def gather_windows(
-    b: Builder, x: Value, out: Sequence[Size], kernel: Sequence[Size], stride: Sequence[int],
+    b: Builder,
+    x: Value,
+    out: Sequence[Size],
+    kernel: Sequence[Size],
+    stride: Sequence[int],
     dilation: Sequence[int],
-) -> Value:  # fmt: skip
+) -> Value:
     """[..., h, w] as [..., out_h, kernel_h, out_w, kernel_w]."""
     first = x.rank - len(out)
     for i, (o, k, s, d) in enumerate(zip(out, kernel, stride, dilation, strict=True)):

@@ -37,10 +37,19 @@ aten = torch.ops.aten
 
 @lower(aten.convolution_backward.default)
 def convolution_backward(
-    b: Builder, grad_output: Value, input: Value, weight: Value, bias_sizes: Any, stride: Any,
-    padding: Any, dilation: Any, transposed: bool, output_padding: Any, groups: int,
+    b: Builder,
+    grad_output: Value,
+    input: Value,
+    weight: Value,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
     output_mask: Sequence[bool],
-) -> tuple[Value | None, ...]:  # fmt: skip
+) -> tuple[Value | None, ...]:
     """The input's is the other kind of convolution, the weight's one of the input with the rest."""
     n = weight.rank - 2
     strides, pads, holes = (per_dim(v, n) for v in (stride, padding, dilation))
@@ -59,9 +68,15 @@ def convolution_backward(
 
 
 def _input_gradient(
-    b: Builder, grad: Value, input: Value, weight: Value, stride: list[int], pads: list[Any],
-    dilation: list[int], groups: int,
-) -> Value:  # fmt: skip
+    b: Builder,
+    grad: Value,
+    input: Value,
+    weight: Value,
+    stride: list[int],
+    pads: list[Any],
+    dilation: list[int],
+    groups: int,
+) -> Value:
     """The other kind of convolution, which goes as far as the windows did."""
     reach = [
         (o - 1) * s + d * (k - 1) + 1
@@ -80,25 +95,41 @@ def _input_gradient(
 
 
 def _transposed_input_gradient(
-    b: Builder, grad: Value, input: Value, weight: Value, stride: list[int], pads: list[Any],
-    dilation: list[int], groups: int,
-) -> Value:  # fmt: skip
+    b: Builder,
+    grad: Value,
+    input: Value,
+    weight: Value,
+    stride: list[int],
+    pads: list[Any],
+    dilation: list[int],
+    groups: int,
+) -> Value:
     out = convolve(b, grad, weight, None, stride, pads, pads, dilation, groups)
     # An output padding of a stride or more makes windows that no element has made.
     return _crop_dims(b, out, sizes_of(input)[2:])
 
 
 def _weight_gradient(
-    b: Builder, wide: Value, narrow: Value, weight: Value, stride: list[int], pads: list[Any],
-    dilation: list[int], groups: int,
-) -> Value:  # fmt: skip
+    b: Builder,
+    wide: Value,
+    narrow: Value,
+    weight: Value,
+    stride: list[int],
+    pads: list[Any],
+    dilation: list[int],
+    groups: int,
+) -> Value:
     """`wide` convolved with `narrow`, channels for batches: strides and dilations change places."""
     n = len(stride)
     batch, channels, *size = sizes_of(wide)
     kernel, few, places = sizes_of(weight)[2:], sizes_of(narrow)[1], sizes_of(narrow)[2:]
-    if groups == 1 and all(k == 1 for k in kernel) and all(s == 1 for s in stride) and not any(
-        type(p) is not int or p for p in pads
-    ) and all(map(b.scope.same, size, places)):  # fmt: skip
+    if (
+        groups == 1
+        and all(k == 1 for k in kernel)
+        and all(s == 1 for s in stride)
+        and not any(type(p) is not int or p for p in pads)
+        and all(map(b.scope.same, size, places))
+    ):
         flat = reduce(mul, places)
         x, y = (b.reshape(v, (batch, c, flat)) for v, c in ((wide, channels), (narrow, few)))
         products = emit_matmul(b, y, b.transpose(x, (0, 2, 1)))
@@ -165,9 +196,16 @@ def _divide_by_counts(b: Builder, x: Value, counts: Numbers) -> Value:
 
 def _avg_pool_backward(n: int) -> Any:
     def lowering(
-        b: Builder, grad_output: Value, self: Value, kernel_size: Any, stride: Any, padding: Any,
-        ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
-    ) -> Value:  # fmt: skip
+        b: Builder,
+        grad_output: Value,
+        self: Value,
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Value:
         kernel = per_dim(kernel_size, n)
         strides, pads = per_dim(stride or kernel, n), per_dim(padding, n)
 
@@ -246,17 +284,31 @@ lower_table(
 
 @lower(aten.max_pool2d_with_indices_backward.default)
 def max_pool2d_with_indices_backward(
-    b: Builder, grad_output: Value, self: Value, kernel_size: Any, stride: Any, padding: Any,
-    dilation: Any, ceil_mode: bool, indices: Value,
-) -> Value:  # fmt: skip
+    b: Builder,
+    grad_output: Value,
+    self: Value,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    indices: Value,
+) -> Value:
     return _scatter_to_maxima(b, grad_output, indices, 2)
 
 
 @lower(aten.max_pool3d_with_indices_backward.default)
 def max_pool3d_with_indices_backward(
-    b: Builder, grad_output: Value, self: Value, kernel_size: Any, stride: Any, padding: Any,
-    dilation: Any, ceil_mode: bool, indices: Value,
-) -> Value:  # fmt: skip
+    b: Builder,
+    grad_output: Value,
+    self: Value,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    ceil_mode: bool,
+    indices: Value,
+) -> Value:
     return _scatter_to_maxima(b, grad_output, indices, 3)
 
 

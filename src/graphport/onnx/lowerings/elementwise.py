@@ -62,12 +62,18 @@ def _lower_unary(op: str) -> Any:
 
 lower_table(
     {
-        aten.abs.default: "Abs", aten.cos.default: "Cos", aten.exp.default: "Exp",
-        aten.log.default: "Log", aten.neg.default: "Neg", aten.reciprocal.default: "Reciprocal",
-        aten.sin.default: "Sin", aten.sqrt.default: "Sqrt", aten.tanh.default: "Tanh",
+        aten.abs.default: "Abs",
+        aten.cos.default: "Cos",
+        aten.exp.default: "Exp",
+        aten.log.default: "Log",
+        aten.neg.default: "Neg",
+        aten.reciprocal.default: "Reciprocal",
+        aten.sin.default: "Sin",
+        aten.sqrt.default: "Sqrt",
+        aten.tanh.default: "Tanh",
     },
     _lower_unary,
-)  # fmt: skip
+)
 
 
 def _lower_rounding(op: str) -> Any:

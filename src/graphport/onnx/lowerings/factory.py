@@ -146,17 +146,21 @@ def _emit_range(b: Builder, start: Any, end: Any, step: Any) -> Value:
 
 
 @lower(
-    aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar,
+    aten.linspace.default,
+    aten.linspace.Tensor_Tensor,
+    aten.linspace.Tensor_Scalar,
     aten.linspace.Scalar_Tensor,
-)  # fmt: skip
+)
 def linspace(b: Builder, start: Any, end: Any, steps: Any, dtype: Any) -> Value:
     return emit_linspace(b, start, end, steps, b.result.dtype)
 
 
 @lower(
-    aten.logspace.default, aten.logspace.Tensor_Tensor, aten.logspace.Tensor_Scalar,
+    aten.logspace.default,
+    aten.logspace.Tensor_Tensor,
+    aten.logspace.Tensor_Scalar,
     aten.logspace.Scalar_Tensor,
-)  # fmt: skip
+)
 def logspace(b: Builder, start: Any, end: Any, steps: Any, base: float, dtype: Any) -> Value:
     exponents = emit_linspace(b, start, end, steps, b.result.dtype)
     return b.Pow(b.scalar(base, like=exponents), exponents)

@@ -81,9 +81,13 @@ def take(b: Builder, self: Value, index: Value) -> Value:
 
 @lower(aten.embedding.default)
 def embedding(
-    b: Builder, weight: Value, indices: Value, padding_idx: int, scale_grad_by_freq: bool,
+    b: Builder,
+    weight: Value,
+    indices: Value,
+    padding_idx: int,
+    scale_grad_by_freq: bool,
     sparse: bool,
-) -> Value:  # fmt: skip
+) -> Value:
     """The row of the padding is a row like others; only its gradient is not."""
     return b.Gather(weight, cast_index(b, indices), axis=0)
 

@@ -89,10 +89,14 @@ def _lower_nearest(exact: bool) -> Any:
         dims = _resize_dims(x, out, given, _exact_factors(exact, len(out)))
         if b.has("Resize", x.dtype) and all(_is_exact(b, exact, *dim) for dim in dims):
             return _emit_resize(
-                b, x, None, out, mode="nearest",
+                b,
+                x,
+                None,
+                out,
+                mode="nearest",
                 coordinate_transformation_mode="half_pixel" if exact else "asymmetric",
                 nearest_mode="round_prefer_ceil" if exact else "floor",
-            )  # fmt: skip
+            )
         for axis, (size, o, scale) in enumerate(dims, 2):
             if size != o or scale is not None or not is_static(size, o):
                 places = _nearest_positions(
@@ -148,9 +152,14 @@ _POWERS = (1, 2, 4, 8, 16)
 
 
 def _sample_step(
-    b: Builder, size: Any, out: Any, scale: float | None, dtype: torch.dtype, align: bool = False,
+    b: Builder,
+    size: Any,
+    out: Any,
+    scale: float | None,
+    dtype: torch.dtype,
+    align: bool = False,
     whole: Sequence[int] = (),
-) -> Numbers:  # fmt: skip
+) -> Numbers:
     """How far apart samples are, in elements."""
     if align:
         more = _to_numbers(b, out - 1, dtype)
@@ -186,10 +195,14 @@ def _lower_interpolation(mode: str, antialias: bool = False) -> Any:
         fits = not by_scale or (not stays and all(_is_floor(*dim) for dim in dims))
         if x.dtype in _RESIZE_DTYPES and fits and not antialias:
             return _emit_resize(
-                b, x, [s or 1.0 for _, _, s in dims] if by_scale else None, out,
-                mode=mode, cubic_coeff_a=-0.75 if mode == "cubic" else None,
+                b,
+                x,
+                [s or 1.0 for _, _, s in dims] if by_scale else None,
+                out,
+                mode=mode,
+                cubic_coeff_a=-0.75 if mode == "cubic" else None,
                 coordinate_transformation_mode="align_corners" if align_corners else "half_pixel",
-            )  # fmt: skip
+            )
         dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
         for axis, (size, o, scale) in enumerate(dims, 2):
             step = _sample_step(b, size, o, scale, dtype, align_corners, whole)
@@ -224,9 +237,15 @@ def _is_floor(size: Any, out: Any, scale: float | None) -> bool:
 
 
 def _sample_dim(
-    b: Builder, x: Value, axis: int, mode: str, size: Size, out: Size, step: Numbers,
+    b: Builder,
+    x: Value,
+    axis: int,
+    mode: str,
+    size: Size,
+    out: Size,
+    step: Numbers,
     align_corners: bool,
-) -> Value:  # fmt: skip
+) -> Value:
     """One dim, from the elements around each place."""
     dtype = _dtype(step)
     place = Numbers.arange(b, out).to(dtype)
@@ -252,12 +271,15 @@ def _linear_taps(b: Builder, t: Numbers) -> tuple[int, Numbers]:
 def _cubic_taps(b: Builder, t: Numbers) -> tuple[int, Numbers]:
     """The convolution of Keys with a = -0.75, as a polynomial in t for each tap."""
     a = -0.75
-    rows = torch.tensor([
-        [0.0, a, -2 * a, a],
-        [1.0, 0.0, -(a + 3), a + 2],
-        [0.0, -a, 2 * a + 3, -(a + 2)],
-        [0.0, 0.0, a, -a],
-    ], dtype=_dtype(t))  # fmt: skip
+    rows = torch.tensor(
+        [
+            [0.0, a, -2 * a, a],
+            [1.0, 0.0, -(a + 3), a + 2],
+            [0.0, -a, 2 * a + 3, -(a + 2)],
+            [0.0, 0.0, a, -a],
+        ],
+        dtype=_dtype(t),
+    )
     total = t * rows[:, 3] + rows[:, 2]
     total = total * t + rows[:, 1]
     return -1, total * t + rows[:, 0]
@@ -374,13 +396,20 @@ _PADDING = ("zeros", "border", "reflection")
 
 @lower(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(
-    b: Builder, input: Value, grid: Value, interpolation_mode: int, padding_mode: int,
+    b: Builder,
+    input: Value,
+    grid: Value,
+    interpolation_mode: int,
+    padding_mode: int,
     align_corners: bool,
-) -> Value:  # fmt: skip
+) -> Value:
     return b.GridSample(
-        input, grid, mode=_MODES[interpolation_mode], padding_mode=_PADDING[padding_mode],
+        input,
+        grid,
+        mode=_MODES[interpolation_mode],
+        padding_mode=_PADDING[padding_mode],
         align_corners=int(align_corners),
-    )  # fmt: skip
+    )
 
 
 @lower(aten.affine_grid_generator.default)

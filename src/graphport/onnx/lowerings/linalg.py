@@ -101,16 +101,21 @@ def _match_empty_batch(b: Builder, x: Value, other: Value) -> Value:
     shift = len(wide) - len(theirs)
     sizes = [
         min_(theirs[i - shift], 1)
-        if i >= shift and s == 1 and _can_be_empty(b, [theirs[i - shift]]) else s
+        if i >= shift and s == 1 and _can_be_empty(b, [theirs[i - shift]])
+        else s
         for i, s in enumerate(wide)
-    ]  # fmt: skip
+    ]
     return x if sizes == list(wide) else b.expand(x, (*sizes, *(x.shape or ())[-2:]))
 
 
 @lower(
-    aten.matmul.default, aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default,
+    aten.matmul.default,
+    aten.mm.default,
+    aten.bmm.default,
+    aten.mv.default,
+    aten.dot.default,
     aten.vdot.default,
-)  # fmt: skip
+)
 def matmul(b: Builder, self: Value, other: Value) -> Value:
     return emit_matmul(b, self, other)
 
@@ -360,8 +365,11 @@ def _split_at_offsets(b: Builder, x: Value, offs: Value, groups: int, axis: int)
     """The parts of a dim that end at offsets."""
     if groups == 1:
         return [x]
-    ends = b.Concat(b.Slice(b.cast(offs, torch.int64), [0], [groups - 1]),
-                    b.Shape(x, start=axis, end=axis + 1), axis=0)  # fmt: skip
+    ends = b.Concat(
+        b.Slice(b.cast(offs, torch.int64), [0], [groups - 1]),
+        b.Shape(x, start=axis, end=axis + 1),
+        axis=0,
+    )
     starts = b.Concat([0], b.Slice(ends, [0], [groups - 1]), axis=0)
     return _split_dim(b, x, b.Sub(ends, starts), groups, axis)
 
@@ -534,8 +542,9 @@ def _matmul(
     x, xs = one
     y, ys = other
     size: dict[str, Any] = {
-        **dict(zip(ys, y.shape or (), strict=True)), **dict(zip(xs, x.shape or (), strict=True))
-    }  # fmt: skip
+        **dict(zip(ys, y.shape or (), strict=True)),
+        **dict(zip(xs, x.shape or (), strict=True)),
+    }
     x = _align_labels(b, x, xs, [*batch, *left, *inner])
     y = _align_labels(b, y, ys, [*batch, *inner, *right])
     # Several dims to the left stay as they are where they can be a batch of their own.

@@ -11,9 +11,11 @@ from graphport.onnx.emit.ir import Graph, Shape, Value
 
 
 def emit_loop(
-    b: Builder, states: Sequence[Value], step: Callable[..., tuple[Value, Sequence[Value]]],
+    b: Builder,
+    states: Sequence[Value],
+    step: Callable[..., tuple[Value, Sequence[Value]]],
     trips: int | None = None,
-) -> tuple[Value, ...]:  # fmt: skip
+) -> tuple[Value, ...]:
     """The last states: `step` gives whether to go on, and new ones of the same sizes.
 
     It is run at least once.
@@ -32,16 +34,22 @@ def emit_loop(
         b.graph = outer
     limit = None if trips is None else b.scalar(trips, torch.int64)
     made = b.Loop(
-        limit, b.scalar(True, torch.bool), *states,
-        body=body, outputs=len(states), dtype=states[0].dtype,
-    )  # fmt: skip
+        limit,
+        b.scalar(True, torch.bool),
+        *states,
+        body=body,
+        outputs=len(states),
+        dtype=states[0].dtype,
+    )
     return _copy_types((made,) if len(states) == 1 else made, states)
 
 
 def emit_scan(
-    b: Builder, sequences: Sequence[Value], states: Sequence[Value],
+    b: Builder,
+    sequences: Sequence[Value],
+    states: Sequence[Value],
     step: Callable[..., Sequence[Value]],
-) -> tuple[Value, ...]:  # fmt: skip
+) -> tuple[Value, ...]:
     """All states along the first dim of sequences, which is not empty.
 
     `step(*states, *elements)` gives the new states. ONNX Runtime wants the first dim for this: it
@@ -61,9 +69,13 @@ def emit_scan(
     finally:
         b.graph = outer
     made = b.Scan(
-        *states, *sequences, body=body, num_scan_inputs=len(sequences),
-        outputs=2 * len(states), dtype=states[0].dtype,
-    )  # fmt: skip
+        *states,
+        *sequences,
+        body=body,
+        num_scan_inputs=len(sequences),
+        outputs=2 * len(states),
+        dtype=states[0].dtype,
+    )
     lengths = [s.shape[:1] for s in sequences if s.shape]
     return _copy_types(made[len(states) :], states, lengths[0] if lengths else (None,))
 

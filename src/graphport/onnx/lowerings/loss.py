@@ -111,9 +111,13 @@ def binary_cross_entropy(
 
 @lower(aten.binary_cross_entropy_with_logits.default)
 def binary_cross_entropy_with_logits(
-    b: Builder, self: Value, target: Value, weight: Value | None, pos_weight: Value | None,
+    b: Builder,
+    self: Value,
+    target: Value,
+    weight: Value | None,
+    pos_weight: Value | None,
     reduction: int,
-) -> Value:  # fmt: skip
+) -> Value:
     x, y = _widen_operands(b, self, target)
     log = log_sigmoid(b, x)
     if pos_weight is not None:
@@ -192,9 +196,14 @@ def nll_loss_forward(
 
 @lower(aten.cross_entropy_loss.default)
 def cross_entropy_loss(
-    b: Builder, self: Value, target: Value, weight: Value | None, reduction: int,
-    ignore_index: Any, label_smoothing: float,
-) -> Value:  # fmt: skip
+    b: Builder,
+    self: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: Any,
+    label_smoothing: float,
+) -> Value:
     x = widen_input(b, self)
     axis = 0 if x.rank == 1 else 1
     log = log_softmax(b, x, axis)
@@ -205,9 +214,11 @@ def cross_entropy_loss(
         else _unsqueeze_class_weight(b, b.cast(weight, x.dtype), x.rank - axis - 1)
     )
     scaled = log if by_class is None else b.Mul(log, by_class)
-    share = b.Div(b.scalar(label_smoothing, x.dtype), count) if type(count) is Expr else (
-        label_smoothing / count if count else 0.0
-    )  # fmt: skip
+    share = (
+        b.Div(b.scalar(label_smoothing, x.dtype), count)
+        if type(count) is Expr
+        else (label_smoothing / count if count else 0.0)
+    )
     if target.dtype.is_floating_point:
         y = b.cast(target, x.dtype)
         if label_smoothing > 0:
@@ -236,9 +247,15 @@ class _LinearLayer:
     """The layer in front of the loss."""
 
     def __init__(
-        self, b: Builder, input: Value, weight: Value, bias: Value | None, target: Value,
-        class_weight: Value | None, ignore_index: Any,
-    ) -> None:  # fmt: skip
+        self,
+        b: Builder,
+        input: Value,
+        weight: Value,
+        bias: Value | None,
+        target: Value,
+        class_weight: Value | None,
+        ignore_index: Any,
+    ) -> None:
         self.b = b
         self.input, self.weight = _widen_operands(b, input, weight)
         bias = None if bias is None else b.cast(bias, self.input.dtype)
@@ -263,21 +280,40 @@ class _LinearLayer:
 
 @lower_named("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
 def linear_cross_entropy_of_each(
-    b: Builder, input: Value, linear_weight: Value, target: Value, linear_bias: Value | None,
-    weight: Value | None, ignore_index: Any, batch_chunk_size: Any, acc_policy: str,
+    b: Builder,
+    input: Value,
+    linear_weight: Value,
+    target: Value,
+    linear_bias: Value | None,
+    weight: Value | None,
+    ignore_index: Any,
+    batch_chunk_size: Any,
+    acc_policy: str,
     acc_dtype: Any,
-) -> Value:  # fmt: skip
+) -> Value:
     layer = _LinearLayer(b, input, linear_weight, linear_bias, target, weight, ignore_index)
     return layer.loss("none")
 
 
 @lower_named("torch_nn::_linear_cross_entropy_batch_chunked")
 def linear_cross_entropy(
-    b: Builder, input: Value, linear_weight: Value, target: Value, linear_bias: Value | None,
-    weight: Value | None, reduction: str, ignore_index: Any, label_smoothing: float,
-    batch_chunk_size: Any, acc_policy: str, acc_dtype: Any, allow_retain_graph: bool,
-    compute_input_grad: bool, compute_linear_weight_grad: bool, compute_linear_bias_grad: bool,
-) -> tuple[Value, ...]:  # fmt: skip
+    b: Builder,
+    input: Value,
+    linear_weight: Value,
+    target: Value,
+    linear_bias: Value | None,
+    weight: Value | None,
+    reduction: str,
+    ignore_index: Any,
+    label_smoothing: float,
+    batch_chunk_size: Any,
+    acc_policy: str,
+    acc_dtype: Any,
+    allow_retain_graph: bool,
+    compute_input_grad: bool,
+    compute_linear_weight_grad: bool,
+    compute_linear_bias_grad: bool,
+) -> tuple[Value, ...]:
     """The loss, and the gradients that eager computes along with it."""
     if label_smoothing:
         raise UnsupportedError("linear_cross_entropy in chunks with smooth labels")
@@ -297,9 +333,14 @@ def linear_cross_entropy(
 
 @lower(aten.multi_margin_loss.default)
 def multi_margin_loss(
-    b: Builder, self: Value, target: Value, p: Any, margin: Any, weight: Value | None,
+    b: Builder,
+    self: Value,
+    target: Value,
+    p: Any,
+    margin: Any,
+    weight: Value | None,
     reduction: int,
-) -> Value:  # fmt: skip
+) -> Value:
     """By how much each other class comes near the right one."""
     x = b.unsqueeze(widen_input(b, self), *range(2 - self.rank))
     index = b.reshape(b.cast(target, torch.int64), (sizes_of(x)[0], 1))
@@ -376,8 +417,9 @@ def cdist(b: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None) 
     many = any(type(s) is int and s > 25 for s in (sizes_of(x)[-2], sizes_of(y)[-2]))
     if p == 2 and (compute_mode == 1 or (not compute_mode and many)):
         squares = [sum_axes(b, b.Mul(v, v), [v.rank - 1], True) for v in (x, y)]
-        turned = [b.transpose(v, [*range(v.rank - 2), v.rank - 1, v.rank - 2])
-                  for v in (y, squares[1])]  # fmt: skip
+        turned = [
+            b.transpose(v, [*range(v.rank - 2), v.rank - 1, v.rank - 2]) for v in (y, squares[1])
+        ]
         crossed = b.Mul(emit_matmul(b, x, turned[0]), -2.0)
         return b.Sqrt(b.Max(b.Add(b.Add(crossed, squares[0]), turned[1]), 0.0))
     away = b.Sub(b.unsqueeze(x, x.rank - 1), b.unsqueeze(y, y.rank - 2))
@@ -416,9 +458,15 @@ Lengths = Value | Sequence[int]
 
 @lower(aten.ctc_loss.IntList, aten.ctc_loss.Tensor)
 def ctc_loss(
-    b: Builder, log_probs: Value, targets: Value, input_lengths: Lengths,
-    target_lengths: Lengths, blank: int, reduction: int, zero_infinity: bool,
-) -> Value:  # fmt: skip
+    b: Builder,
+    log_probs: Value,
+    targets: Value,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
+    blank: int,
+    reduction: int,
+    zero_infinity: bool,
+) -> Value:
     single = log_probs.rank == 2
     x = b.unsqueeze(log_probs, 1) if single else log_probs
     batch = (x.shape or ())[1]
@@ -490,8 +538,10 @@ def _run_forward(b: Builder, x: Value, labels: Value, ends: Value, blank: int) -
     def step(t: Value, before: Value) -> list[Value]:
         moved = b.Pad(before, [0, 2, 0, 0], _LOG_ZERO)
         next_one, after_it = b.Slice(moved, [1], [-1], [1]), b.Slice(moved, [0], [-2], [1])
-        ways = [b.unsqueeze(b.shaped(v, labels.shape or ()), 0)
-                for v in (before, next_one, b.Where(skips, after_it, _LOG_ZERO))]  # fmt: skip
+        ways = [
+            b.unsqueeze(b.shaped(v, labels.shape or ()), 0)
+            for v in (before, next_one, b.Where(skips, after_it, _LOG_ZERO))
+        ]
         chance = log_sum_exp(b, b.Concat(*ways, axis=0), [0], False)
         now = b.Add(chance, b.GatherElements(take_at(b, x, t, -3), labels, axis=1))
         return [b.shaped(b.Where(b.Less(t, ends), now, before), labels.shape or ())]

@@ -43,19 +43,31 @@ def _promote_floats(b: Builder, *values: Value | None) -> list[Value | None]:
 
 @lower(aten.batch_norm.default)
 def batch_norm(
-    b: Builder, input: Value, weight: Value | None, bias: Value | None,
-    running_mean: Value | None, running_var: Value | None, training: bool, momentum: float,
-    eps: float, cudnn_enabled: bool,
-) -> Value:  # fmt: skip
+    b: Builder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Value:
     if training or running_mean is None or running_var is None:
         return _BatchStatistics(b, input, eps).normalise(weight, bias)
     return _normalise(b, input, weight, bias, running_mean, running_var, eps)
 
 
 def _normalise(
-    b: Builder, input: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value,
+    b: Builder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    var: Value,
     eps: float,
-) -> Value:  # fmt: skip
+) -> Value:
     if input.rank < 2:
         return input  # has no elements, or torch refuses it
     x, w, c, m, v = _promote_floats(b, input, weight, bias, mean, var)
@@ -123,9 +135,16 @@ def _channel_shape(shape: Any) -> tuple[Any, ...]:
 
 @lower(aten._native_batch_norm_legit_functional.default)
 def _native_batch_norm_legit_functional(
-    b: Builder, input: Value, weight: Value | None, bias: Value | None, running_mean: Value,
-    running_var: Value, training: bool, momentum: float, eps: float,
-) -> Any:  # fmt: skip
+    b: Builder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
     if not training:
         out = _normalise(b, input, weight, bias, running_mean, running_var, eps)
         none = _emit_full(b, (0,), 0.0, b.result[1].dtype)
@@ -139,9 +158,15 @@ def _native_batch_norm_legit_functional(
 
 @lower(aten._batch_norm_with_update_functional.default)
 def _batch_norm_with_update_functional(
-    b: Builder, input: Value, weight: Value | None, bias: Value | None, running_mean: Value,
-    running_var: Value, momentum: float, eps: float,
-) -> Any:  # fmt: skip
+    b: Builder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> Any:
     batch = _BatchStatistics(b, input, eps)
     reserve = _emit_full(b, (0,), 0, b.result[3].dtype)
     new = batch.updated(running_mean, running_var, momentum)
@@ -150,19 +175,30 @@ def _batch_norm_with_update_functional(
 
 @lower(aten._native_batch_norm_legit.no_stats)
 def _native_batch_norm_legit_no_stats(
-    b: Builder, input: Value, weight: Value | None, bias: Value | None, training: bool,
-    momentum: float, eps: float,
-) -> Any:  # fmt: skip
+    b: Builder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
     batch = _BatchStatistics(b, input, eps)
     return batch.normalise(weight, bias), batch.mean, batch.inverse()
 
 
 @lower(aten.native_batch_norm.default)
 def native_batch_norm(
-    b: Builder, input: Value, weight: Value | None, bias: Value | None,
-    running_mean: Value | None, running_var: Value | None, training: bool, momentum: float,
+    b: Builder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
     eps: float,
-) -> Any:  # fmt: skip
+) -> Any:
     if training or running_mean is None or running_var is None:
         batch = _BatchStatistics(b, input, eps)
         return batch.normalise(weight, bias), batch.mean, batch.inverse()
@@ -173,9 +209,15 @@ def native_batch_norm(
 
 @lower(aten._native_batch_norm_legit_no_training.default, aten._batch_norm_no_update.default)
 def _native_batch_norm_legit_no_training(
-    b: Builder, input: Value, weight: Value | None, bias: Value | None, running_mean: Value,
-    running_var: Value, momentum: float, eps: float,
-) -> Any:  # fmt: skip
+    b: Builder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> Any:
     out = _normalise(b, input, weight, bias, running_mean, running_var, eps)
     return out, *(_emit_full(b, (0,), 0, r.dtype) for r in b.result[1:])
 
@@ -185,9 +227,14 @@ def _native_batch_norm_legit_no_training(
 
 @lower(aten.layer_norm.default)
 def layer_norm(
-    b: Builder, input: Value, normalized_shape: Any, weight: Value | None, bias: Value | None,
-    eps: float, cudnn_enable: bool,
-) -> Value:  # fmt: skip
+    b: Builder,
+    input: Value,
+    normalized_shape: Any,
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+    cudnn_enable: bool,
+) -> Value:
     x, w, c = _promote_floats(b, input, weight, bias)
     assert x is not None
     axis = x.rank - len(normalized_shape)
@@ -204,9 +251,13 @@ def layer_norm(
 
 @lower(aten.native_layer_norm.default)
 def native_layer_norm(
-    b: Builder, input: Value, normalized_shape: Any, weight: Value | None, bias: Value | None,
+    b: Builder,
+    input: Value,
+    normalized_shape: Any,
+    weight: Value | None,
+    bias: Value | None,
     eps: float,
-) -> tuple[Value, Value, Value]:  # fmt: skip
+) -> tuple[Value, Value, Value]:
     axes = list(range(input.rank - len(normalized_shape), input.rank))
     x = b.cast(input, b.result[1].dtype)
     mean = b.ReduceMean(x, axes)
@@ -268,9 +319,14 @@ def _fused_rms_norm(
 
 @lower(aten.group_norm.default)
 def group_norm(
-    b: Builder, input: Value, num_groups: int, weight: Value | None, bias: Value | None,
-    eps: float, cudnn_enabled: bool,
-) -> Value:  # fmt: skip
+    b: Builder,
+    input: Value,
+    num_groups: int,
+    weight: Value | None,
+    bias: Value | None,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Value:
     """Groups as planes. ONNX Runtime takes GroupNormalization apart into more than this."""
     sizes: tuple[Any, ...] = sizes_of(input)
     x, w, c = _promote_floats(b, input, weight, bias)
@@ -302,9 +358,16 @@ def _normalise_planes(
 
 @lower(aten.native_group_norm.default)
 def native_group_norm(
-    b: Builder, input: Value, weight: Value | None, bias: Value | None, N: Any, C: Any, HxW: Any,
-    group: int, eps: float,
-) -> tuple[Value, Value, Value]:  # fmt: skip
+    b: Builder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    N: Any,
+    C: Any,
+    HxW: Any,
+    group: int,
+    eps: float,
+) -> tuple[Value, Value, Value]:
     x = b.reshape(b.cast(input, b.result[1].dtype), (N, group, C * HxW // group))
     mean = b.ReduceMean(x, [2])
     apart = b.Sub(x, mean)
@@ -323,10 +386,17 @@ def native_group_norm(
 
 @lower(aten.instance_norm.default)
 def instance_norm(
-    b: Builder, input: Value, weight: Value | None, bias: Value | None,
-    running_mean: Value | None, running_var: Value | None, use_input_stats: bool,
-    momentum: float, eps: float, cudnn_enabled: bool,
-) -> Value:  # fmt: skip
+    b: Builder,
+    input: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Value:
     if not use_input_stats:
         assert running_mean is not None
         assert running_var is not None

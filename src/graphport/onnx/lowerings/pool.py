@@ -64,9 +64,14 @@ def _spatial_sizes(x: Value, n: int) -> tuple[Size, ...]:
 
 def _lower_max_pool(n: int) -> Any:
     def lowering(
-        b: Builder, self: Value, kernel_size: Any, stride: Any, padding: Any, dilation: Any,
+        b: Builder,
+        self: Value,
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
         ceil_mode: bool,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         pair = isinstance(b.result, tuple)
         sizes = (b.result[0] if pair else b.result).sizes[-n:]
         kernel, pads, holes = (per_dim(v, n) for v in (kernel_size, padding, dilation))
@@ -79,10 +84,12 @@ def _lower_max_pool(n: int) -> Any:
         )
         if b.has("MaxPool", _pool_dtype(x.dtype)) and reaches:
             window = {
-                "kernel_shape": kernel, "strides": omit_default(strides, 1),
-                "pads": omit_default([*pads, *pads], 0), "dilations": omit_default(holes, 1),
+                "kernel_shape": kernel,
+                "strides": omit_default(strides, 1),
+                "pads": omit_default([*pads, *pads], 0),
+                "dilations": omit_default(holes, 1),
                 "ceil_mode": int(ceil_mode) or None,
-            }  # fmt: skip
+            }
             values = unbatched(_emit_max_pool(b, x, window))
             return (values, unbatched(_max_positions(b, x, window, n))) if pair else values
         lowest = _lowest_number(x.dtype)
@@ -99,12 +106,15 @@ def _lower_max_pool(n: int) -> Any:
 
 lower_table(
     {
-        aten.max_pool1d.default: 1, aten.max_pool1d_with_indices.default: 1,
-        aten.max_pool2d.default: 2, aten.max_pool2d_with_indices.default: 2,
-        aten.max_pool3d.default: 3, aten.max_pool3d_with_indices.default: 3,
+        aten.max_pool1d.default: 1,
+        aten.max_pool1d_with_indices.default: 1,
+        aten.max_pool2d.default: 2,
+        aten.max_pool2d_with_indices.default: 2,
+        aten.max_pool3d.default: 3,
+        aten.max_pool3d_with_indices.default: 3,
     },
     _lower_max_pool,
-)  # fmt: skip
+)
 
 
 def _emit_max_pool(b: Builder, x: Value, window: dict[str, Any]) -> Value:
@@ -170,9 +180,15 @@ def _pool_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _pad_to_windows(
-    b: Builder, x: Value, out: Sequence[Size], kernel: Sequence[int], stride: Sequence[int],
-    pads: Sequence[int], dilation: Sequence[int], fill: Any,
-) -> Value:  # fmt: skip
+    b: Builder,
+    x: Value,
+    out: Sequence[Size],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    pads: Sequence[int],
+    dilation: Sequence[int],
+    fill: Any,
+) -> Value:
     """The input with as much around it as the windows reach."""
     after = [
         (o - 1) * s + d * (k - 1) + 1 - size - p
@@ -184,9 +200,15 @@ def _pad_to_windows(
 
 
 def _reduce_windows(
-    b: Builder, win: Value, starts: Sequence[Numbers], out: Sequence[Size], kernel: Sequence[Size],
-    dilation: Sequence[int], spatial: Sequence[Size], ends: Sequence[Numbers] = (),
-) -> tuple[Value, Value]:  # fmt: skip
+    b: Builder,
+    win: Value,
+    starts: Sequence[Numbers],
+    out: Sequence[Size],
+    kernel: Sequence[Size],
+    dilation: Sequence[int],
+    spatial: Sequence[Size],
+    ends: Sequence[Numbers] = (),
+) -> tuple[Value, Value]:
     """The maxima of windows [..., out, kernel, ...], and where in the plane they are.
 
     Where windows end before their last tap, the taps behind show what is before the end once more.
@@ -218,19 +240,30 @@ def _reduce_windows(
 
 def _lower_avg_pool(n: int) -> Any:
     def lowering(
-        b: Builder, self: Value, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool,
-        count_include_pad: bool, divisor_override: int | None = None,
-    ) -> Value:  # fmt: skip
+        b: Builder,
+        self: Value,
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None = None,
+    ) -> Value:
         kernel, pads = per_dim(kernel_size, n), per_dim(padding, n)
         strides = per_dim(stride, n) if stride else kernel
         x, unbatched = _add_batch_dim(b, self, n)
         if b.has("AveragePool", _pool_dtype(x.dtype)) and divisor_override is None:
             include = count_include_pad and (any(pads) or ceil_mode)
-            return unbatched(b.AveragePool(
-                x, kernel_shape=kernel, strides=omit_default(strides, 1),
-                pads=omit_default([*pads, *pads], 0), ceil_mode=int(ceil_mode) or None,
-                count_include_pad=int(include) or None,
-            ))  # fmt: skip
+            return unbatched(
+                b.AveragePool(
+                    x,
+                    kernel_shape=kernel,
+                    strides=omit_default(strides, 1),
+                    pads=omit_default([*pads, *pads], 0),
+                    ceil_mode=int(ceil_mode) or None,
+                    count_include_pad=int(include) or None,
+                )
+            )
         sizes, ones = b.result.sizes[-n:], [1] * n
         padded = _pad_to_windows(b, x, sizes, kernel, strides, pads, ones, 0)
         win = gather_windows(b, padded, sizes, kernel, strides, ones)
@@ -253,8 +286,15 @@ def _divide(b: Builder, x: Value, y: Value) -> Value:
     return b.Div(x, y) if x.dtype.is_floating_point else quotient(b, x, y)
 
 
-def _avg_pool1d(b: Builder, self: Value, kernel_size: Any, stride: Any, padding: Any,
-                     ceil_mode: bool, count_include_pad: bool) -> Value:  # fmt: skip
+def _avg_pool1d(
+    b: Builder,
+    self: Value,
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
+) -> Value:
     return _lower_avg_pool(1)(b, self, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
@@ -349,11 +389,13 @@ def _average_windows(b: Builder, x: Value, axis: int, dim: _AdaptiveWindows) -> 
 lower_table(
     {
         aten.adaptive_avg_pool1d.default: 1,
-        aten.adaptive_avg_pool2d.default: 2, aten._adaptive_avg_pool2d.default: 2,
-        aten.adaptive_avg_pool3d.default: 3, aten._adaptive_avg_pool3d.default: 3,
+        aten.adaptive_avg_pool2d.default: 2,
+        aten._adaptive_avg_pool2d.default: 2,
+        aten.adaptive_avg_pool3d.default: 3,
+        aten._adaptive_avg_pool3d.default: 3,
     },
     _lower_adaptive_avg_pool,
-)  # fmt: skip
+)
 
 
 def _lower_adaptive_max_pool(n: int) -> Any:
@@ -372,9 +414,15 @@ def _lower_adaptive_max_pool(n: int) -> Any:
         for i, dim in enumerate(dims):
             x = b.Gather(x, dim.index, axis=2 + 2 * i)
         values, places = _reduce_windows(
-            b, x, [d.start for d in dims], out, [d.length for d in dims], [1] * n, spatial,
+            b,
+            x,
+            [d.start for d in dims],
+            out,
+            [d.length for d in dims],
+            [1] * n,
+            spatial,
             [d.end for d in dims],
-        )  # fmt: skip
+        )
         return unbatched(values), unbatched(places)
 
     return lowering
@@ -382,11 +430,12 @@ def _lower_adaptive_max_pool(n: int) -> Any:
 
 lower_table(
     {
-        aten.adaptive_max_pool1d.default: 1, aten.adaptive_max_pool2d.default: 2,
+        aten.adaptive_max_pool1d.default: 1,
+        aten.adaptive_max_pool2d.default: 2,
         aten.adaptive_max_pool3d.default: 3,
     },
     _lower_adaptive_max_pool,
-)  # fmt: skip
+)
 
 
 # Back to where the maxima were

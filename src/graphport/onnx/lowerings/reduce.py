@@ -262,18 +262,22 @@ def _lower_truth_of_all(op: str) -> Any:
 
 lower_table(
     {
-        aten.any.default: "ReduceMax", aten.all.default: "ReduceMin",
-        aten._is_any_true.default: "ReduceMax", aten._is_all_true.default: "ReduceMin",
+        aten.any.default: "ReduceMax",
+        aten.all.default: "ReduceMin",
+        aten._is_any_true.default: "ReduceMax",
+        aten._is_all_true.default: "ReduceMin",
     },
     _lower_truth_of_all,
-)  # fmt: skip
+)
 lower_table(
     {
-        aten.any.dim: "ReduceMax", aten.all.dim: "ReduceMin",
-        aten.any.dims: "ReduceMax", aten.all.dims: "ReduceMin",
+        aten.any.dim: "ReduceMax",
+        aten.all.dim: "ReduceMin",
+        aten.any.dims: "ReduceMax",
+        aten.all.dims: "ReduceMin",
     },
     _lower_truth,
-)  # fmt: skip
+)
 
 
 # Extremes

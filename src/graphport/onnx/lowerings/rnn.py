@@ -40,9 +40,17 @@ class _Network:
     """The layers of a network over a sequence [time, batch, features]."""
 
     def __init__(
-        self, b: Builder, kind: _CellKind, hx: Value | list[Value], params: Sequence[Value],
-        has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool,
-    ) -> None:  # fmt: skip
+        self,
+        b: Builder,
+        kind: _CellKind,
+        hx: Value | list[Value],
+        params: Sequence[Value],
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> None:
         if train and dropout > 0 and num_layers > 1:
             raise UnsupportedError(f"{kind.op}: dropout between layers while training")
         if params[0].dtype is torch.float64:
@@ -97,9 +105,17 @@ class _Network:
             w, r, c = self._weights(layer)
             states = [s[layer] for s in by_state]
             made = getattr(b, self.kind.op)(
-                x, w, r, c, lengths, *states, outputs=1 + len(states), hidden_size=self.hidden,
-                direction="bidirectional" if self.directions == 2 else None, **self._attributes(),
-            )  # fmt: skip
+                x,
+                w,
+                r,
+                c,
+                lengths,
+                *states,
+                outputs=1 + len(states),
+                hidden_size=self.hidden,
+                direction="bidirectional" if self.directions == 2 else None,
+                **self._attributes(),
+            )
             out = b.shaped(
                 made[0], (*sizes_of(x)[:1], self.directions, *sizes_of(x)[1:2], self.hidden)
             )
@@ -163,11 +179,20 @@ def _is_zero(v: Value) -> bool:
 
 def _lower_rnn(kind: _CellKind) -> Any:
     def lowering(
-        b: Builder, input: Value, hx: Any, params: Any, has_biases: bool, num_layers: int,
-        dropout: float, train: bool, bidirectional: bool, batch_first: bool,
-    ) -> Any:  # fmt: skip
-        network = _Network(b, kind, hx, params, has_biases, num_layers, dropout, train,
-                           bidirectional)  # fmt: skip
+        b: Builder,
+        input: Value,
+        hx: Any,
+        params: Any,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: bool,
+    ) -> Any:
+        network = _Network(
+            b, kind, hx, params, has_biases, num_layers, dropout, train, bidirectional
+        )
         x = b.transpose(input, (1, 0, 2)) if batch_first else input
         out, last = network.run(x)
         return network.merge_directions(out, (2, 0, 1, 3) if batch_first else (0, 2, 1, 3)), *last
@@ -179,11 +204,20 @@ def _lower_packed_rnn(kind: _CellKind) -> Any:
     """A packed sequence is spread out, with the lengths, and packed again."""
 
     def lowering(
-        b: Builder, data: Value, batch_sizes: Value, hx: Any, params: Any, has_biases: bool,
-        num_layers: int, dropout: float, train: bool, bidirectional: bool,
-    ) -> Any:  # fmt: skip
-        network = _Network(b, kind, hx, params, has_biases, num_layers, dropout, train,
-                           bidirectional)  # fmt: skip
+        b: Builder,
+        data: Value,
+        batch_sizes: Value,
+        hx: Any,
+        params: Any,
+        has_biases: bool,
+        num_layers: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+    ) -> Any:
+        network = _Network(
+            b, kind, hx, params, has_biases, num_layers, dropout, train, bidirectional
+        )
         time, batch = sizes_of(batch_sizes)[0], network.batch
         taken, rows = _packed_positions(b, batch_sizes, b.sizes.number(batch))
         x = b.shaped(b.Gather(data, rows, axis=0), (time, batch, *sizes_of(data)[1:]))
@@ -198,18 +232,22 @@ def _lower_packed_rnn(kind: _CellKind) -> Any:
 
 lower_table(
     {
-        aten.lstm.input: _LSTM, aten.gru.input: _GRU, aten.rnn_tanh.input: _TANH,
+        aten.lstm.input: _LSTM,
+        aten.gru.input: _GRU,
+        aten.rnn_tanh.input: _TANH,
         aten.rnn_relu.input: _RELU,
     },
     _lower_rnn,
-)  # fmt: skip
+)
 lower_table(
     {
-        aten.lstm.data: _LSTM, aten.gru.data: _GRU, aten.rnn_tanh.data: _TANH,
+        aten.lstm.data: _LSTM,
+        aten.gru.data: _GRU,
+        aten.rnn_tanh.data: _TANH,
         aten.rnn_relu.data: _RELU,
     },
     _lower_packed_rnn,
-)  # fmt: skip
+)
 
 
 def _packed_positions(b: Builder, batch_sizes: Value, batch: Value) -> tuple[Value, Value]:
@@ -240,9 +278,13 @@ def _pack_padded_sequence(
 
 @lower(aten._pad_packed_sequence.default)
 def _pad_packed_sequence(
-    b: Builder, data: Value, batch_sizes: Value, batch_first: bool, padding_value: Any,
+    b: Builder,
+    data: Value,
+    batch_sizes: Value,
+    batch_first: bool,
+    padding_value: Any,
     total_length: Any,
-) -> tuple[Value, Value]:  # fmt: skip
+) -> tuple[Value, Value]:
     taken, rows = _packed_positions(b, batch_sizes, b.ReduceMax(batch_sizes, [0], keepdims=0))
     inside = b.unsqueeze(taken, *range(2, data.rank + 1))
     out = b.Where(inside, b.Gather(data, rows, axis=0), padding_value)
@@ -256,9 +298,14 @@ def _pad_packed_sequence(
 
 @lower(aten.lstm_cell.default)
 def lstm_cell(
-    b: Builder, input: Value, hx: Sequence[Value], w_ih: Value, w_hh: Value, b_ih: Value | None,
+    b: Builder,
+    input: Value,
+    hx: Sequence[Value],
+    w_ih: Value,
+    w_hh: Value,
+    b_ih: Value | None,
     b_hh: Value | None,
-) -> tuple[Value, Value]:  # fmt: skip
+) -> tuple[Value, Value]:
     params = [p for p in (w_ih, w_hh, b_ih, b_hh) if p is not None]
     h, c = _run_cell(b, _LSTM, input, hx, params)
     return h, c
@@ -266,9 +313,14 @@ def lstm_cell(
 
 @lower(aten.gru_cell.default)
 def gru_cell(
-    b: Builder, input: Value, hx: Value, w_ih: Value, w_hh: Value, b_ih: Value | None,
+    b: Builder,
+    input: Value,
+    hx: Value,
+    w_ih: Value,
+    w_hh: Value,
+    b_ih: Value | None,
     b_hh: Value | None,
-) -> Value:  # fmt: skip
+) -> Value:
     params = [p for p in (w_ih, w_hh, b_ih, b_hh) if p is not None]
     return _run_cell(b, _GRU, input, [hx], params)[0]
 

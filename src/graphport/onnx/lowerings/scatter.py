@@ -33,12 +33,23 @@ aten = torch.ops.aten
 Write = Callable[[Value, Value, str], Value]
 """Data with updates written to it, by a reduction of ONNX."""
 
-_REDUCTIONS = {"none": "none", "sum": "add", "add": "add", "mean": "add", "prod": "mul",
-               "multiply": "mul", "amax": "max", "amin": "min"}  # fmt: skip
+_REDUCTIONS = {
+    "none": "none",
+    "sum": "add",
+    "add": "add",
+    "mean": "add",
+    "prod": "mul",
+    "multiply": "mul",
+    "amax": "max",
+    "amin": "min",
+}
 _BOOL_REDUCTIONS = {"add": "max", "mul": "min", "max": "max", "min": "min"}
 _END = (1 << 63) - 1
-_COMPUTE_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32,
-                torch.bool: torch.uint8}  # fmt: skip
+_COMPUTE_DTYPES = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.bool: torch.uint8,
+}
 
 
 def expand_number(b: Builder, number: Any, like: Value, dtype: torch.dtype | None = None) -> Value:
@@ -142,9 +153,14 @@ def scatter_reduce(
 
 
 def _scatter(
-    b: Builder, self: Value, dim: int, index: Value, src: Value, reduce: str,
+    b: Builder,
+    self: Value,
+    dim: int,
+    index: Value,
+    src: Value,
+    reduce: str,
     include_self: bool = True,
-) -> Value:  # fmt: skip
+) -> Value:
     if 0 in (index.shape or ()):
         return self
     data, index, src = (
@@ -198,9 +214,14 @@ def _make_slice_writer(b: Builder, axis: int, index: Value, source: Value) -> Wr
 
 
 def _index_write(
-    b: Builder, self: Value, dim: int, index: Value, source: Value, reduce: str,
+    b: Builder,
+    self: Value,
+    dim: int,
+    index: Value,
+    source: Value,
+    reduce: str,
     include_self: bool = True,
-) -> Value:  # fmt: skip
+) -> Value:
     data, index, source = (
         at_least_1d(b, self),
         cast_index(b, at_least_1d(b, index)),
@@ -262,9 +283,12 @@ def index_put(b: Builder, self: Value, indices: Indices, values: Value, accumula
     order, rows = places.order(self.rank), places.stack_positions()
     updates = _expand_updates(b, self, places, rows, values)
     out = write_updates(
-        b, lambda data, new, how: b.ScatterND(data, rows, new, reduction=how),
-        b.transpose(self, order), updates, reduce,
-    )  # fmt: skip
+        b,
+        lambda data, new, how: b.ScatterND(data, rows, new, reduction=how),
+        b.transpose(self, order),
+        updates,
+        reduce,
+    )
     return b.transpose(out, _invert_permutation(order))
 
 
@@ -408,9 +432,17 @@ _SUM, _MEAN, _MAX = 0, 1, 2
 
 @lower(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def embedding_bag(
-    b: Builder, weight: Value, indices: Value, offsets: Value, scale_grad_by_freq: bool, mode: int,
-    sparse: bool, per_sample_weights: Value | None, include_last_offset: bool, padding_idx: int,
-) -> tuple[Any, ...]:  # fmt: skip
+    b: Builder,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Value | None,
+    include_last_offset: bool,
+    padding_idx: int,
+) -> tuple[Any, ...]:
     """Rows brought together by the bag that they are in."""
     if any(user.args[1] for user in b.origin.users):
         raise UnsupportedError("what embedding_bag gives besides the bags is for gradients only")
@@ -437,24 +469,39 @@ def embedding_bag(
     start = b.expand(b.scalar(0, weight.dtype), result.sizes)
     reduce = {_SUM: "sum", _MEAN: "mean", _MAX: "amax"}[mode]
     out = write_updates(
-        b, lambda data, new, how: b.ScatterND(data, where, new, reduction=how),
-        start, rows, reduce, include_self=mode == _SUM,
-    )  # fmt: skip
+        b,
+        lambda data, new, how: b.ScatterND(data, where, new, reduction=how),
+        start,
+        rows,
+        reduce,
+        include_self=mode == _SUM,
+    )
     return (out, *(None for _ in b.result[1:]))
 
 
 # `segment_reduce`.
 
 # The reduction under its name elsewhere, and what it starts from.
-_SEGMENT_REDUCTIONS = {"sum": ("sum", 0.0), "mean": ("sum", 0.0), "prod": ("prod", 1.0),
-               "max": ("amax", float("-inf")), "min": ("amin", float("inf"))}  # fmt: skip
+_SEGMENT_REDUCTIONS = {
+    "sum": ("sum", 0.0),
+    "mean": ("sum", 0.0),
+    "prod": ("prod", 1.0),
+    "max": ("amax", float("-inf")),
+    "min": ("amin", float("inf")),
+}
 
 
 @lower(aten.segment_reduce.default)
 def segment_reduce(
-    b: Builder, data: Value, reduce: str, lengths: Value | None, offsets: Value | None,
-    axis: int, unsafe: bool, initial: Any,
-) -> Value:  # fmt: skip
+    b: Builder,
+    data: Value,
+    reduce: str,
+    lengths: Value | None,
+    offsets: Value | None,
+    axis: int,
+    unsafe: bool,
+    initial: Any,
+) -> Value:
     """Every element is written to the place of its segment.
 
     What is before the first segment and after the last goes to places of its own, which are left
@@ -480,8 +527,9 @@ def segment_reduce(
     if reduce != "mean":
         return out
     if lengths is None:
-        lengths = b.Sub(b.Slice(edges, [1], [count + 1], [axis]),
-                        b.Slice(edges, [0], [count], [axis]))  # fmt: skip
+        lengths = b.Sub(
+            b.Slice(edges, [1], [count + 1], [axis]), b.Slice(edges, [0], [count], [axis])
+        )
     length = b.unsqueeze(b.cast(lengths, data.dtype), *range(axis + 1, data.rank))
     # Of no elements the mean is what it starts from, or 0 / 0.
     return b.Div(out, length if initial is None else b.Max(length, 1.0))
@@ -498,8 +546,11 @@ def _count_passed_edges(b: Builder, edges: Value, size: Any) -> Value:
     *lead, _ = edges.shape or ()
     axis = len(lead)
     marks = b.ScatterElements(
-        b.expand(b.scalar(0, torch.int64), (*lead, size + 1)), edges, expand_number(b, 1, edges),
-        axis=axis, reduction="add",
-    )  # fmt: skip
+        b.expand(b.scalar(0, torch.int64), (*lead, size + 1)),
+        edges,
+        expand_number(b, 1, edges),
+        axis=axis,
+        reduction="add",
+    )
     counts = b.CumSum(marks, b.scalar(axis, torch.int64))
     return b.shaped(b.Slice(counts, [0], [size], [axis]), (*lead, size))

@@ -32,20 +32,32 @@ def wrap_dim(dim: int, rank: int) -> int:
 
 
 @lower(
-    aten.clone.default, aten.alias.default, aten.alias_copy.default, aten.detach.default,
-    aten.detach_copy.default, aten.contiguous.default, aten.lift_fresh.default,
-    aten.lift_fresh_copy.default, aten.lift.default, aten.resolve_conj.default,
-    aten.resolve_neg.default, torch.ops.prims.device_put.default,
-)  # fmt: skip
+    aten.clone.default,
+    aten.alias.default,
+    aten.alias_copy.default,
+    aten.detach.default,
+    aten.detach_copy.default,
+    aten.contiguous.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+    aten.lift.default,
+    aten.resolve_conj.default,
+    aten.resolve_neg.default,
+    torch.ops.prims.device_put.default,
+)
 def clone(b: Builder, self: Value) -> Value:
     """Values have no memory: a copy is the same value."""
     return self
 
 
 @lower(
-    aten.reshape.default, aten.view.default, aten.view_copy.default, aten._unsafe_view.default,
-    aten._reshape_alias.default, aten._reshape_copy.default,
-)  # fmt: skip
+    aten.reshape.default,
+    aten.view.default,
+    aten.view_copy.default,
+    aten._unsafe_view.default,
+    aten._reshape_alias.default,
+    aten._reshape_copy.default,
+)
 def reshape(b: Builder, self: Value, shape: Any) -> Value:
     return b.reshape(self, b.result.sizes)
 
@@ -110,8 +122,11 @@ def squeeze(b: Builder, self: Value) -> Value:
 
 
 @lower(
-    aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_copy.dim, aten.squeeze_copy.dims,
-)  # fmt: skip
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.squeeze_copy.dim,
+    aten.squeeze_copy.dims,
+)
 def squeeze_dim(b: Builder, self: Value, dim: int | Sequence[int]) -> Value:
     dims = [dim] if isinstance(dim, int) else dim
     return _squeeze_dims(b, self, [wrap_dim(d, self.rank) for d in dims] if self.rank else [])
@@ -204,9 +219,10 @@ def split(b: Builder, self: Value, split_size: Any, dim: int) -> tuple[Value, ..
 
 
 @lower(
-    aten.split_with_sizes.default, aten.split_with_sizes_copy.default,
+    aten.split_with_sizes.default,
+    aten.split_with_sizes_copy.default,
     aten.unsafe_split_with_sizes.default,
-)  # fmt: skip
+)
 def split_with_sizes(b: Builder, self: Value, split_sizes: Any, dim: int) -> tuple[Value, ...]:
     return _emit_split(b, self, wrap_dim(dim, self.rank))
 
@@ -322,9 +338,13 @@ def as_strided(
 
 @lower(aten.as_strided_scatter.default)
 def as_strided_scatter(
-    b: Builder, self: Value, src: Value, size: Sequence[Any], stride: Sequence[Any],
+    b: Builder,
+    self: Value,
+    src: Value,
+    size: Sequence[Any],
+    stride: Sequence[Any],
     storage_offset: Any,
-) -> Value:  # fmt: skip
+) -> Value:
     flat, index, order = _flatten_storage(b, self, size, stride, storage_offset)
     rows = b.unsqueeze(index, len(size))
     out = b.ScatterND(flat, rows, b.expand(b.cast(src, self.dtype), size))

@@ -175,9 +175,13 @@ def _collapse_runs(b: Builder, x: Value, starts: Value, dim: int) -> tuple[Value
 
 
 def _arrange_unique(
-    b: Builder, values: Value, inverse: Value, counts: Value, return_inverse: bool,
+    b: Builder,
+    values: Value,
+    inverse: Value,
+    counts: Value,
+    return_inverse: bool,
     return_counts: bool,
-) -> tuple[Value, ...]:  # fmt: skip
+) -> tuple[Value, ...]:
     nothing = b.constant(torch.empty(0, dtype=torch.int64))
     if return_inverse and b.result[1].rank != 1:
         inverse = b.reshape(inverse, b.result[1].sizes)
@@ -190,9 +194,14 @@ def _arrange_unique(
 
 @lower(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
-    b: Builder, sorted_sequence: Value, self: Operand, out_int32: bool, right: bool,
-    side: str | None, sorter: Value | None,
-) -> Value:  # fmt: skip
+    b: Builder,
+    sorted_sequence: Value,
+    self: Operand,
+    out_int32: bool,
+    right: bool,
+    side: str | None,
+    sorter: Value | None,
+) -> Value:
     if sorter is not None:
         sorted_sequence = b.GatherElements(sorted_sequence, sorter, axis=-1)
     return count_before(b, sorted_sequence, self, right or side == "right")
@@ -258,9 +267,13 @@ def histc(b: Builder, self: Value, bins: int, min: Any, max: Any) -> Value:
 
 @lower(aten.histogram.bin_ct)
 def histogram(
-    b: Builder, self: Value, bins: int, range: Sequence[float] | None, weight: Value | None,
+    b: Builder,
+    self: Value,
+    bins: int,
+    range: Sequence[float] | None,
+    weight: Value | None,
     density: bool,
-) -> tuple[Value, Value]:  # fmt: skip
+) -> tuple[Value, Value]:
     x = flatten_value(b, self)
     edges = _bin_edges(b, x, bins, range)
     return _histogram(b, [x], [edges], weight, density), edges
@@ -275,9 +288,13 @@ def histogram_by_edges(
 
 @lower(aten._histogramdd_bin_edges.default)
 def histogramdd_edges(
-    b: Builder, self: Value, bins: Sequence[int], range: Sequence[float] | None,
-    weight: Value | None, density: bool,
-) -> list[Value]:  # fmt: skip
+    b: Builder,
+    self: Value,
+    bins: Sequence[int],
+    range: Sequence[float] | None,
+    weight: Value | None,
+    density: bool,
+) -> list[Value]:
     ranges = [
         None if range is None else range[2 * d : 2 * d + 2] for d in builtins.range(len(bins))
     ]
@@ -289,9 +306,13 @@ def histogramdd_edges(
 
 @lower(aten._histogramdd_from_bin_cts.default)
 def histogramdd(
-    b: Builder, self: Value, bins: Sequence[int], range: Sequence[float] | None,
-    weight: Value | None, density: bool,
-) -> Value:  # fmt: skip
+    b: Builder,
+    self: Value,
+    bins: Sequence[int],
+    range: Sequence[float] | None,
+    weight: Value | None,
+    density: bool,
+) -> Value:
     edges = histogramdd_edges(b, self, bins, range, weight, density)
     return _histogram(b, _split_coordinates(b, self), edges, weight, density)
 
@@ -319,15 +340,21 @@ def _bin_edges(b: Builder, x: Value, bins: int, given: Sequence[float] | None) -
 
 
 def _histogram(
-    b: Builder, columns: Sequence[Value], edges: Sequence[Value], weight: Value | None,
+    b: Builder,
+    columns: Sequence[Value],
+    edges: Sequence[Value],
+    weight: Value | None,
     density: bool,
-) -> Value:  # fmt: skip
+) -> Value:
     """How many points, or how much of their weight, are in each box between edges."""
     bins: list[Any] = [(e.shape or ())[0] - 1 for e in edges]  # type: ignore[operator]
-    inside = _and_all(b, (
-        _is_inside(b, x, b.Slice(e, [0], [1], [0]), b.Slice(e, [-1], [_LAST], [0]))
-        for x, e in zip(columns, edges, strict=True)
-    ))  # fmt: skip
+    inside = _and_all(
+        b,
+        (
+            _is_inside(b, x, b.Slice(e, [0], [1], [0]), b.Slice(e, [-1], [_LAST], [0]))
+            for x, e in zip(columns, edges, strict=True)
+        ),
+    )
     place: Value | None = None
     for x, e, count in zip(columns, edges, bins, strict=True):
         found = b.Sub(count_before(b, e, b.Compress(x, inside, axis=0), right=True), 1)

@@ -70,12 +70,15 @@ def _sinc(b: Builder, x: Value) -> Value:
 
 lower_table(
     {
-        aten.expm1.default: expm1_of, aten.log1p.default: log1p_of,
-        aten.exp2.default: _power_formula(2.0), aten.log2.default: _log_formula(2.0),
-        aten.log10.default: _log_formula(10.0), aten.sinc.default: _sinc,
+        aten.expm1.default: expm1_of,
+        aten.log1p.default: log1p_of,
+        aten.exp2.default: _power_formula(2.0),
+        aten.log2.default: _log_formula(2.0),
+        aten.log10.default: _log_formula(10.0),
+        aten.sinc.default: _sinc,
     },
     _lower_formula,
-)  # fmt: skip
+)
 
 
 def log_add_exp(b: Builder, x: Value, y: Value) -> Value:
@@ -108,13 +111,15 @@ def _lower_xlog(log: Formula) -> Any:
 
 lower_table(
     {
-        aten.xlogy.Tensor: lambda b, y: b.Log(y), aten.xlogy.Scalar_Self: lambda b, y: b.Log(y),
+        aten.xlogy.Tensor: lambda b, y: b.Log(y),
+        aten.xlogy.Scalar_Self: lambda b, y: b.Log(y),
         aten.xlogy.Scalar_Other: lambda b, y: b.Log(y),
-        aten.special_xlog1py.default: log1p_of, aten.special_xlog1py.self_scalar: log1p_of,
+        aten.special_xlog1py.default: log1p_of,
+        aten.special_xlog1py.self_scalar: log1p_of,
         aten.special_xlog1py.other_scalar: log1p_of,
     },
     _lower_xlog,
-)  # fmt: skip
+)
 
 
 @lower(aten.logit.default)
@@ -130,8 +135,9 @@ def special_entr(b: Builder, self: Value) -> Value:
     """-x log(x), with 0 at 0 and -inf below."""
     x = widen_operand(b, self)
     zero, below = b.scalar(0.0, like=x), b.scalar(-math.inf, like=x)
-    return b.Where(b.Equal(x, zero), zero,
-                   b.Where(b.Less(x, zero), below, b.Neg(b.Mul(x, b.Log(x)))))  # fmt: skip
+    return b.Where(
+        b.Equal(x, zero), zero, b.Where(b.Less(x, zero), below, b.Neg(b.Mul(x, b.Log(x))))
+    )
 
 
 # Trigonometry
@@ -195,9 +201,10 @@ def _asinh(b: Builder, x: Value) -> Value:
 def _acosh(b: Builder, x: Value) -> Value:
     over = b.Sub(x, 1.0)
     return b.Where(
-        b.Greater(x, 1e100), b.Add(b.Log(x), math.log(2)),
+        b.Greater(x, 1e100),
+        b.Add(b.Log(x), math.log(2)),
         log1p_of(b, b.Add(over, b.Mul(b.Sqrt(over), b.Sqrt(b.Add(x, 1.0))))),
-    )  # fmt: skip
+    )
 
 
 def _atanh(b: Builder, x: Value) -> Value:
@@ -208,14 +215,17 @@ def _atanh(b: Builder, x: Value) -> Value:
 lower_table(
     {
         aten.tan.default: ("Tan", lambda b, x: b.Div(b.Sin(x), b.Cos(x))),
-        aten.asin.default: ("Asin", _asin), aten.acos.default: ("Acos", acos_of),
-        aten.atan.default: ("Atan", _atan), aten.cosh.default: ("Cosh", _cosh),
+        aten.asin.default: ("Asin", _asin),
+        aten.acos.default: ("Acos", acos_of),
+        aten.atan.default: ("Atan", _atan),
+        aten.cosh.default: ("Cosh", _cosh),
         aten.sinh.default: ("Sinh", lambda b, x: b.Mul(b.Tanh(x), _cosh(b, x))),
-        aten.asinh.default: ("Asinh", _asinh), aten.acosh.default: ("Acosh", _acosh),
+        aten.asinh.default: ("Asinh", _asinh),
+        aten.acosh.default: ("Acosh", _acosh),
         aten.atanh.default: ("Atanh", _atanh),
     },
     lambda row: _lower_kernel_or_formula(*row),
-)  # fmt: skip
+)
 
 
 @lower(aten.atan2.default, aten.arctan2.default)

@@ -50,14 +50,20 @@ def _scale(b: Builder, x: Value, factor: int) -> Value:
 
 @lower(aten.im2col.default)
 def im2col(
-    b: Builder, self: Value, kernel_size: Sequence[int], dilation: Sequence[int],
-    padding: Sequence[int], stride: Sequence[int],
-) -> Value:  # fmt: skip
+    b: Builder,
+    self: Value,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Value:
     """Rows of windows, then columns of windows; patches become one dim, places another."""
     x = _pad_image(b, self, padding)
     batch, (h, w) = list(x.sizes)[:-2], range(x.rank - 2, x.rank)
-    counts = [_count_windows(s, *how) for s, *how in
-              zip(x.sizes[-2:], kernel_size, dilation, stride, strict=True)]  # fmt: skip
+    counts = [
+        _count_windows(s, *how)
+        for s, *how in zip(x.sizes[-2:], kernel_size, dilation, stride, strict=True)
+    ]
     rows, columns = (
         window_positions(b, k, d, n, s)
         for k, d, n, s in zip(kernel_size, dilation, counts, stride, strict=True)
@@ -84,32 +90,48 @@ def _pad_image(b: Builder, x: Value, padding: Sequence[int]) -> Value:
 
 @lower(aten.col2im.default)
 def col2im(
-    b: Builder, self: Value, output_size: Sequence[Any], kernel_size: Sequence[int],
-    dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int],
-) -> Value:  # fmt: skip
+    b: Builder,
+    self: Value,
+    output_size: Sequence[Any],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Value:
     """Col2Im, which wants a batch; in types that it does not have a sum by positions."""
     x = self if self.rank == 3 else b.unsqueeze(self, 0)
     if x.dtype is torch.bfloat16:
         x = b.cast(x, torch.float32)
     if b.has("Col2Im", x.dtype):
         out = b.Col2Im(
-            x, output_size, list(kernel_size), dilations=list(dilation),
-            pads=[*padding, *padding], strides=list(stride),
-        )  # fmt: skip
+            x,
+            output_size,
+            list(kernel_size),
+            dilations=list(dilation),
+            pads=[*padding, *padding],
+            strides=list(stride),
+        )
     else:
         out = _sum_windows(b, x, output_size, kernel_size, dilation, padding, stride)
     return b.reshape(out, b.result.sizes) if self.rank == 2 else out
 
 
 def _sum_windows(
-    b: Builder, x: Value, output_size: Sequence[Any], kernel_size: Sequence[int],
-    dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int],
-) -> Value:  # fmt: skip
+    b: Builder,
+    x: Value,
+    output_size: Sequence[Any],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Value:
     batch, patch, _ = x.sizes
     channels = patch // prod(kernel_size)
     height, width = (s + 2 * p for s, p in zip(output_size, padding, strict=True))
-    counts = [_count_windows(s, *how) for s, *how in
-              zip((height, width), kernel_size, dilation, stride, strict=True)]  # fmt: skip
+    counts = [
+        _count_windows(s, *how)
+        for s, *how in zip((height, width), kernel_size, dilation, stride, strict=True)
+    ]
     rows, columns = (
         window_positions(b, k, d, n, s)
         for k, d, n, s in zip(kernel_size, dilation, counts, stride, strict=True)
@@ -122,8 +144,9 @@ def _sum_windows(
     values = b.reshape(x, [batch, channels, total])
     where = b.expand(flat, [batch, channels, total])
     out = b.ScatterElements(image, where, values, axis=2, reduction="add")
-    out = b.reshape(b.shaped(out, (batch, channels, height * width)),
-                    [batch, channels, height, width])  # fmt: skip
+    out = b.reshape(
+        b.shaped(out, (batch, channels, height * width)), [batch, channels, height, width]
+    )
     top, left = padding
     if not top and not left:
         return out

@@ -61,9 +61,11 @@ class Comparison:
         ok = self.ok and other.ok
         note = other.note if self.ok and not other.ok else self.note or other.note
         return Comparison(
-            ok, max(self.max_abs_error, other.max_abs_error),
-            max(self.max_rel_error, other.max_rel_error), note,
-        )  # fmt: skip
+            ok,
+            max(self.max_abs_error, other.max_abs_error),
+            max(self.max_rel_error, other.max_rel_error),
+            note,
+        )
 
 
 def compare_results(have: Any, want: Any, tolerance: Tolerance) -> Comparison:
@@ -131,8 +133,12 @@ def _compare_floats(have: torch.Tensor, want: torch.Tensor, tolerance: Tolerance
     floor = max(tolerance.atol * scale, torch.finfo(torch.float64).tiny)
     relative = (error / size.clamp_min(floor)).max().item() if error.numel() else 0.0
     if odd:
-        return Comparison(False, math.inf, math.inf, f"{odd} of {want.numel()} are nan or infinite "
-                         "in one of them only")  # fmt: skip
+        return Comparison(
+            False,
+            math.inf,
+            math.inf,
+            f"{odd} of {want.numel()} are nan or infinite in one of them only",
+        )
     note = f"{far} of {want.numel()} differ" if far else ""
     return Comparison(not far, worst, relative, note)
 

@@ -30,8 +30,16 @@ from graphport.tensors.lazy import lacks_data
 if TYPE_CHECKING:
     from graphport.onnx.program import ONNXProgram
 
-_COARSE = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
-           torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)  # fmt: skip
+_COARSE = (
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2,
+    torch.float8_e5m2fnuz,
+)
 
 
 Place = tuple[dict[str, Any], str]
@@ -141,8 +149,11 @@ class Probe:
         wanted = {name: self.values[name] for name in names}
         inputs = self.program.inputs_of(self.flat)
         # A node that does nothing is an input or a weight of the model.
-        found = {v.name: inputs[v.name] if v.name in inputs else materialise(v.data)
-                 for v in wanted.values() if v.producer is None}  # fmt: skip
+        found = {
+            v.name: inputs[v.name] if v.name in inputs else materialise(v.data)
+            for v in wanted.values()
+            if v.producer is None
+        }
         computed = dict.fromkeys(v for v in wanted.values() if v.producer is not None)
         if computed:
             session = self.program.session.add_outputs(computed)
@@ -152,9 +163,12 @@ class Probe:
 
 class _Recorder(Interpreter):
     def __init__(
-        self, module: GraphModule, wanted: set[str], given: Mapping[str, torch.Tensor],
+        self,
+        module: GraphModule,
+        wanted: set[str],
+        given: Mapping[str, torch.Tensor],
         keep: Callable[[Any], Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(module)
         self.wanted = wanted
         self.given = given

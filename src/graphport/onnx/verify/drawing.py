@@ -250,8 +250,14 @@ def _draw_triangle(
 
 
 KINDS: tuple[Callable[[Tensor], Draw | None], ...] = (
-    _constant, _progression, _permutation, _mask, _sorted, _probabilities, _matrix,
-)  # fmt: skip
+    _constant,
+    _progression,
+    _permutation,
+    _mask,
+    _sorted,
+    _probabilities,
+    _matrix,
+)
 
 
 # Masks

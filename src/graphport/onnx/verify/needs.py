@@ -38,8 +38,10 @@ class Rule:
         return replace(self, low=self.low - by, high=self.high - by)
 
     def at(self, sizes: Mapping[Expr, int]) -> Need:
-        values = {name: _evaluate_size(getattr(self, name), sizes)
-                  for name in ("low", "high", "first", "last", "total")}  # fmt: skip
+        values = {
+            name: _evaluate_size(getattr(self, name), sizes)
+            for name in ("low", "high", "first", "last", "total")
+        }
         return Need(**values, ascending=self.ascending, varies=isinstance(self.high, Expr))
 
 
@@ -114,11 +116,15 @@ def _rows(names: str, **arguments: RuleMaker) -> dict[str, dict[str, RuleMaker]]
 
 RULES: dict[str, dict[str, RuleMaker]] = {
     **_rows("embedding", indices=_index_into("weight", 0)),
-    **_rows("embedding_bag _embedding_bag _embedding_bag_forward_only",
-            indices=_index_into("weight", 0), offsets=_offsets),
+    **_rows(
+        "embedding_bag _embedding_bag _embedding_bag_forward_only",
+        indices=_index_into("weight", 0),
+        offsets=_offsets,
+    ),
     **_rows("index_select index_add index_copy index_fill", index=_index_into("self", "dim")),
-    **_rows("index_reduce gather scatter scatter_add scatter_reduce",
-            index=_index_into("self", "dim")),
+    **_rows(
+        "index_reduce gather scatter scatter_add scatter_reduce", index=_index_into("self", "dim")
+    ),
     **_rows("take_along_dim", indices=_index_into("self", "dim")),
     **_rows("take put", index=_index_into("self", None, signed=True)),
     **_rows("one_hot", self=_classes),
@@ -130,19 +136,52 @@ RULES: dict[str, dict[str, RuleMaker]] = {
     **_rows("searchsorted", sorted_sequence=_ascending),
     **_rows("bucketize", boundaries=_ascending),
     **_rows("segment_reduce", lengths=_segment_lengths, offsets=_segment_offsets),
-    **_rows("ctc_loss _ctc_loss", targets=_index_into("log_probs", -1),
-            input_lengths=_at_most("log_probs", 0), target_lengths=_at_most("targets", -1)),
-}  # fmt: skip
+    **_rows(
+        "ctc_loss _ctc_loss",
+        targets=_index_into("log_probs", -1),
+        input_lengths=_at_most("log_probs", 0),
+        target_lengths=_at_most("targets", -1),
+    ),
+}
 
 _INDEX_LIST_OPS = {"index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"}
 """Operators with a list `indices`, one for each dim."""
 
 _MOVEMENT_OPS = {
-    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze", "expand",
-    "expand_as", "permute", "transpose", "t", "movedim", "slice", "select", "narrow", "clone",
-    "contiguous", "detach", "alias", "lift_fresh", "lift_fresh_copy", "to", "_to_copy", "repeat",
-    "long", "unbind", "split", "chunk", "getitem", "view_as", "broadcast_to", "flip",
-}  # fmt: skip
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "flatten",
+    "unflatten",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "expand_as",
+    "permute",
+    "transpose",
+    "t",
+    "movedim",
+    "slice",
+    "select",
+    "narrow",
+    "clone",
+    "contiguous",
+    "detach",
+    "alias",
+    "lift_fresh",
+    "lift_fresh_copy",
+    "to",
+    "_to_copy",
+    "repeat",
+    "long",
+    "unbind",
+    "split",
+    "chunk",
+    "getitem",
+    "view_as",
+    "broadcast_to",
+    "flip",
+}
 _SHIFT_SIGNS = {"add": 1, "sub": -1, "add_": 1, "sub_": -1}
 
 
@@ -193,8 +232,9 @@ def _match_rules(user: Node, name: str, operand: Node) -> Iterator[Rule]:
             if index is operand:
                 yield Rule(-size, size - 1)
         return
-    abstract = {k: describe_value(v.meta.get("val")) if isinstance(v, Node) else v
-                for k, v in call.items()}  # fmt: skip
+    abstract = {
+        k: describe_value(v.meta.get("val")) if isinstance(v, Node) else v for k, v in call.items()
+    }
     for argument, need_of in RULES.get(name, {}).items():
         if call.get(argument) is operand:
             rule = need_of(abstract)

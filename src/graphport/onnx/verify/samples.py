@@ -247,10 +247,13 @@ class Samples:
         choice = random.Random(_SEED)
         for reach in itertools.count(2):
             lows = {s: self._limits(s)[0] for s in now}
-            most = {s: min(self._within(s, low + 2 * reach), 4 * now[s] + 8)
-                    for s, low in lows.items()}  # fmt: skip
-            yield {s: self._within(s, choice.randint(low, max(low, most[s])))
-                   for s, low in lows.items()}  # fmt: skip
+            most = {
+                s: min(self._within(s, low + 2 * reach), 4 * now[s] + 8) for s, low in lows.items()
+            }
+            yield {
+                s: self._within(s, choice.randint(low, max(low, most[s])))
+                for s, low in lows.items()
+            }
 
     def _violating_sizes(self, fact: Any) -> Iterator[Sizes]:
         """Sizes at which a condition does not hold: within the ranges, or below what it left."""

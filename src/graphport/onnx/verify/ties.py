@@ -63,12 +63,27 @@ _CHOICES: dict[Any, Choice] = {
 
 # Floats that jump where their operand passes a number.
 _DISCONTINUOUS = {
-    aten.floor.default, aten.ceil.default, aten.round.default, aten.round.decimals,
-    aten.trunc.default, aten.fix.default, aten.frac.default, aten.sign.default, aten.sgn.default,
-    aten.heaviside.default, aten.remainder.Tensor, aten.remainder.Scalar, aten.fmod.Tensor,
-    aten.fmod.Scalar, aten.floor_divide.default, aten.div.Tensor_mode, aten.div.Scalar_mode,
-    aten.median.default, aten.nanmedian.default, aten.mode.default,
-}  # fmt: skip
+    aten.floor.default,
+    aten.ceil.default,
+    aten.round.default,
+    aten.round.decimals,
+    aten.trunc.default,
+    aten.fix.default,
+    aten.frac.default,
+    aten.sign.default,
+    aten.sgn.default,
+    aten.heaviside.default,
+    aten.remainder.Tensor,
+    aten.remainder.Scalar,
+    aten.fmod.Tensor,
+    aten.fmod.Scalar,
+    aten.floor_divide.default,
+    aten.div.Tensor_mode,
+    aten.div.Scalar_mode,
+    aten.median.default,
+    aten.nanmedian.default,
+    aten.mode.default,
+}
 
 
 class Ties:
@@ -127,8 +142,11 @@ def _find_decisions(node: Node, known: set[str]) -> dict[int | None, Node]:
     parts: dict[Any, Node] = {None: node}
     if node.name not in known:
         parts = {u.args[1]: u for u in node.users if u.target is operator.getitem}
-    return {i: n for i, n in parts.items()
-            if n.name in known and (node.target in _DISCONTINUOUS or _is_discrete(n))}  # fmt: skip
+    return {
+        i: n
+        for i, n in parts.items()
+        if n.name in known and (node.target in _DISCONTINUOUS or _is_discrete(n))
+    }
 
 
 def _is_discrete(node: Node) -> bool:
@@ -197,8 +215,10 @@ class _DecisionReplay(Interpreter):
         choice = _CHOICES.get(n.target)
         if choice is None or choice.result != i or have.shape != theirs.shape:
             return False
-        mine, others = (_gather_choices(args[0], p, _read_argument(n, "dim", choice.dim), choice)
-                        for p in (have, theirs))  # fmt: skip
+        mine, others = (
+            _gather_choices(args[0], p, _read_argument(n, "dim", choice.dim), choice)
+            for p in (have, theirs)
+        )
         return (
             mine is not None and compare_results(mine, others, self.tolerance(_first_operand(n))).ok
         )

@@ -127,8 +127,10 @@ class VerificationReport:
 
     def __str__(self) -> str:
         head = ("output", "max abs error", "max rel error", "")
-        rows = [(o.name, f"{o.max_abs_error:.2g}", f"{o.max_rel_error:.2g}", _verdict(o))
-                for o in self.outputs]  # fmt: skip
+        rows = [
+            (o.name, f"{o.max_abs_error:.2g}", f"{o.max_rel_error:.2g}", _verdict(o))
+            for o in self.outputs
+        ]
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(3)]
         lines = [self.weights_line] if self.weights else []
         lines += [
@@ -303,8 +305,11 @@ class _Run:
                 failed = Comparison(False, float("inf"), float("inf"), _first_line(error, False))
                 self._add(name, failed, trial)
             return None
-        given = {row.node.name: row.have for row in rows
-                 if row.node is not None and isinstance(row.have, torch.Tensor)}  # fmt: skip
+        given = {
+            row.node.name: row.have
+            for row in rows
+            if row.node is not None and isinstance(row.have, torch.Tensor)
+        }
         ties = Ties(probe, self.tolerance, given)
         for row in rows:
             judgement = self._judged(ties, row)
@@ -340,8 +345,11 @@ class _Run:
         changed = {
             (s.kind is _INPUT_MUTATION, s.target): n for n, s in specs if s.kind in _MUTATIONS
         }
-        places = [s.arg.name for s in lowered.graph_signature.input_specs
-                  if s.kind is InputKind.USER_INPUT]  # fmt: skip
+        places = [
+            s.arg.name
+            for s in lowered.graph_signature.input_specs
+            if s.kind is InputKind.USER_INPUT
+        ]
         rows = []
         results = zip(interface.results, users, want.results, strict=True)
         for i, (result, node, theirs) in enumerate(results):
@@ -383,15 +391,21 @@ class _Run:
         if not judgement.ok and trial.outcome == "ok":
             trial.outcome, trial.reason = "differs", f"{name}: {judgement.note}"
         known = self.found.get(name)
-        before = Comparison(True) if known is None else Comparison(
-            known.ok, known.max_abs_error, known.max_rel_error, known.note
-        )  # fmt: skip
+        before = (
+            Comparison(True)
+            if known is None
+            else Comparison(known.ok, known.max_abs_error, known.max_rel_error, known.note)
+        )
         worst = before.combine(judgement)
         first = known.sizes if known is not None and not known.ok else trial.sizes
         self.found[name] = OutputReport(
-            name, worst.max_abs_error, worst.max_rel_error, worst.ok, worst.note,
+            name,
+            worst.max_abs_error,
+            worst.max_rel_error,
+            worst.ok,
+            worst.note,
             None if worst.ok else first,
-        )  # fmt: skip
+        )
 
 
 def _name_sizes(sizes: Sizes) -> dict[str, int]:

@@ -170,8 +170,10 @@ class Batch:
                 given[target].copy_(known[name])
         # A changed input that is also returned is the caller's own tensor.
         own = {name: given[target] for target, name in front.written.items()}
-        leaves = [r.value if isinstance(r, ConstantArgument) else own.get(r, known[r])
-                  for r in front.results]  # fmt: skip
+        leaves = [
+            r.value if isinstance(r, ConstantArgument) else own.get(r, known[r])
+            for r in front.results
+        ]
         return pytree.tree_unflatten(leaves, self.driver.out_spec)
 
     def _kept_apart(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,8 +52,10 @@ class Processes:
         self, parts: StagedProgram, settings: Mapping[str, Any], held: ExitStack
     ) -> None:
         about = {
-            **settings, "parent": os.getpid(), "routes": [asdict(s.route) for s in parts.stages],
-        }  # fmt: skip
+            **settings,
+            "parent": os.getpid(),
+            "routes": [asdict(s.route) for s in parts.stages],
+        }
         with ExitStack() as theirs:  # ends that only they keep: else nobody would see theirs close
             ends, boards = _connect_ranks(parts, held, theirs)
             for stage in parts.stages:
@@ -83,11 +85,16 @@ class Processes:
         with _open_unnamed_file("wb+") as told:
             told.write(json.dumps(about).encode())
             told.seek(0)
-            self.running.append(subprocess.Popen(
-                [sys.executable, "-m", "graphport.partition.pipelines.worker"],
-                stdin=told, stderr=log, env={**os.environ, "PYTHONPATH": paths},
-                start_new_session=True, pass_fds=inherited,
-            ))  # fmt: skip
+            self.running.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "graphport.partition.pipelines.worker"],
+                    stdin=told,
+                    stderr=log,
+                    env={**os.environ, "PYTHONPATH": paths},
+                    start_new_session=True,
+                    pass_fds=inherited,
+                )
+            )
 
     @property
     def ids(self) -> dict[int, int]:

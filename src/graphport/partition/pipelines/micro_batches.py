@@ -317,21 +317,48 @@ _INDEX_OPS = (aten.index, aten.index_put, aten._unsafe_index, aten._unsafe_index
 
 # Show the same numbers in other dims.
 _VIEW_OPS = (
-    aten.unsqueeze, aten.squeeze, aten.view, aten.reshape, aten.expand, aten._to_copy, aten.clone,
-    aten.alias, aten.detach, aten.to, aten.contiguous,
-)  # fmt: skip
+    aten.unsqueeze,
+    aten.squeeze,
+    aten.view,
+    aten.reshape,
+    aten.expand,
+    aten._to_copy,
+    aten.clone,
+    aten.alias,
+    aten.detach,
+    aten.to,
+    aten.contiguous,
+)
 
 # Take no more from a tensor than its dtype, device and sizes.
 _NEW_TENSOR_OPS = (
-    aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty, aten.zeros_like, aten.ones_like,
-    aten.full_like, aten.empty_like, aten.rand_like, aten.randn_like,
-)  # fmt: skip
+    aten.new_zeros,
+    aten.new_ones,
+    aten.new_full,
+    aten.new_empty,
+    aten.zeros_like,
+    aten.ones_like,
+    aten.full_like,
+    aten.empty_like,
+    aten.rand_like,
+    aten.randn_like,
+)
 
 # Tensors of the batch's size that hold the same for every item, or as good as that.
 _UNIFORM_OPS = (
-    *_NEW_TENSOR_OPS, aten.zeros, aten.ones, aten.full, aten.empty, aten.expand, aten.repeat,
-    aten.tile, aten.scalar_tensor, aten.rand, aten.randn, aten.randint,
-)  # fmt: skip
+    *_NEW_TENSOR_OPS,
+    aten.zeros,
+    aten.ones,
+    aten.full,
+    aten.empty,
+    aten.expand,
+    aten.repeat,
+    aten.tile,
+    aten.scalar_tensor,
+    aten.rand,
+    aten.randn,
+    aten.randint,
+)
 
 # Loops over the first dim of what this argument lists.
 _SCANNED_ARGUMENTS = {higher_order.scan: 2, higher_order.associative_scan: 1}

@@ -71,9 +71,13 @@ _PIPELINE_IDS = itertools.count()
 
 
 @check_arguments(
-    processes=integer(1) | NONE, batch=TEXT | NONE, threads=integer(1) | NONE, imports=NAMES,
-    timeout=SECONDS, start_timeout=SECONDS,
-)  # fmt: skip
+    processes=integer(1) | NONE,
+    batch=TEXT | NONE,
+    threads=integer(1) | NONE,
+    imports=NAMES,
+    timeout=SECONDS,
+    start_timeout=SECONDS,
+)
 def launch(
     program: ExportedProgram,
     processes: int | None = None,
@@ -105,9 +109,11 @@ def launch(
     processes = len(plan.routes) if processes is None else processes
     plan.require(processes, f"processes={processes}")
     settings = {
-        "runtime": runtime, "start_timeout": start_timeout,
-        "threads": threads or max(1, _count_cores() // processes), "imports": list(imports),
-    }  # fmt: skip
+        "runtime": runtime,
+        "start_timeout": start_timeout,
+        "threads": threads or max(1, _count_cores() // processes),
+        "imports": list(imports),
+    }
     running = Processes(plan.parts, settings)
     ranks = {FRONT: 0, **{k: k + 1 for k in range(processes)}}
     meeting = Rendezvous(running.board, 0, len(ranks))

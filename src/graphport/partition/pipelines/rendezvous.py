@@ -67,16 +67,18 @@ class Rendezvous:
                 raise failures.error(stage, f"{how} while it started", trace=words)
             if monotonic() > until:
                 raise failures.error(
-                    stages[missing[0]], f"was not ready within {seconds:g} s",
+                    stages[missing[0]],
+                    f"was not ready within {seconds:g} s",
                     fix=f"start_timeout={4 * seconds:g}, if it may take that long",
-                )  # fmt: skip
+                )
             sleep(_POLL_SECONDS)
         for stage, rank in failures.ranks.items():
             if self.store.get(f"ready/{rank}") != self.store.get("ready/0") and stage != FRONT:
                 raise failures.error(
-                    stage, "has another program than rank 0: other operators, cuts or weights",
+                    stage,
+                    "has another program than rank 0: other operators, cuts or weights",
                     fix="torch.manual_seed(0) before the model is made, or load its weights",
-                )  # fmt: skip
+                )
         self.store.set("begin", "")
 
     def gather_and_connect(self, failures: Failures, seconds: float) -> Channel:
@@ -218,14 +220,18 @@ class Failures:
             words = self.log_tail(stage)
             return self.error(stage, f"{how} {progress(stage, True)}", trace=words)
         lost = {stage: str(e) for stage, e in reversed(heard) if not isinstance(e, Message)}
-        said = {e.note["stage"]: str(e.note["what"]) for _, e in reversed(heard)
-                if isinstance(e, Message) and "stage" in e.note}  # fmt: skip
+        said = {
+            e.note["stage"]: str(e.note["what"])
+            for _, e in reversed(heard)
+            if isinstance(e, Message) and "stage" in e.note
+        }
         for stage, what in reversed([*said.items(), *lost.items()]):
             if stage != FRONT:
                 return self.error(
-                    stage, f"is gone {progress(stage, True)}: {what}",
+                    stage,
+                    f"is gone {progress(stage, True)}: {what}",
                     fix="look at what its process wrote last; every rank has to call run or close",
-                )  # fmt: skip
+                )
         return PipelineError("the pipeline has failed, and no stage has said why")
 
     def timeout_error(
@@ -235,9 +241,10 @@ class Failures:
         least = min(finished.values())
         stage = min(s for s, n in finished.items() if n == least)
         return self.error(
-            stage, f"did not finish within {timeout:g} s {progress(stage)}",
+            stage,
+            f"did not finish within {timeout:g} s {progress(stage)}",
             fix=f"timeout={4 * timeout:g}, if it may take that long",
-        )  # fmt: skip
+        )
 
     def error(
         self, stage: int, what: str, fix: str | Sequence[str] = (), trace: Sequence[str] = ()
@@ -248,8 +255,12 @@ class Failures:
         return PipelineError(
             f"stage {stage} of {len(self.routes)} ({who}) {what}",
             where=f"the stage of {modules}" if modules else None,
-            fix=fix, stage=stage, rank=rank, modules=modules, trace=trace,
-        )  # fmt: skip
+            fix=fix,
+            stage=stage,
+            rank=rank,
+            modules=modules,
+            trace=trace,
+        )
 
 
 def _is_raised(event: Event) -> bool:

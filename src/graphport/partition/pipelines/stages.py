@@ -147,12 +147,17 @@ class _StageCutter:
         stages = tuple(self._stage(k, takes[k], sends) for k in range(self.count))
         users = [n for n, s in self.spec.items() if s.kind is InputKind.USER_INPUT]
         front = Front(
-            tuple(n.name for n in users), sends[FRONT], tuple(self.results), self.written,
-            {n.name: self.program.tensor(str(self.spec[n].target)).detach().clone()
-             for n in self.carried},
+            tuple(n.name for n in users),
+            sends[FRONT],
+            tuple(self.results),
+            self.written,
+            {
+                n.name: self.program.tensor(str(self.spec[n].target)).detach().clone()
+                for n in self.carried
+            },
             {n.name: new.name for n, new in self.carried.items()},
             bool(self.carried) or any(self.state_updates.values()),
-        )  # fmt: skip
+        )
         return StagedProgram(front, stages)
 
     # The graph, made ready
@@ -179,8 +184,9 @@ class _StageCutter:
 
     def _settle(self) -> None:
         """What becomes of each output of the program."""
-        for value, spec in zip(self.outputs, self.program.graph_signature.output_specs,
-                               strict=True):  # fmt: skip
+        for value, spec in zip(
+            self.outputs, self.program.graph_signature.output_specs, strict=True
+        ):
             if spec.kind in _RESULT_KINDS:
                 self.results.append(self._result(value))
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
@@ -224,8 +230,11 @@ class _StageCutter:
 
     def _pass_sizes(self) -> None:
         """Nodes for the symbols that stages need and none of their inputs shows."""
-        told = {e: n for n in reversed(self.graph.nodes)
-                if isinstance(e := _get_number(n), Expr) and e.kind == "symbol"}  # fmt: skip
+        told = {
+            e: n
+            for n in reversed(self.graph.nodes)
+            if isinstance(e := _get_number(n), Expr) and e.kind == "symbol"
+        }
         for k in range(self.count):
             inside = [n for n, stage in self.place.items() if stage == k]
             needed = {
@@ -262,10 +271,12 @@ class _StageCutter:
             n for node, stage in self.place.items() if stage == k for n in node.all_input_nodes
         )
         return [
-            n for n in dict.fromkeys((*used, *self.extra_inputs[k]))
-            if n.op != "get_attr" and self.place.get(n) != k
+            n
+            for n in dict.fromkeys((*used, *self.extra_inputs[k]))
+            if n.op != "get_attr"
+            and self.place.get(n) != k
             and (not self._is_state(n) or n in self.carried)
-        ]  # fmt: skip
+        ]
 
     def _stage(
         self, k: int, taken: list[Node], sends: Mapping[int, Mapping[int, tuple[str, ...]]]
@@ -275,9 +286,13 @@ class _StageCutter:
         by_name = {n.name: n for n in self.graph.nodes}
         given = [by_name[name] for name in names]
         route = Route(
-            k, tuple(n.name for n in taken), tuple(names),
-            tuple(j for j in range(k) if k in sends[j]), dict(sends[k]), describe_modules(inside),
-        )  # fmt: skip
+            k,
+            tuple(n.name for n in taken),
+            tuple(names),
+            tuple(j for j in range(k) if k in sends[j]),
+            dict(sends[k]),
+            describe_modules(inside),
+        )
         if not inside and not given:
             return Stage(route, None)
         part = _StageBuilder(self.program, inside, taken, given, self.state_updates[k], self.spec)
@@ -360,9 +375,11 @@ def _make_input_shape(node: Node) -> InputShape:
     if shape is not None:
         return InputShape(node.name, shape, val.dtype, device=val.device)
     number = _get_number(node)
-    return InputShape(node.name, number=number) if isinstance(number, Expr) else InputShape(
-        node.name, value=number
-    )  # fmt: skip
+    return (
+        InputShape(node.name, number=number)
+        if isinstance(number, Expr)
+        else InputShape(node.name, value=number)
+    )
 
 
 def _get_number(node: Node) -> Any:

@@ -70,9 +70,11 @@ def _encode_value(name: str, value: Any) -> tuple[Any, torch.Tensor | None]:
     order = sorted(range(t.dim()), key=t.stride, reverse=True)
     flat = t.permute(order).contiguous().reshape(-1).cpu()
     row = {
-        "dtype": str(t.dtype).removeprefix("torch."), "sizes": [t.shape[d] for d in order],
-        "order": order, "device": t.device.type,
-    }  # fmt: skip
+        "dtype": str(t.dtype).removeprefix("torch."),
+        "sizes": [t.shape[d] for d in order],
+        "order": order,
+        "device": t.device.type,
+    }
     return row, flat.view(torch.uint8)
 
 

@@ -65,8 +65,12 @@ class ExpressionTable:
         rows = []
         for s in self._scope.symbols:
             limits_, origin = self._scope.declared(s), self._scope.origins.get(s)
-            row = {"name": s.name, "type": s.type.__name__, "lower": encode_number(limits_.lower),
-                   "upper": encode_number(limits_.upper)}  # fmt: skip
+            row = {
+                "name": s.name,
+                "type": s.type.__name__,
+                "lower": encode_number(limits_.lower),
+                "upper": encode_number(limits_.upper),
+            }
             if not self._scope.is_fresh(s):
                 row["hint"] = encode_number(self._scope.hint(s))
             if origin is not None and type(origin) is not Expr:
@@ -76,10 +80,15 @@ class ExpressionTable:
 
     def facts(self) -> list[dict[str, Any]]:
         return [
-            {"condition": self(fact.cond), "kind": fact.kind, "internal": fact.internal,
-             "message": fact.message, "where": None if fact.where is None else str(fact.where)}
+            {
+                "condition": self(fact.cond),
+                "kind": fact.kind,
+                "internal": fact.internal,
+                "message": fact.message,
+                "where": None if fact.where is None else str(fact.where),
+            }
             for fact in self._scope.facts
-        ]  # fmt: skip
+        ]
 
     def __call__(self, e: Expr) -> int:
         """The number of an expression."""
@@ -187,10 +196,13 @@ class Expressions:
         if lower > upper:
             item.fail(f"{name} has no value from {lower} to {upper}")
         return self.scope.symbol(
-            name, lower=lower, upper=upper, type=type_,
+            name,
+            lower=lower,
+            upper=upper,
+            type=type_,
             hint=_read_hint(fields["hint"], type_) if "hint" in fields else None,
             origin=fields["origin"].words() if "origin" in fields else None,
-        )  # fmt: skip
+        )
 
     def _learn(self, facts: Item) -> None:
         for item in facts.list(most=json_reader.FACTS):

@@ -65,8 +65,9 @@ class GraphWriter:
         row: dict[str, Any] = {"nodes": nodes}
         inner = {
             str(n.target): self._child(module, n, where)
-            for n in module.graph.nodes if n.op == "get_attr"
-        }  # fmt: skip
+            for n in module.graph.nodes
+            if n.op == "get_attr"
+        }
         if inner:
             row["graphs"] = [[name, graph] for name, graph in inner.items()]
         if module.meta:
@@ -188,8 +189,9 @@ class GraphReader:
         self._entries = json_reader.MORE_STACK_ENTRIES
         """How many more modules nodes may be within."""
         self._described: dict[str, Decoder] = {
-            "symbolic": expressions.symbolic, "tensor": self._tensor,
-        }  # fmt: skip
+            "symbolic": expressions.symbolic,
+            "tensor": self._tensor,
+        }
 
     def module(self, item: Item, depth: int = 0) -> GraphModule:
         if depth > json_reader.GRAPH_DEPTH:

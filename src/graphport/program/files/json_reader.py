@@ -95,9 +95,11 @@ def parse_json(text: bytes | memoryview, place: str) -> Item:
     try:
         value = json.loads(
             str(text, "utf-8"),
-            object_pairs_hook=_parse_object, parse_int=_parse_integer, parse_float=_parse_real,
+            object_pairs_hook=_parse_object,
+            parse_int=_parse_integer,
+            parse_float=_parse_real,
             parse_constant=_refuse_constant,
-        )  # fmt: skip
+        )
     except UnicodeDecodeError as error:
         raise SerializationError(f"the text is not UTF-8: {error}", where=place) from None
     except RecursionError:
@@ -146,9 +148,14 @@ def is_utf8(text: str) -> bool:
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _KINDS = {
-    dict: "an object", list: "a list", str: "a text", int: "an integer", float: "a number",
-    bool: "true or false", type(None): "null",
-}  # fmt: skip
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    type(None): "null",
+}
 
 
 def _format_field(name: str) -> str:

@@ -223,22 +223,81 @@ class AllowedOperators:
 
 _ON_NUMBERS: dict[Any, tuple[str, ...]] = {
     operator: (
-        "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs", "lshift",
-        "rshift", "and_", "or_", "xor", "invert", "not_", "eq", "ne", "lt", "le", "gt", "ge",
-        "getitem", "index",
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "neg",
+        "pos",
+        "abs",
+        "lshift",
+        "rshift",
+        "and_",
+        "or_",
+        "xor",
+        "invert",
+        "not_",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "getitem",
+        "index",
     ),
     math: (
-        "floor", "ceil", "trunc", "sqrt", "exp", "log", "log2", "log10", "sin", "cos", "tan",
-        "asin", "acos", "atan", "sinh", "cosh", "tanh", "pow",
+        "floor",
+        "ceil",
+        "trunc",
+        "sqrt",
+        "exp",
+        "log",
+        "log2",
+        "log10",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "pow",
     ),
     builtins: ("round", "abs", "min", "max", "int", "float", "bool", "pow"),
     torch: (
-        "sym_float", "sym_int", "sym_max", "sym_min", "sym_not", "sym_ite", "sym_sum", "sym_and",
-        "sym_or", "sym_sqrt", "_sym_sqrt", "_sym_cos", "_sym_cosh", "_sym_sin", "_sym_sinh",
-        "_sym_tan", "_sym_tanh", "_sym_asin", "_sym_acos", "_sym_atan", "_sym_log2", "_sym_log10",
-        "_sym_exp", "_sym_log", "_check",
+        "sym_float",
+        "sym_int",
+        "sym_max",
+        "sym_min",
+        "sym_not",
+        "sym_ite",
+        "sym_sum",
+        "sym_and",
+        "sym_or",
+        "sym_sqrt",
+        "_sym_sqrt",
+        "_sym_cos",
+        "_sym_cosh",
+        "_sym_sin",
+        "_sym_sinh",
+        "_sym_tan",
+        "_sym_tanh",
+        "_sym_asin",
+        "_sym_acos",
+        "_sym_atan",
+        "_sym_log2",
+        "_sym_log10",
+        "_sym_exp",
+        "_sym_log",
+        "_check",
     ),
-}  # fmt: skip
+}
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     f"{module.__name__}.{name}": getattr(module, name)
@@ -253,12 +312,23 @@ for _name, _function in FUNCTIONS.items():
 
 # Those that call graphs of the program or operators, and nothing else of Python's.
 HIGHER_ORDER = (
-    "cond", "while_loop", "map_impl", "scan", "associative_scan", "auto_functionalized",
-    "auto_functionalized_v2", "autograd_function_apply", "wrap_with_set_grad_enabled",
+    "cond",
+    "while_loop",
+    "map_impl",
+    "scan",
+    "associative_scan",
+    "auto_functionalized",
+    "auto_functionalized_v2",
+    "autograd_function_apply",
+    "wrap_with_set_grad_enabled",
     "wrap_with_autocast",
-    "tag_activation_checkpoint", "wrap_activation_checkpoint", "invoke_subgraph", "strict_mode",
-    "out_dtype", "hints_wrapper",
-)  # fmt: skip
+    "tag_activation_checkpoint",
+    "wrap_activation_checkpoint",
+    "invoke_subgraph",
+    "strict_mode",
+    "out_dtype",
+    "hints_wrapper",
+)
 
 
 def encode_target(target: Any) -> str | None:
@@ -436,9 +506,11 @@ def _make_result_predicate(kinds: list[Any]) -> Predicate:
     ]
     if len(parts) == 1:
         return parts[0]
-    return lambda x: isinstance(x, (tuple, list)) and len(x) == len(parts) and all(
-        part(y) for part, y in zip(parts, x, strict=True)
-    )  # fmt: skip
+    return lambda x: (
+        isinstance(x, (tuple, list))
+        and len(x) == len(parts)
+        and all(part(y) for part, y in zip(parts, x, strict=True))
+    )
 
 
 def check_call_types(

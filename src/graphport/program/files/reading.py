@@ -117,9 +117,19 @@ _UNEXPECTED_ERRORS = (
 
 _TABLES = ("symbols", "expressions", "facts", "texts", "module_stacks", "tensors")
 _PARTS = (
-    "graph", "signature", "state_dict", "constants", "range_constraints", "call", "argument_names",
-    "example_inputs", "checks", "module_calls", "dialect", "notes",
-)  # fmt: skip
+    "graph",
+    "signature",
+    "state_dict",
+    "constants",
+    "range_constraints",
+    "call",
+    "argument_names",
+    "example_inputs",
+    "checks",
+    "module_calls",
+    "dialect",
+    "notes",
+)
 
 
 class _Reader:
@@ -287,9 +297,11 @@ def _check_descriptions(item: Item, program: ExportedProgram) -> None:
 
 def _is_consistent(val: torch.Tensor, sizes: Sequence[Any], dtype: torch.dtype | None) -> bool:
     """Whether a description has this dtype and rank, and these sizes as far as both are numbers."""
-    return dtype in (None, val.dtype) and val.ndim == len(sizes) and all(
-        a == b for a, b in zip(val.shape, sizes, strict=True) if type(a) is type(b) is int
-    )  # fmt: skip
+    return (
+        dtype in (None, val.dtype)
+        and val.ndim == len(sizes)
+        and all(a == b for a, b in zip(val.shape, sizes, strict=True) if type(a) is type(b) is int)
+    )
 
 
 def _check_outputs(item: Item, signature: GraphSignature, program: ExportedProgram) -> None:

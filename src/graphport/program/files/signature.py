@@ -183,9 +183,12 @@ def read_module_call(item: Item, trees: Trees, values: Values) -> ModuleCall:
         for side, spec in zip(("inputs", "outputs"), specs, strict=True)
     ]
     kept = ModuleCallSignature(
-        arguments[0], arguments[1], specs[0], specs[1],
+        arguments[0],
+        arguments[1],
+        specs[0],
+        specs[1],
         tuple(json_reader.read_argument_names(parts["argument_names"].list())),
-    )  # fmt: skip
+    )
     check_arguments(parts["in_spec"], kept.in_spec)
     if len(kept.argument_names) != sum(child.num_children for child in kept.in_spec.children()):
         parts["argument_names"].fail("there is not a name for each argument")

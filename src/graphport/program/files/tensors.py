@@ -189,9 +189,14 @@ class Tensors:
 
     def _read(self, item: Item) -> torch.Tensor:
         fields = item.fields(
-            "dtype", "device", "sizes", "strides", "requires_grad", "parameter",
+            "dtype",
+            "device",
+            "sizes",
+            "strides",
+            "requires_grad",
+            "parameter",
             optional=("storage", "offset"),
-        )  # fmt: skip
+        )
         kind, where = read_dtype(fields["dtype"]), read_device(fields["device"])
         sizes = [size.size() for size in fields["sizes"].list(most=json_reader.RANK)]
         strides = [stride.size() for stride in fields["strides"].list(len(sizes))]
@@ -259,12 +264,23 @@ _LENGTH = struct.Struct("<Q")
 PADDING = "padding."
 
 DTYPE_NAMES: dict[torch.dtype, str] = {
-    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16",
-    torch.uint16: "U16", torch.int32: "I32", torch.uint32: "U32", torch.int64: "I64",
-    torch.uint64: "U64", torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32",
-    torch.float64: "F64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
     torch.complex64: "C64",
-}  # fmt: skip
+}
 """Of the dtypes that the format has; others are written as bytes."""
 
 _ITEM_BYTES = {name: dtype.itemsize for dtype, name in DTYPE_NAMES.items()}
@@ -297,10 +313,13 @@ def arrange_entries(tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> l
 def encode_header(entries: Iterable[Entry]) -> bytes:
     """The start of the file, up to where the data is aligned."""
     rows: dict[str, Any] = {
-        e.name: {"dtype": e.dtype, "shape": list(e.shape),
-                 "data_offsets": [e.start, e.start + e.size]}
+        e.name: {
+            "dtype": e.dtype,
+            "shape": list(e.shape),
+            "data_offsets": [e.start, e.start + e.size],
+        }
         for e in entries
-    }  # fmt: skip
+    }
     text = json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + _LENGTH.size) % json_reader.ALIGNMENT)
     return _LENGTH.pack(len(text)) + text

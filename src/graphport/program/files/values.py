@@ -26,12 +26,30 @@ from graphport.program.files.operators import Targets
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
-        "bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64",
-        "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",
-        "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex32",
+        "complex64",
+        "complex128",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
     )
     if hasattr(torch, name)
-}  # fmt: skip
+}
 LAYOUTS: dict[str, torch.layout] = {
     name: getattr(torch, name)
     for name in ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
@@ -210,9 +228,15 @@ def read_device(item: Item) -> torch.device:
 _PLAIN: dict[str, Any] = {"tuple": tuple, "list": list}
 _KEYED: dict[str, Any] = {"dict": dict, "OrderedDict": OrderedDict}
 _FACTORIES: dict[str, Any] = {
-    "list": list, "dict": dict, "set": set, "tuple": tuple, "int": int, "float": float,
-    "str": str, "bool": bool,
-}  # fmt: skip
+    "list": list,
+    "dict": dict,
+    "set": set,
+    "tuple": tuple,
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+}
 _FACTORY_NAMES = {factory: name for name, factory in _FACTORIES.items()}
 _RETURN_TYPES: dict[str, Any] = {
     kind.__name__: kind for kind in torch.return_types.all_return_types

@@ -75,9 +75,16 @@ class ComputedSource(Source):
 def to_value_range(r: Range, *, of: type = int) -> Any:
     """A range of ours as torch has them."""
     infinity = sympy.oo if of is float else int_oo
-    ends = [infinity if end == math.inf else -infinity if end == -math.inf
-            else sympy.Float(end) if of is float else sympy.Integer(int(end))
-            for end in (r.lower, r.upper)]  # fmt: skip
+    ends = [
+        infinity
+        if end == math.inf
+        else -infinity
+        if end == -math.inf
+        else sympy.Float(end)
+        if of is float
+        else sympy.Integer(int(end))
+        for end in (r.lower, r.upper)
+    ]
     return ValueRanges(*ends)
 
 
@@ -144,10 +151,13 @@ class TorchEnvironment:
         generic = type(hint) is not int or (hint >= 2 and limits.upper >= 2)
         constraint = StrictMinMaxConstraint(vr=to_value_range(limits), warn_only=False)
         return self.shape_env.create_symbol(
-            hint, source, DimDynamic.DYNAMIC, constraint if type(hint) is int else None,
+            hint,
+            source,
+            DimDynamic.DYNAMIC,
+            constraint if type(hint) is int else None,
             positive=True if is_size and type(hint) is int and hint > 0 else None,
             do_not_specialize_zero_one=not generic,
-        )  # fmt: skip
+        )
 
     def _unbacked(self, s: Expr) -> Any:
         env = self.shape_env
@@ -204,9 +214,11 @@ class TorchEnvironment:
         """That the size at a place, which gets a symbol of its own, is what it should be."""
         limits = self.ranges.get(step.expr) or step.expr.span
         own = self._create(
-            evaluate(step.expr, self.hints), _make_source(step.place), limits,
+            evaluate(step.expr, self.hints),
+            _make_source(step.place),
+            limits,
             is_size=step.place.dim is not None,
-        )  # fmt: skip
+        )
         self.shape_env.replacements[own] = self.expr(step.expr)
         return sympy.Eq(own, self.expr(step.expr), evaluate=False)
 
@@ -342,8 +354,9 @@ def _choose_hints(program: ExportedProgram, given: list[Expr]) -> dict[Expr, Num
 
 def _is_possible(program: ExportedProgram, hints: dict[Expr, Number]) -> bool:
     """Whether inputs of these sizes pass the checks."""
-    ranges = {e: r for e, r in program.range_constraints.items()
-              if all(s in hints for s in symbols(e))}  # fmt: skip
+    ranges = {
+        e: r for e, r in program.range_constraints.items() if all(s in hints for s in symbols(e))
+    }
     conditions = [step.cond for step in program.checks.steps if isinstance(step, Holds)]
     try:
         return all(evaluate(e, hints) in r for e, r in ranges.items()) and all(

@@ -37,24 +37,52 @@ def _float_floor(a: Any, b: Any) -> Any:
 
 
 _TO_SYMPY: dict[str, Callable[..., Any]] = {
-    "floordiv": _f.FloorDiv, "mod": _mod, "min": _f.Min, "max": _f.Max, "abs": sympy.Abs,
-    "pow": _f.PowByNatural, "lshift": _f.LShift, "rshift": _f.RShift,
-    "bitand": _f.BitwiseFn_bitwise_and, "bitor": _f.BitwiseFn_bitwise_or,
-    "bitxor": _f.BitwiseFn_bitwise_xor, "floor": _f.FloorToInt, "ceil": _f.CeilToInt,
-    "trunc": _f.TruncToInt, "round": _f.RoundToInt, "round_to": _f.RoundDecimal,
-    "to_float": _f.ToFloat, "truediv": _f.IntTrueDiv, "fdiv": _f.FloatTrueDiv,
-    "fadd": lambda a, b: a + b, "fmul": lambda a, b: a * b, "fneg": lambda a: -a,
-    "ffloordiv": _float_floor, "fmod": lambda a, b: a - b * _float_floor(a, b),
-    "fpow": _f.FloatPow, "fmin": _f.Min, "fmax": _f.Max, "fabs": sympy.Abs,
-    "not": sympy.Not, "and": sympy.And, "or": sympy.Or,
+    "floordiv": _f.FloorDiv,
+    "mod": _mod,
+    "min": _f.Min,
+    "max": _f.Max,
+    "abs": sympy.Abs,
+    "pow": _f.PowByNatural,
+    "lshift": _f.LShift,
+    "rshift": _f.RShift,
+    "bitand": _f.BitwiseFn_bitwise_and,
+    "bitor": _f.BitwiseFn_bitwise_or,
+    "bitxor": _f.BitwiseFn_bitwise_xor,
+    "floor": _f.FloorToInt,
+    "ceil": _f.CeilToInt,
+    "trunc": _f.TruncToInt,
+    "round": _f.RoundToInt,
+    "round_to": _f.RoundDecimal,
+    "to_float": _f.ToFloat,
+    "truediv": _f.IntTrueDiv,
+    "fdiv": _f.FloatTrueDiv,
+    "fadd": lambda a, b: a + b,
+    "fmul": lambda a, b: a * b,
+    "fneg": lambda a: -a,
+    "ffloordiv": _float_floor,
+    "fmod": lambda a, b: a - b * _float_floor(a, b),
+    "fpow": _f.FloatPow,
+    "fmin": _f.Min,
+    "fmax": _f.Max,
+    "fabs": sympy.Abs,
+    "not": sympy.Not,
+    "and": sympy.And,
+    "or": sympy.Or,
     "ite": lambda cond, a, b: sympy.Piecewise((a, cond), (b, True)),
-    **{name: function for name in FUNCTIONS
-       if (function := getattr(_f, f"OpaqueUnaryFn_{name}", None)) is not None},
-}  # fmt: skip
+    **{
+        name: function
+        for name in FUNCTIONS
+        if (function := getattr(_f, f"OpaqueUnaryFn_{name}", None)) is not None
+    },
+}
 
 _RELATIONS: dict[str, Callable[..., Any]] = {
-    "ge0": sympy.Ge, "eq0": sympy.Eq, "feq": sympy.Eq, "flt": sympy.Lt, "fle": sympy.Le,
-}  # fmt: skip
+    "ge0": sympy.Ge,
+    "eq0": sympy.Eq,
+    "feq": sympy.Eq,
+    "flt": sympy.Lt,
+    "fle": sympy.Le,
+}
 
 
 class ToSympy:
@@ -133,30 +161,51 @@ def _convert_piecewise(*branches: tuple[Any, Any]) -> Any:
 
 
 _FROM_SYMPY: dict[str, Callable[..., Any]] = {
-    "Add": lambda *args: symbolic.sum_(args), "Mul": lambda *args: symbolic.prod(args),
-    "Pow": _convert_power, "PowByNatural": symbolic.pow_, "FloatPow": symbolic.pow_,
-    "FloorDiv": symbolic.floordiv, "CleanDiv": symbolic.floordiv,
+    "Add": lambda *args: symbolic.sum_(args),
+    "Mul": lambda *args: symbolic.prod(args),
+    "Pow": _convert_power,
+    "PowByNatural": symbolic.pow_,
+    "FloatPow": symbolic.pow_,
+    "FloorDiv": symbolic.floordiv,
+    "CleanDiv": symbolic.floordiv,
     "CeilDiv": lambda a, b: -symbolic.floordiv(symbolic.neg(a), b),
-    "Mod": symbolic.mod, "PythonMod": symbolic.mod,
+    "Mod": symbolic.mod,
+    "PythonMod": symbolic.mod,
     "ModularIndexing": lambda a, b, c: symbolic.mod(symbolic.floordiv(a, b), c),
-    "Min": _reduce_pairwise(symbolic.min_), "Max": _reduce_pairwise(symbolic.max_),
+    "Min": _reduce_pairwise(symbolic.min_),
+    "Max": _reduce_pairwise(symbolic.max_),
     "Abs": symbolic.abs_,
-    "IntTrueDiv": symbolic.truediv, "FloatTrueDiv": symbolic.truediv,
-    "ToFloat": symbolic.to_float, "TruncToInt": symbolic.to_int,
+    "IntTrueDiv": symbolic.truediv,
+    "FloatTrueDiv": symbolic.truediv,
+    "ToFloat": symbolic.to_float,
+    "TruncToInt": symbolic.to_int,
     "TruncToFloat": lambda a: symbolic.to_float(symbolic.to_int(a)),
-    "FloorToInt": symbolic.floor, "floor": symbolic.floor,
-    "CeilToInt": symbolic.ceil, "ceiling": symbolic.ceil,
-    "RoundToInt": symbolic.round_, "RoundDecimal": symbolic.round_,
-    "LShift": symbolic.lshift, "RShift": symbolic.rshift,
-    "BitwiseFn_bitwise_and": symbolic.bitand, "BitwiseFn_bitwise_or": symbolic.bitor,
-    "BitwiseFn_bitwise_xor": symbolic.bitxor, "Identity": lambda a: a,
-    "Equality": symbolic.eq, "Unequality": symbolic.ne, "GreaterThan": symbolic.ge,
-    "LessThan": symbolic.le, "StrictGreaterThan": symbolic.gt, "StrictLessThan": symbolic.lt,
-    "And": _reduce_pairwise(symbolic.and_), "Or": _reduce_pairwise(symbolic.or_),
+    "FloorToInt": symbolic.floor,
+    "floor": symbolic.floor,
+    "CeilToInt": symbolic.ceil,
+    "ceiling": symbolic.ceil,
+    "RoundToInt": symbolic.round_,
+    "RoundDecimal": symbolic.round_,
+    "LShift": symbolic.lshift,
+    "RShift": symbolic.rshift,
+    "BitwiseFn_bitwise_and": symbolic.bitand,
+    "BitwiseFn_bitwise_or": symbolic.bitor,
+    "BitwiseFn_bitwise_xor": symbolic.bitxor,
+    "Identity": lambda a: a,
+    "Equality": symbolic.eq,
+    "Unequality": symbolic.ne,
+    "GreaterThan": symbolic.ge,
+    "LessThan": symbolic.le,
+    "StrictGreaterThan": symbolic.gt,
+    "StrictLessThan": symbolic.lt,
+    "And": _reduce_pairwise(symbolic.and_),
+    "Or": _reduce_pairwise(symbolic.or_),
     "Not": symbolic.not_,
-    "Where": symbolic.ite, "Piecewise": _convert_piecewise, "ExprCondPair": lambda a, b: (a, b),
+    "Where": symbolic.ite,
+    "Piecewise": _convert_piecewise,
+    "ExprCondPair": lambda a, b: (a, b),
     **{f"OpaqueUnaryFn_{name}": lambda a, name=name: symbolic.func(name, a) for name in FUNCTIONS},
-}  # fmt: skip
+}
 
 
 class FromSympy:
@@ -216,18 +265,32 @@ def get_example_values(shape_env: Any) -> Any:
 # A condition is read as an expression of ours; nothing of it is executed.
 
 _BINARY: dict[type, Callable[..., Any]] = {
-    ast.Add: symbolic.add, ast.Sub: symbolic.sub, ast.Mult: symbolic.mul,
-    ast.FloorDiv: symbolic.floordiv, ast.Mod: symbolic.mod, ast.Div: symbolic.truediv,
-    ast.Pow: symbolic.pow_, ast.LShift: symbolic.lshift, ast.RShift: symbolic.rshift,
-    ast.BitAnd: symbolic.bitand, ast.BitOr: symbolic.bitor, ast.BitXor: symbolic.bitxor,
-}  # fmt: skip
+    ast.Add: symbolic.add,
+    ast.Sub: symbolic.sub,
+    ast.Mult: symbolic.mul,
+    ast.FloorDiv: symbolic.floordiv,
+    ast.Mod: symbolic.mod,
+    ast.Div: symbolic.truediv,
+    ast.Pow: symbolic.pow_,
+    ast.LShift: symbolic.lshift,
+    ast.RShift: symbolic.rshift,
+    ast.BitAnd: symbolic.bitand,
+    ast.BitOr: symbolic.bitor,
+    ast.BitXor: symbolic.bitxor,
+}
 _UNARY: dict[type, Callable[..., Any]] = {
-    ast.USub: symbolic.neg, ast.UAdd: lambda a: a, ast.Not: symbolic.not_,
-}  # fmt: skip
+    ast.USub: symbolic.neg,
+    ast.UAdd: lambda a: a,
+    ast.Not: symbolic.not_,
+}
 _COMPARISONS: dict[type, Callable[..., Any]] = {
-    ast.Eq: symbolic.eq, ast.NotEq: symbolic.ne, ast.Lt: symbolic.lt, ast.LtE: symbolic.le,
-    ast.Gt: symbolic.gt, ast.GtE: symbolic.ge,
-}  # fmt: skip
+    ast.Eq: symbolic.eq,
+    ast.NotEq: symbolic.ne,
+    ast.Lt: symbolic.lt,
+    ast.LtE: symbolic.le,
+    ast.Gt: symbolic.gt,
+    ast.GtE: symbolic.ge,
+}
 
 
 def _make_extreme(of_two: Callable[[Any, Any], Any]) -> Callable[..., Any]:
@@ -240,12 +303,20 @@ def _make_extreme(of_two: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 
 
 _CALLS: dict[str, Callable[..., Any]] = {
-    "min": _make_extreme(symbolic.min_), "max": _make_extreme(symbolic.max_), "abs": symbolic.abs_,
-    "float": symbolic.to_float, "torch.sym_float": symbolic.to_float, "int": symbolic.to_int,
-    "math.floor": symbolic.floor, "math.ceil": symbolic.ceil, "math.trunc": symbolic.to_int,
-    "round": symbolic.round_, "torch._sym_sqrt": symbolic.sqrt, "torch.sym_sqrt": symbolic.sqrt,
+    "min": _make_extreme(symbolic.min_),
+    "max": _make_extreme(symbolic.max_),
+    "abs": symbolic.abs_,
+    "float": symbolic.to_float,
+    "torch.sym_float": symbolic.to_float,
+    "int": symbolic.to_int,
+    "math.floor": symbolic.floor,
+    "math.ceil": symbolic.ceil,
+    "math.trunc": symbolic.to_int,
+    "round": symbolic.round_,
+    "torch._sym_sqrt": symbolic.sqrt,
+    "torch.sym_sqrt": symbolic.sqrt,
     **{f"math.{name}": lambda a, name=name: symbolic.func(name, a) for name in FUNCTIONS},
-}  # fmt: skip
+}
 _NAMES = {"True": True, "False": False, "math.inf": float("inf"), "inf": float("inf")}
 
 

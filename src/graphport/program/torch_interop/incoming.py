@@ -139,8 +139,10 @@ class _Conversion:
 
     def _ranges(self) -> dict[Expr, Range]:
         """Those of symbols and derived dims that the program has."""
-        found = {s: self._unbacked.get(symbol) or self.scope.declared(s)
-                 for symbol, s in self._symbols.items()}  # fmt: skip
+        found = {
+            s: self._unbacked.get(symbol) or self.scope.declared(s)
+            for symbol, s in self._symbols.items()
+        }
         for e, limits in self.given.range_constraints.items():
             if not isinstance(e, sympy.Symbol) and e.free_symbols <= self._symbols.keys():
                 told = self.expr(e)
@@ -157,8 +159,11 @@ class _Conversion:
 
     def _learn(self, facts: list[Expr], module: GraphModule) -> None:
         """State in the scope what the program checks, of its inputs and of data."""
-        limits = (cond for symbol, r in self._unbacked.items()
-                  for cond in _express_range(self._symbols[symbol], r))  # fmt: skip
+        limits = (
+            cond
+            for symbol, r in self._unbacked.items()
+            for cond in _express_range(self._symbols[symbol], r)
+        )
         for cond in (*limits, *facts, *_find_assertions(module)):
             try:
                 self.scope.assume(cond, reason="checked by the program")
@@ -245,8 +250,10 @@ class _Conversion:
     def _shapes(self, signature: ours.GraphSignature, nodes: dict[str, Node]) -> list[InputShape]:
         """What each flat input must be."""
         user = [s.arg for s in signature.input_specs if s.kind is ours.InputKind.USER_INPUT]
-        paths = [f"kwargs[{key!r}]{rest}" if which else f"*args[{key}]{rest}"
-                 for which, key, rest in self._places()]  # fmt: skip
+        paths = [
+            f"kwargs[{key!r}]{rest}" if which else f"*args[{key}]{rest}"
+            for which, key, rest in self._places()
+        ]
         return [self._shape(*pair, nodes) for pair in zip(paths, user, strict=True)]
 
     def _shape(self, path: str, argument: Any, nodes: dict[str, Node]) -> InputShape:
@@ -329,10 +336,17 @@ def _convert_argument(argument: Any) -> ours.Argument:
 def _convert_call(entry: Any) -> ModuleCall:
     """A module of the program; that of the program itself is told by its call spec."""
     kept = entry.signature if entry.fqn else None
-    return ModuleCall(entry.fqn, kept and ours.ModuleCallSignature(
-        tuple(map(_convert_argument, kept.inputs)), tuple(map(_convert_argument, kept.outputs)),
-        kept.in_spec, kept.out_spec, tuple(kept.forward_arg_names or ()),
-    ))  # fmt: skip
+    return ModuleCall(
+        entry.fqn,
+        kept
+        and ours.ModuleCallSignature(
+            tuple(map(_convert_argument, kept.inputs)),
+            tuple(map(_convert_argument, kept.outputs)),
+            kept.in_spec,
+            kept.out_spec,
+            tuple(kept.forward_arg_names or ()),
+        ),
+    )
 
 
 def _is_unbacked(symbol: Any) -> bool:

@@ -31,14 +31,18 @@ aten = torch.ops.aten
 _VERIFIERS = {"ATEN": Verifier, "TRAINING": TrainingIRVerifier}
 _METADATA = ("stack_trace", "torch_fn", "source_fn_stack", "custom")
 _MUTATIONS = {
-    ours.OutputKind.BUFFER_MUTATION, ours.OutputKind.PARAMETER_MUTATION,
+    ours.OutputKind.BUFFER_MUTATION,
+    ours.OutputKind.PARAMETER_MUTATION,
     ours.OutputKind.USER_INPUT_MUTATION,
-}  # fmt: skip
+}
 _SYMBOLIC_ARGUMENTS = {
-    torch.SymInt: theirs.SymIntArgument, torch.SymFloat: theirs.SymFloatArgument,
-    torch.SymBool: theirs.SymBoolArgument, int: theirs.SymIntArgument,
-    float: theirs.SymFloatArgument, bool: theirs.SymBoolArgument,
-}  # fmt: skip
+    torch.SymInt: theirs.SymIntArgument,
+    torch.SymFloat: theirs.SymFloatArgument,
+    torch.SymBool: theirs.SymBoolArgument,
+    int: theirs.SymIntArgument,
+    float: theirs.SymFloatArgument,
+    bool: theirs.SymBoolArgument,
+}
 _FURTHER_CALL = re.compile(r"@\d+$")
 
 
@@ -146,9 +150,7 @@ class _Conversion:
         parts = []
         for function, meaning in ((operator.or_, bitor), (operator.and_, bitand)):
             part = graph.call_function(function, args)
-            part.meta = {
-                **self._metadata(node), "val": self.environment.number(meaning(*values))
-            }  # fmt: skip
+            part.meta = {**self._metadata(node), "val": self.environment.number(meaning(*values))}
             parts.append(part)
         return graph.call_function(operator.sub, tuple(parts))
 
@@ -270,11 +272,19 @@ def _convert_calls(
     for call in program.module_call_graph:
         kept = call.signature
         if call.fqn:
-            found.append(ModuleCallEntry(paths.of_module(call.fqn), kept and ModuleCallSignature(
-                [_convert_named(a, nodes) for a in kept.inputs],
-                [_convert_named(a, nodes) for a in kept.outputs],
-                kept.in_spec, kept.out_spec, list(kept.argument_names) or None,
-            )))  # fmt: skip
+            found.append(
+                ModuleCallEntry(
+                    paths.of_module(call.fqn),
+                    kept
+                    and ModuleCallSignature(
+                        [_convert_named(a, nodes) for a in kept.inputs],
+                        [_convert_named(a, nodes) for a in kept.outputs],
+                        kept.in_spec,
+                        kept.out_spec,
+                        list(kept.argument_names) or None,
+                    ),
+                )
+            )
     return found
 
 
@@ -302,8 +312,9 @@ def insert_bounds_assertions(graph: Graph, node: Node) -> None:
                 made = graph.call_function(aten._assert_scalar.default, (condition, _MESSAGE))
                 made.meta = {**condition.meta, "val": None}
         except (IndexError, TypeError) as error:
-            raise UnsupportedError(f"{node.name} has arguments that {node.target} cannot take: "
-                                   f"{error}") from error  # fmt: skip
+            raise UnsupportedError(
+                f"{node.name} has arguments that {node.target} cannot take: {error}"
+            ) from error
 
 
 _MESSAGE = "an operator of the program has arguments that it cannot take"
@@ -354,9 +365,17 @@ def _attention(make: Make, query: Any, key: Any, value: Any, *_: Any) -> Iterato
 
 
 def _lstm(
-    make: Make, x: Any, hx: Any, params: Any, biases: Any, layers: Any, dropout: Any, train: Any,
-    both: Any, batch_first: Any,
-) -> Iterator[Any]:  # fmt: skip
+    make: Make,
+    x: Any,
+    hx: Any,
+    params: Any,
+    biases: Any,
+    layers: Any,
+    dropout: Any,
+    train: Any,
+    both: Any,
+    batch_first: Any,
+) -> Iterator[Any]:
     """The sizes of weights are those of tensors of the program, and the others are compared."""
     directions = 2 if both else 1
     hidden, cells = (_emit_size(make, t, -1) for t in hx)

@@ -117,9 +117,10 @@ class Builder:
             return self._attribute(f"{name}.{self.tree.attribute(last)}", value)
         if isinstance(way, FromSize):
             steps = (
-                (aten.sym_size.int, way.dim, None), (operator.sub, way.offset, 0),
+                (aten.sym_size.int, way.dim, None),
+                (operator.sub, way.offset, 0),
                 (operator.floordiv, way.factor, 1),
-            )  # fmt: skip
+            )
             made = self.value(way.tensor)
             for function, number, neutral in steps:
                 if number != neutral:
@@ -167,8 +168,9 @@ class Builder:
             args, kwargs = pack_arguments(self.graph, self.module, inner.signature.in_spec, leaves)
             made = self._call_module(target, args, kwargs)
             values = self.flow.leaves(inner.signature.outputs)
-            wanted = [v if v in self.flow.ways[self.call] and v not in self.new else None
-                      for v in values]  # fmt: skip
+            wanted = [
+                v if v in self.flow.ways[self.call] and v not in self.new else None for v in values
+            ]
             found = unpack_results(self.graph, made, inner.signature.out_spec, wanted)
         made.meta = meta
         for value, node in found.items():
@@ -264,9 +266,10 @@ def build_root(builder: Builder, program: ExportedProgram) -> None:
             builder.take(node)
     builder.body()
     info = _PyTreeInfo(
-        make_unique_identifiers(program.argument_names), program.call_spec.in_spec,
+        make_unique_identifiers(program.argument_names),
+        program.call_spec.in_spec,
         program.call_spec.out_spec,
-    )  # fmt: skip
+    )
     results = builder.write_back(builder.flow.results)
     builder.graph.output(tuple(results))
     builder.graph.set_codegen(UserSignature(info))
@@ -315,8 +318,11 @@ def pack_arguments(
             return next(rest)
         if part.type in _PLAIN:
             children = [pack(child) for child in part.children()]
-            return dict(zip(part.context, children, strict=True)) if part.type is dict \
-                else part.type(children)  # fmt: skip
+            return (
+                dict(zip(part.context, children, strict=True))
+                if part.type is dict
+                else part.type(children)
+            )
         name = next(n for i in range(1 << 30) if not hasattr(module, n := f"packing_{i}"))
         module.__dict__[name] = Packing(part)
         packing = graph.create_node("get_attr", name, (), {}, name)

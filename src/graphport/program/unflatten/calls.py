@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 _SIZE_OPERATORS = {
-    aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default,
-}  # fmt: skip
+    aten.sym_size.int,
+    aten.sym_stride.int,
+    aten.sym_numel.default,
+    aten.sym_storage_offset.default,
+}
 NUMBER_TYPES = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -213,9 +216,10 @@ class _CallKeys:
         if key in self._used:  # a call that is in several pieces
             numbers = itertools.count(self._counts.get(path, 1))
             key, self._counts[path] = next(
-                (k, i + 1) for i in numbers
+                (k, i + 1)
+                for i in numbers
                 if (k := f"{path}@{i}") not in self._used and k not in self.all
-            )  # fmt: skip
+            )
         self._used.add(key)
         return key
 
@@ -239,10 +243,18 @@ def make_graph_key(module: Any) -> tuple[Any, ...]:
         return (type(x).__name__, repr(x))
 
     return tuple(
-        (n.op, make_graph_key(getattr(module, n.target)) if n.op == "get_attr"
-         else str(n.target) if n.op == "call_function" else "", token(n.args), token(n.kwargs))
+        (
+            n.op,
+            make_graph_key(getattr(module, n.target))
+            if n.op == "get_attr"
+            else str(n.target)
+            if n.op == "call_function"
+            else "",
+            token(n.args),
+            token(n.kwargs),
+        )
         for n in module.graph.nodes
-    )  # fmt: skip
+    )
 
 
 # State of a program by name: which tensors there are, which module owns them, which are shared.

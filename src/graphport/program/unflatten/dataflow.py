@@ -83,9 +83,13 @@ class Dataflow:
     """For every call: its arguments, its results, and the way to each value that it uses."""
 
     def __init__(
-        self, program: ExportedProgram, root: Call, home: dict[Node, Call], state: State,
+        self,
+        program: ExportedProgram,
+        root: Call,
+        home: dict[Node, Call],
+        state: State,
         writes: BufferWrites,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.program = program
         self.root = root
         self.state = state
@@ -116,8 +120,9 @@ class Dataflow:
 
     def leaves(self, arguments: Any) -> list[Any]:
         """The nodes of a kept signature; None where there is a constant, or nothing is left."""
-        return [None if isinstance(a, ConstantArgument) else self._nodes.get(a.name)
-                for a in arguments]  # fmt: skip
+        return [
+            None if isinstance(a, ConstantArgument) else self._nodes.get(a.name) for a in arguments
+        ]
 
     def _uses(self) -> Any:
         """(value, call that uses it), in the order of the program."""
@@ -278,9 +283,11 @@ class Dataflow:
             number = scope.simplify(number)
         given = [(v, v.meta.get("val")) for v in self.inputs[call]]
         sizes: list[tuple[Node, int | None, Any]] = [
-            (v, d, from_torch(s)) for v, val in given if isinstance(val, torch.Tensor)
+            (v, d, from_torch(s))
+            for v, val in given
+            if isinstance(val, torch.Tensor)
             for d, s in enumerate(val.shape)
-        ]  # fmt: skip
+        ]
         if call.signature is not None:  # which cannot be given more
             sizes += [
                 (v, None, from_torch(val)) for v, val in given if isinstance(val, NUMBER_TYPES)

@@ -85,16 +85,26 @@ class CallBodies:
         kept: Any = None
         if call.signature is not None:
             sides = (call.signature.inputs, call.signature.outputs)
-            kept = (str(call.signature.in_spec), str(call.signature.out_spec), *(
-                tuple(v if v is None else self._value(v, call) for v in flow.leaves(side))
-                for side in sides))  # fmt: skip
+            kept = (
+                str(call.signature.in_spec),
+                str(call.signature.out_spec),
+                *(
+                    tuple(v if v is None else self._value(v, call) for v in flow.leaves(side))
+                    for side in sides
+                ),
+            )
         numbers = tuple(
             self._value(v, call) for v in flow.outputs[call] if not self._places.of(v, call)
         )
         return (
-            call.path, call.kind, len(flow.inputs[call]), items, kept, numbers,
+            call.path,
+            call.kind,
+            len(flow.inputs[call]),
+            items,
+            kept,
+            numbers,
             tuple((self._value(s, call), self._value(v, call)) for s, v in writes),
-        )  # fmt: skip
+        )
 
     def _item(self, item: Node | Call, call: Call) -> Any:
         if isinstance(item, Call):

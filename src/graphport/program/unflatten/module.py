@@ -207,10 +207,16 @@ class _PickledGraph(NamedTuple):
             return _NodeReference(n.name)
 
         nodes = [
-            (n.op, n.name, _OperatorReference.of(n.target), map_arg(n.args, frozen),
-             map_arg(n.kwargs, frozen), {k: n.meta[k] for k in _PICKLED_METADATA if k in n.meta})
+            (
+                n.op,
+                n.name,
+                _OperatorReference.of(n.target),
+                map_arg(n.args, frozen),
+                map_arg(n.kwargs, frozen),
+                {k: n.meta[k] for k in _PICKLED_METADATA if k in n.meta},
+            )
             for n in graph.nodes
-        ]  # fmt: skip
+        ]
         return cls(nodes, graph._codegen)
 
     def graph(self) -> Graph:

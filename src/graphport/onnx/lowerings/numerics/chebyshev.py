@@ -325,12 +325,17 @@ def polygamma(b: Builder, n: int, self: Value) -> Value:
 
 lower_table(
     {
-        aten.erfc.default: erfc, aten.special_erfcx.default: _erfcx,
-        aten.erfinv.default: _erfinv, aten.special_ndtri.default: _ndtri,
-        aten.i0.default: bessel_i(0, False), aten.special_i0.default: bessel_i(0, False),
+        aten.erfc.default: erfc,
+        aten.special_erfcx.default: _erfcx,
+        aten.erfinv.default: _erfinv,
+        aten.special_ndtri.default: _ndtri,
+        aten.i0.default: bessel_i(0, False),
+        aten.special_i0.default: bessel_i(0, False),
         aten.special_i0e.default: bessel_i(0, True),
-        aten.special_i1.default: bessel_i(1, False), aten.special_i1e.default: bessel_i(1, True),
-        aten.lgamma.default: _lgamma, aten.digamma.default: _digamma,
+        aten.special_i1.default: bessel_i(1, False),
+        aten.special_i1e.default: bessel_i(1, True),
+        aten.lgamma.default: _lgamma,
+        aten.digamma.default: _digamma,
     },
     lower_in_float64,
-)  # fmt: skip
+)

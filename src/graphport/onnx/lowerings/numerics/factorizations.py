@@ -155,8 +155,11 @@ def _factor_lu(b: Builder, a: Value, pivot: bool = True) -> tuple[Value, Value, 
         first = b.And(b.Equal(info, zero), b.squeeze(none, none.rank - 1))
         return [a, pivots, perm, b.Where(first, b.Add(j, one), info)]
 
-    starts = [b.expand(steps, (*batch, min_(m, n))), b.expand(rows, (*batch, m)),
-              b.expand(zero, batch)]  # fmt: skip
+    starts = [
+        b.expand(steps, (*batch, min_(m, n))),
+        b.expand(rows, (*batch, m)),
+        b.expand(zero, batch),
+    ]
     lu, pivots, perm, info = emit_counted_loop(b, min_(m, n), [a, *starts], step)
     return lu, pivots, perm, info
 

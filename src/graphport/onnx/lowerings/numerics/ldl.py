@@ -44,8 +44,10 @@ def linalg_ldl_factor_ex(b: Builder, self: Value, hermitian: bool, check_errors:
         double, p = _choose_pivot(b, a, k, rows)
         own = b.Add(k, b.cast(double, torch.int64))
         moved = _swap_rows(b, a, k, own, p, rows)
-        none = b.Equal(b.ReduceMax(b.Where(b.Less(rows, k), 0.0, b.Abs(take_at(b, a, k, -1))),
-                                   [a.rank - 2]), 0.0)  # fmt: skip
+        none = b.Equal(
+            b.ReduceMax(b.Where(b.Less(rows, k), 0.0, b.Abs(take_at(b, a, k, -1))), [a.rank - 2]),
+            0.0,
+        )
         made = _eliminate_block(b, moved, k, own, double, rows)
         number = b.Add(p, 1)
         mine = b.And(b.GreaterOrEqual(rows, k), b.LessOrEqual(rows, own))
@@ -62,8 +64,11 @@ def linalg_ldl_factor_ex(b: Builder, self: Value, hermitian: bool, check_errors:
     whole = b.Where(
         eye_mask(b, n), self, b.Add(low, transpose_matrices(b, b.shaped(low, self.sizes)))
     )
-    starts = [b.expand(rows, (*batch, n)), b.expand(zero, (*batch, 1)),
-              b.expand(false, (*batch, 1))]  # fmt: skip
+    starts = [
+        b.expand(rows, (*batch, n)),
+        b.expand(zero, (*batch, 1)),
+        b.expand(false, (*batch, 1)),
+    ]
     a, pivots, info, _ = emit_counted_loop(b, n, [b.shaped(whole, self.sizes), *starts], step)
     return b.Trilu(a, upper=0), pivots, b.squeeze(info, -1)
 
