@@ -8,6 +8,7 @@ Runtime has no kernel for a dtype, the operator is computed in a wider one and c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -102,6 +103,37 @@ _NOT_SATURATED = {torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnu
 _NARROW = {torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32}
 
 
+_PRODUCTS = {"MatMul", "FusedMatMul"}
+_SCALES = {"Mul", "Div"}
+_SEEN_THROUGH = {"Transpose", "Cast", "Identity"}
+
+
+def _is_constant_number(x: Value | None) -> bool:
+    return x is not None and x.data is not None and math.prod(x.sizes) == 1
+
+
+def _find_origin(x: Value) -> Node | None:
+    node = x.producer
+    while node is not None and node.op in _SEEN_THROUGH and node.inputs[0] is not None:
+        node = node.inputs[0].producer
+    return node
+
+
+def _is_scaled(x: Value) -> bool:
+    node = _find_origin(x)
+    return node is not None and node.op in _SCALES and any(map(_is_constant_number, node.inputs))
+
+
+def _is_product(x: Value) -> bool:
+    node = _find_origin(x)
+    return node is not None and node.op in _PRODUCTS
+
+
+def is_float32(x: Number) -> bool:
+    """Whether an attribute, which has 32 bits, holds a number as it is."""
+    return isinstance(x, (int, float)) and torch.tensor(x, dtype=torch.float32).item() == x
+
+
 class Builder:
     """Writes nodes to the graph that is being made."""
 
@@ -138,8 +170,13 @@ class Builder:
         setattr(self, name, emit)
         return emit
 
-    def has(self, op: str, dtype: torch.dtype | None = None) -> bool:
-        """Whether the opset has an operator, and ONNX Runtime a kernel for this dtype."""
+    def has(self, op: str, dtype: torch.dtype | None = None, *attributes: float) -> bool:
+        """Whether the opset has an operator, and ONNX Runtime a kernel for this dtype.
+
+        Numbers in attributes are of 32 bits: a float64 has the operator if they are exact there.
+        """
+        if dtype is torch.float64 and not all(map(is_float32, attributes)):
+            return False
         found = find_signature(op, self.opset)
         if found is None and self.target == "ort":
             found = find_runtime_signature(op)
@@ -165,6 +202,8 @@ class Builder:
         elif op.op in ("ArgMax", "ArgMin") and attributes.get("axis", 0) < 0:
             attributes["axis"] += inputs[0].rank
         values = [self._input(op, i, x, types) for i, x in enumerate(inputs)]
+        if torch.float64 in types.values():
+            values = self._keep_scales(op.op, values)
         while values and values[-1] is None:
             values.pop()
         wide = kernels.widen_types(op, types)
@@ -184,6 +223,18 @@ class Builder:
                 for v, b in zip(made, [*back, *[back[-1]] * len(made)], strict=False)
             ]
         return made[0] if outputs == 1 else tuple(made)
+
+    def _keep_scales(self, op: str, values: list[Value | None]) -> list[Value | None]:
+        """The operands of a product, or of a scale, with a copy between the two.
+
+        ONNX Runtime makes one operator of a product and a constant factor before or after it, with
+        the factor in an attribute of 32 bits. It looks through transposes and casts.
+        """
+        if op in _PRODUCTS:
+            return [self.Sum(v) if v is not None and _is_scaled(v) else v for v in values]
+        if op not in _SCALES or not any(map(_is_constant_number, values)):
+            return values
+        return [self.Sum(v) if v is not None and _is_product(v) else v for v in values]
 
     def _node(
         self,

@@ -166,7 +166,10 @@ def rms_norm(lowerer: Lowerer, node: Node) -> Value | None:
     plain = scale.shape == (last,) and type(last) is int and x.shape == b.result.sizes
     if not plain or scale.dtype is not x.dtype or x.dtype is not b.result.dtype:
         return None
-    return b.RMSNormalization(x, scale, axis=-1, epsilon=float(found["eps"]))
+    eps = float(found["eps"])
+    if not b.has("RMSNormalization", x.dtype, eps):
+        return None
+    return b.RMSNormalization(x, scale, axis=-1, epsilon=eps)
 
 
 @fusion(ADD)

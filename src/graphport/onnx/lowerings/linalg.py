@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.emit.builder import Builder, Number
+from graphport.onnx.emit.builder import Builder, Number, is_float32
 from graphport.onnx.emit.ir import Node, Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.reduce import sum_axes
@@ -153,7 +153,7 @@ def _add_scaled(b: Builder, self: Value, product: Value, beta: Number, alpha: Nu
 def addmm(b: Builder, self: Value, mat1: Value, mat2: Value, beta: Number, alpha: Number) -> Value:
     # Of a sum over nothing Gemm gives the bias without its factor.
     whole = beta in (0, 1) or not _can_be_empty(b, (mat1.shape or ())[1:])
-    if mat1.dtype.is_floating_point and _is_float32(beta) and _is_float32(alpha) and whole:
+    if mat1.dtype.is_floating_point and is_float32(beta) and is_float32(alpha) and whole:
         bias = None if beta == 0 else self
         return b.Gemm(
             mat1,
@@ -163,11 +163,6 @@ def addmm(b: Builder, self: Value, mat1: Value, mat2: Value, beta: Number, alpha
             beta=bias and _attribute_or_none(beta),
         )
     return _add_scaled(b, self, b.MatMul(mat1, mat2), beta, alpha)
-
-
-def _is_float32(x: Number) -> bool:
-    """Whether an attribute holds a number as it is: it is of 32 bits."""
-    return isinstance(x, (int, float)) and torch.tensor(x, dtype=torch.float32).item() == x
 
 
 def _attribute_or_none(x: Any) -> float | None:

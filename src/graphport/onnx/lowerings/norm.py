@@ -75,6 +75,8 @@ def _normalise(
     channels = sizes_of(x)[1:2] if weight is None else weight.shape
     w = w if w is not None else _emit_full(b, channels, 1.0, x.dtype)
     c = c if c is not None else _emit_full(b, channels, 0.0, x.dtype)
+    if x.dtype is torch.float64:  # an attribute has 32 bits
+        v, eps = b.Add(v, eps), 0.0
     return b.BatchNormalization(x, w, c, m, v, epsilon=eps)
 
 
@@ -239,7 +241,7 @@ def layer_norm(
     assert x is not None
     axis = x.rank - len(normalized_shape)
     sizes = tuple(sizes_of(x)[axis:])
-    if _is_nonempty(b, sizes):
+    if b.has("LayerNormalization", x.dtype, eps) and _is_nonempty(b, sizes):
         w = w if w is not None else _emit_full(b, sizes, 1.0, x.dtype)
         return b.LayerNormalization(x, w, c, axis=axis - x.rank, epsilon=eps)
     axes = list(range(axis, x.rank))
@@ -284,7 +286,7 @@ def rms_norm(
     assert x is not None
     eps = _default_eps(x.dtype) if eps is None else eps
     sizes = sizes_of(x)[-axis:]
-    if b.has("RMSNormalization", x.dtype) and _is_nonempty(b, sizes):
+    if b.has("RMSNormalization", x.dtype, eps) and _is_nonempty(b, sizes):
         scale = w if w is not None else _emit_full(b, sizes, 1.0, x.dtype)
         return b.RMSNormalization(x, scale, axis=-axis, epsilon=eps)
     wide = torch.float64 if x.dtype is torch.float64 else torch.float32
