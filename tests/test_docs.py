@@ -91,15 +91,13 @@ def test_bench_markers_are_in_place() -> None:
 
 
 PATH = re.compile(r"`((?:\w+/)*\w+\.pyi?|(?:\w+/)+)`")
-PLANNED = {"compat/torch.py"}
-"""Places that the map names for what is not there yet."""
 
 
 def test_the_map_names_files_that_exist() -> None:
     named = set(PATH.findall((ROOT / "CONTRIBUTING.md").read_text()))
     inner = {f"{path.name}/" for path in SOURCE.glob("*/**/") if path.name != "__pycache__"}
     missing = {p for p in named - inner if not any((r / p).exists() for r in (ROOT, SOURCE))}
-    assert missing == PLANNED
+    assert missing == set()
 
 
 def test_the_map_shows_the_layers() -> None:

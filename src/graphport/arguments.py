@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from graphport.compat.torch import places_of
 from graphport.errors import InputError
 
 P = ParamSpec("P")
@@ -179,5 +180,5 @@ TRACEABLE = Kind(
     lambda x: MODULE.accepts(x) or (callable(x) and hasattr(x, "__code__")),
 )
 TRACER = Kind("a class of tracers", lambda x: isinstance(x, type) and hasattr(x, "trace"))
-OPERATOR = instance_of("an operator of torch.ops", "torch._ops:OperatorBase")
+OPERATOR = instance_of("an operator of torch.ops", *places_of("OperatorBase"))
 TABLE = mapping(OPERATOR, FUNCTION)

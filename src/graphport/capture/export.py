@@ -11,10 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
 from graphport.arguments import FLAG, NAMES, NONE, TABLE, check_arguments, one_of
@@ -81,6 +78,7 @@ from graphport.capture.trace.values import (
     Value,
     note_overlap,
 )
+from graphport.compat.torch import OpOverload, disable_current_modes, pytree
 from graphport.errors import (
     ConstraintViolationError,
     DataDependentError,
@@ -227,7 +225,7 @@ def _capture_program(
     root = _root_module(mod)
     inputs = bind_inputs(mod, args, kwargs)
     # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
-    with NO_GC, RECURSION_LIMIT, MODE_FLAGS, _disable_current_modes():
+    with NO_GC, RECURSION_LIMIT, MODE_FLAGS, disable_current_modes():
         first = _Capture(mod, root, inputs, dynamic_shapes, options)
 
         def answered(answers: irrelevant_guards.Answers) -> ExportedProgram:

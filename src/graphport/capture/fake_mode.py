@@ -20,11 +20,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from graphport import process
 from graphport.capture.soundness.patches import MODE_FLAGS
+from graphport.compat.torch import (
+    OpOverload,
+    TorchDispatchMode,
+    get_current_dispatch_mode_stack,
+    is_meta_location,
+    locate,
+    pop_torch_dispatch_stack,
+    push_on_torch_dispatch_stack,
+)
 from graphport.errors import SerializationError
 from graphport.program.files import json_reader, tensors
 from graphport.program.files.tensors import Entry
@@ -98,13 +105,13 @@ class _DeferringMode(TorchDispatchMode):
 
 def _exit_mode(mode: _DeferringMode) -> None:
     """Undo what is left to undo; modes that were entered since stay."""
-    stack = _get_current_dispatch_mode_stack()
+    stack = get_current_dispatch_mode_stack()
     if mode in stack:
         keep = stack[stack.index(mode) + 1 :]
         for _ in (mode, *keep):
-            torch._C._pop_torch_dispatch_stack(None)
+            pop_torch_dispatch_stack(None)
         for later in keep:
-            torch._C._push_on_torch_dispatch_stack(later)
+            push_on_torch_dispatch_stack(later)
     _MODULE_PATCH.release(mode)
     MODE_FLAGS.release(mode)
 
@@ -127,7 +134,7 @@ def _is_factory(op: Any) -> bool:
 
 def _is_active() -> bool:
     """Whether this thread is in the mode, and not capturing."""
-    return any(isinstance(mode, _DeferringMode) for mode in _get_current_dispatch_mode_stack())
+    return any(isinstance(mode, _DeferringMode) for mode in get_current_dispatch_mode_stack())
 
 
 @functools.cache
@@ -136,7 +143,8 @@ def _patch_initialisers() -> None:
 
     Of torch's initialisers only this one looks at what it has drawn, to draw again.
     """
-    original = nn.init._no_grad_trunc_normal_
+    owner, name = locate("trunc_normal")
+    original = getattr(owner, name)
 
     def trunc_normal(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if type(tensor) is not WeightlessTensor:
@@ -144,7 +152,7 @@ def _patch_initialisers() -> None:
         with torch.no_grad():
             return tensor.normal_()
 
-    nn.init._no_grad_trunc_normal_ = trunc_normal  # type: ignore[assignment]
+    setattr(owner, name, trunc_normal)
 
 
 # Parameters of modules.
@@ -318,7 +326,7 @@ def _open_file_like(original: Any, file: Any, mode: Any) -> Any:
 
 def _load(original: Any, zip_file: Any, map_location: Any, *args: Any, **kwargs: Any) -> Any:
     path, _loading.path = getattr(_loading, "path", None), None
-    if path is None or torch.serialization._is_meta_location(map_location):
+    if path is None or is_meta_location(map_location):
         return original(zip_file, map_location, *args, **kwargs)
     if zip_file.has_record("byteorder") and zip_file.get_record("byteorder") != b"little":
         return original(zip_file, map_location, *args, **kwargs)
@@ -379,9 +387,9 @@ def make_replacement(owner: Any, name: str, new: Any, active: Any) -> process.Re
 def list_reader_replacements() -> list[tuple[Any, str, Any]]:
     """What to replace: deep enough that names which users have imported already go there too."""
     found: list[tuple[Any, str, Any]] = [
-        (torch.serialization, "_open_file_like", _open_file_like),
-        (torch.serialization, "_load", _load),
-        (torch._utils, "_rebuild_tensor", _rebuild_tensor),
+        (*locate("open_file_like"), _open_file_like),
+        (*locate("load_zip"), _load),
+        (*locate("rebuild_tensor"), _rebuild_tensor),
     ]
     try:
         from safetensors import safe_open

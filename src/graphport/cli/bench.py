@@ -151,7 +151,8 @@ def _session_options() -> Any:
 
 def clone_tensors(value: Any) -> Any:
     import torch
-    from torch.utils import _pytree as pytree
+
+    from graphport.compat.torch import pytree
 
     return pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, value)
 
@@ -159,7 +160,8 @@ def clone_tensors(value: Any) -> Any:
 def _largest_difference(found: Any, wanted: Any) -> float:
     """Infinite where results are not of the same kind or size."""
     import torch
-    from torch.utils import _pytree as pytree
+
+    from graphport.compat.torch import pytree
 
     ours, theirs = pytree.tree_leaves(found), pytree.tree_leaves(wanted)
     kinds, wanted_kinds = (

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from graphport.capture.spec.inputs import Inputs, Variadic, bind_inputs
 from graphport.capture.spec.shapes import build_spec
 from graphport.cli import inputs, models
+from graphport.compat.torch import pytree
 from graphport.errors import ConstraintViolationError, SpecError, UsageError
 from graphport.symbolic.dims import Dim
 

@@ -19,6 +19,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from graphport.arguments import FLAG, GRAPH, check_arguments
+from graphport.compat.torch import jit_try_infer_type
 from graphport.errors import GraphError
 from graphport.fx.graphs import copy_graph_module, locate_node, require_graph_module
 from graphport.fx.schemas import (
@@ -106,7 +107,7 @@ def _infer_attribute_type(gm: GraphModule, node: Node) -> Any:
         value = getattr(value, name)
     if isinstance(value, nn.Module):
         return None
-    found = torch._C._jit_try_infer_type(value)
+    found = jit_try_infer_type(value)
     return python_type(found.type()) if found.success() else None
 
 

@@ -18,9 +18,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.compat.torch import (
+    DropoutNd,
+    HigherOrderOperator,
+    OpOverload,
+    enter_autocast,
+    exit_autocast,
+    set_grad_enabled,
+)
 from graphport.fx.graphs import get_first_argument
 
 aten = torch.ops.aten
@@ -29,9 +36,7 @@ aten = torch.ops.aten
 _STATISTICS = frozenset(
     {aten.batch_norm.default, aten.instance_norm.default, aten.native_batch_norm.default}
 )
-_MODE_SWITCHES = frozenset(
-    {torch._C._set_grad_enabled, torch.amp._enter_autocast, torch.amp._exit_autocast}
-)
+_MODE_SWITCHES = frozenset({set_grad_enabled, enter_autocast, exit_autocast})
 _INPLACE_OPERATORS = frozenset(
     getattr(operator, name)
     for name in (
@@ -147,7 +152,7 @@ _VIEW_MODULES = (
     nn.Unflatten,
     nn.PixelShuffle,
     nn.PixelUnshuffle,
-    nn.modules.dropout._DropoutNd,
+    DropoutNd,
 )
 
 # Arguments of operators that say whether anything is drawn.
@@ -165,7 +170,7 @@ _RANDOM_FUNCTIONS = frozenset(
     }
 )
 _RANDOM_MODULES = (
-    nn.modules.dropout._DropoutNd,
+    DropoutNd,
     nn.RReLU,
     nn.FractionalMaxPool2d,
     nn.FractionalMaxPool3d,

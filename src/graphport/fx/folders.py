@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from graphport.arguments import PATH, TEXT, check_arguments
+from graphport.compat.torch import pytree
 from graphport.errors import InputError, SerializationError
 from graphport.fx.graphs import require_graph_module
 from graphport.process import restore_on_exit
@@ -212,7 +212,7 @@ class ModuleSourceWriter:
         if isinstance(value, enum.Enum):
             return f"{self._import_name(type(value), path)}[{value.name!r}]"
         if isinstance(value, pytree.TreeSpec):
-            self._imports["pytree"] = "import torch.utils._pytree as pytree"
+            self._imports["pytree"] = f"import {pytree.__name__} as pytree"
             return f"pytree.treespec_loads({pytree.treespec_dumps(value)!r})"
         return self._import_name(value, path)
 

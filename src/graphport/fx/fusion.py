@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from graphport.arguments import FLAG, check_arguments
+from graphport.compat.torch import DropoutNd
 from graphport.fx.graphs import copy_pruned_module, get_first_argument, to_graph_module
 from graphport.fx.layers import GraphState, Layer, LayerFinder, Norm, get_rank
 from graphport.program import ExportedProgram
@@ -124,7 +125,7 @@ def _find_dropout_result(node: Node, modules: dict[str, nn.Module]) -> Node | No
     """The node with the result of a dropout layer."""
     target: Any = node.target
     if node.op == "call_module":
-        return node if isinstance(modules[target], nn.modules.dropout._DropoutNd) else None
+        return node if isinstance(modules[target], DropoutNd) else None
     if node.op != "call_function":
         return None
     if target is aten.native_dropout.default:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from graphport.compat.torch import OpOverload
 from graphport.fx.effects import (
     find_aliased_inputs,
     find_effect_dependencies,

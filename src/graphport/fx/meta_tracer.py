@@ -19,9 +19,9 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
 from torch.fx.node import map_aggregate
 from torch.overrides import TorchFunctionMode, is_tensor_method_or_property
-from torch.utils import _pytree as pytree
 
 from graphport.arguments import DICT, NONE, TRACEABLE, check_arguments
+from graphport.compat.torch import pytree
 from graphport.errors import (
     DataDependentError,
     ExportError,

@@ -20,8 +20,6 @@ from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch import nn
-from torch._jit_internal import boolean_dispatched
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import Node, Proxy
 
 from graphport.arguments import (
@@ -34,6 +32,16 @@ from graphport.arguments import (
     NONE,
     TEXT,
     check_arguments,
+)
+from graphport.compat.torch import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    TensorBase,
+    boolean_dispatched,
+    dispatch_has_kernel,
+    find_builtin,
+    jit_get_schemas_for_operator,
 )
 from graphport.errors import GraphError, InputError
 
@@ -308,9 +316,9 @@ def get_schemas(target: Target) -> tuple[Any, ...]:
     name = _find_operator_name(target)
     if name is None:
         return ()
-    schemas = torch._C._jit_get_schemas_for_operator(name)
+    schemas = jit_get_schemas_for_operator(name)
     # Functions and methods of torch reach operators, not what TorchScript alone has.
-    return tuple(s for s in schemas if torch._C._dispatch_has_kernel(_full_name(s)))
+    return tuple(s for s in schemas if dispatch_has_kernel(_full_name(s)))
 
 
 def _full_name(schema: Any) -> str:
@@ -320,11 +328,11 @@ def _full_name(schema: Any) -> str:
 def _find_operator_name(target: Target) -> str | None:
     """The name of the operator behind a function or a method of torch."""
     if isinstance(target, MethodDescriptorType):
-        ours = issubclass(getattr(target, "__objclass__", object), torch._C.TensorBase)
+        ours = issubclass(getattr(target, "__objclass__", object), TensorBase)
         return f"aten::{target.__name__}" if ours else None
     if not isinstance(target, BuiltinFunctionType):
         return None
-    found: str | None = torch.jit._builtins._find_builtin(target)
+    found: str | None = find_builtin(target)
     # TorchScript also knows functions of `math`, which take no keywords.
     return None if getattr(target, "__module__", None) == "math" else found
 

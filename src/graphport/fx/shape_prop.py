@@ -16,14 +16,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import map_aggregate
 from torch.nn.parameter import is_lazy
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from graphport.compat.torch import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    FakeTensor,
+    OpOverload,
+    TorchDispatchMode,
+    pytree,
+)
 from graphport.errors import DataDependentError, ExportError, ShapeError, UnsupportedError
 from graphport.fx.graphs import locate_node, require_graph_module
 from graphport.ops import Abstract, get_op_info, infer_by_meta
@@ -129,7 +133,7 @@ def _mutation_result(op: OpOverload, written: list[Any], out: Any) -> Any:
 
 def _replace_abstract(tensor: AbstractTensor, abstract: Abstract) -> None:
     """`t_`, `squeeze_`, ...: the tensor itself has other sizes from now on."""
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    with DisableTorchDispatch(), DisableTorchFunction():
         tensor.data = make_abstract_tensor(abstract)
     tensor._abstract = abstract
 

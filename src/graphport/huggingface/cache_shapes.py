@@ -18,8 +18,8 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from graphport.compat.torch import pytree
 from graphport.errors import InputError, SpecError
 from graphport.huggingface import caches
 from graphport.process import Replacement

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
+from graphport.compat.torch import DisableTorchFunction, disable_current_modes, pytree
 from graphport.errors import SerializationError
 
 _PACKAGES = ("transformers", "transformers_modules")
@@ -157,7 +156,7 @@ def _find_device(layer: Any) -> Any:
 
 def _make_window_tensor(layer: Any) -> torch.Tensor:
     # No part of a program that is being captured.
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with disable_current_modes(), DisableTorchFunction():
         return torch.tensor(layer.sliding_window)
 
 

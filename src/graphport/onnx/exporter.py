@@ -12,12 +12,11 @@ from time import perf_counter
 from types import FrameType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
-from torch._ops import OpOverload
 from torch.fx import Node
-from torch.onnx._internal.exporter import _flags
 
 from graphport.capture.export import export as capture
 from graphport.capture.rewrite.decomposition import decompose_unknown
+from graphport.compat.torch import OpOverload, onnx_export_flags
 from graphport.errors import InputError, MismatchError
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.interface import Interface, InterfaceBuilder
@@ -67,7 +66,7 @@ class _ExportFlags(ModuleType):
         vars(self)["_is_onnx_exporting"] = value
 
 
-_flags.__class__ = _ExportFlags
+onnx_export_flags.__class__ = _ExportFlags
 
 
 # The export: capture, decompose, lower, verify.

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from graphport.arguments import (
     ERROR,
@@ -23,6 +22,7 @@ from graphport.arguments import (
     one_of,
     require_kind,
 )
+from graphport.compat.torch import pytree
 from graphport.errors import InputError, RequirementError
 from graphport.onnx.emit.functions import outline_modules
 from graphport.onnx.emit.interface import Interface

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.compat.torch import OpOverload
 from graphport.ops.sizes import numel, wrap_dim
 from graphport.tensors.abstract import Abstract, Size
 

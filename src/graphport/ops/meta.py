@@ -7,10 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._decomp import decomposition_table
-from torch._library import simple_registry
-from torch._ops import OpOverload
 
+from graphport.compat.torch import (
+    DispatchKey,
+    OpOverload,
+    decomposition_table,
+    dispatch_has_kernel_for_dispatch_key,
+    simple_registry,
+)
 from graphport.errors import UnsupportedError
 from graphport.ops.registry import BY_KERNEL
 from graphport.ops.sizes import numel
@@ -68,9 +72,9 @@ class SymbolicSizesError(Exception):
 
 def find_decompositions(op: OpOverload) -> list[Callable[..., Any]]:
     """The operator in terms of others, by torch's kernel for every backend and by its reference."""
-    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    key = DispatchKey.CompositeExplicitAutograd
     found = []
-    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key):
+    if dispatch_has_kernel_for_dispatch_key(op.name(), key):
         found.append(partial(op._op_dk, key))
     return [*found, decomposition_table[op]] if op in decomposition_table else found
 

@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
-from torch._ops import OpOverload
+
+from graphport.compat.torch import (
+    OpOverload,
+    dispatch_has_kernel,
+    dispatch_has_kernel_for_dispatch_key,
+)
 
 Rule = Callable[..., Any]
 F = TypeVar("F", bound=Rule)
@@ -137,9 +142,9 @@ class OpInfo:
             r.alias_info is not None and not r.alias_info.is_write for r in schema.returns
         )
         # Questions such as aten::stride are known to the interpreter only, not to the dispatcher.
-        self.composite = torch._C._dispatch_has_kernel(
-            op.name()
-        ) and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+        self.composite = dispatch_has_kernel(op.name()) and dispatch_has_kernel_for_dispatch_key(
+            op.name(), "CompositeImplicitAutograd"
+        )
         self.functional = find_functional(op) if mutated else None
         self.functional_dtype = self.functional is not None and _dtype_follows_out(self.functional)
         self._order: list[int] | None = None

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
-from torch.utils import _pytree as pytree
 
 from graphport.arguments import DICT, NODE, check_arguments, instance_of, integer, mapping, number
+from graphport.compat.torch import pytree
 from graphport.errors import InputError, PartitionError
 from graphport.partition.config import NodeLatency
 from graphport.partition.partition import PARTITION, PARTITIONS, Partition, is_op, output_bytes

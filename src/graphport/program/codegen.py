@@ -16,9 +16,8 @@ from typing import Any
 
 from torch import nn
 from torch.fx import Graph, GraphModule
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_is_leaf
 
+from graphport.compat.torch import LazyGraphModule, TreeSpec, pytree
 from graphport.errors import InternalError
 
 # Names that generated code gives a meaning of its own.
@@ -120,7 +119,7 @@ def list_module_attributes() -> frozenset[str]:
 def list_graph_module_attributes() -> frozenset[str]:
     """Those of a module that runs a graph, also of one whose code is generated when needed."""
     bare = GraphModule(nn.Module(), Graph())
-    names = {*dir(bare), *vars(bare), *dir(_LazyGraphModule)}
+    names = {*dir(bare), *vars(bare), *dir(LazyGraphModule)}
     return frozenset({*names, *list_module_attributes(), *_OWN_ATTRIBUTES})
 
 
@@ -191,7 +190,10 @@ class Unpacking:
     def __init__(self, leaves: Iterable[str], *, check_leaves: bool) -> None:
         """`leaves` are the variables to put leaves into; those may prove to be containers too."""
         self.lines: list[str] = []
-        self.names: dict[str, Any] = {"tree_flatten": tree_flatten, "tree_is_leaf": tree_is_leaf}
+        self.names: dict[str, Any] = {
+            "tree_flatten": pytree.tree_flatten,
+            "tree_is_leaf": pytree.tree_is_leaf,
+        }
         self._leaves = iter(leaves)
         self._check_leaves = check_leaves
         self._count = 0

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import TreeSpec
 
 from graphport import errors
 from graphport.arguments import FLAG, ITERABLE, NONE, TABLE, check_arguments, format_value
+from graphport.compat.torch import OpOverload, TreeSpec
 from graphport.errors import InputError
 from graphport.program.checks import InputChecks
 from graphport.program.module import build_module
@@ -243,7 +242,7 @@ def _format_node(node: Node) -> str:
 
 
 def _format_target(target: Any) -> str:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return str(target).removesuffix(".default")
     module = getattr(target, "__module__", "").lstrip("_")
     return f"{module}.{target.__name__}" if module else target.__name__

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
+from graphport.compat.torch import pytree
 from graphport.program import (
     CallSpec,
     ExportedProgram,

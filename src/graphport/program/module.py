@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
-from torch.utils import _pytree as pytree
 
+from graphport.compat.torch import LazyGraphModule, PyTreeCodeGen, PyTreeInfo, pytree
 from graphport.errors import NoDataError
 from graphport.ops.effects import clone_running_statistics, find_base, find_mutated_inputs
 from graphport.program.bounds import insert_bounds_checks
@@ -57,10 +55,10 @@ _MUTATIONS = {
 
 def make_graph_module(root: nn.Module, graph: Graph) -> GraphModule:
     """A GraphModule whose Python code is generated when it is first needed."""
-    return _LazyGraphModule(root, graph, "GraphModule")
+    return LazyGraphModule(root, graph, "GraphModule")
 
 
-class UserSignature(_PyTreeCodeGen):
+class UserSignature(PyTreeCodeGen):
     """Generates `forward` with the user's own arguments, flattened inside."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> UserSignature:
@@ -118,7 +116,7 @@ def build_module(program: ExportedProgram, *, check_guards: bool) -> GraphModule
     if program.from_file:
         insert_bounds_checks(graph)
     use_python_kernels(graph)
-    info = _PyTreeInfo(
+    info = PyTreeInfo(
         make_unique_identifiers(program.argument_names),
         program.call_spec.in_spec,
         program.call_spec.out_spec,

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any
 
-from torch.utils._pytree import TreeSpec
+from graphport.compat.torch import TreeSpec
 
 
 class InputKind(Enum):

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
+from graphport.compat.torch import HigherOrderOperator, OpOverload, pytree
 from graphport.errors import VerificationError
 from graphport.program.signature import ConstantArgument, InputKind, OutputKind
 

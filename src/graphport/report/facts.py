@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import OpOverload
 
 from graphport import errors
+from graphport.compat.torch import OpOverload
 from graphport.onnx.emit.model import CONDITIONS_KEY, DIMS_KEY
 from graphport.onnx.emit.schemas import TORCH_OF
 from graphport.program import ExportedProgram, InputKind, OutputKind

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch.fx import GraphModule
-from torch.utils._python_dispatch import _disable_current_modes
 
+from graphport.compat.torch import disable_current_modes
 from graphport.errors import ExportError, InputError
 from graphport.onnx.target.session import forkable_lock
 from graphport.runtime import explain
@@ -82,7 +82,7 @@ class OrtBackend:
         )
         try:
             # AOTAutograd compiles within its own fake mode.
-            with _disable_current_modes():
+            with disable_current_modes():
                 made = CompiledGraph(module, inputs, self, where, static, freeze=inference)
         except ExportError as error:
             if self.options.strict:

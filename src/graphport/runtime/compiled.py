@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.compat.torch import DisableAutocast, is_any_autocast_enabled
 from graphport.errors import ExportError, SessionError
 from graphport.onnx.exporter import decompose_to_known, read_custom_lowerings
 from graphport.onnx.target.session import Session, forkable_lock
@@ -161,7 +162,7 @@ class CompiledGraph:
             made = self._regions(regions, static)
             if made is not None:
                 run = _assemble_plan(self.plan, regions, made)
-                return _disable_autocast(run) if torch._C._is_any_autocast_enabled() else run
+                return _disable_autocast(run) if is_any_autocast_enabled() else run
 
     def _regions(
         self, regions: dict[tuple[Node, ...], LoweredRegion], static: set[Node]
@@ -279,7 +280,7 @@ def _disable_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
     """The graph has the casts of the autocast around it: torch is not to add further ones."""
 
     def running(*args: Any) -> Any:
-        with torch._C._DisableAutocast():
+        with DisableAutocast():
             return run(*args)
 
     return running

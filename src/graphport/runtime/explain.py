@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onnx
-from torch._ops import OpOverload
 from torch.fx import Node
 
+from graphport.compat.torch import OpOverload
 from graphport.errors import ExportError, UnsupportedError
 from graphport.onnx.lower.lowerer import report_missing
 from graphport.onnx.target import kernels

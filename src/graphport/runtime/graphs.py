@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from graphport.capture.export import Options, capture
 from graphport.capture.spec.symbols import Declare
 from graphport.capture.trace.state import describe_tensor, has_storage_offset
+from graphport.compat.torch import HigherOrderOperator, is_traceable_wrapper_subclass
 from graphport.errors import ShapeError, UnsupportedError
 from graphport.ops.strides import is_dense
 from graphport.program import ExportedProgram

@@ -21,6 +21,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 from torch import nn
 from torch.fx import Node
 
+from graphport.compat.torch import to_dlpack
 from graphport.errors import ExportError, SessionError
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.interface import Interface
@@ -133,7 +134,7 @@ class Region(nn.Module):
             x = args[place]
             if type(x) is not torch.Tensor or not x.is_contiguous() or x.is_neg():
                 x = _to_contiguous(x, self.dtypes[place])
-            feeds[name] = _from_dlpack(_to_dlpack(x), False)
+            feeds[name] = _from_dlpack(to_dlpack(x), False)
         for name, place, value_of in self.others:
             feeds[name] = value_of(args[place])
         run = self._run_preallocated if self.are_all_known else self._run_partly_preallocated
@@ -157,7 +158,7 @@ class Region(nn.Module):
             t = room(args)  # type: ignore[misc]  # all are known
             found.append(t)
             results.push_back(
-                _from_dlpack(_to_dlpack(t), False) if is_plain else to_ort_value(t)._ortvalue
+                _from_dlpack(to_dlpack(t), False) if is_plain else to_ort_value(t)._ortvalue
             )
         session.run_with_ortvaluevector(
             RunOptions(), list(feeds), given, self.names, results, self.devices
@@ -200,7 +201,7 @@ class Region(nn.Module):
 
 
 _HOST = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
-_to_dlpack, _from_dlpack = torch._C._to_dlpack, OrtValue.from_dlpack
+_from_dlpack = OrtValue.from_dlpack
 # What DLPack carries as it is, in both directions.
 _DLPACK_DTYPES = {
     torch.float32,

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.compat.torch import HigherOrderOperator
 from graphport.fx.effects import is_random
 from graphport.onnx.emit.schemas import ONNX_OF
 from graphport.program import ExportedProgram

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch._decomp import core_aten_decompositions
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
 from torch.fx import GraphModule
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from graphport.compat.torch import (
+    ATTENTION_KERNELS,
+    aot_autograd,
+    core_aten_decompositions,
+    is_traceable_wrapper_subclass,
+    locate,
+    make_boxed_func,
+)
 from graphport.process import Patch, Replacement, Switch, restore_on_exit
 from graphport.runtime.backend import OrtBackend, needs_gradients
 from graphport.runtime.graphs import needs_derivatives
@@ -53,9 +56,9 @@ def compile_graph(
 
 
 def _disable_fused_attention() -> Iterator[Replacement]:
-    for name in ("math", "flash", "mem_efficient", "cudnn", "overrideable"):
-        read = getattr(torch._C, f"_get_{name}_sdp_enabled")
-        yield Switch(read, getattr(torch._C, f"_set_sdp_use_{name}")), "", name == "math"
+    for name in ATTENTION_KERNELS:
+        read, write = locate(f"get_{name}_sdp_enabled"), locate(f"set_sdp_use_{name}")
+        yield Switch(getattr(*read), getattr(*write)), "", name == "math"
 
 
 _DECOMPOSED_ATTENTION = Patch(_disable_fused_attention)

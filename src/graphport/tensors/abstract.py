@@ -14,6 +14,7 @@ from torch.fx import Node
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from graphport import source
+from graphport.compat.torch import disabled_torch_function_impl, make_wrapper_subclass
 from graphport.errors import DataDependentError, UnsupportedError
 from graphport.symbolic import Expr, symbols
 from graphport.symbolic.bridge import from_torch, to_torch
@@ -152,7 +153,7 @@ class AbstractTensor(torch.Tensor):
     _node: Any = None
     """The node whose metadata this very tensor is."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -195,9 +196,6 @@ class AbstractTensor(torch.Tensor):
         )
 
 
-_make_wrapper = torch.Tensor._make_wrapper_subclass
-
-
 def make_abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> AbstractTensor:
     """A tensor for the user to hold, or for a node's metadata."""
     sizes: Any = abstract.sizes
@@ -212,7 +210,7 @@ def make_abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> Abs
     else:
         if strides is not None:
             strides = [to_torch(s) for s in strides]
-    t = _make_wrapper(
+    t = make_wrapper_subclass(
         AbstractTensor,
         sizes,
         strides=strides,

@@ -12,10 +12,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from graphport import source
+from graphport.compat.torch import (
+    FakeTensor,
+    disabled_torch_dispatch_impl,
+    disabled_torch_function_impl,
+)
 from graphport.errors import CaptureWarning, ExportError, InputError, UnsupportedError
 from graphport.tensors.abstract import AbstractTensor
 from graphport.tensors.lazy import WeightlessTensor
@@ -88,7 +92,7 @@ def storage_key(t: torch.Tensor) -> tuple[str, int] | None:
 _KNOWN_SUBCLASSES = (AbstractTensor, WeightlessTensor, FakeTensor)
 _PADDED_FIX = "torch.nested.to_padded_tensor({}, 0.0), and a mask or the lengths beside it"
 _FIXES: dict[torch.layout, str] = {torch.jagged: _PADDED_FIX}
-_DEFAULT_DISPATCH = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
+_DEFAULT_DISPATCH = (torch.Tensor.__torch_dispatch__, disabled_torch_dispatch_impl)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -154,7 +158,7 @@ def warn_of_torch_function(t: torch.Tensor, whose: str) -> None:
     """Of a class that overrides torch's functions, capture sees the tensor alone."""
     function: Any = type(t).__torch_function__
     default: Any = torch.Tensor.__torch_function__
-    if function is torch._C._disabled_torch_function_impl or issubclass(type(t), _KNOWN_SUBCLASSES):
+    if function is disabled_torch_function_impl or issubclass(type(t), _KNOWN_SUBCLASSES):
         return
     if getattr(function, "__func__", None) is not default.__func__:
         source.warn(

@@ -18,9 +18,17 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
+from graphport.compat.torch import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    disable_current_modes,
+    disabled_torch_function_impl,
+    make_wrapper_subclass,
+    pytree,
+    set_conj,
+    set_neg,
+)
 from graphport.errors import NoDataError
 from graphport.source import locate_user_line
 from graphport.tensors.abstract import AbstractTensor
@@ -60,7 +68,7 @@ class WeightlessTensor(torch.Tensor):
     _memory: Memory
 
     # Nothing is decided above the dispatcher; also, results must not be made this class by torch.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -85,7 +93,7 @@ class WeightlessTensor(torch.Tensor):
 
     def read(self) -> torch.Tensor:
         """The data, as a tensor on the CPU."""
-        with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        with disable_current_modes(), DisableTorchFunction(), torch.no_grad():
             return _take_snapshot(self).read()
 
     # What torch would answer from memory that is not there.
@@ -188,7 +196,7 @@ def lacks_data(t: torch.Tensor) -> bool:
 
 def make_weightless(inner: torch.Tensor, device: torch.device, memory: Memory) -> WeightlessTensor:
     """A tensor that lies in memory as a tensor on the meta device does."""
-    t = torch.Tensor._make_wrapper_subclass(
+    t = make_wrapper_subclass(
         WeightlessTensor,
         inner.shape,
         strides=inner.stride(),
@@ -198,8 +206,8 @@ def make_weightless(inner: torch.Tensor, device: torch.device, memory: Memory) -
         storage_size=0,
     )
     t._inner, t._memory = inner, memory
-    torch._C._set_conj(t, inner.is_conj())
-    torch._C._set_neg(t, inner.is_neg())
+    set_conj(t, inner.is_conj())
+    set_neg(t, inner.is_neg())
     return t
 
 
@@ -362,7 +370,7 @@ def _change_geometry(t: WeightlessTensor, op: Any) -> None:
 
 def _refresh(t: WeightlessTensor, device: torch.device) -> None:
     """Let torch know how the tensor lies in memory now."""
-    with torch._C._DisableTorchDispatch():
+    with DisableTorchDispatch():
         torch.Tensor.data.__set__(t, make_weightless(t._inner, device, t._memory))
 
 

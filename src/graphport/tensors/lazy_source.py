@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils import _pytree as pytree
 
+from graphport.compat.torch import conj, neg_view, pytree
 from graphport.errors import NoDataError, SerializationError
 
 _CHUNK = 16 << 20  # bytes; large enough for the speed of the disk, small beside a model
@@ -60,8 +60,8 @@ class Geometry(NamedTuple):
         """A tensor that lies so in the given memory."""
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
         lies = empty.set_(storage, self.offset, self.sizes, self.strides)
-        lies = torch._conj(lies) if self.is_conj else lies
-        return torch._neg_view(lies) if self.is_neg else lies
+        lies = conj(lies) if self.is_conj else lies
+        return neg_view(lies) if self.is_neg else lies
 
 
 class Source(Protocol):

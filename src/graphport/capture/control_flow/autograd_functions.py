@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from graphport import process, source
 from graphport.capture.trace.subgraph import Subgraph
 from graphport.capture.trace.tracer import Tracer, wants_grad
 from graphport.capture.trace.values import Value
+from graphport.compat.torch import pytree
 from graphport.errors import ExportError, UnsupportedError
 from graphport.tensors.abstract import make_abstract_tensor
 

@@ -15,17 +15,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import Node
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
 from graphport.capture.trace.function_mode import HIGHER_ORDER, register_override
 from graphport.capture.trace.recorder import describe_argument
 from graphport.capture.trace.subgraph import Subgraph
 from graphport.capture.trace.tracer import Tracer
+from graphport.compat.torch import (
+    DisableTorchDispatch,
+    DispatchKey,
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    cond_module,
+    disable_current_modes,
+    invoke_subgraph_module,
+    is_within,
+    pytree,
+    scan_module,
+    while_loop_module,
+)
 from graphport.errors import ExportError, UnsupportedError, UserError
 from graphport.ops import Abstract
 from graphport.process import Replacement
@@ -41,14 +51,12 @@ def patch_control_flow() -> Iterator[Replacement]:
 
     def is_dynamo_compiling() -> bool:
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        return caller.startswith("torch._higher_order_ops") or before()
+        return is_within(caller, "higher_order_ops") or before()
 
     yield torch.compiler, "is_dynamo_compiling", is_dynamo_compiling
-    regions = sys.modules["torch._higher_order_ops.invoke_subgraph"]
-    yield regions, "invoke_subgraph_placeholder", _call_region
+    yield invoke_subgraph_module, "invoke_subgraph_placeholder", _call_region
     # What operands may be is said here and in `loops`, in the words of the program.
-    for name in ("cond", "while_loop", "scan"):
-        module = sys.modules[f"torch._higher_order_ops.{name}"]
+    for module in (cond_module, while_loop_module, scan_module):
         if hasattr(module, _VALIDATOR):
             yield module, _VALIDATOR, _skip_validation
 
@@ -193,7 +201,7 @@ def _normalise_predicate(tracer: Tracer, pred: Any) -> Any:
     literal = tracer.value(pred).literal
     if literal is None:
         return pred
-    with torch._C._DisableTorchDispatch():  # a look at data is no part of the program
+    with DisableTorchDispatch():  # a look at data is no part of the program
         return bool(literal)
 
 
@@ -283,7 +291,7 @@ def record_other_call(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if not any(map(_is_function, args)):
         with tracer.above:  # it is only made of other operators
             return call.run(args, kwargs)
-    with _disable_current_modes():
+    with disable_current_modes():
         out = call.run([call.stub(a) if _is_function(a) else a for a in args], kwargs)
     return call.finish(args, kwargs, out)
 
@@ -394,7 +402,7 @@ class _HigherOrderCall:
                 return graph if x.op == "get_attr" else x.meta["val"]
             return x
 
-        with _disable_current_modes():
+        with disable_current_modes():
             args, kwargs = pytree.tree_map(described, (args, kwargs))
             out = self.run(args, kwargs)
         given = called[0] if len(called) == 1 else ()

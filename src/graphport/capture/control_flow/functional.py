@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from graphport import source
 from graphport.arguments import FLAG, FUNCTION, check_arguments, integer
+from graphport.compat.torch import pytree
 from graphport.errors import InputError, UserError
 
 
@@ -31,7 +31,7 @@ def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
     leaves, spec = pytree.tree_flatten(xs)
     count = _common_length("gp.map", leaves, 0)
     if torch.compiler.is_compiling():
-        from torch._higher_order_ops import map as operator
+        from graphport.compat.torch import higher_order_map as operator
 
         return operator(f, xs, *args)
     steps = [f(pytree.tree_unflatten([x[i] for x in leaves], spec), *args) for i in range(count)]
@@ -78,7 +78,7 @@ def scan(
 def _call_scan_operator(
     combine_fn: Callable[[Any, Any], Any], init: Any, xs: Any, dim: int, reverse: bool
 ) -> tuple[Any, Any]:
-    from torch._higher_order_ops import scan as operator
+    from graphport.compat.torch import higher_order_scan as operator
 
     @functools.wraps(combine_fn)
     def step(carry: Any, x: Any) -> tuple[Any, Any]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from graphport import source
 from graphport.capture.control_flow.cond import (
@@ -27,6 +26,7 @@ from graphport.capture.trace.recorder import describe_argument
 from graphport.capture.trace.subgraph import Subgraph, python_type
 from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.values import Value
+from graphport.compat.torch import pytree
 from graphport.errors import MutationError, UserError
 from graphport.ops import Abstract
 from graphport.ops.strides import is_dense

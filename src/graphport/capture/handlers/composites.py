@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from graphport.capture.trace.tracer import Tracer, register_handler, trace_decomposition
+from graphport.compat.torch import assert_async
 from graphport.ops import OpInfo
 from graphport.ops.sizes import require, wrap_dim
 from graphport.ops.strides import get_example_size
@@ -182,7 +183,7 @@ def _inverse_stft(
         return whole[..., start:end]
 
     weight = added((window * window).expand(frames.shape[-2], n))
-    torch._assert_async(weight.abs().min() >= 1e-11, "window overlap add min: 1")
+    assert_async(weight.abs().min() >= 1e-11, "window overlap add min: 1")
     signal = added(frames * window) / weight
     return torch.nn.functional.pad(signal, (0, end - total)) if end > total else signal
 

@@ -14,9 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._higher_order_ops.auto_functionalize import can_auto_functionalize
-from torch._library import fake_impl
-from torch.utils import _pytree as pytree
 
 from graphport import process, source
 from graphport.capture.handlers.data_dependent import locate_size, make_size_reader
@@ -32,6 +29,7 @@ from graphport.capture.trace.tracer import (
     register_handler,
     wants_grad,
 )
+from graphport.compat.torch import can_auto_functionalize, fake_impl, pytree
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import OpInfo, get_op_info, infer_by_meta
 from graphport.symbolic import Expr, Scope

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from graphport.capture.trace.function_mode import register_override, tensor
 from graphport.capture.trace.tracer import Tracer
+from graphport.compat.torch import is_functorch_wrapped_tensor
 from graphport.symbolic.bridge import from_torch
 
 aten = torch.ops.aten
@@ -49,7 +50,7 @@ def _is_plain(tracer: Tracer, part: Any) -> bool:
     if type(part) is slice:
         return not any(isinstance(x, torch.Tensor) for x in (part.start, part.stop, part.step))
     if isinstance(part, torch.Tensor):
-        if torch._C._functorch.is_functorch_wrapped_tensor(part):  # many, in torch.vmap
+        if is_functorch_wrapped_tensor(part):  # many, in torch.vmap
             return True
         return not _is_number(tracer, part) and not _is_flag(tracer, part)
     if isinstance(part, (list, tuple)):

@@ -24,6 +24,7 @@ from graphport.capture.trace.tracer import (
 )
 from graphport.capture.trace.training import can_have_gradient
 from graphport.capture.trace.values import Value
+from graphport.compat.torch import torch_check
 from graphport.errors import DataDependentError, MutationError, ShapeError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, get_op_info
 from graphport.ops.factory import number_dtype
@@ -591,7 +592,7 @@ def specialise_sizes(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) 
 def assert_scalar(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> None:
     condition = args[0]
     if isinstance(condition, (bool, int)):
-        torch._check(bool(condition), lambda: args[1])
+        torch_check(bool(condition), lambda: args[1])
     else:
         _assert_condition(from_torch(condition))
 

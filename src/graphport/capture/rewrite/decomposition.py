@@ -13,10 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from graphport.capture.rewrite.rewrite import Functionalisation, Rewriter, makes_symbols
 from graphport.capture.trace.layout import Layouts
@@ -35,6 +33,7 @@ from graphport.capture.trace.tracer import (
     trace_decomposition,
 )
 from graphport.capture.trace.values import Value
+from graphport.compat.torch import OpOverload, is_within, pytree, suggest_memory_format
 from graphport.errors import ExportError, InputError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, get_op_info
 from graphport.ops.shape import CopiedResult
@@ -55,21 +54,21 @@ _NEVER_DECOMPOSED = (aten.detach.default,)
 @functools.cache
 def core_aten_table() -> Table:
     """What leads to core ATen."""
-    from torch._decomp import _core_aten_decompositions_post_autograd
+    from graphport.compat.torch import core_aten_decompositions_post_autograd
 
-    table = _core_aten_decompositions_post_autograd()
+    table = core_aten_decompositions_post_autograd()
     return {op: fn for op, fn in table.items() if op not in _NEVER_DECOMPOSED}
 
 
 @functools.cache
 def _other_decompositions() -> Table:
     """What torch can take apart besides, into ATen: its references go on to operators below."""
-    from torch._decomp import decomposition_table
+    from graphport.compat.torch import decomposition_table
 
     return {
         op: fn
         for op, fn in decomposition_table.items()
-        if isinstance(op, OpOverload) and not fn.__module__.startswith("torch._refs")
+        if isinstance(op, OpOverload) and not is_within(fn.__module__, "refs")
     }
 
 
@@ -551,10 +550,10 @@ def upsample_linear(
 ) -> Any:
     """One dim after the other, between the two nearest positions."""
     if not input.is_floating_point():
-        from torch._decomp.decompositions import _upsample_linear
+        from graphport.compat.torch import resize_linear
 
         sizes, scales = _pixel_scales(input, output_size, scale_factors)
-        return _upsample_linear(input, sizes, align_corners, scales)
+        return resize_linear(input, sizes, align_corners, scales)
     x = input.float() if input.dtype in HALF_DTYPES else input
     sizes, scales = _sizes_and_scales(input, output_size, scale_factors)
     for d, (size, scale) in enumerate(zip(sizes, scales, strict=True), 2):
@@ -569,7 +568,7 @@ def upsample_linear(
         weight = (source - low).clamp(0.0, 1.0).reshape(size, *[1] * (x.dim() - d - 1))
         near, far = (aten.index.Tensor(x, [*[None] * d, i]) for i in (low, high))
         x = near + (far - near) * weight
-    order = torch._prims_common.suggest_memory_format(input)
+    order = suggest_memory_format(input)
     return x.to(input.dtype).contiguous(memory_format=order)
 
 
@@ -579,7 +578,7 @@ def upsample_bicubic2d(
     """Only of pixels torch's kernel goes by the sizes where they stay."""
     if input.is_floating_point():
         return NotImplemented
-    from torch._decomp.decompositions import upsample_bicubic2d_default
+    from graphport.compat.torch import upsample_bicubic2d_default
 
     sizes, scales = _pixel_scales(input, output_size, scale_factors)
     return upsample_bicubic2d_default(input, sizes, align_corners, *scales)
@@ -596,7 +595,7 @@ def upsample_nearest2d(input: Tensor, output_size: Any, scale_factors: Any = Non
         for have, size, scale in zip(input.shape[2:], sizes, scales, strict=True)
     )
     out = aten.index.Tensor(input, [None, None, rows.unsqueeze(-1), columns])
-    return out.contiguous(memory_format=torch._prims_common.suggest_memory_format(input))
+    return out.contiguous(memory_format=suggest_memory_format(input))
 
 
 def split(self: Tensor, split_size: Any, dim: int = 0) -> Any:
@@ -625,7 +624,7 @@ def isin(
 def _sizes_and_scales(
     input: Tensor, output_size: Any, scale_factors: Any
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    from torch._decomp.decompositions import upsample_compute_output_size
+    from graphport.compat.torch import upsample_compute_output_size
 
     sizes = upsample_compute_output_size(input.size(), output_size, scale_factors)
     return sizes, scale_factors or [None] * len(sizes)

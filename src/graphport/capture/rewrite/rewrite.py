@@ -13,10 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from graphport.capture.soundness.patches import MODE_FLAGS, NO_GC, enter_capture
 from graphport.capture.trace import training
@@ -31,6 +29,7 @@ from graphport.capture.trace.state import State, split_state
 from graphport.capture.trace.subgraph import Subgraph, build_graph_module, eliminate_dead_code
 from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.values import Value
+from graphport.compat.torch import DisableAutocast, HigherOrderOperator, OpOverload, pytree
 from graphport.errors import DataDependentError, ExportError, SerializationError
 from graphport.ops import get_op_info
 from graphport.process import restore_on_exit, undo_on_error, undo_on_exit
@@ -74,7 +73,7 @@ class Rewriter:
         reopen = functools.partial(setattr, scope, "closed", scope.closed)
         with undo_on_error(scope.checkpoint()), undo_on_exit(reopen), NO_GC, MODE_FLAGS:
             scope.closed = self.settled
-            with enter_capture(), torch._C._DisableAutocast():
+            with enter_capture(), DisableAutocast():
                 self._open()
                 for node in self.program.graph.nodes:
                     if node.op not in ("placeholder", "output"):

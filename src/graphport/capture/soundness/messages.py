@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from graphport import source
+from graphport.compat.torch import is_within
 from graphport.errors import DataDependentError, ExportError, UnsupportedError
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch
@@ -78,7 +79,7 @@ _TORCH_MESSAGES: tuple[tuple[str, type[ExportError], str, str], ...] = (
 
 def translate_torch_error(error: Exception, where: source.Location | None) -> ExportError | None:
     """An exception of torch's that capture has caused, as one of ours."""
-    if type(error).__module__.startswith("torch._dynamo."):
+    if is_within(type(error).__module__, "dynamo"):
         return UnsupportedError(
             f"the program calls torch.compile, or a function that does, and that failed: "
             f"{_first_line(error)}",

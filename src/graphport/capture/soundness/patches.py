@@ -15,15 +15,19 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from types import ModuleType
 from typing import Any
 
 import torch
-from torch._C._dynamo.guards import set_is_in_mode_without_ignore_compile_internals
-from torch.utils import _python_dispatch
 
+from graphport import process
 from graphport.capture.control_flow.cond import patch_control_flow
 from graphport.capture.handlers.custom import patch_fake_impl_context
+from graphport.compat.torch import (
+    AutoDispatchBelowADInplaceOrView,
+    locate,
+    places_of,
+    set_is_in_mode_without_ignore_compile_internals,
+)
 from graphport.huggingface.cache_shapes import patch_sliding_windows
 from graphport.process import Patch, Replacement, Switch
 
@@ -49,13 +53,13 @@ def patch_builtins() -> Iterator[Replacement]:
     yield functional, attention, _wrap_attention(functional.scaled_dot_product_attention)
     chunks: Any = torch.nn.LinearCrossEntropyOptions
     yield chunks, "__post_init__", _wrap_options_check(chunks.__post_init__)
-    automatic = "_compute_batch_chunk_size"
-    yield chunks, automatic, _wrap_chunk_size(chunks._compute_batch_chunk_size)
+    automatic = locate("compute_batch_chunk_size")
+    yield *automatic, _wrap_chunk_size(getattr(*automatic))
 
 
 def _restore_dynamo_ids(ours: Sequence[Any], taken: Sequence[Any]) -> None:
     """Where Dynamo was imported meanwhile, it knows our functions as Python's own, by their ids."""
-    rules = sys.modules.get("torch._dynamo.trace_rules")
+    rules = next((sys.modules[p] for p in places_of("trace_rules") if p in sys.modules), None)
     if taken or rules is None:
         return
     known = rules._builtin_function_ids
@@ -165,7 +169,7 @@ def enter_capture() -> Iterator[None]:
         stack.enter_context(_USER_CODE_PATCH)
         stack.enter_context(_disable_autocast_cache())
         # Below autograd, composite operators arrive whole and views are ours to track.
-        stack.enter_context(torch._C._AutoDispatchBelowADInplaceOrView())
+        stack.enter_context(AutoDispatchBelowADInplaceOrView())
         yield
 
 
@@ -189,24 +193,21 @@ def _patch_recursion_limit() -> Iterator[Replacement]:
 
 def _patch_mode_flags() -> Iterator[Replacement]:
     """What torch notes of modes for all threads alike, kept to be put back."""
-    module: Any = _python_dispatch
-    flag = "_is_in_any_mode_without_ignore_compile_internals"
-    for name in ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode", flag):
-        yield module, name, vars(module)[name]
-    known = vars(module)[flag]
+    for flag in process.MODE_FLAGS:
+        yield *flag, getattr(*flag)
+    known = getattr(*locate("is_in_any_mode_without_ignore_compile_internals"))
     yield Switch(lambda: known, set_is_in_mode_without_ignore_compile_internals), "", known
 
 
 def _patch_compiling_flags() -> Iterator[Replacement]:
     """torch.compiler.is_compiling() is true while a program is captured."""
-    module: ModuleType = torch.compiler
-    yield module, "_is_compiling_flag", True
-    yield module, "_is_exporting_flag", True
+    yield *locate("is_compiling_flag"), True
+    yield *locate("is_exporting_flag"), True
 
 
 def _patch_distributions() -> Iterator[Replacement]:
     """`torch.distributions` looks at the data of parameters and samples, and there is none yet."""
-    yield torch.distributions.Distribution, "_validate_args", False
+    yield *locate("validate_args"), False
 
 
 def _patch_for_user_code() -> Iterator[Replacement]:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Graph, Node
-from torch.utils import _pytree as pytree
 
 from graphport import source
 from graphport.capture.soundness.snapshot import Snapshot, attribute_dict, iterate_items
 from graphport.capture.trace import registries
+from graphport.compat.torch import pytree
 from graphport.errors import CaptureWarning, StrictError
 from graphport.process import Patch, Replacement
 from graphport.program import ExportedProgram

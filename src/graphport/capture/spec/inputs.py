@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from graphport import source
 from graphport.arguments import NONE, TEXT, check_arguments, format_value
+from graphport.compat.torch import pytree
 from graphport.errors import InputError
 from graphport.huggingface import caches
 from graphport.tensors.concrete import concrete_number, require_plain

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from graphport.arguments import ARGS, DICT, MODEL, NONE, PROGRAM, check_arguments
 from graphport.capture.spec.inputs import Inputs, Variadic, bind_inputs
+from graphport.compat.torch import pytree
 from graphport.errors import ConstraintViolationError, InputError, InternalError, SpecError
 from graphport.program import ExportedProgram
 from graphport.symbolic.dims import Dim, Hint, convert_torch_dim

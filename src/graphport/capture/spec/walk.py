@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from graphport.capture.spec.inputs import Inputs, Variadic
+from graphport.compat.torch import pytree
 from graphport.errors import SpecError
 from graphport.huggingface import cache_shapes, caches
 from graphport.symbolic.dims import Dim, Hint, convert_torch_dim

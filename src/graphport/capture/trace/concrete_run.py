@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
+from graphport.compat.torch import DisableTorchFunction, disable_current_modes
 from graphport.errors import DataDependentError, NoDataError
 from graphport.tensors.lazy import WeightlessTensor, lacks_data
 
@@ -75,5 +75,5 @@ class ConcreteRun:
 @contextmanager
 def disable_tracing() -> Iterator[None]:
     """Real computation in the midst of a capture."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+    with disable_current_modes(), DisableTorchFunction(), torch.no_grad():
         yield

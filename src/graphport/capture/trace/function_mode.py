@@ -15,10 +15,8 @@ from types import FunctionType
 from typing import Any, Optional
 
 import torch
-from torch._ops import HigherOrderOperator
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode, _get_current_function_mode
-from torch.utils import _pytree as pytree
+from torch.overrides import TorchFunctionMode
 
 from graphport import source
 from graphport.capture.handlers import composites
@@ -26,6 +24,14 @@ from graphport.capture.handlers.composites import SYMBOLIC_COUNTS
 from graphport.capture.handlers.data_dependent import assume_example_data, assume_example_number
 from graphport.capture.trace.concrete_run import disable_tracing
 from graphport.capture.trace.tracer import Tracer
+from graphport.compat.torch import (
+    DisableTorchFunctionSubclass,
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    get_current_function_mode,
+    pytree,
+)
 from graphport.errors import DataDependentError, MutationError, ShapeError, UnsupportedError
 from graphport.ops import get_op_info
 from graphport.ops.sizes import expect_condition, numel
@@ -35,7 +41,7 @@ from graphport.symbolic.bridge import from_torch, sym_ite
 from graphport.tensors.abstract import AbstractTensor
 
 aten = torch.ops.aten
-_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+_OPERATORS = (OpOverload, OpOverloadPacket)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NUMBERS = (bool, int, float, complex, *_SYMBOLIC)
 Override = Callable[..., Any]
@@ -66,7 +72,7 @@ class FunctionMode(TorchFunctionMode):
 
     def __exit__(self, *error: Any) -> None:
         """Unless an interrupt has popped it already: to fail now would cover that up."""
-        if _get_current_function_mode() is self:
+        if get_current_function_mode() is self:
             super().__exit__(*error)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,7 +94,7 @@ class FunctionMode(TorchFunctionMode):
         scope.internal = True
         try:
             if any(map(_wraps_results, types)):
-                with torch._C.DisableTorchFunctionSubclass():  # results are plain tensors
+                with DisableTorchFunctionSubclass():  # results are plain tensors
                     return func(*args, **(kwargs or {}))
             return func(*args, **kwargs) if kwargs else func(*args)
         finally:

@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
-from torch.fx.graph import _PyTreeCodeGen
 from torch.fx.node import map_arg
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.utils import _pytree as pytree
 
 from graphport import process, source
 from graphport.capture.soundness import messages
 from graphport.capture.trace import registries
 from graphport.capture.trace.recorder import Recorder
 from graphport.capture.trace.signatures import CallSignatures
+from graphport.compat.torch import DisableTorchDispatch, DisableTorchFunction, PyTreeCodeGen, pytree
 from graphport.errors import DataDependentError, ExportError, UnsupportedError
 from graphport.ops.strides import get_example_size
 from graphport.program.checks import InputChecks
@@ -166,7 +165,7 @@ def _initialise_lazy(module: Any, args: Any, kwargs: Any) -> None:
         )
         return torch.empty(sizes, dtype=x.dtype, device="meta")
 
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    with DisableTorchDispatch(), DisableTorchFunction():
         args, kwargs = pytree.tree_map(example, (args, kwargs))
         module._infer_parameters(module, args, kwargs)
 
@@ -193,7 +192,7 @@ def make_interpreted(module: GraphModule, recorder: Recorder, prefix: str) -> Gr
 
 def _make_forward(module: GraphModule, recorder: Recorder, prefix: str) -> Callable[..., Any]:
     codegen = module.graph._codegen
-    structured = isinstance(codegen, _PyTreeCodeGen)
+    structured = isinstance(codegen, PyTreeCodeGen)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         leaves = (

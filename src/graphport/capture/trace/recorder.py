@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphport import source
 from graphport.capture.trace.values import Storage, Value
+from graphport.compat.torch import sym_sqrt
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
 from graphport.ops.meta import check_by_meta, check_element_by_kernel
@@ -62,7 +63,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fmin": torch.sym_min,
     "fmax": torch.sym_max,
     "fabs": operator.abs,
-    "sqrt": torch._sym_sqrt,
+    "sqrt": sym_sqrt,
     "feq": operator.eq,
     "flt": operator.lt,
     "fle": operator.le,

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from graphport.capture.trace.recorder import Recorder
+from graphport.compat.torch import OpOverload
 from graphport.ops.sizes import is_proven
 from graphport.program.check_steps import ASSERTION_PREFIX
 from graphport.symbolic import Expr, Fact, ge, le, max_, min_, symbolic_repr, symbols

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Graph, Node
-from torch.utils import _pytree as pytree
 
 from graphport import source
 from graphport.capture.spec.inputs import CONSTANT_TYPES, Inputs, bind_inputs
@@ -17,6 +16,7 @@ from graphport.capture.trace import registries
 from graphport.capture.trace.state import StateEntry
 from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.values import Value
+from graphport.compat.torch import pytree
 from graphport.errors import InputError, UnsupportedError
 from graphport.program import (
     Argument,

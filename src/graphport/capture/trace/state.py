@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx import Node
 
 from graphport.capture.trace import registries, values
 from graphport.capture.trace.recorder import Namespace, Recorder
 from graphport.capture.trace.values import Value
+from graphport.compat.torch import DisableTorchFunction, is_functorch_wrapped_tensor
 from graphport.ops import Abstract
 from graphport.program import CONSTANTS, InputKind
 from graphport.tensors.abstract import contiguous_strides, make_abstract_tensor
@@ -68,7 +68,7 @@ def storage_elements(t: torch.Tensor) -> int | None:
     """How many elements there are in memory from where a tensor begins; None if it has none."""
     if t.is_meta or type(t) not in _PLAIN_CLASSES or is_functorch_wrapped_tensor(t):
         return None
-    with torch._C.DisableTorchFunction():  # it is not the program that asks for memory
+    with DisableTorchFunction():  # it is not the program that asks for memory
         return t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
 
 
@@ -228,7 +228,7 @@ class State:
         """Entries so far that lie in the same piece of memory."""
         if entry.value is None or 0 in entry.value.abstract.sizes:
             return []
-        with torch._C.DisableTorchFunction():  # it is not the program that asks for memory
+        with DisableTorchFunction():  # it is not the program that asks for memory
             memory = storage_key(entry.tensor)
         if memory is None:
             return []

@@ -9,10 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import _side_effectful_functions
-from torch.utils import _pytree as pytree
 
 from graphport import source
 from graphport.capture.spec.inputs import CONSTANT_TYPES
@@ -21,6 +18,13 @@ from graphport.capture.trace.layout import has_same_layout
 from graphport.capture.trace.recorder import Frame, OuterWrite, copy_val, describe_argument
 from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.values import Storage, Value
+from graphport.compat.torch import (
+    HigherOrderOperator,
+    OpOverload,
+    is_within,
+    pytree,
+    side_effectful_functions,
+)
 from graphport.errors import UserError
 from graphport.ops import Abstract
 from graphport.program import make_graph_module
@@ -217,7 +221,7 @@ def _unwrap_user_function(fn: Any) -> Any:
     """The function that torch's Python code for an operator has wrapped."""
     if isinstance(fn, functools.partial):
         inner = [*fn.keywords.values(), fn.func]
-    elif (getattr(fn, "__module__", "") or "").startswith("torch._higher_order_ops"):
+    elif is_within(getattr(fn, "__module__", "") or "", "higher_order_ops"):
         inner = [cell.cell_contents for cell in fn.__closure__ or ()]
     else:
         return fn
@@ -298,6 +302,6 @@ def _is_impure(target: Any) -> bool:
         return False
     if target.namespace == "profiler":
         return False  # marks say nothing about what is computed
-    if torch.Tag.nondeterministic_seeded in target.tags or target in _side_effectful_functions:
+    if torch.Tag.nondeterministic_seeded in target.tags or target in side_effectful_functions:
         return True
     return not target._schema.returns or target._schema.is_mutable

@@ -16,10 +16,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from graphport import source
 from graphport.capture.trace import values
@@ -29,6 +26,15 @@ from graphport.capture.trace.recorder import Recorder, describe_argument
 from graphport.capture.trace.scalars import Assertions, infer_scalar
 from graphport.capture.trace.state import State
 from graphport.capture.trace.values import Value
+from graphport.compat.torch import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    HigherOrderOperator,
+    OpOverload,
+    TorchDispatchMode,
+    get_current_dispatch_mode,
+    pytree,
+)
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import Abstract, get_op_info, infer_by_meta, promote
 from graphport.ops.effects import INVERSES, invert_view, scatter_view
@@ -123,7 +129,7 @@ class Tracer(TorchDispatchMode):
 
     def __exit__(self, *error: Any) -> None:
         """Unless an interrupt has popped it already: to fail now would cover that up."""
-        if _get_current_dispatch_mode() is self:
+        if get_current_dispatch_mode() is self:
             super().__exit__(*error)
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -871,7 +877,7 @@ def rebind(t: AbstractTensor, value: Value) -> None:
         t._node.meta["val"] = make_abstract_tensor(t._abstract)
         t._node = None
     # The assignment asks the dispatcher about the tensors; that is no part of the program.
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+    with DisableTorchDispatch(), DisableTorchFunction():
         t.data = make_abstract_tensor(value.abstract)
     t._abstract = value.abstract
     t._value = value
@@ -913,7 +919,7 @@ def trace_decomposition(
     """
     tracer.decomposing += 1
     try:
-        with nullcontext() if _get_current_dispatch_mode() is tracer else tracer:
+        with nullcontext() if get_current_dispatch_mode() is tracer else tracer:
             return parts(*args, **kwargs)
     finally:
         tracer.decomposing -= 1

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from graphport.capture.trace import values
 from graphport.capture.trace.recorder import Recorder, describe_argument
@@ -30,6 +29,7 @@ from graphport.capture.trace.tracer import (
     wants_grad,
 )
 from graphport.capture.trace.values import Value
+from graphport.compat.torch import pytree
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
 
 aten = torch.ops.aten

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
-from torch.utils._python_dispatch import _disable_current_modes
 
 from graphport import source
+from graphport.compat.torch import DisableTorchFunction, OpOverload, disable_current_modes
 from graphport.errors import MutationError
 from graphport.ops import Abstract, strides
 from graphport.ops.sizes import expect_condition
@@ -226,7 +225,7 @@ def note_overlap(
 
 def _has_common_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors in one piece of memory have bytes in common."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with disable_current_modes(), DisableTorchFunction():
         return bool(torch.isin(_list_byte_addresses(a), _list_byte_addresses(b)).any())
 
 
@@ -319,7 +318,7 @@ def _is_non_overlapping_by_enumeration(pairs: list[tuple[Size, Size]]) -> bool:
     """The same where strides interleave, at the sizes of the example, which are then fixed."""
     if not all(type(x) is int for pair in pairs for x in pair):
         return False
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with disable_current_modes(), DisableTorchFunction():
         places = torch.zeros(1, dtype=torch.int64)
         for stride, size in pairs:
             places = (places[:, None] + torch.arange(size) * stride).flatten()

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch.fx import Node
-from torch.utils._pytree import TreeSpec
 
+from graphport.compat.torch import TreeSpec
 from graphport.errors import InputError, UnsupportedError
 from graphport.huggingface import caches
 from graphport.onnx.emit import ir

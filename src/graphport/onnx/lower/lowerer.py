@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
+from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import (
     ExportError,
     InputError,

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
 from graphport import source
+from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import InputError, UnsupportedError
 from graphport.onnx.emit.ir import Value
 

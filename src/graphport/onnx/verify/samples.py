@@ -17,8 +17,8 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from graphport.compat.torch import pytree
 from graphport.errors import InputError
 from graphport.onnx.verify import needs
 from graphport.onnx.verify.drawing import draw_any, draw_like, repeat_example

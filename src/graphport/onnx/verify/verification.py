@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
-from torch.utils import _pytree as pytree
 
 from graphport import source
 from graphport.capture.export import forward_error
 from graphport.capture.soundness.snapshot import Snapshot, list_holders
+from graphport.compat.torch import pytree
 from graphport.errors import ExportError, RequirementError
 from graphport.onnx.exporter import call_for_onnx
 from graphport.onnx.options import VerifyOptions

@@ -10,9 +10,8 @@ from time import monotonic
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._pytree import TreeSpec
 
+from graphport.compat.torch import TreeSpec, pytree
 from graphport.partition.pipelines.micro_batches import SplitBatch, WholeBatch
 from graphport.partition.pipelines.rendezvous import Event, Failures
 from graphport.partition.pipelines.stage_server import (

@@ -12,10 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
+from graphport.compat.torch import HigherOrderOperator, OpOverload, pytree
 from graphport.errors import StageError
 from graphport.ops.batch import BatchCall, find_batch_dim, mixes_batch
 from graphport.program import ExportedProgram, InputKind, OutputKind

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 from torch.fx import Node
-from torch.utils._pytree import TreeSpec
 
 from graphport.arguments import NAMES, NONE, SECONDS, TEXT, check_arguments, integer
+from graphport.compat.torch import TreeSpec
 from graphport.errors import PipelineError, StageError
 from graphport.partition.pipelines import cut, stage_server
 from graphport.partition.pipelines.cut import Stages, assign_stages
@@ -330,8 +330,9 @@ def _count_cores() -> int:
 def _join_world() -> tuple[Any, int, int]:
     """The store of torch.distributed that all ranks share, the number of this one, and of all."""
     if dist.is_initialized():
-        store = dist.distributed_c10d._get_default_store()
-        return store, dist.get_rank(), dist.get_world_size()
+        from graphport.compat.torch import get_default_store
+
+        return get_default_store(), dist.get_rank(), dist.get_world_size()
     if "RANK" not in os.environ:
         raise StageError(
             "this process is not one of several: torchrun has not started it",

@@ -108,7 +108,9 @@ class Rendezvous:
 
     def connect_ranks(self) -> Channel:
         """Connections between all ranks."""
-        options = dist.ProcessGroupGloo._Options()
+        from graphport.compat.torch import GlooOptions
+
+        options = GlooOptions()
         options._devices = [_make_gloo_device()]
         options._timeout = timedelta(seconds=_CONNECT_SECONDS)
         store = dist.PrefixStore("connect", self.store)

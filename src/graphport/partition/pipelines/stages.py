@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import Graph, Node
-from torch.utils import _pytree as pytree
 
+from graphport.compat.torch import pytree
 from graphport.errors import UnsupportedError
 from graphport.program import (
     CallSpec,

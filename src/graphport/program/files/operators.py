@@ -26,9 +26,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
+from graphport.compat.torch import (
+    HigherOrderOperator,
+    OperatorBase,
+    OpOverload,
+    dispatch_get_all_op_names,
+    higher_order_registry,
+    jit_get_schemas_for_operator,
+)
 from graphport.errors import InputError, SerializationError
 from graphport.program.bounds import CHECKS
 from graphport.program.files.json_reader import Item, format_excerpt
@@ -369,7 +376,7 @@ class Targets:
         if family == "higher_order" and dot:
             if rest not in HIGHER_ORDER:
                 item.fail(f"unknown higher-order operator {format_excerpt(rest)}")
-            found = torch._ops._higher_order_ops.get(rest)
+            found = higher_order_registry.get(rest)
             if found is None:
                 item.fail(f"this torch, {torch.__version__}, has no higher-order operator {rest}")
             return found
@@ -377,7 +384,7 @@ class Targets:
             item.fail(f"{format_excerpt(name)} is neither an operator nor a function on sizes")
         packet, _, overload = name.partition(".")
         try:
-            schemas = torch._C._jit_get_schemas_for_operator(packet)
+            schemas = jit_get_schemas_for_operator(packet)
         except (RuntimeError, TypeError, ValueError):  # no name of an operator, or no UTF-8
             schemas = []
         if overload not in [schema.overload_name for schema in schemas]:
@@ -392,7 +399,7 @@ class Targets:
 
     def _unknown(self, item: Item, name: str) -> None:
         namespace = name.partition("::")[0]
-        registered = torch._C._dispatch_get_all_op_names()
+        registered = dispatch_get_all_op_names()
         if any(other.startswith(f"{namespace}::") for other in registered):
             fix = f"run with the version that the file was written with: {self._producer}"
             if namespace not in ("aten", "prims", "prim"):
@@ -524,7 +531,7 @@ def check_call_types(
         if target is operator.getitem:
             _check_getitem(item, *args)
             return
-    if not isinstance(target, torch._ops.OperatorBase):
+    if not isinstance(target, OperatorBase):
         numbers = [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else [arg])]
         if kwargs or not all(
             isinstance(_described_value(x), (*_NUMBERS, type(None))) for x in numbers

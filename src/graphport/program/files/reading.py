@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from graphport.arguments import FLAG, NAMES, check_arguments
+from graphport.compat.torch import pytree
 from graphport.errors import SerializationError, VerificationError
 from graphport.program.check_steps import is_same_constant
 from graphport.program.exported import CallSpec, ExportedProgram

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch.utils._pytree import TreeSpec
-
+from graphport.compat.torch import TreeSpec
 from graphport.errors import SerializationError
 from graphport.program.checks import InputChecks, InputShape
 from graphport.program.exported import CallSpec, ModuleCall

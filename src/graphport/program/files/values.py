@@ -13,10 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
-from torch.utils._pytree import TreeSpec
 
+from graphport.compat.torch import OpOverload, TreeSpec, pytree
 from graphport.errors import SerializationError
 from graphport.huggingface import caches
 from graphport.program.files import json_reader

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
+from graphport.compat.torch import pytree
 from graphport.errors import SerializationError
 from graphport.process import restore_on_exit
 from graphport.program.atomic_write import write_atomically

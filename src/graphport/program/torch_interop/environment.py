@@ -21,25 +21,27 @@ from typing import Any
 
 import sympy
 import torch
-from torch._dynamo.source import (
-    ConstantSource,
-    GetItemSource,
-    LocalSource,
-    TensorProperty,
-    TensorPropertySource,
-)
-from torch._guards import GuardSource, Source
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
     ShapeGuard,
     StrictMinMaxConstraint,
-    _free_unbacked_symbols_with_path,
 )
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges
 
+from graphport.compat.torch import (
+    ConstantSource,
+    FakeTensor,
+    FakeTensorMode,
+    GetItemSource,
+    GuardSource,
+    LocalSource,
+    Source,
+    TensorProperty,
+    TensorPropertySource,
+    ValueRanges,
+    free_unbacked_symbols_with_path,
+    int_oo,
+)
 from graphport.errors import UnsupportedError
 from graphport.program.check_steps import MAX_OPERATIONS, Binds, Equals, Holds, Place, Solves
 from graphport.program.checks import InputChecks
@@ -277,7 +279,7 @@ class TorchEnvironment:
             return {}
         pending = set(self._met)
         self._met.clear()
-        return _free_unbacked_symbols_with_path(val, (), shape_env=self.shape_env, pending=pending)
+        return free_unbacked_symbols_with_path(val, (), shape_env=self.shape_env, pending=pending)
 
     def range_constraints(self) -> dict[Any, Any]:
         """By symbol, and by every form of one that an input has."""

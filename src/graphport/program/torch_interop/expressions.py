@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
-from torch.utils._sympy import functions as torch_functions
-from torch.utils._sympy.numbers import IntInfinity, NegativeIntInfinity
 
 from graphport import symbolic
+from graphport.compat.torch import IntInfinity, NegativeIntInfinity
+from graphport.compat.torch import sympy_functions as torch_functions
 from graphport.errors import UnsupportedError
 from graphport.program.checks import InputShape
 from graphport.symbolic import Expr, Truth, Value

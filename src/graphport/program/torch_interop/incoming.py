@@ -13,8 +13,8 @@ import torch
 from torch import export, nn
 from torch.export import graph_signature as theirs
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
+from graphport.compat.torch import pytree
 from graphport.errors import InputError, ShapeError, UnsupportedError
 from graphport.ops import Abstract
 from graphport.program import signature as ours

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import export, nn
-from torch._export.verifier import SpecViolationError, TrainingIRVerifier, Verifier
 from torch.export import graph_signature as theirs
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
+from graphport.compat.torch import SpecViolationError, TrainingIRVerifier, Verifier, pytree
 from graphport.errors import UnsupportedError
 from graphport.program import bounds
 from graphport.program import signature as ours

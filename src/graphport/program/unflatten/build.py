@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.fx import Graph, Node
-from torch.fx.graph import _PyTreeInfo
-from torch.utils import _pytree as pytree
-from torch.utils._pytree import TreeSpec
 
+from graphport.compat.torch import PyTreeInfo, TreeSpec, pytree
 from graphport.program.codegen import RESERVED, is_identifier, make_unique_identifiers
 from graphport.program.control import copy_subgraph
 from graphport.program.module import UserSignature
@@ -202,7 +200,7 @@ class Builder:
         names = make_unique_identifiers(signature.argument_names)
         renamed = zip(signature.argument_names, names, strict=True)
         self.module._renamed = {name: new for name, new in renamed if name != new}
-        info = _PyTreeInfo(names, signature.in_spec, signature.out_spec)
+        info = PyTreeInfo(names, signature.in_spec, signature.out_spec)
         self.graph.set_codegen(UserSignature(info))
 
     # The end
@@ -265,7 +263,7 @@ def build_root(builder: Builder, program: ExportedProgram) -> None:
         if node.op == "placeholder" and node not in builder.flow.state.names:
             builder.take(node)
     builder.body()
-    info = _PyTreeInfo(
+    info = PyTreeInfo(
         make_unique_identifiers(program.argument_names),
         program.call_spec.in_spec,
         program.call_spec.out_spec,

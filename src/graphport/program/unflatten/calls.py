@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
+from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.program.signature import InputKind, ModuleCallSignature
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph
-from torch.fx.graph_module import _forward_from_src, _print_readable
 from torch.fx.node import Node, map_arg
 
+from graphport.compat.torch import HigherOrderOperator, OpOverload, forward_from_src, print_readable
 from graphport.errors import ForwardError
 from graphport.program.codegen import rename_clashes, require_attributes
 from graphport.program.module import (
@@ -80,7 +79,7 @@ class CapturedModule(Parent):
         """Generate the code anew, after a change of the graph."""
         require_attributes(self.graph)
         code = self.graph.python_code("self")
-        forward: Callable[..., Any] = _forward_from_src(code.src, code.globals, {})
+        forward: Callable[..., Any] = forward_from_src(code.src, code.globals, {})
         self.__dict__[COMPILED] = forward
         return forward
 
@@ -107,7 +106,7 @@ class CapturedModule(Parent):
         text = ""
         for name, part in self.named_modules():
             if hasattr(part, "graph"):
-                code = _print_readable(part, part._get_name(), False, **options)
+                code = print_readable(part, part._get_name(), False, **options)
                 text += f"# {name or 'the program'}\n{code.rstrip()}\n\n"
         if print_output:
             print(text)
