@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -17,6 +18,7 @@ import graphport as gp
 from graphport.cli.arguments import build_parser
 from graphport.onnx.target import kernels, session, targets
 from graphport.onnx.target.targets import ONNX, ORT, TARGETS
+from graphport.partition.pipelines.stage_server import make_stage_runner
 
 NOT_INSTALLED = """
 import sys
@@ -96,21 +98,51 @@ def test_a_file_for_onnx_runtime_is_of_an_opset_that_it_has(
     assert {opset for opset, _ in found.values()} == {21, 23}
 
 
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str | None], None]]:
+    """Have a release of ONNX Runtime be the installed one."""
+
+    def pretend(version: str | None) -> None:
+        def find(package: str) -> str:
+            if version is None:
+                raise metadata.PackageNotFoundError(package)
+            return version
+
+        targets._find_installed_version.cache_clear()
+        monkeypatch.setattr(metadata, "version", find)
+
+    yield pretend
+    targets._find_installed_version.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("version", "opset"),
     [("1.19.2", 21), ("1.23.0", 23), ("1.24.0", 24), ("1.99.0", 24), (None, 23)],
 )
-def test_default_opsets(version: str | None, opset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def installed(package: str) -> str:
-        if version is None:
-            raise metadata.PackageNotFoundError(package)
-        return version
-
-    targets._find_installed_version.cache_clear()
-    monkeypatch.setattr(metadata, "version", installed)
+def test_default_opsets(
+    version: str | None, opset: int, install: Callable[[str | None], None]
+) -> None:
+    install(version)
     found = {name: target.default_opset() for name, target in TARGETS.items()}
-    targets._find_installed_version.cache_clear()
     assert found == {"onnx": 24, "ort": opset}
+
+
+def test_what_runs_here_is_of_an_opset_that_runs_here(
+    install: Callable[[str | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages of pipelines and regions of torch.compile, of standard operators too."""
+    opsets = []
+
+    def open_session(model: bytes, *how: Any, opened: Any = session.open_session) -> Any:
+        opsets.append(onnx.load_from_string(model).opset_import[0].version)
+        return opened(model, *how)
+
+    install("1.23.0")
+    monkeypatch.setattr(session, "open_session", open_session)
+    make_stage_runner("ort", gp.export(torch.sin, (torch.ones(2),)))
+    backend = gp.ort.OrtBackend({"export_options": {"target": "onnx"}})
+    torch.compile(lambda x: x.cos(), backend=backend)(torch.ones(2))
+    assert [n for n in opsets if n != 18] == [23, 23]  # 18: a model of nothing, to copy options
 
 
 def test_kernels_say_which_release_they_were_read_from(tmp_path: Path) -> None:
@@ -151,11 +183,8 @@ def test_another_release_is_noticed_once(
     assert run_twice() == []
     monkeypatch.setattr(onnxruntime, "__version__", "1.23.0")
     (said,) = run_twice()
-    assert f"of ONNX Runtime {onnxruntime_version()}, and 1.23.0 is installed" in said
-
-
-def onnxruntime_version() -> str:
-    return metadata.version("onnxruntime")
+    known = metadata.version("onnxruntime")
+    assert f"of ONNX Runtime {known}, and 1.23.0 is installed" in said
 
 
 def test_session_options(tmp_path: Path) -> None:
