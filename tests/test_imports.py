@@ -62,6 +62,10 @@ MAY_USE_BANNED = {
     "tensors/concrete.py": "reads a FakeTensor that a user passes in",
 }
 COMPAT = "graphport.compat.torch"
+CALLS_ONNX_RUNTIME = {
+    "onnx/target/": "knows what a runtime can do, and its sessions",
+    "runtime/": "runs regions of `torch.compile` on ONNX Runtime, and binds their memory",
+}
 # `symbolic` knows torch in one place.
 TORCH_IN_SYMBOLIC = "symbolic/bridge.py"
 
@@ -212,6 +216,17 @@ def test_implements_itself_what_it_exists_to_implement() -> None:
         for line, mentioned in read(path)
         for name in places_in_torch(mentioned)
         if any(within(name, banned) for banned in BANNED)
+    ]
+    assert used == []
+
+
+def test_onnx_runtime_is_called_where_it_is_known() -> None:
+    used = [
+        f"{path.relative_to(ROOT).as_posix()}:{line}: {name}"
+        for path in files()
+        if not path.relative_to(ROOT).as_posix().startswith(tuple(CALLS_ONNX_RUNTIME))
+        for line, name in read(path)
+        if within(name, "onnxruntime")
     ]
     assert used == []
 

@@ -10,6 +10,7 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import onnx
@@ -113,7 +114,21 @@ def test_doctor(run: Runner) -> None:
     assert data["versions"]["torch"] == torch.__version__
     assert "CPUExecutionProvider" in data["providers"]
     assert 18 <= data["default_opset"] <= 25
+    assert data["other_release"] is None
     assert "default opset" in run("doctor").out
+
+
+def test_doctor_says_of_which_release_kernels_are_known(
+    run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = metadata.version
+    monkeypatch.setattr(
+        metadata, "version", lambda name: "1.99.0" if name == "onnxruntime" else known(name)
+    )
+    done = run("doctor")
+    assert done.code == 0, done.out
+    said = f"kernels are known of ONNX Runtime {known('onnxruntime')}, and 1.99.0 is installed"
+    assert said in " ".join(done.out.split())
 
 
 @pytest.mark.parametrize(

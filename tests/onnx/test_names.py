@@ -15,7 +15,7 @@ from torch import nn
 
 import graphport as gp
 from graphport.errors import InputError, MissingLoweringError, UnsupportedError
-from graphport.onnx.target import kernels
+from graphport.onnx.target.targets import ONNX
 from tests.onnx.helpers import check_onnx
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,7 +150,7 @@ def test_opsets(opset: int) -> None:
 
 
 def test_the_default_opset() -> None:
-    assert gp.onnx.export(Model(), (x,)).opset == kernels.default_opset() >= 23
+    assert gp.onnx.export(Model(), (x,)).opset == ONNX.default_opset() == 24
 
 
 @pytest.mark.parametrize("opset", [17, 27, 0, "23", True])

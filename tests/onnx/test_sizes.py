@@ -17,8 +17,8 @@ from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.inference import broadcast_shapes
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.emit.model import assign_names, build_model_proto, prune
-from graphport.onnx.target import kernels
 from graphport.onnx.target.session import Session
+from graphport.onnx.target.targets import ONNX
 from graphport.symbolic import (
     Expr,
     Scope,
@@ -60,7 +60,7 @@ class Sums:
         self.n = self.scope.symbol("n", hint=3)
         self.m = self.scope.symbol("m", hint=2, lower=1)
         self.k = self.scope.symbol("k", hint=7)
-        self.b = Builder(self.scope, kernels.default_opset())
+        self.b = Builder(self.scope, ONNX.default_opset())
         self.x = Value("x", torch.float32, (self.n, self.m, self.k), self.b.main)
         self.b.main.inputs.append(self.x)
         self.b.sizes.learn(self.x)
@@ -215,7 +215,7 @@ def test_sizes_that_a_tensor_shows_in_a_row_are_one_node() -> None:
 def test_constants_beside_a_size_are_shown_with_it() -> None:
     scope = Scope()
     n = scope.symbol("n", hint=3)
-    b = Builder(scope, kernels.default_opset())
+    b = Builder(scope, ONNX.default_opset())
     x = Value("x", torch.float32, (2, n, 5), b.main)
     b.sizes.learn(x)
     b.sizes.vector([2, n, 5])
@@ -230,7 +230,7 @@ def test_constants_beside_a_size_are_shown_with_it() -> None:
 def test_sizes_are_solved_for() -> None:
     scope = Scope()
     n = scope.symbol("n", hint=3)
-    b = Builder(scope, kernels.default_opset())
+    b = Builder(scope, ONNX.default_opset())
     x = Value("x", torch.float32, (2 * n + 1,), b.main)
     b.main.inputs.append(x)
     b.sizes.learn(x)
@@ -245,7 +245,7 @@ def test_sizes_are_solved_for() -> None:
 
 
 def test_a_size_that_nothing_shows_is_named() -> None:
-    b = Builder(Scope(), kernels.default_opset())
+    b = Builder(Scope(), ONNX.default_opset())
     lost = b.scope.symbol("lost", hint=3)
     with pytest.raises(gp.errors.UnsupportedError, match="no tensor of the program shows"):
         b.sizes.number(lost)

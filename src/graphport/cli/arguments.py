@@ -148,7 +148,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--opset",
         type=int,
         metavar="N",
-        help="default: the newest that the installed ONNX Runtime supports",
+        help="default: 24; for ort, the newest that the installed ONNX Runtime supports",
     )
     export.add_argument(
         "--verify",

@@ -140,13 +140,11 @@ def _has_compiler() -> bool:
 
 
 def _session_options() -> Any:
-    import onnxruntime
     import torch
 
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = torch.get_num_threads()
-    return options
+    from graphport.onnx.target.targets import ORT
+
+    return ORT.session_options(log_errors=True, threads=torch.get_num_threads())
 
 
 def clone_tensors(value: Any) -> Any:

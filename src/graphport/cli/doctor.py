@@ -36,13 +36,13 @@ def run(options: argparse.Namespace, console: Console) -> int:
             if version and (why := find_import_error(name.replace("-", "_")))
         ]
     providers: list[str] = []
-    opset = None
+    opset = other_release = None
     if not problems:
-        import onnxruntime
+        from graphport.onnx.target.session import list_providers
+        from graphport.onnx.target.targets import ONNX
 
-        from graphport.onnx.target import kernels
-
-        providers, opset = onnxruntime.get_available_providers(), kernels.default_opset()
+        providers, opset = list_providers(), ONNX.default_opset()
+        other_release = ONNX.describe_other_release(versions["onnxruntime"])
     missing = {name: use for name, use in OPTIONAL.items() if find_spec(name) is None}
     own = {"graphport": find_version("graphport"), "python": platform.python_version()}
     data = {
@@ -50,6 +50,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         "versions": {**own, **versions},
         "providers": providers,
         "default_opset": opset,
+        "other_release": other_release,
         "problems": problems,
         "missing_optional": missing,
     }
@@ -67,6 +68,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
                 [
                     f"providers: {', '.join(providers) or 'none'}",
                     f"default opset: {opset or 'none'}",
+                    *([other_release] if other_release else []),
                 ],
             ),
             Section("optional", blocks if missing else ["everything is installed"]),

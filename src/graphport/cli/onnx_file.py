@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import torch
 
 from graphport.cli.models import load_onnx
@@ -16,7 +15,8 @@ from graphport.errors import UsageError
 from graphport.onnx import ONNXProgram
 from graphport.onnx.emit.interface import Interface
 from graphport.onnx.emit.ir import Value
-from graphport.onnx.target.session import add_outputs, to_ort_value, to_tensor
+from graphport.onnx.target.session import add_outputs, open_session, to_ort_value, to_tensor
+from graphport.onnx.target.targets import ORT
 from graphport.onnx.verify.verification import WeightDifference
 from graphport.onnx.write.weights import materialise, nbytes
 
@@ -59,15 +59,10 @@ class FileSession:
         return wider
 
 
-def _load_session(model: str | bytes, path: Path) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    # Where the weights are that a model in memory says are beside it.
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(path.absolute().parent)
-    )
+def _load_session(model: str | bytes, path: Path) -> Any:
+    options = ORT.session_options(log_errors=True, folder=path.absolute().parent)
     try:
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return open_session(model, options)
     except Exception as error:  # of a dozen classes that have nothing in common
         raise UsageError(f"ONNX Runtime cannot load {path}: {error}") from error
 

@@ -54,14 +54,12 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 def _infer_export_options(file: Any) -> dict[str, Any]:
     """The options that a file of ours was made with, so that the new model is like it."""
-    from graphport.onnx.options import NEWEST_OPSET, OLDEST_OPSET
+    from graphport.onnx.target.targets import TARGETS, infer_target
 
     opsets = {entry.domain: entry.version for entry in file.opset_import}
-    known = OLDEST_OPSET <= opsets.get("", 0) <= NEWEST_OPSET
-    return {
-        "opset": opsets[""] if known else None,
-        "target": "ort" if "com.microsoft" in opsets else "onnx",
-    }
+    target = infer_target(opsets)
+    known = opsets.get("", 0) in TARGETS[target].opsets
+    return {"opset": opsets[""] if known else None, "target": target}
 
 
 def _list_value_names(model: Any) -> set[str]:

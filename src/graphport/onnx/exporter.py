@@ -30,7 +30,7 @@ from graphport.onnx.options import (
     key_by_parameter,
 )
 from graphport.onnx.program import ONNXProgram, require_arguments
-from graphport.onnx.target import kernels
+from graphport.onnx.target.targets import TARGETS, Target
 from graphport.ops import get_op_info
 from graphport.process import restore_on_exit
 from graphport.program import ExportedProgram, from_torch
@@ -172,14 +172,16 @@ def _is_torch_program(model: Any) -> bool:
     return kind.__name__ == "ExportedProgram" and kind.__module__.startswith("torch.export")
 
 
-def lower_program(program: ExportedProgram, options: ExportOptions) -> ONNXProgram:
-    """A program in ONNX."""
-    opset = options.opset or kernels.default_opset()
+def lower_program(
+    program: ExportedProgram, options: ExportOptions, runs_on: Target | None = None
+) -> ONNXProgram:
+    """A program in ONNX; in the opset of another target, if it is to run on that here and now."""
+    target = runs_on or TARGETS[options.target]
     custom = read_custom_lowerings(options)
     simpler, missing = decompose_to_known(program, custom)
     if missing:
-        raise lowerer.report_missing(missing, opset)
-    opset = options.opset or lowerer.choose_opset(simpler.graph_module, opset)
+        raise lowerer.report_missing(missing, options.opset or target.default_opset())
+    opset = options.opset or lowerer.choose_opset(simpler.graph_module, target)
     builder = Builder(simpler.scope, opset, options.target)
     interface = lower_graph(simpler, builder, custom, options, size_checks.select_checks(simpler))
     if simpler.checks is not program.checks:  # a program of torch.export takes more for granted

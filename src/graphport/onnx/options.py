@@ -28,10 +28,8 @@ from graphport.capture.spec.inputs import bind_inputs
 from graphport.capture.spec.shapes import build_spec
 from graphport.capture.spec.walk import SizeSpec, walk_spec
 from graphport.errors import InputError, SpecError
+from graphport.onnx.target.targets import TARGETS
 from graphport.symbolic.dims import Dim
-
-TARGETS = ("onnx", "ort")
-OLDEST_OPSET, NEWEST_OPSET = 18, 26
 
 
 @check_fields(
@@ -69,11 +67,11 @@ class ExportOptions:
             raise InputError(
                 f"target={self.target!r} is not known", fix=f"one of {', '.join(TARGETS)}"
             )
-        known = range(OLDEST_OPSET, NEWEST_OPSET + 1)
+        known = TARGETS[self.target].opsets
         if self.opset is not None and not (type(self.opset) is int and self.opset in known):
             raise InputError(
                 f"opset={self.opset!r} is not supported",
-                fix=f"one from {OLDEST_OPSET} to {NEWEST_OPSET}",
+                fix=f"one from {known[0]} to {known[-1]}",
             )
         if not isinstance(self.verify, bool):
             VerifyOptions.of(self.verify)

@@ -14,7 +14,7 @@ from torch.fx import Node
 from graphport.compat.torch import OpOverload
 from graphport.errors import ExportError, UnsupportedError
 from graphport.onnx.lower.lowerer import report_missing
-from graphport.onnx.target import kernels
+from graphport.onnx.target.targets import ORT
 from graphport.process import restore_on_exit
 from graphport.program.atomic_write import write_atomically, write_text
 from graphport.source import locate_stack_trace
@@ -80,7 +80,7 @@ def describe_fallbacks(plan: Plan) -> list[str]:
 def fallback_error(plan: Plan, missing: Mapping[Any, list[Node]]) -> ExportError:
     """For a graph that was to run on ONNX Runtime as a whole."""
     if missing:
-        return report_missing(missing, kernels.default_opset())
+        return report_missing(missing, ORT.default_opset())
     return UnsupportedError(
         "not all of a graph can run on ONNX Runtime\n"
         + "\n".join(f"  - {line}" for line in describe_fallbacks(plan)),

@@ -24,6 +24,7 @@ from graphport.arguments import (
 )
 from graphport.errors import InputError, UsageError
 from graphport.onnx.options import ExportOptions
+from graphport.onnx.target.targets import ORT
 
 if TYPE_CHECKING:
     import onnx
@@ -95,7 +96,7 @@ class OrtBackendOptions:
     def export(self) -> ExportOptions:
         """How graphs are lowered: for this ONNX Runtime, unless it is said otherwise."""
         given = self.export_options
-        return ExportOptions(target="ort") if given is None else ExportOptions.of(given)
+        return ExportOptions(target=ORT.name) if given is None else ExportOptions.of(given)
 
     def check(self) -> None:
         """Refuse what nothing can be compiled with."""

@@ -31,8 +31,8 @@ from graphport.onnx.exporter import lower_graph, read_custom_lowerings
 from graphport.onnx.lower.lowerer import choose_opset
 from graphport.onnx.options import ExportOptions
 from graphport.onnx.program import convert_result
-from graphport.onnx.target import kernels
 from graphport.onnx.target.session import Session, forkable_lock, to_ort_value, to_tensor
+from graphport.onnx.target.targets import ORT
 from graphport.program.extract import Subprogram, extract_region
 from graphport.runtime.memory import Allocate
 from graphport.runtime.regions import Plan
@@ -296,7 +296,7 @@ def _lower_region(
     """The region in ONNX, or the nodes that are to be torch's and why."""
     regions = {n for step in plan.steps if step.is_region for n in step.nodes}
     part = extract_region(nodes, plan.program, weights, told, regions)
-    opset = options.opset or choose_opset(part.program.graph_module, kernels.default_opset())
+    opset = options.opset or choose_opset(part.program.graph_module, ORT)
     builder = Builder(part.program.scope, opset, options.target)
     names = [n.name for n in part.inputs]
     try:

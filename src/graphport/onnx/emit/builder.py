@@ -22,12 +22,10 @@ from graphport.onnx.emit.schemas import (
     ONNX_OF,
     TORCH_OF,
     Signature,
-    find_runtime_signature,
-    find_signature,
     fixed_dtype,
 )
 from graphport.onnx.emit.sizes import Sizes
-from graphport.onnx.target import kernels
+from graphport.onnx.target.targets import TARGETS
 from graphport.ops import promote
 from graphport.symbolic import Expr, Scope
 
@@ -141,6 +139,7 @@ class Builder:
         self.scope = scope
         self.opset = opset
         self.target = target
+        self._target = TARGETS[target]
         self.graph = Graph("main_graph")
         self.main = self.graph
         self.origin: Any = None
@@ -158,9 +157,7 @@ class Builder:
         """The method of an ONNX operator."""
         if not name[:1].isupper():
             raise AttributeError(name)
-        found = find_signature(name, self.opset)
-        if found is None and self.target == "ort":
-            found = find_runtime_signature(name)
+        found = self._target.find_signature(name, self.opset)
         if found is None:
             raise AttributeError(f"there is no ONNX operator {name} at opset {self.opset}")
 
@@ -171,16 +168,22 @@ class Builder:
         return emit
 
     def has(self, op: str, dtype: torch.dtype | None = None, *attributes: float) -> bool:
-        """Whether the opset has an operator, and ONNX Runtime a kernel for this dtype.
+        """Whether the opset or the target has an operator, and a kernel for this dtype.
 
         Numbers in attributes are of 32 bits: a float64 has the operator if they are exact there.
         """
         if dtype is torch.float64 and not all(map(is_float32, attributes)):
             return False
-        found = find_signature(op, self.opset)
-        if found is None and self.target == "ort":
-            found = find_runtime_signature(op)
-        return found is not None and (dtype is None or kernels.has_kernel(found, dtype))
+        return self._target.has(op, self.opset, dtype)
+
+    def newest_opset(self, op: str) -> int:
+        """The opset, or the newest before it that the target has kernels of an operator in."""
+        return self._target.newest_opset(op, self.opset)
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the file is for one runtime alone, and may be shaped to what is fast on it."""
+        return self._target.is_tuned
 
     # Nodes
 
@@ -206,10 +209,10 @@ class Builder:
             values = self._keep_scales(op.op, values)
         while values and values[-1] is None:
             values.pop()
-        wide = kernels.widen_types(op, types)
+        wide = self._target.kernels.widen_types(op, types)
         if wide is None:
             kinds = ", ".join(str(t).removeprefix("torch.") for t in types.values())
-            raise UnsupportedError(f"ONNX Runtime has no kernel of {op.op} for {kinds}")
+            raise UnsupportedError(f"{self._target.runtime} has no kernel of {op.op} for {kinds}")
         if wide:
             values = [
                 self.cast(v, wide.get(op.input_type(i), v.dtype)) if v is not None else None

@@ -58,8 +58,6 @@ def parse_dtype(text: str) -> torch.dtype | None:
 # Read from the schemas of the `onnx` package once per operator and opset: how inputs are typed,
 # what the type of an output follows from, which version of the operator applies.
 
-MICROSOFT = "com.microsoft"
-
 
 class Signature:
     """Inputs and outputs by type variable."""
@@ -137,30 +135,6 @@ def is_expandable(op: Signature) -> bool:
     """Whether the standard says the operator in others, which a runtime may put instead."""
     schema: Any = onnx.defs.get_schema(op.op, op.since, op.domain)
     return bool(schema.has_function or schema.has_context_dependent_function)
-
-
-# Operators of ONNX Runtime that are emitted with target="ort"; their schemas are not in `onnx`.
-_RUNTIME_OPERATORS: dict[str, tuple[list[str], list[str]]] = {
-    "FusedMatMul": (["T", "T"], ["T"]),
-    "FusedGemm": (["T", "T", "T"], ["T"]),
-    "FastGelu": (["T", "T"], ["T"]),
-    "QuickGelu": (["T"], ["T"]),
-    "BiasGelu": (["T", "T"], ["T"]),
-    "MultiHeadAttention": (
-        ["T", "T", "T", "T", "tensor(int32)", "T", "T", "T", "tensor(int32)"],
-        ["T", "T", "T"],
-    ),
-    "GroupQueryAttention": (
-        ["T", "T", "T", "T", "T", "tensor(int32)", "tensor(int32)", "T", "T"],
-        ["T", "T", "T"],
-    ),
-}
-
-
-@cache
-def find_runtime_signature(op: str) -> Signature | None:
-    found = _RUNTIME_OPERATORS.get(op)
-    return None if found is None else Signature(op, MICROSOFT, *found, None, False, 1)
 
 
 @cache

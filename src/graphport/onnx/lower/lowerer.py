@@ -30,10 +30,11 @@ from graphport.onnx.lower.registry import (
     FUSIONS,
     HIGHER_ORDER,
     LOWERINGS,
-    NEWEST_OPSETS,
+    NEEDS,
     Lowering,
     is_known,
 )
+from graphport.onnx.target.targets import Target
 from graphport.ops.sizes import numel
 from graphport.program.bounds import check_call_bounds
 from graphport.program.check_steps import ASSERTION_PREFIX
@@ -401,13 +402,15 @@ def _select_part(b: Builder, x: Any, part: str, is_data: bool) -> Any:
     return x.imag if isinstance(x, complex) else 0 if isinstance(x, (int, float)) else x
 
 
-def choose_opset(module: GraphModule, opset: int) -> int:
-    """The opset, or an older one that ONNX Runtime has all operators of the program in."""
+def choose_opset(module: GraphModule, target: Target) -> int:
+    """The default, or an older opset that the target has kernels of all operators in."""
+    opset = target.default_opset()
     for part in module.modules():
         if isinstance(part, GraphModule):
             for node in part.graph.nodes:
-                if node.target in NEWEST_OPSETS and not _is_in_eval_mode(node):
-                    opset = min(opset, NEWEST_OPSETS[node.target])
+                if node.target in NEEDS and not _is_in_eval_mode(node):
+                    for op in NEEDS[node.target]:
+                        opset = target.newest_opset(op, opset)
     return opset
 
 

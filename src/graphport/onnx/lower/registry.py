@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -104,8 +104,8 @@ def _is_same(value: Any, default: Any) -> bool:
 
 
 LOWERINGS: dict[OpOverload, Lowering] = {}
-NEWEST_OPSETS: dict[OpOverload, int] = {}
-"""Opsets that the lowerings of some operators end at."""
+NEEDS: dict[OpOverload, Sequence[str]] = {}
+"""Operators of ONNX that the lowerings of some operators cannot do without."""
 _LOWERINGS_BY_NAME: dict[str, Fn] = {}
 """Operators of packages that may not be there, by their names."""
 COMPLEX: dict[OpOverload, Lowering] = {}
@@ -116,17 +116,17 @@ HIGHER_ORDER: dict[HigherOrderOperator, Fn] = {}
 FUSIONS: dict[OpOverload, list[Fn]] = {}
 
 
-def lower(*ops: OpOverload, newest: int | None = None) -> Callable[[F], F]:
+def lower(*ops: OpOverload, needs: Sequence[str] = ()) -> Callable[[F], F]:
     """Register a lowering for operators that take the same arguments; the first gives the names.
 
-    `newest` is the last opset at which ONNX Runtime can run what it writes, if that is not any.
+    `needs` are operators of ONNX that a runtime may have kernels of in older opsets only.
     """
 
     def register(fn: F) -> F:
         for op in ops:
             _register(op, fn, ops[0])
-            if newest is not None:
-                NEWEST_OPSETS[op] = newest
+            if needs:
+                NEEDS[op] = needs
         return fn
 
     return register

@@ -44,7 +44,7 @@ def silu(b: Builder, self: Value) -> Value:
 @lower(aten.gelu.default)
 def gelu(b: Builder, self: Value, approximate: str) -> Value:
     tanh = approximate == "tanh"
-    if b.target == "ort" and tanh and self.rank and b.has("FastGelu", self.dtype):
+    if tanh and self.rank and b.has("FastGelu", self.dtype):
         return b.FastGelu(self)
     if b.has("Gelu", self.dtype):
         return b.Gelu(self, approximate="tanh" if tanh else None)

@@ -119,7 +119,7 @@ def _emit_fused(
         return None  # ONNX Runtime refuses heads of no numbers, of which every row counts alike
     doubtful = _list_maybe_empty(b, batch, length, (k.shape or ())[2])
     flat = all(map(is_transposed_from_rows, (q, k, v)))
-    if doubtful and not (flat and b.target == "ort"):
+    if doubtful and not (flat and b.is_tuned):
         return None
     if mask is not None:
         wanted = (*(mask.shape or ())[:-2], length, (k.shape or ())[2])

@@ -395,7 +395,7 @@ def linear(b: Builder, input: Value, weight: Value, bias: Value | None) -> Value
     if input.rank == 2 and floats:
         return b.Gemm(input, weight, bias, transB=1)
     as_it_lies = input.rank > 2 and floats and (weight in b.shared or weight.data is None)
-    if as_it_lies and b.target == "ort" and b.has("FusedMatMul", input.dtype):
+    if as_it_lies and b.has("FusedMatMul", input.dtype):
         out = b.FusedMatMul(operand(b, input, weight.rank), weight, transB=1)
         out = b.squeeze(out, 0) if out.rank > input.rank else out
         return out if bias is None else b.Add(out, bias)

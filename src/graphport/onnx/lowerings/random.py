@@ -22,7 +22,7 @@ from graphport.symbolic import sub
 
 aten = torch.ops.aten
 
-NEWEST_OPSET = 21
+DRAWS = ("RandomUniform", "RandomNormal")
 
 # Bits of a uniform number of torch: as many as the mantissa has.
 _MANTISSA_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
@@ -32,7 +32,8 @@ def _emit_random(b: Builder, op: str, sizes: Sequence[Any], dtype: torch.dtype) 
     """RandomUniform or RandomNormal, of sizes that may be symbolic."""
     if not b.has(op, dtype):
         raise UnsupportedError(
-            f"ONNX Runtime has no kernel of {op} at opset {b.opset}", fix=f"opset={NEWEST_OPSET}"
+            f"ONNX Runtime has no kernel of {op} at opset {b.opset}",
+            fix=f"opset={b.newest_opset(op)}",
         )
     if all(type(s) is int for s in sizes):
         return b.shaped(getattr(b, op)(shape=list(sizes), dtype=dtype), sizes)
@@ -63,17 +64,17 @@ def _draw_unit(b: Builder) -> Value:
     return b.cast(b.Div(b.Floor(b.Mul(numbers, scale)), scale), dtype)
 
 
-@lower(aten.rand.default, aten.rand.generator, newest=NEWEST_OPSET)
+@lower(aten.rand.default, aten.rand.generator, needs=DRAWS)
 def rand(b: Builder, size: Any, dtype: Any) -> Value:
     return _draw_unit(b)
 
 
-@lower(aten.rand_like.default, aten.rand_like.generator, newest=NEWEST_OPSET)
+@lower(aten.rand_like.default, aten.rand_like.generator, needs=DRAWS)
 def rand_like(b: Builder, self: Value, dtype: Any) -> Value:
     return _draw_unit(b)
 
 
-@lower(aten.uniform.default, newest=NEWEST_OPSET)
+@lower(aten.uniform.default, needs=DRAWS)
 def uniform(b: Builder, self: Value, from_: float, to: float) -> Value:
     return b.Add(b.Mul(_draw_unit(b), to - from_), from_)
 
@@ -81,12 +82,12 @@ def uniform(b: Builder, self: Value, from_: float, to: float) -> Value:
 # Normal and what is made of it
 
 
-@lower(aten.randn.default, aten.randn.generator, newest=NEWEST_OPSET)
+@lower(aten.randn.default, aten.randn.generator, needs=DRAWS)
 def randn(b: Builder, size: Any, dtype: Any) -> Value:
     return _draw_normal(b)
 
 
-@lower(aten.randn_like.default, aten.randn_like.generator, newest=NEWEST_OPSET)
+@lower(aten.randn_like.default, aten.randn_like.generator, needs=DRAWS)
 def randn_like(b: Builder, self: Value, dtype: Any) -> Value:
     return _draw_normal(b)
 
@@ -95,23 +96,23 @@ def randn_like(b: Builder, self: Value, dtype: Any) -> Value:
     aten.normal.Tensor_Tensor,
     aten.normal.Tensor_float,
     aten.normal.float_Tensor,
-    newest=NEWEST_OPSET,
+    needs=DRAWS,
 )
 def normal(b: Builder, mean: Operand, std: Operand) -> Value:
     return _draw_scaled_normal(b, mean, std)
 
 
-@lower(aten.normal.float_float, newest=NEWEST_OPSET)
+@lower(aten.normal.float_float, needs=DRAWS)
 def normal_float(b: Builder, mean: float, std: float, size: Any, dtype: Any) -> Value:
     return _draw_scaled_normal(b, mean, std)
 
 
-@lower(aten.normal_functional.default, newest=NEWEST_OPSET)
+@lower(aten.normal_functional.default, needs=DRAWS)
 def normal_functional(b: Builder, self: Value, mean: float, std: float) -> Value:
     return _draw_scaled_normal(b, mean, std)
 
 
-@lower(aten.log_normal.default, newest=NEWEST_OPSET)
+@lower(aten.log_normal.default, needs=DRAWS)
 def log_normal(b: Builder, self: Value, mean: float, std: float) -> Value:
     return b.Exp(_draw_scaled_normal(b, mean, std))
 
@@ -129,19 +130,19 @@ def _draw_exponential(b: Builder, dtype: torch.dtype) -> Value:
     return b.Neg(b.Log(b.Sub(1.0, _draw_uniform(b, dtype))))
 
 
-@lower(aten.exponential.default, newest=NEWEST_OPSET)
+@lower(aten.exponential.default, needs=DRAWS)
 def exponential(b: Builder, self: Value, lambd: float) -> Value:
     numbers = _draw_exponential(b, b.result.dtype)
     return numbers if lambd == 1 else b.Div(numbers, lambd)
 
 
-@lower(aten.cauchy.default, newest=NEWEST_OPSET)
+@lower(aten.cauchy.default, needs=DRAWS)
 def cauchy(b: Builder, self: Value, median: float, sigma: float) -> Value:
     angle = b.Mul(b.Sub(_draw_uniform(b, b.result.dtype), 0.5), math.pi)
     return b.Add(b.Mul(b.Div(b.Sin(angle), b.Cos(angle)), sigma), median)
 
 
-@lower(aten.geometric.default, newest=NEWEST_OPSET)
+@lower(aten.geometric.default, needs=DRAWS)
 def geometric(b: Builder, self: Value, p: float) -> Value:
     if p == 1:
         return emit_full(b, b.result.sizes, 1, b.result.dtype)
@@ -152,37 +153,37 @@ def geometric(b: Builder, self: Value, p: float) -> Value:
 # Integers
 
 
-@lower(aten.randint.default, aten.randint.generator, newest=NEWEST_OPSET)
+@lower(aten.randint.default, aten.randint.generator, needs=DRAWS)
 def randint(b: Builder, high: Any, size: Any, dtype: Any) -> Value:
     return _draw_integers(b, 0, high)
 
 
-@lower(aten.randint.low, aten.randint.low_generator, newest=NEWEST_OPSET)
+@lower(aten.randint.low, aten.randint.low_generator, needs=DRAWS)
 def randint_low(b: Builder, low: Any, high: Any, size: Any, dtype: Any) -> Value:
     return _draw_integers(b, low, high)
 
 
-@lower(aten.randint_like.default, aten.randint_like.generator, newest=NEWEST_OPSET)
+@lower(aten.randint_like.default, aten.randint_like.generator, needs=DRAWS)
 def randint_like(b: Builder, self: Value, high: Any, dtype: Any) -> Value:
     return _draw_integers(b, 0, high)
 
 
-@lower(aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype, newest=NEWEST_OPSET)
+@lower(aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype, needs=DRAWS)
 def randint_like_low(b: Builder, self: Value, low: Any, high: Any, dtype: Any) -> Value:
     return _draw_integers(b, low, high)
 
 
-@lower(aten.random.default, newest=NEWEST_OPSET)
+@lower(aten.random.default, needs=DRAWS)
 def random(b: Builder, self: Value) -> Value:
     return _draw_integers(b, 0, _exclusive_limit(b.result.dtype))
 
 
-@lower(aten.random.to, newest=NEWEST_OPSET)
+@lower(aten.random.to, needs=DRAWS)
 def random_to(b: Builder, self: Value, to: Any) -> Value:
     return _draw_integers(b, 0, to)
 
 
-@lower(getattr(aten.random, "from"), newest=NEWEST_OPSET)
+@lower(getattr(aten.random, "from"), needs=DRAWS)
 def random_from(b: Builder, self: Value, from_: Any, to: Any) -> Value:
     return _draw_integers(b, from_, _exclusive_limit(b.result.dtype) if to is None else to)
 
@@ -203,14 +204,14 @@ def _draw_integers(b: Builder, low: Any, high: Any) -> Value:
     return places if low == 0 else b.Add(places, b.scalar(low, torch.int64))
 
 
-@lower(aten.randperm.default, aten.randperm.generator, newest=NEWEST_OPSET)
+@lower(aten.randperm.default, aten.randperm.generator, needs=DRAWS)
 def randperm(b: Builder, n: Any, dtype: Any) -> Value:
     """The order of random numbers."""
     keys = _draw_uniform(b, torch.float64)
     return b.TopK(keys, [n], axis=0, outputs=2)[1]
 
 
-@lower(aten.rrelu.default, newest=NEWEST_OPSET)
+@lower(aten.rrelu.default, needs=DRAWS)
 def rrelu(b: Builder, self: Value, lower: Any, upper: Any, training: bool) -> Value:
     """A slope for each element; the mean of them when not in training."""
     if not training:
@@ -223,17 +224,17 @@ def rrelu(b: Builder, self: Value, lower: Any, upper: Any, training: bool) -> Va
 # Choices
 
 
-@lower(aten.bernoulli.default, newest=NEWEST_OPSET)
+@lower(aten.bernoulli.default, needs=DRAWS)
 def bernoulli(b: Builder, self: Value) -> Value:
     return _draw_bernoulli(b, self)
 
 
-@lower(aten.bernoulli.p, newest=NEWEST_OPSET)
+@lower(aten.bernoulli.p, needs=DRAWS)
 def bernoulli_p(b: Builder, self: Value, p: float) -> Value:
     return _draw_bernoulli(b, p)
 
 
-@lower(aten.bernoulli.Tensor, newest=NEWEST_OPSET)
+@lower(aten.bernoulli.Tensor, needs=DRAWS)
 def bernoulli_tensor(b: Builder, self: Value, p: Value) -> Value:
     return _draw_bernoulli(b, p)
 
@@ -243,7 +244,7 @@ def _draw_bernoulli(b: Builder, p: Operand) -> Value:
     return b.Less(_draw_uniform(b, wide), *b.common(p, dtype=wide))
 
 
-@lower(aten.multinomial.default, newest=NEWEST_OPSET)
+@lower(aten.multinomial.default, needs=DRAWS)
 def multinomial(b: Builder, self: Value, num_samples: Any, replacement: bool) -> Value:
     """Without replacement those that come first if each is waited for; else by running totals."""
     weights = b.cast(self, torch.float64)

@@ -1,1 +1,1 @@
-"""The target runtime: the opsets and kernels that it has, and its sessions."""
+"""What files are written for: the opsets, operators and kernels of a runtime, and its sessions."""

@@ -1,6 +1,6 @@
-"""Element types that ONNX Runtime has CPU kernels for, wider ones to compute in, and opsets.
+"""Element types that ONNX Runtime has CPU kernels for, and wider ones to compute in.
 
-`kernels.json` is what a release of ONNX Runtime says of itself;
+`kernels.json` is what a release of ONNX Runtime says of itself, and which one it is;
 `python -m graphport.onnx.target.kernels` writes it anew. An operator that it has no kernels for at
 all is one that it expands.
 
@@ -13,15 +13,16 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
-from functools import cache
-from importlib import metadata
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from graphport.onnx.emit.schemas import DTYPES_BY_NAME, Signature, allowed_dtypes, is_expandable
 
-_TABLE_FILE = Path(__file__).with_name("kernels.json")
+KERNELS_FILE = Path(__file__).with_name("kernels.json")
 _OLDEST_OPSET = 13
 """Versions of operators that no opset we write has are left out of the file."""
 _NO_END = (1 << 31) - 1
@@ -47,44 +48,66 @@ _WIDER: dict[torch.dtype, tuple[torch.dtype, ...]] = {
 Types = dict[str, torch.dtype]
 
 
+Row = tuple[int, int, dict[str, list[str]]]
+"""A kernel: its first and last version, and the names of dtypes by type variable."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kernels:
+    """The kernels of a release, read from a file when they are first asked for."""
+
+    file: Path
+
+    @cached_property
+    def _content(self) -> dict[str, Any]:
+        return json.loads(self.file.read_text())
+
+    @property
+    def version(self) -> str:
+        """The release that they were read from."""
+        return self._content["version"]
+
+    @property
+    def table(self) -> dict[str, list[Row]]:
+        return self._content["kernels"]
+
+    def has_any(self, op: Signature) -> bool:
+        return bool(_list_kernels(self, op))
+
+    def has_kernel(self, op: Signature, dtype: torch.dtype) -> bool:
+        """Whether there is a kernel that takes this dtype for the first type variable."""
+        var = next((t for t in (*op.inputs, *op.outputs) if not t.startswith("tensor(")), None)
+        return var is None or _find_wider(self, op, ((var, dtype),)) == {}
+
+    def widen_types(self, op: Signature, types: Types) -> Types | None:
+        """The type variables that have to be of another dtype, and which: none if all is well.
+
+        None if there is no kernel for any wider dtype either.
+        """
+        return _find_wider(self, op, tuple(sorted(types.items(), key=lambda item: item[0])))
+
+
 @cache
 def _list_kernels(
-    op: str, domain: str, since: int
+    kernels: Kernels, op: Signature
 ) -> list[dict[str, frozenset[torch.dtype]]] | None:
     """The kernels of an operator, each as the dtypes that its type variables may be."""
-    rows = _load_table().get(f"{domain}::{op}" if domain else op)
+    rows = kernels.table.get(f"{op.domain}::{op.op}" if op.domain else op.op)
     if rows is None:
         return None
     return [
         {var: frozenset(DTYPES_BY_NAME[n] for n in names) for var, names in types.items()}
         for first, last, types in rows
         # One without an end is for its own version only.
-        if first == since or first < since <= last != _NO_END
+        if first == op.since or first < op.since <= last != _NO_END
     ]
 
 
 @cache
-def _load_table() -> dict[str, list[tuple[int, int, dict[str, list[str]]]]]:
-    return json.loads(_TABLE_FILE.read_text())
-
-
-def has_kernel(op: Signature, dtype: torch.dtype) -> bool:
-    """Whether there is a kernel that takes this dtype for the first type variable."""
-    var = next((t for t in (*op.inputs, *op.outputs) if not t.startswith("tensor(")), None)
-    return var is None or _find_wider(op, ((var, dtype),)) == {}
-
-
-def widen_types(op: Signature, types: Types) -> Types | None:
-    """The type variables that have to be of another dtype, and which: none if all is well.
-
-    None if there is no kernel for any wider dtype either.
-    """
-    return _find_wider(op, tuple(sorted(types.items(), key=lambda item: item[0])))
-
-
-@cache
-def _find_wider(op: Signature, types: tuple[tuple[str, torch.dtype], ...]) -> Types | None:
-    rows = _list_kernels(op.op, op.domain, op.since)
+def _find_wider(
+    kernels: Kernels, op: Signature, types: tuple[tuple[str, torch.dtype], ...]
+) -> Types | None:
+    rows = _list_kernels(kernels, op)
     if not rows:
         return {} if rows is None or is_expandable(op) else None
     choices = [[(var, d) for d in (dtype, *_WIDER.get(dtype, ()))] for var, dtype in types]
@@ -116,11 +139,12 @@ def _accepts_types(row: dict[str, frozenset[torch.dtype]], types: Types) -> bool
     )
 
 
-def write_table() -> None:
+def write_table(file: Path = KERNELS_FILE) -> None:
     """Ask the installed ONNX Runtime."""
+    import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
-    found: dict[str, list[tuple[int, int, dict[str, list[str]]]]] = {}
+    found: dict[str, list[Row]] = {}
     for kernel in state.get_all_opkernel_def():
         first, last = kernel.version_range
         wanted = kernel.provider == "CPUExecutionProvider" and kernel.domain in (
@@ -138,27 +162,9 @@ def write_table() -> None:
         name = f"{kernel.domain}::{kernel.op_name}" if kernel.domain else kernel.op_name
         found.setdefault(name, []).append((first, last, types))
     rows = (f'"{op}": {json.dumps(sorted(found[op], key=str))}' for op in sorted(found))
-    _TABLE_FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    version = json.dumps(onnxruntime.__version__)
+    file.write_text(f'{{"version": {version}, "kernels": {{\n' + ",\n".join(rows) + "\n}}\n")
 
 
 if __name__ == "__main__":
     write_table()
-
-
-# The opset to write by default.
-
-# The newest opset that releases of ONNX Runtime have all kernels for that we emit.
-_SUPPORTED = {(1, 20): 21, (1, 22): 22, (1, 23): 23, (1, 24): 24}
-_WITHOUT_RUNTIME = 23
-
-
-@cache
-def default_opset() -> int:
-    """The newest that the installed ONNX Runtime supports in full."""
-    try:
-        version = metadata.version("onnxruntime")
-    except metadata.PackageNotFoundError:
-        return _WITHOUT_RUNTIME
-    major, minor = (int(part) for part in version.split(".")[:2])
-    fitting = [opset for release, opset in _SUPPORTED.items() if release <= (major, minor)]
-    return max(fitting, default=min(_SUPPORTED.values()))

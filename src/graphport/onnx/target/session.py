@@ -8,11 +8,13 @@ that does not lie in order is put in order first, which is a copy.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import re
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import onnx
@@ -26,6 +28,7 @@ from graphport.errors import NoDataError, RequirementError, SessionError
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.emit.model import write_header, write_tensor, write_value
 from graphport.onnx.emit.schemas import ONNX_OF, TORCH_OF
+from graphport.onnx.target.targets import ORT
 from graphport.onnx.write.weights import (
     SMALLEST_EXTERNAL,
     materialise,
@@ -39,6 +42,30 @@ _BOOL_TYPE = ONNX_OF[torch.bool]
 _FLOAT8_TYPES = {ONNX_OF[d] for d in ONNX_OF if d.is_floating_point and d.itemsize == 1}
 
 
+_ON_CPU = ("CPUExecutionProvider",)
+log = logging.getLogger("graphport.ort")
+
+
+def open_session(
+    model: str | bytes, options: ort.SessionOptions, providers: Sequence[Any] = _ON_CPU
+) -> ort.InferenceSession:
+    """A session of a model: its bytes, or the path of its file."""
+    _log_other_release()
+    return ort.InferenceSession(model, options, providers=list(providers))
+
+
+@cache
+def _log_other_release() -> None:
+    """Once, and where it is looked for: all is well as long as models load."""
+    if said := ORT.describe_other_release(ort.__version__):
+        log.info("%s", said)
+
+
+def list_providers() -> list[str]:
+    """The execution providers of ONNX Runtime as it is installed."""
+    return ort.get_available_providers()
+
+
 class Session:
     """A session and how to call it with tensors."""
 
@@ -47,15 +74,11 @@ class Session:
         skeleton: onnx.ModelProto,
         tensors: Mapping[str, Any],
         options: ort.SessionOptions | None = None,
-        providers: Sequence[Any] = ("CPUExecutionProvider",),
+        providers: Sequence[Any] = _ON_CPU,
     ) -> None:
         require_data(tensors, "give the model its weights before it is exported")
         self._skeleton, self._tensors = skeleton, tensors
-        if options is None:
-            options = ort.SessionOptions()
-            options.log_severity_level = 4  # errors are raised
-        else:
-            options = _copy_options(options)
+        options = ORT.session_options() if options is None else _copy_options(options)
         model = onnx.ModelProto()
         model.CopyFrom(skeleton)
         shared: dict[str, Any] = {}
@@ -71,9 +94,7 @@ class Session:
         self._shared = shared
         if shared:
             options.add_external_initializers(list(shared), list(shared.values()))
-        self.session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=list(providers)
-        )
+        self.session = open_session(model.SerializeToString(), options, providers)
         self.inputs = [i.name for i in self.session.get_inputs()]
         self.outputs = [o.name for o in self.session.get_outputs()]
 
@@ -114,7 +135,7 @@ def _copy_options(options: ort.SessionOptions) -> ort.SessionOptions:
     """
     profiling, options.enable_profiling = options.enable_profiling, False
     try:
-        asked = ort.InferenceSession(_EMPTY_MODEL, options, providers=["CPUExecutionProvider"])
+        asked = open_session(_EMPTY_MODEL, options)
     finally:
         options.enable_profiling = profiling
     made = asked.get_session_options()

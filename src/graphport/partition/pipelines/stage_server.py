@@ -12,6 +12,7 @@ import torch
 from graphport.errors import StageError
 from graphport.partition.pipelines.stages import FRONT, Route
 from graphport.partition.pipelines.wire import Channel, Message
+from graphport.process import restore_on_exit
 from graphport.program import ExportedProgram
 
 StageRunner = Callable[[Sequence[Any]], tuple[Any, ...]]
@@ -43,16 +44,16 @@ def _make_torch_runner(program: ExportedProgram) -> StageRunner:
 
 
 def _make_ort_runner(program: ExportedProgram) -> StageRunner:
-    import onnxruntime
-
-    from graphport.onnx import export
+    from graphport.onnx import ExportOptions
+    from graphport.onnx.exporter import lower_program
+    from graphport.onnx.lower.size_checks import narrow_ranges
     from graphport.onnx.target.session import Session
+    from graphport.onnx.target.targets import ORT
 
-    model = export(program)
+    lower = restore_on_exit(lower_program)
+    model = lower(narrow_ranges(program, dict), ExportOptions(), ORT)
     if model.graph.outputs:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = torch.get_num_threads()
+        options = ORT.session_options(log_errors=True, threads=torch.get_num_threads())
         model.use_session(Session(model.skeleton, model.tensors, options), same_within=True)
     return lambda values: model(*values)
 
