@@ -437,3 +437,21 @@ def test_batch_norm_under_autocast() -> None:
     found, wanted = ([p.grad for p in m.parameters()] for m in (pair.model, pair.eager))
     same(found, wanted, strides=False, rtol=5e-2, atol=5e-1)
     assert backend.execution_count == 2 and counts(backend) == [1, 1]
+
+
+def test_writing_to_a_result_that_lies_otherwise() -> None:
+    """Autograd would refuse it if the result were a view, made inside, for the sake of strides."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x + 1
+            torch._dynamo.graph_break()
+            y.mul_(2)
+            return y.erf()
+
+    gradients = []
+    for call in (torch.compile(Model(), backend=OrtBackend()), Model()):
+        x = torch.linspace(-1, 1, 24).reshape(2, 3, 4).permute(2, 0, 1).requires_grad_()
+        call(x).sum().backward()
+        gradients.append(x.grad)
+    same(*gradients, **CLOSE)

@@ -262,7 +262,7 @@ def _assemble_plan(
             for k, (node, order) in enumerate(zip(part.outputs, part.orders, strict=True)):
                 found = graph.call_function(operator.getitem, (call, k))
                 if order is not None:
-                    found = graph.call_function(torch.permute, (found, invert_permutation(order)))
+                    found = graph.call_function(_permute_output, (found, invert_permutation(order)))
                 mapping[node] = found
         else:
             for node in step.nodes:
@@ -274,6 +274,11 @@ def _assemble_plan(
             graph.erase_node(node)
     # Called as a function: a module's hooks cost microseconds.
     return GraphModule(root, graph).eval().forward
+
+
+def _permute_output(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """With other strides, and no view to autograd, which refuses writes to views that are results."""
+    return x.permute(dims).data
 
 
 def _disable_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
