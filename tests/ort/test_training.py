@@ -439,6 +439,7 @@ def test_batch_norm_under_autocast() -> None:
     assert backend.execution_count == 2 and counts(backend) == [1, 1]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_writing_to_a_result_that_lies_otherwise() -> None:
     """Autograd would refuse it if the result were a view, made inside, for the sake of strides."""
 
