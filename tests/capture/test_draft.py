@@ -1,7 +1,6 @@
 """`gp.draft_export`: a program whatever was assumed, a report of it, and no wrong answer.
 
-That a draft agrees with eager wherever export stops is tested with the errors, in
-`test_constraints` and `test_data_dependence`.
+That a draft agrees with eager wherever export stops is tested with the errors, in `soundness/`.
 """
 
 from __future__ import annotations
