@@ -234,16 +234,18 @@ def test_pieces_that_need_one_another() -> None:
         split_module(gm, None, lambda n: next(turn))
     assert isinstance(caught.value, RuntimeError)
     assert str(caught.value) == (
-        "GP195 submod_0 and submod_1 need one another: mul in submod_1 takes add in submod_0; "
+        "GP195 submod_0 and submod_1 depend on each other: mul in submod_1 takes add in submod_0; "
         "sub in submod_0 takes mul in submod_1\n"
-        "  fix  give these nodes one id, or ids that never lead back to a piece that was left"
+        "  fix  give these nodes one id, or ids whose partitions have no cycle"
     )
 
 
 def test_a_long_way_round_is_named_as_a_whole() -> None:
     gm = symbolic_trace(lambda x: (((x + 1) * 2) - 3) / 4 + x.sin())
     turn = iter(("a", "b", "c", "a", "d", "d"))
-    with pytest.raises(errors.GraphError, match="submod_a, submod_b and submod_c need one another"):
+    with pytest.raises(
+        errors.GraphError, match="submod_a, submod_b and submod_c depend on each other"
+    ):
         split_module(gm, None, lambda n: next(turn))
 
 

@@ -171,7 +171,7 @@ class Options:
     strict: bool = False
     training: bool = False
     once_more: bool = False
-    """To be compared with another capture: nobody is told of anything."""
+    """A capture only to be compared with another one: it gives no warnings."""
     preserve_module_call_signature: tuple[str, ...] = ()
     keep_views: bool = False
     """Whether results are views in the graph wherever they are, also after a write."""
@@ -249,7 +249,7 @@ def _capture_program(
         except (ForwardError, ShapeError):
             if not first.scope.departed:
                 raise
-        # An operator refused sizes of 0 or 1 in the example because it was told they are neither.
+        # An operator refused sizes of 0 or 1 in the example, which it was answered they are not.
         second = _Capture(mod, root, inputs, dynamic_shapes, options)
         second.scope.generic = False
         return second.run(), second.scope.passed_over
@@ -334,7 +334,7 @@ class _Capture:
         self.input_values: list[Value | None] = []
         self.memory_of_inputs: dict[Any, list[tuple[Leaf, Value]]] = {}
         self.refused: tuple[str, ...] = ()
-        """Questions that make the program refuse a size that the spec allows."""
+        """Guards that make the program refuse a size that the spec allows."""
         if options.draft:
             self.tracer.example = example = ConcreteRun(self.recorder.graph, self._given)
             self.scope.reveal = lambda s: example.value(self.recorder.number(s))
@@ -425,7 +425,7 @@ class _Capture:
                 self.input_values.append(None)
                 leaves.append(value)
         self._define_numbers()
-        if not self.options.keep_views:  # else whoever asks for them knows of it
+        if not self.options.keep_views:  # else the caller handles inputs that alias
             self._find_aliased_inputs()
         self.state.first_input = self.input_nodes[0] if self.input_nodes else None
         self.recorder.frame.entry = self.input_nodes[-1] if self.input_nodes else None
@@ -578,7 +578,7 @@ class _Capture:
         )
 
     def _separate_written(self, outputs: list[Any]) -> None:
-        """Give what is written to an input a node of its own, apart from what else is returned."""
+        """Give each storage that is returned or written back a node of its own."""
         shown = [self.tracer.value(x).storage for x in outputs if isinstance(x, torch.Tensor)]
         inputs = [v.storage for v in self.input_values if v is not None]
         owners: dict[Node, Storage] = {}
@@ -590,7 +590,7 @@ class _Capture:
                 storage.mutated = True  # views are made of it anew
 
     def _copy_shared_outputs(self, outputs: list[Any]) -> None:
-        """Copy results that in eager are memory of their own, and here the node of something else.
+        """Clone results that alias nothing in eager, and here are the node of something else.
 
         `new.copy_(x)` has the value of x, a literal is made anew by each call: who writes to the
         result must write to neither.
@@ -762,7 +762,7 @@ def forward_error(error: Exception, where: source.Location | None) -> Exception:
     what = f"{type(error).__name__} in the program{said}"
     fix: tuple[str, ...] = ()
     if _NO_DEVICE in said:
-        what = f"the program asks for a device that is missing here{said}"
+        what = f"the program uses a device that is missing here{said}"
         fix = ("x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",)
     if isinstance(error, RecursionError):
         what = (

@@ -78,9 +78,9 @@ def test_branches_that_return_objects():
 @pytest.mark.parametrize(
     ("pred", "said"),
     [
-        (lambda x: x > 0, "the predicate of torch.cond is one truth, got bool[4]"),
-        (lambda x: x.sum(), "the predicate of torch.cond is one truth, got float32[]"),
-        (lambda x: "yes", "the predicate of torch.cond is a str, not a truth"),
+        (lambda x: x > 0, "the predicate of torch.cond is a single bool, got bool[4]"),
+        (lambda x: x.sum(), "the predicate of torch.cond is a single bool, got float32[]"),
+        (lambda x: "yes", "the predicate of torch.cond is a str, not a bool"),
     ],
 )
 def test_predicates(pred, said):
@@ -140,7 +140,7 @@ def test_writing_to_what_may_be_an_operand(returned):
         return y
 
     text = message(f, kind=MutationError)
-    assert "in eager the two may be one tensor" in text and "x.clone()" in text
+    assert "in eager the two may alias" in text and "x.clone()" in text
 
 
 def test_writing_to_an_operand_and_reading_what_may_be_it():
@@ -150,7 +150,7 @@ def test_writing_to_an_operand_and_reading_what_may_be_it():
         y.add_(1)
         return z
 
-    assert "in eager the two may be one tensor" in message(f, kind=MutationError)
+    assert "in eager the two may alias" in message(f, kind=MutationError)
 
 
 # Loops
@@ -191,7 +191,7 @@ def test_a_number_that_becomes_another_kind():
 )
 def test_conditions_that_are_no_truth(test, said):
     text = message(lambda x: torch.while_loop(test, lambda x: (x + 1,), (x,)))
-    assert f"the condition of torch.while_loop returns one truth, got {said}" in text
+    assert f"the condition of torch.while_loop returns a single bool, got {said}" in text
 
 
 def test_conditions_that_write():

@@ -220,7 +220,7 @@ def test_what_a_loop_carries_lies_as_in_eager(f, make):
 @pytest.mark.parametrize("f", [written_in_order, seen_in_order])
 def test_a_carried_value_that_lies_otherwise_after_a_step(f):
     """Of an expanded tensor, a step makes one that is not."""
-    with pytest.raises(UnsupportedError, match="how a tensor lies in memory that a branch or loop"):
+    with pytest.raises(UnsupportedError, match="memory layout of a tensor that a branch or loop"):
         gp.export(f, (torch.rand(1, 3, 2).expand(4, 3, 2),))
 
 
@@ -236,7 +236,7 @@ def test_a_body_that_turns_what_it_carries():
 
     inputs = [(torch.rand(3, 3), torch.tensor(n)) for n in (1, 2, 0)]
     check(turned, inputs[0], others=inputs[1:])
-    with pytest.raises(UnsupportedError, match="how a tensor lies in memory that a branch or loop"):
+    with pytest.raises(UnsupportedError, match="memory layout of a tensor that a branch or loop"):
         gp.export(written, inputs[0])
 
 
@@ -248,7 +248,7 @@ def test_a_write_to_what_a_loop_returns_as_it_was_given():
         y.add_(1)
         return x * 1
 
-    with pytest.raises(MutationError, match="in eager the two may be one tensor"):
+    with pytest.raises(MutationError, match="in eager the two may alias"):
         gp.export(f, (transposed(3, 2),))
 
 
@@ -258,7 +258,7 @@ def test_a_write_where_branches_lie_differently():
         y.reshape(-1).add_(1)
         return y
 
-    with pytest.raises(UnsupportedError, match="how a tensor lies in memory that a branch or loop"):
+    with pytest.raises(UnsupportedError, match="memory layout of a tensor that a branch or loop"):
         gp.export(f, (torch.rand(3, 2),))
 
 

@@ -300,7 +300,7 @@ def test_the_data_of_a_literal_is_not_known_once_it_is_written_to() -> None:
         t += x
         return x + 1 if t else x
 
-    with pytest.raises(DataDependentError, match="the truth of a tensor is not known"):
+    with pytest.raises(DataDependentError, match="the truth value of a tensor is not known"):
         gp.export(f, (torch.ones(1),))
 
 

@@ -600,7 +600,7 @@ CASES: dict[str, Case] = {
         """,
         (t(3),),
         """
-            GP120 Could not guard on data-dependent expression: the truth of a tensor is not known while the program is captured, so Python cannot branch on it
+            GP120 Could not guard on data-dependent expression: the truth value of a tensor is not known while the program is captured, so Python cannot branch on it
               at   program.py:N in f: return x if (x > 0).all() else -x
               fix  torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches
               fix  torch.where(pred, a, b) chooses element by element

@@ -46,7 +46,9 @@ def refusal() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not re.search("to have strides|begin its memory|Runtime assertion failed", str(error)):
+        if not re.search(
+            "to have strides|to have storage offset 0|Runtime assertion failed", str(error)
+        ):
             raise
 
 
@@ -175,10 +177,10 @@ def test_an_input_of_which_elements_share_memory() -> None:
         gp.export(fn, (x,))
     run = gp.export(fn, (x.clone(),)).module()
     agrees(run, fn, x.clone())
-    with pytest.raises(RuntimeError, match="several share it: pass a clone"):
+    with pytest.raises(RuntimeError, match="no internal overlap"):
         run(x)
     program = gp.onnx.export(fn, (x.clone(),))
-    with pytest.raises(RuntimeError, match="several share it: pass a clone"):
+    with pytest.raises(RuntimeError, match="no internal overlap"):
         program(x)
 
 
@@ -403,7 +405,7 @@ def test_memory_between_elements_is_not_read_after_a_write() -> None:
         z.add_(2)
         return between
 
-    with pytest.raises(gp.errors.MutationError, match="other memory between"):
+    with pytest.raises(gp.errors.MutationError, match="not dense"):
         gp.export(fn, (torch.rand(4, 8)[:, ::2],))
 
 
@@ -412,7 +414,7 @@ def test_memory_around_a_tensor_is_not_read_after_a_write() -> None:
         z.neg_()
         return z.as_strided((2,), (1,))
 
-    with pytest.raises(gp.errors.MutationError, match="beyond the elements of a tensor from outs"):
+    with pytest.raises(gp.errors.MutationError, match="beyond the elements of an input"):
         gp.export(fn, (torch.rand(3)[1],))
 
 
@@ -599,7 +601,7 @@ def test_a_write_through_as_strided_beyond_the_tensor() -> None:
         x.as_strided((2,), (1,)).fill_(3)
         return x + 0
 
-    with pytest.raises(gp.errors.MutationError, match="does not fill"):
+    with pytest.raises(gp.errors.MutationError, match="write through as_strided beyond"):
         gp.export(fn, (torch.rand(3)[1],))
 
 

@@ -288,7 +288,7 @@ def test_what_cannot_be_told_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda x: torch.sin(x) > 0, (torch.randn(50),), custom_lowerings={"aten::sin": wrong_sin}
     ).verify()
     assert not report.ok and report.first_divergence is None
-    assert "ties cannot be told: NotImplementedError: no such kernel" in str(report)
+    assert "ties cannot be found: NotImplementedError: no such kernel" in str(report)
 
 
 def test_indices_stay_within_the_table() -> None:

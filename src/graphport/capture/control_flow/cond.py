@@ -111,7 +111,7 @@ def record_call(
 
 @dataclass(frozen=True)
 class RuntimeNumber:
-    """A number that is known only when the program runs; of a truth, 1 or 0."""
+    """A number that is known only when the program runs; of a bool, 1 or 0."""
 
     number: Expr
     kind: type
@@ -178,7 +178,7 @@ def _merge_branches(tracer: Tracer, func: Any, pred: Any, branches: list[Subgrap
 
 
 def _normalise_predicate(tracer: Tracer, pred: Any) -> Any:
-    """A tensor or a symbolic truth; a Python number where the answer is known."""
+    """A tensor or a symbolic bool; a Python number where the answer is known."""
     if isinstance(pred, (torch.SymInt, torch.SymFloat)):
         pred = pred != 0
     if isinstance(pred, torch.SymBool):
@@ -188,13 +188,13 @@ def _normalise_predicate(tracer: Tracer, pred: Any) -> Any:
         if isinstance(pred, (bool, int, float)):
             return pred
         raise UserError(
-            f"the predicate of torch.cond is a {type(pred).__name__}, not a truth",
+            f"the predicate of torch.cond is a {type(pred).__name__}, not a bool",
             where=source.locate_user_line(),
             fix="pass a tensor of one bool, or a comparison of sizes: x.shape[0] > 4",
         )
     if pred.dtype is not torch.bool or pred.numel() != 1:
         raise UserError(
-            f"the predicate of torch.cond is one truth, got {tracer.value(pred).abstract}",
+            f"the predicate of torch.cond is a single bool, got {tracer.value(pred).abstract}",
             where=source.locate_user_line(),
             fix="reduce it: pred.any(), pred.all() or x.sum() > 0",
         )

@@ -77,8 +77,8 @@ def evaluate_bool(tracer: Tracer, t: torch.Tensor) -> bool:
     if type(elements) is int and elements > 1:
         raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
     error = DataDependentError(
-        "Could not guard on data-dependent expression: the truth of a tensor is not known while "
-        "the program is captured, so Python cannot branch on it",
+        "Could not guard on data-dependent expression: the truth value of a tensor is not known "
+        "while the program is captured, so Python cannot branch on it",
         where=source.locate_user_line(),
         fix=_ASSERT_FIX if source.is_in_assert() else _BRANCH_FIX,
     )

@@ -27,9 +27,9 @@ class ConcreteRun:
     def value(self, node: Node) -> Any:
         if node.graph is not self._graph:
             raise DataDependentError(
-                "a branch or loop body asks for data, and the example is not known inside of it",
+                "a branch or loop body reads data, and there is no example of what it is given",
                 where=source.locate_user_line(),
-                fix="ask for it outside, or compute with the tensor: torch.where, torch.cond",
+                fix="read it outside, or compute with the tensor: torch.where, torch.cond",
             )
         self._values.update(self._given())
         with disable_tracing():

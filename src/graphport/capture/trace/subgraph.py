@@ -1,4 +1,4 @@
-"""Captures a function as a subgraph, and lifts what it uses from around to inputs."""
+"""Captures a function as a subgraph, and lifts the values that it closes over to inputs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Subgraph:
         self._memory: dict[int, Storage] = {}
         """Of each result that is a tensor."""
         self.lies: dict[int, Abstract] = {}
-        """Each result that is a tensor, as it lies in eager."""
+        """Each result that is a tensor, with the strides that eager gives it."""
         self._carried: dict[Value, Node] = {}
         self._first: dict[Node, Value] = {}
         """Of a carried input, the value that it begins with."""
@@ -134,11 +134,11 @@ class Subgraph:
         )
 
     def kind(self, i: int) -> type:
-        """The Python type of a result when the program runs; a truth may be told as a number."""
+        """The Python type of a result at run time; a bool may be described as a number."""
         return self._kinds.get(i) or python_type(describe_argument(self.results[i]))
 
     def contiguous(self, i: int) -> None:
-        """Let a result be laid out in the order of its dims, as whoever calls this expects it."""
+        """Make a result contiguous, as the caller expects it."""
         node = self.results[i]
         if isinstance(node, Node) and isinstance(node.meta["val"], AbstractTensor):
             if not node.meta["val"]._abstract.is_contiguous:
@@ -240,7 +240,7 @@ def _refresh_val(val: Any) -> Any:
 
 _MAY_ALIAS = (
     "the program writes to a tensor that a branch or loop has returned, or to what it was given: "
-    "in eager the two may be one tensor",
+    "in eager the two may alias",
     "return x.clone() from the branch or loop",
 )
 
@@ -266,7 +266,7 @@ def _rename_inputs(graph: Graph, wanted: dict[Node, str]) -> None:
 
 
 def build_graph_module(frame: Frame) -> GraphModule:
-    """The finished graph of a frame with the graphs within it."""
+    """The finished graph of a frame, with its subgraphs."""
     root = nn.Module()
     for name, sub in frame.submodules.items():
         root.add_module(name, sub)
@@ -274,12 +274,12 @@ def build_graph_module(frame: Frame) -> GraphModule:
 
 
 def list_frame_graphs(frame: Frame) -> list[Graph]:
-    """The graph of a frame and all graphs within it."""
+    """The graph of a frame and all its subgraphs."""
     return [frame.graph, *(g for sub in frame.submodules.values() for g in list_module_graphs(sub))]
 
 
 def list_module_graphs(module: GraphModule) -> list[Graph]:
-    """The graph of a module and all graphs within it."""
+    """The graph of a module and all its subgraphs."""
     return [m.graph for m in module.modules() if isinstance(m, GraphModule)]
 
 
@@ -297,7 +297,7 @@ def eliminate_dead_code(graph: Graph, kept: Collection[Node] = ()) -> None:
 
 def _is_impure(target: Any) -> bool:
     if isinstance(target, HigherOrderOperator):
-        return True  # there may be assertions in its graphs
+        return True  # there may be assertions in its subgraphs
     if not isinstance(target, OpOverload):
         return False
     if target.namespace == "profiler":

@@ -61,7 +61,7 @@ Handler = Callable[["Tracer", OpInfo, Any, dict[str, Any]], Any]
 WITH_FAKE_IMPL = "custom operators with a fake implementation"
 MUTATING = "operators that write to their arguments, and come in no other form"
 COMPOSITE = "custom operators that are made of others"
-# Composite operators of torch's own are taken apart unless a rule describes them whole.
+# Composite operators of torch's own are decomposed unless a rule describes them whole.
 _OWN_NAMESPACES = ("aten", "prims", "prim")
 HANDLERS: dict[OpOverload | str, Handler] = {}
 """Operators that need more than a shape rule; filled by the modules that know them.
@@ -107,17 +107,17 @@ class Tracer(TorchDispatchMode):
         self.inputs: list[Node] = []
         """The placeholders of the user's inputs."""
         self.laid_out: set[Node] = set()
-        """Those of them that must lie in memory as in the example."""
+        """Those of them that must have the strides of the example."""
         self.unsteady: set[Node] = set()
-        """Values that lie in one way here, and now in this way and now in that in eager."""
+        """Values whose layout is fixed here, and in eager depends on the branch or step."""
         self.from_start: set[Node] = set()
-        """Those of them that must begin their memory."""
+        """Those of them that must have storage offset 0."""
         self.read_after_write: dict[Node, set[Node]] = {}
         """Inputs that are written to, and those that are read or written to after that."""
         self.gradient_cache: dict[Node, bool] = {}
         """Whether a run can have a gradient at a node, where that has been asked."""
         self.has_written = False
-        """Whether a tensor has been given a new value: it may lie otherwise than in eager."""
+        """Whether a tensor has been written to: its strides may differ from eager's."""
         self.default_dtype = torch.get_default_dtype()
         """What programs run under: one may change it as it runs."""
         self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
@@ -218,7 +218,7 @@ class Tracer(TorchDispatchMode):
                 found.update({origins[j] for j in later if j in origins} - {origins[i], None})
 
     def _recompute_view(self, v: Value) -> Node:
-        """A value that is behind, made again in the graph that is being written."""
+        """A value whose storage was written to, made again in the current graph."""
         if v.storage.doubts:
             values.resolve_stale_aliases(v.storage)
         if v.storage.unsure:
@@ -244,16 +244,16 @@ class Tracer(TorchDispatchMode):
     def require_filled(
         self, owner: Value, recipe: tuple[Any, ...], where: source.Location | None
     ) -> None:
-        """That as_strided can tell where the elements are of a tensor that was written to."""
+        """Refuse as_strided beyond the elements of a tensor that the graph has a copy of."""
         moved = owner.storage.mutated or not _has_same_strides(owner.node, owner.abstract)
         if moved and not owner.abstract.is_contiguous:
             raise MutationError(
-                "as_strided of a tensor with other memory between its elements is read after a "
-                "write, which has no functional form",
+                "as_strided of a tensor that is not dense is read after a write, which has no "
+                "functional form",
                 where=where,
                 fix="make the tensor contiguous first: x = x.contiguous()",
             )
-        # What the graph looks at is then a copy, with the memory of the tensor and nothing around.
+        # as_strided then reads a copy, whose storage holds nothing but the tensor's elements.
         copied = moved or len(recipe) > 2
         if (
             copied
@@ -261,8 +261,8 @@ class Tracer(TorchDispatchMode):
             and not _has_elements_for(owner.abstract, recipe)
         ):
             raise MutationError(
-                "as_strided reaches memory beyond the elements of a tensor from outside, which was "
-                "written to or does not begin with them",
+                "as_strided reaches beyond the elements of an input or weight, into its storage, "
+                "after a write or with a storage offset",
                 where=where,
                 fix="pass all of the memory as one tensor, and take the part of it in the program",
             )
@@ -274,13 +274,13 @@ class Tracer(TorchDispatchMode):
         v.storage.unsure = ()
 
     def require_layout(self, v: Value) -> None:
-        """Demand of inputs the layout of the example, in which a value is a view and no copy."""
+        """Require the layout of the example of inputs, in which a value is a view and no copy."""
         if v.viewed is not None:
             self.demand_layout(v.viewed)
             v.viewed = None
 
     def demand_layout(self, node: Node) -> None:
-        """Demand of inputs the layout of the example, where that of a node depends on it."""
+        """Require the layout of the example of the inputs that the layout of a node depends on."""
         layouts = Layouts(self.state, self.unsteady)
         if node.graph is self.recorder.outermost and layouts.is_certain(node):
             return
@@ -313,16 +313,16 @@ class Tracer(TorchDispatchMode):
                 expect_condition(lt(size, other))
 
     def _settle_format(self, node: Node) -> None:
-        """At sizes of 1 a tensor may lie in order as well, and is then taken for one that does."""
+        """Refuse strides that are contiguous at the sizes of the example, and not in general."""
         val = node.meta.get("val")
         if not isinstance(val, AbstractTensor) or val._abstract.is_contiguous:
             return
         if not any(type(n) is Expr for n in (*val._abstract.sizes, *val._abstract.strides)):
-            return  # of fixed sizes the rules say which
+            return  # of fixed sizes the shape rules decide it
         if values.lies_in_order(val._abstract):
             raise UnsupportedError(
-                "the program depends on how a tensor lies in memory, and at the sizes of the "
-                "example it lies in two ways at once",
+                "the program depends on the memory layout of a tensor, which is ambiguous at the "
+                "sizes of the example",
                 where=source.locate_stack_trace(node.meta.get("stack_trace")),
                 fix="choose example inputs with sizes other than 0 and 1",
             )
@@ -392,15 +392,15 @@ class Tracer(TorchDispatchMode):
         for view, whole in zip(views, (above, *views), strict=False):
             if view.abstract.dtype is not whole.abstract.dtype:
                 raise MutationError(
-                    "a write through a view as another dtype, of a tensor whose elements share "
-                    "memory, has no functional form",
+                    "a write through a view as another dtype, of a tensor with internal overlap, "
+                    "has no functional form",
                     where=source.locate_user_line(),
                     fix="write to a copy: x = x.clone()",
                 )
             if view.op is aten.as_strided.default and not _is_within_memory(view, whole.abstract):
                 raise MutationError(
-                    "a write through as_strided to memory that the tensor does not fill has no "
-                    "functional form",
+                    "a write through as_strided beyond the elements of a tensor has no functional "
+                    "form",
                     where=source.locate_user_line(),
                     fix="make the tensor contiguous first: x = x.contiguous()",
                 )
@@ -459,7 +459,7 @@ class Tracer(TorchDispatchMode):
     def describe_as_in_eager(
         self, info: OpInfo, args: Any, kwargs: dict[str, Any], out: Any
     ) -> Any:
-        """A result as it lies in eager, where what was written lies otherwise in the graph."""
+        """A result with the strides of eager, where a written operand has others in the graph."""
         given = [t for t in pytree.tree_leaves((args, kwargs)) if type(t) is AbstractTensor]
         if (
             all(_has_same_strides(t._value.node, t._value.abstract) for t in given)
@@ -470,7 +470,7 @@ class Tracer(TorchDispatchMode):
         return info.rule(*described, **keywords)
 
     def describe(self, x: Any) -> Any:
-        """An argument as rules take it, with tensors as they lie in eager."""
+        """An argument as rules take it, with tensors that have the strides of eager."""
         if isinstance(x, torch.Tensor):
             return self.value(x).abstract
         return from_torch(x) if isinstance(x, _SYMBOLIC) else x
@@ -528,8 +528,8 @@ class Tracer(TorchDispatchMode):
         if op is aten.view_as_real.default:
             base = self.resolved(base)
         if op is aten.as_strided.default:
-            # What a new value looks like in memory is its operator's business; here it matters. An
-            # offset is one from the beginning of memory, and an input may begin further on.
+            # The strides of a new value are those that its operator chooses; here they matter. An
+            # offset is one in the storage, and an input may have a storage offset of its own.
             begins = base.op != "placeholder"
             if len(args) > 2 if not begins else not _is_contiguous_clone(base):
                 base = self.recorder.emit(
@@ -549,16 +549,16 @@ def _chooses_format(node: Node) -> bool:
 def _layout_error(node: Node) -> UnsupportedError:
     made_at = source.locate_stack_trace(node.meta.get("stack_trace"))
     return UnsupportedError(
-        "the program depends on how a tensor lies in memory that a branch or loop has returned or "
-        "carries: in eager it lies in one way after one branch or step, and otherwise after another"
+        "the program depends on the memory layout of a tensor that a branch or loop has returned "
+        "or carries: in eager it may differ between branches or steps"
         + (f"\n  it comes from {made_at}" if made_at is not None else ""),
         where=source.locate_user_line(),
-        fix="lay it out in one way: x.contiguous(), before a loop and of what branches return",
+        fix="give it one layout: x.contiguous(), before a loop and of what branches return",
     )
 
 
 def _is_contiguous_clone(node: Node) -> bool:
-    """Whether a node is contiguous however the operators before it are taken apart."""
+    """Whether a node is contiguous however the operators before it are decomposed."""
     copies = node.target is aten.clone.default
     return copies and node.kwargs.get("memory_format") is torch.contiguous_format
 
@@ -599,7 +599,7 @@ def _default_handler(info: OpInfo) -> Handler:
 
 
 def _has_default_dtype(op: OpOverload) -> bool:
-    """Whether it makes a tensor of the default dtype where it is told none."""
+    """Whether it makes a tensor of the default dtype if no dtype is passed."""
     types = {a.name: str(a.type) for a in op._schema.arguments}
     return "dtype" in types and not any("Tensor" in t for t in types.values())
 
@@ -651,7 +651,7 @@ def record_pure(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any])
 
 
 def _record_specialised(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An operator that torch cannot describe at symbolic sizes: taken apart, or sizes are fixed."""
+    """An operator that torch cannot describe at symbolic sizes: decompose it, or specialise."""
     for parts in find_decompositions(info.op):
         try:
             with tracer:
@@ -720,14 +720,14 @@ def record_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any])
     out = info.rule(base.abstract, *rest, **kwargs) if info.rule is not None else None
     viewed = node
     if type(out) is CopiedResult and not is_dense(base.abstract):
-        # Of memory with gaps, sizes that come later may make a view; torch asks the layout that is
-        # known here whether a kernel gets its data in one piece.
+        # Of a non-dense tensor, other sizes may give a view; torch's kernel decides by the strides
+        # that are known here whether its data is contiguous.
         node = tracer.recorder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
     if out is None:
         out, made = tracer.recorder.record(info, (node, *rest), kwargs)
     elif _has_same_strides(node, base.abstract):
         made = tracer.recorder.node(info.op, (node, *rest), kwargs, out, info.name)
-    else:  # a value that was written, and lies in memory as the operators say that compute it
+    else:  # a written value has the strides that the operators choose that compute it
         made = tracer.recorder.record(info, (node, *rest), kwargs)[1]
     grad = op is not aten.detach.default and wants_grad(args[:1])
     if isinstance(out, Abstract):
@@ -904,7 +904,7 @@ def record_inplace_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[st
 
 
 def decompose(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A composite operator without a rule: torch's own kernel takes it apart."""
+    """A composite operator without a rule: torch's own kernel decomposes it."""
     result = trace_decomposition(tracer, info.op.decompose, args, kwargs)
     return record_pure(tracer, info, args, kwargs) if result is NotImplemented else result
 
@@ -912,7 +912,7 @@ def decompose(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -
 def trace_decomposition(
     tracer: Tracer, parts: Callable[..., Any], args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """An operator by what it consists of.
+    """Trace the decomposition of an operator.
 
     An override of torch's Python API is called while the tracer is active; were it so twice, it
     would record what torch's meta kernels do, too.

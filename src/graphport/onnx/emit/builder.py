@@ -252,7 +252,7 @@ class Builder:
         for name, value in kept.items():
             if type(value) is Expr or (type(value) in (list, tuple) and Expr in map(type, value)):
                 raise UnsupportedError(
-                    f"{name} of {op.op} is fixed in an ONNX file, and here it varies: {value}"
+                    f"{name} of {op.op} is an attribute, which ONNX cannot vary: {value}"
                 )
         key = None
         if op.op not in _IMPURE:

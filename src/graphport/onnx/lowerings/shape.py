@@ -362,7 +362,7 @@ def _flatten_storage(
     known: Abstract = about._abstract
     order = sorted(range(known.rank), key=lambda d: _stride_key(b, known, d))
     if not all(map(b.scope.same, known.strides, permute_strides(known.sizes, order))):
-        raise UnsupportedError(f"as_strided of a tensor that has gaps in its memory: {known}")
+        raise UnsupportedError(f"as_strided of a tensor that is not dense: {known}")
     first = (known.offset if offset is None else offset) - known.offset
     last = first + sum((s - 1) * step for s, step in zip(size, stride, strict=True))
     count = prod(known.sizes)

@@ -317,7 +317,7 @@ class _Run:
             node = row.node
             if not judgement.ok and self.divergence is None and node is not None:
                 search = partial(first_divergence, probe, node, self._compare_node)
-                self.divergence = self._attempt("where they part", search, None)
+                self.divergence = self._attempt("where they diverge", search, None)
         return None
 
     def _attempt(self, what: str, ask: Callable[[], Any], otherwise: Any) -> Any:
@@ -325,7 +325,7 @@ class _Run:
         try:
             return ask()
         except Exception as error:  # noqa: BLE001  of the operators of both sides: any class
-            self.notes[f"{what} cannot be told: {_first_line(error)}"] = None
+            self.notes[f"{what} cannot be found: {_first_line(error)}"] = None
             return otherwise
 
     def _rows(self, flat: Sequence[Any], want: _EagerResult) -> list[_ComparedValue]:
@@ -384,7 +384,9 @@ class _Run:
         if judgement.ok or node is None or not isinstance(have, torch.Tensor):
             return judgement
         if self._attempt("ties", lambda: ties.excuse(node, have), False):
-            return Comparison(True, note=f"{judgement.note}, where what they are chosen by ties")
+            return Comparison(
+                True, note=f"{judgement.note}, by ties of the floats that they are chosen by"
+            )
         return judgement
 
     def _add(self, name: str, judgement: Comparison, trial: Trial) -> None:

@@ -98,7 +98,7 @@ class Rendezvous:
         until = monotonic() + seconds
         while not self.store.check(["begin"]):
             if self.store.check(["given up"]):
-                raise PipelineError(f"the pipeline was given up: {self.reason()}")
+                raise PipelineError(f"the pipeline was aborted: {self.reason()}")
             if monotonic() > until:
                 raise PipelineError(
                     f"rank 0 did not begin within {seconds:g} s",
@@ -123,7 +123,7 @@ class Rendezvous:
             return  # nobody is left to hear it
 
     def wait_for_abort(self, seconds: float) -> None:
-        """Wait until rank 0 has given up, and a moment more in which it can say why."""
+        """Wait until rank 0 has aborted, and a moment more in which it can report why."""
         until = monotonic() + seconds
         try:
             while not self.store.check(["given up"]) and monotonic() < until:
@@ -136,7 +136,7 @@ class Rendezvous:
         return self.store.get("given up").decode(errors="replace")
 
     def watch(self, name: str) -> None:
-        """End this process soon after the pipeline was given up, even if it hangs."""
+        """End this process soon after the pipeline was aborted, even if it hangs."""
         threading.Thread(target=self._look, args=(name,), daemon=True).start()
 
     def _look(self, name: str) -> None:
@@ -234,7 +234,7 @@ class Failures:
                     f"is gone {progress(stage, True)}: {what}",
                     fix="look at what its process wrote last; every rank has to call run or close",
                 )
-        return PipelineError("the pipeline has failed, and no stage has said why")
+        return PipelineError("the pipeline has failed, and no stage has reported why")
 
     def timeout_error(
         self, finished: Mapping[int, int], timeout: float, progress: Progress

@@ -320,7 +320,7 @@ def _format_expression(e: Value, names: dict[Expr, str]) -> str:
         return str(e)
     if e.size > MAX_OPERATIONS:
         raise UnsupportedError(
-            f"a size of an input takes {e.size} operations, and torch has no room for more than "
+            f"a size of an input takes {e.size} operations, and torch takes at most "
             f"{MAX_OPERATIONS}",
             fix="give each input a Dim of its own",
         )
@@ -383,7 +383,7 @@ def parse_symbol_index(name: str, letters: str = "su") -> int | None:
 
 
 class StackConverter:
-    """nn_module_stack of many nodes, with each module told anew once.
+    """nn_module_stack of many nodes, with each module converted once.
 
     Modules within one another are in the stacks of all that they call: their number is that of the
     nodes times the depth, so that a stack is put together without Python code of ours.

@@ -329,12 +329,12 @@ def _convert_argument(argument: Any) -> ours.Argument:
         )
     raise UnsupportedError(
         f"{argument.name} is a {type(argument).__name__}: operators with side effects that are "
-        "ordered by tokens cannot be carried over"
+        "ordered by tokens cannot be converted"
     )
 
 
 def _convert_call(entry: Any) -> ModuleCall:
-    """A module of the program; that of the program itself is told by its call spec."""
+    """A module of the program; the root has the call spec of the program."""
     kept = entry.signature if entry.fqn else None
     return ModuleCall(
         entry.fqn,
