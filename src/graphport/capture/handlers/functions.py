@@ -35,7 +35,7 @@ def indexing(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
             self = self.select(dim, part)
             continue
         if _is_flag(tracer, part):
-            # One truth for everything: a mask of one element over a dim of one.
+            # A single bool: a mask of one element over a dim of one.
             self, part = self.unsqueeze(dim), part.reshape(1)
         rest.insert(0, part)
     if func is torch.Tensor.__getitem__:
@@ -66,7 +66,7 @@ def _is_number(tracer: Tracer, t: torch.Tensor) -> bool:
 
 
 def _is_flag(tracer: Tracer, part: Any) -> bool:
-    """A single truth in an index that is not a literal."""
+    """A single bool in an index that is not a literal."""
     if not isinstance(part, torch.Tensor) or part.dim() or part.dtype not in _MASK_DTYPES:
         return False
     return tracer.value(part).literal is None

@@ -64,8 +64,8 @@ class Rewriter:
         self.new: dict[Node, Any] = {}
         """What stands for each node of the old graph: a node, a constant, a tuple of them."""
         self.references: dict[Node, Node] = {}
-        """New nodes that stand for old ones whatever is known of their values: those that refer to
-        a graph within the graph, and numbers."""
+        """New nodes that replace old ones whatever is known of their values: those that refer to
+        a subgraph, and numbers."""
 
     @restore_on_exit
     def run(self) -> ExportedProgram:
@@ -271,7 +271,7 @@ class Rewriter:
             return self.tracer.read(self.tracer.value(x))
         return self.recorder.size(from_torch(x)) if isinstance(x, _SYMBOLIC) else x
 
-    # Graphs within the graph
+    # Subgraphs
 
     def higher_order(self, node: Node) -> Any:
         """A call of graphs, each written anew; constants that it takes come in as operands."""
@@ -451,7 +451,7 @@ class Functionalisation(Rewriter):
             return self._inline_subgraph(node, reference, operands)
 
     def _inline_subgraph(self, node: Node, reference: Any, operands: list[Any]) -> Any:
-        """A graph within the graph, run in its place."""
+        """Inline a subgraph."""
         inputs = iter(operands)
         for inner in getattr(self._owner(node), reference.target).graph.nodes:
             if inner.op == "placeholder":

@@ -31,7 +31,7 @@ _AT_RUN_TIME = '# or check it when the program runs: gp.export(..., guards="runt
 
 @dataclass(frozen=True)
 class Constraints:
-    """What holds of the inputs: conditions to check, and what became of unnamed dims."""
+    """The solution: conditions to check, and what unnamed dims are substituted by."""
 
     checks: list[Expr]
     forms: dict[Expr, Size]
@@ -40,7 +40,7 @@ class Constraints:
     notes: list[str]
     """In words: the sizes that were free to vary, and that the program fixes."""
     refused: tuple[str, ...] = ()
-    """Questions that exclude one size of a dim which the user declared: `length != 1`."""
+    """Guards that exclude one size of a dim which the user declared: `length != 1`."""
 
 
 def solve_constraints(spec: Spec, guards: str) -> Constraints:
@@ -83,7 +83,7 @@ class _ConstraintSolver:
         )
 
     def _excludes(self, fact: Fact) -> bool:
-        """Whether a question was answered so that one size of a named dim is refused."""
+        """Whether a guard excludes one size of a named dim."""
         ours = fact.asked and not fact.internal and fact.cond.kind == "not"
         return ours and len(symbols(fact.cond)) == 1 and symbols(fact.cond)[0] in self.named
 
@@ -328,7 +328,7 @@ class _ConstraintSolver:
 
 
 def _split_conjunctions(facts: list[Fact]) -> Iterator[Fact]:
-    """Facts with conjunctions taken apart."""
+    """Facts with conjunctions split."""
     for fact in facts:
         if fact.cond.kind == "and":
             yield from _split_conjunctions([replace(fact, cond=part) for part in fact.cond.args])

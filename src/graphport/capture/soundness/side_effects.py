@@ -213,9 +213,9 @@ def _find_origin(value: Any) -> Location | None:
 def find_graph_difference(
     a: Sequence[Graph], b: Sequence[Graph]
 ) -> tuple[str, Location | None] | None:
-    """Where two captures part: the first node of either that the other does not have.
+    """Where two captures differ: the first node of either that the other does not have.
 
-    Each is given with the graphs within it; which those are is said by the nodes before.
+    Each is given with its subgraphs, in the order of the nodes that refer to them.
     """
     pairs = zip(a, b, strict=False)
     return next(

@@ -35,7 +35,7 @@ class DeclaredSymbol:
     dim: Dim | None
     automatic: bool = False
     place: str = ""
-    """Where the spec speaks of it first: "dynamic_shapes['x'][0]"."""
+    """Where it is first in the spec: "dynamic_shapes['x'][0]"."""
 
 
 class ExternalSymbols(Protocol):
@@ -87,7 +87,7 @@ class Spec:
         return symbol
 
     def settle(self, forms: Mapping[Expr, Any], ranges: Mapping[Expr, Range]) -> None:
-        """Take over what unnamed dims turned out to be."""
+        """Substitute the solutions of unnamed dims."""
         for path, sizes in self.sizes.items():
             self.sizes[path] = tuple(substitute(s, forms) for s in sizes)
         for path, number in self.numbers.items():

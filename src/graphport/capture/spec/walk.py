@@ -28,7 +28,7 @@ class SizeSpec:
     """One size of an input tensor, or an input number."""
 
     place: str
-    """Where the spec speaks of it: "dynamic_shapes['x'][0]"."""
+    """Where it is in the spec: "dynamic_shapes['x'][0]"."""
     path: str
     """Where it is, as the user passes it: "*args[0].shape[0]"."""
     example: float
@@ -154,7 +154,7 @@ def _walk_value(place: str, spec: Any, path: str, value: Any) -> Iterator[LeafSp
 
 
 def _walk_caches(place: str, path: str, value: Any) -> Iterator[LeafSpec]:
-    """What caches count, inside of something that the spec is silent about."""
+    """Counts of caches, inside of an input that the spec leaves out."""
     if isinstance(value, Variadic):
         for i, child in enumerate(value.values):
             yield from _walk_caches(f"{place}[{i}]", f"{path}[{value.first + i}]", child)

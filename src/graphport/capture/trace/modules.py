@@ -39,9 +39,9 @@ class ModuleTracker:
         self.calls: list[str] = []
         """Paths of modules, in the order of their first call."""
         self.on_initialised: Callable[[nn.Module], None] = lambda module: None
-        """Told of each lazy module that took shape."""
+        """Callback for each lazy module that was initialised."""
         self.on_program: Callable[[InputChecks, list[Any]], None] = lambda checks, leaves: None
-        """Told of each captured program that was called, and with what."""
+        """Callback for each captured program that is called, with its arguments."""
         self.failure: Exception | None = None
         self.failed_in = ""
         """The innermost module that an exception passed through."""
@@ -121,7 +121,7 @@ class ModuleTracker:
             ) from error
 
     def _retrace(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Graphs within a graph belong to whatever the outermost one has become."""
+        """Subgraphs belong to the module that the outermost graph has become."""
         outer = self._graph
         if outer is None:
             self._graph = self._paths.get(id(module), "")

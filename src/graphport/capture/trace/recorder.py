@@ -102,7 +102,7 @@ class Recorder:
         self.opened: list[Node] = []
         """Inputs that graphs got while they were being written, in order."""
         self.reserved: set[str] = set()
-        """Names that graphs within the graph must not have: those of the module's children."""
+        """Names that subgraphs must not have: those of the module's children."""
         self.seen: set[Any] = set()
         """Calls whose arguments torch's own kernels have been asked about."""
         self._traces: dict[tuple[int, ...], tuple[str, source.Frames]] = {}
@@ -213,7 +213,7 @@ class Recorder:
         got.meta.update(node.meta, val=node.meta["val"][index])
         return got
 
-    # Graphs within graphs
+    # Subgraphs
 
     @contextmanager
     def within(self, frame: Frame) -> Iterator[None]:
@@ -259,7 +259,7 @@ class Recorder:
                     self.define(s, read)
 
     def attach(self, name: str, module: GraphModule, first: int = 0) -> Node:
-        """A graph within this one, and the node that refers to it."""
+        """Attach a subgraph; the get_attr node that refers to it."""
         submodules = self.frame.submodules
         taken = submodules.keys() | self.reserved
         target = next(n for i in itertools.count(first) if (n := f"{name}_{i}") not in taken)
@@ -370,7 +370,7 @@ class Recorder:
         return known
 
     def _lift_truth(self, e: Expr) -> Node | None:
-        """A truth that a graph around this one has."""
+        """A bool that is a node of an outer graph."""
         frame = self.frame.parent if e.type is bool else None
         while frame is not None and e not in frame.sizes:
             frame = frame.parent

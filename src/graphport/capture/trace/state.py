@@ -93,7 +93,7 @@ class State:
         self.names = names
         self.entries: list[StateEntry] = []
         self.home: torch.device | None = None
-        """Where tensors on the meta device are taken to be, in a program that has others too."""
+        """The device that tensors on the meta device count as, in a program that has others too."""
         self.first_input: Node | None = None
         """Inputs for state go before this node."""
         self._by_id: dict[int, StateEntry] = {}
@@ -217,7 +217,7 @@ class State:
         return self._attributes
 
     def join_aliases(self) -> None:
-        """Tensors over one memory become views of the one that spans it."""
+        """Tensors that alias become views of the one that spans their storage."""
         for entry in self.entries:
             self._find_sharing_entries(entry)
         for group in self._memory.values():
@@ -225,7 +225,7 @@ class State:
                 _join_group(group)
 
     def _find_sharing_entries(self, entry: StateEntry) -> list[StateEntry]:
-        """Entries so far that lie in the same piece of memory."""
+        """Entries so far that have the same storage."""
         if entry.value is None or 0 in entry.value.abstract.sizes:
             return []
         with DisableTorchFunction():  # it is not the program that asks for memory
@@ -247,7 +247,7 @@ def _find_program_constants(root: nn.Module) -> set[str]:
 
 
 def _join_group(group: list[StateEntry]) -> None:
-    """From the beginning of a piece of memory to its end."""
+    """Join the entries of one storage, from its beginning to its end."""
     whole: list[StateEntry] = []
     for entry in sorted(group, key=_memory_order):
         start, _ = _byte_extent(entry)
@@ -271,7 +271,7 @@ def _byte_extent(entry: StateEntry) -> tuple[int, int]:
 
 
 def _join_alias(entry: StateEntry, others: list[StateEntry]) -> None:
-    """Let a tensor be a view of another that spans it; what else it meets is not to be written."""
+    """Make a tensor a view of one that spans it; others that overlap it must not be written."""
     about = entry.value.abstract
     start, end = _byte_extent(entry)
     met = [(o, *_byte_extent(o)) for o in others]
