@@ -64,7 +64,7 @@ class WeightlessTensor(torch.Tensor):
     """A tensor without memory. See the module."""
 
     _inner: torch.Tensor
-    """On the meta device: how the tensor lies in its memory, and which memory that is."""
+    """On the meta device: the tensor's sizes and strides, and its storage."""
     _memory: Memory
 
     # Nothing is decided above the dispatcher; also, results must not be made this class by torch.
@@ -218,7 +218,7 @@ def refer_to_file(region: FileRegion, geometry: Geometry, device: torch.device) 
 
 
 def drop_data(t: torch.Tensor) -> WeightlessTensor:
-    """A tensor like another one, whose data is given up."""
+    """A tensor like another one, without its data."""
     return make_weightless(_make_inner(t), t.device, _get_memory(t))
 
 
@@ -362,7 +362,7 @@ def _overwrite(t: WeightlessTensor, op: Any, args: Any, call: tuple[Any, Any] | 
 
 
 def _change_geometry(t: WeightlessTensor, op: Any) -> None:
-    """A tensor that has become a view of itself, or has got other memory."""
+    """A tensor that has become a view of itself, or has another storage."""
     if op is aten.resize_.default:
         t._memory = Memory()
     _refresh(t, t.device)
@@ -391,7 +391,7 @@ def _has_non_strided(values: Any) -> bool:
 
 
 def _is_whole(t: WeightlessTensor) -> bool:
-    """Whether the tensor is all of its memory, each element once."""
+    """Whether the tensor spans its storage, each element once."""
     inner = t._inner
     dense = inner.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(inner)
     return dense and inner.numel() * inner.element_size() == inner.untyped_storage().nbytes()
@@ -429,7 +429,7 @@ def _is_like(op: Any) -> bool:
 
 
 def _record_arguments(args: Any, kwargs: dict[str, Any], *, like: bool = False) -> Any:
-    """Arguments as they are worth now; None where the data of one is not known."""
+    """A snapshot of the arguments; None where the data of one is not known."""
 
     def one(x: Any) -> Any:
         if like and isinstance(x, torch.Tensor):
