@@ -171,7 +171,7 @@ _DERIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# Taking apart
+# Flattening
 
 
 def _flatten_value(x: Any, owner: Any, counts: bool) -> tuple[Any, Any]:
@@ -231,7 +231,7 @@ def _flatten_cache(cache: Any) -> tuple[list[Any], CacheContext]:
     return [x for _, x in pairs], structure
 
 
-# Putting together
+# Unflattening
 
 
 def _rebuild_value(structure: Any, leaves: Any, owner: Any = None) -> Any:
