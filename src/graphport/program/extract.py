@@ -41,7 +41,7 @@ DimOrder = tuple[int, ...]
 
 
 def find_dim_order(about: Abstract, scope: Scope) -> DimOrder | None:
-    """The order of the dims of a tensor without gaps; None if it is row by row, or unknown."""
+    """The order of the strides of a dense tensor; None if it is contiguous, or unknown."""
     if about.is_contiguous:
         return None
     sizes, strides = about.sizes, about.strides
@@ -74,7 +74,7 @@ class Subprogram:
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     orders: tuple[DimOrder | None, ...]
-    """By output, the order of its dims in memory: it is given with the slowest first."""
+    """By output, the order of its strides: it is computed with the slowest dim first."""
     original: dict[Node, Node]
     """By node of the program, that of the graph."""
 
@@ -200,7 +200,7 @@ class _Extraction:
         self.specs.append(InputSpec(InputKind.USER_INPUT, argument, None))
 
     def _take_in(self, node: Node) -> None:
-        """What is no tensor: a graph within the graph, or a number."""
+        """What is no tensor: a subgraph, or a number."""
         if node.op == "get_attr":
             name = str(node.target)
             self.root.add_module(name, getattr(self.whole.graph_module, name))

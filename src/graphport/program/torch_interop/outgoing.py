@@ -109,7 +109,7 @@ class _Paths:
 
 
 class _Conversion:
-    """Copies graphs; what describes a node is told in torch's terms."""
+    """Copies graphs, and converts the metadata of nodes."""
 
     def __init__(
         self, program: ExportedProgram, environment: TorchEnvironment, paths: _Paths
