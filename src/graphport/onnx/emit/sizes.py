@@ -36,13 +36,13 @@ class Sizes:
         """Of a symbol that is a size by itself: the value and the dim."""
         self._values: dict[tuple[Graph, Expr], Value] = {}
         self.checking = False
-        """Whether a condition is being computed that the program takes for granted."""
+        """Whether a condition is being computed that the program assumes."""
         self.guarded = False
         """Whether the file checks conditions; until it stops it computes at other sizes, too."""
 
     @contextmanager
     def inner(self) -> Iterator[None]:
-        """For a graph within: what is learned and computed meanwhile is forgotten after it."""
+        """For a subgraph: what is learned and computed meanwhile is dropped after it."""
         kept = dict(self._sources), dict(self._shown), dict(self._values)
         try:
             yield
@@ -124,7 +124,7 @@ class Sizes:
         return next((value for value in found if value is not None), None)
 
     def check(self, cond: Expr) -> Value:
-        """Whether a condition holds that the program takes for granted."""
+        """Whether a condition holds that the program assumes."""
         computed_so_far, self._values = self._values, {}
         self.checking = True
         try:
@@ -261,7 +261,7 @@ class Sizes:
             if i < len(old) and old[i] == sizes[i]:
                 told[i] = 0
         rest = [i for i in symbolic if told[i] != 0]
-        # With -1 no other size may be 0: what it stands for could then not be told.
+        # With -1 no other size may be 0: it could then not be inferred.
         others = [sizes[i] for i in symbolic if i not in rest]
         if len(rest) == 1 and all(self._is_positive(s) for s in others):
             told[rest[0]] = -1

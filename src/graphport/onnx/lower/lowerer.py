@@ -75,7 +75,7 @@ def fold_constant(lowerer: Lowerer, node: Node) -> Any:
     except RuntimeError as error:  # of dtypes that torch can hold, and not compute with
         raise UnsupportedError(f"torch cannot compute {target} of constants: {error}") from error
     if is_uninitialised(target):
-        # Whatever lies in memory would go into the file, and be other bytes each time.
+        # Uninitialised memory would go into the file, and be other bytes each time.
         made.zero_()
     if made.is_complex():
         made = made.resolve_conj()
@@ -145,7 +145,7 @@ _NO_OPS = {
     aten._assert_tensor_metadata.default,
     aten._linalg_check_errors.default,
 }
-# What a program brings about that a lowering has not thought of.
+# Errors that a lowering may raise on arguments that it does not expect.
 _UNEXPECTED_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -279,7 +279,7 @@ class Lowerer:
         return describe_value(node.meta.get("val"))
 
     def values(self, x: Any) -> Any:
-        """Nodes replaced by what they have become, within lists and dicts."""
+        """Arguments with nodes replaced by their values, within lists and dicts."""
         if isinstance(x, Node):
             return self.env[x]
         if isinstance(x, (list, tuple)):
@@ -310,13 +310,13 @@ def _reads_data(target: Any) -> bool:
 
 
 def has_assertions(module: GraphModule) -> bool:
-    """Whether a program, or a graph within it, asserts anything."""
+    """Whether a program, or a subgraph of it, asserts anything."""
     graphs = (part.graph for part in module.modules() if isinstance(part, GraphModule))
     return any(node.target in _ASSERTIONS for graph in graphs for node in graph.nodes)
 
 
 def find_missing(module: GraphModule, known: Callable[[Any], bool]) -> dict[Any, list[Node]]:
-    """Operators of a program, and of the graphs within it, that cannot be lowered."""
+    """Operators of a program, and of its subgraphs, that cannot be lowered."""
     found: dict[Any, list[Node]] = {}
     for part in module.modules():
         if isinstance(part, GraphModule):

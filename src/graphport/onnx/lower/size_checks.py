@@ -82,7 +82,7 @@ def _list_absorbed(program: ExportedProgram) -> Iterable[Condition]:
 
 
 def narrow_ranges(program: ExportedProgram, declare: Callable[[], Declared]) -> ExportedProgram:
-    """The program with ranges that its conditions leave; the user is told of every condition."""
+    """The program with ranges that its conditions leave; each condition warns or raises."""
     conditions = list_conditions(program)
     if not conditions:
         return program
@@ -140,7 +140,7 @@ def _describe_symbol(program: ExportedProgram, symbol: Expr) -> str:
 def _refuse_broken_promises(
     program: ExportedProgram, ends: _SymbolRanges, changes: Mapping[Expr, Sequence[Condition]]
 ) -> None:
-    """An end of a range that the user wrote is a promise, which a branch must not break."""
+    """Raise where a branch excludes an end of a range that the user wrote."""
     broken = {
         s: why
         for s, why in changes.items()
