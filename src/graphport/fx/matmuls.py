@@ -137,7 +137,7 @@ def _match_linear(node: Node, layers: LayerFinder) -> Product | None:
 
 
 def get_known_shape(node: Node | None) -> Any:
-    """The shape of a value, where metadata tell."""
+    """The shape of a value, if its metadata has it."""
     known = [node.meta[key] for key in _SHAPE_KEYS if key in node.meta] if node is not None else []
     return getattr(known[0], "shape", None) if known else None
 
@@ -351,7 +351,7 @@ class _MatmulMerger:
             self.sort()
 
     def shaped(self, p: Product, part: Node, outer: int) -> Node:
-        """Rows as they lay in the tensor that they came from."""
+        """Rows in the shape of the tensor that they came from."""
         if p.is_overload:
             count = get_rank(p.left)
             assert count is not None
@@ -404,7 +404,7 @@ class _MatmulMerger:
         dim: int,
         outer: Any = None,
     ) -> None:
-        """Have the users of a group use the parts of what was merged; they are made before `at`."""
+        """Split the merged product, before `at`, and have the users of a group use the parts."""
         parts: list[Node] = []
         with self.graph.inserting_before(at):
             whole = self.call(group[0], torch.split, merged, sizes, dim)
@@ -426,7 +426,7 @@ class _MatmulMerger:
             self.erase(p)
 
     def needs_contiguous(self, node: Node) -> bool:
-        """Whether something depends on the layout: columns of a larger matrix have gaps."""
+        """Whether a user depends on the layout: columns of a larger matrix are not contiguous."""
         for user in node.users:
             name = str(getattr(user.target, "_opname", getattr(user.target, "__name__", "")))
             if (
@@ -516,5 +516,5 @@ def _key_by_right(p: Product) -> Any:
 
 
 def _has_exported_shape(node: Node | None) -> bool:
-    """Whether metadata tell sizes as they are at all times, not as they were once."""
+    """Whether the sizes in the metadata hold in every call, not only in the example."""
     return node is not None and "val" in node.meta
