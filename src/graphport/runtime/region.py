@@ -42,7 +42,7 @@ from graphport.tensors.abstract import Abstract, describe_value
 _OPEN_LOCK = forkable_lock()
 _RECORDS: weakref.WeakSet[SessionRecord] = weakref.WeakSet()
 _INHERITED: list[Session | None] = []
-"""Sessions of the process before the fork, whose threads are not here: not even to be closed."""
+"""Sessions of the process before the fork: their threads are not here, so they are not closed."""
 
 
 @dataclass(eq=False)
@@ -105,7 +105,7 @@ class Region(nn.Module):
         self.record = record
         self.count = count
         self.plain: list[tuple[str, int]] = []
-        """Inputs that go over as they are, and their places."""
+        """Inputs that are bound as they are, and their positions."""
         self.others: list[tuple[str, int, Any]] = []
         """The rest, with what makes them values of ONNX Runtime."""
         for i in interface.inputs:
@@ -216,7 +216,7 @@ _DLPACK_DTYPES = {
 
 
 def _to_contiguous(x: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor or a number as a tensor in order."""
+    """A tensor or a number as a contiguous tensor."""
     if not isinstance(x, torch.Tensor):
         return torch.tensor(x, dtype=dtype, device="cpu")
     if x.is_complex():
@@ -229,7 +229,7 @@ def _to_ort_value(x: Any) -> Any:
 
 
 class _CachedWeight:
-    """Remembers what a tensor was for ONNX Runtime the last time."""
+    """Caches the OrtValue of a tensor."""
 
     def __init__(self) -> None:
         self.known: tuple[Any, int, Any] = (None, 0, None)
