@@ -67,7 +67,7 @@ def reorganize_partitions(partitions: Sequence[Partition]) -> None:
 
 
 def sort_topologically(partitions: Sequence[Partition]) -> list[Partition] | None:
-    """Parents before children; None if some partitions wait for each other."""
+    """Partitions in topological order; None if they have a cycle."""
     waiting = {p: len(p.parents) for p in partitions}
     ready = [p for p in reversed(partitions) if not waiting[p]]
     found = []
