@@ -19,7 +19,7 @@ from graphport.errors import ExportError, MissingLoweringError
 
 
 class Console:
-    """One command's way to speak; `timings` has the seconds of each step."""
+    """The output of one command; `timings` has the seconds of each step."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
