@@ -1,4 +1,4 @@
-"""What is known: ranges, equalities, inequalities.
+"""`Facts`: what is known of symbols: ranges, equalities, inequalities.
 
 Knowledge only grows, except that a branch forgets what it learnt (`checkpoint`). Learning a
 condition turns it into the strongest form that the rest can use:

@@ -1,4 +1,4 @@
-"""Answers whether a size is 0 or 1 as for a size that is neither.
+"""Size-oblivious decisions: whether a size is 0 or 1 is answered as for sizes in general.
 
 An operator asks whether a size is 0 or 1 to choose between ways of doing the same thing: an empty
 result, a broadcast that is none, a stride that does not matter. Following the example there would
