@@ -147,7 +147,7 @@ class _Splitter:
             self.subgraph_of[node] = self.pieces[key]
 
     def _connect(self) -> None:
-        """Find what enters and leaves each piece, and what it has of its own."""
+        """Find the inputs, the outputs and the attributes of each partition."""
         owned = self._find_movable_attributes()
         for piece in self.pieces.values():
             for node in piece.nodes:

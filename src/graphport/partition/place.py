@@ -88,7 +88,7 @@ def set_bfs_levels(partitions: Sequence[Partition]) -> None:
 
 
 def reaches_itself(partition: Partition) -> bool:
-    """Whether a partition waits for its own results."""
+    """Whether a partition is on a cycle."""
     seen: set[Partition] = set()
     ahead = list(partition.children)
     while ahead:

@@ -260,7 +260,7 @@ class Facts:
             self.learn(cond)
 
     def _restatements(self, target: Expr) -> Iterator[Truth]:
-        """What was known in terms of `target`, told without it; the old form is dropped."""
+        """Facts about `target`, with it substituted; the old form is dropped."""
         affected = self._mentions.of(target)
         stores: tuple[tuple[dict[Expr, None], Callable[[Size], Truth]], ...] = (
             (self.nonneg, logic.ge0),

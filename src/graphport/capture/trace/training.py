@@ -46,7 +46,7 @@ class TrainingTracer(Tracer):
         return (handler if chosen is handler else _only_outermost(chosen, handler)), info
 
     def read(self, v: Value) -> Node:
-        """A view sees what is written to its memory by itself."""
+        """Views stay views: nothing has to be recomputed after a write."""
         if self.recorder.frame.parent is not None:
             return super().read(v)
         return (
@@ -143,7 +143,7 @@ def keep_literal(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 def dropout(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
-    """A tensor like its input, whatever is left out."""
+    """The result has the sizes of the input."""
     base = tracer.value(args[0])
     out = get_op_info(aten.clone.default).rule(base.abstract)
     lowered = (tracer.read(base), *args[1:])
@@ -173,7 +173,7 @@ def contiguous(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 def keep_view(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
-    """`view` stays one: whoever writes to it means the memory of what it shows."""
+    """`view` stays a view: a write to it is one to its base."""
     if tracer.decomposing:
         return record_view(tracer, info, args, kwargs)
     base = tracer.value(args[0])

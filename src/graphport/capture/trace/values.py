@@ -41,13 +41,13 @@ class Storage:
         """The placeholder that the storage came from: inputs and module state."""
         self.mutated = False
         self.inside = False
-        """Whether the tensor from outside is only part of its memory, and does not begin it."""
+        """Whether the tensor from outside has a storage offset."""
         self.room: int | None = None
-        """How many elements there are from where the tensor from outside begins, in the example."""
+        """Elements of the storage from where the tensor from outside begins, in the example."""
         self.doubts: tuple[Any, ...] = ()
         """Other storages that may be this one at some sizes; see `PossibleAlias`."""
         self.unsure: tuple[Value, ...] = ()
-        """Views that another layout makes copies, and that were written through since."""
+        """Views that are copies in another layout of the inputs, and that were written through."""
 
 
 class Value:
@@ -129,19 +129,19 @@ Condition = Callable[[], bool]
 
 @dataclass(eq=False)
 class PossibleAlias:
-    """Two storages that are one where `shared` says so."""
+    """Two storages that are one where `shared` is true."""
 
     storages: tuple[Storage, Storage]
     shared: Condition
     said: tuple[str, str]
-    """What is wrong when they are one, and what to write instead."""
+    """The error where they are one, and its fix."""
     lasts: bool = True
-    """Whether what is written to one must be seen in the other when the program has ended."""
+    """Whether a write to one must show in the other after the program has ended."""
     where: source.Location | None = None
     """The line that wrote last."""
     settled: bool = False
     behind: set[Storage] = field(default_factory=set)
-    """What has to be settled before it is read."""
+    """The storage that must not be read before the alias is resolved."""
 
     def settle(self) -> None:
         if self.settled:
@@ -173,7 +173,7 @@ def note_possible_alias(
 
 
 def mark_aliases_stale(storage: Storage) -> None:
-    """After a write: what may share the memory is out of date until it is settled."""
+    """After a write: possible aliases are stale until they are resolved."""
     for found in storage.doubts:
         found.where = source.locate_user_line()
         other = found.storages[found.storages[0] is storage]
@@ -191,14 +191,14 @@ def resolve_stale_aliases(storage: Storage) -> None:
 
 
 def resolve_aliases(storage: Storage) -> None:
-    """Where writes happen in memory: what is written to must be what it is in the example."""
+    """In training form, where writes stay: tensors must alias as in the example."""
     for found in storage.doubts:
         found.where = source.locate_user_line()
         found.settle()
 
 
 def resolve_for_as_strided(storage: Storage) -> None:
-    """For as_strided, which looks at memory: a copy must be one at every size."""
+    """For as_strided, which reads the storage: a copy must be one at every size."""
     for found in storage.doubts:
         if storage is found.storages[1] and not found.settled:
             found.said = _AS_STRIDED_OF_ALIAS
@@ -215,7 +215,7 @@ _AS_STRIDED_OF_ALIAS = (
 def note_overlap(
     a: Value, b: Value, tensors: tuple[torch.Tensor, torch.Tensor], what: str, lasts: bool
 ) -> None:
-    """Remember that two tensors from outside lie in the same piece of memory."""
+    """Note that two tensors from outside have one storage."""
     said = (
         f"the program writes to one of {what}, which share memory, and the other must show it",
         "pass or keep a copy: x.clone()",
@@ -237,7 +237,7 @@ def _list_byte_addresses(t: torch.Tensor) -> torch.Tensor:
     return (places[:, None] + torch.arange(t.itemsize)).flatten()
 
 
-# Elements that share memory
+# Internal overlap
 
 _REPEATING = {aten.expand.default, aten.unfold.default, aten.as_strided.default}
 """Views in which one element of what is viewed may be several."""
@@ -258,7 +258,7 @@ def iterate_to_base(v: Value) -> Iterator[tuple[list[Value], Value]]:
 
 
 def refuse_internal_overlap(v: Value, uniform: bool = False) -> None:
-    """Refuse a write to a tensor whose elements are not all memory of their own, as eager does.
+    """Refuse a write to a tensor with internal overlap, as eager does.
 
     Where all elements get the same number it makes no difference.
     """
@@ -300,7 +300,7 @@ def _is_non_overlapping_in_example(a: Abstract) -> bool:
 
 
 def _is_non_overlapping(a: Abstract) -> bool:
-    """Whether no two elements are one piece of memory."""
+    """Whether no two elements share memory."""
     if a._strides is None or 0 in a.sizes:
         return True
     pairs = [(step, size) for step, size in zip(a.strides, a.sizes, strict=True) if size != 1]
@@ -346,7 +346,7 @@ def lies_in_order(a: Abstract) -> bool:
 
 
 def can_view_as(a: Abstract, sizes: Sizes) -> bool:
-    """Whether the memory of a tensor can be seen with these sizes."""
+    """Whether a view of a tensor with these sizes is possible."""
     at = len(sizes) - 1
     if not a.rank:
         return True

@@ -321,7 +321,7 @@ class _Run:
         return None
 
     def _attempt(self, what: str, ask: Callable[[], Any], otherwise: Any) -> Any:
-        """An answer about values on the way, which not every program and session can give."""
+        """Search intermediate values, which not every program and session can give."""
         try:
             return ask()
         except Exception as error:  # noqa: BLE001  of the operators of both sides: any class

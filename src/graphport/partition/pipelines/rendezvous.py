@@ -46,7 +46,7 @@ class Rendezvous:
         self.store.set(f"failed/{self.rank}", json.dumps(what))
 
     def failures(self) -> dict[int, dict[str, Any]]:
-        """What ranks had to say that did not get ready."""
+        """Errors of the ranks that did not get ready."""
         keys = {r: f"failed/{r}" for r in range(self.size)}
         return {r: json.loads(self.store.get(k)) for r, k in keys.items() if self.store.check([k])}
 
@@ -158,7 +158,7 @@ def _make_gloo_device() -> Any:
     return group.create_device(interface=interface) if interface else group.create_default_device()
 
 
-# Diagnoses failures of a pipeline: the first cause among all that is heard of it.
+# Diagnoses failures of a pipeline: the first cause among all events.
 #
 # When a stage dies, its neighbours lose their connections and report that, too, and often sooner.
 # So evidence is gathered for a moment, and the strongest kind is told: a stage that raised, a
@@ -166,7 +166,7 @@ def _make_gloo_device() -> Any:
 # stage.
 
 Event = tuple[int, Message | ConnectionError]
-"""What is heard from a stage, or that its connection is lost."""
+"""An event of a stage: a message, or the loss of its connection."""
 
 Progress = Callable[..., str]
 """What a stage was at, in words."""
@@ -177,7 +177,7 @@ _FAILURE_POLL_SECONDS = 0.05
 
 
 class Failures:
-    """Turns what is heard into one error that names a stage."""
+    """Turns events into one error that names a stage."""
 
     def __init__(
         self,

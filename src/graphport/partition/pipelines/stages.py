@@ -215,7 +215,7 @@ class _StageCutter:
             self.carried[state] = value
 
     def _home(self, node: Node) -> int:
-        """Where a value is to be had."""
+        """The stage that has a value."""
         if node in self.place:
             return self.place[node]
         if self.spec[node].kind is InputKind.USER_INPUT or node in self.carried:
