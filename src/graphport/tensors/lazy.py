@@ -195,7 +195,7 @@ def lacks_data(t: torch.Tensor) -> bool:
 
 
 def make_weightless(inner: torch.Tensor, device: torch.device, memory: Memory) -> WeightlessTensor:
-    """A tensor that lies in memory as a tensor on the meta device does."""
+    """A tensor with the strides and the storage of a tensor on the meta device."""
     t = make_wrapper_subclass(
         WeightlessTensor,
         inner.shape,
@@ -369,7 +369,7 @@ def _change_geometry(t: WeightlessTensor, op: Any) -> None:
 
 
 def _refresh(t: WeightlessTensor, device: torch.device) -> None:
-    """Let torch know how the tensor lies in memory now."""
+    """Set the sizes and strides that torch sees to those that the tensor has now."""
     with DisableTorchDispatch():
         torch.Tensor.data.__set__(t, make_weightless(t._inner, device, t._memory))
 

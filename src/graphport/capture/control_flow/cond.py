@@ -201,7 +201,7 @@ def _normalise_predicate(tracer: Tracer, pred: Any) -> Any:
     literal = tracer.value(pred).literal
     if literal is None:
         return pred
-    with DisableTorchDispatch():  # a look at data is no part of the program
+    with DisableTorchDispatch():  # reading data is no part of the program
         return bool(literal)
 
 

@@ -62,7 +62,7 @@ def core_aten_table() -> Table:
 
 @functools.cache
 def _other_decompositions() -> Table:
-    """What torch can take apart besides, into ATen: its references go on to operators below."""
+    """Further decompositions of torch's, into ATen: its references go on to operators below."""
     from graphport.compat.torch import decomposition_table
 
     return {

@@ -74,6 +74,6 @@ class ConcreteRun:
 
 @contextmanager
 def disable_tracing() -> Iterator[None]:
-    """Real computation in the midst of a capture."""
+    """Computes on real tensors during capture: the modes are off meanwhile."""
     with disable_current_modes(), DisableTorchFunction(), torch.no_grad():
         yield

@@ -224,7 +224,7 @@ def note_overlap(
 
 
 def _has_common_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors in one piece of memory have bytes in common."""
+    """Whether two tensors of one storage overlap."""
     with disable_current_modes(), DisableTorchFunction():
         return bool(torch.isin(_list_byte_addresses(a), _list_byte_addresses(b)).any())
 
