@@ -170,7 +170,7 @@ class Options:
     draft: bool = False
     strict: bool = False
     training: bool = False
-    once_more: bool = False
+    is_recapture: bool = False
     """A capture only to be compared with another one: it gives no warnings."""
     preserve_module_call_signature: tuple[str, ...] = ()
     keep_views: bool = False
@@ -210,7 +210,7 @@ def _check_recapture(
     """Capture once more, at other sizes: the graph must be the same."""
     builder = getattr(dynamic_shapes, "dynamic_shapes", None)
     spec = builder(mod, *program.example_inputs) if callable(builder) else dynamic_shapes
-    again = replace(options, strict=False, once_more=True)
+    again = replace(options, strict=False, is_recapture=True)
     other, _ = _capture_program(mod, *side_effects.make_other_inputs(program), spec, again)
     found = side_effects.find_graph_difference(
         list_module_graphs(program.graph_module), list_module_graphs(other.graph_module)
@@ -229,7 +229,7 @@ def _capture_program(
         first = _Capture(mod, root, inputs, dynamic_shapes, options)
 
         def answered(answers: irrelevant_guards.Answers) -> ExportedProgram:
-            silent = replace(options, once_more=True)
+            silent = replace(options, is_recapture=True)
             other = _Capture(mod, root, inputs, dynamic_shapes, silent)
             other.scope.answers = answers
             return other.run()
@@ -322,7 +322,7 @@ class _Capture:
         self.state = State(root, self.recorder, self.names)
         own = (*registries.named_parameters(root), *registries.named_buffers(root))
         given = (leaf.value for leaf in inputs.leaves)
-        self.state.home = find_device((*given, *(t for _, t in own)))
+        self.state.device = find_device((*given, *(t for _, t in own)))
         make = TrainingTracer if options.training else Tracer
         self.tracer = make(self.recorder, self.state)
         self.modules = ModuleTracker(root, self.recorder)
@@ -373,12 +373,12 @@ class _Capture:
         if outcome.forms:
             for graph in list_frame_graphs(self.recorder.frame):
                 substitute_symbols(graph, outcome.forms)
-        self.spec.settle(outcome.forms, outcome.ranges)
+        self.spec.substitute(outcome.forms, outcome.ranges)
         return self._program(results, out_spec, outcome)
 
     def _report_changes(self, snapshot: Snapshot, around: side_effects.GlobalsSnapshot) -> None:
         """What the program did to Python beyond its results."""
-        if self.options.once_more:
+        if self.options.is_recapture:
             return
         own, outside = (
             list(side_effects.find_module_changes(snapshot, self.root)),
@@ -395,7 +395,7 @@ class _Capture:
 
     def _differs_next_time(self) -> bool:
         """Whether the program, run again after what it changed, computes something else."""
-        options = replace(self.options, once_more=True)
+        options = replace(self.options, is_recapture=True)
         again = _Capture(self.mod, self.root, self.inputs, self.dynamic_shapes, options)
         try:
             leaves = again._open_inputs()
@@ -432,16 +432,17 @@ class _Capture:
         return leaves
 
     def _open_tensor(self, node: Node, t: torch.Tensor, path: str) -> AbstractTensor:
-        if not self.options.once_more:
+        if not self.options.is_recapture:
             warn_of_torch_function(t, f"the input at {path}")
-        given = describe_tensor(t, self.state.home)
+        given = describe_tensor(t, self.state.device)
         sizes = self.spec.sizes.get(path, given.sizes)
         strides = given._strides
         if strides is not None and sizes != given.sizes:
             strides = _symbolic_strides(given, sizes)
         abstract = Abstract(sizes, t.dtype, given.device, strides)
         value = Value(abstract, node, origin=node)
-        value.storage.inside, value.storage.room = has_storage_offset(t), storage_elements(t)
+        value.storage.has_offset = has_storage_offset(t)
+        value.storage.elements = storage_elements(t)
         for d, s in enumerate(sizes):
             if type(s) is Expr:
                 read = functools.partial(self.recorder.size_of, node, d, s, on_entry=True)
@@ -461,7 +462,7 @@ class _Capture:
             for other, shown in group:
                 what = f"the inputs at {other.path} and {leaf.path}"
                 tensors = (other.value, leaf.value)
-                note_overlap(shown, value, tensors, what, lasts=False)
+                note_overlap(shown, value, tensors, what, outlives_call=False)
             group.append((leaf, value))
         self.memory_of_inputs = found
 
@@ -473,7 +474,7 @@ class _Capture:
             for leaf, value in self.memory_of_inputs.get(storage_key(entry.tensor), ()):
                 what = f"the input at {leaf.path} and {entry.names[0]!r}"
                 tensors = (leaf.value, entry.tensor)
-                note_overlap(value, entry.value, tensors, what, lasts=False)
+                note_overlap(value, entry.value, tensors, what, outlives_call=False)
 
     def _define_numbers(self) -> None:
         """Where a dim is both a size and a number, the graph takes the number."""
@@ -565,7 +566,8 @@ class _Capture:
         kind: Any = type(x)  # not isinstance, which asks an object for its `__class__`
         if _is_tensor(kind):
             value = self.tracer.value(x)
-            return self.tracer.seen(value) if self.options.keep_views else self.tracer.read(value)
+            tracer = self.tracer
+            return (tracer.read_as_view if self.options.keep_views else tracer.read)(value)
         if issubclass(kind, _SYMBOLIC):
             return self.recorder.size(from_torch(x))
         if issubclass(kind, CONSTANT_TYPES):
@@ -708,7 +710,7 @@ class _Capture:
             # The meta device stands for any: programs are captured there to be run elsewhere.
             device = None if value.is_meta else value.device
             strides = None
-            if node in self.tracer.laid_out:
+            if node in self.tracer.fixed_layouts:
                 strides = node.meta["val"]._abstract.strides
             from_start = node in self.tracer.from_start
             return InputShape(

@@ -51,8 +51,8 @@ class Console:
     def failure(self, error: ExportError) -> None:
         _print_message(str(error), "red")
         if self.as_json:
-            told = {"ok": False, "error": error_to_json(error)}
-            self._print(json.dumps(told, indent=2))
+            document = {"ok": False, "error": error_to_json(error)}
+            self._print(json.dumps(document, indent=2))
 
 
 def error_to_json(error: ExportError) -> dict[str, Any]:

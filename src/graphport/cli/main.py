@@ -79,12 +79,12 @@ def _exit_error(stop: SystemExit) -> ExportError:
 
 
 def _report_failure(
-    error: BaseException, told: ExportError, options: argparse.Namespace, console: Console
+    error: BaseException, shown: ExportError, options: argparse.Namespace, console: Console
 ) -> int:
     if options.debug:
         traceback.print_exception(error)
-    console.failure(told)
-    return USAGE if isinstance(told, UsageError) else FAILED
+    console.failure(shown)
+    return USAGE if isinstance(shown, UsageError) else FAILED
 
 
 def _make_warning_hook(console: Console, otherwise: Callable[..., Any]) -> Callable[..., None]:

@@ -299,7 +299,7 @@ class _MatmulMerger:
                 if bias is not None:
                     args.append(self.add_state(first, first.bias_node or first.right, "bias", bias))
                 merged = self.call(first, first.target, *args)
-        self.take_apart(group, first.node, merged, _get_widths(group), -1)
+        self.split_merged(group, first.node, merged, _get_widths(group), -1)
 
     def add_state(self, like: Product, near: Node | None, name: str, value: torch.Tensor) -> Node:
         """A node for a new parameter or buffer, beside another one."""
@@ -324,7 +324,7 @@ class _MatmulMerger:
             sizes = [self.size(p, p.right, 1) if p.weight is None else p.sizes[1] for p in group]
             right = self.call(first, torch.cat, [p.right for p in group], 1)
             merged = self.call(first, first.target, first.left, right)
-        self.take_apart(group, place, merged, sizes, -1)
+        self.split_merged(group, place, merged, sizes, -1)
         if not in_order:
             self.sort()
 
@@ -346,7 +346,7 @@ class _MatmulMerger:
                 merged = self.call_module(first.path, both)
             else:
                 merged = self.call(first, first.target, both, *args)
-        self.take_apart(group, place, merged, heights, 0, None if plain else outer)
+        self.split_merged(group, place, merged, heights, 0, None if plain else outer)
         if not in_order:
             self.sort()
 
@@ -395,7 +395,7 @@ class _MatmulMerger:
             with AbstractDispatchMode():
                 node.meta["val"] = node.target(*args)
 
-    def take_apart(
+    def split_merged(
         self,
         group: list[Product],
         at: Node,

@@ -367,7 +367,7 @@ class MetaTracer(Tracer):
         value = get_known_value(obj)
         if value is UNKNOWN and not self.meta_args:
             return super().to_bool(obj)
-        return bool(self._decided(obj, "a branch"))
+        return bool(self._decide(obj, "a branch"))
 
     def iter(self, obj: Proxy) -> Any:
         value = get_known_value(obj)
@@ -387,12 +387,12 @@ class MetaTracer(Tracer):
 
     def length(self, obj: Proxy) -> int:
         value = get_known_value(obj)
-        return len(self._decided(obj, "len()") if value is UNKNOWN else value)
+        return len(self._decide(obj, "len()") if value is UNKNOWN else value)
 
     def number(self, obj: Proxy) -> Any:
-        return self._decided(obj, "a number")
+        return self._decide(obj, "a number")
 
-    def _decided(self, obj: Proxy, use: str) -> Any:
+    def _decide(self, obj: Proxy, use: str) -> Any:
         """The value that Python needs now."""
         value = get_known_value(obj)
         if has_no_data(value):

@@ -165,10 +165,10 @@ class _Plan:
             left = [(place, e) for place, e in waiting if not self._tell(place, e)]
             if len(left) == len(waiting):
                 # A product with a known factor, which may be 0, is the last to ask.
-                told = next((w for w in waiting if self._tell(*w, by_products=True)), None)
-                if told is None:
+                solved = next((w for w in waiting if self._tell(*w, by_products=True)), None)
+                if solved is None:
                     break
-                left.remove(told)
+                left.remove(solved)
             waiting = left
         return waiting
 

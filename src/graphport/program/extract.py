@@ -88,14 +88,14 @@ def extract_region(
     region: Sequence[Node],
     whole: ExportedProgram,
     weights: Mapping[Node, torch.Tensor],
-    told: Mapping[Expr, Node],
+    symbol_nodes: Mapping[Expr, Node],
     elsewhere: Collection[Node] = (),
 ) -> Subprogram:
-    """`weights` are inputs of the graph to be taken in; `told` are nodes that tell a symbol.
+    """`weights` are inputs that become constants; `symbol_nodes` has a node for each symbol.
 
-    `elsewhere` are the nodes of all regions, none of which minds how its inputs lie in memory.
+    `elsewhere` are the nodes of all regions, which take inputs of any strides.
     """
-    return _Extraction(region, whole, weights, told, elsewhere).made()
+    return _Extraction(region, whole, weights, symbol_nodes, elsewhere).made()
 
 
 class _Extraction:
@@ -104,7 +104,7 @@ class _Extraction:
         region: Sequence[Node],
         whole: ExportedProgram,
         weights: Mapping[Node, torch.Tensor],
-        told: Mapping[Expr, Node],
+        symbol_nodes: Mapping[Expr, Node],
         elsewhere: Collection[Node],
     ) -> None:
         self.region = region
@@ -112,7 +112,7 @@ class _Extraction:
         self.inside = set(region)
         self.whole = whole
         self.weights = weights
-        self.told = told
+        self.symbol_nodes = symbol_nodes
         self.graph, self.root = Graph(), nn.Module()
         self.mapping: dict[Node, Node] = {}
         self.specs: list[InputSpec] = []
@@ -178,7 +178,8 @@ class _Extraction:
             for s in _free_symbols(_describe_node(a))
         }
         wanted = sorted((made | asked) - shown, key=lambda s: s.name)
-        return [self.told[s] for s in wanted if s in self.told and self.told[s] not in self.inside]
+        nodes = self.symbol_nodes
+        return [nodes[s] for s in wanted if s in nodes and nodes[s] not in self.inside]
 
     def _open(self, node: Node) -> None:
         """A placeholder for a node outside: a weight, a constant, or an input."""

@@ -83,12 +83,12 @@ class CompiledGraph:
 
     def __call__(self, *args: Any) -> Any:
         if self.unchecked_inputs is not None:
-            self._meet(args)
+            self._match_dtypes(args)
         if self.broken:
             return self.module(*args)
         if self.checks is not None and not self.checks(args):
             return self._run_in_torch(args, "the graph was captured for other sizes")
-        if self.layouts and any(layout_of(args[i]) != told for i, told in self.layouts.items()):
+        if self.layouts and any(layout_of(args[i]) != layout for i, layout in self.layouts.items()):
             return self._run_in_torch(args, "the graph was captured for other strides")
         if self.written and has_overlap(args, self.written):
             return self._run_in_torch(args, "an input aliases another one that is mutated")
@@ -105,7 +105,7 @@ class CompiledGraph:
         self._give_up(failure)
         return result
 
-    def _meet(self, args: Sequence[Any]) -> None:
+    def _match_dtypes(self, args: Sequence[Any]) -> None:
         """Capture again if dtypes differ from those that AOTAutograd declared.
 
         Its rules and torch's kernels differ in the statistics of a batch norm under autocast.
@@ -194,7 +194,7 @@ class CompiledGraph:
 
         record = SessionRecord(model, make)
         try:
-            record.opened()
+            record.open()
         except Exception as error:  # whatever a provider raises
             raise SessionError(f"ONNX Runtime refuses a model: {error}") from error
         self.records.append(record)

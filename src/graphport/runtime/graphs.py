@@ -53,8 +53,8 @@ class TorchSizes:
             if isinstance(value, torch.Tensor):
                 found.append(tuple(map(number, value.shape)))
             else:
-                told = number(value)
-                found.append(told if isinstance(told, Expr) else None)
+                size = number(value)
+                found.append(size if isinstance(size, Expr) else None)
         for guard in getattr(env, "guards", ()):
             if guard.expr.free_symbols <= self._symbols.keys():
                 _assume_condition(guard.expr, expr, scope)
@@ -87,9 +87,9 @@ def _declare_symbol(symbol: Any, env: Any, declare: Declare) -> Expr:
 def _assume_condition(condition: Any, expr: FromSympy, scope: Scope) -> None:
     """Add a condition of torch's to the scope, if our algebra can express it."""
     try:
-        told = expr(condition)
-        if isinstance(told, Expr):
-            scope.assume(told, reason="checked by torch.compile")
+        fact = expr(condition)
+        if isinstance(fact, Expr):
+            scope.assume(fact, reason="checked by torch.compile")
     except (UnsupportedError, ShapeError):
         return
 
@@ -196,7 +196,7 @@ def capture_graph(module: GraphModule, inputs: Sequence[Any]) -> ExportedProgram
             tuple(inputs),
             None,
             TorchSizes(_example_values(module, inputs)),
-            Options("runtime_assert", once_more=True, keep_views=True),
+            Options("runtime_assert", is_recapture=True, keep_views=True),
         )
     if program.graph_signature.buffers_to_mutate:
         raise UnsupportedError("the graph mutates tensors of its own")
@@ -348,5 +348,5 @@ def static_inputs(module: GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
 
 
 def _is_static(node: Node, t: torch.Tensor) -> bool:
-    told = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
-    return told is not None or isinstance(t, torch.nn.Parameter)
+    kind = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+    return kind is not None or isinstance(t, torch.nn.Parameter)

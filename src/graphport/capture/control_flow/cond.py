@@ -103,9 +103,9 @@ def record_call(
             recorder.define_sizes(tracer.value(x).node, on_entry=False)
     for i, r in enumerate(results):
         if isinstance(r, RuntimeNumber):
-            made[i] = to_torch(r.told)
+            made[i] = to_torch(r.symbolic_value)
             if r.kind is bool:  # what the call returns is the truth itself
-                recorder.bind_expression(r.told, recorder.number(r.number))
+                recorder.bind_expression(r.symbolic_value, recorder.number(r.number))
     return made
 
 
@@ -117,7 +117,7 @@ class RuntimeNumber:
     kind: type
 
     @property
-    def told(self) -> Truth | Expr:
+    def symbolic_value(self) -> Truth | Expr:
         return eq(self.number, 1) if self.kind is bool else self.number
 
     @classmethod
@@ -130,7 +130,7 @@ class RuntimeNumber:
         )
         made = cls(number, kind)
         if kind is bool:
-            tracer.scope.origins[made.told] = number  # type: ignore[index]
+            tracer.scope.origins[made.symbolic_value] = number  # type: ignore[index]
         return made
 
 
@@ -144,7 +144,7 @@ def cond(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     pred, true_fn, false_fn, operands = args
     pred = _normalise_predicate(tracer, pred)
     if isinstance(pred, (bool, int, float)):
-        with tracer.above:
+        with tracer.function_mode:
             return (true_fn if pred else false_fn)(*operands)
     holds: Truth = from_torch(pred) if isinstance(pred, torch.SymBool) else True
     opposite = not_(holds) if isinstance(holds, Expr) else True
@@ -289,7 +289,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def record_other_call(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     call = _HigherOrderCall(tracer, func)
     if not any(map(_is_function, args)):
-        with tracer.above:  # it is only made of other operators
+        with tracer.function_mode:  # it is only made of other operators
             return call.run(args, kwargs)
     with disable_current_modes():
         out = call.run([call.stub(a) if _is_function(a) else a for a in args], kwargs)
@@ -373,8 +373,8 @@ class _HigherOrderCall:
             from_torch(r) if isinstance(r, _SYMBOLIC) else r
             for r in map(describe_argument, graph.results)
         ]
-        placed = [self._lowered(a) for a in place(reference, outside)]
-        options = {key: self._lowered(a) for key, a in kwargs.items()}
+        placed = [self._lower(a) for a in place(reference, outside)]
+        options = {key: self._lower(a) for key, a in kwargs.items()}
         self._check(placed, options, outside)
         made = record_call(tracer, self.func, placed, results, outside, options)
         count = len(self.returned)
@@ -383,7 +383,7 @@ class _HigherOrderCall:
         graph.note_possible_alias(made[:count])
         return pytree.tree_unflatten(made[:count], spec)
 
-    def _lowered(self, x: Any) -> Any:
+    def _lower(self, x: Any) -> Any:
         """An argument as it stands in the graph, whatever container it is in."""
         tracer = self.tracer
         return pytree.tree_map(lambda y: tracer.recorder.argument(tracer.lower(y)), x)

@@ -137,7 +137,7 @@ class CarriedValues:
         first = self.tracer.recorder.argument(self.tracer.lower(x))
         name = first.name if isinstance(first, Node) else "number"
         graph.make_number(name, number.number, what)
-        return to_torch(number.told)
+        return to_torch(number.symbolic_value)
 
     def _any(self, x: Any) -> RuntimeNumber:
         limits = _RANGES[python_type(x)]

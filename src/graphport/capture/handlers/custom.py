@@ -100,7 +100,7 @@ def record_custom(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any
 def record_composite(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     """Kept whole; what it returns is inferred from its decomposition, outside of the graph."""
     recorder = tracer.recorder
-    with recorder.within(Frame(recorder.frame)):
+    with recorder.enter_frame(Frame(recorder.frame)):
         inner = decompose(tracer, info, args, kwargs)
         out = pytree.tree_map_only(torch.Tensor, lambda t: tracer.value(t).abstract, inner)
     lowered = [tracer.lower(a) for a in args]

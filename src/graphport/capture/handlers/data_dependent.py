@@ -109,7 +109,7 @@ def assume_example_data(
         raise error
     tracer.scope.passed_over.append(error)
     node = tracer.read(tracer.value(t))
-    data, seen = tracer.example.look(node, torch.clone), tracer.example.look(node, read)
+    data, seen = tracer.example.read_data(node, torch.clone), tracer.example.read_data(node, read)
     exactly = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
     message = f"the data is not that of the example, which {error.where or 'the program'} relies on"
     with disable_tracing():

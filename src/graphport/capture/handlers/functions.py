@@ -159,7 +159,7 @@ def max_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if not _is_global_window(tracer, given, n):
         return NotImplemented
     x = given["input"]
-    with tracer.above:
+    with tracer.function_mode:
         found = x.flatten(-n).max(-1, keepdim=True)
         out = [t.unflatten(-1, (1,) * n) for t in found]
     return tuple(out) if _needs_indices(func, given) else out[0]
@@ -180,7 +180,7 @@ def avg_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     n = _AVG_POOLS[func]
     if not _is_global_window(tracer, given, n) or given.get("divisor_override") is not None:
         return NotImplemented
-    with tracer.above:
+    with tracer.function_mode:
         return given["input"].mean(list(range(-n, 0)), keepdim=True)
 
 

@@ -105,7 +105,7 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     size, stride = rest[:2]
     given = len(rest) > 2 and rest[2] is not None
     offset = rest[2] if given else value.abstract.offset
-    if given and value.storage.inside:
+    if given and value.storage.has_offset:
         raise UnsupportedError(
             "as_strided with a storage offset before the input's own",
             where=source.locate_user_line(),
@@ -144,10 +144,10 @@ _SIGN_VIEWS = (aten._conj.default, aten._neg_view.default)
 
 def _require_storage(owner: Value, view: Abstract) -> None:
     """Refuse a view that reaches beyond the storage in the example."""
-    if owner.parent is not None or 0 in view.sizes or owner.storage.doubts:
+    if owner.parent is not None or 0 in view.sizes or owner.storage.possible_aliases:
         return  # of what may be a view, the storage is that of its base
     outside = owner.storage.origin is not None
-    room = owner.storage.room if outside else _storage_extent(owner.abstract)
+    room = owner.storage.elements if outside else _storage_extent(owner.abstract)
     if room is not None:
         require_at_example(
             le(view.offset + _storage_extent(view), room),

@@ -32,7 +32,7 @@ class SizeSpec:
     path: str
     """Where it is, as the user passes it: "*args[0].shape[0]"."""
     example: float
-    wish: DimSpec
+    dim: DimSpec
     is_size: bool = True
 
 
@@ -41,7 +41,7 @@ class LeafSpec:
     """The sites of one flat input; a number is its own only site."""
 
     path: str
-    sites: tuple[SizeSpec, ...]
+    sizes: tuple[SizeSpec, ...]
     is_tensor: bool = True
 
 

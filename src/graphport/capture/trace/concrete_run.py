@@ -41,7 +41,7 @@ class ConcreteRun:
                     break
         return self._values[node]
 
-    def look(self, node: Node, read: Callable[[torch.Tensor], Any]) -> Any:
+    def read_data(self, node: Node, read: Callable[[torch.Tensor], Any]) -> Any:
         """What `read` makes of the data of a tensor."""
         data = self.value(node)
         with disable_tracing():

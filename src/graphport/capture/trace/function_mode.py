@@ -66,7 +66,7 @@ class FunctionMode(TorchFunctionMode):
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self.tracer = tracer
-        tracer.above = self
+        tracer.function_mode = self
         self.recorder = tracer.recorder
         self._calls: dict[str, int] = {}
 
@@ -463,7 +463,7 @@ _DEVICE_QUERIES: dict[Any, Callable[[torch.device], Any]] = {
 @register_override(*_DEVICE_QUERIES)
 def query_device(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """A weight on the meta device counts as one on the device of the program."""
-    home = tracer.state.home
+    home = tracer.state.device
     if home is None or type(args[0]) is AbstractTensor or not args[0].is_meta:
         return NotImplemented
     return _DEVICE_QUERIES[func](home)

@@ -49,10 +49,10 @@ class Layouts:
                 waiting.extend(missing)
             else:
                 waiting.pop()
-                self._known.setdefault(top, self._decided(top))
+                self._known.setdefault(top, self._decide(top))
         return self._known[node]
 
-    def _decided(self, node: Node) -> bool:
+    def _decide(self, node: Node) -> bool:
         if node.op == "placeholder":
             return any(entry.node is node for entry in self._state.entries)
         if node in self._unsteady:

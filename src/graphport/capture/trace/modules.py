@@ -55,7 +55,7 @@ class ModuleTracker:
             self._paths[id(module)] = path
 
     @contextmanager
-    def inside(self, module: nn.Module) -> Iterator[str]:
+    def enter_module(self, module: nn.Module) -> Iterator[str]:
         """While this lasts, the module is running; the key of the call."""
         path = self._paths[id(module)]
         count = self._counts[path] = self._counts.get(path, -1) + 1
@@ -99,10 +99,10 @@ class ModuleTracker:
         if path is None:
             return original(module, *args, **kwargs)
         if self.signatures is None or path not in self.signatures.paths:
-            with self.inside(module):
+            with self.enter_module(module):
                 return original(module, *args, **kwargs)
         call = self.signatures.enter(path, module, args, kwargs)
-        with self.inside(module) as key:
+        with self.enter_module(module) as key:
             return self.signatures.leave(key, call, original(module, *args, **kwargs))
 
     def _run_script(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:

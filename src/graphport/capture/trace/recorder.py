@@ -99,7 +99,7 @@ class Recorder:
         """The frame below which nothing is the user's."""
         self.inherited: dict[str, Any] | None = None
         """Metadata of a node of an earlier graph, which what is recorded now comes from."""
-        self.opened: list[Node] = []
+        self.added: list[Node] = []
         """Inputs that graphs got while they were being written, in order."""
         self.reserved: set[str] = set()
         """Names that subgraphs must not have: those of the module's children."""
@@ -216,7 +216,7 @@ class Recorder:
     # Subgraphs
 
     @contextmanager
-    def within(self, frame: Frame) -> Iterator[None]:
+    def enter_frame(self, frame: Frame) -> Iterator[None]:
         """Write to the graph of another frame meanwhile."""
         before = self.frame
         self.frame, self.graph = frame, frame.graph
@@ -236,7 +236,7 @@ class Recorder:
                 where=source.locate_user_line(),
                 fix="return it from the branch",
             )
-        with self.within(frame.parent):
+        with self.enter_frame(frame.parent):
             outer = self.lift_to_input(node)
         known = frame.inputs.get(outer)
         return known if known is not None else self.open(outer)
@@ -245,7 +245,7 @@ class Recorder:
         """An input of this graph for a node of the one around it; its sizes can be read from it."""
         frame = self.frame
         inner = frame.inputs[outer] = frame.open(outer.name, copy_val(outer.meta["val"]))
-        self.opened.append(inner)
+        self.added.append(inner)
         self.define_sizes(inner)
         return inner
 
@@ -268,7 +268,7 @@ class Recorder:
 
     def _lift_number(self, symbol: Expr) -> Node:
         assert self.frame.parent is not None, f"nothing in the graph gives {symbol}"
-        with self.within(self.frame.parent):
+        with self.enter_frame(self.frame.parent):
             outer = self.number(symbol)
             if symbol.type is float:  # operators for control flow take tensors and integers
                 described = Abstract((), torch.float64, torch.device("cpu"))
@@ -526,7 +526,7 @@ class Frame:
         self.inputs: dict[Node, Node] = {}
         """Nodes of the graph around this one, and the inputs that stand for them here."""
         self.submodules: dict[str, GraphModule] = {}
-        self.fixed: dict[Node, str] = {}
+        self.read_only: dict[Node, str] = {}
         """Inputs that must not be written to, and what they are."""
         self._before: dict[Value, tuple[Any, ...]] = {}
         self._written: dict[Storage, tuple[int, bool, source.Location | None]] = {}
@@ -557,12 +557,12 @@ class Frame:
             now = (value.node, value.version, value.constant, value.number)
             self._before.setdefault(value, now)
 
-    def writing(self, value: Value) -> None:
+    def note_write(self, value: Value) -> None:
         """Called before a value is written to."""
         storage = value.storage
-        if storage.origin in self.fixed:
+        if storage.origin in self.read_only:
             raise MutationError(
-                f"the program writes to {self.fixed[storage.origin]}",
+                f"the program writes to {self.read_only[storage.origin]}",
                 where=source.locate_user_line(),
                 fix="write to a copy, x = x.clone(), and return it",
             )

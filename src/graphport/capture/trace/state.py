@@ -92,7 +92,7 @@ class State:
         self.graph = recorder.graph
         self.names = names
         self.entries: list[StateEntry] = []
-        self.home: torch.device | None = None
+        self.device: torch.device | None = None
         """The device that tensors on the meta device count as, in a program that has others too."""
         self.first_input: Node | None = None
         """Inputs for state go before this node."""
@@ -163,10 +163,11 @@ class State:
         label = self.names.unique(f"{_PREFIX[kind]}_{name}")
         with self.graph.inserting_before(self.first_input):
             node = self.names.placeholder(self.graph, label)
-        abstract = describe_tensor(t, self.home)
+        abstract = describe_tensor(t, self.device)
         node.meta = {"val": make_abstract_tensor(abstract, t.requires_grad)}
         value = Value(abstract, node, origin=node)
-        value.storage.inside, value.storage.room = has_storage_offset(t), storage_elements(t)
+        value.storage.has_offset = has_storage_offset(t)
+        value.storage.elements = storage_elements(t)
         entry = StateEntry(t, kind, [name], node, value, persistent)
         self.entries.append(entry)
         self._by_id[id(t)] = entry
@@ -289,7 +290,7 @@ def _join_alias(entry: StateEntry, others: list[StateEntry]) -> None:
     for other, _, _ in met:
         what = f"{entry.names[0]!r} and {other.names[0]!r}"
         tensors = (entry.tensor, other.tensor)
-        values.note_overlap(entry.value, other.value, tensors, what, lasts=True)
+        values.note_overlap(entry.value, other.value, tensors, what, outlives_call=True)
 
 
 def _tensor_attributes(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

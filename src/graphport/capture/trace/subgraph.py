@@ -65,7 +65,7 @@ class Subgraph:
         for x in operands:
             if isinstance(x, torch.Tensor):
                 node = tracer.read(tracer.value(x))
-                with recorder.within(self.frame):
+                with recorder.enter_frame(self.frame):
                     recorder.lift_to_input(node)
 
     def make(self, outer: torch.Tensor, abstract: Abstract, what: str) -> torch.Tensor:
@@ -84,15 +84,15 @@ class Subgraph:
         """An input for memory from outside that the function writes to."""
         outer = self.tracer.read(base)
         node = self._make(outer.name, make_abstract_tensor(abstract), "")
-        del self.frame.fixed[node]
+        del self.frame.read_only[node]
         self.frame.inputs[outer] = node
         self._carried[base] = node
 
     def _make(self, name: str, val: Any, what: str) -> Node:
         node = self.frame.open(name, val)
         self.given.append(node)
-        self.frame.fixed[node] = what
-        with self.tracer.recorder.within(self.frame):
+        self.frame.read_only[node] = what
+        with self.tracer.recorder.enter_frame(self.frame):
             self.tracer.recorder.define_sizes(node)
         return node
 
@@ -101,11 +101,11 @@ class Subgraph:
         tracer, recorder = self.tracer, self.tracer.recorder
         self.where = source.locate_function(_unwrap_user_function(fn))
         tracer.assertions.flush()
-        opened = len(recorder.opened)
-        with recorder.within(self.frame), tracer.scope.branch(where):
+        opened = len(recorder.added)
+        with recorder.enter_frame(self.frame), tracer.scope.branch(where):
             for base, node in self._carried.items():
                 tracer.write(base, node)
-            with tracer.above:
+            with tracer.function_mode:
                 out = fn(*args)
             leaves, self.spec = pytree.tree_flatten(out)
             self.results = [self._result(x, i) for i, x in enumerate(leaves)]
@@ -113,7 +113,7 @@ class Subgraph:
             self.written = self.frame.leave()
         tracer.assertions.seen = len(tracer.scope.facts)
         # Described with what only this graph knows: inputs of others, its own nodes, those within.
-        described = [recorder.opened[opened:], *(g.nodes for g in list_frame_graphs(self.frame))]
+        described = [recorder.added[opened:], *(g.nodes for g in list_frame_graphs(self.frame))]
         for node in itertools.chain.from_iterable(described):
             if "val" in node.meta:
                 node.meta["val"] = _refresh_val(node.meta["val"])
@@ -143,7 +143,7 @@ class Subgraph:
         if isinstance(node, Node) and isinstance(node.meta["val"], AbstractTensor):
             if not node.meta["val"]._abstract.is_contiguous:
                 recorder = self.tracer.recorder
-                with recorder.within(self.frame):
+                with recorder.enter_frame(self.frame):
                     self.results[i] = recorder.emit(
                         aten.clone.default, node, memory_format=torch.contiguous_format
                     )
@@ -155,7 +155,7 @@ class Subgraph:
         found = []
         for base in bases:
             outer = self.tracer.read(base)
-            with recorder.within(self.frame):
+            with recorder.enter_frame(self.frame):
                 found.append(last.get(base) or recorder.lift_to_input(outer))
         at = len(self.results) if at is None else at
         self.results[at:at] = found
@@ -190,7 +190,7 @@ class Subgraph:
     def finish(self, outside: Sequence[Node], *, single: bool = False) -> Node:
         """Close the graph, with inputs in the order of `outside`; the node that refers to it."""
         recorder = self.tracer.recorder
-        with recorder.within(self.frame):
+        with recorder.enter_frame(self.frame):
             extra = [recorder.lift_to_input(outer) for outer in outside]
         graph = self.frame.graph
         last = None
@@ -198,7 +198,7 @@ class Subgraph:
             (last.append if last is not None else graph._root.append)(node)
             last = node
         _rename_inputs(graph, dict(zip(extra, (outer.name for outer in outside), strict=True)))
-        with recorder.within(self.frame):
+        with recorder.enter_frame(self.frame):
             apart = training.detach_no_grad_results(recorder, self.results)
         self.results = [apart.get(r, r) if isinstance(r, Node) else r for r in self.results]
         graph.output(self.results[0] if single else tuple(self.results)).meta = {}

@@ -94,7 +94,7 @@ class Tracer(TorchDispatchMode):
         self.scope = recorder.scope
         self.state = state
         self.assertions = Assertions(recorder)
-        self.above: Any = nullcontext()
+        self.function_mode: Any = nullcontext()
         """The function mode that the user's code runs under."""
         self.objects: list[Any] = []
         """Custom objects among the arguments of the call under way, as the user holds them."""
@@ -106,7 +106,7 @@ class Tracer(TorchDispatchMode):
         """How many elements of a mask are set, where that has been asked."""
         self.inputs: list[Node] = []
         """The placeholders of the user's inputs."""
-        self.laid_out: set[Node] = set()
+        self.fixed_layouts: set[Node] = set()
         """Those of them that must have the strides of the example."""
         self.unsteady: set[Node] = set()
         """Values whose layout is fixed here, and in eager depends on the branch or step."""
@@ -187,7 +187,7 @@ class Tracer(TorchDispatchMode):
         origins = {v.storage.origin}
         if v.storage.origin is None:
             # What is a copy in the layout of the example may be a view in that of the call.
-            origins = {s.origin for found in v.storage.doubts for s in found.storages}
+            origins = {s.origin for found in v.storage.possible_aliases for s in found.storages}
         for origin in origins - {None}:
             for written, later in self.read_after_write.items():
                 if origin is not written:
@@ -219,9 +219,9 @@ class Tracer(TorchDispatchMode):
 
     def _recompute_view(self, v: Value) -> Node:
         """A value whose storage was written to, made again in the current graph."""
-        if v.storage.doubts:
+        if v.storage.possible_aliases:
             values.resolve_stale_aliases(v.storage)
-        if v.storage.unsure:
+        if v.storage.layout_dependent:
             self._resolve_layouts(v)
         if v.parent is None:
             v.version = v.storage.version
@@ -269,9 +269,9 @@ class Tracer(TorchDispatchMode):
 
     def _resolve_layouts(self, v: Value) -> None:
         """A value is read after a write through a view of its memory that may be a copy."""
-        for written in v.storage.unsure:
+        for written in v.storage.layout_dependent:
             self.require_layout(written)
-        v.storage.unsure = ()
+        v.storage.layout_dependent = ()
 
     def require_layout(self, v: Value) -> None:
         """Require the layout of the example of inputs, in which a value is a view and no copy."""
@@ -300,7 +300,7 @@ class Tracer(TorchDispatchMode):
                 for read in n.all_input_nodes:
                     self._settle_format(read)
         within = node.graph is not self.recorder.outermost
-        self.laid_out.update(self.inputs if within else seen.intersection(self.inputs))
+        self.fixed_layouts.update(self.inputs if within else seen.intersection(self.inputs))
 
     def _guard_stride_order(self, node: Node) -> None:
         """Of dims of one stride operators put the longer one first, which is then written down."""
@@ -338,7 +338,7 @@ class Tracer(TorchDispatchMode):
 
         values.note_possible_alias(base, copy, ask)
 
-    def seen(self, v: Value) -> Node:
+    def read_as_view(self, v: Value) -> Node:
         """The value as a view of what it shares memory with, also if that was written through it.
 
         Where nothing was written, its node is one already; but what `detach` gives is never the
@@ -347,10 +347,10 @@ class Tracer(TorchDispatchMode):
         if v.parent is None or v.op is None:
             return self.read(v)
         if v.op is aten.alias.default:
-            return self.recorder.emit(aten.detach.default, self.seen(v.parent))
+            return self.recorder.emit(aten.detach.default, self.read_as_view(v.parent))
         if not v.storage.mutated:
             return self.read(v)
-        return self.view_node(v.op, self.seen(v.parent), v.args)
+        return self.view_node(v.op, self.read_as_view(v.parent), v.args)
 
     def write(self, v: Value, node: Node, uniform: bool = False) -> None:
         """Give a tensor a new value, and with it every tensor that it is a view of.
@@ -358,29 +358,29 @@ class Tracer(TorchDispatchMode):
         `uniform`: each element of it is the same number.
         """
         values.refuse_internal_overlap(v, uniform)
-        news, unsure = [(v, node, False)], list[Value]()
+        news, dependent = [(v, node, False)], list[Value]()
         for views, above in values.iterate_to_base(v):
-            unsure += [view for view in views if view.viewed is not None]
+            dependent += [view for view in views if view.viewed is not None]
             node = self._propagate_write(views, above, node)
-            news.append((above, node, bool(unsure)))
+            news.append((above, node, bool(dependent)))
         storage = v.storage
         for value, _, _ in news:
-            self.recorder.frame.writing(value)
+            self.recorder.frame.note_write(value)
         storage.version += 1
         storage.mutated = self.has_written = True
         if storage.origin is not None:
             self._note_write(storage.origin)
-        for value, new, is_unsure in news:
+        for value, new, is_dependent in news:
             value.node = new
-            # One that is unsure is looked at again when it is read.
-            value.version = storage.version - is_unsure
+            # One that depends on the layout is made again when it is read.
+            value.version = storage.version - is_dependent
             value.constant = value.number = None
         if self.recorder.frame.parent is not None:
-            for view in unsure:
+            for view in dependent:
                 self.require_layout(view)
-        elif unsure:
-            storage.unsure = (*storage.unsure, *unsure)
-        if storage.doubts:
+        elif dependent:
+            storage.layout_dependent = (*storage.layout_dependent, *dependent)
+        if storage.possible_aliases:
             values.mark_aliases_stale(storage)
 
     def _propagate_write(self, views: list[Value], above: Value, new: Node) -> Node:
@@ -417,9 +417,9 @@ class Tracer(TorchDispatchMode):
 
     def _current(self, v: Value) -> Node:
         """The node that holds a value which is about to be written to: nobody reads it."""
-        unsure, v.storage.unsure = v.storage.unsure, ()
+        dependent, v.storage.layout_dependent = v.storage.layout_dependent, ()
         node = self.read(v)
-        v.storage.unsure = unsure
+        v.storage.layout_dependent = dependent
         return node
 
     def wrap(self, value: Value, grad: bool = False) -> AbstractTensor:
@@ -508,7 +508,7 @@ class Tracer(TorchDispatchMode):
         """Call an operator as the user would."""
         return self.__torch_dispatch__(op, (), args, kwargs)
 
-    def resolved(self, node: Node) -> Node:
+    def resolve_conj(self, node: Node) -> Node:
         """A complex value whose conjugation is carried out, if it is one: torch only notes it."""
         seen: Any = node
         while isinstance(seen.target, OpOverload) and get_op_info(seen.target).view:
@@ -526,7 +526,7 @@ class Tracer(TorchDispatchMode):
         if op is aten.view.default and not is_contiguous(base):
             op = aten.reshape.default
         if op is aten.view_as_real.default:
-            base = self.resolved(base)
+            base = self.resolve_conj(base)
         if op is aten.as_strided.default:
             # The strides of a new value are those that its operator chooses; here they matter. An
             # offset is one in the storage, and an input may have a storage offset of its own.
@@ -711,7 +711,7 @@ def record_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any])
     node = tracer.read(base)
     op = info.op
     if op is aten.view_as_real.default:
-        node = tracer.resolved(node)
+        node = tracer.resolve_conj(node)
     if op is aten.view.default and (
         tracer.decomposing or base.op is aten.contiguous.default or not is_contiguous(node)
     ):

@@ -57,9 +57,9 @@ class TrainingTracer(Tracer):
         if self.recorder.frame.parent is not None:
             super().write(v, node, uniform)
             return
-        self.overwritten(v, self.recorder.emit(aten.copy_.default, self.read(v), node))
+        self.note_overwrite(v, self.recorder.emit(aten.copy_.default, self.read(v), node))
 
-    def overwritten(self, v: Value, node: Node) -> None:
+    def note_overwrite(self, v: Value, node: Node) -> None:
         """The node that has just written to a tensor stands for it from now on.
 
         Whether that is memory of its own must be as in the example, whatever is passed in.
@@ -100,7 +100,7 @@ def keep_inplace(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     if isinstance(out, Abstract):
         cast_to_target(tracer, value.abstract, out, value.node, info.op)
     node = tracer.recorder.node(info.op, lowered, keywords, value.abstract, info.name)
-    tracer.overwritten(value, node)
+    tracer.note_overwrite(value, node)
     return target
 
 
@@ -118,7 +118,7 @@ def keep_mutating(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any
         for t in pytree.tree_leaves(given.get(place)):
             if isinstance(t, torch.Tensor):
                 value = tracer.value(t)
-                tracer.overwritten(value, value.node)
+                tracer.note_overwrite(value, value.node)
     return tracer.fresh(out, node, wants_grad(args))
 
 
@@ -127,7 +127,7 @@ def copy_(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     node = tracer.recorder.node(
         info.op, [tracer.lower(a) for a in args], kwargs, value.abstract, info.name
     )
-    tracer.overwritten(value, node)
+    tracer.note_overwrite(value, node)
     return args[0]
 
 

@@ -32,7 +32,16 @@ aten = torch.ops.aten
 class Storage:
     """Memory that several values may share."""
 
-    __slots__ = ("base", "doubts", "inside", "mutated", "origin", "room", "unsure", "version")
+    __slots__ = (
+        "base",
+        "elements",
+        "has_offset",
+        "layout_dependent",
+        "mutated",
+        "origin",
+        "possible_aliases",
+        "version",
+    )
 
     def __init__(self, base: Value, origin: Any = None) -> None:
         self.base = base
@@ -40,13 +49,13 @@ class Storage:
         self.origin = origin
         """The placeholder that the storage came from: inputs and module state."""
         self.mutated = False
-        self.inside = False
+        self.has_offset = False
         """Whether the tensor from outside has a storage offset."""
-        self.room: int | None = None
+        self.elements: int | None = None
         """Elements of the storage from where the tensor from outside begins, in the example."""
-        self.doubts: tuple[Any, ...] = ()
+        self.possible_aliases: tuple[Any, ...] = ()
         """Other storages that may be this one at some sizes; see `PossibleAlias`."""
-        self.unsure: tuple[Value, ...] = ()
+        self.layout_dependent: tuple[Value, ...] = ()
         """Views that are copies in another layout of the inputs, and that were written through."""
 
 
@@ -133,22 +142,22 @@ class PossibleAlias:
 
     storages: tuple[Storage, Storage]
     shared: Condition
-    said: tuple[str, str]
+    message: tuple[str, str]
     """The error where they are one, and its fix."""
-    lasts: bool = True
+    outlives_call: bool = True
     """Whether a write to one must show in the other after the program has ended."""
     where: source.Location | None = None
     """The line that wrote last."""
-    settled: bool = False
-    behind: set[Storage] = field(default_factory=set)
+    is_resolved: bool = False
+    stale: set[Storage] = field(default_factory=set)
     """The storage that must not be read before the alias is resolved."""
 
-    def settle(self) -> None:
-        if self.settled:
+    def resolve(self) -> None:
+        if self.is_resolved:
             return
-        self.settled = True
+        self.is_resolved = True
         if self.shared():
-            what, fix = self.said
+            what, fix = self.message
             raise MutationError(what, where=self.where, fix=fix)
 
 
@@ -163,47 +172,47 @@ def note_possible_alias(
     base: Value,
     copy: Value,
     shared: Condition,
-    said: tuple[str, str] = _ALIASES_AT_SOME_SIZES,
-    lasts: bool = True,
+    message: tuple[str, str] = _ALIASES_AT_SOME_SIZES,
+    outlives_call: bool = True,
 ) -> None:
     """Remember that a copy may be a view at other sizes."""
-    found = PossibleAlias((base.storage, copy.storage), shared, said, lasts)
+    found = PossibleAlias((base.storage, copy.storage), shared, message, outlives_call)
     for storage in found.storages:
-        storage.doubts = (*storage.doubts, found)
+        storage.possible_aliases = (*storage.possible_aliases, found)
 
 
 def mark_aliases_stale(storage: Storage) -> None:
     """After a write: possible aliases are stale until they are resolved."""
-    for found in storage.doubts:
+    for found in storage.possible_aliases:
         found.where = source.locate_user_line()
         other = found.storages[found.storages[0] is storage]
-        if other.origin is not None and found.lasts:
-            found.settle()
+        if other.origin is not None and found.outlives_call:
+            found.resolve()
         else:
             other.version += 1
-            found.behind.add(other)
+            found.stale.add(other)
 
 
 def resolve_stale_aliases(storage: Storage) -> None:
-    for found in storage.doubts:
-        if storage in found.behind:
-            found.settle()
+    for found in storage.possible_aliases:
+        if storage in found.stale:
+            found.resolve()
 
 
 def resolve_aliases(storage: Storage) -> None:
     """In training form, where writes stay: tensors must alias as in the example."""
-    for found in storage.doubts:
+    for found in storage.possible_aliases:
         found.where = source.locate_user_line()
-        found.settle()
+        found.resolve()
 
 
 def resolve_for_as_strided(storage: Storage) -> None:
     """For as_strided, which reads the storage: a copy must be one at every size."""
-    for found in storage.doubts:
-        if storage is found.storages[1] and not found.settled:
-            found.said = _AS_STRIDED_OF_ALIAS
+    for found in storage.possible_aliases:
+        if storage is found.storages[1] and not found.is_resolved:
+            found.message = _AS_STRIDED_OF_ALIAS
             found.where = source.locate_user_line()
-            found.settle()
+            found.resolve()
 
 
 _AS_STRIDED_OF_ALIAS = (
@@ -213,14 +222,14 @@ _AS_STRIDED_OF_ALIAS = (
 
 
 def note_overlap(
-    a: Value, b: Value, tensors: tuple[torch.Tensor, torch.Tensor], what: str, lasts: bool
+    a: Value, b: Value, tensors: tuple[torch.Tensor, torch.Tensor], what: str, outlives_call: bool
 ) -> None:
     """Note that two tensors from outside have one storage."""
-    said = (
+    message = (
         f"the program writes to one of {what}, which share memory, and the other must show it",
         "pass or keep a copy: x.clone()",
     )
-    note_possible_alias(a, b, lambda: _has_common_bytes(*tensors), said, lasts)
+    note_possible_alias(a, b, lambda: _has_common_bytes(*tensors), message, outlives_call)
 
 
 def _has_common_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:

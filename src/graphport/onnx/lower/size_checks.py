@@ -178,11 +178,9 @@ class _SymbolRanges:
     def written(self, symbol: Expr) -> tuple[float | None, float | None]:
         """The ends of a range that the user wrote."""
         site = self.sites[symbol]
-        if site is None or site.wish is None or isinstance(site.wish, int):
+        if site is None or site.dim is None or isinstance(site.dim, int):
             return None, None
-        return (
-            site.wish.root.given if isinstance(site.wish, Dim) else (site.wish.min, site.wish.max)
-        )
+        return site.dim.root.given if isinstance(site.dim, Dim) else (site.dim.min, site.dim.max)
 
     def breaks_promise(self, symbol: Expr) -> bool:
         (low, high), now, before = self.written(symbol), self.ranges[symbol], self.before[symbol]
@@ -193,12 +191,12 @@ class _SymbolRanges:
     def fix(self, symbol: Expr) -> str:
         """The corrected definition."""
         site, limits = self.sites[symbol], self.ranges[symbol]
-        if site is None or isinstance(site.wish, Dim):
+        if site is None or isinstance(site.dim, Dim):
             return format_definition(symbol.name, limits)
         low, high = self.written(symbol)
         low = int(limits.lower) if limits.lower > 0 else low
         high = int(limits.upper) if limits.upper != math.inf else high
-        return f"{site.place} = {replace(site.wish, min=low, max=high)!r}"  # type: ignore[type-var]
+        return f"{site.place} = {replace(site.dim, min=low, max=high)!r}"  # type: ignore[type-var]
 
     def narrow(self, condition: Condition) -> bool:
         """Whether a condition excludes sizes at an end of a range, which is then narrower."""

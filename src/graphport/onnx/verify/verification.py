@@ -312,7 +312,7 @@ class _Run:
         }
         ties = Ties(probe, self.tolerance, given)
         for row in rows:
-            judgement = self._judged(ties, row)
+            judgement = self._judge(ties, row)
             self._add(row.name, judgement, trial)
             node = row.node
             if not judgement.ok and self.divergence is None and node is not None:
@@ -378,7 +378,7 @@ class _Run:
             return compare_metadata(have, want)
         return compare_results(have, want, self.tolerance(name))
 
-    def _judged(self, ties: Ties, row: _ComparedValue) -> Comparison:
+    def _judge(self, ties: Ties, row: _ComparedValue) -> Comparison:
         node, have = row.node, row.have
         judgement = self._compare_node(node.name if node is not None else "", have, row.want)
         if judgement.ok or node is None or not isinstance(have, torch.Tensor):

@@ -80,8 +80,8 @@ class Driver:
         """A batch that is ready to be sent; what is wrong with the arguments is raised here."""
         entrance = self.entrance
         args, kwargs = entrance.arranged(args, kwargs)
-        if not entrance.accepts(args, kwargs) and (told := entrance.difference(args, kwargs)):
-            raise ValueError(told)
+        if not entrance.accepts(args, kwargs) and (difference := entrance.difference(args, kwargs)):
+            raise ValueError(difference)
         leaves = entrance.flat(args, kwargs)
         return Batch(self, leaves, self.batches.split(leaves))
 

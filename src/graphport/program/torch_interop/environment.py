@@ -208,8 +208,8 @@ class TorchEnvironment:
             yield from _express_range(self.symbols[step.symbol], step.limits)
         elif isinstance(step, Equals):
             # torch compares sizes that are the same symbol, if one of them tells it.
-            told = isinstance(self.sources.get(step.expr), TensorPropertySource)
-            if not told or self.symbols[step.expr] in replaced:
+            is_size = isinstance(self.sources.get(step.expr), TensorPropertySource)
+            if not is_size or self.symbols[step.expr] in replaced:
                 yield self._is_equal(step)
 
     def _is_equal(self, step: Equals | Solves) -> Any:

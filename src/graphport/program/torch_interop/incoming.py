@@ -124,12 +124,12 @@ class _Conversion:
         )
 
     def _limits(self, symbol: Any, kind: type) -> Range:
-        told = self.given.range_constraints.get(symbol)
-        if told is None and self.shape_env is not None:
-            told = self.shape_env.var_to_range.get(symbol)
-        if told is None:
+        limits = self.given.range_constraints.get(symbol)
+        if limits is None and self.shape_env is not None:
+            limits = self.shape_env.var_to_range.get(symbol)
+        if limits is None:
             return Range(0 if kind is int else -math.inf, math.inf)
-        return Range(convert_bound(told.lower), convert_bound(told.upper))
+        return Range(convert_bound(limits.lower), convert_bound(limits.upper))
 
     def _hint(self, symbol: Any, limits: Range, kind: type) -> Any:
         known = {} if self.shape_env is None else get_example_values(self.shape_env)
@@ -145,9 +145,9 @@ class _Conversion:
         }
         for e, limits in self.given.range_constraints.items():
             if not isinstance(e, sympy.Symbol) and e.free_symbols <= self._symbols.keys():
-                told = self.expr(e)
-                if isinstance(told, Expr):
-                    found[told] = Range(convert_bound(limits.lower), convert_bound(limits.upper))
+                own = self.expr(e)
+                if isinstance(own, Expr):
+                    found[own] = Range(convert_bound(limits.lower), convert_bound(limits.upper))
         return found
 
     def _facts(self, shapes: list[InputShape]) -> list[Expr]:
