@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return FAILED
         except ExportError as error:
             return _report_failure(error, error, options, console)
-        except Exception as error:  # noqa: BLE001  whatever there is, it is told
+        except Exception as error:  # noqa: BLE001  whatever there is, it is shown
             return _report_failure(error, _to_export_error(error), options, console)
 
 

@@ -204,7 +204,7 @@ def _rewrite_assert(test: ast.expr, message: ast.expr | None) -> list[ast.stmt]:
     assert isinstance(plain, ast.Assert)
     plain.msg = message
     if message is not None:
-        # What a message says of traced values cannot always be told: then it is its own source.
+        # A message with traced values cannot always be formatted: then it is its own source.
         for statements, value in (
             (attempt.body, copy.deepcopy(message)),
             (attempt.handlers[0].body, ast.Constant(ast.unparse(message))),

@@ -1,6 +1,6 @@
 """Registers the caches of Hugging Face transformers as pytree containers.
 
-A cache is taken apart by what is found in it, not by its class: tensors are leaves, and so are the
+A cache is flattened by what is found in it, not by its class: tensors are leaves, and so are the
 counts that grow with the sequence; everything else (classes of layers, window sizes, flags) is its
 structure, and compared by equality. Its layers stand for the cache: `cache[0]["keys"]`. Classes are
 registered with `torch.utils._pytree` when one of their objects is first met, unless the user has

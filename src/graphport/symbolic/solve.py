@@ -2,7 +2,7 @@
 
 A dim can be `factor*root + offset` of a root within a range, or a constant. The solver keeps for
 every symbol the form that the facts leave it: at first each is its own root, and every equality,
-congruence or inequality that is told narrows forms and ranges. What has no such form (a product of
+congruence or inequality narrows forms and ranges. What has no such form (a product of
 dims, a sum of two) is left over, and may be solvable once other facts are in, or once some symbols
 are fixed at their example values.
 

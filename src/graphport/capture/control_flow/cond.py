@@ -1,7 +1,7 @@
 """`torch.cond` and other higher-order operators: captures the functions as subgraphs.
 
 torch's Python functions for control flow would compile with Dynamo first; while a program is
-captured they are told that this has been done, and hand their operators straight to the function
+captured a patch says that this has been done, and they call their operators under the function
 mode, which has them here and in `loops`.
 """
 

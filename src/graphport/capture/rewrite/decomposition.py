@@ -1,6 +1,6 @@
 """`ep.run_decompositions()`: a program over core ATen, or over what a table gives.
 
-The decompositions are PyTorch's own, run on abstract tensors. An operator that no table takes apart
+The decompositions are PyTorch's own, run on abstract tensors. An operator that no table decomposes
 and that is not composite is copied, metadata and all.
 """
 
@@ -159,7 +159,7 @@ class Decomposition(Rewriter):
     def _has_other_strides(self, old: Node) -> bool:
         """Whether a value has another memory layout than in the program.
 
-        What an operator is taken apart into may lay its result out differently: views of it that
+        The result of a decomposition may have other strides: views of it that
         the program takes for granted are then to be found anew.
         """
         new, val = self.new[old], old.meta.get("val")
@@ -180,8 +180,8 @@ class Decomposition(Rewriter):
 def _keeps_layout(node: Node, made: Any) -> bool:
     """Whether what stands for a node hands the layout of its operands on as the node does.
 
-    An operator that is taken apart may be one that gives its result one layout, whatever that of
-    its operands. It is asked about operands whose dims lie in memory the other way round.
+    A decomposed operator may be one that gives its result one layout, whatever that of
+    its operands. It is tried on operands whose strides are in reverse order.
     """
     if not isinstance(node.target, OpOverload):
         return True

@@ -1,7 +1,7 @@
 """Walks `dynamic_shapes` along the inputs, and checks that it has their structure.
 
 A *site* is one size of an input tensor, or an input number. The walk checks that the spec has the
-structure of the inputs and that each site is told something it can be; what the dims mean together
+structure of the inputs and that each site gets a spec that fits it; what the dims mean together
 is the business of `symbols`. Every error names its place in the spec, as written.
 """
 

@@ -165,7 +165,7 @@ class Subgraph:
     def note_possible_alias(self, made: Sequence[Any]) -> None:
         """Remember which results eager may not have copied, for when one of them is written to.
 
-        And which may lie otherwise there.
+        And which may have other strides there.
         """
         first: dict[Storage, Value] = {}
         for i, storage in self._memory.items():

@@ -2,7 +2,7 @@
 
 It is a dispatch mode that runs below autograd. There an operator arrives as the user called it,
 with its arguments in the order of its schema, and composite operators (`linear`, `layer_norm`,
-`einsum`, ...) arrive whole. Those with a shape rule are kept; the others are taken apart by torch's
+`einsum`, ...) arrive whole. Those with a shape rule are kept; the others are decomposed by torch's
 own kernels, whose operators arrive here in turn.
 
 Mutation becomes a new value as it happens; see `values`.
@@ -66,7 +66,7 @@ _OWN_NAMESPACES = ("aten", "prims", "prim")
 HANDLERS: dict[OpOverload | str, Handler] = {}
 """Operators that need more than a shape rule; filled by the modules that know them.
 
-Those that are not there before a part of torch is imported are told by name, or by namespace.
+Those that do not exist before a part of torch is imported are keyed by name, or by namespace.
 """
 
 

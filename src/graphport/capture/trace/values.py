@@ -127,7 +127,7 @@ class Value:
 # share memory at other sizes is seen only by a program that writes to one and reads the other
 # later, or that writes to a copy of its input. Only then does it matter, and only then is it
 # settled: as the example has it, and checked when the program runs. Whether `reshape` copies also
-# depends on how inputs lie in memory; where that matters the program demands the layout of the
+# depends on the strides of inputs; where that matters the program demands the layout of the
 # example.
 #
 # Inputs and state that overlap in memory, and of which none is a view of another, are refused then.

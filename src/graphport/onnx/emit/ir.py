@@ -1,7 +1,7 @@
 """Intermediate representation of an ONNX graph: values, nodes, graphs.
 
 A `Value` knows its dtype, and its sizes where they are known, as numbers and expressions over the
-program's dims. A constant knows its tensor. Values of a graph may be used in the graphs within it
+program's dims. A constant knows its tensor. Values of a graph may be used in its subgraphs
 (branches, loop bodies), as in ONNX.
 """
 

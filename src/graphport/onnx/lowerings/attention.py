@@ -3,7 +3,7 @@
 `Attention` where ONNX Runtime has it and takes these operands; on flat rows [batch, length, heads *
 size] where they come as such, which saves the moves (1 thread, 12 heads of 64, 128 rows: 0.68 ms
 against 0.79 by heads and 0.80 in parts). It refuses sizes of 0: where they cannot be excluded it is
-taken apart, or with target="ort" put behind a test (0.005 ms).
+decomposed, or with target="ort" put behind a test (0.005 ms).
 
 A row that attends to nothing is 0 in torch, and so it is here.
 """

@@ -1,7 +1,7 @@
 """Lowers control flow: `cond` to If, `while_loop` to Loop, `map` and `scan` to Scan.
 
 A subgraph uses outer values by name, so that only what changes from step to step is an
-input of it. Numbers are carried as tensors without dims. What a graph within says about sizes is
+input of it. Numbers are carried as tensors without dims. What a subgraph says about sizes is
 forgotten after it: nothing outside can be computed from its values.
 """
 

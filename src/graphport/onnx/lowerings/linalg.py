@@ -388,7 +388,7 @@ def linear(b: Builder, input: Value, weight: Value, bias: Value | None) -> Value
     """Gemm for rows; for more dims MatMul, on the weight as tools that quantise expect it.
 
     A weight that is used elsewhere too (tied to an embedding), or that is given at run time, is not
-    transposed: ONNX Runtime's own operator takes it as it lies, as fast as MatMul does; for Gemm
+    transposed: ONNX Runtime's own operator takes it as it is, as fast as MatMul does; for Gemm
     the dims before the last become rows, and adding to a bias takes it 3 to 5% longer.
     """
     floats = input.dtype.is_floating_point and weight.rank == 2

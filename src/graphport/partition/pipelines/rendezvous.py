@@ -161,7 +161,7 @@ def _make_gloo_device() -> Any:
 # Diagnoses failures of a pipeline: the first cause among all events.
 #
 # When a stage dies, its neighbours lose their connections and report that, too, and often sooner.
-# So evidence is gathered for a moment, and the strongest kind is told: a stage that raised, a
+# So evidence is gathered for a moment, and the strongest kind is raised: a stage that raised, a
 # process that ended, a connection that the front itself has lost, and last what others say of a
 # stage.
 

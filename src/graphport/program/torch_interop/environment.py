@@ -176,7 +176,7 @@ class TorchEnvironment:
             env.var_to_range[made] = to_value_range(limits)
         env.pending_fresh_unbacked_symbols.clear()
         self._met.append(made)
-        # torch has no symbols for truths: it compares an integer with 1.
+        # torch has no symbols for bools: it compares an integer with 1.
         return sympy.Eq(made, 1) if s.type is bool else made
 
     # What is checked of the inputs

@@ -189,8 +189,7 @@ class _Conversion:
         if not isinstance(inner, GraphModule):
             kind = type(operator.attrgetter(target)(module)).__name__
             raise UnsupportedError(
-                f"the graph refers to {target!r}, a {kind}; only graphs within the graph can be "
-                "referred to"
+                f"the graph refers to {target!r}, a {kind}; only subgraphs can be referred to"
             )
         if not hasattr(root, target):
             root.add_module(target, self._module(inner))
