@@ -6,9 +6,9 @@ where nobody checks. So a condition at an end of a dim's range narrows the range
 declares; every other one, and every one that a branch of the user's code depends on, is computed in
 the file, which stops at sizes that do not meet it.
 
-A branch of the user's code is an error where it excludes an end of a range that the user wrote, else
-a warning. What operators need of their sizes is reported only if it excludes such an end: eager stops
-at most of these sizes itself.
+A branch of the user's code is an error where it excludes an end of a range that the user wrote,
+else a warning. What operators need of their sizes is reported only if it excludes such an end:
+eager stops at most of these sizes itself.
 """
 
 from __future__ import annotations
