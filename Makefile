@@ -60,7 +60,7 @@ test-all: lint
 
 # A level that the machine lacks is the highest that it has. Each pass has an order, a umask, a locale
 # and a day of its own besides.
-SENSITIVE := tests/onnx tests/ops tests/ort tests/program tests/cli
+SENSITIVE := tests/onnx tests/ops tests/runtime tests/program tests/cli
 as = umask $(1); env $(3) $(PY) -m pytest -q -n 2 -m "not slow" --shuffle $(2) $(SENSITIVE)
 
 test-cpus: $(TESTED)

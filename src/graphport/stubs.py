@@ -1,4 +1,4 @@
-"""Loads the public names of a package when they are first used, from where its stub says they are.
+"""Imports public names lazily, from the modules that a package's stub (`__init__.pyi`) names.
 
 The stub (`__init__.pyi`) is the one list of a package's names: type checkers read it, and so does
 this module. No submodule may be called as a name is: importing it would take the name's place.

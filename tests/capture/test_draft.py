@@ -1,7 +1,6 @@
 """`gp.draft_export`: a program whatever was assumed, a report of it, and no wrong answer.
 
-That a draft agrees with eager wherever export stops is tested with the errors, in
-`test_constraints` and `test_data_dependence`.
+That a draft agrees with eager wherever export stops is tested with the errors, in `soundness/`.
 """
 
 from __future__ import annotations
@@ -167,7 +166,7 @@ def test_memory() -> None:
         shared = x.view(-1).data_ptr() == x.data_ptr() != (x + 1).data_ptr()
         return x + 1 if shared and x.untyped_storage().nbytes() == 12 else x
 
-    with pytest.raises(DataDependentError, match=r"data_ptr\(\) asks for the memory"):
+    with pytest.raises(DataDependentError, match=r"data_ptr\(\) accesses the memory"):
         gp.export(f, (EXAMPLE,))
     ep, report = gp.draft_export(f, (EXAMPLE,))
     compare(ep, f, ((EXAMPLE,), {}))

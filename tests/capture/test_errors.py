@@ -246,31 +246,31 @@ def custom_old(v):
 
 GOLDEN = {
     branch: """
-        GP120 Could not guard on data-dependent expression: the truth of a tensor is not known while the program is captured, so Python cannot branch on it
+        GP120 Could not guard on data-dependent expression: the truth value of a tensor is not known while the program is captured, so Python cannot branch on it
           at   test_errors.py:N in branch: if v.sum() > 0:      (block.0)
           fix  torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches
           fix  torch.where(pred, a, b) chooses element by element
     """,
     loop: """
-        GP120 Could not guard on data-dependent expression: the truth of a tensor is not known while the program is captured, so Python cannot branch on it
+        GP120 Could not guard on data-dependent expression: the truth value of a tensor is not known while the program is captured, so Python cannot branch on it
           at   test_errors.py:N in loop: while v.sum() > 0:      (block.0)
           fix  torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches
           fix  torch.where(pred, a, b) chooses element by element
     """,
     assertion: """
-        GP120 Could not guard on data-dependent expression: the truth of a tensor is not known while the program is captured, so Python cannot branch on it
+        GP120 Could not guard on data-dependent expression: the truth value of a tensor is not known while the program is captured, so Python cannot branch on it
           at   asserting.py:N in assertion: assert (v > 0).all()      (block.0)
           fix  torch._assert_async(cond) checks it when the program runs
           fix  torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches
     """,
     negation: """
-        GP120 Could not guard on data-dependent expression: the truth of a tensor is not known while the program is captured, so Python cannot branch on it
+        GP120 Could not guard on data-dependent expression: the truth value of a tensor is not known while the program is captured, so Python cannot branch on it
           at   test_errors.py:N in negation: return v if not v.any() else -v      (block.0)
           fix  torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches
           fix  torch.where(pred, a, b) chooses element by element
     """,
     member: """
-        GP120 Could not guard on data-dependent expression: the truth of a tensor is not known while the program is captured, so Python cannot branch on it
+        GP120 Could not guard on data-dependent expression: the truth value of a tensor is not known while the program is captured, so Python cannot branch on it
           at   test_errors.py:N in member: return v[0, 0] in [1.0, 2.0]      (block.0)
           fix  torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches
           fix  torch.where(pred, a, b) chooses element by element
@@ -305,7 +305,7 @@ GOLDEN = {
           fix  n = v.tolist()[0][0]; torch._check(torch.sym_not(n > 0.0)), and use n from there on
     """,
     pointer: """
-        GP120 .data_ptr() asks for the memory of a tensor, which has none while it is captured
+        GP120 .data_ptr() accesses the memory of a tensor, which has none while it is captured
           at   test_errors.py:N in pointer: return v.data_ptr()      (block.0)
     """,
     same: """
@@ -338,22 +338,22 @@ GOLDEN = {
           at   test_errors.py:N in unknown_attribute: return v.no_such_thing      (block.0)
     """,
     cuda: """
-        GP150 the program asks for a device that is missing here: Torch not compiled with CUDA enabled
+        GP150 the program uses a device that is missing here: Torch not compiled with CUDA enabled
           at   test_errors.py:N in cuda: return v.to("cuda")      (block.0)
           fix  x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand
     """,
     cuda_factory: """
-        GP150 the program asks for a device that is missing here: Torch not compiled with CUDA enabled
+        GP150 the program uses a device that is missing here: Torch not compiled with CUDA enabled
           at   test_errors.py:N in cuda_factory: return v + torch.zeros(3, device="cuda")      (block.0)
           fix  x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand
     """,
     resized: """
-        GP130 resize_() gives a tensor other memory, which a functional graph cannot express
+        GP130 resize_() replaces the storage of a tensor, which a functional graph cannot express
           at   test_errors.py:N in resized: return (v * 1).resize_(2, 2)      (block.0)
           fix  make a new tensor instead, e.g. x = x.new_empty(size), or write to it with x.copy_(y)
     """,
     set_data: """
-        GP130 assigning to .data gives a tensor other memory, which a functional graph cannot express
+        GP130 assigning to .data replaces the storage of a tensor, which a functional graph cannot express
           at   test_errors.py:N in set_data: v.data = v + 1      (block.0)
           fix  write to the tensor instead: x.copy_(y)
     """,

@@ -552,7 +552,7 @@ def of_parts(x: Any, y: Any, z: Any) -> Any:
 
 @pytest.mark.parametrize("by_keyword", [False, True])
 def test_shapes_collection(by_keyword: bool) -> None:
-    """In full: tests/capture/test_spec_shapes.py."""
+    """In full: tests/capture/spec/test_shapes.py."""
     x, y, z = r(4), [r(4)], {"k": r(4)}
     args, kwargs = ((x,), {"z": z, "y": y}) if by_keyword else ((x, y, z), {})
     shapes, dim = gp.ShapesCollection(), Dim("dim", max=10)

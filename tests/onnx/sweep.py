@@ -257,7 +257,7 @@ GAPS = {
     **dict.fromkeys(
         ("allclose", "equal", "tensor_split", "nn.functional.gaussian_nll_loss"), _DATA
     ),
-    **dict.fromkeys(("resize_", "resize_as_"), "a graph cannot give a tensor other memory"),
+    **dict.fromkeys(("resize_", "resize_as_"), "a graph cannot replace the storage of a tensor"),
     "as_strided.partial_views": "reads memory that is not the tensor's",
     "hash_tensor": "needs the bits of floats",
 }

@@ -24,8 +24,10 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 import graphport as gp
 from examples import mobilenet, resnet
-from tests.capture import test_data_dependence, test_errors, test_spec_errors, violations
+from tests.capture import test_errors, violations
 from tests.capture.programs import compiled
+from tests.capture.soundness import test_data_dependent_errors
+from tests.capture.spec import test_errors as test_spec_errors
 from tests.cli.helpers import MODELS
 from tests.fuzz.program import generate
 from tests.models import zoo
@@ -227,7 +229,7 @@ def errors() -> Iterator[tuple[str, Item]]:
                 )
             ),
         )
-    for name, case in test_data_dependence.CASES.items():
+    for name, case in test_data_dependent_errors.CASES.items():
         yield (
             f"errors/data/{name}",
             Text(

@@ -178,7 +178,7 @@ def test_loosening_keeps_the_example_and_only_leaves_points_out(system: System) 
     solver = system.build()
     left = solver.solve(system.conds)
     for _ in range(10):
-        equalities = [c for c in left if isinstance(solver.told(c), Expr) and c.kind == "eq0"]
+        equalities = [c for c in left if isinstance(solver.substitute(c), Expr) and c.kind == "eq0"]
         if not equalities:
             break
         solver.specialise_for(equalities[0])

@@ -170,8 +170,8 @@ class Options:
     draft: bool = False
     strict: bool = False
     training: bool = False
-    once_more: bool = False
-    """To be compared with another capture: nobody is told of anything."""
+    is_recapture: bool = False
+    """A capture only to be compared with another one: it gives no warnings."""
     preserve_module_call_signature: tuple[str, ...] = ()
     keep_views: bool = False
     """Whether results are views in the graph wherever they are, also after a write."""
@@ -210,7 +210,7 @@ def _check_recapture(
     """Capture once more, at other sizes: the graph must be the same."""
     builder = getattr(dynamic_shapes, "dynamic_shapes", None)
     spec = builder(mod, *program.example_inputs) if callable(builder) else dynamic_shapes
-    again = replace(options, strict=False, once_more=True)
+    again = replace(options, strict=False, is_recapture=True)
     other, _ = _capture_program(mod, *side_effects.make_other_inputs(program), spec, again)
     found = side_effects.find_graph_difference(
         list_module_graphs(program.graph_module), list_module_graphs(other.graph_module)
@@ -229,7 +229,7 @@ def _capture_program(
         first = _Capture(mod, root, inputs, dynamic_shapes, options)
 
         def answered(answers: irrelevant_guards.Answers) -> ExportedProgram:
-            silent = replace(options, once_more=True)
+            silent = replace(options, is_recapture=True)
             other = _Capture(mod, root, inputs, dynamic_shapes, silent)
             other.scope.answers = answers
             return other.run()
@@ -249,7 +249,7 @@ def _capture_program(
         except (ForwardError, ShapeError):
             if not first.scope.departed:
                 raise
-        # An operator refused sizes of 0 or 1 in the example because it was told they are neither.
+        # An operator refused sizes of 0 or 1 in the example, which it was answered they are not.
         second = _Capture(mod, root, inputs, dynamic_shapes, options)
         second.scope.generic = False
         return second.run(), second.scope.passed_over
@@ -322,7 +322,7 @@ class _Capture:
         self.state = State(root, self.recorder, self.names)
         own = (*registries.named_parameters(root), *registries.named_buffers(root))
         given = (leaf.value for leaf in inputs.leaves)
-        self.state.home = find_device((*given, *(t for _, t in own)))
+        self.state.device = find_device((*given, *(t for _, t in own)))
         make = TrainingTracer if options.training else Tracer
         self.tracer = make(self.recorder, self.state)
         self.modules = ModuleTracker(root, self.recorder)
@@ -334,7 +334,7 @@ class _Capture:
         self.input_values: list[Value | None] = []
         self.memory_of_inputs: dict[Any, list[tuple[Leaf, Value]]] = {}
         self.refused: tuple[str, ...] = ()
-        """Questions that make the program refuse a size that the spec allows."""
+        """Guards that make the program refuse a size that the spec allows."""
         if options.draft:
             self.tracer.example = example = ConcreteRun(self.recorder.graph, self._given)
             self.scope.reveal = lambda s: example.value(self.recorder.number(s))
@@ -373,12 +373,12 @@ class _Capture:
         if outcome.forms:
             for graph in list_frame_graphs(self.recorder.frame):
                 substitute_symbols(graph, outcome.forms)
-        self.spec.settle(outcome.forms, outcome.ranges)
+        self.spec.substitute(outcome.forms, outcome.ranges)
         return self._program(results, out_spec, outcome)
 
     def _report_changes(self, snapshot: Snapshot, around: side_effects.GlobalsSnapshot) -> None:
         """What the program did to Python beyond its results."""
-        if self.options.once_more:
+        if self.options.is_recapture:
             return
         own, outside = (
             list(side_effects.find_module_changes(snapshot, self.root)),
@@ -395,7 +395,7 @@ class _Capture:
 
     def _differs_next_time(self) -> bool:
         """Whether the program, run again after what it changed, computes something else."""
-        options = replace(self.options, once_more=True)
+        options = replace(self.options, is_recapture=True)
         again = _Capture(self.mod, self.root, self.inputs, self.dynamic_shapes, options)
         try:
             leaves = again._open_inputs()
@@ -425,23 +425,24 @@ class _Capture:
                 self.input_values.append(None)
                 leaves.append(value)
         self._define_numbers()
-        if not self.options.keep_views:  # else whoever asks for them knows of it
+        if not self.options.keep_views:  # else the caller handles inputs that alias
             self._find_aliased_inputs()
         self.state.first_input = self.input_nodes[0] if self.input_nodes else None
         self.recorder.frame.entry = self.input_nodes[-1] if self.input_nodes else None
         return leaves
 
     def _open_tensor(self, node: Node, t: torch.Tensor, path: str) -> AbstractTensor:
-        if not self.options.once_more:
+        if not self.options.is_recapture:
             warn_of_torch_function(t, f"the input at {path}")
-        given = describe_tensor(t, self.state.home)
+        given = describe_tensor(t, self.state.device)
         sizes = self.spec.sizes.get(path, given.sizes)
         strides = given._strides
         if strides is not None and sizes != given.sizes:
             strides = _symbolic_strides(given, sizes)
         abstract = Abstract(sizes, t.dtype, given.device, strides)
         value = Value(abstract, node, origin=node)
-        value.storage.inside, value.storage.room = has_storage_offset(t), storage_elements(t)
+        value.storage.has_offset = has_storage_offset(t)
+        value.storage.elements = storage_elements(t)
         for d, s in enumerate(sizes):
             if type(s) is Expr:
                 read = functools.partial(self.recorder.size_of, node, d, s, on_entry=True)
@@ -461,7 +462,7 @@ class _Capture:
             for other, shown in group:
                 what = f"the inputs at {other.path} and {leaf.path}"
                 tensors = (other.value, leaf.value)
-                note_overlap(shown, value, tensors, what, lasts=False)
+                note_overlap(shown, value, tensors, what, outlives_call=False)
             group.append((leaf, value))
         self.memory_of_inputs = found
 
@@ -473,7 +474,7 @@ class _Capture:
             for leaf, value in self.memory_of_inputs.get(storage_key(entry.tensor), ()):
                 what = f"the input at {leaf.path} and {entry.names[0]!r}"
                 tensors = (leaf.value, entry.tensor)
-                note_overlap(value, entry.value, tensors, what, lasts=False)
+                note_overlap(value, entry.value, tensors, what, outlives_call=False)
 
     def _define_numbers(self) -> None:
         """Where a dim is both a size and a number, the graph takes the number."""
@@ -565,7 +566,8 @@ class _Capture:
         kind: Any = type(x)  # not isinstance, which asks an object for its `__class__`
         if _is_tensor(kind):
             value = self.tracer.value(x)
-            return self.tracer.seen(value) if self.options.keep_views else self.tracer.read(value)
+            tracer = self.tracer
+            return (tracer.read_as_view if self.options.keep_views else tracer.read)(value)
         if issubclass(kind, _SYMBOLIC):
             return self.recorder.size(from_torch(x))
         if issubclass(kind, CONSTANT_TYPES):
@@ -578,7 +580,7 @@ class _Capture:
         )
 
     def _separate_written(self, outputs: list[Any]) -> None:
-        """Give what is written to an input a node of its own, apart from what else is returned."""
+        """Give each storage that is returned or written back a node of its own."""
         shown = [self.tracer.value(x).storage for x in outputs if isinstance(x, torch.Tensor)]
         inputs = [v.storage for v in self.input_values if v is not None]
         owners: dict[Node, Storage] = {}
@@ -590,7 +592,7 @@ class _Capture:
                 storage.mutated = True  # views are made of it anew
 
     def _copy_shared_outputs(self, outputs: list[Any]) -> None:
-        """Copy results that in eager are memory of their own, and here the node of something else.
+        """Clone results that alias nothing in eager, and here are the node of something else.
 
         `new.copy_(x)` has the value of x, a literal is made anew by each call: who writes to the
         result must write to neither.
@@ -708,7 +710,7 @@ class _Capture:
             # The meta device stands for any: programs are captured there to be run elsewhere.
             device = None if value.is_meta else value.device
             strides = None
-            if node in self.tracer.laid_out:
+            if node in self.tracer.fixed_layouts:
                 strides = node.meta["val"]._abstract.strides
             from_start = node in self.tracer.from_start
             return InputShape(
@@ -762,7 +764,7 @@ def forward_error(error: Exception, where: source.Location | None) -> Exception:
     what = f"{type(error).__name__} in the program{said}"
     fix: tuple[str, ...] = ()
     if _NO_DEVICE in said:
-        what = f"the program asks for a device that is missing here{said}"
+        what = f"the program uses a device that is missing here{said}"
         fix = ("x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",)
     if isinstance(error, RecursionError):
         what = (

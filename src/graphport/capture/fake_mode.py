@@ -120,7 +120,7 @@ _factory_cache: dict[Any, bool] = {}
 
 
 def _is_factory(op: Any) -> bool:
-    """An operator that makes a tensor from numbers alone, on the device it is told."""
+    """An operator that makes a tensor from numbers alone, on the device that it is given."""
     known = _factory_cache.get(op)
     if known is None:
         known = False

@@ -125,7 +125,7 @@ def build_parser() -> argparse.ArgumentParser:
         argparse.ArgumentParser,
         prog="graphport",
         epilog=EXIT_CODES,
-        description="Carry PyTorch models to ONNX, look at the result, verify, measure and cut it.",
+        description="Export PyTorch models to ONNX; inspect, verify, benchmark and partition them.",
     )
     top.add_argument("--version", action="version", version=f"graphport {_get_version()}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -202,7 +202,7 @@ def build_parser() -> argparse.ArgumentParser:
     partition = _add_command(
         commands, "partition", "a model over several devices", f"{DEVICES}\n{MODELS}\n{EXIT_CODES}"
     )
-    partition.add_argument("model", metavar="MODEL", help="what to cut: see below")
+    partition.add_argument("model", metavar="MODEL", help="what to partition: see below")
     _add_allow(partition)
     partition.add_argument("--devices", metavar="FILE.toml", required=True)
     _add_inputs(partition)
@@ -210,7 +210,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--mode",
         choices=("size_based", "sparse_nn", "cost_aware", "kl_based", "optimal"),
         default="optimal",
-        help="how to cut (default: optimal); the last three measure the operators first",
+        help="algorithm (default: optimal); the last three profile the operators first",
     )
     partition.add_argument(
         "--objective",
@@ -219,7 +219,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="bottleneck: most micro-batches per second (default); latency: soonest result",
     )
     partition.add_argument(
-        "--saturate-host", action="store_true", help="repeat the partitions on idle devices"
+        "--saturate-host", action="store_true", help="replicate partitions on idle devices"
     )
     partition.add_argument(
         "--runs", type=_parse_positive, default=5, metavar="N", help="runs to measure (default: 5)"

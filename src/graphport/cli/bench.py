@@ -45,7 +45,7 @@ class Contender:
         try:
             self.fn = self.make()
             result = self.fn(*args, **kwargs)
-        # Whatever a compiler raises: it is told, and the others go on.
+        # Whatever a compiler raises: it is shown, and the others go on.
         except Exception as error:  # noqa: BLE001
             self.fn, self.failure = None, f"{type(error).__name__}: {error}".splitlines()[0]
             return None

@@ -153,7 +153,7 @@ def _make_leaf_spec(
                 f"{path} has {leaf.dim()} axes, and no axis {axis}", where=f'--dynamic "{w.text}"'
             )
         if axis % leaf.dim() in found:
-            raise UsageError(f"axis {axis} of {path} is said twice", where=f'--dynamic "{w.text}"')
+            raise UsageError(f"axis {axis} of {path} is given twice", where=f'--dynamic "{w.text}"')
         found[axis % leaf.dim()] = _make_dim(w, dims)
     return found
 
@@ -162,7 +162,7 @@ def _make_dim(w: SizeOption, dims: dict[str, Dim]) -> Any:
     if w.name in _HINTS:
         if (w.factor, w.offset) != (1, 0):
             raise UsageError(
-                f"{w.name} stands for itself: nothing is computed of it",
+                f"{w.name} cannot be part of an expression",
                 where=f'--dynamic "{w.text}"',
                 fix="a name, such as 2*half+1",
             )
@@ -222,7 +222,7 @@ def parse_dynamic(texts: Sequence[str]) -> Sizes:
 def _add_size(axes: dict[int | None, SizeOption], axis: int | None, size: SizeOption) -> None:
     if axis in axes:
         what = "its size" if axis is None else f"axis {axis}"
-        raise UsageError(f"{what} is said twice", where=f'--dynamic "{size.text}"')
+        raise UsageError(f"{what} is given twice", where=f'--dynamic "{size.text}"')
     axes[axis] = size
 
 

@@ -19,7 +19,7 @@ from graphport.errors import ExportError, MissingLoweringError
 
 
 class Console:
-    """One command's way to speak; `timings` has the seconds of each step."""
+    """The output of one command; `timings` has the seconds of each step."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -51,8 +51,8 @@ class Console:
     def failure(self, error: ExportError) -> None:
         _print_message(str(error), "red")
         if self.as_json:
-            told = {"ok": False, "error": error_to_json(error)}
-            self._print(json.dumps(told, indent=2))
+            document = {"ok": False, "error": error_to_json(error)}
+            self._print(json.dumps(document, indent=2))
 
 
 def error_to_json(error: ExportError) -> dict[str, Any]:

@@ -295,7 +295,7 @@ def _evaluate_dim(dim: Any, sizes: Mapping[str, int]) -> int | None:
 
 
 def _evaluate_text(text: str, sizes: Mapping[str, int]) -> Any:
-    """What a text says at certain sizes; None if it cannot be told."""
+    """The value of an expression at some sizes; None if it cannot be evaluated."""
     if text in sizes:
         return sizes[text]
     try:

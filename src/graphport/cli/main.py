@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return FAILED
         except ExportError as error:
             return _report_failure(error, error, options, console)
-        except Exception as error:  # noqa: BLE001  whatever there is, it is told
+        except Exception as error:  # noqa: BLE001  whatever there is, it is shown
             return _report_failure(error, _to_export_error(error), options, console)
 
 
@@ -79,12 +79,12 @@ def _exit_error(stop: SystemExit) -> ExportError:
 
 
 def _report_failure(
-    error: BaseException, told: ExportError, options: argparse.Namespace, console: Console
+    error: BaseException, shown: ExportError, options: argparse.Namespace, console: Console
 ) -> int:
     if options.debug:
         traceback.print_exception(error)
-    console.failure(told)
-    return USAGE if isinstance(told, UsageError) else FAILED
+    console.failure(shown)
+    return USAGE if isinstance(shown, UsageError) else FAILED
 
 
 def _make_warning_hook(console: Console, otherwise: Callable[..., Any]) -> Callable[..., None]:

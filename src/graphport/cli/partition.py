@@ -160,7 +160,7 @@ def _profile_program(program: Any, runs: int) -> Any:
 
 
 def _set_sizes(module: Any, program: Any) -> None:
-    """Sizes that only the data tell are those that the example has."""
+    """Set the sizes of nodes; data-dependent ones are those of the example."""
     from graphport.cli.bench import clone_tensors
     from graphport.compat.torch import pytree
     from graphport.fx import get_size_of_all_nodes

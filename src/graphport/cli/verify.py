@@ -45,7 +45,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         weights = compare_weights(path, file, program)
     with console.step("verifying on ONNX Runtime", "verify"):
         report = program.verify(args, kwargs, rtol=options.rtol, atol=options.atol, **how)
-        if not same_within:  # where the file goes wrong cannot be told then
+        if not same_within:  # where the file diverges cannot be found then
             report = replace(report, first_divergence=None)
         report = replace(report, weights=weights)
     _print_result(report, options, console)

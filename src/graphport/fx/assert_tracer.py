@@ -1,6 +1,6 @@
 """A tracer that records `assert` statements as `torch._assert`.
 
-An `assert` asks for the truth of a value, which a traced value does not have. While tracing, the
+An `assert` needs a bool, which a traced value is not. While tracing, the
 functions that are reached run a version of their code in which `assert x, m` records
 `torch._assert(x, m)` where `x` is traced, and is the plain statement where it is not. The version
 is compiled from the source file as it stands, so decorators, closures, `super()` and line numbers
@@ -204,7 +204,7 @@ def _rewrite_assert(test: ast.expr, message: ast.expr | None) -> list[ast.stmt]:
     assert isinstance(plain, ast.Assert)
     plain.msg = message
     if message is not None:
-        # What a message says of traced values cannot always be told: then it is its own source.
+        # A message with traced values cannot always be formatted: then it is its own source.
         for statements, value in (
             (attempt.body, copy.deepcopy(message)),
             (attempt.handlers[0].body, ast.Constant(ast.unparse(message))),

@@ -32,7 +32,7 @@ from graphport.fx.graphs import get_first_argument
 
 aten = torch.ops.aten
 
-# Write running statistics (arguments 3 and 4) when argument 5 says so; their schemas do not tell.
+# Write running statistics (arguments 3 and 4) if argument 5 is set; their schemas do not say so.
 _STATISTICS = frozenset(
     {aten.batch_norm.default, aten.instance_norm.default, aten.native_batch_norm.default}
 )
@@ -56,7 +56,7 @@ _INPLACE_OPERATORS = frozenset(
         "setitem",
     )
 )
-# By the name of a function or method: results may lie in the memory of the first argument.
+# By the name of a function or method: results may alias the first argument.
 _VIEWS = frozenset(
     {
         "adjoint",
@@ -142,7 +142,7 @@ _VIEWS = frozenset(
         "vsplit",
     }
 )
-# And these in that of any argument.
+# And these any argument.
 _VIEWS_OF_ALL = frozenset(
     {"atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "einsum", "meshgrid"}
 )
@@ -182,7 +182,7 @@ _EMPTY_MODULE = nn.Module()
 
 
 def find_mutated_inputs(node: Node, modules: Mapping[str, nn.Module]) -> list[Node]:
-    """The values whose memory a call writes to."""
+    """The values that a call mutates."""
     if node.op in ("placeholder", "get_attr", "output"):
         return []
     out = _collect_nodes(node.kwargs.get("out"))
@@ -206,7 +206,7 @@ def find_mutated_inputs(node: Node, modules: Mapping[str, nn.Module]) -> list[No
 
 
 def find_aliased_inputs(node: Node, modules: Mapping[str, nn.Module]) -> list[Node]:
-    """The values whose memory the result of a call may lie in."""
+    """The values that the result of a call may alias."""
     target = node.target
     name = _target_name(node)
     if node.op == "call_module":
@@ -225,7 +225,7 @@ def find_aliased_inputs(node: Node, modules: Mapping[str, nn.Module]) -> list[No
 
 
 def find_mutated_values(graph: Graph, modules: Mapping[str, nn.Module]) -> set[Node]:
-    """The values whose memory the graph writes to, also through views of them."""
+    """The values that the graph mutates, also through views of them."""
     found: set[Node] = set()
     left = [value for node in graph.nodes for value in find_mutated_inputs(node, modules)]
     while left:
@@ -237,7 +237,7 @@ def find_mutated_values(graph: Graph, modules: Mapping[str, nn.Module]) -> set[N
 
 
 def get_storage_key(tensor: torch.Tensor) -> Any:
-    """What tensors over the same memory have in common; None where they cannot have any."""
+    """A key of the storage, equal for tensors that alias; None where they cannot."""
     try:
         return tensor.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):
@@ -245,7 +245,7 @@ def get_storage_key(tensor: torch.Tensor) -> Any:
 
 
 def get_attribute_storage_key(target: str, modules: Mapping[str, nn.Module]) -> Any:
-    """The memory of an attribute, or its name; `modules` has the graph's own at no path."""
+    """The storage key of an attribute, or its name; `modules` has the graph's own at no path."""
     found: Any = modules.get("")
     for part in target.split("."):
         found = getattr(found, part, None)
@@ -254,14 +254,14 @@ def get_attribute_storage_key(target: str, modules: Mapping[str, nn.Module]) -> 
 
 
 def find_mutated_storages(graph: Graph, modules: Mapping[str, nn.Module]) -> set[Any]:
-    """The memory of attributes that the graph writes to."""
+    """The storages of attributes that the graph mutates."""
     memory = infer_storages(graph, modules)
     values = [value for node in graph.nodes for value in find_mutated_inputs(node, modules)]
     return {m for value in values for m in memory[value] if not isinstance(m, Node)}
 
 
 def infer_storages(graph: Graph, modules: Mapping[str, nn.Module]) -> dict[Node, frozenset[Any]]:
-    """The memory that each value may lie in: that of an attribute, or of what another call gave."""
+    """The storages that each value may have: that of an attribute, or of another call's result."""
     found: dict[Node, frozenset[Any]] = {}
     for node in graph.nodes:
         if node.op != "output":
@@ -389,7 +389,7 @@ def _target_name(node: Node) -> str:
 
 
 def _iter_aliased_arguments(node: Node, op: OpOverload) -> Iterator[tuple[Any, Node]]:
-    """The arguments that the schema says something of, and what was passed for them."""
+    """The arguments with alias information in the schema, and what was passed for them."""
     for place, arg in enumerate(op._schema.arguments):
         if arg.alias_info is not None:
             for n in _collect_nodes(_get_argument(node, op, place)):

@@ -129,7 +129,7 @@ def _find_dropout_result(node: Node, modules: dict[str, nn.Module]) -> Node | No
     if node.op != "call_function":
         return None
     if target is aten.native_dropout.default:
-        # It returns what it dropped too, which something may ask for.
+        # It returns the mask too, which may be used.
         users = list(node.users)
         alone = len(users) == 1 and users[0].target is operator.getitem and users[0].args[1] == 0
         return users[0] if alone else None

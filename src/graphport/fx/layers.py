@@ -29,7 +29,7 @@ class GraphState:
     def __init__(self, gm: GraphModule) -> None:
         self.gm = gm
         self._targets: set[str] = set()
-        """What has been read or called at any time."""
+        """Targets that have been read or called at any time."""
         self._nodes: dict[str, dict[Node, None]] = {}
         """The nodes of each target, and of each path that it is below."""
         for node in gm.graph.nodes:
@@ -331,7 +331,7 @@ class LayerFinder:
 
 
 def get_rank(node: Node) -> int | None:
-    """The number of dims of a result, where metadata tell."""
+    """The number of dims of a result, if its metadata has it."""
     for key in ("val", "tensor_meta"):
         shape = getattr(node.meta.get(key), "shape", None)
         if shape is not None:

@@ -88,7 +88,7 @@ def _get_size_hint(node: Node, size: Any) -> int:
     example = expression.scope.hint(expression)
     if example is None:
         raise errors.GraphError(
-            f"the node {node.name} has a size {size} that only the data tell",
+            f"the node {node.name} has a size {size} that depends on data",
             where=node.format_node(),
             fix="get_size_of_all_nodes(graph_module, example_args)",
         )
@@ -195,8 +195,8 @@ def _collect_attributes(node: Node, module: nn.Module) -> dict[str, Any]:
     if names is None:
         if not type(module).__module__.startswith("torch.nn."):
             raise errors.GraphError(
-                f"the node {node.name} calls {node.target}, a {torch.typename(module)}: which of "
-                "its attributes are for lowering is known of modules of torch.nn only",
+                f"the node {node.name} calls {node.target}, a {torch.typename(module)}: its "
+                "attributes for lowering are only known if it is a module of torch.nn",
                 where=node.format_node(),
                 fix="trace with a torch.fx.Tracer whose is_leaf_module returns False for it",
             )

@@ -137,7 +137,7 @@ def _match_linear(node: Node, layers: LayerFinder) -> Product | None:
 
 
 def get_known_shape(node: Node | None) -> Any:
-    """The shape of a value, where metadata tell."""
+    """The shape of a value, if its metadata has it."""
     known = [node.meta[key] for key in _SHAPE_KEYS if key in node.meta] if node is not None else []
     return getattr(known[0], "shape", None) if known else None
 
@@ -299,7 +299,7 @@ class _MatmulMerger:
                 if bias is not None:
                     args.append(self.add_state(first, first.bias_node or first.right, "bias", bias))
                 merged = self.call(first, first.target, *args)
-        self.take_apart(group, first.node, merged, _get_widths(group), -1)
+        self.split_merged(group, first.node, merged, _get_widths(group), -1)
 
     def add_state(self, like: Product, near: Node | None, name: str, value: torch.Tensor) -> Node:
         """A node for a new parameter or buffer, beside another one."""
@@ -324,7 +324,7 @@ class _MatmulMerger:
             sizes = [self.size(p, p.right, 1) if p.weight is None else p.sizes[1] for p in group]
             right = self.call(first, torch.cat, [p.right for p in group], 1)
             merged = self.call(first, first.target, first.left, right)
-        self.take_apart(group, place, merged, sizes, -1)
+        self.split_merged(group, place, merged, sizes, -1)
         if not in_order:
             self.sort()
 
@@ -346,12 +346,12 @@ class _MatmulMerger:
                 merged = self.call_module(first.path, both)
             else:
                 merged = self.call(first, first.target, both, *args)
-        self.take_apart(group, place, merged, heights, 0, None if plain else outer)
+        self.split_merged(group, place, merged, heights, 0, None if plain else outer)
         if not in_order:
             self.sort()
 
     def shaped(self, p: Product, part: Node, outer: int) -> Node:
-        """Rows as they lay in the tensor that they came from."""
+        """Rows in the shape of the tensor that they came from."""
         if p.is_overload:
             count = get_rank(p.left)
             assert count is not None
@@ -395,7 +395,7 @@ class _MatmulMerger:
             with AbstractDispatchMode():
                 node.meta["val"] = node.target(*args)
 
-    def take_apart(
+    def split_merged(
         self,
         group: list[Product],
         at: Node,
@@ -404,7 +404,7 @@ class _MatmulMerger:
         dim: int,
         outer: Any = None,
     ) -> None:
-        """Have the users of a group use the parts of what was merged; they are made before `at`."""
+        """Split the merged product, before `at`, and have the users of a group use the parts."""
         parts: list[Node] = []
         with self.graph.inserting_before(at):
             whole = self.call(group[0], torch.split, merged, sizes, dim)
@@ -426,7 +426,7 @@ class _MatmulMerger:
             self.erase(p)
 
     def needs_contiguous(self, node: Node) -> bool:
-        """Whether something depends on the layout: columns of a larger matrix have gaps."""
+        """Whether a user depends on the layout: columns of a larger matrix are not contiguous."""
         for user in node.users:
             name = str(getattr(user.target, "_opname", getattr(user.target, "__name__", "")))
             if (
@@ -516,5 +516,5 @@ def _key_by_right(p: Product) -> Any:
 
 
 def _has_exported_shape(node: Node | None) -> bool:
-    """Whether metadata tell sizes as they are at all times, not as they were once."""
+    """Whether the sizes in the metadata hold in every call, not only in the example."""
     return node is not None and "val" in node.meta

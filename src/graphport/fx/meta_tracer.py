@@ -44,7 +44,7 @@ UNKNOWN = object()
 
 
 class MetaProxy(Proxy):
-    """A traced value that answers for its size, dtype and type."""
+    """A proxy that knows its size, dtype and type."""
 
     _is_param = False  # what torch asks of anything that says it is a tensor
 
@@ -317,7 +317,7 @@ class MetaTracer(Tracer):
 
     @contextmanager
     def _enter_evaluation(self) -> Iterator[None]:
-        """What runs now is for the sake of a value, and no part of the program."""
+        """What runs now computes metadata, and is no part of the program."""
         before, self._evaluating = self._evaluating, True
         try:
             with AbstractDispatchMode():
@@ -361,13 +361,13 @@ class MetaTracer(Tracer):
             self.submodule_paths[mod] = name
         return name
 
-    # What Python asks
+    # Concrete values that Python needs
 
     def to_bool(self, obj: Proxy) -> bool:
         value = get_known_value(obj)
         if value is UNKNOWN and not self.meta_args:
             return super().to_bool(obj)
-        return bool(self._decided(obj, "a branch"))
+        return bool(self._decide(obj, "a branch"))
 
     def iter(self, obj: Proxy) -> Any:
         value = get_known_value(obj)
@@ -387,12 +387,12 @@ class MetaTracer(Tracer):
 
     def length(self, obj: Proxy) -> int:
         value = get_known_value(obj)
-        return len(self._decided(obj, "len()") if value is UNKNOWN else value)
+        return len(self._decide(obj, "len()") if value is UNKNOWN else value)
 
     def number(self, obj: Proxy) -> Any:
-        return self._decided(obj, "a number")
+        return self._decide(obj, "a number")
 
-    def _decided(self, obj: Proxy, use: str) -> Any:
+    def _decide(self, obj: Proxy, use: str) -> Any:
         """The value that Python needs now."""
         value = get_known_value(obj)
         if has_no_data(value):
@@ -452,7 +452,7 @@ def _find_unknown_inputs(node: Node) -> list[str]:
 
 
 def _erase_dead_size_queries(graph: Graph) -> None:
-    """Remove what only led to decisions: questions about sizes that nothing else uses."""
+    """Remove size queries that only branches used."""
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op in ("call_function", "call_method") and _is_size_query(node):
             graph.erase_node(node)

@@ -135,7 +135,7 @@ def is_supported(node: Node, layers: LayerFinder) -> bool:
     while seen:
         value = seen.pop()
         if len(value.users) > 1 or value.op in ("placeholder", "get_attr"):
-            return False  # what it writes to is seen elsewhere, and would be a copy here
+            return False  # it mutates an input, which would be a copy here
         seen.extend(find_aliased_inputs(value, layers.modules))
     if is_binary(node):
         return True

@@ -60,7 +60,7 @@ def to_abstract_tensor(x: Any, device: torch.device) -> Any:
     if not isinstance(x, torch.Tensor) or isinstance(x, (AbstractTensor, FakeTensor)):
         return x
     if x.layout is not torch.strided or x.is_quantized:
-        raise UnsupportedError(f"a tensor of {x.layout} or {x.dtype} cannot go without data")
+        raise UnsupportedError(f"a tensor of {x.layout} or {x.dtype} has no abstract form")
     place = device if x.device.type == "meta" else x.device
     sizes, strides = tuple(x.size()), tuple(x.stride())
     packed = None if strides == contiguous_strides(sizes) else strides

@@ -88,7 +88,7 @@ def split_module(
         >>> names
         {'submod_0.lin': 'lin'}
 
-    Pieces that need one another are a `gp.errors.GraphError`, which names the nodes.
+    Partitions that depend on each other are a `gp.errors.GraphError`, which names the nodes.
     """
     if isinstance(gm, ExportedProgram):
         gm = gm.module()
@@ -134,7 +134,7 @@ class _Splitter:
                 raise errors.InputError(
                     f"the callback returned None for the node {node.name}",
                     where=node.format_node(),
-                    fix="return a number or text for every node: the piece that it belongs to",
+                    fix="return a number or text for every node: the partition that it belongs to",
                 )
             key = str(chosen)
             if key not in self.pieces:
@@ -147,7 +147,7 @@ class _Splitter:
             self.subgraph_of[node] = self.pieces[key]
 
     def _connect(self) -> None:
-        """Find what enters and leaves each piece, and what it has of its own."""
+        """Find the inputs, the outputs and the attributes of each partition."""
         owned = self._find_movable_attributes()
         for piece in self.pieces.values():
             for node in piece.nodes:
@@ -299,7 +299,7 @@ def _call_subgraph(graph: Graph, piece: _Subgraph, args: tuple[Node, ...]) -> di
 def _build_links(
     count: int, edges: Iterable[tuple[int, int]]
 ) -> tuple[list[set[int]], list[list[int]]]:
-    """By piece, the other ones before it, and those behind it."""
+    """By partition, those that it depends on, and those that depend on it."""
     before: list[set[int]] = [set() for _ in range(count)]
     behind: list[list[int]] = [[] for _ in range(count)]
     for a, b in edges:
@@ -319,13 +319,13 @@ def _cycle_error(
         steps.append(f"{after.name} in {pieces[b].name} {verb} {before.name} in {pieces[a].name}")
     names = [pieces[i].name for i in cycle]
     return errors.GraphError(
-        f"{', '.join(names[:-1])} and {names[-1]} need one another: {'; '.join(steps)}",
-        fix="give these nodes one id, or ids that never lead back to a piece that was left",
+        f"{', '.join(names[:-1])} and {names[-1]} depend on each other: {'; '.join(steps)}",
+        fix="give these nodes one id, or ids whose partitions have no cycle",
     )
 
 
 def _find_cycle(needs: list[set[int]], serves: list[list[int]]) -> list[int]:
-    """A short way from a piece back to itself; `needs` has what could not be sorted."""
+    """A short cycle of partitions; `needs` has what could not be sorted."""
     start = next(i for i, needed in enumerate(needs) if needed)
     seen: set[int] = set()
     while start not in seen:  # what is left needs something that is left: this walks into a cycle

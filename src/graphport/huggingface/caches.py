@@ -1,6 +1,6 @@
 """Registers the caches of Hugging Face transformers as pytree containers.
 
-A cache is taken apart by what is found in it, not by its class: tensors are leaves, and so are the
+A cache is flattened by what is found in it, not by its class: tensors are leaves, and so are the
 counts that grow with the sequence; everything else (classes of layers, window sizes, flags) is its
 structure, and compared by equality. Its layers stand for the cache: `cache[0]["keys"]`. Classes are
 registered with `torch.utils._pytree` when one of their objects is first met, unless the user has
@@ -171,7 +171,7 @@ _DERIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# Taking apart
+# Flattening
 
 
 def _flatten_value(x: Any, owner: Any, counts: bool) -> tuple[Any, Any]:
@@ -231,7 +231,7 @@ def _flatten_cache(cache: Any) -> tuple[list[Any], CacheContext]:
     return [x for _, x in pairs], structure
 
 
-# Putting together
+# Unflattening
 
 
 def _rebuild_value(structure: Any, leaves: Any, owner: Any = None) -> Any:

@@ -90,7 +90,7 @@ def export(
     module_functions: Sequence[Any] = (),
     dynamic_axes: Mapping[str, Any] | None = None,
 ) -> ONNXProgram:
-    """Carry a model to ONNX.
+    """Export a model to ONNX.
 
     >>> import torch, graphport as gp
     >>> model = torch.nn.Linear(4, 2)
@@ -167,7 +167,7 @@ def _capture_program(
 
 
 def _is_torch_program(model: Any) -> bool:
-    """A program of torch.export, told without importing that."""
+    """Whether it is a program of torch.export, without importing that."""
     kind = type(model)
     return kind.__name__ == "ExportedProgram" and kind.__module__.startswith("torch.export")
 
@@ -184,7 +184,7 @@ def lower_program(
     opset = options.opset or lowerer.choose_opset(simpler.graph_module, target)
     builder = Builder(simpler.scope, opset, options.target)
     interface = lower_graph(simpler, builder, custom, options, size_checks.select_checks(simpler))
-    if simpler.checks is not program.checks:  # a program of torch.export takes more for granted
+    if simpler.checks is not program.checks:  # a program of torch.export assumes more
         program = replace(program, checks=simpler.checks)
     return ONNXProgram(program, simpler, builder.main, interface, opset, options)
 
@@ -220,7 +220,7 @@ def read_custom_lowerings(options: ExportOptions) -> dict[OpOverload, Lowering]:
 def decompose_to_known(
     program: ExportedProgram, custom: Mapping[OpOverload, Lowering]
 ) -> tuple[ExportedProgram, dict[Any, list[Node]]]:
-    """The program with operators without a lowering taken apart; those that are left."""
+    """Decompose operators without a lowering; the program, and those that are left."""
 
     def known(op: Any) -> bool:
         return op in custom or is_known(op)
@@ -241,7 +241,7 @@ def decompose_to_known(
 
 
 def _can_decompose(op: OpOverload) -> bool:
-    """Whether an operator would be taken apart if it were not said that it is known."""
+    """Whether an operator would be decomposed if it were not known."""
     info = get_op_info(op)
     aliases = any(a.alias_info is not None for a in op._schema.arguments)
     return info.composite and not info.mutated and not aliases

@@ -214,12 +214,12 @@ def key_by_parameter(
 
 
 def find_declarations(spec: Any, model: Any, args: Any, kwargs: Any) -> dict[str, SizeSpec]:
-    """Where a spec first speaks of each symbol: by the name of a Dim, or the place of a size."""
+    """Where a spec first has each symbol: by the name of a Dim, or the place of a size."""
     found: dict[str, SizeSpec] = {}
     for entry in walk_spec(bind_inputs(model, args, kwargs), spec):
-        for site in entry.sites:
+        for site in entry.sizes:
             found.setdefault(
-                site.wish.root.__name__ if isinstance(site.wish, Dim) else site.path, site
+                site.dim.root.__name__ if isinstance(site.dim, Dim) else site.path, site
             )
     return found
 

@@ -40,7 +40,7 @@ def find_batch_dim(shape: Sequence[Any], symbol: Expr) -> tuple[int, Any] | None
 
 
 class BatchCall:
-    """A call of an operator, asked about its batch; its first argument is what it works on."""
+    """A call of an operator, and the batch dim of its first argument."""
 
     def __init__(self, node: Node, symbol: Expr) -> None:
         self.node, self.symbol = node, symbol
@@ -64,7 +64,7 @@ class BatchCall:
 
 
 def mixes_batch(node: Node, symbol: Expr) -> bool:
-    """Whether an operator on a batch lets items meet."""
+    """Whether an operator mixes elements of a batch."""
     packet = getattr(node.target, "overloadpacket", None)
     rule = _RULES.get(packet)
     if rule is None:
@@ -105,7 +105,7 @@ def _concatenates_batch(call: BatchCall) -> bool:
 
 
 def _reorders_batch(call: BatchCall) -> bool:
-    """A reshape that merges the batch with a dim in front of it, or takes it apart inside."""
+    """A reshape that merges the batch with a dim in front of it, or splits it inside."""
     before, after = call.shape(call.first), call.shape(call.node)
     a, b = find_batch_dim(before, call.symbol), find_batch_dim(after, call.symbol)
     return (
@@ -127,7 +127,7 @@ def _repeats_batch(name: str) -> Callable[[BatchCall], bool]:
 
 
 def _pairs_batch_labels(call: BatchCall) -> bool:
-    """An einsum in which the batches of two operands are different dims: every pair meets."""
+    """An einsum in which the batches of two operands have different labels: all pairs mix."""
     terms = call.given["equation"].replace(" ", "").split("->")[0].split(",")
     dims = [(term, x, call.dim_of(x)) for term, x in zip(terms, call.given["tensors"], strict=True)]
     return (
@@ -182,7 +182,7 @@ def _scatters_batch(call: BatchCall) -> bool:
 
 
 def _batch_in_argument(name: str) -> Callable[[BatchCall], bool]:
-    """In what an argument has of all items."""
+    """If an argument besides the first has the batch."""
     return lambda call: call.dim_of(call.given.get(name)) is not None
 
 
@@ -198,7 +198,7 @@ def _never(call: BatchCall) -> bool:
 
 
 def _always(call: BatchCall) -> bool:
-    """In the order of memory, whatever the dims."""
+    """Whatever the dims: by position in the flattened tensor."""
     return True
 
 

@@ -126,14 +126,14 @@ def invert_view(emit: Emit, op: OpOverload, base: Any, shape: Abstract, new: Any
 
 # Finds the inputs that a graph in training form mutates, and clones what backward needs of them.
 
-# Write running statistics (arguments 3 and 4) when argument 5 says so; their schemas do not tell.
+# Write running statistics (arguments 3 and 4) if argument 5 is set; their schemas do not say so.
 _UPDATES_STATISTICS = (aten.batch_norm.default, aten.instance_norm.default)
 # Returns them instead, and keeps what it was given for the backward pass.
 _FUNCTIONAL_BATCH_NORM = aten._native_batch_norm_legit_functional.default
 
 
 def find_mutated_inputs(module: GraphModule) -> set[str]:
-    """Names of the inputs, found through views and graphs within the graph."""
+    """Names of the mutated inputs, found through views and subgraphs."""
     found: set[Node] = set()
     for node in module.graph.nodes:
         if node.op == "call_function":
@@ -188,7 +188,7 @@ def _flatten_nodes(x: Any) -> list[Node]:
 
 
 def find_base(node: Node) -> Node:
-    """The node whose memory a view, or the result of a write, shows."""
+    """The base of a view, or of the result of a write."""
     while node.op == "call_function":
         schema = getattr(node.target, "_schema", None)
         shares = schema is not None and any(r.alias_info is not None for r in schema.returns)

@@ -116,7 +116,7 @@ register_rule(
 
 @shape_rule(aten.log_sigmoid.default)
 def log_sigmoid(self: Abstract) -> Abstract:
-    """Contiguous, however its operand lies."""
+    """Contiguous, whatever the strides of its operand."""
     return self.like()
 
 

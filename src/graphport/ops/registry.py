@@ -333,7 +333,7 @@ BY_KERNEL = frozenset(
         "linalg_cross",
         "mv",
         "vdot",
-        # matrices taken apart
+        # matrix decompositions
         "_linalg_det",
         "_linalg_eigh",
         "_linalg_eigvals",

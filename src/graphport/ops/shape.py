@@ -376,7 +376,7 @@ def slice_at(self: Abstract, dim: int, first: Size, length: Size) -> Abstract:
 
 @shape_rule(aten.unsafe_split.Tensor)
 def unsafe_split(self: Abstract, split_size: Size, dim: int) -> list[Abstract]:
-    """Pieces that torch lets be written to, because they are taken for new tensors."""
+    """Pieces that autograd treats as new tensors, so that they may be written to."""
     return [_mark_copied(piece) for piece in split(self, split_size, dim)]
 
 
@@ -683,7 +683,7 @@ def apply_memory_format(self: Abstract, memory_format: torch.memory_format | Non
 
 @shape_rule(aten.copy.default)
 def copy(self: Abstract, src: Abstract, non_blocking: bool) -> Abstract:
-    """Even gaps in the memory of `self` are kept."""
+    """The strides of `self` are kept, also if it is not dense."""
     return Abstract(self.sizes, self.dtype, self.device, self._strides)
 
 
@@ -711,7 +711,7 @@ def _to_copy(
     aten.as_strided_scatter.default,
 )
 def scatter_view(self: Abstract, src: Abstract, *_: Any, **__: Any) -> Abstract:
-    """A new base with a view of it replaced; even gaps in its memory are kept."""
+    """A new base with a view of it replaced; its strides are kept, also if it is not dense."""
     overlaps = any(
         step == 0 and size != 1 for step, size in zip(self.strides, self.sizes, strict=True)
     )

@@ -22,7 +22,7 @@ def scope_of(*values: object):
 
 
 def guard_condition(cond: bool | Expr) -> bool:
-    """Decide a condition, by the example sizes if need be."""
+    """Guard on a condition: decide it, by the example sizes if need be."""
     return cond if isinstance(cond, bool) else cond.scope.guard(cond)
 
 
@@ -55,12 +55,12 @@ def guard_as_stated(cond: bool | Expr) -> bool:
 
 
 def expect_condition(cond: bool | Expr) -> bool:
-    """Take a condition as true, to be checked when run; False if the example has it otherwise."""
+    """Assume a condition, to be checked at run time; False if it fails in the example."""
     return cond if isinstance(cond, bool) else _ask_as_user(cond.scope.expect, cond)
 
 
 def choose_branch(cond: bool | Expr) -> bool | None:
-    """Which way a rule goes, as the example has it and written down; None if it must go both.
+    """The branch that a rule takes, guarded at the example; None if it must handle both.
 
     Where all sizes but 0 and 1 agree with the example, those are refused when the program runs, and
     nobody is asked about them at export. None is the answer where the example is such a size, or
@@ -84,7 +84,7 @@ def choose_branch(cond: bool | Expr) -> bool | None:
 
 
 def require_branch(cond: bool | Expr) -> bool:
-    """Which way a rule goes that cannot go both; an error where data decides.
+    """The branch of a rule that cannot handle both; an error where it depends on data.
 
     See `choose_branch`.
     """
@@ -93,7 +93,7 @@ def require_branch(cond: bool | Expr) -> bool:
 
 
 def _ask_as_user(ask: Callable[[Expr], bool], cond: Expr) -> bool:
-    """Ask about a condition as the user would: sizes of 0 and 1 are sizes like others."""
+    """Guard a condition as a branch of the user's: without special rules for sizes 0 and 1."""
     scope = cond.scope
     before = scope.internal, scope.stating
     scope.internal, scope.stating = False, True

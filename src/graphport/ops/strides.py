@@ -33,7 +33,7 @@ def get_example_size(size: Size) -> int:
 def get_typical_size(size: Size) -> int:
     """At the example sizes, with 2 for a dynamic size of 0 or 1: there the layout says nothing.
 
-    A batch of one at capture must not decide how a batch of several lies in memory.
+    A batch of one at capture must not decide the strides of a batch of several.
     """
     if type(size) is int:
         return size

@@ -137,7 +137,7 @@ def get_latency_of_partitioned_graph(
     """The critical path through all partitions, transfers included."""
     order = sort_topologically(partitions)
     if order is None:
-        raise PartitionError("some partitions wait for each other: the graph has no latency")
+        raise PartitionError("some partitions depend on each other: the graph has no latency")
     until: dict[Partition, float] = {}
     for partition in order:
         ready = (

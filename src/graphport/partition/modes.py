@@ -44,7 +44,8 @@ def aot_based(job: Problem) -> list[Partition]:
     missing = [node for node in job.ops if node not in ids]
     if missing:
         raise PartitionError(
-            f"node_to_partition_mapping says nothing of {_format_names([n.name for n in missing])}",
+            "node_to_partition_mapping has no entry for "
+            + _format_names([n.name for n in missing]),
             where=missing[0].format_node(),
             fix="an id for every node that is not a placeholder, a get_attr or the output",
         )
@@ -66,8 +67,8 @@ def aot_based(job: Problem) -> list[Partition]:
     set_parents_and_children(partitions)
     if sort_topologically(partitions) is None:
         raise PartitionError(
-            "the partitions of node_to_partition_mapping wait for each other",
-            fix="ids that never lead back to a partition that was left",
+            "the partitions of node_to_partition_mapping depend on each other",
+            fix="ids whose partitions have no cycle",
         )
     return partitions
 

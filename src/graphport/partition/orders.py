@@ -35,7 +35,7 @@ Edge = tuple[int, int, int]
 
 
 class IntervalWeights:
-    """Weights of the spans of n positions."""
+    """Weights of the intervals of n positions."""
 
     def __init__(self, weights: Sequence[int], edges: Sequence[Edge]) -> None:
         self.n = len(weights)
@@ -56,7 +56,7 @@ class IntervalWeights:
 
     @property
     def most(self) -> int:
-        """What the heaviest span weighs: one that goes on to the end."""
+        """The largest weight of an interval: one that goes on to the end."""
         entering: Any = np.zeros(self.n + 2, dtype=np.int64)
         np.add.at(entering, self._from + 1, self._weight)
         np.subtract.at(entering, self._to + 1, self._weight)
@@ -69,7 +69,7 @@ class IntervalWeights:
         return int(inside + self._weight[entering].sum())
 
     def reach(self, budget: int) -> Any:
-        """For every i the largest j such that the span from i to j weighs at most the budget.
+        """For every i the largest j such that the interval from i to j weighs at most the budget.
 
         For all i together, down a binary tree of blocks of positions: a block is passed if its
         weight, with the edges into it from before i, is within what is left. This takes about

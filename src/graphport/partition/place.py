@@ -67,7 +67,7 @@ def reorganize_partitions(partitions: Sequence[Partition]) -> None:
 
 
 def sort_topologically(partitions: Sequence[Partition]) -> list[Partition] | None:
-    """Parents before children; None if some partitions wait for each other."""
+    """Partitions in topological order; None if they have a cycle."""
     waiting = {p: len(p.parents) for p in partitions}
     ready = [p for p in reversed(partitions) if not waiting[p]]
     found = []
@@ -88,7 +88,7 @@ def set_bfs_levels(partitions: Sequence[Partition]) -> None:
 
 
 def reaches_itself(partition: Partition) -> bool:
-    """Whether a partition waits for its own results."""
+    """Whether a partition is on a cycle."""
     seen: set[Partition] = set()
     ahead = list(partition.children)
     while ahead:

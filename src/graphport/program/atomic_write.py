@@ -57,7 +57,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 class AtomicFiles:
-    """Files in the making."""
+    """Temporary files that are to be renamed."""
 
     def __init__(self) -> None:
         self._folders: list[int] = []

@@ -429,7 +429,7 @@ class Holds:
 
 @dataclass(frozen=True)
 class HasStrides:
-    """A tensor that lies in memory as that of the example: else eager would copy, or share."""
+    """A tensor with the strides of the example: at others, eager would copy, or alias."""
 
     path: str
     index: int
@@ -460,7 +460,7 @@ def _has_other_strides(sizes: Sequence[Any], have: Sequence[Any], want: Sequence
 
 @dataclass(frozen=True)
 class HasNoOffset:
-    """A tensor that begins its memory, from where the program counts."""
+    """A tensor with storage offset 0, which `as_strided` in the program counts from."""
 
     path: str
     index: int
@@ -470,8 +470,8 @@ class HasNoOffset:
         if offset == 0:
             return None
         return (
-            f"Expected input at {self.path} to begin its memory, as the program counts from there, "
-            f"but got a tensor with a storage offset of {offset}: pass a clone()"
+            f"Expected input at {self.path} to have storage offset 0, as the program uses "
+            f"as_strided, but got a storage offset of {offset}: pass a clone()"
         )
 
     def lines(self, code: Code) -> list[str]:
@@ -480,18 +480,18 @@ class HasNoOffset:
 
 @dataclass(frozen=True)
 class IsNonOverlapping:
-    """An input that is written to, and of which each element is memory of its own."""
+    """An input that is written to: no internal overlap, and none with others that are read."""
 
     index: int
     paths: Mapping[int, str]
-    """Where it is, and those that it must share no memory with."""
+    """Paths of the input, and of those that it must not overlap."""
 
     def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
         written, path = leaves[self.index], self.paths[self.index]
         if not is_non_overlapping(written):
             return (
-                f"Expected input at {path}, which the program writes to, to have memory for each "
-                "of its elements, but got a tensor in which several share it: pass a clone()"
+                f"Expected input at {path}, which the program writes to, to have no internal "
+                "overlap, but several of its elements share memory: pass a clone()"
             )
         for i, other in self.paths.items():
             if i != self.index and not is_non_overlapping(written, leaves[i]):

@@ -60,7 +60,7 @@ class InputShape:
     device: torch.device | None = None
     strides: tuple[int | Expr, ...] | None = None
     from_start: bool = False
-    """Whether the tensor must begin its memory."""
+    """Whether the tensor must have storage offset 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,15 +160,15 @@ class _Plan:
             self.steps.append(IsNonOverlapping(i, {j: tensors[j] for j in (i, *others)}))
 
     def _settle(self, waiting: list[tuple[Place, Expr]]) -> list[tuple[Place, Expr]]:
-        """Steps for places that had to wait; those that no input tells enough about."""
+        """Steps for sizes that had to wait for symbols; those that no input determines."""
         while waiting:
             left = [(place, e) for place, e in waiting if not self._tell(place, e)]
             if len(left) == len(waiting):
                 # A product with a known factor, which may be 0, is the last to ask.
-                told = next((w for w in waiting if self._tell(*w, by_products=True)), None)
-                if told is None:
+                solved = next((w for w in waiting if self._tell(*w, by_products=True)), None)
+                if solved is None:
                     break
-                left.remove(told)
+                left.remove(solved)
             waiting = left
         return waiting
 
@@ -176,7 +176,7 @@ class _Plan:
         return all(s in self.origins for s in symbols(e))
 
     def _tell(self, place: Place, e: Expr, by_products: bool = False) -> bool:
-        """Steps for the number `e` at a place; False if it has to wait for its symbols."""
+        """Steps that bind or check the number `e` at a place; False if its symbols are unknown."""
         limits = self.ranges.get(e)
         if e in self.origins:
             self.steps.append(Equals(place, e))

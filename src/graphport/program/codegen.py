@@ -185,7 +185,7 @@ def emit_literal(spec: TreeSpec, leaves: Iterator[str]) -> str | None:
 
 
 class Unpacking:
-    """Statements that take arguments apart and `return None` where the structure is another one."""
+    """Statements that flatten arguments and `return None` where the structure is another one."""
 
     def __init__(self, leaves: Iterable[str], *, check_leaves: bool) -> None:
         """`leaves` are the variables to put leaves into; those may prove to be containers too."""
@@ -199,7 +199,7 @@ class Unpacking:
         self._count = 0
 
     def take(self, spec: TreeSpec, source: str) -> None:
-        """Take apart the value of the expression `source`."""
+        """Flatten the value of the expression `source`."""
         if spec.is_leaf():
             leaf = next(self._leaves)
             self.lines.append(f"{leaf} = {source}")

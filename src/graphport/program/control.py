@@ -125,7 +125,7 @@ def can_be_empty(node: Any) -> bool:
 
 
 def copy_subgraph(module: nn.Module, checked: bool = False) -> nn.Module:
-    """A graph within a graph, and those within it, likewise; the program's own stay as they are.
+    """A copy of a subgraph, and of its subgraphs, likewise; the program's own stay as they are.
 
     With `checked`, operators are given nothing out of bounds.
 

@@ -113,7 +113,7 @@ class ExportedProgram:
     ) -> ExportedProgram:
         """A new program over core ATen, or over what `table` gives; shares this one's state.
 
-        With `table={}` only composite operators are taken apart; those in `preserve_ops` are not.
+        With `table={}` only composite operators are decomposed; those in `preserve_ops` are not.
         """
         # Capture stands above programs, which it makes.
         from graphport.capture.rewrite.decomposition import run_decompositions
@@ -203,7 +203,7 @@ def format_program(program: ExportedProgram) -> str:
 
 
 def _format_graph(name: str, module: GraphModule, notes: Mapping[str, str]) -> list[str]:
-    """The inputs, then a line per node; a graph within the graph where it is referred to."""
+    """The inputs, then a line per node; a subgraph where it is referred to."""
     head: list[str] = [f"{name}("]
     body: list[str] = []
     for node in module.graph.nodes:

@@ -41,7 +41,7 @@ DimOrder = tuple[int, ...]
 
 
 def find_dim_order(about: Abstract, scope: Scope) -> DimOrder | None:
-    """The order of the dims of a tensor without gaps; None if it is row by row, or unknown."""
+    """The order of the strides of a dense tensor; None if it is contiguous, or unknown."""
     if about.is_contiguous:
         return None
     sizes, strides = about.sizes, about.strides
@@ -74,7 +74,7 @@ class Subprogram:
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     orders: tuple[DimOrder | None, ...]
-    """By output, the order of its dims in memory: it is given with the slowest first."""
+    """By output, the order of its strides: it is computed with the slowest dim first."""
     original: dict[Node, Node]
     """By node of the program, that of the graph."""
 
@@ -88,14 +88,14 @@ def extract_region(
     region: Sequence[Node],
     whole: ExportedProgram,
     weights: Mapping[Node, torch.Tensor],
-    told: Mapping[Expr, Node],
+    symbol_nodes: Mapping[Expr, Node],
     elsewhere: Collection[Node] = (),
 ) -> Subprogram:
-    """`weights` are inputs of the graph to be taken in; `told` are nodes that tell a symbol.
+    """`weights` are inputs that become constants; `symbol_nodes` has a node for each symbol.
 
-    `elsewhere` are the nodes of all regions, none of which minds how its inputs lie in memory.
+    `elsewhere` are the nodes of all regions, which take inputs of any strides.
     """
-    return _Extraction(region, whole, weights, told, elsewhere).made()
+    return _Extraction(region, whole, weights, symbol_nodes, elsewhere).made()
 
 
 class _Extraction:
@@ -104,7 +104,7 @@ class _Extraction:
         region: Sequence[Node],
         whole: ExportedProgram,
         weights: Mapping[Node, torch.Tensor],
-        told: Mapping[Expr, Node],
+        symbol_nodes: Mapping[Expr, Node],
         elsewhere: Collection[Node],
     ) -> None:
         self.region = region
@@ -112,7 +112,7 @@ class _Extraction:
         self.inside = set(region)
         self.whole = whole
         self.weights = weights
-        self.told = told
+        self.symbol_nodes = symbol_nodes
         self.graph, self.root = Graph(), nn.Module()
         self.mapping: dict[Node, Node] = {}
         self.specs: list[InputSpec] = []
@@ -178,7 +178,8 @@ class _Extraction:
             for s in _free_symbols(_describe_node(a))
         }
         wanted = sorted((made | asked) - shown, key=lambda s: s.name)
-        return [self.told[s] for s in wanted if s in self.told and self.told[s] not in self.inside]
+        nodes = self.symbol_nodes
+        return [nodes[s] for s in wanted if s in nodes and nodes[s] not in self.inside]
 
     def _open(self, node: Node) -> None:
         """A placeholder for a node outside: a weight, a constant, or an input."""
@@ -200,7 +201,7 @@ class _Extraction:
         self.specs.append(InputSpec(InputKind.USER_INPUT, argument, None))
 
     def _take_in(self, node: Node) -> None:
-        """What is no tensor: a graph within the graph, or a number."""
+        """What is no tensor: a subgraph, or a number."""
         if node.op == "get_attr":
             name = str(node.target)
             self.root.add_module(name, getattr(self.whole.graph_module, name))

@@ -210,7 +210,7 @@ def _write_back(graph: Graph, signature: GraphSignature, getters: dict[str, Node
 
 
 def _clone_overwritten(graph: Graph, values: list[Any], targets: list[Node | None]) -> list[Any]:
-    """The values, copied where they share memory with something that is about to be overwritten."""
+    """The values, cloned where they alias something that is about to be overwritten."""
     overwritten = {t for t in targets if t is not None}
     apart: dict[Any, Node] = {}
     for value in values:
@@ -255,7 +255,7 @@ def collect_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
 
 
 def _storage_key(t: torch.Tensor) -> int | None:
-    """What tensors over the same memory have in common; None where nothing can be shared."""
+    """A key of the storage, equal for tensors that alias; None where nothing can."""
     try:
         return t.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):

@@ -145,7 +145,7 @@ def infer_value_type(x: Any) -> ValueType:
     if isinstance(val, torch.Tensor):
         return ValueType(torch.Tensor, val.dtype, val.device, tuple(val.shape))
     plain = _NUMBERS.get(type(val), type(val))
-    return ValueType(int if plain is bool else plain)  # a truth from data counts as 0 or 1
+    return ValueType(int if plain is bool else plain)  # a bool from data counts as 0 or 1
 
 
 def _infer_value_types(xs: Sequence[Any]) -> list[ValueType]:

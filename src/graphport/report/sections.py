@@ -56,7 +56,7 @@ def sizes(facts: Facts) -> Section:
 def format_range(size: Size) -> str:
     """`1..64`, `0..`, or what is known where nothing is said."""
     if size.least is None and size.most is None:
-        return "not said"
+        return "not declared"
     least, most = ("" if x is None else str(x) for x in (size.least, size.most))
     return f"{least}..{most}"
 

@@ -68,7 +68,7 @@ class CompiledGraph:
         self.broken = False
         self._capture(inputs, freeze)
         self.unchecked_inputs: Sequence[Any] | None = None if freeze else inputs
-        """What stood for the inputs, until the first call brings real ones."""
+        """Fake inputs, until the first call brings real ones."""
 
     def _capture(self, inputs: Sequence[Any], freeze: bool) -> None:
         program = capture_graph(self.module, inputs)
@@ -83,15 +83,15 @@ class CompiledGraph:
 
     def __call__(self, *args: Any) -> Any:
         if self.unchecked_inputs is not None:
-            self._meet(args)
+            self._match_dtypes(args)
         if self.broken:
             return self.module(*args)
         if self.checks is not None and not self.checks(args):
             return self._run_in_torch(args, "the graph was captured for other sizes")
-        if self.layouts and any(layout_of(args[i]) != told for i, told in self.layouts.items()):
+        if self.layouts and any(layout_of(args[i]) != layout for i, layout in self.layouts.items()):
             return self._run_in_torch(args, "the graph was captured for other strides")
         if self.written and has_overlap(args, self.written):
-            return self._run_in_torch(args, "an input lies where another one is written to")
+            return self._run_in_torch(args, "an input aliases another one that is mutated")
         try:
             if self.frozen.has_changed(args):
                 self._thaw(args)
@@ -105,8 +105,8 @@ class CompiledGraph:
         self._give_up(failure)
         return result
 
-    def _meet(self, args: Sequence[Any]) -> None:
-        """Capture again if dtypes are others than AOTAutograd said.
+    def _match_dtypes(self, args: Sequence[Any]) -> None:
+        """Capture again if dtypes differ from those that AOTAutograd declared.
 
         Its rules and torch's kernels differ in the statistics of a batch norm under autocast.
         """
@@ -127,7 +127,7 @@ class CompiledGraph:
         """Make sessions that have weights as inputs, unless another thread just has."""
         with _BUILD_LOCK:
             if self.frozen.has_changed(args):
-                log.info("weights have changed: from now on they are inputs")
+                log.info("frozen weights have changed: from now on they are inputs")
                 self.run = self._build_runner({})
                 self.frozen = FrozenWeights({})
 
@@ -194,7 +194,7 @@ class CompiledGraph:
 
         record = SessionRecord(model, make)
         try:
-            record.opened()
+            record.open()
         except Exception as error:  # whatever a provider raises
             raise SessionError(f"ONNX Runtime refuses a model: {error}") from error
         self.records.append(record)

@@ -53,8 +53,8 @@ class TorchSizes:
             if isinstance(value, torch.Tensor):
                 found.append(tuple(map(number, value.shape)))
             else:
-                told = number(value)
-                found.append(told if isinstance(told, Expr) else None)
+                size = number(value)
+                found.append(size if isinstance(size, Expr) else None)
         for guard in getattr(env, "guards", ()):
             if guard.expr.free_symbols <= self._symbols.keys():
                 _assume_condition(guard.expr, expr, scope)
@@ -72,7 +72,7 @@ def _declare_symbol(symbol: Any, env: Any, declare: Declare) -> Expr:
     if hint is None:
         raise UnsupportedError(f"{symbol}, a size that depends on data, comes from outside")
     if not hint.is_number:
-        raise UnsupportedError(f"{symbol}, a size that differs from row to row, is no number")
+        raise UnsupportedError(f"{symbol}, a ragged size of a nested tensor, is no number")
     is_float = str(symbol).startswith("z")
     value = float(hint) if is_float else int(hint)
     known = env.var_to_range.get(symbol)
@@ -85,11 +85,11 @@ def _declare_symbol(symbol: Any, env: Any, declare: Declare) -> Expr:
 
 
 def _assume_condition(condition: Any, expr: FromSympy, scope: Scope) -> None:
-    """Tell the scope, if it is something that can be said there."""
+    """Add a condition of torch's to the scope, if our algebra can express it."""
     try:
-        told = expr(condition)
-        if isinstance(told, Expr):
-            scope.assume(told, reason="checked by torch.compile")
+        fact = expr(condition)
+        if isinstance(fact, Expr):
+            scope.assume(fact, reason="checked by torch.compile")
     except (UnsupportedError, ShapeError):
         return
 
@@ -184,9 +184,9 @@ def capture_graph(module: GraphModule, inputs: Sequence[Any]) -> ExportedProgram
     made_of_others = next((t for t in inputs if is_traceable_wrapper_subclass(t)), None)
     if made_of_others is not None:
         kind = type(made_of_others).__name__
-        raise UnsupportedError(f"an input is a {kind}, which is taken apart by AOTAutograd")
+        raise UnsupportedError(f"an input is a {kind}, which AOTAutograd unwraps")
     if needs_derivatives(module):
-        raise UnsupportedError("the graph takes derivatives, which is left to AOTAutograd")
+        raise UnsupportedError("the graph computes gradients, which is left to AOTAutograd")
     fixed = specialise_floats(module)
     if all(t.device.type == "cpu" for t in inputs if isinstance(t, torch.Tensor)):
         fixed = functionalise_rng_state(fixed)
@@ -196,16 +196,16 @@ def capture_graph(module: GraphModule, inputs: Sequence[Any]) -> ExportedProgram
             tuple(inputs),
             None,
             TorchSizes(_example_values(module, inputs)),
-            Options("runtime_assert", once_more=True, keep_views=True),
+            Options("runtime_assert", is_recapture=True, keep_views=True),
         )
     if program.graph_signature.buffers_to_mutate:
-        raise UnsupportedError("the graph writes to tensors of its own")
+        raise UnsupportedError("the graph mutates tensors of its own")
     _restore_source_lines(program, fixed)
     return program
 
 
 def _restore_source_lines(program: ExportedProgram, module: GraphModule) -> None:
-    """Let nodes tell the user's lines, not those of the code that was generated for the graph."""
+    """Give nodes the user's lines, in place of those of the graph's generated code."""
     lines = dict(_map_generated_lines(module))
     for graph in (program.graph, *(m.graph for m in _inner_modules(program.graph_module))):
         for node in graph.nodes:
@@ -230,7 +230,7 @@ def _inner_modules(module: GraphModule) -> Iterator[GraphModule]:
 
 
 def needs_derivatives(module: GraphModule) -> bool:
-    """Whether a graph takes derivatives, or has results to take them of, whatever its caller says.
+    """Whether a graph computes gradients, or has results to differentiate.
 
     `torch.func.grad`, `torch.autograd.grad`, `torch.enable_grad`.
     """
@@ -304,7 +304,7 @@ def _is_float_read(node: Node) -> bool:
 
 
 Layout = tuple[tuple[Any, ...] | None, bool]
-"""The strides of a tensor with gaps, and whether it begins where its memory does."""
+"""The strides of a tensor that is not dense, and whether its storage offset is 0."""
 
 
 def layout_of(t: torch.Tensor | None) -> Layout:
@@ -316,7 +316,7 @@ def layout_of(t: torch.Tensor | None) -> Layout:
 
 
 def find_read_layouts(module: GraphModule, inputs: Sequence[Any]) -> dict[int, Layout]:
-    """How inputs lie in memory, by their places, for a graph that asks for it.
+    """Memory layouts of the inputs, by position, for a graph that depends on them.
 
     Sizes of torch's are symbols in the program, and so are strides that follow from them. The rest
     is captured as it is in the example.
@@ -348,5 +348,5 @@ def static_inputs(module: GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
 
 
 def _is_static(node: Node, t: torch.Tensor) -> bool:
-    told = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
-    return told is not None or isinstance(t, torch.nn.Parameter)
+    kind = node.meta.get("tensor_dict", {}).get("_dynamo_static_input_type")
+    return kind is not None or isinstance(t, torch.nn.Parameter)

@@ -83,7 +83,7 @@ def find_mutated_inputs(program: ExportedProgram) -> tuple[int, ...]:
 
 
 def has_overlap(args: Sequence[Any], written: Sequence[int]) -> bool:
-    """Whether another input lies where one that is written to does.
+    """Whether another input overlaps one that is mutated.
 
     The graph was captured as if each had memory of its own. From the first element to the last: of
     columns that lie between one another, this says that they overlap.
@@ -129,7 +129,7 @@ class FrozenWeights:
         self.places = tuple(kept)
         self._tensors = list(kept.values())
         self._storages = [t.untyped_storage() for t in self._tensors]
-        """Kept, so that what is compared stays where it is, whatever becomes of the tensors."""
+        """Storages, kept alive: the addresses that are compared stay valid."""
         self._versions = [*map(_version, self._tensors)]
         self._addresses = [*map(_address, self._tensors)]
         self._memory, self._spots = _map_memory(
@@ -138,7 +138,7 @@ class FrozenWeights:
         self._numbers = self._memory.take(self._spots).tobytes()
 
     def has_changed(self, args: Sequence[Any]) -> bool:
-        """Whether one is another tensor, lies elsewhere, or has other contents."""
+        """Whether one is another tensor, has another address, or other contents."""
         tensors = self._tensors
         return bool(tensors) and not (
             all(map(is_, map(args.__getitem__, self.places), tensors))

@@ -113,7 +113,7 @@ class OrtBackendOptions:
 
     @property
     def dump_prefix(self) -> str | None:
-        """Where models are written to, to be looked at."""
+        """Prefix of the files that models are dumped to."""
         return os.environ.get("ONNXRT_DUMP_PATH") or None
 
 

@@ -42,7 +42,7 @@ from graphport.tensors.abstract import Abstract, describe_value
 _OPEN_LOCK = forkable_lock()
 _RECORDS: weakref.WeakSet[SessionRecord] = weakref.WeakSet()
 _INHERITED: list[Session | None] = []
-"""Sessions of the process before the fork, whose threads are not here: not even to be closed."""
+"""Sessions of the process before the fork: their threads are not here, so they are not closed."""
 
 
 @dataclass(eq=False)
@@ -59,9 +59,9 @@ class SessionRecord:
 
     @property
     def session(self) -> ort.InferenceSession:
-        return self.opened().session
+        return self.open().session
 
-    def opened(self) -> Session:
+    def open(self) -> Session:
         """The session; a process that was forked makes one of its own."""
         made = self._made
         if made is None:
@@ -87,8 +87,8 @@ class Region(nn.Module):
     """Calls a session with tensors and numbers, in the order of the region's inputs.
 
     `static` says of each input whether it is a weight, the same tensor at most calls; `complex` are
-    the places of those that go over as pairs of numbers. `rooms` allocates the outputs whose sizes
-    are known; the others are copied, since torch cannot resize memory of ONNX Runtime's.
+    the places of those that go over as pairs of numbers. `allocators` are those of the outputs
+    whose sizes are known; others are copied, since torch cannot resize memory of ONNX Runtime's.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class Region(nn.Module):
         static: Sequence[bool],
         complex: Container[int],
         count: Callable[[], None],
-        rooms: Sequence[Allocate | None],
+        allocators: Sequence[Allocate | None],
     ) -> None:
         super().__init__()
         self.record = record
         self.count = count
         self.plain: list[tuple[str, int]] = []
-        """Inputs that go over as they are, and their places."""
+        """Inputs that are bound as they are, and their positions."""
         self.others: list[tuple[str, int, Any]] = []
         """The rest, with what makes them values of ONNX Runtime."""
         for i in interface.inputs:
@@ -118,17 +118,17 @@ class Region(nn.Module):
         self.dtypes = {i.flat: i.dtype for i in interface.inputs}
         self.results = [(r.kind, r.what) for r in interface.results]
         kinds = {v.name: v.dtype for v in outputs}
-        allocate = {v.name: room for v, room in zip(outputs, rooms, strict=True)}
+        allocate = {v.name: allocator for v, allocator in zip(outputs, allocators, strict=True)}
         self.names = [what for kind, what in self.results if kind not in ("input", "constant")]
         self.in_order = all(kind == "tensor" for kind, _ in self.results)
         self.allocators = [
             (name, allocate[name], kinds[name] in _DLPACK_DTYPES) for name in self.names
         ]
-        self.are_all_known = all(room is not None for _, room, _ in self.allocators)
+        self.are_all_known = all(allocator is not None for _, allocator, _ in self.allocators)
         self.devices = [_HOST] * len(self.names)
 
     def forward(self, *args: Any) -> Any:
-        session = self.record.opened().session._sess
+        session = self.record.open().session._sess
         feeds = {}
         for name, place in self.plain:
             x = args[place]
@@ -154,8 +154,8 @@ class Region(nn.Module):
         given, results, found = OrtValueVector(), OrtValueVector(), []
         for value in feeds.values():
             given.push_back(value)
-        for _, room, is_plain in self.allocators:
-            t = room(args)  # type: ignore[misc]  # all are known
+        for _, allocator, is_plain in self.allocators:
+            t = allocator(args)  # type: ignore[misc]  # all are known
             found.append(t)
             results.push_back(
                 _from_dlpack(to_dlpack(t), False) if is_plain else to_ort_value(t)._ortvalue
@@ -173,12 +173,12 @@ class Region(nn.Module):
         for name, value in feeds.items():
             binding.bind_ortvalue_input(name, value)
         found: list[torch.Tensor | None] = []
-        for name, room, _ in self.allocators:
-            if room is None:
+        for name, allocator, _ in self.allocators:
+            if allocator is None:
                 binding.bind_output(name, _HOST)
                 found.append(None)
             else:
-                t = room(args)
+                t = allocator(args)
                 binding.bind_ortvalue_output(name, to_ort_value(t)._ortvalue)
                 found.append(t)
         session.run_with_iobinding(binding, None)
@@ -216,7 +216,7 @@ _DLPACK_DTYPES = {
 
 
 def _to_contiguous(x: Any, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor or a number as a tensor in order."""
+    """A tensor or a number as a contiguous tensor."""
     if not isinstance(x, torch.Tensor):
         return torch.tensor(x, dtype=dtype, device="cpu")
     if x.is_complex():
@@ -229,7 +229,7 @@ def _to_ort_value(x: Any) -> Any:
 
 
 class _CachedWeight:
-    """Remembers what a tensor was for ONNX Runtime the last time."""
+    """Caches the OrtValue of a tensor."""
 
     def __init__(self) -> None:
         self.known: tuple[Any, int, Any] = (None, 0, None)
@@ -272,12 +272,12 @@ def lower_regions(
 ) -> dict[tuple[Node, ...], LoweredRegion]:
     """Each region of the plan in ONNX; the plan has fewer, or smaller ones, if it has to."""
     while True:
-        told = _find_symbol_nodes(plan)
+        symbol_nodes = _find_symbol_nodes(plan)
         found: dict[tuple[Node, ...], LoweredRegion] = {}
         for step in plan.steps:
             if not step.is_region:
                 continue
-            made = _lower_region(step.nodes, plan, weights, told, options)
+            made = _lower_region(step.nodes, plan, weights, symbol_nodes, options)
             if not isinstance(made, LoweredRegion):
                 plan.refuse(*made)
                 break
@@ -290,12 +290,12 @@ def _lower_region(
     nodes: Sequence[Node],
     plan: Plan,
     weights: Mapping[Node, torch.Tensor],
-    told: Mapping[Expr, Node],
+    symbol_nodes: Mapping[Expr, Node],
     options: ExportOptions,
 ) -> LoweredRegion | tuple[Sequence[Node], str]:
     """The region in ONNX, or the nodes that are to be torch's and why."""
     regions = {n for step in plan.steps if step.is_region for n in step.nodes}
-    part = extract_region(nodes, plan.program, weights, told, regions)
+    part = extract_region(nodes, plan.program, weights, symbol_nodes, regions)
     opset = options.opset or choose_opset(part.program.graph_module, ORT)
     builder = Builder(part.program.scope, opset, options.target)
     names = [n.name for n in part.inputs]

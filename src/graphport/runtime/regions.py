@@ -165,7 +165,7 @@ def _fallback_reason(node: Node, unknown: set[str], plan: Plan) -> str:
     if node.name in unknown:
         return "no ONNX lowering"
     if any(n.name in unknown for n in _inner_nodes(node, plan.program.graph_module)):
-        return "a graph within has operators without an ONNX lowering"
+        return "a subgraph has operators without an ONNX lowering"
     for about in map(_describe_node, (node, *node.all_input_nodes)):
         for part in about if isinstance(about, tuple) else (about,):
             if not isinstance(part, Abstract):
@@ -182,7 +182,7 @@ def _describe_node(node: Node) -> Any:
 
 
 def _inner_nodes(node: Node, module: GraphModule) -> list[Node]:
-    """The nodes of the graphs that a node takes, control flow for one, and of those within them."""
+    """The nodes of the subgraphs of a node, such as control flow, at any depth."""
     if not isinstance(node.target, HigherOrderOperator):
         return []
     taken = [module._modules.get(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
@@ -215,7 +215,7 @@ def _find_writes(graph: Graph) -> list[Node]:
 
 
 def _follow_sources(graph: Graph, taken: set[Node]) -> None:
-    """An element of a tuple is where the tuple is."""
+    """An element of a tuple belongs to the region of the tuple."""
     for node in graph.nodes:
         if node.target is operator.getitem and node in taken and node.args[0] not in taken:
             taken.discard(node)
@@ -226,7 +226,7 @@ def _is_computation(node: Node) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    """Whether a node only shows the memory of its first argument."""
+    """Whether a node is a view of its first argument."""
     if node.op != "call_function":
         return False
     if node.target is operator.getitem:

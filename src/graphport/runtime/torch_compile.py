@@ -40,7 +40,7 @@ def compile_graph(
     backend: OrtBackend, module: GraphModule, inputs: Sequence[Any]
 ) -> Callable[..., Any]:
     wanted = needs_gradients(inputs) or needs_derivatives(module)
-    # Of a tensor that is made of others, AOTAutograd gives the graph in terms of those.
+    # Tensor subclasses are unwrapped by AOTAutograd.
     wanted = wanted or any(map(is_traceable_wrapper_subclass, inputs))
     if not (backend.options.use_aot_autograd and wanted):
         return backend.compile(module, inputs, inference=True)
@@ -48,7 +48,7 @@ def compile_graph(
     def compiler(graph: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         return make_boxed_func(backend.compile(graph, examples, inference=False))
 
-    # Attention in parts that have a derivative in ONNX, not as kernels of torch's.
+    # Attention is decomposed into operators with a backward in ONNX: torch's kernels have none.
     with _DECOMPOSED_ATTENTION:
         return aot_autograd(fw_compiler=compiler, decompositions=_backward_decompositions())(
             module, inputs
@@ -65,7 +65,7 @@ _DECOMPOSED_ATTENTION = Patch(_disable_fused_attention)
 
 
 def _backward_decompositions() -> dict[Any, Callable[..., Any]]:
-    """How to take derivatives apart, which have no lowering; forward operators stay whole."""
+    """Decompositions of backward operators without a lowering; forward operators stay whole."""
     table: dict[Any, Callable[..., Any]] = {
         op: fn for op, fn in core_aten_decompositions().items() if "backward" in str(op)
     }

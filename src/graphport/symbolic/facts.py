@@ -1,4 +1,4 @@
-"""What is known: ranges, equalities, inequalities.
+"""`Facts`: what is known of symbols: ranges, equalities, inequalities.
 
 Knowledge only grows, except that a branch forgets what it learnt (`checkpoint`). Learning a
 condition turns it into the strongest form that the rest can use:
@@ -260,7 +260,7 @@ class Facts:
             self.learn(cond)
 
     def _restatements(self, target: Expr) -> Iterator[Truth]:
-        """What was known in terms of `target`, told without it; the old form is dropped."""
+        """Facts about `target`, with it substituted; the old form is dropped."""
         affected = self._mentions.of(target)
         stores: tuple[tuple[dict[Expr, None], Callable[[Size], Truth]], ...] = (
             (self.nonneg, logic.ge0),

@@ -36,7 +36,7 @@ from graphport.symbolic.witness import Witnesses
 class Fact:
     """A condition that the captured program relies on.
 
-    kind is "assumed" (told to us), "guard" (a branch taken) or "expect" (an assertion); `internal`
+    kind is "assumed" (given), "guard" (a branch taken) or "expect" (an assertion); `internal`
     says that an operator asked, not the user's code. A guard that is the answer to a question is
     `asked`; any other fixes a number.
     """
@@ -91,7 +91,7 @@ class Scope:
         self.off_path = False
         # Whether the bounds of a slice are taken to lie as in the example.
         self.slices_follow_example = True
-        # Where symbols come from; of a truth that stands for a symbol, the symbol.
+        # Where symbols come from; of a bool that stands for a symbol, the symbol.
         self.origins: dict[Expr, Any] = {}
         # What the code that is running calls its values; for errors.
         self.vocabulary: Callable[[], VariableNames] = VariableNames

@@ -1,4 +1,4 @@
-"""Answers whether a size is 0 or 1 as for a size that is neither.
+"""Size-oblivious decisions: whether a size is 0 or 1 is answered as for sizes in general.
 
 An operator asks whether a size is 0 or 1 to choose between ways of doing the same thing: an empty
 result, a broadcast that is none, a stride that does not matter. Following the example there would
@@ -9,7 +9,7 @@ correct for all sizes as far as the operator's general way is.
 Two rules recognise such a question. It may be decided once every symbol is taken to be at least 2:
 `b*s == b`, `s == s // 2`. Or it asks outright whether an expression that must be a size is 0 or 1:
 `h // 2 == 1`. Whether two sizes agree, whether one divides another, whether one is 5 are different
-questions, and left to the example. So is a truth in the data of a tensor, although its symbol is 0
+questions, and left to the example. So is a bool in the data of a tensor, although its symbol is 0
 or 1: `1 in x` asks for it inside of torch.
 """
 
@@ -53,7 +53,7 @@ class SizeObliviousAnswers:
         if answer is not None:
             return answer
         if type(self._origins.get(cond)) is Expr:
-            return cond  # it stands for a symbol: a truth that only running can tell
+            return cond  # it stands for a symbol: a data-dependent bool
         if cond.kind == "not":
             return logic.not_(self.answer(cond.args[0]))
         if cond.kind in ("and", "or"):

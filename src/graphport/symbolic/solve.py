@@ -2,7 +2,7 @@
 
 A dim can be `factor*root + offset` of a root within a range, or a constant. The solver keeps for
 every symbol the form that the facts leave it: at first each is its own root, and every equality,
-congruence or inequality that is told narrows forms and ranges. What has no such form (a product of
+congruence or inequality narrows forms and ranges. What has no such form (a product of
 dims, a sum of two) is left over, and may be solvable once other facts are in, or once some symbols
 are fixed at their example values.
 
@@ -56,7 +56,7 @@ class Solver:
         count = -1
         while len(left) + len(self.unplaced) != count:
             count = len(left) + len(self.unplaced)
-            left = [cond for cond in left if not self._take(self.told(cond))]
+            left = [cond for cond in left if not self._take(self.substitute(cond))]
             for s, limits in list(self.unplaced.items()):
                 # One end at a time: the form may change in between.
                 ends = Range(limits.lower, inf), Range(-inf, limits.upper)
@@ -70,7 +70,7 @@ class Solver:
             c for s, limits in self.unplaced.items() for c in express_range(self.forms[s], limits)
         ]
 
-    def told(self, cond: Truth) -> Truth:
+    def substitute(self, cond: Truth) -> Truth:
         """A condition in terms of the present roots."""
         return substitute(cond, self.forms)
 
@@ -80,7 +80,7 @@ class Solver:
         A quotient by a constant becomes linear once the remainder is that of the example. A symbol
         in a divisor is fixed at its example value. Any other condition fixes all its symbols.
         """
-        cond = self.told(cond)
+        cond = self.substitute(cond)
         if type(cond) is not Expr:
             return
         divisions = [e for e in _walk_nodes(cond) if e.kind in ("mod", "floordiv")]
@@ -129,7 +129,7 @@ class Solver:
 
     def _tell_each(self, conds: Iterable[Truth]) -> bool:
         """Every one, also after one that has no form."""
-        absorbed = [self._tell(self.told(cond)) for cond in conds]
+        absorbed = [self._tell(self.substitute(cond)) for cond in conds]
         return all(absorbed)
 
     def _tell_nonneg(self, e: Expr) -> bool:

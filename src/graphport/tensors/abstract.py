@@ -92,7 +92,7 @@ class Abstract:
         return Abstract(self.sizes if sizes is None else sizes, dtype or self.dtype, self.device)
 
     def view(self, sizes: Sizes, strides: Sizes | None, offset: Size | None = None) -> Abstract:
-        """The same memory seen with other sizes and strides."""
+        """A view of the same storage with other sizes and strides."""
         return Abstract(
             sizes, self.dtype, self.device, strides, self.offset if offset is None else offset
         )

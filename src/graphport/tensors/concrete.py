@@ -37,7 +37,7 @@ def strides_of(t: torch.Tensor) -> tuple[int, ...]:
 
 
 def offset_of(t: torch.Tensor) -> int:
-    return int(concrete_number(t.storage_offset(), "the place in memory"))
+    return int(concrete_number(t.storage_offset(), "the storage offset"))
 
 
 def concrete_number(x: Any, what: str) -> Any:
@@ -63,7 +63,7 @@ def _concrete_numbers(symbols: tuple[Any, ...], what: str) -> tuple[int, ...]:
 
 
 def find_device(tensors: Iterable[Any]) -> torch.device | None:
-    """Where a program is at home: the first device that is not the meta device, if there is one.
+    """The device of a program: the first that is not the meta device, if there is one.
 
     A program that has tensors elsewhere too will get its weights, or its inputs, there.
     """
@@ -72,7 +72,7 @@ def find_device(tensors: Iterable[Any]) -> torch.device | None:
 
 
 def storage_key(t: torch.Tensor) -> tuple[str, int] | None:
-    """What tensors over the same memory have in common; None where nothing can be shared."""
+    """A key of the storage, equal for tensors that alias; None where nothing can."""
     try:
         storage = t.untyped_storage()
     except (RuntimeError, NotImplementedError):

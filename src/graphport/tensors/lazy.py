@@ -64,7 +64,7 @@ class WeightlessTensor(torch.Tensor):
     """A tensor without memory. See the module."""
 
     _inner: torch.Tensor
-    """On the meta device: how the tensor lies in its memory, and which memory that is."""
+    """On the meta device: the tensor's sizes and strides, and its storage."""
     _memory: Memory
 
     # Nothing is decided above the dispatcher; also, results must not be made this class by torch.
@@ -195,7 +195,7 @@ def lacks_data(t: torch.Tensor) -> bool:
 
 
 def make_weightless(inner: torch.Tensor, device: torch.device, memory: Memory) -> WeightlessTensor:
-    """A tensor that lies in memory as a tensor on the meta device does."""
+    """A tensor with the strides and the storage of a tensor on the meta device."""
     t = make_wrapper_subclass(
         WeightlessTensor,
         inner.shape,
@@ -218,7 +218,7 @@ def refer_to_file(region: FileRegion, geometry: Geometry, device: torch.device) 
 
 
 def drop_data(t: torch.Tensor) -> WeightlessTensor:
-    """A tensor like another one, whose data is given up."""
+    """A tensor like another one, without its data."""
     return make_weightless(_make_inner(t), t.device, _get_memory(t))
 
 
@@ -362,14 +362,14 @@ def _overwrite(t: WeightlessTensor, op: Any, args: Any, call: tuple[Any, Any] | 
 
 
 def _change_geometry(t: WeightlessTensor, op: Any) -> None:
-    """A tensor that has become a view of itself, or has got other memory."""
+    """A tensor that has become a view of itself, or has another storage."""
     if op is aten.resize_.default:
         t._memory = Memory()
     _refresh(t, t.device)
 
 
 def _refresh(t: WeightlessTensor, device: torch.device) -> None:
-    """Let torch know how the tensor lies in memory now."""
+    """Set the sizes and strides that torch sees to those that the tensor has now."""
     with DisableTorchDispatch():
         torch.Tensor.data.__set__(t, make_weightless(t._inner, device, t._memory))
 
@@ -391,7 +391,7 @@ def _has_non_strided(values: Any) -> bool:
 
 
 def _is_whole(t: WeightlessTensor) -> bool:
-    """Whether the tensor is all of its memory, each element once."""
+    """Whether the tensor spans its storage, each element once."""
     inner = t._inner
     dense = inner.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(inner)
     return dense and inner.numel() * inner.element_size() == inner.untyped_storage().nbytes()
@@ -429,7 +429,7 @@ def _is_like(op: Any) -> bool:
 
 
 def _record_arguments(args: Any, kwargs: dict[str, Any], *, like: bool = False) -> Any:
-    """Arguments as they are worth now; None where the data of one is not known."""
+    """A snapshot of the arguments; None where the data of one is not known."""
 
     def one(x: Any) -> Any:
         if like and isinstance(x, torch.Tensor):

@@ -28,7 +28,7 @@ _MAX_COPIED_BYTES = (
 
 
 class Geometry(NamedTuple):
-    """How a tensor lies in its memory."""
+    """Sizes, strides and storage offset of a tensor."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
@@ -57,7 +57,7 @@ class Geometry(NamedTuple):
         return True
 
     def over(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """A tensor that lies so in the given memory."""
+        """A tensor of this geometry over the given storage."""
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
         lies = empty.set_(storage, self.offset, self.sizes, self.strides)
         lies = conj(lies) if self.is_conj else lies
@@ -171,7 +171,7 @@ class ShapeOperand:
 
 
 class TensorSnapshot:
-    """What a weightless tensor was worth at some moment."""
+    """A snapshot of a weightless tensor."""
 
     def __init__(self, source: Source, geometry: Geometry) -> None:
         self.source = source
@@ -219,7 +219,7 @@ class DeferredWrite:
 
 
 def copy_to_storage(t: torch.Tensor, geometry: Geometry) -> torch.UntypedStorage:
-    """Memory of its own in which a tensor of these values lies as the geometry says."""
+    """A new storage, in which a tensor of these values has this geometry."""
     sizes, strides = geometry.sizes, geometry.strides
     span = 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) if t.numel() else 0
     made = torch.UntypedStorage((geometry.offset + span) * geometry.dtype.itemsize)

@@ -139,7 +139,7 @@ def record_function_call(tracer: Tracer, cls: Any, args: tuple[Any, ...]) -> Any
     by_argument = dict(zip(map(id, args), backward.results, strict=False))
     for outer in backward.outside:  # what the backward uses from around comes through the forward
         backward.given.append(backward.frame.inputs[outer])
-        with tracer.recorder.within(forward.frame):
+        with tracer.recorder.enter_frame(forward.frame):
             saved.append(tracer.recorder.lift_to_input(outer))
     taken = forward.outside
     nodes = {tracer.read(tracer.value(t)): by_argument.get(id(t)) for t in tensors}
@@ -194,7 +194,7 @@ def _add_input(graph: Subgraph, name: str, like: Node) -> torch.Tensor:
     abstract = like.meta["val"]._abstract
     node = graph.frame.open(name, make_abstract_tensor(abstract))
     graph.given.append(node)
-    with graph.tracer.recorder.within(graph.frame):
+    with graph.tracer.recorder.enter_frame(graph.frame):
         graph.tracer.recorder.define_sizes(node)
     return graph.tracer.wrap(Value(abstract, node, origin=node))
 

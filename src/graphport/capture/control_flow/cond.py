@@ -1,7 +1,7 @@
 """`torch.cond` and other higher-order operators: captures the functions as subgraphs.
 
 torch's Python functions for control flow would compile with Dynamo first; while a program is
-captured they are told that this has been done, and hand their operators straight to the function
+captured a patch says that this has been done, and they call their operators under the function
 mode, which has them here and in `loops`.
 """
 
@@ -103,21 +103,21 @@ def record_call(
             recorder.define_sizes(tracer.value(x).node, on_entry=False)
     for i, r in enumerate(results):
         if isinstance(r, RuntimeNumber):
-            made[i] = to_torch(r.told)
+            made[i] = to_torch(r.symbolic_value)
             if r.kind is bool:  # what the call returns is the truth itself
-                recorder.bind_expression(r.told, recorder.number(r.number))
+                recorder.bind_expression(r.symbolic_value, recorder.number(r.number))
     return made
 
 
 @dataclass(frozen=True)
 class RuntimeNumber:
-    """A number that is known only when the program runs; of a truth, 1 or 0."""
+    """A number that is known only when the program runs; of a bool, 1 or 0."""
 
     number: Expr
     kind: type
 
     @property
-    def told(self) -> Truth | Expr:
+    def symbolic_value(self) -> Truth | Expr:
         return eq(self.number, 1) if self.kind is bool else self.number
 
     @classmethod
@@ -130,7 +130,7 @@ class RuntimeNumber:
         )
         made = cls(number, kind)
         if kind is bool:
-            tracer.scope.origins[made.told] = number  # type: ignore[index]
+            tracer.scope.origins[made.symbolic_value] = number  # type: ignore[index]
         return made
 
 
@@ -144,7 +144,7 @@ def cond(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     pred, true_fn, false_fn, operands = args
     pred = _normalise_predicate(tracer, pred)
     if isinstance(pred, (bool, int, float)):
-        with tracer.above:
+        with tracer.function_mode:
             return (true_fn if pred else false_fn)(*operands)
     holds: Truth = from_torch(pred) if isinstance(pred, torch.SymBool) else True
     opposite = not_(holds) if isinstance(holds, Expr) else True
@@ -178,7 +178,7 @@ def _merge_branches(tracer: Tracer, func: Any, pred: Any, branches: list[Subgrap
 
 
 def _normalise_predicate(tracer: Tracer, pred: Any) -> Any:
-    """A tensor or a symbolic truth; a Python number where the answer is known."""
+    """A tensor or a symbolic bool; a Python number where the answer is known."""
     if isinstance(pred, (torch.SymInt, torch.SymFloat)):
         pred = pred != 0
     if isinstance(pred, torch.SymBool):
@@ -188,20 +188,20 @@ def _normalise_predicate(tracer: Tracer, pred: Any) -> Any:
         if isinstance(pred, (bool, int, float)):
             return pred
         raise UserError(
-            f"the predicate of torch.cond is a {type(pred).__name__}, not a truth",
+            f"the predicate of torch.cond is a {type(pred).__name__}, not a bool",
             where=source.locate_user_line(),
             fix="pass a tensor of one bool, or a comparison of sizes: x.shape[0] > 4",
         )
     if pred.dtype is not torch.bool or pred.numel() != 1:
         raise UserError(
-            f"the predicate of torch.cond is one truth, got {tracer.value(pred).abstract}",
+            f"the predicate of torch.cond is a single bool, got {tracer.value(pred).abstract}",
             where=source.locate_user_line(),
             fix="reduce it: pred.any(), pred.all() or x.sum() > 0",
         )
     literal = tracer.value(pred).literal
     if literal is None:
         return pred
-    with DisableTorchDispatch():  # a look at data is no part of the program
+    with DisableTorchDispatch():  # reading data is no part of the program
         return bool(literal)
 
 
@@ -289,7 +289,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 def record_other_call(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     call = _HigherOrderCall(tracer, func)
     if not any(map(_is_function, args)):
-        with tracer.above:  # it is only made of other operators
+        with tracer.function_mode:  # it is only made of other operators
             return call.run(args, kwargs)
     with disable_current_modes():
         out = call.run([call.stub(a) if _is_function(a) else a for a in args], kwargs)
@@ -373,8 +373,8 @@ class _HigherOrderCall:
             from_torch(r) if isinstance(r, _SYMBOLIC) else r
             for r in map(describe_argument, graph.results)
         ]
-        placed = [self._lowered(a) for a in place(reference, outside)]
-        options = {key: self._lowered(a) for key, a in kwargs.items()}
+        placed = [self._lower(a) for a in place(reference, outside)]
+        options = {key: self._lower(a) for key, a in kwargs.items()}
         self._check(placed, options, outside)
         made = record_call(tracer, self.func, placed, results, outside, options)
         count = len(self.returned)
@@ -383,7 +383,7 @@ class _HigherOrderCall:
         graph.note_possible_alias(made[:count])
         return pytree.tree_unflatten(made[:count], spec)
 
-    def _lowered(self, x: Any) -> Any:
+    def _lower(self, x: Any) -> Any:
         """An argument as it stands in the graph, whatever container it is in."""
         tracer = self.tracer
         return pytree.tree_map(lambda y: tracer.recorder.argument(tracer.lower(y)), x)

@@ -27,7 +27,7 @@ _NUMBERS = (int, float, bool, str, type(None), torch.SymInt, torch.SymFloat, tor
 def retrace_region(tracer: Tracer, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The same region in a program that is captured once more."""
     mode, fn, *operands = args
-    with torch.set_grad_enabled(mode), tracer.above:
+    with torch.set_grad_enabled(mode), tracer.function_mode:
         return fn(*operands)
 
 

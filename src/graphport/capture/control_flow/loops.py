@@ -58,9 +58,9 @@ class CarriedValues:
             for i, x in enumerate(self.given)
             if isinstance(x, torch.Tensor)
         }
-        """How tensors lie in memory, in every step and after it."""
+        """Memory layouts of the tensors, in every step and after it."""
         self.unsteady = {i for i, a in self.layouts.items() if not self._is_steady(i, a)}
-        """Those that do not lie in one way: in the graph they do, in the order of their dims."""
+        """Those whose layout changes between steps: in the graph they are contiguous."""
         for i in self.unsteady:
             self.layouts[i] = make_contiguous(self.layouts[i])
         self.bases: list[Value] = []
@@ -76,12 +76,12 @@ class CarriedValues:
         )
 
     def _is_steady(self, i: int, a: Abstract) -> bool:
-        """Whether a copy lies as the first value does, and the graph has it like that."""
+        """Whether a copy has the strides of the first value, in eager and in the graph."""
         lies = self.tracer.read(self.tracer.value(self.given[i])).meta["val"]._abstract
         return is_dense(a) and (a.is_contiguous or has_same_layout(lies, a))
 
     def add(self, base: Value, where: source.Location | None) -> None:
-        """Carry memory, unless a step would see it in two ways."""
+        """Carry a storage, unless two carried values would alias in a step."""
         if base.storage in self._memory:
             raise MutationError(
                 f"the body of {self.what} writes to a tensor that it is also given",
@@ -103,7 +103,7 @@ class CarriedValues:
         return x
 
     def settle(self, body: Subgraph) -> bool:
-        """Whether the body returns tensors that lie as those that it was given."""
+        """Whether the body returns tensors with the strides of those that it was given."""
         moved = set()
         for i, want in self.layouts.items():
             have = body.lies.get(i, want)
@@ -137,7 +137,7 @@ class CarriedValues:
         first = self.tracer.recorder.argument(self.tracer.lower(x))
         name = first.name if isinstance(first, Node) else "number"
         graph.make_number(name, number.number, what)
-        return to_torch(number.told)
+        return to_torch(number.symbolic_value)
 
     def _any(self, x: Any) -> RuntimeNumber:
         limits = _RANGES[python_type(x)]
@@ -187,7 +187,7 @@ class CarriedValues:
 
 
 def make_contiguous(a: Abstract) -> Abstract:
-    """A carried value, laid out in the order of its dims whatever the first one was."""
+    """Make a carried value contiguous, whatever the first one was."""
     return Abstract(a.sizes, a.dtype, a.device)
 
 
@@ -259,7 +259,7 @@ def _check_condition(test: Subgraph) -> None:
         is_truth = len(test.results) == 1 and test.kind(0) is bool
     if not is_truth:
         raise UserError(
-            "the condition of torch.while_loop returns one truth, got "
+            "the condition of torch.while_loop returns a single bool, got "
             f"{', '.join(format_value(describe_argument(r)) for r in test.results) or 'nothing'}",
             where=test.where,
             fix="return a tensor of one bool without dims, or a comparison: i < 3, x.any()",

@@ -48,7 +48,7 @@ class Group:
         """All to all along the first dim, given the sizes from and for each rank."""
         return self.run("all_to_all_single", x, list(received), list(sent))
 
-    def even(self, x: torch.Tensor) -> list[Any]:
+    def splits(self, x: torch.Tensor) -> list[Any]:
         return [x.shape[0] // self.size] * self.size
 
 
@@ -136,7 +136,7 @@ def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, *_: Any) -> None
 def all_to_all_base(
     group: Group, output: torch.Tensor, x: torch.Tensor, received: Any, sent: Any, *_: Any
 ) -> None:
-    output.copy_(group.exchange(x, received or group.even(output), sent or group.even(x)))
+    output.copy_(group.exchange(x, received or group.splits(output), sent or group.splits(x)))
 
 
 _FUNCTIONAL: dict[str, Callable[..., None]] = {

@@ -98,9 +98,9 @@ def record_custom(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any
 
 @register_handler(COMPOSITE)
 def record_composite(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Kept as the user's own; what it returns is seen by taking it apart beside the program."""
+    """Kept whole; what it returns is inferred from its decomposition, outside of the graph."""
     recorder = tracer.recorder
-    with recorder.within(Frame(recorder.frame)):
+    with recorder.enter_frame(Frame(recorder.frame)):
         inner = decompose(tracer, info, args, kwargs)
         out = pytree.tree_map_only(torch.Tensor, lambda t: tracer.value(t).abstract, inner)
     lowered = [tracer.lower(a) for a in args]
@@ -135,7 +135,7 @@ def functionalise_mutating(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict
 
 
 def _refuse_aliased_arguments(tracer: Tracer, info: OpInfo, given: dict[str, Any]) -> None:
-    """Memory that is written through one argument and seen through another: no value says that."""
+    """Refuse arguments that alias where one is written: values cannot express that."""
     holders: dict[Any, str] = {}
     written = {a.name for a in info.op._schema.arguments if a.alias_info and a.alias_info.is_write}
     for name, x in given.items():
@@ -145,7 +145,7 @@ def _refuse_aliased_arguments(tracer: Tracer, info: OpInfo, given: dict[str, Any
             other = holders.setdefault(tracer.value(t).storage, name)
             if other is not name and not written.isdisjoint((name, other)):
                 raise MutationError(
-                    f"{info.op} is given one memory as {other!r} and as {name!r}, and writes to it",
+                    f"{info.op} writes to tensors that alias, {other!r} and {name!r}",
                     where=source.locate_user_line(),
                     fix=f"pass a copy: {name}=x.clone()",
                 )

@@ -77,8 +77,8 @@ def evaluate_bool(tracer: Tracer, t: torch.Tensor) -> bool:
     if type(elements) is int and elements > 1:
         raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
     error = DataDependentError(
-        "Could not guard on data-dependent expression: the truth of a tensor is not known while "
-        "the program is captured, so Python cannot branch on it",
+        "Could not guard on data-dependent expression: the truth value of a tensor is not known "
+        "while the program is captured, so Python cannot branch on it",
         where=source.locate_user_line(),
         fix=_ASSERT_FIX if source.is_in_assert() else _BRANCH_FIX,
     )
@@ -109,7 +109,7 @@ def assume_example_data(
         raise error
     tracer.scope.passed_over.append(error)
     node = tracer.read(tracer.value(t))
-    data, seen = tracer.example.look(node, torch.clone), tracer.example.look(node, read)
+    data, seen = tracer.example.read_data(node, torch.clone), tracer.example.read_data(node, read)
     exactly = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
     message = f"the data is not that of the example, which {error.where or 'the program'} relies on"
     with disable_tracing():

@@ -35,7 +35,7 @@ def indexing(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
             self = self.select(dim, part)
             continue
         if _is_flag(tracer, part):
-            # One truth for everything: a mask of one element over a dim of one.
+            # A single bool: a mask of one element over a dim of one.
             self, part = self.unsqueeze(dim), part.reshape(1)
         rest.insert(0, part)
     if func is torch.Tensor.__getitem__:
@@ -66,7 +66,7 @@ def _is_number(tracer: Tracer, t: torch.Tensor) -> bool:
 
 
 def _is_flag(tracer: Tracer, part: Any) -> bool:
-    """A single truth in an index that is not a literal."""
+    """A single bool in an index that is not a literal."""
     if not isinstance(part, torch.Tensor) or part.dim() or part.dtype not in _MASK_DTYPES:
         return False
     return tracer.value(part).literal is None
@@ -159,7 +159,7 @@ def max_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if not _is_global_window(tracer, given, n):
         return NotImplemented
     x = given["input"]
-    with tracer.above:
+    with tracer.function_mode:
         found = x.flatten(-n).max(-1, keepdim=True)
         out = [t.unflatten(-1, (1,) * n) for t in found]
     return tuple(out) if _needs_indices(func, given) else out[0]
@@ -180,7 +180,7 @@ def avg_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     n = _AVG_POOLS[func]
     if not _is_global_window(tracer, given, n) or given.get("divisor_override") is not None:
         return NotImplemented
-    with tracer.above:
+    with tracer.function_mode:
         return given["input"].mean(list(range(-n, 0)), keepdim=True)
 
 

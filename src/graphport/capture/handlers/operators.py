@@ -1,4 +1,4 @@
-"""Operators that need more than a shape rule: conversions that may do nothing, copies, layers."""
+"""Handlers of aliases, conversions, copies, writes, norms, sizes and assertions."""
 
 from __future__ import annotations
 
@@ -99,15 +99,15 @@ def alias(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 @register_handler(aten.as_strided.default)
 def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
-    """Strides count in memory, so they are taken of the tensor that owns it and not of a view."""
+    """Strides are those of the storage, so they apply to the base and not to a view of it."""
     value = tracer.value(args[0])
     rest = [*(tracer.lower(a) for a in args[1:]), *map(tracer.lower, kwargs.values())]
     size, stride = rest[:2]
     given = len(rest) > 2 and rest[2] is not None
     offset = rest[2] if given else value.abstract.offset
-    if given and value.storage.inside:
+    if given and value.storage.has_offset:
         raise UnsupportedError(
-            "as_strided counts from the beginning of memory, and the tensor begins further on",
+            "as_strided with a storage offset before the input's own",
             where=source.locate_user_line(),
             fix="leave out storage_offset, or pass a tensor of its own: x.clone()",
         )
@@ -116,7 +116,7 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     owner = value
     while owner.parent is not None and owner.parent.abstract.dtype is value.abstract.dtype:
         if owner.op in _SIGN_VIEWS:
-            break  # what is read through it has another sign than what lies in memory
+            break  # it reads the storage with another sign
         owner = owner.parent
     offset = offset - owner.abstract.offset
     whole = owner
@@ -124,11 +124,11 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
         owner = _permute_to_memory_order(tracer, owner)
     out = info.rule(owner.abstract, size, stride, offset)
     _require_storage(whole, out)
-    # Without an offset the view starts where the tensor does, wherever in memory an input lies.
+    # Without an offset the view starts where the tensor does, whatever its storage offset.
     recipe = (size, stride) if type(offset) is int and offset == 0 else (size, stride, offset)
     if len(recipe) > 2 and not owner.abstract.is_contiguous:
         raise UnsupportedError(
-            "as_strided with a storage offset, of a tensor with other memory between its elements",
+            "as_strided with a storage offset, of a tensor that is not dense",
             where=source.locate_user_line(),
             fix="make the tensor contiguous first: x = x.contiguous()",
         )
@@ -143,11 +143,11 @@ _SIGN_VIEWS = (aten._conj.default, aten._neg_view.default)
 
 
 def _require_storage(owner: Value, view: Abstract) -> None:
-    """That there is memory wherever a view of what owns it reaches in the example."""
-    if owner.parent is not None or 0 in view.sizes or owner.storage.doubts:
-        return  # of what may be a view, the memory is that of its base
+    """Refuse a view that reaches beyond the storage in the example."""
+    if owner.parent is not None or 0 in view.sizes or owner.storage.possible_aliases:
+        return  # of what may be a view, the storage is that of its base
     outside = owner.storage.origin is not None
-    room = owner.storage.room if outside else _storage_extent(owner.abstract)
+    room = owner.storage.elements if outside else _storage_extent(owner.abstract)
     if room is not None:
         require_at_example(
             le(view.offset + _storage_extent(view), room),
@@ -161,12 +161,12 @@ def _require_storage(owner: Value, view: Abstract) -> None:
 
 
 def _storage_extent(a: Abstract) -> Size:
-    """How many elements of memory there are from the first of a tensor to its last."""
+    """How many elements of the storage lie from the first of a tensor to its last."""
     return sum(((n - 1) * s for n, s in zip(a.sizes, a.strides, strict=True)), start=1)
 
 
 def _permute_to_memory_order(tracer: Tracer, owner: Value) -> Value:
-    """A view of a dense tensor whose dims are ordered as they lie in memory."""
+    """A view of a dense tensor whose dims are ordered by stride, which makes it contiguous."""
     strides = [get_example_size(s) for s in owner.abstract.strides]
     order = sorted(range(len(strides)), key=lambda d: -strides[d])
     permute = get_op_info(aten.permute.default)
@@ -329,7 +329,7 @@ def copy_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 )
 def refuse_resize(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     raise MutationError(
-        f"{info.name}() gives a tensor other memory, which a functional graph cannot express",
+        f"{info.name}() replaces the storage of a tensor, which a functional graph cannot express",
         where=source.locate_user_line(),
         fix="make a new tensor instead, e.g. x = x.new_empty(size), or write to it with x.copy_(y)",
     )

@@ -1,6 +1,6 @@
 """`ep.run_decompositions()`: a program over core ATen, or over what a table gives.
 
-The decompositions are PyTorch's own, run on abstract tensors. An operator that no table takes apart
+The decompositions are PyTorch's own, run on abstract tensors. An operator that no table decomposes
 and that is not composite is copied, metadata and all.
 """
 
@@ -47,7 +47,7 @@ aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Table = Mapping[OpOverload, Callable[..., Any]]
 
-# Gradients stop where the program says so, also after its operators have been taken apart.
+# Gradients stop where the program says so, also after its operators have been decomposed.
 _NEVER_DECOMPOSED = (aten.detach.default,)
 
 
@@ -62,7 +62,7 @@ def core_aten_table() -> Table:
 
 @functools.cache
 def _other_decompositions() -> Table:
-    """What torch can take apart besides, into ATen: its references go on to operators below."""
+    """Further decompositions of torch's, into ATen: its references go on to operators below."""
     from graphport.compat.torch import decomposition_table
 
     return {
@@ -83,13 +83,13 @@ def run_decompositions(
         return DecompositionTracer(recorder, state, chosen, frozenset(preserve))
 
     if program.dialect == "TRAINING":
-        # A pass of its own: operators that are taken apart do not tell what shares memory.
+        # A pass of its own: decompositions do not show what aliases.
         program = Functionalisation(program, Tracer).run()
     return Decomposition(program, tracer).run()
 
 
 def decompose_unknown(program: ExportedProgram, known: Callable[[Any], bool]) -> Any:
-    """A program over operators that are `known`, as far as torch can take the others apart."""
+    """Decompose what is not `known`, as far as torch can."""
     table = {
         op: fn
         for op, fn in {**_other_decompositions(), **core_aten_table()}.items()
@@ -114,7 +114,7 @@ class _KnownComposites:
 
 
 class Decomposition(Rewriter):
-    """Takes composite operators and those of a table apart."""
+    """Decomposes composite operators and those of a table."""
 
     def visit(self, node: Node) -> Any:
         made = super().visit(node)
@@ -129,7 +129,7 @@ class Decomposition(Rewriter):
         return is_tensor and not self.tracer.layouts.is_certain(new)
 
     def _in_order(self, new: Any) -> Any:
-        """A result as the whole operator lays it out, which the program takes for granted.
+        """A result with the strides of the whole operator, which the program relies on.
 
         Copied here and not where it is viewed: what shares memory with it goes on to do so.
         """
@@ -159,7 +159,7 @@ class Decomposition(Rewriter):
     def _has_other_strides(self, old: Node) -> bool:
         """Whether a value has another memory layout than in the program.
 
-        What an operator is taken apart into may lay its result out differently: views of it that
+        The result of a decomposition may have other strides: views of it that
         the program takes for granted are then to be found anew.
         """
         new, val = self.new[old], old.meta.get("val")
@@ -169,7 +169,7 @@ class Decomposition(Rewriter):
         return now is not val and now._abstract.strides != val._abstract.strides
 
     def reasons_to_keep(self, node: Node) -> tuple[type[Exception], ...]:
-        """Kernels of torch that ask for data, or for plain sizes; a user's table may not fail."""
+        """Kernels of torch that need data, or plain sizes; a user's table may not fail."""
         own = self.tracer.table.get(node.target) in (
             core_aten_table().get(node.target),
             _other_decompositions().get(node.target),
@@ -180,8 +180,8 @@ class Decomposition(Rewriter):
 def _keeps_layout(node: Node, made: Any) -> bool:
     """Whether what stands for a node hands the layout of its operands on as the node does.
 
-    An operator that is taken apart may be one that gives its result one layout, whatever that of
-    its operands. It is asked about operands whose dims lie in memory the other way round.
+    A decomposed operator may be one that gives its result one layout, whatever that of
+    its operands. It is tried on operands whose strides are in reverse order.
     """
     if not isinstance(node.target, OpOverload):
         return True
@@ -211,7 +211,7 @@ def _has_view_user(node: Node) -> bool:
 
 
 def _reverse_strides(node: Node) -> Any:
-    """A value as rules take it; a tensor whose dims lie in memory the other way round."""
+    """A value as rules take it; a tensor with the strides of its dims in reverse order."""
     val = node.meta.get("val")
     if not isinstance(val, AbstractTensor):
         return from_torch(val) if isinstance(val, _SYMBOLIC) else val
@@ -220,7 +220,7 @@ def _reverse_strides(node: Node) -> Any:
 
 
 class DecompositionTracer(Tracer):
-    """A tracer that takes apart what it can, as long as it is not to be preserved."""
+    """A tracer that decomposes what it can, unless it is to be preserved."""
 
     def __init__(
         self, recorder: Recorder, state: State, table: Table, preserve: Container[Any]
@@ -235,7 +235,7 @@ class DecompositionTracer(Tracer):
         return self._part(get_op_info(op)) is None
 
     def _part(self, info: OpInfo) -> Handler | None:
-        """How an operator is taken apart."""
+        """The decomposition of an operator."""
         op = info.op
         if op in self.preserve or op in _NEVER_DECOMPOSED:
             return None
@@ -248,7 +248,7 @@ class DecompositionTracer(Tracer):
         return decompose if info.composite and op not in _NUMBER_OPS else None
 
     def _is_by_torch(self, info: OpInfo) -> bool:
-        """Whether an operator is taken apart, and by a formula of torch's."""
+        """Whether an operator is decomposed, and by a formula of torch's."""
         own = self.table.get(info.op)
         return info.composite if own is None else own is core_aten_table().get(info.op)
 
@@ -292,7 +292,7 @@ def reshape(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
 
 
 def attention(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
-    """As arithmetic: which kernel torch would choose is a question of the machine."""
+    """As arithmetic: which kernel torch would choose depends on the machine."""
     names = [a.name for a in info.op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     q, k, v = (given.pop(n) for n in ("query", "key", "value"))
@@ -307,7 +307,7 @@ def attention(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
 
 
 def batch_norm(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Core ATen tells by the operator whether statistics are read or written."""
+    """Core ATen has an operator for read and one for written statistics."""
     x, weight, bias, mean, var, training, momentum, eps = args
     if training or mean is None:
         return HANDLERS[info.op](tracer, info, args, kwargs)
@@ -324,7 +324,7 @@ def expand(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def inner_view(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A view that a decomposition makes of what it believes to be in order."""
+    """A view that a decomposition makes of what it believes to be contiguous."""
     return reshape(tracer, get_op_info(aten.reshape.default), args, kwargs)
 
 

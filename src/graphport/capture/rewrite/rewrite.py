@@ -46,7 +46,7 @@ MakeTracer = Callable[[Recorder, State], Tracer]
 class Rewriter:
     """One pass over a program."""
 
-    settled = True
+    closes_scope = True
     """Whether nothing more may be assumed of its sizes."""
 
     def __init__(self, program: ExportedProgram, make_tracer: MakeTracer) -> None:
@@ -64,15 +64,15 @@ class Rewriter:
         self.new: dict[Node, Any] = {}
         """What stands for each node of the old graph: a node, a constant, a tuple of them."""
         self.references: dict[Node, Node] = {}
-        """New nodes that stand for old ones whatever is known of their values: those that refer to
-        a graph within the graph, and numbers."""
+        """New nodes that replace old ones whatever is known of their values: those that refer to
+        a subgraph, and numbers."""
 
     @restore_on_exit
     def run(self) -> ExportedProgram:
         scope = self.program.scope
         reopen = functools.partial(setattr, scope, "closed", scope.closed)
         with undo_on_error(scope.checkpoint()), undo_on_exit(reopen), NO_GC, MODE_FLAGS:
-            scope.closed = self.settled
+            scope.closed = self.closes_scope
             with enter_capture(), DisableAutocast():
                 self._open()
                 for node in self.program.graph.nodes:
@@ -126,7 +126,7 @@ class Rewriter:
         self.state.join_aliases()
         values.update((entry.node, entry.value) for entry in self.state.entries)
         for old, node in list(self.new.items()):
-            self.new[old] = self.opened(node, values[node])
+            self.new[old] = self.open_input(node, values[node])
         for node, value in self.inputs:
             for d, s in enumerate(value.abstract.sizes if value is not None else ()):
                 if type(s) is Expr and len(symbols(s)) == 1:
@@ -184,7 +184,7 @@ class Rewriter:
             if s.kind is not OutputKind.USER_OUTPUT
         ]
 
-    def opened(self, node: Node, value: Value | None) -> Any:
+    def open_input(self, node: Node, value: Value | None) -> Any:
         """What stands for an input."""
         return node
 
@@ -206,9 +206,9 @@ class Rewriter:
         if node.target is operator.getitem and isinstance(self.new[node.args[0]], (tuple, list)):
             return self.new[node.args[0]][node.args[1]]
         if self.keeps(node):
-            return self.stored(self.copy(node))
+            return self.wrap_copy(self.copy(node))
         with self.recorder.inherit_metadata(node):
-            return self.traced(node)
+            return self.trace_node(node)
 
     def keeps(self, node: Node) -> bool:
         """Whether a call stays as it is."""
@@ -226,7 +226,7 @@ class Rewriter:
             recorder.define_sizes(new, on_entry=False)
         return new
 
-    def traced(self, node: Node) -> Any:
+    def trace_node(self, node: Node) -> Any:
         """The call as the tracer sees it; whole, if more would have to be known of the sizes."""
         args, kwargs = self.arguments(node)
         try:
@@ -234,14 +234,14 @@ class Rewriter:
         except self.reasons_to_keep(node) as error:
             why = str(error).partition("\n")[0] or type(error).__name__
             self.notes.append(f"{node.name}: {node.target} stays whole: {why}")
-            return self.stored(self.copy(node))
+            return self.wrap_copy(self.copy(node))
         return pytree.tree_map(self.written, result)
 
     def reasons_to_keep(self, node: Node) -> tuple[type[Exception], ...]:
         """Errors in tracing a call that leave it as it is."""
         return (NotKnown, DataDependentError)
 
-    def stored(self, node: Node) -> Any:
+    def wrap_copy(self, node: Node) -> Any:
         """What stands for a call that was copied."""
         return node
 
@@ -253,14 +253,14 @@ class Rewriter:
     def _argument(self, x: Any) -> Any:
         if isinstance(x, (list, tuple)):
             return [self._argument(y) for y in x]
-        return self.held(x) if isinstance(x, Node) else x
+        return self.hold_value(x) if isinstance(x, Node) else x
 
-    def held(self, node: Node) -> Any:
+    def hold_value(self, node: Node) -> Any:
         """A value of the new graph as the tracer takes it."""
         new = self.new[node]
-        return tuple(map(self._held, new)) if isinstance(new, (tuple, list)) else self._held(new)
+        return tuple(map(self._hold, new)) if isinstance(new, (tuple, list)) else self._hold(new)
 
-    def _held(self, new: Any) -> Any:
+    def _hold(self, new: Any) -> Any:
         val = new.meta["val"] if isinstance(new, Node) else new
         if isinstance(val, AbstractTensor):
             return self.tracer.hold(Value(val._abstract, new), val.requires_grad)
@@ -271,7 +271,7 @@ class Rewriter:
             return self.tracer.read(self.tracer.value(x))
         return self.recorder.size(from_torch(x)) if isinstance(x, _SYMBOLIC) else x
 
-    # Graphs within the graph
+    # Subgraphs
 
     def higher_order(self, node: Node) -> Any:
         """A call of graphs, each written anew; constants that it takes come in as operands."""
@@ -287,7 +287,7 @@ class Rewriter:
         if outside:
             *first, operands = new.args
             new.args = (*first, [*operands, *outside])
-        return self.stored(new)
+        return self.wrap_copy(new)
 
     def _owner(self, node: Node) -> GraphModule:
         return next(
@@ -311,7 +311,7 @@ class Rewriter:
     def _subgraph(self, reference: Node, module: GraphModule) -> Subgraph:
         recorder = self.recorder
         sub = Subgraph(self.tracer, str(reference.target).rpartition("_")[0])
-        with recorder.within(sub.frame):
+        with recorder.enter_frame(sub.frame):
             for old in module.graph.nodes:
                 if old.op == "placeholder":
                     new, val = sub.frame.open(old.name, old.meta["val"]), old.meta["val"]
@@ -322,7 +322,7 @@ class Rewriter:
                         self.references[old] = new
                     tensor = isinstance(val, AbstractTensor)
                     value = Value(val._abstract, new, origin=new) if tensor else None
-                    self.new[old] = self.opened(new, value)
+                    self.new[old] = self.open_input(new, value)
                 elif old.op == "output":
                     found = old.args[0]
                     leaves = found if isinstance(found, (tuple, list)) else [found]
@@ -377,9 +377,9 @@ class Functionalisation(Rewriter):
 
     # A program of torch.export may rely on sizes of 2 and more without a word. What our rules need
     # of them is checked from here on; of a program of ours they have asked already.
-    settled = False
+    closes_scope = False
 
-    def opened(self, node: Node, value: Value | None) -> Any:
+    def open_input(self, node: Node, value: Value | None) -> Any:
         val = node.meta["val"]
         return val if value is None else self.tracer.hold(value, val.requires_grad)
 
@@ -418,23 +418,23 @@ class Functionalisation(Rewriter):
             self.references[node] = new
         return new
 
-    def stored(self, node: Node) -> Any:
-        return _map_results(node, self.recorder, self._held)
+    def wrap_copy(self, node: Node) -> Any:
+        return _map_results(node, self.recorder, self._hold)
 
-    def _held(self, new: Any) -> Any:
+    def _hold(self, new: Any) -> Any:
         if isinstance(new, Node) and isinstance(new.meta["val"], _SYMBOLIC):
             self._bind_number(new.meta["val"], new)
-        return super()._held(new)
+        return super()._hold(new)
 
     def node_of(self, old: Node) -> Any:
         if old in self.references:
             return self.references[old]
         return pytree.tree_map(self.written, self.new[old])
 
-    def held(self, node: Node) -> Any:
+    def hold_value(self, node: Node) -> Any:
         return self.new[node]
 
-    def traced(self, node: Node) -> Any:
+    def trace_node(self, node: Node) -> Any:
         args, kwargs = self.arguments(node)
         if not isinstance(node.target, OpOverload):
             return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -451,7 +451,7 @@ class Functionalisation(Rewriter):
             return self._inline_subgraph(node, reference, operands)
 
     def _inline_subgraph(self, node: Node, reference: Any, operands: list[Any]) -> Any:
-        """A graph within the graph, run in its place."""
+        """Inline a subgraph."""
         inputs = iter(operands)
         for inner in getattr(self._owner(node), reference.target).graph.nodes:
             if inner.op == "placeholder":

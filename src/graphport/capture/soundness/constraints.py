@@ -31,7 +31,7 @@ _AT_RUN_TIME = '# or check it when the program runs: gp.export(..., guards="runt
 
 @dataclass(frozen=True)
 class Constraints:
-    """What holds of the inputs: conditions to check, and what became of unnamed dims."""
+    """The solution: conditions to check, and what unnamed dims are substituted by."""
 
     checks: list[Expr]
     forms: dict[Expr, Size]
@@ -40,12 +40,12 @@ class Constraints:
     notes: list[str]
     """In words: the sizes that were free to vary, and that the program fixes."""
     refused: tuple[str, ...] = ()
-    """Questions that exclude one size of a dim which the user declared: `length != 1`."""
+    """Guards that exclude one size of a dim which the user declared: `length != 1`."""
 
 
 def solve_constraints(spec: Spec, guards: str) -> Constraints:
     """What the facts mean for the inputs; raises when the spec does not allow them."""
-    return _ConstraintSolver(spec, guards).outcome()
+    return _ConstraintSolver(spec, guards).solve()
 
 
 class _ConstraintSolver:
@@ -59,7 +59,7 @@ class _ConstraintSolver:
         self.solver = Solver(self.scope, [*self.named, *self.unnamed], free=self.unnamed)
         self.strict = guards == "error"
 
-    def outcome(self) -> Constraints:
+    def solve(self) -> Constraints:
         facts = [f for f in _split_conjunctions(self.scope.facts) if self._is_about_inputs(f)]
         guarded, others = [], []
         for f in facts:
@@ -68,14 +68,14 @@ class _ConstraintSolver:
         left = self.solver.solve(f.cond for f in guarded)
         self.solver.settle()
         complex_ = [c for c in left if self.strict and self._is_equality_of_named(c)]
-        if complex_ or self._changed():
+        if complex_ or self._list_changed():
             raise self._error(facts, guarded, left, complex_)
         checks = [f.cond for f in others] + left + self.solver.unplaced_ranges()
-        told = dict.fromkeys(self.solver.told(c) for c in checks)
+        solved = dict.fromkeys(self.solver.substitute(c) for c in checks)
         forms = {s: form for s, form in self.solver.forms.items() if form is not s}
         notes = [self._note(s, guarded) for s in self.unnamed if self._value(s)]
         return Constraints(
-            [c for c in told if isinstance(c, Expr)],
+            [c for c in solved if isinstance(c, Expr)],
             forms,
             self._ranges(forms),
             notes,
@@ -83,7 +83,7 @@ class _ConstraintSolver:
         )
 
     def _excludes(self, fact: Fact) -> bool:
-        """Whether a question was answered so that one size of a named dim is refused."""
+        """Whether a guard excludes one size of a named dim."""
         ours = fact.asked and not fact.internal and fact.cond.kind == "not"
         return ours and len(symbols(fact.cond)) == 1 and symbols(fact.cond)[0] in self.named
 
@@ -94,14 +94,14 @@ class _ConstraintSolver:
         return all(s in self.unnamed for s in symbols(cond))
 
     def _is_equality_of_named(self, cond: Expr) -> bool:
-        told = self.solver.told(cond)
+        solved = self.solver.substitute(cond)
         return (
-            isinstance(told, Expr)
-            and told.kind in ("eq0", "feq")
-            and not any(s in self.unnamed for s in symbols(told))
+            isinstance(solved, Expr)
+            and solved.kind in ("eq0", "feq")
+            and not any(s in self.unnamed for s in symbols(solved))
         )
 
-    def _changed(self) -> list[Expr]:
+    def _list_changed(self) -> list[Expr]:
         """The dims that did not come out as the user declared them."""
         named = [s for s in self.named if self._is_changed(s)]
         return [*named, *(s for s in self.dynamic if self._value(s))]
@@ -126,13 +126,13 @@ class _ConstraintSolver:
         """By root, and by every form of a root that an input has."""
         found: dict[Expr, Range] = {}
         for e, r in self.spec.ranges.items():
-            told = substitute(e, forms)
-            if not isinstance(told, Expr):
+            solved = substitute(e, forms)
+            if not isinstance(solved, Expr):
                 continue
-            if told.kind == "symbol":
-                found[told] = self.solver.bounds[told]
+            if solved.kind == "symbol":
+                found[solved] = self.solver.bounds[solved]
             else:
-                found[told] = (found.get(told) or r) & self._interval(told)
+                found[solved] = (found.get(solved) or r) & self._interval(solved)
         return found
 
     def _interval(self, form: Expr) -> Range:
@@ -154,7 +154,7 @@ class _ConstraintSolver:
         forced = [s for s in self.named if self._value(s) and s not in known]
         unmet = [f for f in guarded if f.cond not in left or f.cond in complex_]
         unmet += self._find_narrowing_facts(f for f in facts if f not in guarded)
-        changed = self._changed()
+        changed = self._list_changed()
         lines = [line for fact in unmet for line in self._lines(fact, complex_)]
         special = [s for s in changed if s in forced or (self._value(s) and self._places(s))]
         titles = []
@@ -190,7 +190,7 @@ class _ConstraintSolver:
         With the new definition capture may ask for them where it asked for more before.
         """
         for fact in facts:
-            roots = symbols(self.solver.told(fact.cond))
+            roots = symbols(self.solver.substitute(fact.cond))
             if fact.cond.kind == "ge0" and all(map(self._is_narrower, roots)):
                 before = dict(self.solver.bounds)
                 if not self.solver.solve([fact.cond]) and self.solver.bounds != before:
@@ -328,7 +328,7 @@ class _ConstraintSolver:
 
 
 def _split_conjunctions(facts: list[Fact]) -> Iterator[Fact]:
-    """Facts with conjunctions taken apart."""
+    """Facts with conjunctions split."""
     for fact in facts:
         if fact.cond.kind == "and":
             yield from _split_conjunctions([replace(fact, cond=part) for part in fact.cond.args])

@@ -24,13 +24,13 @@ from graphport.program import ExportedProgram
 aten = torch.ops.aten
 Answers = Mapping[str, bool]
 _MAX_GUARDS = 3
-"""As many are tried: every combination of answers is another capture."""
+"""Guards that are tried at most: every combination of outcomes is another capture."""
 
 
 def drop_irrelevant_guards(
     questions: Iterable[str], capture: Callable[[Answers], ExportedProgram]
 ) -> ExportedProgram | None:
-    """The program without some questions about sizes; None if their answers matter."""
+    """The program without some guards on sizes; None if their outcomes matter."""
     asked = list(dict.fromkeys(questions))
     while 0 < len(asked) <= _MAX_GUARDS:
         answers = itertools.product((True, False), repeat=len(asked))
@@ -81,7 +81,7 @@ _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 def _normalise_graph(graph: Graph) -> list[str]:
-    """What a graph computes, line by line, wherever it lies in memory."""
+    """What a graph computes, line by line, without names and addresses."""
     numbers: dict[Node, str] = {}
     lines = []
     for node in graph.nodes:

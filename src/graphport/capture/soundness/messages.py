@@ -32,7 +32,7 @@ class _Layer(NamedTuple):
 _LAYERS = (
     _Layer(
         lambda module, args: isinstance(module, nn.parallel.DistributedDataParallel),
-        "{} is a DistributedDataParallel, which meets other processes as it runs",
+        "{} is a DistributedDataParallel, which synchronises with other processes as it runs",
         "capture what it wraps: model.module",
     ),
     _Layer(
@@ -65,7 +65,7 @@ _TORCH_MESSAGES: tuple[tuple[str, type[ExportError], str, str], ...] = (
     (
         "data pointer",
         DataDependentError,
-        "the program asks for the memory of a tensor, which has none while it is captured",
+        "the program accesses the memory of a tensor, which has none while it is captured",
         "compute with torch functions, or in a torch.library.custom_op",
     ),
     (

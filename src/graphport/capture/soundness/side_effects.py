@@ -137,7 +137,7 @@ def _iterate_classes(root: nn.Module | None) -> Iterator[type]:
 def find_module_changes(snapshot: Snapshot, root: nn.Module | None) -> Iterator[Change]:
     """Attributes and containers of modules that hold something else."""
     paths = {id(vars(m)): (p, m) for p, m in registries.named_modules(root)}
-    for container, before in snapshot.changed():
+    for container, before in snapshot.find_changed():
         path, owner = paths.get(id(container), ("", None))
         if owner is not None:
             yield from _find_attribute_changes(path, owner, dict(before))
@@ -162,10 +162,10 @@ def _find_attribute_changes(
         if isinstance(f, types.FunctionType)
     ]
     for name, value in _iterate_differences(before, vars(owner)):
-        told = f"{path}.{name}" if path else f"self.{name}"
+        place = f"{path}.{name}" if path else f"self.{name}"
         renews = isinstance(before.get(name), torch.Tensor)
         where = _find_store(code, name) or _find_origin(value)
-        yield Change(told, holds_tensor(value), where, renews)
+        yield Change(place, holds_tensor(value), where, renews)
 
 
 def _is_registry(container: Any, root: nn.Module | None) -> bool:
@@ -213,9 +213,9 @@ def _find_origin(value: Any) -> Location | None:
 def find_graph_difference(
     a: Sequence[Graph], b: Sequence[Graph]
 ) -> tuple[str, Location | None] | None:
-    """Where two captures part: the first node of either that the other does not have.
+    """Where two captures differ: the first node of either that the other does not have.
 
-    Each is given with the graphs within it; which those are is said by the nodes before.
+    Each is given with its subgraphs, in the order of the nodes that refer to them.
     """
     pairs = zip(a, b, strict=False)
     return next(

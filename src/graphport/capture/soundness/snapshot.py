@@ -72,7 +72,7 @@ class Snapshot:
         """The contents that a dict had; nothing is known of the registries of TorchScript."""
         return dict(self._saved.get(id(container), (container, ()))[1])
 
-    def changed(self) -> list[tuple[Any, Any]]:
+    def find_changed(self) -> list[tuple[Any, Any]]:
         """Containers that do not hold what they did, each with what it held."""
         return [(now, then) for now, then in self._saved.values() if not _holds_same(now, then)]
 

@@ -217,7 +217,7 @@ def _identity(x: Any) -> Any:
 
 
 def unwrap_compiled(target: Any) -> Any:
-    """The module itself of one that `torch.compile` has wrapped: told without importing that."""
+    """The module that `torch.compile` has wrapped, found without importing Dynamo."""
     while type(target).__name__ == "OptimizedModule" and hasattr(target, "_orig_mod"):
         target = target._orig_mod
     return target

@@ -35,7 +35,7 @@ class DeclaredSymbol:
     dim: Dim | None
     automatic: bool = False
     place: str = ""
-    """Where the spec speaks of it first: "dynamic_shapes['x'][0]"."""
+    """Where it is first in the spec: "dynamic_shapes['x'][0]"."""
 
 
 class ExternalSymbols(Protocol):
@@ -63,16 +63,16 @@ class Spec:
             self._declare_external(inputs, dynamic_shapes)
             return
         entries = walk.walk_spec(inputs, dynamic_shapes)
-        self._declare_roots([site for entry in entries for site in entry.sites])
+        self._declare_roots([site for entry in entries for site in entry.sizes])
         for entry in entries:
-            values = tuple(map(self._value, entry.sites))
+            values = tuple(map(self._value, entry.sizes))
             if entry.is_tensor:
                 self.sizes[entry.path] = values
             elif isinstance(values[0], Expr):
                 self.numbers[entry.path] = values[0]
 
-    def _declare_external(self, inputs: Inputs, told: ExternalSymbols) -> None:
-        for leaf, value in zip(inputs.leaves, told.leaves(self._adopt, self.scope), strict=True):
+    def _declare_external(self, inputs: Inputs, given: ExternalSymbols) -> None:
+        for leaf, value in zip(inputs.leaves, given.leaves(self._adopt, self.scope), strict=True):
             if isinstance(value, Expr):
                 self.numbers[leaf.path] = value
             elif value is not None:
@@ -86,8 +86,8 @@ class Spec:
         self.ranges[symbol] = limits
         return symbol
 
-    def settle(self, forms: Mapping[Expr, Any], ranges: Mapping[Expr, Range]) -> None:
-        """Take over what unnamed dims turned out to be."""
+    def substitute(self, forms: Mapping[Expr, Any], ranges: Mapping[Expr, Range]) -> None:
+        """Substitute the solutions of unnamed dims."""
         for path, sizes in self.sizes.items():
             self.sizes[path] = tuple(substitute(s, forms) for s in sizes)
         for path, number in self.numbers.items():
@@ -100,7 +100,7 @@ class Spec:
         plain: dict[str, str] = {}
         least: dict[str, int] = {}
         for site in found:
-            dim = site.wish
+            dim = site.dim
             if not isinstance(dim, Dim):
                 continue
             name, root = dim.root.__name__, dim.root
@@ -134,14 +134,14 @@ class Spec:
 
     def _value(self, site: SizeSpec) -> Any:
         """The symbolic value of a site, or its example if it is fixed."""
-        wish = site.wish
-        if isinstance(wish, Dim):
-            return self._evaluate_dim(site, wish)
-        if isinstance(wish, Hint) and wish.kind != "STATIC":
-            return self._declare_hint(site, wish)
-        if isinstance(wish, int) and wish != site.example:
+        dim = site.dim
+        if isinstance(dim, Dim):
+            return self._evaluate_dim(site, dim)
+        if isinstance(dim, Hint) and dim.kind != "STATIC":
+            return self._declare_hint(site, dim)
+        if isinstance(dim, int) and dim != site.example:
             raise ConstraintViolationError(
-                f"Static shape constraint of {wish} does not match input size of {site.example}, "
+                f"Static shape constraint of {dim} does not match input size of {site.example}, "
                 f"for {site.path}",
                 where=site.place,
                 fix=f"{site.place} = {site.example}",

@@ -1,7 +1,7 @@
 """Walks `dynamic_shapes` along the inputs, and checks that it has their structure.
 
 A *site* is one size of an input tensor, or an input number. The walk checks that the spec has the
-structure of the inputs and that each site is told something it can be; what the dims mean together
+structure of the inputs and that each site gets a spec that fits it; what the dims mean together
 is the business of `symbols`. Every error names its place in the spec, as written.
 """
 
@@ -28,11 +28,11 @@ class SizeSpec:
     """One size of an input tensor, or an input number."""
 
     place: str
-    """Where the spec speaks of it: "dynamic_shapes['x'][0]"."""
+    """Where it is in the spec: "dynamic_shapes['x'][0]"."""
     path: str
     """Where it is, as the user passes it: "*args[0].shape[0]"."""
     example: float
-    wish: DimSpec
+    dim: DimSpec
     is_size: bool = True
 
 
@@ -41,7 +41,7 @@ class LeafSpec:
     """The sites of one flat input; a number is its own only site."""
 
     path: str
-    sites: tuple[SizeSpec, ...]
+    sizes: tuple[SizeSpec, ...]
     is_tensor: bool = True
 
 
@@ -154,7 +154,7 @@ def _walk_value(place: str, spec: Any, path: str, value: Any) -> Iterator[LeafSp
 
 
 def _walk_caches(place: str, path: str, value: Any) -> Iterator[LeafSpec]:
-    """What caches count, inside of something that the spec is silent about."""
+    """Counts of caches, inside of an input that the spec leaves out."""
     if isinstance(value, Variadic):
         for i, child in enumerate(value.values):
             yield from _walk_caches(f"{place}[{i}]", f"{path}[{value.first + i}]", child)

@@ -27,9 +27,9 @@ class ConcreteRun:
     def value(self, node: Node) -> Any:
         if node.graph is not self._graph:
             raise DataDependentError(
-                "a branch or loop body asks for data, and the example is not known inside of it",
+                "a branch or loop body reads data, and there is no example of what it is given",
                 where=source.locate_user_line(),
-                fix="ask for it outside, or compute with the tensor: torch.where, torch.cond",
+                fix="read it outside, or compute with the tensor: torch.where, torch.cond",
             )
         self._values.update(self._given())
         with disable_tracing():
@@ -41,7 +41,7 @@ class ConcreteRun:
                     break
         return self._values[node]
 
-    def look(self, node: Node, read: Callable[[torch.Tensor], Any]) -> Any:
+    def read_data(self, node: Node, read: Callable[[torch.Tensor], Any]) -> Any:
         """What `read` makes of the data of a tensor."""
         data = self.value(node)
         with disable_tracing():
@@ -74,6 +74,6 @@ class ConcreteRun:
 
 @contextmanager
 def disable_tracing() -> Iterator[None]:
-    """Real computation in the midst of a capture."""
+    """Computes on real tensors during capture: the modes are off meanwhile."""
     with disable_current_modes(), DisableTorchFunction(), torch.no_grad():
         yield

@@ -66,7 +66,7 @@ class FunctionMode(TorchFunctionMode):
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self.tracer = tracer
-        tracer.above = self
+        tracer.function_mode = self
         self.recorder = tracer.recorder
         self._calls: dict[str, int] = {}
 
@@ -117,7 +117,7 @@ def _wraps_results(kind: type) -> bool:
 
 @register_override(torch.Tensor.stride)
 def stride(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """What Python asks of the layout of a tensor, which may differ with that of the inputs."""
+    """Strides that Python reads, which may differ where the layout of the inputs does."""
     tracer.demand_layout(tracer.read(tracer.value(args[0])))
     return NotImplemented
 
@@ -198,19 +198,19 @@ def numpy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 @register_override(torch.Tensor.data_ptr, torch.Tensor.storage, torch.Tensor.untyped_storage)
 def query_memory(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     error = DataDependentError(
-        f".{func.__name__}() asks for the memory of a tensor, which has none while it is captured",
+        f".{func.__name__}() accesses the memory of a tensor, which has none while it is captured",
         where=source.locate_user_line(),
     )
     if tracer.example is None or func is not torch.Tensor.data_ptr:
         return assume_example_data(tracer, error, args[0], func)
-    # Where memory is, no assertion can tell; who shares it, the graph knows.
+    # No assertion can check an address; which tensors alias, the graph knows.
     tracer.scope.passed_over.append(error)
     return id(tracer.value(args[0]).storage)
 
 
 @register_override(torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_)
 def elementwise_python(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """torch goes through memory without a look at what kind of tensor it is."""
+    """torch reads the memory directly, whatever the class of the tensor."""
     raise UnsupportedError(
         f".{func.__name__}() runs Python on each element of a tensor, which has none while it is "
         "captured",
@@ -293,7 +293,7 @@ def require_least_size(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any
 
 @register_override(torch.Tensor.contiguous)
 def contiguous(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """torch answers for contiguous tensors before the tracer hears of it."""
+    """torch returns contiguous tensors as they are before the tracer is called."""
     if len(args) > 1:
         args, kwargs = args[:1], {**kwargs, "memory_format": args[1]}
     return tracer.call(torch.ops.aten.contiguous.default, *args, **kwargs)
@@ -382,7 +382,7 @@ def one_hot(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 @register_override(torch.tensor, torch.as_tensor, torch.asarray)
 def tensor(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """Data with symbolic numbers or tensors in it is put together by operators."""
+    """Nested data with symbolic numbers or tensors in it is built by `stack`."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if not _is_symbolic(data):
         return func(*args, **kwargs)
@@ -430,7 +430,8 @@ def set_data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if tracer.value(args[0]) is tracer.value(args[1]):
         return None  # what module.to(...) does when there is nothing to convert
     raise MutationError(
-        "assigning to .data gives a tensor other memory, which a functional graph cannot express",
+        "assigning to .data replaces the storage of a tensor, which a functional graph cannot "
+        "express",
         where=source.locate_user_line(),
         fix="write to the tensor instead: x.copy_(y)",
     )
@@ -438,7 +439,7 @@ def set_data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 @register_override(torch.Tensor.__deepcopy__)
 def deepcopy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """A copy has no part in the gradient of what it is copied from."""
+    """A copy, detached from the gradient of the original."""
     return args[0].detach().clone()
 
 
@@ -461,8 +462,8 @@ _DEVICE_QUERIES: dict[Any, Callable[[torch.device], Any]] = {
 
 @register_override(*_DEVICE_QUERIES)
 def query_device(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    """A weight on the meta device, in a program that is at home elsewhere, will be there too."""
-    home = tracer.state.home
+    """A weight on the meta device counts as one on the device of the program."""
+    home = tracer.state.device
     if home is None or type(args[0]) is AbstractTensor or not args[0].is_meta:
         return NotImplemented
     return _DEVICE_QUERIES[func](home)

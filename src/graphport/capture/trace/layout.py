@@ -1,4 +1,4 @@
-"""Whether the memory layout of a value is the one that was seen in capture, whatever comes in.
+"""Finds nodes whose strides are those of their metadata whatever the layout of the inputs.
 
 Callers may pass inputs in another layout than the example's, and most operators hand the layout of
 what they read on to what they make.
@@ -16,7 +16,7 @@ from graphport.ops import Abstract
 
 aten = torch.ops.aten
 
-# Lay their results out in the order of the dims, however their operands lie in memory.
+# Their results are contiguous, whatever the strides of their operands.
 _CONTIGUOUS_RESULTS = frozenset(
     {
         aten.mm.default,
@@ -32,12 +32,12 @@ _CONTIGUOUS_RESULTS = frozenset(
 
 
 class Layouts:
-    """Which nodes of a graph always have the layout that their metadata says."""
+    """Which nodes of a graph have the strides of their metadata in every call."""
 
     def __init__(self, state: State, unsteady: Container[Node] = ()) -> None:
         self._state = state
         self._unsteady = unsteady
-        """Nodes that eager may lay out otherwise, whatever comes in."""
+        """Nodes whose strides in eager may be others, whatever the inputs."""
         self._known: dict[Node, bool] = {}
 
     def is_certain(self, node: Node) -> bool:
@@ -49,10 +49,10 @@ class Layouts:
                 waiting.extend(missing)
             else:
                 waiting.pop()
-                self._known.setdefault(top, self._decided(top))
+                self._known.setdefault(top, self._decide(top))
         return self._known[node]
 
-    def _decided(self, node: Node) -> bool:
+    def _decide(self, node: Node) -> bool:
         if node.op == "placeholder":
             return any(entry.node is node for entry in self._state.entries)
         if node in self._unsteady:
@@ -68,7 +68,7 @@ class Layouts:
 
 
 def has_same_layout(a: Abstract, b: Abstract) -> bool:
-    """Whether two tensors of the same sizes lie alike."""
+    """Whether two tensors of the same sizes have the same strides."""
     return (a.is_contiguous and b.is_contiguous) or a.strides == b.strides
 
 

@@ -39,9 +39,9 @@ class ModuleTracker:
         self.calls: list[str] = []
         """Paths of modules, in the order of their first call."""
         self.on_initialised: Callable[[nn.Module], None] = lambda module: None
-        """Told of each lazy module that took shape."""
+        """Callback for each lazy module that was initialised."""
         self.on_program: Callable[[InputChecks, list[Any]], None] = lambda checks, leaves: None
-        """Told of each captured program that was called, and with what."""
+        """Callback for each captured program that is called, with its arguments."""
         self.failure: Exception | None = None
         self.failed_in = ""
         """The innermost module that an exception passed through."""
@@ -55,7 +55,7 @@ class ModuleTracker:
             self._paths[id(module)] = path
 
     @contextmanager
-    def inside(self, module: nn.Module) -> Iterator[str]:
+    def enter_module(self, module: nn.Module) -> Iterator[str]:
         """While this lasts, the module is running; the key of the call."""
         path = self._paths[id(module)]
         count = self._counts[path] = self._counts.get(path, -1) + 1
@@ -99,10 +99,10 @@ class ModuleTracker:
         if path is None:
             return original(module, *args, **kwargs)
         if self.signatures is None or path not in self.signatures.paths:
-            with self.inside(module):
+            with self.enter_module(module):
                 return original(module, *args, **kwargs)
         call = self.signatures.enter(path, module, args, kwargs)
-        with self.inside(module) as key:
+        with self.enter_module(module) as key:
             return self.signatures.leave(key, call, original(module, *args, **kwargs))
 
     def _run_script(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ class ModuleTracker:
             ) from error
 
     def _retrace(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Graphs within a graph belong to whatever the outermost one has become."""
+        """Subgraphs belong to the module that the outermost graph has become."""
         outer = self._graph
         if outer is None:
             self._graph = self._paths.get(id(module), "")

@@ -99,10 +99,10 @@ class Recorder:
         """The frame below which nothing is the user's."""
         self.inherited: dict[str, Any] | None = None
         """Metadata of a node of an earlier graph, which what is recorded now comes from."""
-        self.opened: list[Node] = []
+        self.added: list[Node] = []
         """Inputs that graphs got while they were being written, in order."""
         self.reserved: set[str] = set()
-        """Names that graphs within the graph must not have: those of the module's children."""
+        """Names that subgraphs must not have: those of the module's children."""
         self.seen: set[Any] = set()
         """Calls whose arguments torch's own kernels have been asked about."""
         self._traces: dict[tuple[int, ...], tuple[str, source.Frames]] = {}
@@ -213,10 +213,10 @@ class Recorder:
         got.meta.update(node.meta, val=node.meta["val"][index])
         return got
 
-    # Graphs within graphs
+    # Subgraphs
 
     @contextmanager
-    def within(self, frame: Frame) -> Iterator[None]:
+    def enter_frame(self, frame: Frame) -> Iterator[None]:
         """Write to the graph of another frame meanwhile."""
         before = self.frame
         self.frame, self.graph = frame, frame.graph
@@ -236,7 +236,7 @@ class Recorder:
                 where=source.locate_user_line(),
                 fix="return it from the branch",
             )
-        with self.within(frame.parent):
+        with self.enter_frame(frame.parent):
             outer = self.lift_to_input(node)
         known = frame.inputs.get(outer)
         return known if known is not None else self.open(outer)
@@ -245,7 +245,7 @@ class Recorder:
         """An input of this graph for a node of the one around it; its sizes can be read from it."""
         frame = self.frame
         inner = frame.inputs[outer] = frame.open(outer.name, copy_val(outer.meta["val"]))
-        self.opened.append(inner)
+        self.added.append(inner)
         self.define_sizes(inner)
         return inner
 
@@ -259,7 +259,7 @@ class Recorder:
                     self.define(s, read)
 
     def attach(self, name: str, module: GraphModule, first: int = 0) -> Node:
-        """A graph within this one, and the node that refers to it."""
+        """Attach a subgraph; the get_attr node that refers to it."""
         submodules = self.frame.submodules
         taken = submodules.keys() | self.reserved
         target = next(n for i in itertools.count(first) if (n := f"{name}_{i}") not in taken)
@@ -268,7 +268,7 @@ class Recorder:
 
     def _lift_number(self, symbol: Expr) -> Node:
         assert self.frame.parent is not None, f"nothing in the graph gives {symbol}"
-        with self.within(self.frame.parent):
+        with self.enter_frame(self.frame.parent):
             outer = self.number(symbol)
             if symbol.type is float:  # operators for control flow take tensors and integers
                 described = Abstract((), torch.float64, torch.device("cpu"))
@@ -370,7 +370,7 @@ class Recorder:
         return known
 
     def _lift_truth(self, e: Expr) -> Node | None:
-        """A truth that a graph around this one has."""
+        """A bool that is a node of an outer graph."""
         frame = self.frame.parent if e.type is bool else None
         while frame is not None and e not in frame.sizes:
             frame = frame.parent
@@ -526,7 +526,7 @@ class Frame:
         self.inputs: dict[Node, Node] = {}
         """Nodes of the graph around this one, and the inputs that stand for them here."""
         self.submodules: dict[str, GraphModule] = {}
-        self.fixed: dict[Node, str] = {}
+        self.read_only: dict[Node, str] = {}
         """Inputs that must not be written to, and what they are."""
         self._before: dict[Value, tuple[Any, ...]] = {}
         self._written: dict[Storage, tuple[int, bool, source.Location | None]] = {}
@@ -557,12 +557,12 @@ class Frame:
             now = (value.node, value.version, value.constant, value.number)
             self._before.setdefault(value, now)
 
-    def writing(self, value: Value) -> None:
+    def note_write(self, value: Value) -> None:
         """Called before a value is written to."""
         storage = value.storage
-        if storage.origin in self.fixed:
+        if storage.origin in self.read_only:
             raise MutationError(
-                f"the program writes to {self.fixed[storage.origin]}",
+                f"the program writes to {self.read_only[storage.origin]}",
                 where=source.locate_user_line(),
                 fix="write to a copy, x = x.clone(), and return it",
             )

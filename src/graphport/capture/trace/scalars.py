@@ -93,7 +93,7 @@ class Assertions:
             return
         recorder = self.recorder
         value = recorder.number(symbol)
-        # Told of the value itself: what other assertions compute comes only later in the graph.
+        # On the value itself: what other assertions compute comes only later in the graph.
         with recorder.graph.inserting_before(value.next), recorder.copy_metadata(value):
             recorder.node(
                 aten.sym_constrain_range.default, (value,), limits, None, "sym_constrain_range"

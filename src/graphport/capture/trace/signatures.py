@@ -186,7 +186,7 @@ class CallSignatures:
         return pytree.tree_unflatten(leaves, call.out_spec)
 
     def _alias_through(self, node: Node, t: torch.Tensor) -> torch.Tensor:
-        """The tensor as another node shows it: a module that is put in may compute it."""
+        """An alias of the tensor as a node: a replacement of the module may compute it."""
         value = self.tracer.value(t)
         shown = Value.view(value, value.abstract, node, aten.alias.default, ())
         return self.tracer.wrap(shown, t.requires_grad)

@@ -92,8 +92,8 @@ class State:
         self.graph = recorder.graph
         self.names = names
         self.entries: list[StateEntry] = []
-        self.home: torch.device | None = None
-        """Where tensors on the meta device are taken to be, in a program that has others too."""
+        self.device: torch.device | None = None
+        """The device that tensors on the meta device count as, in a program that has others too."""
         self.first_input: Node | None = None
         """Inputs for state go before this node."""
         self._by_id: dict[int, StateEntry] = {}
@@ -163,10 +163,11 @@ class State:
         label = self.names.unique(f"{_PREFIX[kind]}_{name}")
         with self.graph.inserting_before(self.first_input):
             node = self.names.placeholder(self.graph, label)
-        abstract = describe_tensor(t, self.home)
+        abstract = describe_tensor(t, self.device)
         node.meta = {"val": make_abstract_tensor(abstract, t.requires_grad)}
         value = Value(abstract, node, origin=node)
-        value.storage.inside, value.storage.room = has_storage_offset(t), storage_elements(t)
+        value.storage.has_offset = has_storage_offset(t)
+        value.storage.elements = storage_elements(t)
         entry = StateEntry(t, kind, [name], node, value, persistent)
         self.entries.append(entry)
         self._by_id[id(t)] = entry
@@ -217,7 +218,7 @@ class State:
         return self._attributes
 
     def join_aliases(self) -> None:
-        """Tensors over one memory become views of the one that spans it."""
+        """Tensors that alias become views of the one that spans their storage."""
         for entry in self.entries:
             self._find_sharing_entries(entry)
         for group in self._memory.values():
@@ -225,7 +226,7 @@ class State:
                 _join_group(group)
 
     def _find_sharing_entries(self, entry: StateEntry) -> list[StateEntry]:
-        """Entries so far that lie in the same piece of memory."""
+        """Entries so far that have the same storage."""
         if entry.value is None or 0 in entry.value.abstract.sizes:
             return []
         with DisableTorchFunction():  # it is not the program that asks for memory
@@ -247,7 +248,7 @@ def _find_program_constants(root: nn.Module) -> set[str]:
 
 
 def _join_group(group: list[StateEntry]) -> None:
-    """From the beginning of a piece of memory to its end."""
+    """Join the entries of one storage, from its beginning to its end."""
     whole: list[StateEntry] = []
     for entry in sorted(group, key=_memory_order):
         start, _ = _byte_extent(entry)
@@ -271,7 +272,7 @@ def _byte_extent(entry: StateEntry) -> tuple[int, int]:
 
 
 def _join_alias(entry: StateEntry, others: list[StateEntry]) -> None:
-    """Let a tensor be a view of another that spans it; what else it meets is not to be written."""
+    """Make a tensor a view of one that spans it; others that overlap it must not be written."""
     about = entry.value.abstract
     start, end = _byte_extent(entry)
     met = [(o, *_byte_extent(o)) for o in others]
@@ -289,7 +290,7 @@ def _join_alias(entry: StateEntry, others: list[StateEntry]) -> None:
     for other, _, _ in met:
         what = f"{entry.names[0]!r} and {other.names[0]!r}"
         tensors = (entry.tensor, other.tensor)
-        values.note_overlap(entry.value, other.value, tensors, what, lasts=True)
+        values.note_overlap(entry.value, other.value, tensors, what, outlives_call=True)
 
 
 def _tensor_attributes(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""Captures a function as a subgraph, and lifts what it uses from around to inputs."""
+"""Captures a function as a subgraph, and lifts the values that it closes over to inputs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Subgraph:
         self._memory: dict[int, Storage] = {}
         """Of each result that is a tensor."""
         self.lies: dict[int, Abstract] = {}
-        """Each result that is a tensor, as it lies in eager."""
+        """Each result that is a tensor, with the strides that eager gives it."""
         self._carried: dict[Value, Node] = {}
         self._first: dict[Node, Value] = {}
         """Of a carried input, the value that it begins with."""
@@ -65,7 +65,7 @@ class Subgraph:
         for x in operands:
             if isinstance(x, torch.Tensor):
                 node = tracer.read(tracer.value(x))
-                with recorder.within(self.frame):
+                with recorder.enter_frame(self.frame):
                     recorder.lift_to_input(node)
 
     def make(self, outer: torch.Tensor, abstract: Abstract, what: str) -> torch.Tensor:
@@ -84,15 +84,15 @@ class Subgraph:
         """An input for memory from outside that the function writes to."""
         outer = self.tracer.read(base)
         node = self._make(outer.name, make_abstract_tensor(abstract), "")
-        del self.frame.fixed[node]
+        del self.frame.read_only[node]
         self.frame.inputs[outer] = node
         self._carried[base] = node
 
     def _make(self, name: str, val: Any, what: str) -> Node:
         node = self.frame.open(name, val)
         self.given.append(node)
-        self.frame.fixed[node] = what
-        with self.tracer.recorder.within(self.frame):
+        self.frame.read_only[node] = what
+        with self.tracer.recorder.enter_frame(self.frame):
             self.tracer.recorder.define_sizes(node)
         return node
 
@@ -101,11 +101,11 @@ class Subgraph:
         tracer, recorder = self.tracer, self.tracer.recorder
         self.where = source.locate_function(_unwrap_user_function(fn))
         tracer.assertions.flush()
-        opened = len(recorder.opened)
-        with recorder.within(self.frame), tracer.scope.branch(where):
+        opened = len(recorder.added)
+        with recorder.enter_frame(self.frame), tracer.scope.branch(where):
             for base, node in self._carried.items():
                 tracer.write(base, node)
-            with tracer.above:
+            with tracer.function_mode:
                 out = fn(*args)
             leaves, self.spec = pytree.tree_flatten(out)
             self.results = [self._result(x, i) for i, x in enumerate(leaves)]
@@ -113,7 +113,7 @@ class Subgraph:
             self.written = self.frame.leave()
         tracer.assertions.seen = len(tracer.scope.facts)
         # Described with what only this graph knows: inputs of others, its own nodes, those within.
-        described = [recorder.opened[opened:], *(g.nodes for g in list_frame_graphs(self.frame))]
+        described = [recorder.added[opened:], *(g.nodes for g in list_frame_graphs(self.frame))]
         for node in itertools.chain.from_iterable(described):
             if "val" in node.meta:
                 node.meta["val"] = _refresh_val(node.meta["val"])
@@ -134,16 +134,16 @@ class Subgraph:
         )
 
     def kind(self, i: int) -> type:
-        """The Python type of a result when the program runs; a truth may be told as a number."""
+        """The Python type of a result at run time; a bool may be described as a number."""
         return self._kinds.get(i) or python_type(describe_argument(self.results[i]))
 
     def contiguous(self, i: int) -> None:
-        """Let a result be laid out in the order of its dims, as whoever calls this expects it."""
+        """Make a result contiguous, as the caller expects it."""
         node = self.results[i]
         if isinstance(node, Node) and isinstance(node.meta["val"], AbstractTensor):
             if not node.meta["val"]._abstract.is_contiguous:
                 recorder = self.tracer.recorder
-                with recorder.within(self.frame):
+                with recorder.enter_frame(self.frame):
                     self.results[i] = recorder.emit(
                         aten.clone.default, node, memory_format=torch.contiguous_format
                     )
@@ -155,7 +155,7 @@ class Subgraph:
         found = []
         for base in bases:
             outer = self.tracer.read(base)
-            with recorder.within(self.frame):
+            with recorder.enter_frame(self.frame):
                 found.append(last.get(base) or recorder.lift_to_input(outer))
         at = len(self.results) if at is None else at
         self.results[at:at] = found
@@ -165,7 +165,7 @@ class Subgraph:
     def note_possible_alias(self, made: Sequence[Any]) -> None:
         """Remember which results eager may not have copied, for when one of them is written to.
 
-        And which may lie otherwise there.
+        And which may have other strides there.
         """
         first: dict[Storage, Value] = {}
         for i, storage in self._memory.items():
@@ -190,7 +190,7 @@ class Subgraph:
     def finish(self, outside: Sequence[Node], *, single: bool = False) -> Node:
         """Close the graph, with inputs in the order of `outside`; the node that refers to it."""
         recorder = self.tracer.recorder
-        with recorder.within(self.frame):
+        with recorder.enter_frame(self.frame):
             extra = [recorder.lift_to_input(outer) for outer in outside]
         graph = self.frame.graph
         last = None
@@ -198,7 +198,7 @@ class Subgraph:
             (last.append if last is not None else graph._root.append)(node)
             last = node
         _rename_inputs(graph, dict(zip(extra, (outer.name for outer in outside), strict=True)))
-        with recorder.within(self.frame):
+        with recorder.enter_frame(self.frame):
             apart = training.detach_no_grad_results(recorder, self.results)
         self.results = [apart.get(r, r) if isinstance(r, Node) else r for r in self.results]
         graph.output(self.results[0] if single else tuple(self.results)).meta = {}
@@ -240,7 +240,7 @@ def _refresh_val(val: Any) -> Any:
 
 _MAY_ALIAS = (
     "the program writes to a tensor that a branch or loop has returned, or to what it was given: "
-    "in eager the two may be one tensor",
+    "in eager the two may alias",
     "return x.clone() from the branch or loop",
 )
 
@@ -266,7 +266,7 @@ def _rename_inputs(graph: Graph, wanted: dict[Node, str]) -> None:
 
 
 def build_graph_module(frame: Frame) -> GraphModule:
-    """The finished graph of a frame with the graphs within it."""
+    """The finished graph of a frame, with its subgraphs."""
     root = nn.Module()
     for name, sub in frame.submodules.items():
         root.add_module(name, sub)
@@ -274,12 +274,12 @@ def build_graph_module(frame: Frame) -> GraphModule:
 
 
 def list_frame_graphs(frame: Frame) -> list[Graph]:
-    """The graph of a frame and all graphs within it."""
+    """The graph of a frame and all its subgraphs."""
     return [frame.graph, *(g for sub in frame.submodules.values() for g in list_module_graphs(sub))]
 
 
 def list_module_graphs(module: GraphModule) -> list[Graph]:
-    """The graph of a module and all graphs within it."""
+    """The graph of a module and all its subgraphs."""
     return [m.graph for m in module.modules() if isinstance(m, GraphModule)]
 
 
@@ -297,7 +297,7 @@ def eliminate_dead_code(graph: Graph, kept: Collection[Node] = ()) -> None:
 
 def _is_impure(target: Any) -> bool:
     if isinstance(target, HigherOrderOperator):
-        return True  # there may be assertions in its graphs
+        return True  # there may be assertions in its subgraphs
     if not isinstance(target, OpOverload):
         return False
     if target.namespace == "profiler":

@@ -2,7 +2,7 @@
 
 It is a dispatch mode that runs below autograd. There an operator arrives as the user called it,
 with its arguments in the order of its schema, and composite operators (`linear`, `layer_norm`,
-`einsum`, ...) arrive whole. Those with a shape rule are kept; the others are taken apart by torch's
+`einsum`, ...) arrive whole. Those with a shape rule are kept; the others are decomposed by torch's
 own kernels, whose operators arrive here in turn.
 
 Mutation becomes a new value as it happens; see `values`.
@@ -61,12 +61,12 @@ Handler = Callable[["Tracer", OpInfo, Any, dict[str, Any]], Any]
 WITH_FAKE_IMPL = "custom operators with a fake implementation"
 MUTATING = "operators that write to their arguments, and come in no other form"
 COMPOSITE = "custom operators that are made of others"
-# Composite operators of torch's own are taken apart unless a rule describes them whole.
+# Composite operators of torch's own are decomposed unless a rule describes them whole.
 _OWN_NAMESPACES = ("aten", "prims", "prim")
 HANDLERS: dict[OpOverload | str, Handler] = {}
 """Operators that need more than a shape rule; filled by the modules that know them.
 
-Those that are not there before a part of torch is imported are told by name, or by namespace.
+Those that do not exist before a part of torch is imported are keyed by name, or by namespace.
 """
 
 
@@ -94,7 +94,7 @@ class Tracer(TorchDispatchMode):
         self.scope = recorder.scope
         self.state = state
         self.assertions = Assertions(recorder)
-        self.above: Any = nullcontext()
+        self.function_mode: Any = nullcontext()
         """The function mode that the user's code runs under."""
         self.objects: list[Any] = []
         """Custom objects among the arguments of the call under way, as the user holds them."""
@@ -106,18 +106,18 @@ class Tracer(TorchDispatchMode):
         """How many elements of a mask are set, where that has been asked."""
         self.inputs: list[Node] = []
         """The placeholders of the user's inputs."""
-        self.laid_out: set[Node] = set()
-        """Those of them that must lie in memory as in the example."""
+        self.fixed_layouts: set[Node] = set()
+        """Those of them that must have the strides of the example."""
         self.unsteady: set[Node] = set()
-        """Values that lie in one way here, and now in this way and now in that in eager."""
+        """Values whose layout is fixed here, and in eager depends on the branch or step."""
         self.from_start: set[Node] = set()
-        """Those of them that must begin their memory."""
+        """Those of them that must have storage offset 0."""
         self.read_after_write: dict[Node, set[Node]] = {}
         """Inputs that are written to, and those that are read or written to after that."""
         self.gradient_cache: dict[Node, bool] = {}
         """Whether a run can have a gradient at a node, where that has been asked."""
         self.has_written = False
-        """Whether a tensor has been given a new value: it may lie otherwise than in eager."""
+        """Whether a tensor has been written to: its strides may differ from eager's."""
         self.default_dtype = torch.get_default_dtype()
         """What programs run under: one may change it as it runs."""
         self._handlers: dict[Any, tuple[Handler, OpInfo]] = {}
@@ -187,7 +187,7 @@ class Tracer(TorchDispatchMode):
         origins = {v.storage.origin}
         if v.storage.origin is None:
             # What is a copy in the layout of the example may be a view in that of the call.
-            origins = {s.origin for found in v.storage.doubts for s in found.storages}
+            origins = {s.origin for found in v.storage.possible_aliases for s in found.storages}
         for origin in origins - {None}:
             for written, later in self.read_after_write.items():
                 if origin is not written:
@@ -218,10 +218,10 @@ class Tracer(TorchDispatchMode):
                 found.update({origins[j] for j in later if j in origins} - {origins[i], None})
 
     def _recompute_view(self, v: Value) -> Node:
-        """A value that is behind, made again in the graph that is being written."""
-        if v.storage.doubts:
+        """A value whose storage was written to, made again in the current graph."""
+        if v.storage.possible_aliases:
             values.resolve_stale_aliases(v.storage)
-        if v.storage.unsure:
+        if v.storage.layout_dependent:
             self._resolve_layouts(v)
         if v.parent is None:
             v.version = v.storage.version
@@ -244,16 +244,16 @@ class Tracer(TorchDispatchMode):
     def require_filled(
         self, owner: Value, recipe: tuple[Any, ...], where: source.Location | None
     ) -> None:
-        """That as_strided can tell where the elements are of a tensor that was written to."""
+        """Refuse as_strided beyond the elements of a tensor that the graph has a copy of."""
         moved = owner.storage.mutated or not _has_same_strides(owner.node, owner.abstract)
         if moved and not owner.abstract.is_contiguous:
             raise MutationError(
-                "as_strided of a tensor with other memory between its elements is read after a "
-                "write, which has no functional form",
+                "as_strided of a tensor that is not dense is read after a write, which has no "
+                "functional form",
                 where=where,
                 fix="make the tensor contiguous first: x = x.contiguous()",
             )
-        # What the graph looks at is then a copy, with the memory of the tensor and nothing around.
+        # as_strided then reads a copy, whose storage holds nothing but the tensor's elements.
         copied = moved or len(recipe) > 2
         if (
             copied
@@ -261,26 +261,26 @@ class Tracer(TorchDispatchMode):
             and not _has_elements_for(owner.abstract, recipe)
         ):
             raise MutationError(
-                "as_strided reaches memory beyond the elements of a tensor from outside, which was "
-                "written to or does not begin with them",
+                "as_strided reaches beyond the elements of an input or weight, into its storage, "
+                "after a write or with a storage offset",
                 where=where,
                 fix="pass all of the memory as one tensor, and take the part of it in the program",
             )
 
     def _resolve_layouts(self, v: Value) -> None:
         """A value is read after a write through a view of its memory that may be a copy."""
-        for written in v.storage.unsure:
+        for written in v.storage.layout_dependent:
             self.require_layout(written)
-        v.storage.unsure = ()
+        v.storage.layout_dependent = ()
 
     def require_layout(self, v: Value) -> None:
-        """Demand of inputs the layout of the example, in which a value is a view and no copy."""
+        """Require the layout of the example of inputs, in which a value is a view and no copy."""
         if v.viewed is not None:
             self.demand_layout(v.viewed)
             v.viewed = None
 
     def demand_layout(self, node: Node) -> None:
-        """Demand of inputs the layout of the example, where that of a node depends on it."""
+        """Require the layout of the example of the inputs that the layout of a node depends on."""
         layouts = Layouts(self.state, self.unsteady)
         if node.graph is self.recorder.outermost and layouts.is_certain(node):
             return
@@ -300,7 +300,7 @@ class Tracer(TorchDispatchMode):
                 for read in n.all_input_nodes:
                     self._settle_format(read)
         within = node.graph is not self.recorder.outermost
-        self.laid_out.update(self.inputs if within else seen.intersection(self.inputs))
+        self.fixed_layouts.update(self.inputs if within else seen.intersection(self.inputs))
 
     def _guard_stride_order(self, node: Node) -> None:
         """Of dims of one stride operators put the longer one first, which is then written down."""
@@ -313,16 +313,16 @@ class Tracer(TorchDispatchMode):
                 expect_condition(lt(size, other))
 
     def _settle_format(self, node: Node) -> None:
-        """At sizes of 1 a tensor may lie in order as well, and is then taken for one that does."""
+        """Refuse strides that are contiguous at the sizes of the example, and not in general."""
         val = node.meta.get("val")
         if not isinstance(val, AbstractTensor) or val._abstract.is_contiguous:
             return
         if not any(type(n) is Expr for n in (*val._abstract.sizes, *val._abstract.strides)):
-            return  # of fixed sizes the rules say which
+            return  # of fixed sizes the shape rules decide it
         if values.lies_in_order(val._abstract):
             raise UnsupportedError(
-                "the program depends on how a tensor lies in memory, and at the sizes of the "
-                "example it lies in two ways at once",
+                "the program depends on the memory layout of a tensor, which is ambiguous at the "
+                "sizes of the example",
                 where=source.locate_stack_trace(node.meta.get("stack_trace")),
                 fix="choose example inputs with sizes other than 0 and 1",
             )
@@ -338,7 +338,7 @@ class Tracer(TorchDispatchMode):
 
         values.note_possible_alias(base, copy, ask)
 
-    def seen(self, v: Value) -> Node:
+    def read_as_view(self, v: Value) -> Node:
         """The value as a view of what it shares memory with, also if that was written through it.
 
         Where nothing was written, its node is one already; but what `detach` gives is never the
@@ -347,10 +347,10 @@ class Tracer(TorchDispatchMode):
         if v.parent is None or v.op is None:
             return self.read(v)
         if v.op is aten.alias.default:
-            return self.recorder.emit(aten.detach.default, self.seen(v.parent))
+            return self.recorder.emit(aten.detach.default, self.read_as_view(v.parent))
         if not v.storage.mutated:
             return self.read(v)
-        return self.view_node(v.op, self.seen(v.parent), v.args)
+        return self.view_node(v.op, self.read_as_view(v.parent), v.args)
 
     def write(self, v: Value, node: Node, uniform: bool = False) -> None:
         """Give a tensor a new value, and with it every tensor that it is a view of.
@@ -358,29 +358,29 @@ class Tracer(TorchDispatchMode):
         `uniform`: each element of it is the same number.
         """
         values.refuse_internal_overlap(v, uniform)
-        news, unsure = [(v, node, False)], list[Value]()
+        news, dependent = [(v, node, False)], list[Value]()
         for views, above in values.iterate_to_base(v):
-            unsure += [view for view in views if view.viewed is not None]
+            dependent += [view for view in views if view.viewed is not None]
             node = self._propagate_write(views, above, node)
-            news.append((above, node, bool(unsure)))
+            news.append((above, node, bool(dependent)))
         storage = v.storage
         for value, _, _ in news:
-            self.recorder.frame.writing(value)
+            self.recorder.frame.note_write(value)
         storage.version += 1
         storage.mutated = self.has_written = True
         if storage.origin is not None:
             self._note_write(storage.origin)
-        for value, new, is_unsure in news:
+        for value, new, is_dependent in news:
             value.node = new
-            # One that is unsure is looked at again when it is read.
-            value.version = storage.version - is_unsure
+            # One that depends on the layout is made again when it is read.
+            value.version = storage.version - is_dependent
             value.constant = value.number = None
         if self.recorder.frame.parent is not None:
-            for view in unsure:
+            for view in dependent:
                 self.require_layout(view)
-        elif unsure:
-            storage.unsure = (*storage.unsure, *unsure)
-        if storage.doubts:
+        elif dependent:
+            storage.layout_dependent = (*storage.layout_dependent, *dependent)
+        if storage.possible_aliases:
             values.mark_aliases_stale(storage)
 
     def _propagate_write(self, views: list[Value], above: Value, new: Node) -> Node:
@@ -392,15 +392,15 @@ class Tracer(TorchDispatchMode):
         for view, whole in zip(views, (above, *views), strict=False):
             if view.abstract.dtype is not whole.abstract.dtype:
                 raise MutationError(
-                    "a write through a view as another dtype, of a tensor whose elements share "
-                    "memory, has no functional form",
+                    "a write through a view as another dtype, of a tensor with internal overlap, "
+                    "has no functional form",
                     where=source.locate_user_line(),
                     fix="write to a copy: x = x.clone()",
                 )
             if view.op is aten.as_strided.default and not _is_within_memory(view, whole.abstract):
                 raise MutationError(
-                    "a write through as_strided to memory that the tensor does not fill has no "
-                    "functional form",
+                    "a write through as_strided beyond the elements of a tensor has no functional "
+                    "form",
                     where=source.locate_user_line(),
                     fix="make the tensor contiguous first: x = x.contiguous()",
                 )
@@ -417,9 +417,9 @@ class Tracer(TorchDispatchMode):
 
     def _current(self, v: Value) -> Node:
         """The node that holds a value which is about to be written to: nobody reads it."""
-        unsure, v.storage.unsure = v.storage.unsure, ()
+        dependent, v.storage.layout_dependent = v.storage.layout_dependent, ()
         node = self.read(v)
-        v.storage.unsure = unsure
+        v.storage.layout_dependent = dependent
         return node
 
     def wrap(self, value: Value, grad: bool = False) -> AbstractTensor:
@@ -459,7 +459,7 @@ class Tracer(TorchDispatchMode):
     def describe_as_in_eager(
         self, info: OpInfo, args: Any, kwargs: dict[str, Any], out: Any
     ) -> Any:
-        """A result as it lies in eager, where what was written lies otherwise in the graph."""
+        """A result with the strides of eager, where a written operand has others in the graph."""
         given = [t for t in pytree.tree_leaves((args, kwargs)) if type(t) is AbstractTensor]
         if (
             all(_has_same_strides(t._value.node, t._value.abstract) for t in given)
@@ -470,7 +470,7 @@ class Tracer(TorchDispatchMode):
         return info.rule(*described, **keywords)
 
     def describe(self, x: Any) -> Any:
-        """An argument as rules take it, with tensors as they lie in eager."""
+        """An argument as rules take it, with tensors that have the strides of eager."""
         if isinstance(x, torch.Tensor):
             return self.value(x).abstract
         return from_torch(x) if isinstance(x, _SYMBOLIC) else x
@@ -508,7 +508,7 @@ class Tracer(TorchDispatchMode):
         """Call an operator as the user would."""
         return self.__torch_dispatch__(op, (), args, kwargs)
 
-    def resolved(self, node: Node) -> Node:
+    def resolve_conj(self, node: Node) -> Node:
         """A complex value whose conjugation is carried out, if it is one: torch only notes it."""
         seen: Any = node
         while isinstance(seen.target, OpOverload) and get_op_info(seen.target).view:
@@ -526,10 +526,10 @@ class Tracer(TorchDispatchMode):
         if op is aten.view.default and not is_contiguous(base):
             op = aten.reshape.default
         if op is aten.view_as_real.default:
-            base = self.resolved(base)
+            base = self.resolve_conj(base)
         if op is aten.as_strided.default:
-            # What a new value looks like in memory is its operator's business; here it matters. An
-            # offset is one from the beginning of memory, and an input may begin further on.
+            # The strides of a new value are those that its operator chooses; here they matter. An
+            # offset is one in the storage, and an input may have a storage offset of its own.
             begins = base.op != "placeholder"
             if len(args) > 2 if not begins else not _is_contiguous_clone(base):
                 base = self.recorder.emit(
@@ -549,16 +549,16 @@ def _chooses_format(node: Node) -> bool:
 def _layout_error(node: Node) -> UnsupportedError:
     made_at = source.locate_stack_trace(node.meta.get("stack_trace"))
     return UnsupportedError(
-        "the program depends on how a tensor lies in memory that a branch or loop has returned or "
-        "carries: in eager it lies in one way after one branch or step, and otherwise after another"
+        "the program depends on the memory layout of a tensor that a branch or loop has returned "
+        "or carries: in eager it may differ between branches or steps"
         + (f"\n  it comes from {made_at}" if made_at is not None else ""),
         where=source.locate_user_line(),
-        fix="lay it out in one way: x.contiguous(), before a loop and of what branches return",
+        fix="give it one layout: x.contiguous(), before a loop and of what branches return",
     )
 
 
 def _is_contiguous_clone(node: Node) -> bool:
-    """Whether a node is contiguous however the operators before it are taken apart."""
+    """Whether a node is contiguous however the operators before it are decomposed."""
     copies = node.target is aten.clone.default
     return copies and node.kwargs.get("memory_format") is torch.contiguous_format
 
@@ -599,7 +599,7 @@ def _default_handler(info: OpInfo) -> Handler:
 
 
 def _has_default_dtype(op: OpOverload) -> bool:
-    """Whether it makes a tensor of the default dtype where it is told none."""
+    """Whether it makes a tensor of the default dtype if no dtype is passed."""
     types = {a.name: str(a.type) for a in op._schema.arguments}
     return "dtype" in types and not any("Tensor" in t for t in types.values())
 
@@ -651,7 +651,7 @@ def record_pure(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any])
 
 
 def _record_specialised(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An operator that torch cannot describe at symbolic sizes: taken apart, or sizes are fixed."""
+    """An operator that torch cannot describe at symbolic sizes: decompose it, or specialise."""
     for parts in find_decompositions(info.op):
         try:
             with tracer:
@@ -711,7 +711,7 @@ def record_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any])
     node = tracer.read(base)
     op = info.op
     if op is aten.view_as_real.default:
-        node = tracer.resolved(node)
+        node = tracer.resolve_conj(node)
     if op is aten.view.default and (
         tracer.decomposing or base.op is aten.contiguous.default or not is_contiguous(node)
     ):
@@ -720,14 +720,14 @@ def record_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any])
     out = info.rule(base.abstract, *rest, **kwargs) if info.rule is not None else None
     viewed = node
     if type(out) is CopiedResult and not is_dense(base.abstract):
-        # Of memory with gaps, sizes that come later may make a view; torch asks the layout that is
-        # known here whether a kernel gets its data in one piece.
+        # Of a non-dense tensor, other sizes may give a view; torch's kernel decides by the strides
+        # that are known here whether its data is contiguous.
         node = tracer.recorder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
     if out is None:
         out, made = tracer.recorder.record(info, (node, *rest), kwargs)
     elif _has_same_strides(node, base.abstract):
         made = tracer.recorder.node(info.op, (node, *rest), kwargs, out, info.name)
-    else:  # a value that was written, and lies in memory as the operators say that compute it
+    else:  # a written value has the strides that the operators choose that compute it
         made = tracer.recorder.record(info, (node, *rest), kwargs)[1]
     grad = op is not aten.detach.default and wants_grad(args[:1])
     if isinstance(out, Abstract):
@@ -904,7 +904,7 @@ def record_inplace_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[st
 
 
 def decompose(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
-    """A composite operator without a rule: torch's own kernel takes it apart."""
+    """A composite operator without a rule: torch's own kernel decomposes it."""
     result = trace_decomposition(tracer, info.op.decompose, args, kwargs)
     return record_pure(tracer, info, args, kwargs) if result is NotImplemented else result
 
@@ -912,7 +912,7 @@ def decompose(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -
 def trace_decomposition(
     tracer: Tracer, parts: Callable[..., Any], args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """An operator by what it consists of.
+    """Trace the decomposition of an operator.
 
     An override of torch's Python API is called while the tracer is active; were it so twice, it
     would record what torch's meta kernels do, too.

@@ -46,7 +46,7 @@ class TrainingTracer(Tracer):
         return (handler if chosen is handler else _only_outermost(chosen, handler)), info
 
     def read(self, v: Value) -> Node:
-        """A view sees what is written to its memory by itself."""
+        """Views stay views: nothing has to be recomputed after a write."""
         if self.recorder.frame.parent is not None:
             return super().read(v)
         return (
@@ -57,9 +57,9 @@ class TrainingTracer(Tracer):
         if self.recorder.frame.parent is not None:
             super().write(v, node, uniform)
             return
-        self.overwritten(v, self.recorder.emit(aten.copy_.default, self.read(v), node))
+        self.note_overwrite(v, self.recorder.emit(aten.copy_.default, self.read(v), node))
 
-    def overwritten(self, v: Value, node: Node) -> None:
+    def note_overwrite(self, v: Value, node: Node) -> None:
         """The node that has just written to a tensor stands for it from now on.
 
         Whether that is memory of its own must be as in the example, whatever is passed in.
@@ -100,7 +100,7 @@ def keep_inplace(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     if isinstance(out, Abstract):
         cast_to_target(tracer, value.abstract, out, value.node, info.op)
     node = tracer.recorder.node(info.op, lowered, keywords, value.abstract, info.name)
-    tracer.overwritten(value, node)
+    tracer.note_overwrite(value, node)
     return target
 
 
@@ -118,7 +118,7 @@ def keep_mutating(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any
         for t in pytree.tree_leaves(given.get(place)):
             if isinstance(t, torch.Tensor):
                 value = tracer.value(t)
-                tracer.overwritten(value, value.node)
+                tracer.note_overwrite(value, value.node)
     return tracer.fresh(out, node, wants_grad(args))
 
 
@@ -127,7 +127,7 @@ def copy_(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     node = tracer.recorder.node(
         info.op, [tracer.lower(a) for a in args], kwargs, value.abstract, info.name
     )
-    tracer.overwritten(value, node)
+    tracer.note_overwrite(value, node)
     return args[0]
 
 
@@ -143,7 +143,7 @@ def keep_literal(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 def dropout(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
-    """A tensor like its input, whatever is left out."""
+    """The result has the sizes of the input."""
     base = tracer.value(args[0])
     out = get_op_info(aten.clone.default).rule(base.abstract)
     lowered = (tracer.read(base), *args[1:])
@@ -173,7 +173,7 @@ def contiguous(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 def keep_view(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
-    """`view` stays one: whoever writes to it means the memory of what it shows."""
+    """`view` stays a view: a write to it is one to its base."""
     if tracer.decomposing:
         return record_view(tracer, info, args, kwargs)
     base = tracer.value(args[0])

@@ -32,7 +32,16 @@ aten = torch.ops.aten
 class Storage:
     """Memory that several values may share."""
 
-    __slots__ = ("base", "doubts", "inside", "mutated", "origin", "room", "unsure", "version")
+    __slots__ = (
+        "base",
+        "elements",
+        "has_offset",
+        "layout_dependent",
+        "mutated",
+        "origin",
+        "possible_aliases",
+        "version",
+    )
 
     def __init__(self, base: Value, origin: Any = None) -> None:
         self.base = base
@@ -40,14 +49,14 @@ class Storage:
         self.origin = origin
         """The placeholder that the storage came from: inputs and module state."""
         self.mutated = False
-        self.inside = False
-        """Whether the tensor from outside is only part of its memory, and does not begin it."""
-        self.room: int | None = None
-        """How many elements there are from where the tensor from outside begins, in the example."""
-        self.doubts: tuple[Any, ...] = ()
+        self.has_offset = False
+        """Whether the tensor from outside has a storage offset."""
+        self.elements: int | None = None
+        """Elements of the storage from where the tensor from outside begins, in the example."""
+        self.possible_aliases: tuple[Any, ...] = ()
         """Other storages that may be this one at some sizes; see `PossibleAlias`."""
-        self.unsure: tuple[Value, ...] = ()
-        """Views that another layout makes copies, and that were written through since."""
+        self.layout_dependent: tuple[Value, ...] = ()
+        """Views that are copies in another layout of the inputs, and that were written through."""
 
 
 class Value:
@@ -118,7 +127,7 @@ class Value:
 # share memory at other sizes is seen only by a program that writes to one and reads the other
 # later, or that writes to a copy of its input. Only then does it matter, and only then is it
 # settled: as the example has it, and checked when the program runs. Whether `reshape` copies also
-# depends on how inputs lie in memory; where that matters the program demands the layout of the
+# depends on the strides of inputs; where that matters the program demands the layout of the
 # example.
 #
 # Inputs and state that overlap in memory, and of which none is a view of another, are refused then.
@@ -129,26 +138,26 @@ Condition = Callable[[], bool]
 
 @dataclass(eq=False)
 class PossibleAlias:
-    """Two storages that are one where `shared` says so."""
+    """Two storages that are one where `shared` is true."""
 
     storages: tuple[Storage, Storage]
     shared: Condition
-    said: tuple[str, str]
-    """What is wrong when they are one, and what to write instead."""
-    lasts: bool = True
-    """Whether what is written to one must be seen in the other when the program has ended."""
+    message: tuple[str, str]
+    """The error where they are one, and its fix."""
+    outlives_call: bool = True
+    """Whether a write to one must show in the other after the program has ended."""
     where: source.Location | None = None
     """The line that wrote last."""
-    settled: bool = False
-    behind: set[Storage] = field(default_factory=set)
-    """What has to be settled before it is read."""
+    is_resolved: bool = False
+    stale: set[Storage] = field(default_factory=set)
+    """The storage that must not be read before the alias is resolved."""
 
-    def settle(self) -> None:
-        if self.settled:
+    def resolve(self) -> None:
+        if self.is_resolved:
             return
-        self.settled = True
+        self.is_resolved = True
         if self.shared():
-            what, fix = self.said
+            what, fix = self.message
             raise MutationError(what, where=self.where, fix=fix)
 
 
@@ -163,47 +172,47 @@ def note_possible_alias(
     base: Value,
     copy: Value,
     shared: Condition,
-    said: tuple[str, str] = _ALIASES_AT_SOME_SIZES,
-    lasts: bool = True,
+    message: tuple[str, str] = _ALIASES_AT_SOME_SIZES,
+    outlives_call: bool = True,
 ) -> None:
     """Remember that a copy may be a view at other sizes."""
-    found = PossibleAlias((base.storage, copy.storage), shared, said, lasts)
+    found = PossibleAlias((base.storage, copy.storage), shared, message, outlives_call)
     for storage in found.storages:
-        storage.doubts = (*storage.doubts, found)
+        storage.possible_aliases = (*storage.possible_aliases, found)
 
 
 def mark_aliases_stale(storage: Storage) -> None:
-    """After a write: what may share the memory is out of date until it is settled."""
-    for found in storage.doubts:
+    """After a write: possible aliases are stale until they are resolved."""
+    for found in storage.possible_aliases:
         found.where = source.locate_user_line()
         other = found.storages[found.storages[0] is storage]
-        if other.origin is not None and found.lasts:
-            found.settle()
+        if other.origin is not None and found.outlives_call:
+            found.resolve()
         else:
             other.version += 1
-            found.behind.add(other)
+            found.stale.add(other)
 
 
 def resolve_stale_aliases(storage: Storage) -> None:
-    for found in storage.doubts:
-        if storage in found.behind:
-            found.settle()
+    for found in storage.possible_aliases:
+        if storage in found.stale:
+            found.resolve()
 
 
 def resolve_aliases(storage: Storage) -> None:
-    """Where writes happen in memory: what is written to must be what it is in the example."""
-    for found in storage.doubts:
+    """In training form, where writes stay: tensors must alias as in the example."""
+    for found in storage.possible_aliases:
         found.where = source.locate_user_line()
-        found.settle()
+        found.resolve()
 
 
 def resolve_for_as_strided(storage: Storage) -> None:
-    """For as_strided, which looks at memory: a copy must be one at every size."""
-    for found in storage.doubts:
-        if storage is found.storages[1] and not found.settled:
-            found.said = _AS_STRIDED_OF_ALIAS
+    """For as_strided, which reads the storage: a copy must be one at every size."""
+    for found in storage.possible_aliases:
+        if storage is found.storages[1] and not found.is_resolved:
+            found.message = _AS_STRIDED_OF_ALIAS
             found.where = source.locate_user_line()
-            found.settle()
+            found.resolve()
 
 
 _AS_STRIDED_OF_ALIAS = (
@@ -213,18 +222,18 @@ _AS_STRIDED_OF_ALIAS = (
 
 
 def note_overlap(
-    a: Value, b: Value, tensors: tuple[torch.Tensor, torch.Tensor], what: str, lasts: bool
+    a: Value, b: Value, tensors: tuple[torch.Tensor, torch.Tensor], what: str, outlives_call: bool
 ) -> None:
-    """Remember that two tensors from outside lie in the same piece of memory."""
-    said = (
+    """Note that two tensors from outside have one storage."""
+    message = (
         f"the program writes to one of {what}, which share memory, and the other must show it",
         "pass or keep a copy: x.clone()",
     )
-    note_possible_alias(a, b, lambda: _has_common_bytes(*tensors), said, lasts)
+    note_possible_alias(a, b, lambda: _has_common_bytes(*tensors), message, outlives_call)
 
 
 def _has_common_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors in one piece of memory have bytes in common."""
+    """Whether two tensors of one storage overlap."""
     with disable_current_modes(), DisableTorchFunction():
         return bool(torch.isin(_list_byte_addresses(a), _list_byte_addresses(b)).any())
 
@@ -237,7 +246,7 @@ def _list_byte_addresses(t: torch.Tensor) -> torch.Tensor:
     return (places[:, None] + torch.arange(t.itemsize)).flatten()
 
 
-# Elements that share memory
+# Internal overlap
 
 _REPEATING = {aten.expand.default, aten.unfold.default, aten.as_strided.default}
 """Views in which one element of what is viewed may be several."""
@@ -258,7 +267,7 @@ def iterate_to_base(v: Value) -> Iterator[tuple[list[Value], Value]]:
 
 
 def refuse_internal_overlap(v: Value, uniform: bool = False) -> None:
-    """Refuse a write to a tensor whose elements are not all memory of their own, as eager does.
+    """Refuse a write to a tensor with internal overlap, as eager does.
 
     Where all elements get the same number it makes no difference.
     """
@@ -300,7 +309,7 @@ def _is_non_overlapping_in_example(a: Abstract) -> bool:
 
 
 def _is_non_overlapping(a: Abstract) -> bool:
-    """Whether no two elements are one piece of memory."""
+    """Whether no two elements share memory."""
     if a._strides is None or 0 in a.sizes:
         return True
     pairs = [(step, size) for step, size in zip(a.strides, a.sizes, strict=True) if size != 1]
@@ -346,7 +355,7 @@ def lies_in_order(a: Abstract) -> bool:
 
 
 def can_view_as(a: Abstract, sizes: Sizes) -> bool:
-    """Whether the memory of a tensor can be seen with these sizes."""
+    """Whether a view of a tensor with these sizes is possible."""
     at = len(sizes) - 1
     if not a.rank:
         return True

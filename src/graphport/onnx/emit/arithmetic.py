@@ -1,6 +1,6 @@
 """Emits expressions over sizes as ONNX arithmetic, one row per kind of expression.
 
-Integers are int64, floats float64, truths bool; all of them vectors of one element. Results are
+Integers are int64, floats float64, bools bool; all of them vectors of one element. Results are
 those of Python. What is not computed in Python, the branch of a conditional that is not taken, is
 computed here all the same, so a divisor that may be 0 is replaced: ONNX Runtime stops at it.
 """

@@ -252,7 +252,7 @@ class Builder:
         for name, value in kept.items():
             if type(value) is Expr or (type(value) in (list, tuple) and Expr in map(type, value)):
                 raise UnsupportedError(
-                    f"{name} of {op.op} is fixed in an ONNX file, and here it varies: {value}"
+                    f"{name} of {op.op} is an attribute, which ONNX cannot vary: {value}"
                 )
         key = None
         if op.op not in _IMPURE:
@@ -390,8 +390,8 @@ class Builder:
             return self.expand(self.shaped(self.Slice(x, none, none, gone), left), sizes)
         # Expand leaves a size as it is where the other is 1.
         own = (1,) * (len(sizes) - x.rank) + (x.shape or ())
-        told = [1 if s == have else s for s, have in zip(sizes, own, strict=True)]
-        return self.shaped(self.Expand(x, self.sizes.vector(told)), sizes)
+        target = [1 if s == have else s for s, have in zip(sizes, own, strict=True)]
+        return self.shaped(self.Expand(x, self.sizes.vector(target)), sizes)
 
     def shaped(self, x: Value, sizes: Sequence[Any]) -> Value:
         """Note the sizes of a value, where the builder cannot tell them; a constant has its own."""

@@ -232,7 +232,7 @@ def _producers(node: Node) -> Iterable[Node]:
 
 
 def _list_used_values(node: Node) -> Iterable[Value]:
-    """What a node uses, in the graphs within it too."""
+    """What a node uses, in its subgraphs too."""
     yield from (v for v in node.inputs if v is not None)
     for inner in node.graphs():
         yield from inner.outputs

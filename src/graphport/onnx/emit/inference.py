@@ -35,7 +35,7 @@ def infer_shape(op: str, inputs: list[Value | None], attributes: dict[str, Any])
 
 
 def broadcast_shapes(shapes: Sequence[Shape | None]) -> Shape | None:
-    """Sizes of operands brought together; a size that cannot be told is None."""
+    """Broadcast sizes of operands; one that cannot be inferred is None."""
     known = [s for s in shapes if s is not None]
     if len(known) < len(shapes):
         return None

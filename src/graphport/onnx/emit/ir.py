@@ -1,7 +1,7 @@
 """Intermediate representation of an ONNX graph: values, nodes, graphs.
 
 A `Value` knows its dtype, and its sizes where they are known, as numbers and expressions over the
-program's dims. A constant knows its tensor. Values of a graph may be used in the graphs within it
+program's dims. A constant knows its tensor. Values of a graph may be used in its subgraphs
 (branches, loop bodies), as in ONNX.
 """
 
@@ -169,7 +169,7 @@ class Node:
         self.outputs: list[Value | None] = []
 
     def graphs(self) -> Iterator[Graph]:
-        """The graphs within the node."""
+        """The subgraphs of the node."""
         for a in self.attributes.values():
             if isinstance(a, Graph):
                 yield a
@@ -202,7 +202,7 @@ class Graph:
             graph = graph.parent
 
     def walk(self) -> Iterator[Node]:
-        """All nodes, those of the graphs within after the node that has them."""
+        """All nodes, those of subgraphs after the node that has them."""
         for node in self.nodes:
             yield node
             for inner in node.graphs():

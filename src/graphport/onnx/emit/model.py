@@ -56,7 +56,7 @@ def _prune(graph: Graph, needed: set[Value]) -> None:
 
 
 def _drop_outputs(node: Node, needed: set[Value]) -> None:
-    """Leave out results that nobody needs; those of graphs within go with the graphs' own."""
+    """Remove unused outputs, and with them those of subgraphs."""
     if node.op in _FIXED_OUTPUTS:
         return
     if not any(node.graphs()):
@@ -298,7 +298,7 @@ def write_tensor(name: str, tensor: torch.Tensor, proto: TensorProto) -> None:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in row-major order; without a copy where it lies so."""
+    """The bytes of a tensor in row-major order; without a copy if it is contiguous."""
     # One element is contiguous with any stride, but to view it the stride has to be 1.
     flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
     return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")

@@ -36,13 +36,13 @@ class Sizes:
         """Of a symbol that is a size by itself: the value and the dim."""
         self._values: dict[tuple[Graph, Expr], Value] = {}
         self.checking = False
-        """Whether a condition is being computed that the program takes for granted."""
+        """Whether a condition is being computed that the program assumes."""
         self.guarded = False
         """Whether the file checks conditions; until it stops it computes at other sizes, too."""
 
     @contextmanager
     def inner(self) -> Iterator[None]:
-        """For a graph within: what is learned and computed meanwhile is forgotten after it."""
+        """For a subgraph: what is learned and computed meanwhile is dropped after it."""
         kept = dict(self._sources), dict(self._shown), dict(self._values)
         try:
             yield
@@ -124,7 +124,7 @@ class Sizes:
         return next((value for value in found if value is not None), None)
 
     def check(self, cond: Expr) -> Value:
-        """Whether a condition holds that the program takes for granted."""
+        """Whether a condition holds that the program assumes."""
         computed_so_far, self._values = self._values, {}
         self.checking = True
         try:
@@ -195,15 +195,15 @@ class Sizes:
             if source.shape == sizes:
                 return source
             x = source
-        told = self._told(x, sizes)
-        if any(type(s) is Expr for s in told):
+        target = self._reshape_target(x, sizes)
+        if any(type(s) is Expr for s in target):
             simpler = self._try_flatten(x, sizes) or self._try_squeeze(x, sizes)
             if simpler is not None:
                 simpler.shape = sizes
                 return simpler
         # With sizes as they are a 0 is a size; nor does ONNX Runtime then put -1 for one of them.
-        literal = 0 in sizes or (told == sizes and any(type(s) is Expr for s in sizes))
-        made = self.b.Reshape(x, self.vector(told), allowzero=1 if literal else None)
+        literal = 0 in sizes or (target == sizes and any(type(s) is Expr for s in sizes))
+        made = self.b.Reshape(x, self.vector(target), allowzero=1 if literal else None)
         made.shape = sizes
         return made
 
@@ -250,26 +250,26 @@ class Sizes:
         gone += range(at, len(old))
         return self.b.unsqueeze(self.b.squeeze(x, *gone), *new)
 
-    def _told(self, x: Value, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _reshape_target(self, x: Value, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
         """Sizes with 0 for one that stays at its place and -1 for one that follows."""
         symbolic = [i for i, s in enumerate(sizes) if type(s) is Expr]
         if not symbolic or 0 in sizes:
             return sizes
         old = x.shape or ()
-        told = list(sizes)
+        target = list(sizes)
         for i in symbolic:
             if i < len(old) and old[i] == sizes[i]:
-                told[i] = 0
-        rest = [i for i in symbolic if told[i] != 0]
-        # With -1 no other size may be 0: what it stands for could then not be told.
+                target[i] = 0
+        rest = [i for i in symbolic if target[i] != 0]
+        # With -1 no other size may be 0: it could then not be inferred.
         others = [sizes[i] for i in symbolic if i not in rest]
         if len(rest) == 1 and all(self._is_positive(s) for s in others):
-            told[rest[0]] = -1
+            target[rest[0]] = -1
         elif len(rest) == 0 and len(symbolic) == 1:
-            told[symbolic[0]] = -1  # the same, and it says so for x of unknown sizes too
+            target[symbolic[0]] = -1  # the same, and it says so for x of unknown sizes too
         elif rest and not all(self._is_positive(sizes[i]) for i in symbolic):
             return sizes  # a size that turns out to be 0 would be taken for one that stays
-        return tuple(told)
+        return tuple(target)
 
     def _is_positive(self, size: Any) -> bool:
         return self.b.scope.decide(ge(size, 1)) is True

@@ -75,7 +75,7 @@ def fold_constant(lowerer: Lowerer, node: Node) -> Any:
     except RuntimeError as error:  # of dtypes that torch can hold, and not compute with
         raise UnsupportedError(f"torch cannot compute {target} of constants: {error}") from error
     if is_uninitialised(target):
-        # Whatever lies in memory would go into the file, and be other bytes each time.
+        # Uninitialised memory would go into the file, and be other bytes each time.
         made.zero_()
     if made.is_complex():
         made = made.resolve_conj()
@@ -145,7 +145,7 @@ _NO_OPS = {
     aten._assert_tensor_metadata.default,
     aten._linalg_check_errors.default,
 }
-# What a program brings about that a lowering has not thought of.
+# Errors that a lowering may raise on arguments that it does not expect.
 _UNEXPECTED_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -201,7 +201,7 @@ class Lowerer:
         b = self.b
         b.origin, b.result = node, result
         try:
-            value = self._lowered(node, target)
+            value = self._lower(node, target)
             _require_results(target, value, result)
         except ExportError as error:
             error.add_location(locate_stack_trace(node.meta.get("stack_trace")))
@@ -219,7 +219,7 @@ class Lowerer:
                 self.describe_node(node.args[0]).dtype is torch.bool
             )  # capture counts it as 0 or 1
             return ne(result, 0) if truth else result
-        return self._settled(node, value, result)
+        return self._finish(node, value, result)
 
     def _require(self, node: Node) -> None:
         """Capture's own assumptions are named by the condition, those of the user as they say."""
@@ -230,7 +230,7 @@ class Lowerer:
         own = isinstance(condition, Value) or not message.startswith(ASSERTION_PREFIX)
         self.b.assertions.require(condition, message if own else "")
 
-    def _lowered(self, node: Node, target: Any) -> Any:
+    def _lower(self, node: Node, target: Any) -> Any:
         if isinstance(target, HigherOrderOperator):
             return HIGHER_ORDER[target](self, node)
         if target in _ASSERTIONS:
@@ -253,12 +253,12 @@ class Lowerer:
             lowering = self.custom.get(target) or LOWERINGS[target]
         return lowering.fn(self.b, **lowering.bind(args, kwargs))
 
-    def _settled(self, node: Node, value: Any, result: Any) -> Any:
+    def _finish(self, node: Node, value: Any, result: Any) -> Any:
         """The value with the dtype and sizes that capture knows."""
         if isinstance(result, tuple):
             items = value if isinstance(value, (tuple, list)) else (value,)
             pairs = zip(items, result, strict=True)
-            return tuple(self._settled(node, v, r) for v, r in pairs)
+            return tuple(self._finish(node, v, r) for v, r in pairs)
         if isinstance(value, Value) and isinstance(result, Abstract):
             if value.dtype is not result.dtype:
                 value = self.b.cast(value, result.dtype)
@@ -269,7 +269,7 @@ class Lowerer:
             self.b.sizes.learn(value)
         if isinstance(value, Complex) and isinstance(result, Abstract):
             part = result.like(dtype=result.dtype.to_real())
-            return Complex(*(self._settled(node, v, part) for v in (value.re, value.im)))
+            return Complex(*(self._finish(node, v, part) for v in (value.re, value.im)))
         return value
 
     # Arguments
@@ -279,7 +279,7 @@ class Lowerer:
         return describe_value(node.meta.get("val"))
 
     def values(self, x: Any) -> Any:
-        """Nodes replaced by what they have become, within lists and dicts."""
+        """Arguments with nodes replaced by their values, within lists and dicts."""
         if isinstance(x, Node):
             return self.env[x]
         if isinstance(x, (list, tuple)):
@@ -310,13 +310,13 @@ def _reads_data(target: Any) -> bool:
 
 
 def has_assertions(module: GraphModule) -> bool:
-    """Whether a program, or a graph within it, asserts anything."""
+    """Whether a program, or a subgraph of it, asserts anything."""
     graphs = (part.graph for part in module.modules() if isinstance(part, GraphModule))
     return any(node.target in _ASSERTIONS for graph in graphs for node in graph.nodes)
 
 
 def find_missing(module: GraphModule, known: Callable[[Any], bool]) -> dict[Any, list[Node]]:
-    """Operators of a program, and of the graphs within it, that cannot be lowered."""
+    """Operators of a program, and of its subgraphs, that cannot be lowered."""
     found: dict[Any, list[Node]] = {}
     for part in module.modules():
         if isinstance(part, GraphModule):

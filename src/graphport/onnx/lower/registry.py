@@ -261,7 +261,7 @@ class Name(Pattern):
 
 
 class Call(Pattern):
-    """A call of one of several operators with these operands, and no options besides."""
+    """A call of one of several operators with these operands, and no other arguments."""
 
     def __init__(self, targets: Any, *operands: Any) -> None:
         self.targets = targets if isinstance(targets, tuple) else (targets,)

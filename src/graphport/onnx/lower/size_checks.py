@@ -6,9 +6,9 @@ where nobody checks. So a condition at an end of a dim's range narrows the range
 declares; every other one, and every one that a branch of the user's code depends on, is computed in
 the file, which stops at sizes that do not meet it.
 
-A branch that the user's code took is told: as an error where it breaks an end of a range that the
-user wrote, else as a warning. What operators need of their sizes is told only if it breaks such an
-end: eager stops at most of these sizes itself.
+A branch of the user's code is an error where it excludes an end of a range that the user wrote,
+else a warning. What operators need of their sizes is reported only if it excludes such an end:
+eager stops at most of these sizes itself.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _list_absorbed(program: ExportedProgram) -> Iterable[Condition]:
 
 
 def narrow_ranges(program: ExportedProgram, declare: Callable[[], Declared]) -> ExportedProgram:
-    """The program with ranges that its conditions leave; the user is told of every condition."""
+    """The program with ranges that its conditions leave; each condition warns or raises."""
     conditions = list_conditions(program)
     if not conditions:
         return program
@@ -140,7 +140,7 @@ def _describe_symbol(program: ExportedProgram, symbol: Expr) -> str:
 def _refuse_broken_promises(
     program: ExportedProgram, ends: _SymbolRanges, changes: Mapping[Expr, Sequence[Condition]]
 ) -> None:
-    """An end of a range that the user wrote is a promise, which a branch must not break."""
+    """Raise where a branch excludes an end of a range that the user wrote."""
     broken = {
         s: why
         for s, why in changes.items()
@@ -178,11 +178,9 @@ class _SymbolRanges:
     def written(self, symbol: Expr) -> tuple[float | None, float | None]:
         """The ends of a range that the user wrote."""
         site = self.sites[symbol]
-        if site is None or site.wish is None or isinstance(site.wish, int):
+        if site is None or site.dim is None or isinstance(site.dim, int):
             return None, None
-        return (
-            site.wish.root.given if isinstance(site.wish, Dim) else (site.wish.min, site.wish.max)
-        )
+        return site.dim.root.given if isinstance(site.dim, Dim) else (site.dim.min, site.dim.max)
 
     def breaks_promise(self, symbol: Expr) -> bool:
         (low, high), now, before = self.written(symbol), self.ranges[symbol], self.before[symbol]
@@ -193,12 +191,12 @@ class _SymbolRanges:
     def fix(self, symbol: Expr) -> str:
         """The corrected definition."""
         site, limits = self.sites[symbol], self.ranges[symbol]
-        if site is None or isinstance(site.wish, Dim):
+        if site is None or isinstance(site.dim, Dim):
             return format_definition(symbol.name, limits)
         low, high = self.written(symbol)
         low = int(limits.lower) if limits.lower > 0 else low
         high = int(limits.upper) if limits.upper != math.inf else high
-        return f"{site.place} = {replace(site.wish, min=low, max=high)!r}"  # type: ignore[type-var]
+        return f"{site.place} = {replace(site.dim, min=low, max=high)!r}"  # type: ignore[type-var]
 
     def narrow(self, condition: Condition) -> bool:
         """Whether a condition excludes sizes at an end of a range, which is then narrower."""

@@ -1,7 +1,7 @@
 """Lowers control flow: `cond` to If, `while_loop` to Loop, `map` and `scan` to Scan.
 
-A graph within sees the values around it by name, so that only what changes from step to step is an
-input of it. Numbers are carried as tensors without dims. What a graph within says about sizes is
+A subgraph uses outer values by name, so that only what changes from step to step is an
+input of it. Numbers are carried as tensors without dims. What a subgraph says about sizes is
 forgotten after it: nothing outside can be computed from its values.
 """
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 ops = torch.ops.higher_order
 
 
-# Graphs within
+# Subgraphs
 
 
 @contextmanager
 def open_subgraph(b: Builder, name: str) -> Iterator[Graph]:
-    """What is written meanwhile goes to a graph of its own."""
+    """What is emitted meanwhile goes to a subgraph."""
     outer = b.graph
     graph = b.graph = Graph(name, outer)
     try:
@@ -97,7 +97,7 @@ def _add_input(graph: Graph, name: str, about: Any) -> Value:
 
 
 def _emit_node(b: Builder, op: Callable[..., Any], *inputs: Any, **attributes: Any) -> list[Any]:
-    """A node with graphs within; the results of the program that it gives."""
+    """A node with subgraphs; the results of the program that it gives."""
     wanted = [r for r in b.result if r is not None]
     dtypes = [r.dtype if isinstance(r, Abstract) else dtype_of_number(r) for r in wanted]
     made = op(*inputs, outputs=len(wanted), dtype=dtypes[0], **attributes)

@@ -1,6 +1,6 @@
 """Lowers backward operators of convolution, pooling and padding.
 
-Other derivatives are taken apart into plain operators. What is linear along each spatial dim goes
+Other backward operators are decomposed. What is linear along each spatial dim goes
 back with the transposed matrix of that dim, and maxima go back to where they were.
 """
 

@@ -136,7 +136,7 @@ def linalg_vecdot(b: Builder, x: Value, y: Value, dim: int) -> Value:
     return b.ReduceSum(b.Mul(x, y), [dim], keepdims=0)
 
 
-# With something added
+# With a bias or another term
 
 
 def _add_scaled(b: Builder, self: Value, product: Value, beta: Number, alpha: Number) -> Value:
@@ -256,7 +256,7 @@ def cross(b: Builder, self: Value, other: Value, dim: int | None) -> Value:
     if dim is None:
         dim = next((i for i, s in enumerate(b.result.sizes) if s == 3), None)
     if dim is None:
-        raise UnsupportedError("torch.cross of a dim that is found when it runs", fix="dim=-1")
+        raise UnsupportedError("torch.cross without a dim, of dynamic sizes", fix="dim=-1")
     return linalg_cross(b, self, other, dim)
 
 
@@ -341,7 +341,7 @@ def _grouped_mm(
         return emit_matmul(b, x, y)
     (groups,) = offs.shape or (None,)
     if not isinstance(groups, int):
-        raise UnsupportedError("_grouped_mm of a number of groups that is not fixed")
+        raise UnsupportedError("_grouped_mm with a dynamic number of groups")
     along = {(2, 3): (0, None), (3, 2): (None, 1), (2, 2): (1, 0)}[x.rank, y.rank]
     parts = [
         _split_at_offsets(b, v, offs, groups, axis)
@@ -388,7 +388,7 @@ def linear(b: Builder, input: Value, weight: Value, bias: Value | None) -> Value
     """Gemm for rows; for more dims MatMul, on the weight as tools that quantise expect it.
 
     A weight that is used elsewhere too (tied to an embedding), or that is given at run time, is not
-    transposed: ONNX Runtime's own operator takes it as it lies, as fast as MatMul does; for Gemm
+    transposed: ONNX Runtime's own operator takes it as it is, as fast as MatMul does; for Gemm
     the dims before the last become rows, and adding to a bias takes it 3 to 5% longer.
     """
     floats = input.dtype.is_floating_point and weight.rank == 2

@@ -316,7 +316,7 @@ def linear_cross_entropy(
 ) -> tuple[Value, ...]:
     """The loss, and the gradients that eager computes along with it."""
     if label_smoothing:
-        raise UnsupportedError("linear_cross_entropy in chunks with smooth labels")
+        raise UnsupportedError("chunked linear_cross_entropy with label smoothing")
     layer = _LinearLayer(b, input, linear_weight, linear_bias, target, weight, ignore_index)
     slope = layer.slope(reduction)
     gradients = (

@@ -329,7 +329,7 @@ def group_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Value:
-    """Groups as planes. ONNX Runtime takes GroupNormalization apart into more than this."""
+    """Groups as planes. ONNX Runtime decomposes GroupNormalization into more than this."""
     sizes: tuple[Any, ...] = sizes_of(input)
     x, w, c = _promote_floats(b, input, weight, bias)
     assert x is not None
@@ -381,7 +381,7 @@ def native_group_norm(
     sizes = sizes_of(input)
     own = (*sizes[:2], prod(sizes[2:]))
     if len(own) < 3 or not all(map(b.scope.same, (N, C, HxW), own)):
-        input = b.reshape(input, (N, C, HxW))  # eager takes memory as it lies, as so many channels
+        input = b.reshape(input, (N, C, HxW))  # eager reads the storage, whatever the strides
     out = group_norm(b, input, group, weight, bias, eps, True)
     return b.reshape(out, sizes), mean, inverse
 

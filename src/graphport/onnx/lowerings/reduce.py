@@ -238,7 +238,7 @@ lower_table({aten.var.correction: False, aten.std.correction: True}, _lower_mome
 lower_table({aten.var_mean.correction: False, aten.std_mean.correction: True}, _lower_moments)
 
 
-# Truth
+# any, all
 
 
 def _lower_truth(op: str) -> Any:

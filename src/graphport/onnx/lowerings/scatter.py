@@ -1,7 +1,7 @@
 """Lowers writes by index: scatter, index_put, masked writes, bags, segments.
 
 Where positions repeat, what is written last stays, as in torch, or all is brought together by a
-reduction. ONNX Runtime reduces neither halves nor truth values, and loses NaN in a maximum: those
+reduction. ONNX Runtime reduces neither halves nor bools, and loses NaN in a maximum: those
 are put right here.
 """
 
@@ -443,7 +443,7 @@ def embedding_bag(
     include_last_offset: bool,
     padding_idx: int,
 ) -> tuple[Any, ...]:
-    """Rows brought together by the bag that they are in."""
+    """Rows reduced by the bag that they are in."""
     if any(user.args[1] for user in b.origin.users):
         raise UnsupportedError("what embedding_bag gives besides the bags is for gradients only")
     if include_last_offset:

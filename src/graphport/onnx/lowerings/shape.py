@@ -325,7 +325,7 @@ def _roll_dim(b: Builder, x: Value, shift: Any, dim: int) -> Value:
     return b.shaped(b.Concat(*parts, axis=dim), sizes)
 
 
-# By memory
+# By stride
 
 
 @lower(aten.as_strided.default, aten.as_strided_copy.default)
@@ -356,17 +356,17 @@ def as_strided_scatter(
 def _flatten_storage(
     b: Builder, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any
 ) -> tuple[Value, Value, list[int]]:
-    """The elements of a tensor in the order of its memory, positions, and the order of its dims."""
+    """The elements of a tensor in storage order, their positions, and the order of its dims."""
     about = b.origin.args[0].meta["val"]
     assert isinstance(about, AbstractTensor)
     known: Abstract = about._abstract
     order = sorted(range(known.rank), key=lambda d: _stride_key(b, known, d))
     if not all(map(b.scope.same, known.strides, permute_strides(known.sizes, order))):
-        raise UnsupportedError(f"as_strided of a tensor that has gaps in its memory: {known}")
+        raise UnsupportedError(f"as_strided of a tensor that is not dense: {known}")
     first = (known.offset if offset is None else offset) - known.offset
     last = first + sum((s - 1) * step for s, step in zip(size, stride, strict=True))
     count = prod(known.sizes)
-    # What cannot be told here ONNX Runtime refuses, but for negative positions.
+    # What is not known here ONNX Runtime checks, but for negative positions.
     if b.scope.decide(lt(last, count)) is False or not b.scope.decide(ge(first, 0)):
         raise UnsupportedError("as_strided may reach memory outside of the tensor it is called on")
     flat = b.reshape(b.transpose(x, order), [count])

@@ -172,7 +172,7 @@ def to_ort_value(t: torch.Tensor) -> Any:
     if ONNX_OF.get(t.dtype) in _FLOAT8_TYPES:
         array = t.view(torch.uint8).numpy()
         value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, ONNX_OF[t.dtype])
-        # It does not own the memory, which is a copy's if the tensor does not lie in order.
+        # It does not own the memory, which is a copy's if the tensor is not contiguous.
         weakref.finalize(value._ortvalue, lambda held: None, array).atexit = False
         return value
     return ort.OrtValue(_C.from_dlpack(to_dlpack(t.resolve_neg()), False))

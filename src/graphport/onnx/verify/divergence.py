@@ -88,7 +88,7 @@ def _clone_value(x: Any) -> Any:
 
 
 def _fingerprint(x: Any) -> Any:
-    """What tells a value from another, without its memory."""
+    """A hash of a value, which takes no memory."""
     if isinstance(x, (tuple, list)):
         return [_fingerprint(part) for part in x]
     if not isinstance(x, torch.Tensor):

@@ -166,12 +166,12 @@ class _DecisionReplay(Interpreter):
         own = super().run_node(n)
         parts = self.parts.get(n.name)
         if parts:
-            own = self._decided(n, own, parts)
+            own = self._decide(n, own, parts)
         if n.name in self.results:
             self.results[n.name] = own.clone() if isinstance(own, torch.Tensor) else own
         return own
 
-    def _decided(self, n: Node, own: Any, parts: Mapping[int | None, Node]) -> Any:
+    def _decide(self, n: Node, own: Any, parts: Mapping[int | None, Node]) -> Any:
         if not any(
             _is_different(_select_result(own, i), self.model[part.name])
             for i, part in parts.items()

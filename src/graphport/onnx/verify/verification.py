@@ -312,20 +312,20 @@ class _Run:
         }
         ties = Ties(probe, self.tolerance, given)
         for row in rows:
-            judgement = self._judged(ties, row)
+            judgement = self._judge(ties, row)
             self._add(row.name, judgement, trial)
             node = row.node
             if not judgement.ok and self.divergence is None and node is not None:
                 search = partial(first_divergence, probe, node, self._compare_node)
-                self.divergence = self._attempt("where they part", search, None)
+                self.divergence = self._attempt("where they diverge", search, None)
         return None
 
     def _attempt(self, what: str, ask: Callable[[], Any], otherwise: Any) -> Any:
-        """An answer about values on the way, which not every program and session can give."""
+        """Search intermediate values, which not every program and session can give."""
         try:
             return ask()
         except Exception as error:  # noqa: BLE001  of the operators of both sides: any class
-            self.notes[f"{what} cannot be told: {_first_line(error)}"] = None
+            self.notes[f"{what} cannot be found: {_first_line(error)}"] = None
             return otherwise
 
     def _rows(self, flat: Sequence[Any], want: _EagerResult) -> list[_ComparedValue]:
@@ -378,13 +378,15 @@ class _Run:
             return compare_metadata(have, want)
         return compare_results(have, want, self.tolerance(name))
 
-    def _judged(self, ties: Ties, row: _ComparedValue) -> Comparison:
+    def _judge(self, ties: Ties, row: _ComparedValue) -> Comparison:
         node, have = row.node, row.have
         judgement = self._compare_node(node.name if node is not None else "", have, row.want)
         if judgement.ok or node is None or not isinstance(have, torch.Tensor):
             return judgement
         if self._attempt("ties", lambda: ties.excuse(node, have), False):
-            return Comparison(True, note=f"{judgement.note}, where what they are chosen by ties")
+            return Comparison(
+                True, note=f"{judgement.note}, by ties of the floats that they are chosen by"
+            )
         return judgement
 
     def _add(self, name: str, judgement: Comparison, trial: Trial) -> None:

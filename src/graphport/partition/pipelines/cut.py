@@ -45,7 +45,7 @@ def assign_stages(program: ExportedProgram, stages: Stages) -> tuple[dict[Node, 
 
 
 def check_stages(program: Any, stages: Any) -> None:
-    """What can be said of both without looking at the graph."""
+    """Check the program and `stages` without looking at the graph."""
     _require_functional(program)
     if not (isinstance(stages, PartitionResult) or _STAGES.accepts(stages)):
         raise StageError(
@@ -195,7 +195,7 @@ def _shape_or_empty(node: Any) -> tuple[Any, ...]:
 
 
 def _estimate_cost(node: Node, scope: Scope) -> float:
-    """Multiplications, and what takes as long; a size that only the data tell counts as 1."""
+    """Multiplications, and what takes as long; a data-dependent size counts as 1."""
     reduced = _REDUCED_SIZES.get(node.target)
     each = _multiply_sizes(reduced(node.args), scope) if reduced else 0.0
     return _count_elements(node, scope) * (_ELEMENT_COST + each) + 1

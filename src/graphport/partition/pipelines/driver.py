@@ -58,7 +58,7 @@ class Driver:
         self.threads: list[threading.Thread] = []
 
     def listen(self) -> None:
-        """Begin to hear from the stages in other processes."""
+        """Start a thread that receives events for each stage in another process."""
         for stage in self.stages:
             if stage not in self.here:
                 self._start_thread(_listen_to_stage, self.post, stage, self.events)
@@ -80,8 +80,8 @@ class Driver:
         """A batch that is ready to be sent; what is wrong with the arguments is raised here."""
         entrance = self.entrance
         args, kwargs = entrance.arranged(args, kwargs)
-        if not entrance.accepts(args, kwargs) and (told := entrance.difference(args, kwargs)):
-            raise ValueError(told)
+        if not entrance.accepts(args, kwargs) and (difference := entrance.difference(args, kwargs)):
+            raise ValueError(difference)
         leaves = entrance.flat(args, kwargs)
         return Batch(self, leaves, self.batches.split(leaves))
 
@@ -93,13 +93,13 @@ class Driver:
             self.post.send(stage, message, window=_UNLIMITED_WINDOW)
 
     def settle(self, seconds: float) -> None:
-        """Forget what has been sent, and arrived."""
+        """Drop what has been sent, and arrived."""
         for stage in self.stages:
             if stage not in self.here:
                 self.post.flush(stage, seconds)
 
     def close(self) -> None:
-        """Tell every stage that nothing follows."""
+        """Send every stage the end of the stream."""
         for stage in self.stages:
             with suppress(ConnectionLost):
                 self.send(stage, Message(CLOSE))
@@ -176,7 +176,7 @@ class Batch:
         return pytree.tree_unflatten(leaves, self.driver.out_spec)
 
     def _kept_apart(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Copies of values in the caller's memory that is about to change; of state, any time."""
+        """Clones of values that alias inputs which are about to be overwritten, or state."""
         front = self.driver.front
         theirs = {_get_storage_pointer(x) for x in given.values()} - {None}
         overwritten = {_get_storage_pointer(given[target]) for target in front.written}
@@ -201,7 +201,7 @@ class Batch:
 
 
 def _get_storage_pointer(x: Any) -> int | None:
-    """What tensors over the same memory have in common."""
+    """The address of the storage, equal for tensors that alias."""
     is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
     return x.untyped_storage().data_ptr() if is_dense else None
 

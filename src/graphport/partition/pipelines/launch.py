@@ -82,13 +82,13 @@ class Processes:
             inherited.append(about["program"])
         # What this process can import the others can, too.
         paths = os.pathsep.join(os.path.abspath(p) for p in sys.path)
-        with _open_unnamed_file("wb+") as told:
-            told.write(json.dumps(about).encode())
-            told.seek(0)
+        with _open_unnamed_file("wb+") as instructions:
+            instructions.write(json.dumps(about).encode())
+            instructions.seek(0)
             self.running.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "graphport.partition.pipelines.worker"],
-                    stdin=told,
+                    stdin=instructions,
                     stderr=log,
                     env={**os.environ, "PYTHONPATH": paths},
                     start_new_session=True,

@@ -178,9 +178,9 @@ class _IndependenceCheck:
     def __init__(self, program: ExportedProgram, symbol: Expr) -> None:
         self.program, self.symbol = program, symbol
         self.batched: set[Node] = set()
-        """Values that depend on what split inputs hold, or have as many items all alike."""
+        """Values that depend on split inputs, or are the same for each element of the batch."""
         self.positions: set[Node] = set()
-        """Those that count the items of the batch."""
+        """Values that are indices of the batch: 0, 1, 2, ..."""
 
     def check(self) -> None:
         nodes = list(self.program.graph.nodes)
@@ -205,7 +205,7 @@ class _IndependenceCheck:
         place = _SCANNED_ARGUMENTS.get(node.target)
         along: Any = [] if place is None else node.args[place]
         if any((find_batch_dim(get_shape(x) or (), self.symbol) or (None,))[0] == 0 for x in along):
-            self._refuse(node, "goes along the batch")
+            self._refuse(node, "loops over the batch")
         graphs: list[GraphModule] = []
         operands: list[Any] = []
         for x in pytree.tree_leaves(node.args):
@@ -235,19 +235,19 @@ class _IndependenceCheck:
         if packet is not aten.arange and any(map(self._is_batch_number, _list_operands(node))):
             self._refuse(node, "computes with the size of the batch")
         if packet in _INDEX_OPS and self._picks_others(node):
-            self._refuse(node, "picks items of the batch")
+            self._refuse(node, "indexes into the batch")
         if any(n in self.positions for n in node.all_input_nodes) and packet not in _INDEX_OPS:
             # `positions[:, None]` begins with a slice that takes all of them.
             if packet not in _VIEW_OPS and (
                 packet is not aten.slice or mixes_batch(node, self.symbol)
             ):
-                self._refuse(node, "computes with the positions of the items in the batch")
+                self._refuse(node, "computes with indices of the batch")
             self.positions.add(node)
         elif any(n in self.batched for n in node.all_input_nodes) and packet not in _NEW_TENSOR_OPS:
             self.batched.add(node)
             self._require_one_dim(node, "the result of")
             if isinstance(node.target, OpOverload) and mixes_batch(node, self.symbol):
-                self._refuse(node, "works along the batch")
+                self._refuse(node, "mixes elements of the batch")
         elif self.symbol in collect_symbols(node):
             self._check_factory(node, packet)
 
@@ -259,7 +259,9 @@ class _IndependenceCheck:
             self.batched.add(node)
             self._require_one_dim(node, "the result of")
         else:
-            self._refuse(node, "gives the items of the batch something by their number")
+            self._refuse(
+                node, "is a tensor of the size of the batch that is made without the inputs"
+            )
 
     def _picks_others(self, node: Node) -> bool:
         """Whether the index for the batch is anything but each item's own position."""
@@ -282,7 +284,7 @@ class _IndependenceCheck:
                 if target not in self.batched:
                     self._refuse(value, f"changes the input {spec.target!r}, which is not split")
             elif value in self.positions:
-                self._refuse(value, "gives the positions of the items in the batch")
+                self._refuse(value, "returns indices of the batch")
 
     def _require_one_dim(self, node: Node, what: str) -> None:
         shape = get_shape(node)
@@ -301,7 +303,7 @@ class _IndependenceCheck:
 
 
 def _find_graph(x: Any, module: GraphModule) -> GraphModule | None:
-    """The graph that an argument is, of a module with graphs within."""
+    """The subgraph of a module that an argument refers to."""
     found = getattr(module, str(x.target), None) if isinstance(x, Node) else None
     return found if isinstance(found, GraphModule) and x.op == "get_attr" else None
 

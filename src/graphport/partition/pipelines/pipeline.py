@@ -116,17 +116,17 @@ def launch(
     }
     running = Processes(plan.parts, settings)
     ranks = {FRONT: 0, **{k: k + 1 for k in range(processes)}}
-    meeting = Rendezvous(running.board, 0, len(ranks))
+    rendezvous = Rendezvous(running.board, 0, len(ranks))
     failures = Failures(plan.routes, ranks, running.deaths, running.log_tail, running.ids)
     try:
-        meeting.ready()
-        meeting.gather(failures, start_timeout)
+        rendezvous.ready()
+        rendezvous.gather(failures, start_timeout)
         driver = plan.driver(Mailbox(running.channel, FRONT, ranks), failures)
         driver.listen()
     except BaseException:
         running.stop()
         raise
-    return Pipeline(plan.routes, 0, timeout, meeting, driver, None, running)
+    return Pipeline(plan.routes, 0, timeout, rendezvous, driver, None, running)
 
 
 @check_arguments(batch=TEXT | NONE, timeout=SECONDS, start_timeout=SECONDS)
@@ -149,7 +149,7 @@ def pipeline(
     _check_arguments(program, 1 if stages is None else stages, micro_batches, runtime)
     store, rank, size = _join_world()
     store = dist.PrefixStore(f"graphport/pipeline{next(_PIPELINE_IDS)}", store)
-    meeting = Rendezvous(store, rank, size)
+    rendezvous = Rendezvous(store, rank, size)
     try:
         plan = _PipelinePlan(
             program, size if stages is None else stages, micro_batches, runtime, batch
@@ -158,25 +158,25 @@ def pipeline(
         own = plan.parts.stages[rank]
         run = stage_server.make_stage_runner(runtime, own.program)
     except Exception as error:
-        meeting.report_failure(describe_error(error))
+        rendezvous.report_failure(describe_error(error))
         raise
-    meeting.ready(fingerprint_program(program, plan.places))
+    rendezvous.ready(fingerprint_program(program, plan.places))
     ranks = {FRONT: 0, **{k: k for k in range(size)}}
     if rank != 0:
-        meeting.watch(f"stage {rank} (rank {rank})")
-        meeting.wait_for_start(start_timeout)
-        served = make_stage_server(own.route, run, meeting.connect_ranks(), ranks)
-        return Pipeline(plan.routes, rank, timeout, meeting, None, served, None)
+        rendezvous.watch(f"stage {rank} (rank {rank})")
+        rendezvous.wait_for_start(start_timeout)
+        served = make_stage_server(own.route, run, rendezvous.connect_ranks(), ranks)
+        return Pipeline(plan.routes, rank, timeout, rendezvous, None, served, None)
     failures = Failures(plan.routes, ranks)
     try:
-        channel = meeting.gather_and_connect(failures, start_timeout)
+        channel = rendezvous.gather_and_connect(failures, start_timeout)
         driver = plan.driver(Mailbox(channel, FRONT, ranks), failures)
     except BaseException as error:
-        meeting.abort(str(error))
+        rendezvous.abort(str(error))
         raise
     driver.serve(own.route, run)
     driver.listen()
-    return Pipeline(plan.routes, 0, timeout, meeting, driver, None, None)
+    return Pipeline(plan.routes, 0, timeout, rendezvous, driver, None, None)
 
 
 class Pipeline:
@@ -187,7 +187,7 @@ class Pipeline:
         routes: Sequence[Route],
         rank: int,
         timeout: float,
-        meeting: Rendezvous,
+        rendezvous: Rendezvous,
         driver: Driver | None,
         served: StageServer | None,
         processes: Processes | None,
@@ -200,7 +200,7 @@ class Pipeline:
         self.processes = {} if processes is None else processes.ids
         """By stage, the number of its process, if they were launched here."""
         self._turn = threading.Lock()
-        self._rendezvous, self._driver = meeting, driver
+        self._rendezvous, self._driver = rendezvous, driver
         self._server, self._processes = served, processes
         self._end: str | None = None
         """Why it cannot run any more."""

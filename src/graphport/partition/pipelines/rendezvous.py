@@ -46,7 +46,7 @@ class Rendezvous:
         self.store.set(f"failed/{self.rank}", json.dumps(what))
 
     def failures(self) -> dict[int, dict[str, Any]]:
-        """What ranks had to say that did not get ready."""
+        """Errors of the ranks that did not get ready."""
         keys = {r: f"failed/{r}" for r in range(self.size)}
         return {r: json.loads(self.store.get(k)) for r, k in keys.items() if self.store.check([k])}
 
@@ -98,7 +98,7 @@ class Rendezvous:
         until = monotonic() + seconds
         while not self.store.check(["begin"]):
             if self.store.check(["given up"]):
-                raise PipelineError(f"the pipeline was given up: {self.reason()}")
+                raise PipelineError(f"the pipeline was aborted: {self.reason()}")
             if monotonic() > until:
                 raise PipelineError(
                     f"rank 0 did not begin within {seconds:g} s",
@@ -123,7 +123,7 @@ class Rendezvous:
             return  # nobody is left to hear it
 
     def wait_for_abort(self, seconds: float) -> None:
-        """Wait until rank 0 has given up, and a moment more in which it can say why."""
+        """Wait until rank 0 has aborted, and a moment more in which it can report why."""
         until = monotonic() + seconds
         try:
             while not self.store.check(["given up"]) and monotonic() < until:
@@ -136,7 +136,7 @@ class Rendezvous:
         return self.store.get("given up").decode(errors="replace")
 
     def watch(self, name: str) -> None:
-        """End this process soon after the pipeline was given up, even if it hangs."""
+        """End this process soon after the pipeline was aborted, even if it hangs."""
         threading.Thread(target=self._look, args=(name,), daemon=True).start()
 
     def _look(self, name: str) -> None:
@@ -158,15 +158,15 @@ def _make_gloo_device() -> Any:
     return group.create_device(interface=interface) if interface else group.create_default_device()
 
 
-# Diagnoses failures of a pipeline: the first cause among all that is heard of it.
+# Diagnoses failures of a pipeline: the first cause among all events.
 #
 # When a stage dies, its neighbours lose their connections and report that, too, and often sooner.
-# So evidence is gathered for a moment, and the strongest kind is told: a stage that raised, a
+# So evidence is gathered for a moment, and the strongest kind is raised: a stage that raised, a
 # process that ended, a connection that the front itself has lost, and last what others say of a
 # stage.
 
 Event = tuple[int, Message | ConnectionError]
-"""What is heard from a stage, or that its connection is lost."""
+"""An event of a stage: a message, or the loss of its connection."""
 
 Progress = Callable[..., str]
 """What a stage was at, in words."""
@@ -177,7 +177,7 @@ _FAILURE_POLL_SECONDS = 0.05
 
 
 class Failures:
-    """Turns what is heard into one error that names a stage."""
+    """Turns events into one error that names a stage."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class Failures:
                     f"is gone {progress(stage, True)}: {what}",
                     fix="look at what its process wrote last; every rank has to call run or close",
                 )
-        return PipelineError("the pipeline has failed, and no stage has said why")
+        return PipelineError("the pipeline has failed, and no stage has reported why")
 
     def timeout_error(
         self, finished: Mapping[int, int], timeout: float, progress: Progress

@@ -95,7 +95,7 @@ def _write_queue(
 
 
 class SocketStore:
-    """Keys with values: what the launcher sets all hear of, what another sets the launcher hears.
+    """A key-value store: the launcher's keys are sent to all, others' to the launcher.
 
     The part of a store of `torch.distributed` that `Rendezvous` uses.
     """

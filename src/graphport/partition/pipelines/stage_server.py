@@ -89,7 +89,7 @@ _TRACE_LINES = 12
 
 
 class ConnectionLost(ConnectionError):
-    """The connection to a stage is gone; its own failure, which is the cause, is told elsewhere."""
+    """The connection to a stage is gone; its own failure, the cause, is reported elsewhere."""
 
     def __init__(self, stage: int, error: Exception) -> None:
         self.stage = stage
@@ -134,7 +134,7 @@ class StageServer:
     report: Callable[[Message], None]
 
     def serve_until_closed(self) -> None:
-        """Serve run after run; raise what ends it early. The front is told of the end."""
+        """Serve run after run; raise what ends it early. The end is reported to the front."""
         try:
             while (message := self.take()).kind != CLOSE:
                 self._step(message)

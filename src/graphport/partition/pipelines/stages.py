@@ -215,7 +215,7 @@ class _StageCutter:
             self.carried[state] = value
 
     def _home(self, node: Node) -> int:
-        """Where a value is to be had."""
+        """The stage that has a value."""
         if node in self.place:
             return self.place[node]
         if self.spec[node].kind is InputKind.USER_INPUT or node in self.carried:
@@ -230,7 +230,7 @@ class _StageCutter:
 
     def _pass_sizes(self) -> None:
         """Nodes for the symbols that stages need and none of their inputs shows."""
-        told = {
+        symbol_nodes = {
             e: n
             for n in reversed(self.graph.nodes)
             if isinstance(e := _get_number(n), Expr) and e.kind == "symbol"
@@ -242,13 +242,13 @@ class _StageCutter:
             }
             shown = {e for n in self._taken(k) for e in iter_numbers(n)}
             for symbol in sorted(needed - shown, key=str):
-                if symbol not in told:
-                    self._read_size(symbol, told)
-                node = told.get(symbol)
+                if symbol not in symbol_nodes:
+                    self._read_size(symbol, symbol_nodes)
+                node = symbol_nodes.get(symbol)
                 if node is not None and self._home(node) < k:
                     self.extra_inputs[k].append(node)
 
-    def _read_size(self, symbol: Expr, told: dict[Expr, Node]) -> None:
+    def _read_size(self, symbol: Expr, symbol_nodes: dict[Expr, Node]) -> None:
         """Read a size where a tensor that is computed, or an input, first shows it."""
         for node in list(self.graph.nodes):
             shape = get_shape(node)
@@ -260,7 +260,7 @@ class _StageCutter:
                 new = self.graph.call_function(torch.ops.aten.sym_size.int, args)
             new.meta = {"val": to_torch(symbol)}
             self.place[new] = self.place.get(node, 0)
-            told[symbol] = new
+            symbol_nodes[symbol] = new
             return
 
     # One stage

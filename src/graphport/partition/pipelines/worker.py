@@ -58,7 +58,7 @@ def _run_stage(about: dict[str, Any], board: SocketStore) -> None:
     torch.set_num_threads(about["threads"])
     stage = about["stage"]
     ranks = {FRONT: 0, **{k: k + 1 for k in range(len(about["routes"]))}}
-    meeting = Rendezvous(board, ranks[stage], len(ranks))
+    rendezvous = Rendezvous(board, ranks[stage], len(ranks))
     try:
         for name in about["imports"]:
             import_module(name)
@@ -70,10 +70,10 @@ def _run_stage(about: dict[str, Any], board: SocketStore) -> None:
             os.close(about["program"])
         run = make_stage_runner(about["runtime"], program)
     except Exception as error:
-        meeting.report_failure(describe_error(error))
+        rendezvous.report_failure(describe_error(error))
         raise
-    meeting.ready()
-    meeting.wait_for_start(about["start_timeout"])
+    rendezvous.ready()
+    rendezvous.wait_for_start(about["start_timeout"])
     sockets = {int(rank): socket.socket(fileno=n) for rank, n in about["sockets"].items()}
     channel = Channel(SocketGroup(sockets), ranks[stage])
     try:

@@ -87,7 +87,7 @@ def _make_padding(start: int) -> bytes:
 
 @dataclass(frozen=True)
 class Member:
-    """Where the data of a member lies in the file."""
+    """The offset and size of a member in the file."""
 
     name: str
     start: int

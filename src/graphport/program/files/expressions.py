@@ -142,7 +142,7 @@ class ExpressionTable:
 def _is_product(e: Expr) -> bool:
     """Whether a sum is a multiple of its factors by itself, and not by what is known of symbols.
 
-    Only that can be told of a file before its facts are read.
+    Only that can be checked of a file before its facts are read.
     """
     product: Any = 1
     for factor in e.factors or ():

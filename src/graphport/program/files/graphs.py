@@ -162,7 +162,7 @@ def _unsavable_error(call: str, where: str) -> SerializationError:
     depth = call.count(".") + 1
     if depth > json_reader.PATH_PARTS:
         return SerializationError(
-            f"modules are nested {depth} deep, and a file has room for {json_reader.PATH_PARTS}",
+            f"modules are nested {depth} deep, and a file takes at most {json_reader.PATH_PARTS}",
             where=where,
         )
     return SerializationError(f"the module {call!r} cannot be saved", where=where)

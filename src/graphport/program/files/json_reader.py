@@ -313,7 +313,7 @@ def read_node_name(item: Item) -> str:
 
 
 def read_subgraph_name(item: Item) -> str:
-    """The name of a graph within a graph."""
+    """The name of a subgraph."""
     name = item.text(PATH)
     taken = name in RESERVED or name in codegen.list_graph_module_attributes()
     if not is_identifier(name) or taken:

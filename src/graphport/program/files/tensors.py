@@ -133,7 +133,7 @@ class TensorTable:
         return name
 
     def finish(self) -> Iterator[memoryview | bytes]:
-        """Tell every tensor its place. Gives the pieces of the file of tensors."""
+        """Assign the offset of every tensor. The chunks of the file of tensors."""
         storages = {s.name: s for s in self._storages.values()}
         for storage in storages.values():
             for row, start in storage.rows:

@@ -176,7 +176,7 @@ class TorchEnvironment:
             env.var_to_range[made] = to_value_range(limits)
         env.pending_fresh_unbacked_symbols.clear()
         self._met.append(made)
-        # torch has no symbols for truths: it compares an integer with 1.
+        # torch has no symbols for bools: it compares an integer with 1.
         return sympy.Eq(made, 1) if s.type is bool else made
 
     # What is checked of the inputs
@@ -208,8 +208,8 @@ class TorchEnvironment:
             yield from _express_range(self.symbols[step.symbol], step.limits)
         elif isinstance(step, Equals):
             # torch compares sizes that are the same symbol, if one of them tells it.
-            told = isinstance(self.sources.get(step.expr), TensorPropertySource)
-            if not told or self.symbols[step.expr] in replaced:
+            is_size = isinstance(self.sources.get(step.expr), TensorPropertySource)
+            if not is_size or self.symbols[step.expr] in replaced:
                 yield self._is_equal(step)
 
     def _is_equal(self, step: Equals | Solves) -> Any:
@@ -320,7 +320,7 @@ def _format_expression(e: Value, names: dict[Expr, str]) -> str:
         return str(e)
     if e.size > MAX_OPERATIONS:
         raise UnsupportedError(
-            f"a size of an input takes {e.size} operations, and torch has no room for more than "
+            f"a size of an input takes {e.size} operations, and torch takes at most "
             f"{MAX_OPERATIONS}",
             fix="give each input a Dim of its own",
         )
@@ -383,7 +383,7 @@ def parse_symbol_index(name: str, letters: str = "su") -> int | None:
 
 
 class StackConverter:
-    """nn_module_stack of many nodes, with each module told anew once.
+    """nn_module_stack of many nodes, with each module converted once.
 
     Modules within one another are in the stacks of all that they call: their number is that of the
     nodes times the depth, so that a stack is put together without Python code of ours.

@@ -104,8 +104,8 @@ class ToSympy:
         if known is None:
             if e.size > _MAX_SYMPY_OPERATIONS:
                 raise UnsupportedError(
-                    f"a number takes {e.size} operations on sizes, and torch has no room for more"
-                    f" than {_MAX_SYMPY_OPERATIONS}",
+                    f"a number takes {e.size} operations on sizes, and torch takes at most"
+                    f" {_MAX_SYMPY_OPERATIONS}",
                     fix="compute it with tensors",
                 )
             for part in walk_postorder(e, self._done.__contains__):
@@ -331,7 +331,7 @@ class GuardReader:
             cond: Truth = self._read(ast.parse(text.strip(), mode="eval").body)
         except (_UnknownError, SyntaxError) as error:
             raise UnsupportedError(
-                f"a condition on the inputs cannot be carried over: {text} ({error})"
+                f"a condition on the inputs cannot be converted: {text} ({error})"
             ) from None
         return cond
 

@@ -124,12 +124,12 @@ class _Conversion:
         )
 
     def _limits(self, symbol: Any, kind: type) -> Range:
-        told = self.given.range_constraints.get(symbol)
-        if told is None and self.shape_env is not None:
-            told = self.shape_env.var_to_range.get(symbol)
-        if told is None:
+        limits = self.given.range_constraints.get(symbol)
+        if limits is None and self.shape_env is not None:
+            limits = self.shape_env.var_to_range.get(symbol)
+        if limits is None:
             return Range(0 if kind is int else -math.inf, math.inf)
-        return Range(convert_bound(told.lower), convert_bound(told.upper))
+        return Range(convert_bound(limits.lower), convert_bound(limits.upper))
 
     def _hint(self, symbol: Any, limits: Range, kind: type) -> Any:
         known = {} if self.shape_env is None else get_example_values(self.shape_env)
@@ -145,9 +145,9 @@ class _Conversion:
         }
         for e, limits in self.given.range_constraints.items():
             if not isinstance(e, sympy.Symbol) and e.free_symbols <= self._symbols.keys():
-                told = self.expr(e)
-                if isinstance(told, Expr):
-                    found[told] = Range(convert_bound(limits.lower), convert_bound(limits.upper))
+                own = self.expr(e)
+                if isinstance(own, Expr):
+                    found[own] = Range(convert_bound(limits.lower), convert_bound(limits.upper))
         return found
 
     def _facts(self, shapes: list[InputShape]) -> list[Expr]:
@@ -189,8 +189,7 @@ class _Conversion:
         if not isinstance(inner, GraphModule):
             kind = type(operator.attrgetter(target)(module)).__name__
             raise UnsupportedError(
-                f"the graph refers to {target!r}, a {kind}; only graphs within the graph can be "
-                "referred to"
+                f"the graph refers to {target!r}, a {kind}; only subgraphs can be referred to"
             )
         if not hasattr(root, target):
             root.add_module(target, self._module(inner))
@@ -329,12 +328,12 @@ def _convert_argument(argument: Any) -> ours.Argument:
         )
     raise UnsupportedError(
         f"{argument.name} is a {type(argument).__name__}: operators with side effects that are "
-        "ordered by tokens cannot be carried over"
+        "ordered by tokens cannot be converted"
     )
 
 
 def _convert_call(entry: Any) -> ModuleCall:
-    """A module of the program; that of the program itself is told by its call spec."""
+    """A module of the program; the root has the call spec of the program."""
     kept = entry.signature if entry.fqn else None
     return ModuleCall(
         entry.fqn,

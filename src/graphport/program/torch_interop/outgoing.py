@@ -109,7 +109,7 @@ class _Paths:
 
 
 class _Conversion:
-    """Copies graphs; what describes a node is told in torch's terms."""
+    """Copies graphs, and converts the metadata of nodes."""
 
     def __init__(
         self, program: ExportedProgram, environment: TorchEnvironment, paths: _Paths
@@ -172,7 +172,7 @@ def _separate_outputs(graph: Graph, program: ExportedProgram) -> None:
     A number that has turned out to be fixed is no node. That is for our scope to say: torch takes
     sizes to be positive, and fixes more.
     """
-    told = program.graph.output_node().args[0]
+    own = program.graph.output_node().args[0]
     output = graph.output_node()
     results = list(output.args[0])
     seen: set[Node] = set()
@@ -181,7 +181,7 @@ def _separate_outputs(graph: Graph, program: ExportedProgram) -> None:
         if not isinstance(value, Node):
             continue
         if isinstance(spec.arg, ours.SymbolicArgument):
-            number = program.scope.simplify(from_torch(told[i].meta["val"]))
+            number = program.scope.simplify(from_torch(own[i].meta["val"]))
             results[i] = value if isinstance(number, Expr) else number
         elif spec.kind in _MUTATIONS and value in seen:
             with graph.inserting_before(output):

@@ -138,7 +138,7 @@ class Builder:
         return self._attributes[target]
 
     def _graph(self, value: Node) -> Node:
-        """A graph within the graph becomes a child of the module that calls it."""
+        """A subgraph becomes a child of the module that calls it."""
         graphs, checked = self.pieces.graphs, self.flow.program.from_file
         inner = copy_subgraph(getattr(graphs, str(value.target)), checked)
         target = self.tree.child(self.module, str(value.target), inner)
@@ -222,7 +222,7 @@ class Builder:
     def write_back(self, results: list[tuple[Any, Node | None]]) -> list[Any]:
         """Copy values to what they are written to; what is left of the results.
 
-        Results that show memory which is about to be overwritten are copied first.
+        Results that alias what is about to be overwritten are copied first.
         """
         written = [(v, s) for s, v in self.flow.writes.at.get(self.call, ())]
         pairs = [*written, *results]

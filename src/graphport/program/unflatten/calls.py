@@ -230,7 +230,7 @@ def operands(node: Node) -> list[Node]:
 
 
 def make_graph_key(module: Any) -> tuple[Any, ...]:
-    """What a graph within the graph computes; equal for graphs that are the same."""
+    """What a subgraph computes; equal for subgraphs that are the same."""
     order = {n: i for i, n in enumerate(module.graph.nodes)}
 
     def token(x: Any) -> Any:

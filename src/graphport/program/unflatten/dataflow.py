@@ -63,7 +63,7 @@ class FromOtherModule:
 
 @dataclass(frozen=True)
 class FromSize:
-    """A number: told by the size of an argument, which is `factor*number + offset`.
+    """A number: solved from the size of an argument, which is `factor*number + offset`.
 
     Or by an argument that is such a number itself: that has no dim.
     """
@@ -444,7 +444,7 @@ class BufferWrites:
         return True
 
     def _views(self, state: Node) -> Iterable[Node]:
-        """The input for a state, and what shares its memory."""
+        """The input for a state, and its views."""
         found, waiting = {state: None}, [state]
         while waiting:
             for user in waiting.pop().users:
@@ -458,7 +458,7 @@ class BufferWrites:
 
 
 def find_viewed_node(node: Node) -> Node | None:
-    """The node whose memory a node's result may share."""
+    """The node that a node's result may be a view of."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
         return None
     schema = getattr(node.target, "_schema", None)

@@ -357,7 +357,7 @@ class Tree:
         return known[path]
 
     def child(self, module: CapturedModule, name: str, inner: nn.Module) -> str:
-        """A graph within the graph of a module, as its child."""
+        """A subgraph of a module, as its child."""
         names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
         free = next(n for n in names if not hasattr(module, n))
         module.add_module(free, inner)

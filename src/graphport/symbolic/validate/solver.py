@@ -25,7 +25,7 @@ from graphport.symbolic.validate.terms import EVALUATORS, Inexact, Term, Undefin
 
 # z3's steps for one answer: a few seconds.
 EFFORT = 10_000_000
-# How often z3 is told better about a function that it knows some laws of.
+# How often z3 gets further values of a function that it knows some laws of.
 _MAX_ROUNDS = 30
 # Powers up to this are written out as products.
 _MAX_PRODUCT = 32
@@ -170,7 +170,7 @@ class _Encoder:
         return applied
 
     def refine(self, env: dict[str, Any]) -> bool:
-        """Tell z3 what functions are at these values; False if it knows all that can be told."""
+        """Assert the values of functions at these arguments; False if z3 has them all."""
         news = []
         for function, compute, terms in self._applied:
             try:

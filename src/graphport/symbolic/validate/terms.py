@@ -136,8 +136,8 @@ EVALUATORS.update(dict.fromkeys(OPAQUE_FUNCTIONS, _raise_inexact))
 def evaluate_term(term: Term, env: Mapping[str, Any], done: dict[Term, Any] | None = None) -> Any:
     """The value where the symbols are as in `env`: an int, a Fraction or a bool.
 
-    Raises Undefined where Python would raise, and Inexact where the value cannot be told. `done`
-    receives the value of every part that had to be computed.
+    Raises Undefined where Python would raise, and Inexact where the value is not computable.
+    `done` receives the value of every part that had to be computed.
     """
     done = {} if done is None else done
     if term in done:

@@ -476,7 +476,7 @@ def linalg_lstsq(
     """Of matrices of full rank: one driver takes that for granted, the others find the rank."""
     if driver != "gels":
         raise UnsupportedError(
-            f"torch.linalg.lstsq with driver={driver!r}, which looks for the rank, has no ONNX"
+            f"torch.linalg.lstsq with driver={driver!r}, which determines the rank, has no ONNX"
             " lowering",
             fix='driver="gels", if the matrices have full rank',
         )
