@@ -456,8 +456,8 @@ def _is_view(draft: Draft, name: str) -> bool:
 # What depends on sizes that are open, and is refused rather than guessed.
 REFUSED = (
     "but a copy at others",
-    "lies in two ways at once",
-    "of a tensor whose elements share memory, has no functional form",
+    "which is ambiguous at the sizes of the example",
+    "of a tensor with internal overlap, has no functional form",
 )
 
 
