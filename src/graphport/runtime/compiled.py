@@ -277,7 +277,7 @@ def _assemble_plan(
 
 
 def _permute_output(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """With other strides, and no view to autograd, which refuses writes to views that are results."""
+    """With other strides, and no view to autograd, which refuses writes to views of results."""
     return x.permute(dims).data
 
 
