@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,9 +21,10 @@ from graphport.tensors.abstract import Abstract, Size, Sizes, channels_last_stri
 
 aten = torch.ops.aten
 Ints = int | Sequence[int]
+S = TypeVar("S", bound=Size)
 
 
-def _expand_param(value: Ints, n: int) -> Sequence[int]:
+def _expand_param(value: int | Sequence[S], n: int) -> Sequence[int | S]:
     """One number per spatial dim."""
     if isinstance(value, int):
         return (value,) * n

@@ -31,7 +31,7 @@ INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, 
 def infer_index_sizes(self: Abstract, indices: Sequence[Abstract | None]) -> Sizes:
     """Sizes of `self[indices]` for integer indices: where the broadcast index dims go."""
     used = [d for d, i in enumerate(indices) if i is not None]
-    common = broadcast(*[indices[d].sizes for d in used])
+    common = broadcast(*[i.sizes for i in indices if i is not None])
     adjacent = used == list(range(used[0], used[-1] + 1))
     rest_before = self.sizes[: used[0]] if adjacent else ()
     rest_after = tuple(
@@ -44,8 +44,9 @@ def check_masks(self: Abstract, indices: Sequence[Abstract | None]) -> int:
     """A mask has the sizes of the dims that it stands for. How many dims are indexed in all."""
     at = 0
     for i in indices:
-        is_mask = i is not None and i.dtype in MASK_DTYPES
-        if is_mask:
+        if i is None or i.dtype not in MASK_DTYPES:
+            at += 1
+        else:
             require_sizes(
                 i.sizes,
                 self.sizes[at : at + i.rank],
@@ -53,7 +54,7 @@ def check_masks(self: Abstract, indices: Sequence[Abstract | None]) -> int:
                 i,
                 self,
             )
-        at += i.rank if is_mask else 1
+            at += i.rank
     return at
 
 
@@ -78,7 +79,7 @@ def _infer_index_strides(
 ) -> Sizes | None:
     """The result is mapped over the tensor and the indices, each standing still along the other."""
     used = [d for d, i in enumerate(indices) if i is not None]
-    found = [indices[d] for d in used]
+    found = [i for i in indices if i is not None]
     if self._strides is None and all(i._strides is None for i in found):
         return None
     rest = [s for d, s in enumerate(self.strides) if d not in used]

@@ -73,7 +73,7 @@ class SymbolicSizesError(Exception):
 def find_decompositions(op: OpOverload) -> list[Callable[..., Any]]:
     """The operator in terms of others, by torch's kernel for every backend and by its reference."""
     key = DispatchKey.CompositeExplicitAutograd
-    found = []
+    found: list[Callable[..., Any]] = []
     if dispatch_has_kernel_for_dispatch_key(op.name(), key):
         found.append(partial(op._op_dk, key))
     return [*found, decomposition_table[op]] if op in decomposition_table else found
@@ -322,7 +322,7 @@ def _materialise(x: Any, device: torch.device) -> Any:
     """Identity matrices, which have inverses and roots; indices of 0; truth; no real numbers."""
     if isinstance(x, Abstract):
         fill = 1j if x.dtype.is_complex else x.dtype is torch.bool
-        plain = torch.full(x.sizes, fill, dtype=x.dtype, device=device)  # type: ignore[arg-type]
+        plain = torch.full(x.sizes, fill, dtype=x.dtype, device=device)
         if x.rank > 1 and x.dtype.is_floating_point:
             plain.diagonal(dim1=-2, dim2=-1).fill_(1)
         return plain

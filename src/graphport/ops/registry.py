@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -69,7 +70,7 @@ def _with_defaults(fn: Rule, op: OpOverload, strict: bool) -> Rule:
 
     defaults = [named[name] for name in order[: len(positional)]]
     first = next((i for i, a in enumerate(defaults) if a.has_default_value()), len(defaults))
-    copy = type(fn)(fn.__code__, fn.__globals__, fn.__name__, None, fn.__closure__)
+    copy = FunctionType(fn.__code__, fn.__globals__, fn.__name__, None, fn.__closure__)
     extra = (fn.__defaults__ or ())[-(len(positional) - len(order)) :]
     copy.__defaults__ = tuple(_read_default(a) for a in defaults[first:]) + (
         extra if len(positional) > len(order) else ()
@@ -168,6 +169,11 @@ class OpInfo:
         if order != list(range(len(own))) or not same_defaults:
             self._order = order
             self._defaults = [a.default_value if a.has_default_value() else None for a in own]
+
+    def apply_rule(self, *args: Any, **kwargs: Any) -> Any:
+        """What the shape rule says, of an operator that has one."""
+        assert self.rule is not None, self.op
+        return self.rule(*args, **kwargs)
 
     def arranged(self, args: Any) -> Any:
         """Positional arguments of this operator as its functional form takes them."""

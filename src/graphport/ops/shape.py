@@ -611,9 +611,9 @@ def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract
     sizes = list(self.sizes)
     for i in range(len(pad) // 2):
         ends = pad[2 * i : 2 * i + 2]
-        cut = sum(p for p in ends if type(p) is int and p < 0)
+        removed = sum(p for p in ends if type(p) is int and p < 0)
         require(
-            ge(sizes[-1 - i] + cut, 0),
+            ge(sizes[-1 - i] + removed, 0),
             "padding {0} of {1} cuts off more than there is",
             list(pad),
             self,

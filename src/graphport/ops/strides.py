@@ -24,7 +24,7 @@ _LARGE = 1 << 20  # stands in for a data-dependent size, which has no example va
 
 
 def get_example_size(size: Size) -> int:
-    if type(size) is int:
+    if type(size) is not Expr:
         return size
     value = size.scope.hint(size)
     return _LARGE if value is None else value
@@ -35,7 +35,7 @@ def get_typical_size(size: Size) -> int:
 
     A batch of one at capture must not decide how a batch of several lies in memory.
     """
-    if type(size) is int:
+    if type(size) is not Expr:
         return size
     scope = size.scope
     size = scope.simplify(size)

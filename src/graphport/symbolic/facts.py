@@ -354,4 +354,7 @@ class SymbolIndex:
 
     def of(self, part: Expr) -> list[Expr]:
         """The holders that may contain `part`: those of its rarest symbol."""
-        return list(min((self._holders.get(s, {}) for s in symbols(part)), key=len, default={}))
+        nobody: dict[Expr, None] = {}
+        holders = (self._holders.get(s, nobody) for s in symbols(part))
+        rarest = min(holders, key=len, default=nobody)
+        return list(rarest)

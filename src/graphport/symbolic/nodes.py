@@ -123,7 +123,7 @@ class Expr:
         self.peer: Any = None
         self._symbols: tuple[Expr, ...] | None = None
         # How many nodes it has where it is written out: what is shared counts each time.
-        self.size = 1 + sum(part.size for part in operands(self) if type(part) is Expr)
+        self.size: int = 1 + sum(part.size for part in operands(self) if type(part) is Expr)
 
     @property
     def scope(self) -> Any:
@@ -204,8 +204,8 @@ def symbols(e: Value) -> tuple[Expr, ...]:
             e._symbols = (e,)
         else:
             found: set[Expr] = set()
-            for part in operands(e):
-                found.update(symbols(part))
+            for operand in operands(e):
+                found.update(symbols(operand))
             e._symbols = tuple(sorted(found, key=lambda s: s.index))
     return e._symbols
 

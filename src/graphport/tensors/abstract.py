@@ -7,7 +7,7 @@ are computed when asked for, because almost nobody asks and the products are wha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch.fx import Node
@@ -23,6 +23,10 @@ Size = int | Expr
 Sizes = tuple[Size, ...]
 
 
+@overload
+def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]: ...
+@overload
+def contiguous_strides(sizes: Sequence[Size]) -> Sizes: ...
 def contiguous_strides(sizes: Sequence[Size]) -> Sizes:
     """Strides of a contiguous tensor; like torch, a size of 0 counts as 1."""
     strides: list[Size] = []

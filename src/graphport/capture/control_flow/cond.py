@@ -117,8 +117,12 @@ class RuntimeNumber:
     kind: type
 
     @property
-    def told(self) -> Truth | Expr:
-        return eq(self.number, 1) if self.kind is bool else self.number
+    def told(self) -> Expr:
+        if self.kind is not bool:
+            return self.number
+        truth = eq(self.number, 1)
+        assert isinstance(truth, Expr)  # its symbol may be 0 as well
+        return truth
 
     @classmethod
     def fresh(cls, tracer: Tracer, kind: type, lower: float, upper: float) -> RuntimeNumber:
@@ -130,7 +134,7 @@ class RuntimeNumber:
         )
         made = cls(number, kind)
         if kind is bool:
-            tracer.scope.origins[made.told] = number  # type: ignore[index]
+            tracer.scope.origins[made.told] = number
         return made
 
 
@@ -207,7 +211,7 @@ def _normalise_predicate(tracer: Tracer, pred: Any) -> Any:
 
 def _join_results(tracer: Tracer, a: Subgraph, b: Subgraph) -> list[Any]:
     """What the results are, whichever branch is taken."""
-    joined = []
+    joined: list[Any] = []
     for i, (x, y) in enumerate(zip(a.results, b.results, strict=True)):
         u, v = describe_argument(x), describe_argument(y)
         kind = a.kind(i)

@@ -42,7 +42,7 @@ def wrap_grad_regions(recorder: Recorder) -> None:
 def _find_grad_mode(recorder: Recorder, node: Node) -> bool:
     """What a node was computed in; numbers have no gradients, and stay where they are read."""
     if node.target is operator.getitem:
-        return _find_grad_mode(recorder, node.args[0])  # type: ignore[arg-type]
+        return _find_grad_mode(recorder, node.args[0])
     if isinstance(node.meta.get("val"), _NUMBERS):
         return recorder.grad_mode
     return recorder.grad_modes.get(node, recorder.grad_mode)

@@ -383,7 +383,7 @@ def _refuse_writes(graph: Subgraph, what: str) -> None:
 def _stack_results(tracer: Tracer, body: Subgraph, first: int, xs: Sequence[Any]) -> list[Any]:
     """The results of all steps, one after another."""
     count = tracer.value(xs[0]).abstract.sizes[0]
-    stacked = []
+    stacked: list[Abstract | None] = []
     for i in range(first, len(body.results)):
         about = describe_argument(body.results[i])
         if about is None:

@@ -34,7 +34,7 @@ def gradient(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) ->
     chosen = kwargs.get("dim")
     given = range(len(sizes)) if chosen is None else chosen if _is_list(chosen) else [chosen]
     dims = [wrap_dim(d, len(sizes)) for d in given]
-    spacing = kwargs.get("spacing")
+    spacing = kwargs.get("spacing", 1)
     spaces = spacing if _is_list(spacing) else [1 if spacing is None else spacing] * len(dims)
     if len(spaces) != len(dims) or order not in (1, 2) or len(set(dims)) < len(dims):
         return trace_decomposition(

@@ -160,8 +160,10 @@ def _record_auto_functionalized(
     about = {name: describe_argument(x) for name, x in lowered.items()}
     names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     names = [n for n in names if given[n] is not None]
-    out = infer_by_meta(info.op, (), about) if schema.returns else None
-    results = [out] if len(schema.returns) < 2 else list(out)
+    results: list[Any] = [None]
+    if schema.returns:
+        out = infer_by_meta(info.op, (), about)
+        results = [out] if len(schema.returns) == 1 else list(out)
     news = [about[n] for n in names]
     node = tracer.recorder.node(
         auto_functionalized, (info.op,), lowered, (*results, *news), "auto_functionalized"

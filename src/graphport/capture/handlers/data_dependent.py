@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from graphport.ops.sizes import (
 )
 from graphport.symbolic import Expr, eq, ge, ne, not_, type_of
 from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.tensors.abstract import Size
 
 aten = torch.ops.aten
 Keywords = dict[str, Any]
@@ -168,11 +170,9 @@ class UnbackedResult:
     def size(self, result: int, dim: int, upper: Any = None) -> Expr:
         """A fresh size: dimension `dim` of result number `result`."""
         scope = self.tracer.scope
-        most = scope.range(upper).upper if upper is not None else None
-        limits = {} if most is None else {"upper": most}
-        symbol = scope.fresh(
-            lower=0, origin=locate_size(source.locate_user_expression(), dim), **limits
-        )
+        most = scope.range(upper).upper if upper is not None else math.inf
+        origin = locate_size(source.locate_user_expression(), dim)
+        symbol = scope.fresh(lower=0, upper=most, origin=origin)
         self.symbols.append((symbol, result, dim))
         return symbol
 
@@ -248,9 +248,10 @@ def unique2(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 @register_handler(aten.unique_consecutive.default)
 def unique_consecutive(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     x = tracer.value(args[0]).abstract
-    inverse, counts, dim = (*args[1:], *(False, False, None)[len(args) - 1 :])
-    inverse, counts = kwargs.get("return_inverse", inverse), kwargs.get("return_counts", counts)
-    return _unique_along(tracer, info, args, kwargs, x, kwargs.get("dim", dim), inverse, counts)
+    names = ("return_inverse", "return_counts", "dim")
+    given = {**dict(zip(names, args[1:], strict=False)), **kwargs}
+    inverse, counts = given.get("return_inverse", False), given.get("return_counts", False)
+    return _unique_along(tracer, info, args, kwargs, x, given.get("dim"), inverse, counts)
 
 
 @register_handler(aten.unique_dim.default)
@@ -306,6 +307,8 @@ def pack_padded_sequence(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywor
     lengths = tracer.value(args[1]).literal
     steps = x.sizes[1 if batch_first else 0]
     sized = UnbackedResult(tracer)
+    total: Size
+    longest: Size
     if lengths is None:
         total, longest = sized.size(0, 0, x.sizes[0] * x.sizes[1]), sized.size(1, 0, steps)
     else:
@@ -323,6 +326,7 @@ def pad_packed_sequence(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keyword
     data, counts = (tracer.value(t) for t in args[:2])
     batch_first, total_length = args[2], args[4]
     sized = UnbackedResult(tracer)
+    batch: Size
     if counts.literal is None:
         batch = sized.size(0, 0 if batch_first else 1, data.abstract.sizes[0])
     else:

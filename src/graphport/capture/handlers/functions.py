@@ -24,10 +24,10 @@ _MASK_DTYPES = (torch.bool, torch.uint8)
 @register_override(torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 def indexing(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     self, index = args[0], args[1]
-    parts = index if type(index) is tuple else (index,)
-    if all(_is_plain(tracer, p) for p in parts):
+    given = index if type(index) is tuple else (index,)
+    if all(_is_plain(tracer, p) for p in given):
         return NotImplemented
-    parts = [_prepare_part(tracer, p) for p in parts]
+    parts = [_prepare_part(tracer, p) for p in given]
     rest: list[Any] = []
     # From the last to the first, so that the dims of those before stay where they are.
     for part, dim in reversed(list(zip(parts, _locate_dims(self, parts), strict=True))):

@@ -122,7 +122,7 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     whole = owner
     if not owner.abstract.is_contiguous and is_dense(owner.abstract):
         owner = _permute_to_memory_order(tracer, owner)
-    out = info.rule(owner.abstract, size, stride, offset)
+    out = info.apply_rule(owner.abstract, size, stride, offset)
     _require_storage(whole, out)
     # Without an offset the view starts where the tensor does, wherever in memory an input lies.
     recipe = (size, stride) if type(offset) is int and offset == 0 else (size, stride, offset)
@@ -171,7 +171,7 @@ def _permute_to_memory_order(tracer: Tracer, owner: Value) -> Value:
     order = sorted(range(len(strides)), key=lambda d: -strides[d])
     permute = get_op_info(aten.permute.default)
     node = tracer.recorder.emit(permute.op, tracer.read(owner), order)
-    return Value.view(owner, permute.rule(owner.abstract, order), node, permute.op, (order,))
+    return Value.view(owner, permute.apply_rule(owner.abstract, order), node, permute.op, (order,))
 
 
 @register_handler(aten._reshape_alias.default, aten._unsafe_view.default)
@@ -373,7 +373,7 @@ def batch_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     x, weight, bias, mean, var, training, momentum, eps, _ = args
     about = tracer.value(x).abstract
     if about.rank < 2:  # no channels, which only this operator takes, if there are no elements
-        info.rule(about, None, None, None, None, True)
+        info.apply_rule(about, None, None, None, None, True)
         return tracer.call(aten.clone.default, x)
     if not training:
         return record_pure(tracer, info, args, kwargs)
@@ -402,18 +402,18 @@ _FUNCTIONAL_BATCH_NORMS = {
 @register_handler(*_FUNCTIONAL_BATCH_NORMS)
 def batch_norm_with_update(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """Batch norms that write running statistics: the functional form returns the new ones last."""
-    statistics = args[3:5]
+    old_mean, old_var = args[3:5]
     training = info.op is aten._batch_norm_with_update.default or args[5]
     about = tracer.value(args[0]).abstract
-    check_statistics(about, *statistics, training)
+    check_statistics(about, old_mean, old_var, training)
     if training:
         require_elements(about)
-    if statistics[0] is None or not (training or info.mutated):
+    if old_mean is None or not (training or info.mutated):
         return record_pure(tracer, info, args, kwargs)
     op = _FUNCTIONAL_BATCH_NORMS[info.op]
     *out, mean, var = tracer.call(op, *args)
     if training:
-        for old, new in zip(statistics, (mean, var), strict=True):
+        for old, new in ((old_mean, mean), (old_var, var)):
             value, have = tracer.value(old), tracer.value(new)
             node = cast_to_target(tracer, value.abstract, have.abstract, tracer.read(have), op)
             tracer.write(value, node)
@@ -504,7 +504,8 @@ def scatter_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> A
     values.refuse_overlapping_windows(tracer.value(args[0]))
     base, new, *rest = (tracer.lower(a) for a in args)
     keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
-    view = get_op_info(_SCATTERED_VIEWS[info.op]).rule(describe_argument(base), *rest, **keywords)
+    viewing = get_op_info(_SCATTERED_VIEWS[info.op])
+    view = viewing.apply_rule(describe_argument(base), *rest, **keywords)
     if info.op is aten.as_strided_scatter.default:
         _require_storage(tracer.value(args[0]), view)
     require_sizes(

@@ -284,7 +284,7 @@ def reshape(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any
     base = tracer.value(args[0])
     sizes = tracer.lower(args[1])
     node = tracer.read(base)
-    out = info.rule(base.abstract, sizes)
+    out = info.apply_rule(base.abstract, sizes)
     if type(out) is CopiedResult or not tracer.layouts.is_certain(node):
         node = tracer.recorder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
     made = tracer.recorder.emit(aten.view.default, node, sizes)
@@ -359,7 +359,7 @@ def _is_always_dense(tracer: Any, node: Node) -> bool:
     return True
 
 
-def max_pool1d(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def max_pool1d(tracer: Any, info: OpInfo, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """torch's kernel takes plain sizes only; as one row of two dims it is core ATen."""
     x, *windows, ceil_mode = (*args, *_DEFAULT_WINDOWS[len(args) - 2 :])
     size, stride, padding, dilation = windows
@@ -489,7 +489,7 @@ def linspace(
         ends = [(x.real, x.imag) if _is_complex(x) else (x, 0) for x in (start, end)]
         kind = dtype.to_real()
         return torch.complex(
-            *(linspace(*pair, steps, dtype=kind, **options) for pair in zip(*ends, strict=True))
+            *(linspace(a, b, steps, dtype=kind, **options) for a, b in zip(*ends, strict=True))
         )
     if not dtype.is_floating_point:
         return _integer_linspace(start, end, steps, dtype, options).to(dtype)
@@ -653,7 +653,7 @@ def _ratio(have: Any, size: Any, scale: float | None, doubled: bool = False) -> 
     return sym_ite(size == 2 * have, 0.5, ratio) if doubled else ratio
 
 
-SIZE_DEPENDENT = {
+SIZE_DEPENDENT: Table = {
     aten.isin.Tensor_Tensor: isin,
     aten.linspace.default: linspace,
     aten.linspace.Tensor_Tensor: linspace,

@@ -437,7 +437,7 @@ class Functionalisation(Rewriter):
     def traced(self, node: Node) -> Any:
         args, kwargs = self.arguments(node)
         if not isinstance(node.target, OpOverload):
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            return node.target(*args, **kwargs)
         return self.tracer.call(node.target, *args, **kwargs)
 
     def higher_order(self, node: Node) -> Any:

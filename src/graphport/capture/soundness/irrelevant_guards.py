@@ -83,7 +83,7 @@ _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 def _normalise_graph(graph: Graph) -> list[str]:
     """What a graph computes, line by line, wherever it lies in memory."""
     numbers: dict[Node, str] = {}
-    lines = []
+    lines: list[str] = []
     for node in graph.nodes:
         if node.target in _COPIES:
             numbers[node] = numbers[node.args[0]]
@@ -108,5 +108,6 @@ def _list_facts(program: ExportedProgram) -> list[str]:
 def _is_equal_constant(x: object, y: object) -> bool:
     if x is y:
         return True
-    tensors = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
-    return tensors and x.dtype == y.dtype and torch.equal(x, y)
+    if not (isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)):
+        return False
+    return x.dtype == y.dtype and torch.equal(x, y)

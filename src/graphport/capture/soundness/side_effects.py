@@ -11,7 +11,7 @@ import dis
 import functools
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ class GlobalsSnapshot:
     def __init__(self, mod: Any, root: nn.Module | None) -> None:
         self._contents: list[tuple[str, Any, Any]] = []
         self._functions = list(_iterate_functions(mod, root))
+        spaces: dict[int, tuple[str, Mapping[str, Any]]]
         spaces = {id(f.__globals__): ("", f.__globals__) for f in self._functions}
         spaces |= {id(c): (f"{c.__qualname__}.", vars(c)) for c in _iterate_classes(root)}
         self._spaces = [(prefix, space, dict(space)) for prefix, space in spaces.values()]

@@ -126,12 +126,12 @@ def _match_by_position(inputs: Inputs, dynamic_shapes: Any) -> NamedSpecs:
         yield name, f"dynamic_shapes[{i}]", spec
 
 
-def _walk_value(place: str, spec: Any, path: str, value: Any) -> Iterator[LeafSpec]:
+def _walk_value(place: str, spec: Any, path: str, value: object) -> Iterator[LeafSpec]:
     if isinstance(value, torch.Tensor):
         if spec is not None:
             yield LeafSpec(path, _read_tensor_spec(place, spec, path, value))
         return
-    if caches.is_cache(type(value)):
+    if _is_cache(value):
         spec = cache_shapes.expand_cache_spec(place, spec, value)
     if spec is None:
         yield from _walk_caches(place, path, value)
@@ -153,17 +153,22 @@ def _walk_value(place: str, spec: Any, path: str, value: Any) -> Iterator[LeafSp
         yield from _walk_value(at, part, path + pytree.keystr(keys), child)
 
 
-def _walk_caches(place: str, path: str, value: Any) -> Iterator[LeafSpec]:
+def _walk_caches(place: str, path: str, value: object) -> Iterator[LeafSpec]:
     """What caches count, inside of something that the spec is silent about."""
     if isinstance(value, Variadic):
         for i, child in enumerate(value.values):
             yield from _walk_caches(f"{place}[{i}]", f"{path}[{value.first + i}]", child)
         return
-    found = pytree.tree_flatten_with_path(value, is_leaf=lambda x: caches.is_cache(type(x)))[0]
+    found = pytree.tree_flatten_with_path(value, is_leaf=_is_cache)[0]
     for keys, cache in found:
-        if caches.is_cache(type(cache)) and cache is not value:
+        if _is_cache(cache) and cache is not value:
             at = pytree.keystr(keys)
             yield from _walk_value(place + at, None, path + at, cache)
+
+
+def _is_cache(value: object) -> bool:
+    kind: type = type(value)
+    return caches.is_cache(kind)
 
 
 # Containers

@@ -69,7 +69,7 @@ class ConcreteRun:
 
     def _run(self, node: Node) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return node.target(*args, **kwargs)
 
 
 @contextmanager

@@ -420,12 +420,12 @@ def _assemble(x: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
     return torch.scalar_tensor(x, dtype=dtype, device=device)
 
 
-@register_override(torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+@register_override(torch.Tensor.data.__get__)
 def get_data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return args[0].detach()
 
 
-@register_override(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
+@register_override(torch.Tensor.data.__set__)
 def set_data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if tracer.value(args[0]) is tracer.value(args[1]):
         return None  # what module.to(...) does when there is nothing to convert
@@ -452,10 +452,10 @@ def backward(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 _DEVICE_QUERIES: dict[Any, Callable[[torch.device], Any]] = {
-    torch.Tensor.device.__get__: lambda home: home,  # type: ignore[attr-defined]
-    torch.Tensor.is_meta.__get__: lambda home: False,  # type: ignore[attr-defined]
-    torch.Tensor.is_cpu.__get__: lambda home: home.type == "cpu",  # type: ignore[attr-defined]
-    torch.Tensor.is_cuda.__get__: lambda home: home.type == "cuda",  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__: lambda home: home,
+    torch.Tensor.is_meta.__get__: lambda home: False,
+    torch.Tensor.is_cpu.__get__: lambda home: home.type == "cpu",
+    torch.Tensor.is_cuda.__get__: lambda home: home.type == "cuda",
 }
 
 

@@ -110,7 +110,7 @@ class ModuleTracker:
         try:
             return original(module, *args, **kwargs)
         except (RuntimeError, TypeError, AttributeError) as error:
-            if isinstance(error, ExportError) and not isinstance(error, DataDependentError):
+            if _is_refusal(error):
                 raise
             path = self._paths.get(id(module), type(module).__name__)
             raise UnsupportedError(
@@ -239,6 +239,11 @@ def _interpret_graph(
             with recorder.inherit_metadata(node, prefix):
                 env[node] = node.target(*args, **kwargs)
     return None
+
+
+def _is_refusal(error: Exception) -> bool:
+    """What TorchScript has no part in; data that is missing may be there in Python."""
+    return isinstance(error, ExportError) and not isinstance(error, DataDependentError)
 
 
 def _get_attribute(module: Any, path: str) -> Any:

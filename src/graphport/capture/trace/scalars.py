@@ -200,7 +200,7 @@ def infer_scalar(op: OpOverload, operands: list[Any], kwargs: dict[str, Any]) ->
     Operands are Python numbers, expressions, or None for a tensor of unknown value.
     """
     if op is aten.div.Tensor_mode:
-        fn = _DIVISION.get(kwargs.get("rounding_mode"))
+        fn = _DIVISION.get(kwargs["rounding_mode"])
     elif all(k in _IGNORED_KEYWORDS for k in kwargs):
         fn = _ARITHMETIC.get(op)
     else:

@@ -172,7 +172,7 @@ class Tracer(TorchDispatchMode):
     def value(self, t: torch.Tensor) -> Value:
         """What the graph knows of a tensor; a tensor from outside becomes an input of the graph."""
         if type(t) is AbstractTensor:
-            return t._value  # type: ignore[return-value]
+            return t._value
         return self.state.value(t)
 
     def read(self, v: Value) -> Node:

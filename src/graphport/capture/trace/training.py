@@ -41,7 +41,10 @@ class TrainingTracer(Tracer):
 
     def _choose(self, op: Any) -> tuple[Handler, OpInfo]:
         handler, info = super()._choose(op)
-        own = {record_inplace: keep_inplace, HANDLERS[MUTATING]: keep_mutating}
+        own: dict[Handler, Handler] = {
+            record_inplace: keep_inplace,
+            HANDLERS[MUTATING]: keep_mutating,
+        }
         chosen = _TRAINING_HANDLERS.get(op) or own.get(handler, handler)
         return (handler if chosen is handler else _only_outermost(chosen, handler)), info
 
@@ -145,7 +148,7 @@ def keep_literal(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 def dropout(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     """A tensor like its input, whatever is left out."""
     base = tracer.value(args[0])
-    out = get_op_info(aten.clone.default).rule(base.abstract)
+    out = get_op_info(aten.clone.default).apply_rule(base.abstract)
     lowered = (tracer.read(base), *args[1:])
     node = tracer.recorder.node(info.op, lowered, kwargs, out, info.name)
     return tracer.wrap(Value(out, node), wants_grad(args))
@@ -167,7 +170,7 @@ def contiguous(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     if wanted is torch.contiguous_format and is_contiguous(node):
         made = tracer.recorder.node(info.op, (node,), kwargs, base.abstract, info.name)
         return tracer.wrap(Value.view(base, base.abstract, made, info.op, ()), wants_grad(args))
-    out = get_op_info(aten.clone.default).rule(base.abstract, memory_format=wanted)
+    out = get_op_info(aten.clone.default).apply_rule(base.abstract, memory_format=wanted)
     made = tracer.recorder.node(info.op, (node,), kwargs, out, info.name)
     return tracer.wrap(Value(out, made), wants_grad(args))
 
@@ -178,7 +181,7 @@ def keep_view(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
         return record_view(tracer, info, args, kwargs)
     base = tracer.value(args[0])
     rest = tuple(tracer.lower(a) for a in args[1:])
-    out = info.rule(base.abstract, *rest)
+    out = info.apply_rule(base.abstract, *rest)
     node = tracer.recorder.node(info.op, (tracer.read(base), *rest), {}, out, info.name)
     return tracer.wrap(Value.view(base, out, node, info.op, rest), wants_grad(args))
 

@@ -326,7 +326,7 @@ def _is_non_overlapping_by_enumeration(pairs: list[tuple[Size, Size]]) -> bool:
 
 
 def _example_size(size: Size) -> int:
-    return size if type(size) is int else int(size.scope.hint(size) or 0)
+    return int(size.scope.hint(size) or 0) if type(size) is Expr else size
 
 
 # Whether eager shares memory, step by step as torch decides it
