@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -130,7 +129,7 @@ def index_put(
 
 @shape_rule(aten._unsafe_masked_index.default)
 def _unsafe_masked_index(
-    self: Abstract, mask: Abstract, indices: Sequence[Abstract | None], fill: Any
+    self: Abstract, mask: Abstract, indices: Sequence[Abstract | None], fill: object
 ) -> Abstract:
     return self.like(broadcast(infer_index_sizes(self, indices), mask.sizes))
 
@@ -144,7 +143,7 @@ def index_select(self: Abstract, dim: int, index: Abstract) -> Abstract:
 
 
 @shape_rule(aten.gather.default)
-def gather(self: Abstract, dim: int, index: Abstract, **_: Any) -> Abstract:
+def gather(self: Abstract, dim: int, index: Abstract, **_: object) -> Abstract:
     dim = wrap_dim(dim, self.rank)
     _require_positions(self, index, "gather")
     _require_within(index, self, dim, "gather")
@@ -190,7 +189,9 @@ def _require_within(index: Abstract, other: Abstract, dim: int | None, what: str
     aten.scatter_add.default,
     aten.scatter_reduce.two,
 )
-def scatter(self: Abstract, dim: int, index: Abstract, src: Any, *_: Any, **__: Any) -> Abstract:
+def scatter(
+    self: Abstract, dim: int, index: Abstract, src: object, *_: object, **__: object
+) -> Abstract:
     dim = wrap_dim(dim, self.rank)
     _require_positions(self, index, "scatter")
     _require_within(index, self, dim, "scatter")
@@ -205,7 +206,7 @@ def scatter(self: Abstract, dim: int, index: Abstract, src: Any, *_: Any, **__: 
 
 @shape_rule(aten.index_add.default, aten.index_copy.default, aten.index_reduce.default)
 def index_add(
-    self: Abstract, dim: int, index: Abstract, source: Abstract, *_: Any, **__: Any
+    self: Abstract, dim: int, index: Abstract, source: Abstract, *_: object, **__: object
 ) -> Abstract:
     """A slice of `source` for each element of `index`."""
     if self.dtype is not source.dtype:
@@ -229,7 +230,7 @@ def index_add(
 
 
 @shape_rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
-def index_fill(self: Abstract, dim: int, index: Abstract, value: Any) -> Abstract:
+def index_fill(self: Abstract, dim: int, index: Abstract, value: object) -> Abstract:
     _require_row(index, "index_fill")
     wrap_dim(dim, self.rank)
     return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
@@ -275,7 +276,7 @@ def take_along_dim(self: Abstract, indices: Abstract, dim: int | None) -> Abstra
 
 
 @shape_rule(aten.embedding.default)
-def embedding(weight: Abstract, indices: Abstract, *_: Any) -> Abstract:
+def embedding(weight: Abstract, indices: Abstract, *_: object) -> Abstract:
     if indices.dtype not in (torch.int64, torch.int32):
         raise ShapeError(f"embedding: indices must be int64 or int32, got {indices}")
     if weight.rank != 2:
@@ -338,7 +339,7 @@ def searchsorted(
 
 
 @shape_rule(aten.isin.Tensor_Tensor)
-def isin(elements: Abstract, test_elements: Abstract, **_: Any) -> Abstract:
+def isin(elements: Abstract, test_elements: Abstract, **_: object) -> Abstract:
     return elements.like(dtype=torch.bool)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -172,7 +171,7 @@ def t(self: Abstract) -> Abstract:
 
 
 @shape_rule(aten.expand.default)
-def expand(self: Abstract, size: Sequence[Size], **_: Any) -> Abstract:
+def expand(self: Abstract, size: Sequence[Size], **_: object) -> Abstract:
     lead = len(size) - self.rank
     if lead < 0:
         raise ShapeError(
@@ -600,7 +599,7 @@ def triangle(self: Abstract, diagonal: int) -> Abstract:
 
 
 @shape_rule(aten.constant_pad_nd.default)
-def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract:
+def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: object) -> Abstract:
     if len(pad) % 2:
         raise ShapeError(f"Length of pad must be even but instead it equals {len(pad)}")
     if len(pad) > 2 * self.rank:
@@ -694,7 +693,7 @@ def _to_copy(
     dtype: torch.dtype | None,
     device: torch.device | None,
     memory_format: torch.memory_format | None,
-    **_: Any,
+    **_: object,
 ) -> Abstract:
     return Abstract(
         self.sizes,
@@ -710,7 +709,7 @@ def _to_copy(
     aten.diagonal_scatter.default,
     aten.as_strided_scatter.default,
 )
-def scatter_view(self: Abstract, src: Abstract, *_: Any, **__: Any) -> Abstract:
+def scatter_view(self: Abstract, src: Abstract, *_: object, **__: object) -> Abstract:
     """A new base with a view of it replaced; even gaps in its memory are kept."""
     overlaps = any(
         step == 0 and size != 1 for step, size in zip(self.strides, self.sizes, strict=True)

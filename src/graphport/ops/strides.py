@@ -27,7 +27,7 @@ def get_example_size(size: Size) -> int:
     if type(size) is not Expr:
         return size
     value = size.scope.hint(size)
-    return _LARGE if value is None else value
+    return _LARGE if value is None else int(value)
 
 
 def get_typical_size(size: Size) -> int:
@@ -39,8 +39,9 @@ def get_typical_size(size: Size) -> int:
         return size
     scope = size.scope
     size = scope.simplify(size)
-    hints = {s: scope.hint(s) for s in symbols(size)}
-    if None in hints.values():
+    found = {s: scope.hint(s) for s in symbols(size)}
+    hints = {s: hint for s, hint in found.items() if hint is not None}
+    if len(hints) < len(found):
         return _LARGE
     if all(h >= 2 for h in hints.values()):
         return get_example_size(size)

@@ -81,7 +81,7 @@ class Solver:
         """Fix what must be fixed for a condition that was left over, and no more than that.
 
         A quotient by a constant becomes linear once the remainder is that of the example. A symbol
-        in a divisor is fixed at its example value. Any other condition fixes all its symbols.
+        in a divisor is fixed at its example value. Every other condition fixes all its symbols.
         """
         cond = self.told(cond)
         if type(cond) is not Expr:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.fx import Graph
@@ -361,7 +360,7 @@ def substitute_symbols(graph: Graph, forms: Forms) -> None:
             node.meta["val"] = _substitute_val(node.meta["val"], forms)
 
 
-def _substitute_val(val: Any, forms: Forms) -> Any:
+def _substitute_val(val: object, forms: Forms) -> object:
     if isinstance(val, AbstractTensor):
         old = val._abstract
         new = Abstract(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -70,7 +69,7 @@ def _is_same_program(a: ExportedProgram, b: ExportedProgram) -> bool:
     )
 
 
-def _describe_outputs(program: ExportedProgram) -> list[tuple[Any, ...]]:
+def _describe_outputs(program: ExportedProgram) -> list[tuple[object, ...]]:
     """What the outputs are, whatever their nodes are called."""
     specs = program.graph_signature.output_specs
     return [(s.kind, s.target, type(s.arg), getattr(s.arg, "value", None)) for s in specs]

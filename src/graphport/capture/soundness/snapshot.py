@@ -34,7 +34,7 @@ _NON_USER_PACKAGES = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
 class Snapshot:
     """What an object holds: its attributes, and those of everything it is made of."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: object) -> None:
         self._saved: dict[int, tuple[Any, Any]] = {}
         self._requires_grad: list[tuple[torch.Tensor, bool]] = []
         self._random = torch.get_rng_state()
@@ -99,7 +99,7 @@ class Snapshot:
         torch.set_default_dtype(self._default_dtype)
 
 
-def list_holders(target: object) -> tuple[Any, ...]:
+def list_holders(target: object) -> tuple[object, ...]:
     """What the code of a callable belongs to: its object, and objects that it closes over."""
     if isinstance(target, functools.partial):
         return (*list_holders(target.func), *target.args, *target.keywords.values())
@@ -156,12 +156,12 @@ def iterate_items(container: object) -> Iterable[Any]:
     return base.values(container) if issubclass(base, dict) else base.__iter__(container)
 
 
-def _copy_container(container: object) -> Any:
+def _copy_container(container: object) -> object:
     base = _builtin_base(type(container))
     return base(base.items(container) if issubclass(base, dict) else base.__iter__(container))
 
 
-def _refill(container: object, saved: Any) -> None:
+def _refill(container: object, saved: object) -> None:
     base = _builtin_base(type(container))
     base.clear(container)
     if issubclass(base, (dict, set)):

@@ -131,7 +131,7 @@ class State:
 
     def add_existing(
         self,
-        t: Any,
+        t: torch.Tensor,
         kind: InputKind,
         name: str,
         node: Node,

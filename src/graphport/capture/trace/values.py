@@ -25,6 +25,7 @@ from graphport.ops.sizes import expect_condition
 from graphport.symbolic import Expr, eq, lt, not_
 from graphport.tensors.abstract import Size, Sizes
 from graphport.tensors.concrete import offset_of, sizes_of, strides_of
+from graphport.types import Argument
 
 aten = torch.ops.aten
 
@@ -34,7 +35,7 @@ class Storage:
 
     __slots__ = ("base", "doubts", "inside", "mutated", "origin", "room", "unsure", "version")
 
-    def __init__(self, base: Value, origin: Any = None) -> None:
+    def __init__(self, base: Value, origin: object = None) -> None:
         self.base = base
         self.version = 0
         self.origin = origin
@@ -66,7 +67,7 @@ class Value:
         "viewed",
     )
 
-    def __init__(self, abstract: Abstract, node: Node, origin: Any = None) -> None:
+    def __init__(self, abstract: Abstract, node: Node, origin: object = None) -> None:
         self.abstract = abstract
         self.node = node
         self.version = 0
@@ -83,7 +84,12 @@ class Value:
 
     @classmethod
     def view(
-        cls, parent: Value, abstract: Abstract, node: Node, op: OpOverload, args: tuple[Any, ...]
+        cls,
+        parent: Value,
+        abstract: Abstract,
+        node: Node,
+        op: OpOverload,
+        args: tuple[Argument, ...],
     ) -> Value:
         value = cls.__new__(cls)
         value.abstract = abstract
