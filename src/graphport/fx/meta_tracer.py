@@ -292,8 +292,8 @@ class MetaTracer(Tracer):
         self,
         kind: str,
         target: NodeTarget,
-        args: object,
-        kwargs: object,
+        args: tuple[Argument, ...],
+        kwargs: Kwargs,
         *others: object,
         **options: object,
     ) -> Argument:
@@ -311,7 +311,9 @@ class MetaTracer(Tracer):
             if id(node.target) in self._autowrap_function_ids:
                 node.meta.pop("is_wrapped", None)
 
-    def _value(self, kind: str, target: NodeTarget, args: Any, kwargs: Any) -> Argument:
+    def _value(
+        self, kind: str, target: NodeTarget, args: tuple[Argument, ...], kwargs: Kwargs
+    ) -> Argument:
         if kind == "placeholder":
             return self.meta_args.get(str(target).lstrip("*"), UNKNOWN)
         with self._enter_evaluation():

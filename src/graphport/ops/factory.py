@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import torch
 
@@ -14,12 +13,9 @@ from graphport.ops.shape import apply_memory_format
 from graphport.ops.sizes import expect_condition, require, require_at_example
 from graphport.symbolic import Expr, Value, ceil, ge, le, lt, sub, truediv
 from graphport.tensors.abstract import Abstract, Size, Sizes, permute_strides
-from graphport.types import Argument
+from graphport.types import Argument, Device, Dtype
 
 aten = torch.ops.aten
-
-Dtype: TypeAlias = torch.dtype | None
-Device: TypeAlias = torch.device | None
 
 
 def make_abstract(

@@ -18,26 +18,21 @@ from torch.fx import Graph, GraphModule
 from graphport.program.bounds import insert_bounds_checks
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import AbstractTensor
-from graphport.types import Argument
+from graphport.types import Args, Argument
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
 Function = Callable[..., Any]
 
 
-def cond(
-    pred: Argument, true_graph: Function, false_graph: Function, operands: Sequence[Argument]
-) -> Argument:
+def cond(pred: Argument, true_graph: Function, false_graph: Function, operands: Args) -> Argument:
     if torch.compiler.is_compiling():
         return higher_order.cond(pred, true_graph, false_graph, operands)
     return true_graph(*operands) if pred else false_graph(*operands)
 
 
 def while_loop(
-    cond_graph: Function,
-    body_graph: Function,
-    carried: Sequence[object],
-    additional: Sequence[object],
+    cond_graph: Function, body_graph: Function, carried: Args, additional: Args
 ) -> Argument:
     if torch.compiler.is_compiling():
         return higher_order.while_loop(cond_graph, body_graph, tuple(carried), tuple(additional))
@@ -49,19 +44,14 @@ def while_loop(
             return carried
 
 
-def map_impl(graph: Function, xs: Sequence[torch.Tensor], additional: Sequence[object]) -> Argument:
+def map_impl(graph: Function, xs: Sequence[torch.Tensor], additional: Args) -> Argument:
     if torch.compiler.is_compiling():
         return higher_order.map_impl(graph, xs, additional)
     rows = zip(*(x.unbind(0) for x in xs), strict=True)
     return _stack_results([graph(*row, *additional) for row in rows])
 
 
-def scan(
-    graph: Function,
-    init: Sequence[object],
-    xs: Sequence[torch.Tensor],
-    additional: Sequence[object],
-) -> Argument:
+def scan(graph: Function, init: Args, xs: Sequence[torch.Tensor], additional: Args) -> Argument:
     if torch.compiler.is_compiling():
         return higher_order.scan(graph, init, xs, tuple(additional))
     carried, steps = tuple(init), []

@@ -191,12 +191,7 @@ class DeferredCall:
     """The result of an operator, or one of its results, laid out in memory as was foreseen."""
 
     def __init__(
-        self,
-        op: Function,
-        args: Args,
-        kwargs: Argument,
-        geometry: Geometry,
-        index: int | None,
+        self, op: Function, args: Args, kwargs: Argument, geometry: Geometry, index: int | None
     ) -> None:
         self.op, self.args, self.kwargs = op, args, kwargs
         self.geometry, self.index = geometry, index

@@ -17,7 +17,7 @@ from graphport.ops.sizes import require, wrap_dim
 from graphport.ops.strides import get_example_size
 from graphport.symbolic import ge
 from graphport.symbolic.bridge import sym_ite
-from graphport.types import Args, Argument, Kwargs
+from graphport.types import Args, Argument, Device, Dtype, Kwargs
 
 aten = torch.ops.aten
 
@@ -199,7 +199,7 @@ def _inverse_stft(
 Function = Callable[..., Any]
 
 
-def _make_positions(count: Argument, dtype: torch.dtype | None, device: Any) -> Tensor:
+def _make_positions(count: Argument, dtype: Dtype, device: Device) -> Tensor:
     """0, 1, 2, ... as floats."""
     return torch.arange(count, dtype=dtype or torch.get_default_dtype(), device=device)
 
@@ -218,8 +218,8 @@ def _make_window(shape: Function) -> Function:
         window_length: Any,
         periodic: bool = True,
         *numbers: float,
-        dtype: torch.dtype | None = None,
-        device: Any = None,
+        dtype: Dtype = None,
+        device: Device = None,
         **more: Any,
     ) -> Any:
         if dtype is not None and not dtype.is_floating_point:
@@ -266,12 +266,7 @@ def kaiser_window(places: Tensor, last: Any, beta: float = 12.0) -> Tensor:
 
 
 def fftfreq(
-    n: Argument,
-    d: float = 1.0,
-    *,
-    dtype: torch.dtype | None = None,
-    device: object = None,
-    **_: object,
+    n: Argument, d: float = 1.0, *, dtype: Dtype = None, device: Device = None, **_: object
 ) -> Argument:
     if dtype is not None and not dtype.is_floating_point:
         return NotImplemented
@@ -280,12 +275,7 @@ def fftfreq(
 
 
 def rfftfreq(
-    n: Argument,
-    d: float = 1.0,
-    *,
-    dtype: torch.dtype | None = None,
-    device: object = None,
-    **_: object,
+    n: Argument, d: float = 1.0, *, dtype: Dtype = None, device: Device = None, **_: object
 ) -> Argument:
     if dtype is not None and not dtype.is_floating_point:
         return NotImplemented
@@ -296,7 +286,7 @@ def _frequency(n: Argument, d: float) -> Argument:
     return sym_ite(n == 0, math.inf, 1.0 / (torch.sym_max(n, 1) * d))
 
 
-def vander(x: Tensor, N: object = None, increasing: bool = False) -> Argument:
+def vander(x: Tensor, N: Argument = None, increasing: bool = False) -> Argument:
     """Columns of powers: the first is 1, each other the one before it times x."""
     if x.dim() != 1:
         return NotImplemented
@@ -310,12 +300,12 @@ def vander(x: Tensor, N: object = None, increasing: bool = False) -> Argument:
 
 
 def tril_indices(
-    row: Any,
-    col: Any,
+    row: Argument,
+    col: Argument,
     offset: Argument = 0,
     *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
+    dtype: Dtype = None,
+    device: Device = None,
     **_: object,
 ) -> Argument:
     mask = torch.ones(row, col, dtype=torch.bool, device=device).tril(offset)
@@ -323,24 +313,24 @@ def tril_indices(
 
 
 def triu_indices(
-    row: Any,
-    col: Any,
+    row: Argument,
+    col: Argument,
     offset: Argument = 0,
     *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
+    dtype: Dtype = None,
+    device: Device = None,
     **_: object,
 ) -> Argument:
     mask = torch.ones(row, col, dtype=torch.bool, device=device).triu(offset)
     return _list_indices(mask, row * col - _count_below(row, col, offset - 1), dtype)
 
 
-def _list_indices(mask: Tensor, count: Argument, dtype: torch.dtype | None) -> Tensor:
+def _list_indices(mask: Tensor, count: Argument, dtype: Dtype) -> Tensor:
     rows, columns = torch.nonzero_static(mask, size=count).unbind(1)
     return torch.stack([rows, columns]).to(dtype or torch.int64)
 
 
-def _count_below(row: Any, col: Any, offset: Argument) -> Argument:
+def _count_below(row: Argument, col: Argument, offset: Argument) -> Argument:
     """How many elements are on the diagonal of this number and below it.
 
     From row to row there is one more, from none to a whole row: the sum of the rows that have any

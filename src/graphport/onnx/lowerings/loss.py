@@ -177,12 +177,7 @@ class _ClassTargets:
 
 @lower(aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default)
 def nll_loss(
-    b: Builder,
-    self: Value,
-    target: Value,
-    weight: Value | None,
-    reduction: int,
-    ignore_index: int,
+    b: Builder, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
 ) -> Value:
     x = widen_input(b, self)
     classes = _ClassTargets(b, x, target, weight, ignore_index)
@@ -191,12 +186,7 @@ def nll_loss(
 
 @lower(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss_forward(
-    b: Builder,
-    self: Value,
-    target: Value,
-    weight: Value | None,
-    reduction: int,
-    ignore_index: int,
+    b: Builder, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
 ) -> tuple[Value, Value]:
     x = widen_input(b, self)
     classes = _ClassTargets(b, x, target, weight, ignore_index)
