@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1] / "src" / "graphport"
 LAYERS = (
     "errors source stubs",
     "compat",
-    "arguments process",
+    "arguments process types",
     "symbolic",
     "tensors",
     "ops huggingface",

@@ -70,13 +70,13 @@ def check_fields(**kinds: Kind) -> Callable[[C], C]:
     return decorate
 
 
-def require_kind(name: str, value: Any, kind: Kind) -> None:
+def require_kind(name: str, value: object, kind: Kind) -> None:
     """Refuse a value of another kind."""
     if not kind.accepts(value):
         raise InputError(f"{name} is {kind.words}, got {format_value(value)}")
 
 
-def format_value(value: Any) -> str:
+def format_value(value: object) -> str:
     """A value in an error: itself if it is short, else what it is."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
@@ -94,7 +94,7 @@ def format_value(value: Any) -> str:
 def instance_of(words: str, *places: str) -> Kind:
     """An object of a class, given as "module:Class"."""
 
-    def accepts(x: Any) -> bool:
+    def accepts(x: object) -> bool:
         parts = (place.partition(":") for place in places)
         classes = (getattr(sys.modules.get(module), name, None) for module, _, name in parts)
         return isinstance(x, tuple(c for c in classes if c is not None))
@@ -136,7 +136,7 @@ def _is_list_of(x: Any, kind: Kind) -> bool:
     return is_collection and all(map(kind.accepts, x))
 
 
-def _is_hashable(x: Any) -> bool:
+def _is_hashable(x: object) -> bool:
     try:
         hash(x)
     except TypeError:
@@ -144,11 +144,11 @@ def _is_hashable(x: Any) -> bool:
     return True
 
 
-def _is_int(x: Any) -> bool:
+def _is_int(x: object) -> bool:
     return isinstance(x, int) and not isinstance(x, bool)
 
 
-def _is_number(x: Any) -> bool:
+def _is_number(x: object) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and not math.isnan(x)
 
 

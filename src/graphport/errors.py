@@ -11,7 +11,7 @@ import html as _html
 import pickle
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from graphport.source import Location
@@ -31,7 +31,7 @@ class ExportError(Exception):
         # Not super(): an error that is also of a user's own class must not run its initialiser.
         Exception.__init__(self, str(self))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """For another process: the text and the parts, without what cannot be sent there."""
         kinds = (c for c in type(self).__mro__ if globals().get(c.__name__) is c)
         parts = {name: value for name, value in vars(self).items() if _can_pickle(value)}
@@ -55,12 +55,12 @@ class ExportError(Exception):
         return "\n".join(lines)
 
 
-def _rebuild_error(kind: type[ExportError], args: tuple[Any, ...]) -> ExportError:
+def _rebuild_error(kind: type[ExportError], args: tuple[object, ...]) -> ExportError:
     """An error of a class, whatever its initialiser takes."""
     return kind.__new__(kind, *args)
 
 
-def _can_pickle(value: Any) -> bool:
+def _can_pickle(value: object) -> bool:
     try:
         pickle.dumps(value)
     except Exception:  # noqa: BLE001  whatever an object of the user's raises
@@ -236,7 +236,7 @@ class MismatchError(VerificationError):
 
     code = "GP320"
 
-    def __init__(self, report: Any) -> None:
+    def __init__(self, report: object) -> None:
         self.report = report
         super().__init__(f"the ONNX model differs from eager\n{report}")
 

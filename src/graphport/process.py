@@ -204,7 +204,7 @@ class Patch:
                 _write_attribute(*replacement)
             self._is_applied = True
 
-    def release(self, holder: Any) -> None:
+    def release(self, holder: object) -> None:
         """Of a holder that has let go already, nothing but what an interrupt has left undone."""
         with self._turn:
             self._holders.pop(holder, None)
@@ -218,13 +218,13 @@ class Patch:
 _PATCHES: list[Patch] = []
 
 
-def _read_attribute(owner: Any, name: str) -> Any:
+def _read_attribute(owner: object, name: str) -> object:
     if isinstance(owner, Switch):
         return owner.read()
     return vars(owner).get(name, _ABSENT)  # what a class inherits is not its own
 
 
-def _write_attribute(owner: Any, name: str, value: Any) -> None:
+def _write_attribute(owner: object, name: str, value: object) -> None:
     if isinstance(owner, Switch):
         owner.write(value)
     elif value is not _ABSENT:
@@ -332,5 +332,5 @@ class _Record:
         set_grad_enabled(self._grad_mode)
 
 
-def _is_same_list(a: list[Any], b: list[Any]) -> bool:
+def _is_same_list(a: list[object], b: list[object]) -> bool:
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))

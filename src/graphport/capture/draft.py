@@ -7,7 +7,7 @@ listed in the report with the line and the fix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from graphport.capture.export import Options, capture
 from graphport.capture.spec.shapes import refine_dynamic_shapes
 from graphport.errors import ConstraintViolationError, UserError
 from graphport.program import ExportedProgram
+from graphport.types import Function, PyTree
 
 _OPTIONS = Options(guards="runtime_assert", draft=True)
 # Each round makes the spec narrower, so it comes to an end; the bound is a seat belt.
@@ -54,11 +55,11 @@ class DraftProgram(ExportedProgram):
 
 
 def draft_export(
-    mod: nn.Module | Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None = None,
+    mod: nn.Module | Function,
+    args: tuple[object, ...],
+    kwargs: dict[str, PyTree] | None = None,
     *,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: object = None,
 ) -> DraftProgram:
     """Capture what `gp.export` would refuse, at the price of assumptions that the report lists.
 

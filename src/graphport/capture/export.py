@@ -112,6 +112,7 @@ from graphport.tensors.concrete import (
     storage_key,
     warn_of_torch_function,
 )
+from graphport.types import PyTree
 
 aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -126,10 +127,10 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 )
 def export(
     mod: nn.Module | Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None = None,
+    args: tuple[PyTree, ...],
+    kwargs: dict[str, PyTree] | None = None,
     *,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: PyTree = None,
     strict: bool = False,
     training: bool = False,
     decompose: str | Mapping[OpOverload, Callable[..., Any]] | None = None,
@@ -179,7 +180,7 @@ class Options:
 
 @restore_on_exit
 def capture(
-    mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, options: Options
+    mod: Any, args: PyTree, kwargs: PyTree, dynamic_shapes: PyTree, options: Options
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
     """The program, and the errors that a draft passed over."""
     mod = unwrap_compiled(mod)
@@ -205,7 +206,7 @@ def _internal_error(error: Exception, where: source.Location | None = None) -> I
 
 
 def _check_recapture(
-    program: ExportedProgram, mod: Any, dynamic_shapes: Any, options: Options
+    program: ExportedProgram, mod: Any, dynamic_shapes: PyTree, options: Options
 ) -> None:
     """Capture once more, at other sizes: the graph must be the same."""
     builder = getattr(dynamic_shapes, "dynamic_shapes", None)
@@ -220,7 +221,7 @@ def _check_recapture(
 
 
 def _capture_program(
-    mod: Any, args: Any, kwargs: Any, dynamic_shapes: Any, options: Options
+    mod: Any, args: PyTree, kwargs: PyTree, dynamic_shapes: PyTree, options: Options
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
     root = _root_module(mod)
     inputs = bind_inputs(mod, args, kwargs)
@@ -260,7 +261,7 @@ def _is_tensor(kind: type) -> bool:
     return issubclass(kind, torch.Tensor) and not has_own_dispatch(kind)
 
 
-def _function_of(mod: Any) -> Any:
+def _function_of(mod: Any) -> PyTree:
     """The function that holds the program's code."""
     while isinstance(mod, functools.partial):
         mod = mod.func
@@ -304,7 +305,7 @@ class _Capture:
         mod: Any,
         root: nn.Module | None,
         inputs: Inputs,
-        dynamic_shapes: Any,
+        dynamic_shapes: PyTree,
         options: Options,
     ) -> None:
         self.mod = mod
@@ -411,7 +412,7 @@ class _Capture:
 
     # Inputs
 
-    def _open_inputs(self) -> list[Any]:
+    def _open_inputs(self) -> list[PyTree]:
         """A graph input and an abstract value for each flat input."""
         leaves = []
         for leaf in self.inputs.leaves:
@@ -485,7 +486,7 @@ class _Capture:
 
     # The run
 
-    def _call(self, leaves: list[Any]) -> tuple[list[Any], pytree.TreeSpec]:
+    def _call(self, leaves: list[PyTree]) -> tuple[list[PyTree], pytree.TreeSpec]:
         """Run the program on flat inputs; flat outputs. Containers may compute as they are made."""
         handled = sys.exc_info()[1]
         try:
@@ -512,7 +513,7 @@ class _Capture:
                 raise _internal_error(error, where) from error
             raise refused or forward_error(error, where) from error
 
-    def _flatten(self, result: Any) -> tuple[list[Any], pytree.TreeSpec]:
+    def _flatten(self, result: PyTree) -> tuple[list[Any], pytree.TreeSpec]:
         try:
             caches.register_caches(result)
             return pytree.tree_flatten(result)
@@ -562,7 +563,7 @@ class _Capture:
 
     # Outputs
 
-    def _output(self, x: Any, i: int) -> Any:
+    def _output(self, x: Any, i: int) -> PyTree:
         kind: Any = type(x)  # not isinstance, which asks an object for its `__class__`
         if _is_tensor(kind):
             value = self.tracer.value(x)
@@ -579,7 +580,7 @@ class _Capture:
             fix="return tensors, or register the type with torch.utils._pytree",
         )
 
-    def _separate_written(self, outputs: list[Any]) -> None:
+    def _separate_written(self, outputs: list[PyTree]) -> None:
         """Give each storage that is returned or written back a node of its own."""
         shown = [self.tracer.value(x).storage for x in outputs if isinstance(x, torch.Tensor)]
         inputs = [v.storage for v in self.input_values if v is not None]
@@ -591,7 +592,7 @@ class _Capture:
                 storage.base.node = self.recorder.emit(aten.clone.default, node)
                 storage.mutated = True  # views are made of it anew
 
-    def _copy_shared_outputs(self, outputs: list[Any]) -> None:
+    def _copy_shared_outputs(self, outputs: list[PyTree]) -> None:
         """Clone results that alias nothing in eager, and here are the node of something else.
 
         `new.copy_(x)` has the value of x, a literal is made anew by each call: who writes to the
@@ -621,7 +622,7 @@ class _Capture:
         }
         return {**self.spec.ranges, **data}
 
-    def _close(self, results: list[Any]) -> tuple[list[tuple[Node, OutputSpec]], list[Any]]:
+    def _close(self, results: list[PyTree]) -> tuple[list[tuple[Node, OutputSpec]], list[Any]]:
         """End a functional graph: what it writes are results, too."""
         inputs = zip(self.input_nodes, self.input_values, strict=True)
         mutations = collect_mutations(self.tracer, self.state.entries, inputs)
@@ -637,7 +638,7 @@ class _Capture:
         eliminate_dead_code(graph, self.kept.nodes)
         return mutations, results
 
-    def _close_training_graph(self, results: list[Any]) -> list[Any]:
+    def _close_training_graph(self, results: list[PyTree]) -> list[object]:
         """End a graph in training form: what it writes is written, an assigned buffer included."""
         replaced = [(e, e.replaced) for e in self.state.entries if e.replaced is not None]
         values = [self.tracer.read(new) for _, new in replaced]
@@ -656,7 +657,9 @@ class _Capture:
         grad_regions.wrap_grad_regions(self.recorder)
         return list(output.args[0])
 
-    def _program(self, results: list[Any], out_spec: Any, outcome: Constraints) -> ExportedProgram:
+    def _program(
+        self, results: list[PyTree], out_spec: Any, outcome: Constraints
+    ) -> ExportedProgram:
         graph = self.recorder.graph
         if self.options.training:
             mutations: list[tuple[Node, OutputSpec]] = []

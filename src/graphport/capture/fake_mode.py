@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +46,7 @@ from graphport.tensors.lazy import (
     refer_to_file,
 )
 from graphport.tensors.lazy_source import FileRegion, Geometry
+from graphport.types import Args, Argument, Kwargs
 
 _DEFERRED_BYTES = 1 << 20  # bytes; what is smaller costs less to make than to think about
 _thread = process.make_thread_local()
@@ -94,7 +95,9 @@ class _DeferringMode(TorchDispatchMode):
         """Nothing here runs under Dynamo; the guard against it would import Dynamo."""
         return False
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, op: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Argument:
         kwargs = kwargs or {}
         if _is_factory(op):
             later = defer_factory(op, args, kwargs, _DEFERRED_BYTES)
@@ -119,7 +122,7 @@ def _exit_mode(mode: _DeferringMode) -> None:
 _factory_cache: dict[Any, bool] = {}
 
 
-def _is_factory(op: Any) -> bool:
+def _is_factory(op: OpOverload) -> bool:
     """An operator that makes a tensor from numbers alone, on the device that it is given."""
     known = _factory_cache.get(op)
     if known is None:
@@ -146,7 +149,7 @@ def _patch_initialisers() -> None:
     owner, name = locate("trunc_normal")
     original = getattr(owner, name)
 
-    def trunc_normal(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def trunc_normal(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         if type(tensor) is not WeightlessTensor:
             return original(tensor, *args, **kwargs)
         with torch.no_grad():
@@ -158,7 +161,9 @@ def _patch_initialisers() -> None:
 # Parameters of modules.
 
 
-def _new_parameter(original: Any, kind: Any, data: Any = None, requires_grad: bool = True) -> Any:
+def _new_parameter(
+    original: Any, kind: object, data: Any = None, requires_grad: bool = True
+) -> object:
     if type(data) is WeightlessTensor:
         source = data._memory.source
         if source is not None and not source.is_saved and not _is_loading():
@@ -170,16 +175,16 @@ def _new_parameter(original: Any, kind: Any, data: Any = None, requires_grad: bo
 
 
 def _register_buffer(
-    original: Any, module: Any, name: str, tensor: Any, *args: Any, **kwargs: Any
-) -> Any:
+    original: Any, module: object, name: str, tensor: object, *args: object, **kwargs: object
+) -> object:
     return original(module, name, _materialise(tensor), *args, **kwargs)
 
 
-def _set_attribute(original: Any, module: Any, name: str, value: Any) -> None:
+def _set_attribute(original: Any, module: object, name: str, value: object) -> None:
     original(module, name, _materialise(value))
 
 
-def _materialise(value: Any) -> Any:
+def _materialise(value: object) -> Any:
     """What a constructor made, if that was put off; what came from a file stays there."""
     if type(value) is not WeightlessTensor or isinstance(value, nn.Parameter):
         return value
@@ -195,7 +200,7 @@ def _is_loading() -> bool:
     return getattr(_thread, "loading", False)
 
 
-def _load_state_dict(original: Any, *args: Any, **kwargs: Any) -> Any:
+def _load_state_dict(original: Any, *args: object, **kwargs: object) -> Any:
     """What is loaded is kept: a parameter made of it does not give it up."""
     outer, _thread.loading = _is_loading(), True
     try:
@@ -319,12 +324,12 @@ def _broken_file_error(path: Path, why: str) -> SerializationError:
 _loading = process.make_thread_local()
 
 
-def _open_file_like(original: Any, file: Any, mode: Any) -> Any:
+def _open_file_like(original: Any, file: Any, mode: object) -> Any:
     _loading.path = None if hasattr(file, "read") else Path(file)
     return original(file, mode)
 
 
-def _load(original: Any, zip_file: Any, map_location: Any, *args: Any, **kwargs: Any) -> Any:
+def _load(original: Any, zip_file: Any, map_location: Any, *args: object, **kwargs: object) -> Any:
     path, _loading.path = getattr(_loading, "path", None), None
     if path is None or is_meta_location(map_location):
         return original(zip_file, map_location, *args, **kwargs)
@@ -360,18 +365,20 @@ class _CheckpointTensors:
         return make_weightless(geometry.over(known[0]), self.device, known[1])
 
 
-def _rebuild_tensor(original: Any, storage: Any, offset: Any, size: Any, stride: Any) -> Any:
+def _rebuild_tensor(
+    original: Any, storage: Any, offset: object, size: object, stride: object
+) -> object:
     found = getattr(_loading, "found", None)
     if found is None or not hasattr(storage._untyped_storage, "_checkpoint_offset"):
         return original(storage, offset, size, stride)
     return found.tensor(storage, offset, size, stride)
 
 
-def _device_of(map_location: Any) -> torch.device:
+def _device_of(map_location: object) -> torch.device:
     return torch.device(map_location if isinstance(map_location, (str, torch.device)) else "cpu")
 
 
-def make_replacement(owner: Any, name: str, new: Any, active: Any) -> process.Replacement:
+def make_replacement(owner: object, name: str, new: Any, active: Any) -> process.Replacement:
     """A function of another package, replaced where the calling thread is in the mode."""
     original = getattr(owner, name)
 
@@ -402,8 +409,8 @@ def list_reader_replacements() -> list[tuple[Any, str, Any]]:
 
 
 def _safe_open(
-    original: Any, filename: Any, framework: str = "", device: Any = "cpu", **more: Any
-) -> Any:
+    original: Any, filename: Any, framework: str = "", device: Any = "cpu", **more: object
+) -> object:
     if framework not in _PYTORCH:
         return original(filename, framework, device, **more)
     place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)

@@ -14,10 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphport.cli.console import Console
 from graphport.errors import ForwardError, UsageError
+
+if TYPE_CHECKING:
+    from graphport.types import PyTree
 
 EAGER = "eager"
 INDUCTOR = "torch.compile, inductor"
@@ -101,11 +104,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return 1 if any(c.failure for c in contenders) else 0
 
 
-def _make_contenders(model: Any, module: Any, program: Any, inductor: bool) -> list[Contender]:
+def _make_contenders(model: Any, module: Any, program: object, inductor: bool) -> list[Contender]:
     """Each with what makes it a function; eager is the first."""
     import torch
 
-    def inputs() -> Any:
+    def inputs() -> PyTree:
         return clone_tensors((model.args, model.kwargs))
 
     def compiled(backend: Any) -> Any:
@@ -139,7 +142,7 @@ def _has_compiler() -> bool:
     return any(shutil.which(name) for name in ([named] if named else ["g++", "clang++", "c++"]))
 
 
-def _session_options() -> Any:
+def _session_options() -> object:
     import torch
 
     from graphport.onnx.target.targets import ORT
@@ -147,7 +150,7 @@ def _session_options() -> Any:
     return ORT.session_options(log_errors=True, threads=torch.get_num_threads())
 
 
-def clone_tensors(value: Any) -> Any:
+def clone_tensors(value: object) -> Any:
     import torch
 
     from graphport.compat.torch import pytree
@@ -155,7 +158,7 @@ def clone_tensors(value: Any) -> Any:
     return pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, value)
 
 
-def _largest_difference(found: Any, wanted: Any) -> float:
+def _largest_difference(found: object, wanted: object) -> float:
     """Infinite where results are not of the same kind or size."""
     import torch
 

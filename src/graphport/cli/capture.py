@@ -20,6 +20,7 @@ from graphport.cli import inputs, models
 from graphport.compat.torch import pytree
 from graphport.errors import ConstraintViolationError, SpecError, UsageError
 from graphport.symbolic.dims import Dim
+from graphport.types import PyTree
 
 _SIZE = re.compile(
     r"(?:(?P<factor>\d+)\s*\*\s*)?(?P<name>[A-Za-z_]\w*)"
@@ -47,15 +48,15 @@ Sizes = dict[str, dict[int | None, SizeOption]]
 
 
 def parse_dynamic_shapes(
-    texts: Sequence[str], target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+    texts: Sequence[str], target: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> PyTree:
     """The spec for the inputs of a model."""
     return _build_spec(parse_dynamic(texts), bind_inputs(target, args, kwargs))
 
 
 def read_dynamic_shapes(
-    path: Path, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+    path: Path, target: object, args: tuple[object, ...], kwargs: dict[str, object]
+) -> PyTree:
     """The spec that an ONNX file itself has: its inputs name their dims, metadata their ranges."""
     from graphport.cli.models import load_onnx
     from graphport.report.facts import collect_model_facts
@@ -89,7 +90,7 @@ def _sanitise_name(text: str) -> str:
     return f"dim_{name}" if name[0].isdigit() else name
 
 
-def _build_spec(written: Sizes, inputs: Inputs) -> Any:
+def _build_spec(written: Sizes, inputs: Inputs) -> object:
     """What was written, in the structure of the inputs."""
     dims = _make_dims([w for axes in written.values() for w in axes.values()])
     paths = iter(_list_leaf_paths(inputs))
@@ -124,7 +125,7 @@ def _list_leaf_paths(inputs: Inputs) -> list[str]:
     return found
 
 
-def _format_key(key: Any) -> str:
+def _format_key(key: object) -> str:
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -133,7 +134,7 @@ def _format_key(key: Any) -> str:
 
 def _make_leaf_spec(
     path: str, leaf: Any, axes: dict[int | None, SizeOption], dims: dict[str, Dim]
-) -> Any:
+) -> object:
     first = next(iter(axes.values()))
     is_tensor = isinstance(leaf, torch.Tensor)
     may_vary = is_tensor or type(leaf) in (int, float)
@@ -158,7 +159,7 @@ def _make_leaf_spec(
     return found
 
 
-def _make_dim(w: SizeOption, dims: dict[str, Dim]) -> Any:
+def _make_dim(w: SizeOption, dims: dict[str, Dim]) -> object:
     if w.name in _HINTS:
         if (w.factor, w.offset) != (1, 0):
             raise UsageError(

@@ -36,7 +36,7 @@ class Console:
         finally:
             self.timings[name] = self.timings.get(name, 0.0) + perf_counter() - began
 
-    def result(self, text: str, data: Mapping[str, Any]) -> None:
+    def result(self, text: str, data: Mapping[str, object]) -> None:
         self._print(json.dumps(data, indent=2) if self.as_json else text)
 
     def _print(self, text: str) -> None:
@@ -55,7 +55,7 @@ class Console:
             self._print(json.dumps(document, indent=2))
 
 
-def error_to_json(error: ExportError) -> dict[str, Any]:
+def error_to_json(error: ExportError) -> dict[str, object]:
     """An error for `--json`."""
     return {
         "code": type(error).code,
@@ -106,7 +106,7 @@ def _print_message(text: str, colour: str) -> None:
 # Results as data, for `--json`.
 
 
-def verification_to_json(report: Any) -> dict[str, Any]:
+def verification_to_json(report: Any) -> dict[str, object]:
     """A `VerificationReport`."""
     where = report.first_divergence
     return {

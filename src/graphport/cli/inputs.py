@@ -21,6 +21,7 @@ from graphport.program.exported import SHORT_DTYPES
 from graphport.report.facts import collect_model_facts
 from graphport.symbolic.validate.parse import parse_term
 from graphport.symbolic.validate.terms import Terms, evaluate_term
+from graphport.types import PyTree
 
 DTYPES: dict[str, torch.dtype] = {
     **{short: dtype for dtype, short in SHORT_DTYPES.items()},
@@ -73,7 +74,7 @@ def resolve_inputs(
     return bind_inputs(model.target, otherwise())
 
 
-def normalise_inputs(target: Any, value: Any, source: str) -> Arguments:
+def normalise_inputs(target: object, value: object, source: str) -> Arguments:
     """A tensor, a tuple of positional arguments, or a dict by parameter name."""
     if isinstance(value, dict):
         return bind_inputs(target, value)
@@ -87,7 +88,7 @@ def normalise_inputs(target: Any, value: Any, source: str) -> Arguments:
     )
 
 
-def bind_inputs(target: Any, named: Mapping[str, Any]) -> Arguments:
+def bind_inputs(target: object, named: Mapping[str, object]) -> Arguments:
     """Inputs by parameter name, as the model takes them."""
     signature = signature_of(target)
     parameters = list(signature.parameters.values())
@@ -115,7 +116,7 @@ def bind_inputs(target: Any, named: Mapping[str, Any]) -> Arguments:
 # Inputs written on the command line
 
 
-def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
+def parse_inputs(texts: Sequence[str]) -> dict[str, object]:
     generator = torch.Generator().manual_seed(0)
     found: dict[str, Any] = {}
     for text in texts:
@@ -128,7 +129,7 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _parse_value(value: str, text: str, generator: torch.Generator) -> Any:
+def _parse_value(value: str, text: str, generator: torch.Generator) -> object:
     tensor = _TENSOR.fullmatch(value)
     if tensor:
         dtype, sizes, least, most = tensor.groups()
@@ -196,7 +197,7 @@ def _input_syntax_error(text: str, fix: str) -> UsageError:
 # Files
 
 
-def read_tensors(path: Path) -> dict[str, Any]:
+def read_tensors(path: Path) -> dict[str, object]:
     """Tensors by name."""
     if not path.is_file():
         raise UsageError(f"there is no file {path}")
@@ -220,7 +221,7 @@ _MAX_TRIES = 1000
 _MAX_SIZE = 1 << 31
 
 
-def draw_file_inputs(path: Path, target: Any) -> dict[str, Any]:
+def draw_file_inputs(path: Path, target: object) -> dict[str, PyTree]:
     """Inputs by parameter of the model; none if the file's are not the model's."""
     model = load_onnx(path)
     weights = {t.name for t in model.graph.initializer}
@@ -242,7 +243,7 @@ def draw_file_inputs(path: Path, target: Any) -> dict[str, Any]:
     return found
 
 
-def _match_parameters(target: Any, given: Sequence[str]) -> list[str] | None:
+def _match_parameters(target: object, given: Sequence[str]) -> list[str] | None:
     """The parameters that inputs are for: of the same names, or else in the same order."""
     parameters = signature_of(target).parameters.values()
     names = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

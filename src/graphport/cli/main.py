@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
-from typing import Any
 
 from graphport.cli.arguments import build_parser
 from graphport.cli.console import Console
@@ -87,10 +86,10 @@ def _report_failure(
     return USAGE if isinstance(shown, UsageError) else FAILED
 
 
-def _make_warning_hook(console: Console, otherwise: Callable[..., Any]) -> Callable[..., None]:
+def _make_warning_hook(console: Console, otherwise: Callable[..., object]) -> Callable[..., None]:
     """Warnings of ours in our own form, others as they would be."""
 
-    def show(message: Any, category: Any, *place: Any) -> None:
+    def show(message: object, category: type, *place: object) -> None:
         if issubclass(category, CaptureWarning):
             console.warn(str(message))
         else:

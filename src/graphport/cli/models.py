@@ -17,6 +17,7 @@ from torch import nn
 from graphport import source
 from graphport.errors import ForwardError, UsageError
 from graphport.program import ExportedProgram
+from graphport.types import PyTree
 
 _RETURNS = "a model, or (model, args[, kwargs[, dynamic_shapes]])"
 
@@ -175,7 +176,7 @@ def _suggest_package_path(path: Path) -> str:
     return f"{'.'.join(names)}:NAME, in the folder {folder}"
 
 
-def _make_model(found: Any, text: str) -> Model:
+def _make_model(found: object, text: str) -> Model:
     """A model from the object that was named."""
     if isinstance(found, nn.Module | ExportedProgram):
         return Model(found)
@@ -196,7 +197,7 @@ def _make_model(found: Any, text: str) -> Model:
     return _unpack_result(call_user_function(found, text), text)
 
 
-def call_user_function(fn: Callable[[], Any], text: str) -> Any:
+def call_user_function(fn: Callable[[], Any], text: str) -> PyTree:
     """What the user's function returns; what it raises, as an error with the user's line."""
     try:
         return fn()
@@ -209,7 +210,7 @@ def _forward_error(doing: str, error: Exception, fix: str | tuple[str, ...] = ()
     return ForwardError(f"{doing} raised {type(error).__name__}: {error}", where=where, fix=fix)
 
 
-def _list_required_parameters(fn: Callable[..., Any]) -> list[str]:
+def _list_required_parameters(fn: Callable[..., object]) -> list[str]:
     """Parameters that must be given; a function of torch's that does not tell has some."""
     try:
         parameters = inspect.signature(fn).parameters.values()
@@ -219,7 +220,7 @@ def _list_required_parameters(fn: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in several]
 
 
-def _unpack_result(result: Any, text: str) -> Model:
+def _unpack_result(result: object, text: str) -> Model:
     parts = result if isinstance(result, tuple) else (result,)
     is_model = bool(parts) and (callable(parts[0]) or isinstance(parts[0], ExportedProgram))
     if not is_model or len(parts) > 4:

@@ -15,11 +15,14 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphport.cli.console import Console
 from graphport.errors import ExportError, ForwardError, GraphError, UsageError
 from graphport.partition import Device
+
+if TYPE_CHECKING:
+    from graphport.partition.partition import Partition, PartitionResult
 
 _UNITS = {
     "": 1,
@@ -72,7 +75,7 @@ def read_devices(path: Path) -> DeviceTable:
     )
 
 
-def parse_bytes(value: Any, what: str, where: Path | str) -> int:
+def parse_bytes(value: object, what: str, where: Path | str) -> int:
     """A number of octets: `16 GB`, `512 MiB`, `10 GB/s`, 900.
 
     >>> (
@@ -92,7 +95,7 @@ def parse_bytes(value: Any, what: str, where: Path | str) -> int:
     return octets
 
 
-def _require_known_keys(table: Mapping[str, Any], part: str, path: Path) -> None:
+def _require_known_keys(table: Mapping[str, object], part: str, path: Path) -> None:
     unknown = sorted(set(table) - _KEYS[part])
     if unknown:
         raise UsageError(
@@ -145,7 +148,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _profile_program(program: Any, runs: int) -> Any:
+def _profile_program(program: object, runs: int) -> Any:
     from graphport.partition import profile
 
     try:
@@ -159,7 +162,7 @@ def _profile_program(program: Any, runs: int) -> Any:
         ) from error
 
 
-def _set_sizes(module: Any, program: Any) -> None:
+def _set_sizes(module: object, program: Any) -> None:
     """Set the sizes of nodes; data-dependent ones are those of the example."""
     from graphport.cli.bench import clone_tensors
     from graphport.compat.torch import pytree
@@ -171,7 +174,7 @@ def _set_sizes(module: Any, program: Any) -> None:
         get_size_of_all_nodes(module, clone_tensors(pytree.tree_leaves(program.example_inputs)))
 
 
-def _print_result(result: Any, options: argparse.Namespace, console: Console) -> None:
+def _print_result(result: PartitionResult, options: argparse.Namespace, console: Console) -> None:
     from graphport.partition.place import sort_topologically
     from graphport.report import sections
     from graphport.report.document import Document, Section, Table, render_text
@@ -200,7 +203,7 @@ def _print_result(result: Any, options: argparse.Namespace, console: Console) ->
     console.result(render_text(Document(f"{options.model} over {options.devices}", parts)), data)
 
 
-def _summarise(result: Any, options: argparse.Namespace) -> dict[str, str]:
+def _summarise(result: PartitionResult, options: argparse.Namespace) -> dict[str, str]:
     from graphport.partition.timeline import format_seconds
 
     used = {i for p in result.partitions for i in p.logical_device_ids}
@@ -220,7 +223,7 @@ def _summarise(result: Any, options: argparse.Namespace) -> dict[str, str]:
     return rows
 
 
-def _row(partition: Any, result: Any) -> tuple[str, ...]:
+def _row(partition: Partition, result: PartitionResult) -> tuple[str, ...]:
     from graphport.partition.pipelines.stages import describe_modules
     from graphport.partition.timeline import format_bytes
 
@@ -241,7 +244,7 @@ def _count_received_bytes(partition: Any) -> int:
     return sum(map(output_bytes, partition.taken))
 
 
-def _partition_to_json(partition: Any) -> dict[str, Any]:
+def _partition_to_json(partition: Any) -> dict[str, object]:
     return {
         "id": partition.partition_id,
         "devices": partition.logical_device_ids,

@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphport.cli.console import Console
+
+if TYPE_CHECKING:
+    from graphport.types import PyTree
 from graphport.errors import UsageError
 
 
@@ -66,7 +69,7 @@ def _list_value_names(model: Any) -> set[str]:
     return {name for node in model.graph.node for name in node.output}
 
 
-def _resolve_shapes(options: argparse.Namespace, model: Any, args: Any, kwargs: Any) -> Any:
+def _resolve_shapes(options: argparse.Namespace, model: Any, args: PyTree, kwargs: PyTree) -> Any:
     """Which sizes vary: as the user says, as the model says, or as the file says."""
     from graphport.cli import capture
 

@@ -75,7 +75,7 @@ class AnnotateTypesWithSchema:
             node.type = _TYPE_RULES[node.op](gm, node)
 
 
-def _infer_function_type(gm: GraphModule, node: Node) -> Any:
+def _infer_function_type(gm: GraphModule, node: Node) -> object:
     target: Any = node.target
     returned = {repr(t): t for t in map(return_type, _match_node_schemas(node))}
     if returned:
@@ -86,16 +86,16 @@ def _infer_function_type(gm: GraphModule, node: Node) -> Any:
     return None if function is None else _read_return_annotation(function)
 
 
-def _match_node_schemas(node: Node) -> list[Any]:
+def _match_node_schemas(node: Node) -> list[object]:
     return match_schemas(node.target, node.args, node.kwargs) if callable(node.target) else []
 
 
-def _infer_module_type(gm: GraphModule, node: Node) -> Any:
+def _infer_module_type(gm: GraphModule, node: Node) -> object:
     module = require_submodule(gm, str(node.target))
     return _read_return_annotation(module.forward) if is_torch_module(module) else None
 
 
-def _infer_attribute_type(gm: GraphModule, node: Node) -> Any:
+def _infer_attribute_type(gm: GraphModule, node: Node) -> object:
     value: Any = gm
     for name in str(node.target).split("."):
         if not hasattr(value, name):
@@ -118,7 +118,7 @@ _TYPE_RULES: dict[str, Callable[[GraphModule, Node], Any]] = {
 }
 
 
-def _read_return_annotation(function: Callable[..., Any]) -> Any:
+def _read_return_annotation(function: Callable[..., object]) -> object:
     """The annotation of what a function returns; None if it has none."""
     try:
         found = inspect.signature(function, eval_str=True).return_annotation
@@ -153,7 +153,7 @@ def annotate_getitem_nodes(graph: Graph) -> None:
             )
 
 
-def _strip_optional(hint: Any) -> Any:
+def _strip_optional(hint: object) -> object:
     """What an Optional holds: None cannot be indexed."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         others = [t for t in typing.get_args(hint) if t is not type(None)]
@@ -161,7 +161,7 @@ def _strip_optional(hint: Any) -> Any:
     return hint
 
 
-def _infer_getitem_type(container: Any, node: Node) -> Any:
+def _infer_getitem_type(container: object, node: Node) -> object:
     """The type of a part of a container; None if it is not known."""
     index = node.args[1]
     fields = _read_field_types(container)
@@ -183,7 +183,7 @@ def _infer_getitem_type(container: Any, node: Node) -> Any:
     return int if container is torch.Size and isinstance(index, int) else None
 
 
-def _read_field_types(container: Any) -> dict[str, Any]:
+def _read_field_types(container: object) -> dict[str, object]:
     """The fields of a named tuple with their types; none, if it does not have them all."""
     if not (isinstance(container, type) and issubclass(container, tuple)):
         return {}
@@ -195,7 +195,9 @@ def _read_field_types(container: Any) -> dict[str, Any]:
     return {n: hints[n] for n in names} if names and hints.keys() >= set(names) else {}
 
 
-def _infer_tuple_item_type(container: Any, parts: list[Any], index: Any, node: Node) -> Any:
+def _infer_tuple_item_type(
+    container: object, parts: list[object], index: Any, node: Node
+) -> object:
     if isinstance(index, slice):
         if any(isinstance(i, Node) for i in (index.start, index.stop, index.step)):
             return None

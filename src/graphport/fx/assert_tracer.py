@@ -73,7 +73,7 @@ def _find_reachable_functions(root: nn.Module | Callable[..., Any]) -> list[Func
     return list(found)
 
 
-def _iter_methods(root: nn.Module) -> Iterator[Any]:
+def _iter_methods(root: nn.Module) -> Iterator[object]:
     classes = {c: None for module in root.modules() for c in type(module).__mro__}
     for cls in classes:
         for member in vars(cls).values():
@@ -85,7 +85,7 @@ def _iter_methods(root: nn.Module) -> Iterator[Any]:
                 yield member
 
 
-def _iter_referenced_functions(function: FunctionType) -> Iterator[Any]:
+def _iter_referenced_functions(function: FunctionType) -> Iterator[object]:
     """Functions that a function of the user's refers to; of others, those that they wrap."""
     for cell in function.__closure__ or ():
         try:
@@ -137,7 +137,7 @@ def _rewrite_code(
     return found if same else None
 
 
-def _code_signature(code: CodeType) -> tuple[Any, ...]:
+def _code_signature(code: CodeType) -> tuple[object, ...]:
     count = code.co_argcount + code.co_kwonlyargcount
     return code.co_varnames[:count], code.co_freevars, code.co_flags & inspect.CO_GENERATOR
 

@@ -29,6 +29,7 @@ from graphport.compat.torch import (
     set_grad_enabled,
 )
 from graphport.fx.graphs import get_first_argument
+from graphport.types import Argument
 
 aten = torch.ops.aten
 
@@ -236,7 +237,7 @@ def find_mutated_values(graph: Graph, modules: Mapping[str, nn.Module]) -> set[N
     return found
 
 
-def get_storage_key(tensor: torch.Tensor) -> Any:
+def get_storage_key(tensor: torch.Tensor) -> object:
     """A key of the storage, equal for tensors that alias; None where they cannot."""
     try:
         return tensor.untyped_storage()._cdata
@@ -244,7 +245,7 @@ def get_storage_key(tensor: torch.Tensor) -> Any:
         return None
 
 
-def get_attribute_storage_key(target: str, modules: Mapping[str, nn.Module]) -> Any:
+def get_attribute_storage_key(target: str, modules: Mapping[str, nn.Module]) -> object:
     """The storage key of an attribute, or its name; `modules` has the graph's own at no path."""
     found: Any = modules.get("")
     for part in target.split("."):
@@ -253,7 +254,7 @@ def get_attribute_storage_key(target: str, modules: Mapping[str, nn.Module]) -> 
     return target if memory is None else memory
 
 
-def find_mutated_storages(graph: Graph, modules: Mapping[str, nn.Module]) -> set[Any]:
+def find_mutated_storages(graph: Graph, modules: Mapping[str, nn.Module]) -> set[object]:
     """The storages of attributes that the graph mutates."""
     memory = infer_storages(graph, modules)
     values = [value for node in graph.nodes for value in find_mutated_inputs(node, modules)]
@@ -342,7 +343,7 @@ def _is_random_module(module: nn.Module) -> bool:
     return False
 
 
-def _get_dropout_rate(module: nn.Module) -> Any:
+def _get_dropout_rate(module: nn.Module) -> Argument:
     return getattr(module, "dropout", None) or None
 
 
@@ -396,14 +397,14 @@ def _iter_aliased_arguments(node: Node, op: OpOverload) -> Iterator[tuple[Any, N
                 yield arg, n
 
 
-def _get_argument(node: Node, op: OpOverload, place: int) -> Any:
+def _get_argument(node: Node, op: OpOverload, place: int) -> Argument:
     """What an argument of an operator is, by position or by name."""
     if place < len(node.args):
         return node.args[place]
     return node.kwargs.get(op._schema.arguments[place].name)
 
 
-def _collect_nodes(x: Any) -> list[Node]:
+def _collect_nodes(x: object) -> list[Node]:
     if isinstance(x, (list, tuple)):
         return [n for part in x for n in _collect_nodes(part)]
     return [x] if isinstance(x, Node) else []

@@ -216,7 +216,7 @@ class ModuleSourceWriter:
             return f"pytree.treespec_loads({pytree.treespec_dumps(value)!r})"
         return self._import_name(value, path)
 
-    def _import_name(self, value: Any, path: str) -> str:
+    def _import_name(self, value: object, path: str) -> str:
         """The name of a class, function or operator, which the source imports."""
         short = getattr(value, "__name__", "")
         if isinstance(value, type) and getattr(nn, short, None) is value:
@@ -229,7 +229,7 @@ class ModuleSourceWriter:
         self._import_as(alias, value)
         return alias
 
-    def _import_as(self, alias: str, value: Any) -> None:
+    def _import_as(self, alias: str, value: object) -> None:
         if getattr(builtins, alias, None) is value or alias == "torch":
             return
         if isinstance(value, str):  # a type, as `from __future__ import annotations` leaves it
@@ -257,7 +257,7 @@ _CONTAINERS = {
 }
 
 
-def _is_used(module: nn.Module, name: str, value: Any) -> bool:
+def _is_used(module: nn.Module, name: str, value: object) -> bool:
     """Of a graph module, only what its code reads: the rest is the graph's."""
     if not isinstance(module, GraphModule):
         return True
@@ -266,7 +266,7 @@ def _is_used(module: nn.Module, name: str, value: Any) -> bool:
     return any(n.op == "get_attr" and n.target.split(".")[0] == name for n in module.graph.nodes)
 
 
-def _find_import(value: Any, path: str) -> tuple[str, str]:
+def _find_import(value: object, path: str) -> tuple[str, str]:
     """Module and name under which a value can be imported; `path` is where it is used."""
     module = _get_module_name(value)
     for attribute in ("__qualname__", "_name", "__name__"):
@@ -284,7 +284,7 @@ def _find_import(value: Any, path: str) -> tuple[str, str]:
     )
 
 
-def _is_importable(module: str, name: str, value: Any) -> bool:
+def _is_importable(module: str, name: str, value: object) -> bool:
     try:
         found: Any = import_module(module)
         for part in name.split("."):
@@ -294,7 +294,7 @@ def _is_importable(module: str, name: str, value: Any) -> bool:
     return found is value
 
 
-def _get_module_name(value: Any) -> str:
+def _get_module_name(value: object) -> str:
     return getattr(value, "__module__", None) or ""
 
 

@@ -22,9 +22,10 @@ from graphport.program.module import (
     refuse_mode_change,
     register_state,
 )
+from graphport.types import Argument
 
 
-def get_first_argument(node: Node) -> Any:
+def get_first_argument(node: Node) -> Argument:
     """The first argument of a call, by position or by name."""
     if node.args:
         return node.args[0]
@@ -61,14 +62,14 @@ def copy_graph_module(gm: GraphModule) -> GraphModule:
     return new
 
 
-def _rebind_attribute(value: Any, old: nn.Module, new: nn.Module) -> Any:
+def _rebind_attribute(value: object, old: nn.Module, new: nn.Module) -> Argument:
     """Tables such as `_modules` are the copy's own, and its methods are of the copy."""
     if isinstance(value, types.MethodType) and value.__self__ is old:
         return types.MethodType(value.__func__, new)
     return copy.copy(value) if isinstance(value, (dict, set)) else value
 
 
-def require_graph_module(gm: Any) -> None:
+def require_graph_module(gm: object) -> None:
     if isinstance(gm, GraphModule):
         return
     fix = "gm = torch.fx.symbolic_trace(model), or ep = gp.export(model, args); gm = ep.module()"
@@ -134,7 +135,9 @@ def _inline_submodules(gm: GraphModule) -> GraphModule:
     return result
 
 
-def _inline_nodes(gm: GraphModule, graph: Graph, path: str, values: dict[Node, Any]) -> Any:
+def _inline_nodes(
+    gm: GraphModule, graph: Graph, path: str, values: dict[Node, Argument]
+) -> Argument:
     """Copy the nodes of a module at a path, and find what it returns; `values` has its inputs."""
     for node in gm.graph.nodes:
         if node in values:
@@ -202,7 +205,7 @@ def adopt_calling_convention(result: GraphModule, graph: Graph, gm: GraphModule)
         setattr(result, mode, types.MethodType(refuse_mode_change(mode), result))
 
 
-def get_attribute(target: str, *places: nn.Module | None) -> Any:
+def get_attribute(target: str, *places: nn.Module | None) -> Argument:
     """What a graph calls `target`, in the first place that has it."""
     for place in places:
         found: Any = place

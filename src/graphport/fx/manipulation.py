@@ -23,7 +23,7 @@ class size_bytes(NamedTuple):
 
 
 @check_arguments(fx_module=GRAPH_MODULE, args=ARGS | NONE)
-def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = None) -> None:
+def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[object] | None = None) -> None:
     """Set `node.size_bytes` of every node but the output.
 
     With `args`, shapes are found by running the module on them. Without, they are those that
@@ -50,7 +50,7 @@ def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = N
         node.size_bytes = size_bytes(output, output + sum(p.numel() * p.itemsize for p in own))
 
 
-def _get_metadata(node: Node, modules: dict[str, nn.Module]) -> Any:
+def _get_metadata(node: Node, modules: dict[str, nn.Module]) -> object:
     for key in ("tensor_meta", "val", "example_value"):
         if key in node.meta:
             return node.meta[key]
@@ -64,7 +64,7 @@ def _get_metadata(node: Node, modules: dict[str, nn.Module]) -> Any:
     )
 
 
-def _iter_tensors(value: Any) -> Iterator[Any]:
+def _iter_tensors(value: object) -> Iterator[object]:
     """The tensors in a value, or what metadata says of them."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):  # a tensor, or a tuple about one
         yield value
@@ -100,7 +100,7 @@ _CALLS = ("call_function", "call_method", "call_module")
 
 @check_arguments(fx_module=GRAPH_MODULE)
 def replace_target_nodes_with(
-    fx_module: GraphModule, old_op: str, old_target: Any, new_op: str, new_target: Any
+    fx_module: GraphModule, old_op: str, old_target: object, new_op: str, new_target: object
 ) -> None:
     """Make all calls of one target calls of another, with the arguments that they have.
 
@@ -190,7 +190,7 @@ def lift_lowering_attrs_to_nodes(fx_module: GraphModule) -> None:
             node.attrs_for_lowering = _collect_attributes(node, found)
 
 
-def _collect_attributes(node: Node, module: nn.Module) -> dict[str, Any]:
+def _collect_attributes(node: Node, module: nn.Module) -> dict[str, object]:
     names = _ATTRIBUTES.get(type(module))
     if names is None:
         if not type(module).__module__.startswith("torch.nn."):

@@ -31,6 +31,7 @@ from graphport.fx.shape_prop import AbstractDispatchMode
 from graphport.ops import Abstract
 from graphport.program import ExportedProgram
 from graphport.tensors.abstract import make_abstract_tensor
+from graphport.types import Argument, NodeTarget
 
 aten = torch.ops.aten
 
@@ -380,7 +381,7 @@ class _MatmulMerger:
         self.state.add(node)
         return node
 
-    def call(self, like: Product, target: Any, *args: Any) -> Node:
+    def call(self, like: Product, target: NodeTarget, *args: Argument) -> Node:
         if not like.is_overload:
             return self.graph.call_function(target, args)
         node = self.graph.call_function(_OVERLOADS.get(target, target), args)
@@ -400,7 +401,7 @@ class _MatmulMerger:
         group: list[Product],
         at: Node,
         merged: Node,
-        sizes: list[Any],
+        sizes: list[object],
         dim: int,
         outer: Any = None,
     ) -> None:
@@ -487,24 +488,24 @@ class _MatmulMerger:
                     heapq.heappush(ready, places[user])
 
 
-def _get_widths(group: Iterable[Product]) -> list[Any]:
+def _get_widths(group: Iterable[Product]) -> list[object]:
     return [p.sizes[1] for p in group]
 
 
-def _common_key(p: Product) -> tuple[Any, ...]:
+def _common_key(p: Product) -> tuple[object, ...]:
     """What products that are computed as one have in common."""
     return p.linear, p.path is None, p.target, str(p.sizes[0]), p.dtype
 
 
-def _key_by_left_with_weight(p: Product) -> Any:
+def _key_by_left_with_weight(p: Product) -> object:
     return None if p.weight is None else (p.left, p.weight.device, *_common_key(p))
 
 
-def _key_by_left(p: Product) -> Any:
+def _key_by_left(p: Product) -> object:
     return None if p.linear or p.right is None else (p.left, *_common_key(p))
 
 
-def _key_by_right(p: Product) -> Any:
+def _key_by_right(p: Product) -> object:
     inner, outer = p.sizes
     if not isinstance(inner, int) or not isinstance(outer, int) or inner * outer == 0:
         return None  # rows could not be counted

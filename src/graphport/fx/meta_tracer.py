@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import math
 import operator
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from contextlib import contextmanager
 from functools import wraps
 from types import MethodDescriptorType
@@ -39,6 +39,7 @@ from graphport.fx.shape_prop import (
 )
 from graphport.process import Patch, Replacement, restore_on_exit
 from graphport.source import locate_user_line
+from graphport.types import Args, Argument, Kwargs, NodeTarget
 
 UNKNOWN = object()
 
@@ -48,10 +49,10 @@ class MetaProxy(Proxy):
 
     _is_param = False  # what torch asks of anything that says it is a tensor
 
-    def __getattr__(self, k: str) -> Any:
+    def __getattr__(self, k: str) -> Argument:
         return MetaAttribute(self, k)
 
-    def _known(self) -> Any:
+    def _known(self) -> Argument:
         return self.node.meta.get("val", UNKNOWN)
 
     @property  # type: ignore[misc]
@@ -60,7 +61,7 @@ class MetaProxy(Proxy):
         value = get_known_value(self)
         return type(self) if value is UNKNOWN else type(value)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
     def __len__(self) -> int:
@@ -88,7 +89,7 @@ class MetaAttribute(MetaProxy):
         self.tracer = root.tracer
         self._node: Node | None = None
 
-    def _known(self) -> Any:
+    def _known(self) -> Argument:
         """Without becoming a node."""
         owner = get_known_value(self.root)
         return UNKNOWN if owner is UNKNOWN else getattr(owner, self.attr, UNKNOWN)
@@ -101,11 +102,11 @@ class MetaAttribute(MetaProxy):
             self._node = made.node
         return self._node
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Argument:
         return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
 
 
-def get_known_value(x: Any) -> Any:
+def get_known_value(x: Argument) -> Argument:
     if issubclass(type(x), MetaProxy):  # isinstance would ask what it is
         return x._known()
     if isinstance(x, slice):
@@ -117,8 +118,12 @@ class MetaProxyMode(TorchFunctionMode):
     """Calls that take traced values are traced, also where the tensors are none: `table[:n]`."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+    ) -> Argument:
         found: list[MetaProxy] = []
         map_aggregate((args, kwargs), lambda x: _collect_proxy(x, found))
         if not found:
@@ -151,9 +156,9 @@ def _patch_size_methods() -> Iterator[Replacement]:
 SIZE_METHODS_PATCH = Patch(_patch_size_methods)
 
 
-def _accept_proxy_sizes(method: Callable[..., Any]) -> Callable[..., Any]:
+def _accept_proxy_sizes(method: Callable[..., object]) -> Callable[..., object]:
     @wraps(method)
-    def taking(self: torch.Tensor, *sizes: Any, **kwargs: Any) -> Any:
+    def taking(self: torch.Tensor, *sizes: object, **kwargs: object) -> Argument:
         if len(sizes) > 1 and issubclass(type(sizes[0]), MetaProxy):
             return method(self, sizes, **kwargs)
         return method(self, *sizes, **kwargs)
@@ -161,7 +166,7 @@ def _accept_proxy_sizes(method: Callable[..., Any]) -> Callable[..., Any]:
     return taking
 
 
-def _collect_proxy(x: Any, found: list[MetaProxy]) -> Any:
+def _collect_proxy(x: Argument, found: list[MetaProxy]) -> Argument:
     if issubclass(type(x), MetaProxy):
         found.append(x)
     return x
@@ -211,7 +216,7 @@ _FACTORIES = (
 @restore_on_exit
 def meta_trace(
     root: nn.Module | Callable[..., Any],
-    meta_args: Mapping[str, Any] | None = None,
+    meta_args: Mapping[str, object] | None = None,
     concrete_args: dict[str, Any] | None = None,
 ) -> GraphModule:
     """Trace `root` with the sizes of `meta_args`, by parameter name.
@@ -279,13 +284,19 @@ class MetaTracer(Tracer):
     def proxy(self, node: Node) -> Proxy:
         return MetaProxy(node, self)
 
-    def create_arg(self, a: Any) -> Any:
+    def create_arg(self, a: object) -> Argument:
         # First: a traced tensor says that it is one.
         return a.node if isinstance(a, Proxy) else super().create_arg(a)
 
     def create_proxy(
-        self, kind: str, target: Any, args: Any, kwargs: Any, *others: Any, **options: Any
-    ) -> Any:
+        self,
+        kind: str,
+        target: NodeTarget,
+        args: tuple[Argument, ...],
+        kwargs: Kwargs,
+        *others: object,
+        **options: object,
+    ) -> Argument:
         made = super().create_proxy(kind, target, args, kwargs, *others, **options)
         value = self._value(kind, target, args, kwargs)
         if value is not UNKNOWN:
@@ -300,7 +311,9 @@ class MetaTracer(Tracer):
             if id(node.target) in self._autowrap_function_ids:
                 node.meta.pop("is_wrapped", None)
 
-    def _value(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:
+    def _value(
+        self, kind: str, target: NodeTarget, args: tuple[Argument, ...], kwargs: Kwargs
+    ) -> Argument:
         if kind == "placeholder":
             return self.meta_args.get(str(target).lstrip("*"), UNKNOWN)
         with self._enter_evaluation():
@@ -312,7 +325,7 @@ class MetaTracer(Tracer):
             result = _evaluate_call(_resolve_callable(self.root, kind, target), *known)
             return pytree.tree_map(self._to_abstract, result)
 
-    def _to_abstract(self, value: Any) -> Any:
+    def _to_abstract(self, value: object) -> Argument:
         return to_abstract_tensor(value, self.device)
 
     @contextmanager
@@ -327,12 +340,16 @@ class MetaTracer(Tracer):
 
     # Modules
 
-    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: Args, kwargs: Argument
+    ) -> Argument:
         if self._evaluating:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
+    def getattr(
+        self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]
+    ) -> Argument:
         if self._evaluating:
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
@@ -369,7 +386,7 @@ class MetaTracer(Tracer):
             return super().to_bool(obj)
         return bool(self._decide(obj, "a branch"))
 
-    def iter(self, obj: Proxy) -> Any:
+    def iter(self, obj: Proxy) -> Argument:
         value = get_known_value(obj)
         if value is UNKNOWN and not self.meta_args:
             return super().iter(obj)
@@ -381,7 +398,7 @@ class MetaTracer(Tracer):
             return iter(pairs if isinstance(value, ItemsView) else [part for _, part in pairs])
         return iter([obj[i] for i in range(self.length(obj))])
 
-    def keys(self, obj: Proxy) -> Any:
+    def keys(self, obj: Proxy) -> Argument:
         value = get_known_value(obj)
         return value.keys() if isinstance(value, dict) else super().keys(obj)
 
@@ -389,10 +406,10 @@ class MetaTracer(Tracer):
         value = get_known_value(obj)
         return len(self._decide(obj, "len()") if value is UNKNOWN else value)
 
-    def number(self, obj: Proxy) -> Any:
+    def number(self, obj: Proxy) -> Argument:
         return self._decide(obj, "a number")
 
-    def _decide(self, obj: Proxy, use: str) -> Any:
+    def _decide(self, obj: Proxy, use: str) -> Argument:
         """The value that Python needs now."""
         value = get_known_value(obj)
         if has_no_data(value):
@@ -411,14 +428,14 @@ class MetaTracer(Tracer):
         )
 
 
-def _read_attribute(root: nn.Module, path: str) -> Any:
+def _read_attribute(root: nn.Module, path: str) -> Argument:
     found: Any = root
     for name in path.split("."):
         found = getattr(found, name)
     return found
 
 
-def _resolve_callable(root: nn.Module, kind: str, target: Any) -> Callable[..., Any]:
+def _resolve_callable(root: nn.Module, kind: str, target: NodeTarget) -> Callable[..., object]:
     if kind == "call_module":
         return root.get_submodule(target)
     if kind == "call_method":
@@ -426,7 +443,9 @@ def _resolve_callable(root: nn.Module, kind: str, target: Any) -> Callable[..., 
     return target
 
 
-def _evaluate_call(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _evaluate_call(
+    call: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> Argument:
     """What a call gives; unknown where that takes numbers."""
     try:
         return call(*args, **kwargs)

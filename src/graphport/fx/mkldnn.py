@@ -40,6 +40,7 @@ from graphport.fx.mkldnn_support import (
 )
 from graphport.fx.shape_prop import ShapeProp
 from graphport.program import ExportedProgram
+from graphport.types import PyTree
 
 
 @dataclass
@@ -66,7 +67,7 @@ def use_mkl_length(graph: MklSubgraph) -> bool:
 
 @check_arguments(example_inputs=TENSOR | ARGS, iters=integer(0), warmup=integer(0))
 def gen_mkl_autotuner(
-    example_inputs: torch.Tensor | Sequence[Any], iters: int = 10, warmup: int = 1
+    example_inputs: torch.Tensor | Sequence[PyTree], iters: int = 10, warmup: int = 1
 ) -> Heuristic:
     """A heuristic that runs each part in both layouts, and takes the faster one.
 

@@ -244,7 +244,7 @@ def _is_supported_pool(node: Node) -> bool:
     return _matches_settings({**dict(zip(names, node.args, strict=False)), **node.kwargs}, wanted)
 
 
-def _matches_settings(given: dict[str, Any], wanted: dict[str, Any]) -> bool:
+def _matches_settings(given: dict[str, object], wanted: dict[str, object]) -> bool:
     for name, value in wanted.items():
         have = given.get(name, value)
         if any(part != value for part in (have if isinstance(have, (list, tuple)) else [have])):
@@ -285,6 +285,6 @@ def make_mkldnn_module(node: Node, layers: LayerFinder) -> nn.Module | None:
         return made
 
 
-def _expand_tuple(value: Any, count: int) -> tuple[int, ...]:
+def _expand_tuple(value: object, count: int) -> tuple[int, ...]:
     values = value if isinstance(value, (list, tuple)) else [value]
     return tuple(values) * (count if len(values) == 1 else 1)

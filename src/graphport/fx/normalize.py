@@ -23,6 +23,7 @@ from graphport.fx.schemas import (
     require_submodule,
     restore_schema_names,
 )
+from graphport.types import NodeTarget
 
 _RESERVED_NAME = "from"  # an argument of random_ and uniform_ that Python cannot name
 
@@ -75,7 +76,7 @@ class NormalizeArgs:
             raise
         return None
 
-    def _function(self, target: Any, node: Node) -> ArgsKwargsPair | None:
+    def _function(self, target: NodeTarget, node: Node) -> ArgsKwargsPair | None:
         found = normalize_function(
             target, node.args, node.kwargs, normalize_to_only_use_kwargs=self.only_kwargs
         )
@@ -175,12 +176,12 @@ def _extract_operands(node: Node) -> tuple[Any, Any] | None:
     return sides[0], sides[1]
 
 
-def _is_number(side: Any) -> bool:
+def _is_number(side: object) -> bool:
     hint = infer_type(side)
     return isinstance(hint, type) and issubclass(hint, Number)
 
 
-def _equals(value: Any, wanted: Any) -> bool:
+def _equals(value: object, wanted: object) -> bool:
     return (
         not isinstance(value, Node)
         and type(value) in (int, float, type(None))

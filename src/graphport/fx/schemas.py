@@ -44,6 +44,7 @@ from graphport.compat.torch import (
     jit_get_schemas_for_operator,
 )
 from graphport.errors import GraphError, InputError
+from graphport.types import Argument, Kwargs
 
 _UNIONS = (Union, types.UnionType)
 _SEQUENCES = (list, tuple)
@@ -80,7 +81,7 @@ def create_type_hint(x: object) -> object:
     return list[element] if isinstance(x, list) else tuple[element, ...]
 
 
-def _find_common_type(hints: list[Any]) -> Any:
+def _find_common_type(hints: list[object]) -> object:
     """The hint that takes all others; Any if none does, or if one is unknown."""
     known = [h for h in hints if h is not _NONE]
     if not known or None in hints:
@@ -92,7 +93,7 @@ def _find_common_type(hints: list[Any]) -> Any:
     return Any
 
 
-def _is_subclass(t: Any, base: Any) -> bool:
+def _is_subclass(t: object, base: object) -> bool:
     return isinstance(t, type) and isinstance(base, type) and issubclass(t, base)
 
 
@@ -105,7 +106,7 @@ _HINT_NAMESPACE = {
 }
 
 
-def resolve_type_hint(hint: Any) -> Any:
+def resolve_type_hint(hint: object) -> object:
     """A type that is written as text, as `from __future__ import annotations` leaves it.
 
     None where it uses names that are not known here.
@@ -119,7 +120,7 @@ def resolve_type_hint(hint: Any) -> Any:
 
 
 @check_arguments(signature_type=HASHABLE, argument_type=HASHABLE)
-def type_matches(signature_type: Any, argument_type: Any) -> bool:
+def type_matches(signature_type: object, argument_type: Any) -> bool:
     """Whether a parameter of one type takes an argument of the other.
 
     >>> type_matches(int | float, int), type_matches(int, float)
@@ -151,7 +152,7 @@ def type_matches(signature_type: Any, argument_type: Any) -> bool:
     )
 
 
-def _list_takes(element: Any, argument: Any) -> bool:
+def _list_takes(element: object, argument: object) -> bool:
     if _is_subclass(argument, torch.Size):
         return type_matches(element, int)
     if argument in (int, torch.SymInt):
@@ -162,7 +163,7 @@ def _list_takes(element: Any, argument: Any) -> bool:
     return elements is not None and all(type_matches(element, e) for e in elements)
 
 
-def _tuple_takes(elements: tuple[Any, ...], argument: Any) -> bool:
+def _tuple_takes(elements: tuple[object, ...], argument: object) -> bool:
     given = _get_element_types(argument)
     if given is None or typing.get_origin(argument) is not tuple:
         return argument is tuple
@@ -173,14 +174,14 @@ def _tuple_takes(elements: tuple[Any, ...], argument: Any) -> bool:
     return len(given) == len(elements) and all(map(type_matches, elements, given))
 
 
-def _dict_takes(items: tuple[Any, ...], argument: Any) -> bool:
+def _dict_takes(items: tuple[object, ...], argument: object) -> bool:
     given = typing.get_args(argument)
     return argument is dict or (
         typing.get_origin(argument) is dict and all(map(type_matches, items, given))
     )
 
 
-def _get_element_types(argument: Any) -> Sequence[Any] | None:
+def _get_element_types(argument: object) -> Sequence[Any] | None:
     """The types of the elements of a sequence type; None for what is none."""
     if argument in _SEQUENCES:
         return ()
@@ -224,7 +225,7 @@ _TYPES: dict[str, Any] = {
 """Python's type for each kind of a schema; the kinds that are not here take anything."""
 
 
-def python_type(jit_type: Any) -> Any:
+def python_type(jit_type: Any) -> object:
     """The type of a schema's argument or result, in Python's words."""
     kind = jit_type.kind()
     if kind == "OptionalType":
@@ -242,7 +243,7 @@ def python_type(jit_type: Any) -> Any:
     return _TYPES.get(kind, Any)
 
 
-def return_type(schema: Any) -> Any:
+def return_type(schema: torch.FunctionSchema) -> object:
     """What an operator returns: None, a type, or the tuple of several."""
     types = tuple(python_type(r.type) for r in schema.returns)
     if len(types) < 2:
@@ -250,12 +251,12 @@ def return_type(schema: Any) -> Any:
     return _make_tuple_type(types)
 
 
-def _make_tuple_type(types: Iterable[Any]) -> Any:
+def _make_tuple_type(types: Iterable[object]) -> object:
     tuples: Any = typing.Tuple  # noqa: UP006  (TorchScript's)
     return tuples[tuple(types)]
 
 
-def _make_signature(schema: Any) -> Signature:
+def _make_signature(schema: torch.FunctionSchema) -> Signature:
     """A schema as a signature of Python, its `self` as `input`."""
     parameters = []
     for argument in schema.arguments:
@@ -270,7 +271,7 @@ def _make_signature(schema: Any) -> Signature:
     return Signature(parameters)
 
 
-def public_name(argument: Any) -> str:
+def public_name(argument: torch.Argument) -> str:
     """`input` for the tensor that a schema has as `self`; a number keeps that name in Python."""
     own = argument.name == "self" and argument.type.kind() == "TensorType"
     return "input" if own else safe_name(argument.name)
@@ -284,7 +285,7 @@ _ENUM_DEFAULTS: dict[str, dict[int, Any]] = {
 }
 
 
-def _get_default(argument: Any) -> Any:
+def _get_default(argument: torch.Argument) -> object:
     if not argument.has_default_value():
         return Parameter.empty
     value = argument.default_value
@@ -321,7 +322,7 @@ def get_schemas(target: Target) -> tuple[Any, ...]:
     return tuple(s for s in schemas if dispatch_has_kernel(_full_name(s)))
 
 
-def _full_name(schema: Any) -> str:
+def _full_name(schema: torch.FunctionSchema) -> str:
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
 
@@ -375,7 +376,7 @@ def _make_method_signature(signature: Signature) -> Signature:
 
 
 def resolve_python_function(
-    target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]
+    target: Target, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Target | None:
     """The function in Python that a call reaches: some choose between two by a flag."""
     flag = boolean_dispatched.get(target) if isinstance(target, FunctionType) else None
@@ -390,7 +391,7 @@ def resolve_python_function(
 
 
 def get_python_signature(
-    target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]
+    target: Target, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Signature | None:
     function = resolve_python_function(target, args, kwargs)
     if function is None:
@@ -418,7 +419,7 @@ class ArgsKwargsPair(NamedTuple):
 # Types of arguments
 
 
-def infer_type(value: Any) -> Any:
+def infer_type(value: Argument) -> object:
     """The type of an argument; of nodes and proxies what is noted of them, or None."""
     if isinstance(value, Proxy):
         value = value.node
@@ -432,7 +433,7 @@ def infer_type(value: Any) -> Any:
     return type(value)
 
 
-def _read_node_type(node: Node) -> Any:
+def _read_node_type(node: Node) -> object:
     if "type" in node.meta:
         return node.meta["type"]
     if "val" in node.meta:
@@ -444,7 +445,9 @@ def _read_node_type(node: Node) -> Any:
     return resolve_type_hint(node.type)
 
 
-def _matches_types(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _matches_types(
+    signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]
+) -> bool:
     """Whether the types of the arguments are the signature's; what is unknown fits everything."""
     bound = signature.bind(*args, **kwargs)
     return all(
@@ -453,7 +456,7 @@ def _matches_types(signature: Signature, args: Sequence[Any], kwargs: Mapping[st
     )
 
 
-def _can_bind(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _can_bind(signature: Signature, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
@@ -474,10 +477,10 @@ def _can_bind(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, An
 )
 def normalize_function(
     target: Target,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None = None,
-    arg_types: Sequence[Any] | None = None,
-    kwarg_types: Mapping[str, Any] | None = None,
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None = None,
+    arg_types: Sequence[object] | None = None,
+    kwarg_types: Mapping[str, object] | None = None,
     normalize_to_only_use_kwargs: bool = False,
 ) -> ArgsKwargsPair | None:
     """The arguments of a call with their names and with defaults; None where there are no names.
@@ -512,7 +515,9 @@ def normalize_function(
     )
 
 
-def match_schemas(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def match_schemas(
+    target: Target, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[object]:
     """The schemas that a call may be of, as far as the types of its arguments are known."""
     kwargs = _rename_keywords(target, kwargs)
     types, named = _infer_types(tuple(args), kwargs, None, None)
@@ -523,7 +528,7 @@ def match_schemas(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]
     ]
 
 
-def _rename_keywords(target: Target, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _rename_keywords(target: Target, kwargs: Mapping[str, object]) -> dict[str, object]:
     """Keywords as signatures have them: an overload may be given its first tensor as `self`."""
     overload = isinstance(target, (OpOverload, OpOverloadPacket))
     return {
@@ -543,7 +548,7 @@ def _unwrap_target(target: Target) -> Target:
 
 
 def _normalize_python(
-    target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], only_kwargs: bool
+    target: Target, args: tuple[object, ...], kwargs: dict[str, object], only_kwargs: bool
 ) -> ArgsKwargsPair | None:
     if isinstance(target, OPERATOR_TYPES):
         return None
@@ -554,8 +559,8 @@ def _normalize_python(
 
 
 def _pack_sizes(
-    target: Target, candidates: Sequence[Signature], args: tuple[Any, ...]
-) -> tuple[Any, ...]:
+    target: Target, candidates: Sequence[Signature], args: tuple[object, ...]
+) -> tuple[object, ...]:
     """The sizes of `x.view(2, 3)` as one argument, as the operator takes them."""
     if not isinstance(target, MethodDescriptorType) or len(args) < 2:
         return args
@@ -578,10 +583,10 @@ def _takes_ints(parameter: Parameter) -> bool:
 
 
 def _infer_types(
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    arg_types: Sequence[Any] | None,
-    kwarg_types: Mapping[str, Any] | None,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    arg_types: Sequence[object] | None,
+    kwarg_types: Mapping[str, object] | None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The types of the arguments: those that are given, and those that can be seen."""
     own = tuple(map(infer_type, args))
@@ -593,7 +598,7 @@ def _infer_types(
 
 
 def _choose_signatures(
-    target: Target, fitting: list[Signature], args: tuple[Any, ...], kwargs: dict[str, Any]
+    target: Target, fitting: list[Signature], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> list[Signature]:
     """Of several signatures, the first that the types fit."""
     by_type = [s for s in fitting if _matches_types(s, args, kwargs)]
@@ -610,7 +615,7 @@ def _choose_signatures(
     return by_type[:1]
 
 
-def _is_ambiguous(fitting: list[Signature], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_ambiguous(fitting: list[Signature], args: tuple[Argument, ...], kwargs: Kwargs) -> bool:
     """Whether the signatures have different types for an argument whose type is not known."""
     for position, hint in enumerate((*args, *kwargs.items())):
         by_name = position >= len(args)
@@ -627,7 +632,7 @@ def _get_parameter(signature: Signature, which: int | str) -> Parameter:
     return list(signature.parameters.values())[which]
 
 
-def _is_unknown(hint: Any) -> bool:
+def _is_unknown(hint: object) -> bool:
     return hint is None or (typing.get_origin(hint) is not None and Any in typing.get_args(hint))
 
 
@@ -638,8 +643,8 @@ def _canonical_key(signature: Signature) -> tuple[tuple[str, str], ...]:
 
 def bind_arguments(
     signature: Signature,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     only_kwargs: bool,
     name: str = "the function",
 ) -> ArgsKwargsPair | None:
@@ -661,7 +666,7 @@ def bind_arguments(
     return ArgsKwargsPair(tuple(v for _, v in values[:first]), dict(values[first:]))
 
 
-def restore_schema_names(target: Target, kwargs: dict[str, Any]) -> dict[str, Any]:
+def restore_schema_names(target: Target, kwargs: dict[str, object]) -> dict[str, Any]:
     """Keywords as the target itself accepts them: `self` for the first tensor of an overload."""
     if not isinstance(target, (OpOverload, OpOverloadPacket)):
         return kwargs
@@ -692,8 +697,8 @@ def is_torch_module(module: nn.Module) -> bool:
 def normalize_module(
     root: nn.Module,
     target: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object],
+    kwargs: Mapping[str, object] | None = None,
     normalize_to_only_use_kwargs: bool = False,
 ) -> ArgsKwargsPair | None:
     """The arguments of a call of `root`'s submodule with their names and with defaults.

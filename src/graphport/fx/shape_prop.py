@@ -36,6 +36,7 @@ from graphport.process import restore_on_exit
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, to_torch
 from graphport.tensors.abstract import AbstractTensor, contiguous_strides, make_abstract_tensor
+from graphport.types import Args, Argument
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NEEDS_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -43,7 +44,7 @@ _NEEDS_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 OperatorRunner = Callable[[OpOverload, Any, Any, list[torch.Tensor]], Any]
 
 
-def has_no_data(value: Any) -> bool:
+def has_no_data(value: object) -> bool:
     if not isinstance(value, torch.Tensor):
         return False
     return isinstance(value, (AbstractTensor, FakeTensor)) or value.device.type == "meta"
@@ -55,7 +56,7 @@ def infer_device(module: nn.Module) -> torch.device:
     return torch.device("cpu") if state is None else state.device
 
 
-def to_abstract_tensor(x: Any, device: torch.device) -> Any:
+def to_abstract_tensor(x: object, device: torch.device) -> Argument:
     """A tensor as an abstract one; on `device`, if it is on the meta device."""
     if not isinstance(x, torch.Tensor) or isinstance(x, (AbstractTensor, FakeTensor)):
         return x
@@ -67,7 +68,7 @@ def to_abstract_tensor(x: Any, device: torch.device) -> Any:
     return make_abstract_tensor(Abstract(sizes, x.dtype, place, packed), x.requires_grad)
 
 
-def to_meta_tensor(x: Any) -> Any:
+def to_meta_tensor(x: object) -> Argument:
     """An abstract tensor as one on the meta device."""
     if not isinstance(x, AbstractTensor):
         return x
@@ -78,8 +79,8 @@ class AbstractDispatchMode(TorchDispatchMode):
     """Operators on tensors without data. See the module."""
 
     def __torch_dispatch__(
-        self, op: OpOverload, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, op: OpOverload, types: object, args: Args = (), kwargs: Argument = None
+    ) -> Argument:
         kwargs = kwargs or {}
         leaves = pytree.tree_leaves((args, kwargs))
         tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
@@ -99,7 +100,9 @@ def _choose_runner(tensors: list[torch.Tensor]) -> OperatorRunner | None:
     return None
 
 
-def _run_abstract(op: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+def _run_abstract(
+    op: OpOverload, args: Args, kwargs: Argument, tensors: list[torch.Tensor]
+) -> Argument:
     """By our own shape rules, which take symbolic sizes."""
     info = get_op_info(op)
     called, described, named = info, [_unwrap_arguments(a) for a in args], _unwrap_arguments(kwargs)
@@ -119,7 +122,7 @@ def _run_abstract(op: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Te
     return _wrap_results(out)
 
 
-def _mutation_result(op: OpOverload, written: list[Any], out: Any) -> Any:
+def _mutation_result(op: OpOverload, written: list[Any], out: Argument) -> Argument:
     """What an operator returns that has written `out` to tensors."""
     if torch.Tag.inplace_view in op.tags and isinstance(written[0], AbstractTensor):
         _replace_abstract(written[0], out)
@@ -138,7 +141,7 @@ def _replace_abstract(tensor: AbstractTensor, abstract: Abstract) -> None:
     tensor._abstract = abstract
 
 
-def _unwrap_arguments(x: Any) -> Any:
+def _unwrap_arguments(x: object) -> Argument:
     if isinstance(x, AbstractTensor):
         return x._abstract
     if isinstance(x, torch.Tensor):
@@ -150,7 +153,7 @@ def _unwrap_arguments(x: Any) -> Any:
     return [_unwrap_arguments(y) for y in x] if isinstance(x, (list, tuple)) else x
 
 
-def _wrap_results(x: Any) -> Any:
+def _wrap_results(x: Argument) -> Argument:
     if isinstance(x, Abstract):
         return make_abstract_tensor(x)
     if isinstance(x, Expr):
@@ -158,10 +161,12 @@ def _wrap_results(x: Any) -> Any:
     return type(x)(map(_wrap_results, x)) if type(x) in (list, tuple) else x
 
 
-def _run_fake(op: OpOverload, args: Any, kwargs: Any, tensors: list[torch.Tensor]) -> Any:
+def _run_fake(
+    op: OpOverload, args: Args, kwargs: Argument, tensors: list[torch.Tensor]
+) -> Argument:
     mode = next(t.fake_mode for t in tensors if isinstance(t, FakeTensor))
 
-    def faked(x: Any) -> Any:
+    def faked(x: Argument) -> Argument:
         real = isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor)
         return mode.from_tensor(x.detach()) if real else x
 
@@ -229,13 +234,13 @@ class ShapeProp(Interpreter):
         self.extra_traceback = False  # an error says where it happened already
 
     @restore_on_exit
-    def propagate(self, *args: Any) -> Any:
+    def propagate(self, *args: object) -> Argument:
         """Run the graph, and return what it returns."""
         bare = [t for t in pytree.tree_leaves(args) if has_no_data(t)]
         with preserve_buffers(self.module):
             return self._run_without_data(bare, args) if bare else self.run(*args)
 
-    def _run_without_data(self, bare: list[torch.Tensor], args: tuple[Any, ...]) -> Any:
+    def _run_without_data(self, bare: list[torch.Tensor], args: tuple[object, ...]) -> Argument:
         device = infer_device(self.module)
         inputs = pytree.tree_map(
             lambda x: to_abstract_tensor(x, device) if has_no_data(x) else x, args
@@ -245,7 +250,7 @@ class ShapeProp(Interpreter):
         on_meta = any(type(t) is torch.Tensor for t in bare)
         return pytree.tree_map(to_meta_tensor, result) if on_meta else result
 
-    def run_node(self, n: Node) -> Any:
+    def run_node(self, n: Node) -> Argument:
         try:
             result = super().run_node(n)
         except ExportError as error:
@@ -264,7 +269,7 @@ class ShapeProp(Interpreter):
         return result
 
 
-def _extract_tensor_metadata(value: Any) -> Any:
+def _extract_tensor_metadata(value: object) -> Argument:
     if not isinstance(value, torch.Tensor):
         return value
     strided = value.layout is torch.strided
@@ -291,7 +296,7 @@ def _memory_format(t: torch.Tensor) -> torch.memory_format | None:
     return next((f for f in _FORMATS if t.is_contiguous(memory_format=f)), None)
 
 
-def _read_qparams(t: torch.Tensor) -> dict[str, Any]:
+def _read_qparams(t: torch.Tensor) -> dict[str, object]:
     scheme = t.qscheme()
     if scheme in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return {"qscheme": scheme, "scale": t.q_scale(), "zero_point": t.q_zero_point()}
@@ -306,7 +311,7 @@ def _read_qparams(t: torch.Tensor) -> dict[str, Any]:
 _PLAIN_TYPES = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
-def _plain_type(result: Any) -> type:
+def _plain_type(result: object) -> type:
     """The type that the result has where tensors have data and sizes are numbers."""
     if has_no_data(result) and not isinstance(result, torch.nn.Parameter):
         return torch.Tensor
@@ -321,7 +326,7 @@ def _format_call(node: Node, env: dict[Node, Any]) -> str:
     return f"{target}({', '.join(args)})"
 
 
-def _format_argument(argument: Any, env: dict[Node, Any]) -> str:
+def _format_argument(argument: object, env: dict[Node, Any]) -> str:
     if isinstance(argument, Node):
         value = env.get(argument)
         if not isinstance(value, torch.Tensor):

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
@@ -37,6 +36,7 @@ from graphport.fx.graphs import (
     make_empty_module,
 )
 from graphport.program import ExportedProgram
+from graphport.types import NodeTarget
 
 _OUTER_OPS = ("placeholder", "get_attr", "output")
 _TUPLE_METADATA = ("val", "tensor_meta", "example_value", "type")
@@ -170,7 +170,7 @@ class _Splitter:
         changed = find_mutated_storages(self.gm.graph, self.modules) if self.is_program else set()
         getters = [n for n in self.gm.graph.nodes if n.op == "get_attr"]
         memory = {n: get_attribute_storage_key(str(n.target), self.modules) for n in getters}
-        homes: dict[Any, set[str]] = {}
+        homes: dict[object, set[str]] = {}
         for node in getters:
             used = {self.subgraph_of[u].name for u in node.users if u is not self.output}
             homes.setdefault(memory[node], set()).update(used)
@@ -268,7 +268,7 @@ class _Splitter:
         piece.module.graph = graph
 
 
-def _copy_node(graph: Graph, node: Node, mapping: Mapping[Node, Node], target: Any) -> Node:
+def _copy_node(graph: Graph, node: Node, mapping: Mapping[Node, Node], target: NodeTarget) -> Node:
     args = map_arg(node.args, mapping.__getitem__)
     kwargs = map_arg(node.kwargs, mapping.__getitem__)
     new = graph.create_node(node.op, target, args, kwargs, name=node.name, type_expr=node.type)

@@ -26,6 +26,7 @@ from graphport.process import Replacement
 from graphport.symbolic import Expr, Scope, eq, min_
 from graphport.symbolic.bridge import from_torch
 from graphport.symbolic.dims import Dim, Hint, convert_torch_dim
+from graphport.types import PyTree
 
 _WINDOW = "DynamicSlidingWindowLayer"
 
@@ -61,9 +62,9 @@ def _iterate_subclasses(kind: type[Any]) -> Iterator[Any]:
         yield from _iterate_subclasses(further)
 
 
-def _wrap_update(update: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_update(update: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(update)
-    def call(layer: Any, key_states: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(layer: Any, key_states: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
         sizes = [
             t.shape[-2]
             for t in (key_states, layer.keys)
@@ -76,7 +77,7 @@ def _wrap_update(update: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def replace_length_methods(arguments: Any, scope: Scope) -> None:
+def replace_length_methods(arguments: PyTree, scope: Scope) -> None:
     """Let the layers of caches among the arguments of a captured program compute formulas."""
     for cache in pytree.tree_leaves(arguments, is_leaf=_is_cache):
         for layer in _iterate_layers(cache) if _is_cache(cache) else ():
@@ -88,12 +89,12 @@ def replace_length_methods(arguments: Any, scope: Scope) -> None:
                 _set_method(layer, "get_mask_sizes", functools.partial(_window_sizes, layer))
 
 
-def _is_cache(x: Any) -> bool:
+def _is_cache(x: object) -> bool:
     kind: Any = type(x)
     return caches.is_cache(kind)
 
 
-def _iterate_layers(cache: Any) -> Iterator[Any]:
+def _iterate_layers(cache: object) -> Iterator[Any]:
     for value in vars(cache).values():
         if _is_cache(value):
             yield from _iterate_layers(value)
@@ -102,11 +103,11 @@ def _iterate_layers(cache: Any) -> Iterator[Any]:
         yield from layers
 
 
-def _set_method(layer: Any, name: str, method: Callable[..., Any]) -> None:
+def _set_method(layer: object, name: str, method: Callable[..., object]) -> None:
     vars(layer)[name] = caches.TemporaryMethod(method)
 
 
-def _find_defining_class(layer: Any, name: str) -> str | None:
+def _find_defining_class(layer: object, name: str) -> str | None:
     """The class that has the code of a method."""
     return next((base.__name__ for base in type(layer).__mro__ if name in vars(base)), None)
 
@@ -141,7 +142,7 @@ def _is_window(layer: Any, scope: Scope) -> bool:
 _COUNT_SPEC = Dim.AUTO(min=0)
 
 
-def expand_cache_spec(place: str, spec: Any, cache: Any) -> Any:
+def expand_cache_spec(place: str, spec: object, cache: object) -> Any:
     """The spec along the parts of a cache: lists and dicts that end in specs of tensors.
 
     What fits no part is left as it is: whoever reads it finds it wrong, and where.
@@ -157,7 +158,7 @@ def expand_cache_spec(place: str, spec: Any, cache: Any) -> Any:
     return _expand_part(place, spec, dict(zip(structure.keys, children, strict=True)))
 
 
-def _expand_part(place: str, spec: Any, part: Any) -> Any:
+def _expand_part(place: str, spec: object, part: Any) -> Any:
     wish = convert_torch_dim(spec)
     if isinstance(part, torch.Tensor):
         return _expand_to_tensor(wish, part)
@@ -189,7 +190,7 @@ def _list_keys(part: Any) -> list[Any]:
     return list(part) if isinstance(part, dict) else list(range(len(part)))
 
 
-def _expand_by_name(place: str, spec: Mapping[Any, Any], layers: list[Any]) -> list[Any]:
+def _expand_by_name(place: str, spec: Mapping[PyTree, PyTree], layers: list[object]) -> list[Any]:
     """What is said of a name is said of it in every layer that has one."""
     own = [layer if isinstance(layer, dict) else {} for layer in layers]
     names = {name: None for layer in own for name in layer}
@@ -203,7 +204,7 @@ def _expand_by_name(place: str, spec: Mapping[Any, Any], layers: list[Any]) -> l
     return _expand_children(place, dict(enumerate(said)), layers)
 
 
-def _is_by_dim(spec: Any) -> bool:
+def _is_by_dim(spec: object) -> bool:
     """{0: batch, 2: past}, and nothing that has a structure of its own."""
     return (
         isinstance(spec, Mapping)
@@ -215,7 +216,7 @@ def _is_by_dim(spec: Any) -> bool:
     )
 
 
-def _expand_to_tensor(spec: Any, t: Any) -> Any:
+def _expand_to_tensor(spec: PyTree, t: Any) -> Any:
     if not isinstance(t, torch.Tensor):
         return None
     if isinstance(spec, Hint):

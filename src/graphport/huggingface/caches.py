@@ -23,6 +23,7 @@ import torch
 
 from graphport.compat.torch import DisableTorchFunction, disable_current_modes, pytree
 from graphport.errors import SerializationError
+from graphport.types import PyTree
 
 _PACKAGES = ("transformers", "transformers_modules")
 """Where the classes are from; the second has code that came with a checkpoint."""
@@ -41,13 +42,13 @@ _PLAIN_CONTAINERS = {kind.__name__: kind for kind in (list, tuple, dict, Ordered
 
 
 @functools.lru_cache(maxsize=4096)
-def is_cache(kind: Any) -> bool:
+def is_cache(kind: object) -> bool:
     """Whether a class is a cache of transformers, or derived from one."""
     return isinstance(kind, type) and _has_base_named(kind, "Cache")
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_cache_or_layer(kind: Any) -> bool:
+def _is_cache_or_layer(kind: object) -> bool:
     """Caches, and the layers that they are made of."""
     return isinstance(kind, type) and _has_base_named(kind, "Cache", "Layer", "LayerMixin")
 
@@ -62,10 +63,10 @@ def _has_base_named(kind: type, *endings: str) -> bool:
 class TemporaryMethod:
     """A method that an object has only while it is captured: no part of what the object is."""
 
-    def __init__(self, method: Callable[..., Any]) -> None:
+    def __init__(self, method: Callable[..., object]) -> None:
         self.method = method
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> PyTree:
         return self.method(*args, **kwargs)
 
 
@@ -147,7 +148,7 @@ def _make_size_getter(name: str, d: int) -> Callable[[Any], Any]:
     return size
 
 
-def _find_device(layer: Any) -> Any:
+def _find_device(layer: object) -> object:
     tensors = (
         x for x in pytree.tree_leaves([*vars(layer).values()]) if isinstance(x, torch.Tensor)
     )
@@ -198,7 +199,7 @@ def _flatten_sequence(x: Any, owner: Any, counts: bool) -> tuple[Any, Container]
     return [{} if v is _NO_LEAVES else v for v, _ in pairs], part  # every index keeps its place
 
 
-def _flatten_object(x: Any) -> tuple[Any, Container]:
+def _flatten_object(x: object) -> tuple[Any, Container]:
     own = {k: v for k, v in vars(x).items() if not isinstance(v, TemporaryMethod)}
     counts = COUNTS if own.get("is_initialized", True) else ()
     pairs = {k: _flatten_value(v, x, k in counts) for k, v in own.items() if k not in _DERIVATIONS}
@@ -216,7 +217,7 @@ def _public_name(attribute: str) -> str:
     return attribute.lstrip("_")
 
 
-def _flatten_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], CacheContext]:
+def _flatten_with_keys(cache: object) -> tuple[list[tuple[Any, Any]], CacheContext]:
     leaves, part = _flatten_value(cache, cache, False)
     if isinstance(leaves, list):
         pairs: list[tuple[Any, Any]] = [(pytree.SequenceKey(i), x) for i, x in enumerate(leaves)]
@@ -226,7 +227,7 @@ def _flatten_with_keys(cache: Any) -> tuple[list[tuple[Any, Any]], CacheContext]
     return [(kind(k), x) for k, x in found.items()], CacheContext(part, tuple(found))
 
 
-def _flatten_cache(cache: Any) -> tuple[list[Any], CacheContext]:
+def _flatten_cache(cache: object) -> tuple[list[Any], CacheContext]:
     pairs, structure = _flatten_with_keys(cache)
     return [x for _, x in pairs], structure
 
@@ -234,7 +235,7 @@ def _flatten_cache(cache: Any) -> tuple[list[Any], CacheContext]:
 # Unflattening
 
 
-def _rebuild_value(structure: Any, leaves: Any, owner: Any = None) -> Any:
+def _rebuild_value(structure: Any, leaves: PyTree, owner: Any = None) -> object:
     if isinstance(structure, Leaf):
         return leaves
     if isinstance(structure, BoundMethod):
@@ -261,13 +262,13 @@ def _rebuild_value(structure: Any, leaves: Any, owner: Any = None) -> Any:
     return made
 
 
-def _get_child(leaves: Any, key: Any) -> Any:
+def _get_child(leaves: object, key: Any) -> object:
     if isinstance(leaves, dict):
         return leaves.get(key)
     return leaves[key] if isinstance(leaves, list) else None
 
 
-def _unflatten_cache(children: Any, structure: CacheContext) -> Any:
+def _unflatten_cache(children: Any, structure: CacheContext) -> object:
     children = list(children)
     numbered = structure.part.hoisted and structure.keys == tuple(range(len(children)))
     leaves = children if numbered else dict(zip(structure.keys, children, strict=True))
@@ -277,11 +278,11 @@ def _unflatten_cache(children: Any, structure: CacheContext) -> Any:
 # Files
 
 
-def _dump_context(structure: CacheContext) -> Any:
+def _dump_context(structure: CacheContext) -> object:
     return [_dump_structure(structure.part), list(structure.keys)]
 
 
-def _dump_structure(s: Any) -> Any:
+def _dump_structure(s: object) -> object:
     if isinstance(s, Container):
         items = [[k, _dump_structure(inner)] for k, inner in s.items]
         return ["part", _name_of(s.kind), items, s.hoisted]
@@ -332,7 +333,7 @@ def _find_class(name: str) -> type:
 _LOCK = threading.Lock()
 
 
-def register_caches(*trees: Any) -> None:
+def register_caches(*trees: object) -> None:
     """Let the caches in some trees be containers."""
     for leaf in pytree.tree_leaves(trees):
         kind: Any = type(leaf)
@@ -340,7 +341,7 @@ def register_caches(*trees: Any) -> None:
             _register_class(kind)
 
 
-def register_cache_by_name(name: str) -> Any:
+def register_cache_by_name(name: str) -> object:
     """A cache class by its full name, if this process has it; else None."""
     try:
         kind = _find_class(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from graphport.compat.torch import OpOverload
 from graphport.onnx import lowerings  # noqa: F401  registers them
 from graphport.onnx.exporter import export
 from graphport.onnx.lower.registry import LOWERINGS, find_operator, lower
@@ -26,6 +27,6 @@ def supported_ops() -> dict[str, Callable[..., Any]]:
     return {_operator_name(op): entry.fn for op, entry in LOWERINGS.items()}
 
 
-def _operator_name(op: Any) -> str:
+def _operator_name(op: OpOverload) -> str:
     name, _, overload = op.name().partition(".")
     return f"{name}.{overload or 'default'}"

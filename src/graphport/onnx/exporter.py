@@ -35,6 +35,7 @@ from graphport.ops import get_op_info
 from graphport.process import restore_on_exit
 from graphport.program import ExportedProgram, from_torch
 from graphport.symbolic import Expr
+from graphport.types import PyTree
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,11 +75,11 @@ onnx_export_flags.__class__ = _ExportFlags
 
 @restore_on_exit
 def export(
-    model: Any,
-    args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
+    model: object,
+    args: tuple[object, ...] = (),
+    kwargs: dict[str, PyTree] | None = None,
     *,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: object = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     opset: int | None = None,
@@ -87,8 +88,8 @@ def export(
     verify: bool | Mapping[str, Any] = False,
     custom_lowerings: Mapping[Any, Callable[..., Any]] | None = None,
     report: str | None = None,
-    module_functions: Sequence[Any] = (),
-    dynamic_axes: Mapping[str, Any] | None = None,
+    module_functions: Sequence[object] = (),
+    dynamic_axes: Mapping[str, object] | None = None,
 ) -> ONNXProgram:
     """Export a model to ONNX.
 
@@ -138,7 +139,7 @@ def export(
 
 
 def _capture_program(
-    model: Any, args: Any, kwargs: Any, shapes: Any, axes: Any, options: ExportOptions
+    model: Any, args: PyTree, kwargs: PyTree, shapes: PyTree, axes: Any, options: ExportOptions
 ) -> ExportedProgram:
     """The program to lower, whatever it is given as."""
     if shapes is not None and axes is not None:
@@ -166,7 +167,7 @@ def _capture_program(
     )
 
 
-def _is_torch_program(model: Any) -> bool:
+def _is_torch_program(model: object) -> bool:
     """Whether it is a program of torch.export, without importing that."""
     kind = type(model)
     return kind.__name__ == "ExportedProgram" and kind.__module__.startswith("torch.export")
@@ -222,7 +223,7 @@ def decompose_to_known(
 ) -> tuple[ExportedProgram, dict[Any, list[Node]]]:
     """Decompose operators without a lowering; the program, and those that are left."""
 
-    def known(op: Any) -> bool:
+    def known(op: OpOverload) -> bool:
         return op in custom or is_known(op)
 
     if program.dialect == "TRAINING":

@@ -30,6 +30,7 @@ from graphport.capture.spec.walk import SizeSpec, walk_spec
 from graphport.errors import InputError, SpecError
 from graphport.onnx.target.targets import TARGETS
 from graphport.symbolic.dims import Dim
+from graphport.types import PyTree
 
 
 @check_fields(
@@ -131,7 +132,7 @@ class VerifyOptions:
         return (0 if self.sizes else _DEFAULT_LIMIT) if self.limit is None else self.limit
 
     @classmethod
-    def of(cls, given: Any) -> VerifyOptions:
+    def of(cls, given: object) -> VerifyOptions:
         """From what `verify=` of an export may be."""
         if not isinstance(given, Mapping):
             raise InputError(
@@ -151,11 +152,11 @@ _DEFAULT_LIMIT = 5
 """Sizes to try beside those of the example."""
 
 
-def _is_number(x: Any) -> bool:
+def _is_number(x: object) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool)
 
 
-def _require_list(sizes: Any) -> Sequence[Any]:
+def _require_list(sizes: object) -> Sequence[Any]:
     if isinstance(sizes, list | tuple):
         return sizes
     raise InputError(
@@ -164,7 +165,7 @@ def _require_list(sizes: Any) -> Sequence[Any]:
     )
 
 
-def _require_sizes(sizes: Any) -> None:
+def _require_sizes(sizes: object) -> None:
     if not isinstance(sizes, Mapping) or not all(isinstance(name, str) for name in sizes):
         raise InputError(
             f"sizes has {sizes!r}, which is not a dict by the names of dims",
@@ -184,13 +185,13 @@ _DEFAULT_OUTPUT = re.compile(r"output(_\d+)?")
 
 
 def key_by_parameter(
-    spec: Any,
-    model: Any,
-    args: tuple[Any, ...],
-    kwargs: Any,
+    spec: object,
+    model: object,
+    args: tuple[object, ...],
+    kwargs: object,
     names: Sequence[str] | None,
     names_first: bool = False,
-) -> Any:
+) -> PyTree:
     """A spec with chosen input names among its keys, by the model's own parameters.
 
     A key that is both is a parameter, unless `names_first`.
@@ -213,7 +214,9 @@ def key_by_parameter(
     return {**build_spec(lambda _: spec.get(chosen.get(next(numbers))), inputs), **own}
 
 
-def find_declarations(spec: Any, model: Any, args: Any, kwargs: Any) -> dict[str, SizeSpec]:
+def find_declarations(
+    spec: object, model: object, args: object, kwargs: object
+) -> dict[str, SizeSpec]:
     """Where a spec first has each symbol: by the name of a Dim, or the place of a size."""
     found: dict[str, SizeSpec] = {}
     for entry in walk_spec(bind_inputs(model, args, kwargs), spec):
@@ -224,7 +227,7 @@ def find_declarations(spec: Any, model: Any, args: Any, kwargs: Any) -> dict[str
     return found
 
 
-def _match_leaves(leaves: Sequence[Any], names: Sequence[str]) -> list[int]:
+def _match_leaves(leaves: Sequence[object], names: Sequence[str]) -> list[int]:
     """The numbers of the leaves that input names are given to: tensors, or those and numbers."""
     tensors = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
     either = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor | int | float)]
@@ -232,13 +235,13 @@ def _match_leaves(leaves: Sequence[Any], names: Sequence[str]) -> list[int]:
 
 
 def convert_dynamic_axes(
-    axes: Mapping[str, Any],
-    model: Any,
-    args: tuple[Any, ...],
-    kwargs: Any,
+    axes: Mapping[str, object],
+    model: object,
+    args: tuple[object, ...],
+    kwargs: object,
     names: Sequence[str] | None,
     outputs: Sequence[str] | None,
-) -> Any:
+) -> PyTree:
     """`dynamic_axes={"x": {0: "batch"}, "y": [1]}` as dims; those of outputs follow by themselves.
 
     Axes of one name are one dim.
@@ -262,7 +265,7 @@ def convert_dynamic_axes(
     return key_by_parameter(spec, model, args, kwargs, names, names_first=True)
 
 
-def _name_axes(name: str, given: Any) -> Iterable[tuple[int, str]]:
+def _name_axes(name: str, given: object) -> Iterable[tuple[int, str]]:
     if isinstance(given, Mapping):
         return given.items()
     if isinstance(given, Sequence) and not isinstance(given, str):

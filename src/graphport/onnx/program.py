@@ -34,6 +34,7 @@ from graphport.program import ExportedProgram
 from graphport.program.module import CallGuard
 from graphport.source import Location, locate_stack_trace
 from graphport.tensors.lazy import lacks_data
+from graphport.types import PyTree
 
 if TYPE_CHECKING:
     import onnx
@@ -111,7 +112,7 @@ class ONNXProgram:
         return {name: current_tensor(value) for name, value in self.graph.initializers.items()}
 
     @property
-    def initial_state(self) -> dict[str, Any]:
+    def initial_state(self) -> dict[str, object]:
         """What the program begins with of that which it changes, by its names in the program."""
         tensor, names = self.exported_program.tensor, self.interface.weights
         data = {n: self.graph.initializers[n].data for n in self.interface.state}
@@ -145,7 +146,7 @@ class ONNXProgram:
                 del self._session
             return self._session
 
-    def _weight_versions(self) -> list[Any]:
+    def _weight_versions(self) -> list[object]:
         """What tells whether weights have been written to; 0.2 microseconds for each."""
         return [(t.data_ptr(), t._version) for t in self._weights]
 
@@ -163,7 +164,7 @@ class ONNXProgram:
         self._seen = self._weight_versions()
         return Session(self.skeleton, self.tensors)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """Run on ONNX Runtime, with tensors in the user's own structure.
 
         State that the program changes is carried on to the next call; so calls of a program that
@@ -213,11 +214,11 @@ class ONNXProgram:
         with self._turn:
             self._state = {}
 
-    def inputs_of(self, flat: list[Any]) -> dict[str, torch.Tensor]:
+    def inputs_of(self, flat: list[PyTree]) -> dict[str, torch.Tensor]:
         """The model's inputs by name, from flat inputs of the program."""
         return {i.name: _to_model_tensor(flat[i.flat], i.dtype) for i in self.interface.inputs}
 
-    def unflatten_outputs(self, found: dict[str, torch.Tensor], flat: list[Any]) -> Any:
+    def unflatten_outputs(self, found: dict[str, torch.Tensor], flat: list[PyTree]) -> PyTree:
         """Outputs by name in the structure of the program's result."""
         leaves = []
         for result in self.interface.results:
@@ -229,7 +230,7 @@ class ONNXProgram:
                 leaves.append(convert_result(result.kind, found[result.what]))
         return pytree.tree_unflatten(leaves, self.exported_program.call_spec.out_spec)
 
-    def adapt_torch_inputs_to_onnx(self, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+    def adapt_torch_inputs_to_onnx(self, *args: PyTree, **kwargs: PyTree) -> list[torch.Tensor]:
         """The inputs of the model, in its order, from arguments as the program takes them."""
         return list(self.inputs_of(self.entrance.flat(args, kwargs)).values())
 
@@ -253,10 +254,10 @@ class ONNXProgram:
     @check_arguments(rtol=ERROR | NONE, atol=ERROR | NONE)
     def verify(
         self,
-        args: tuple[Any, ...] | None = None,
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[PyTree, ...] | None = None,
+        kwargs: dict[str, PyTree] | None = None,
         *,
-        inputs: Any = None,
+        inputs: PyTree = None,
         sizes: Sequence[Mapping[str, int]] = (),
         limit: int | None = None,
         other_sizes: bool = True,
@@ -308,7 +309,7 @@ class ONNXProgram:
         weights.save_model(model, tensors, Path(path), external_data)
 
 
-def require_arguments(args: Any, kwargs: Any) -> None:
+def require_arguments(args: PyTree, kwargs: PyTree) -> None:
     """A tensor alone is a common mistake, and so is a list."""
     if not isinstance(args, tuple):
         raise InputError(
@@ -319,7 +320,7 @@ def require_arguments(args: Any, kwargs: Any) -> None:
         raise InputError(f"kwargs must be a dict by parameter name, got {type(kwargs).__name__}")
 
 
-def list_input_sets(inputs: Any) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+def list_input_sets(inputs: PyTree) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """One or more sets of inputs, each as positional and keyword arguments."""
     found = [_read_input_set(some) for some in (inputs if isinstance(inputs, list) else [inputs])]
     if not found:
@@ -340,7 +341,7 @@ def _read_input_set(some: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def convert_result(kind: str, t: torch.Tensor) -> Any:
+def convert_result(kind: str, t: torch.Tensor) -> PyTree:
     """An output of the model as the program returns it."""
     if kind == "tensor":
         return t

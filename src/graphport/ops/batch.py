@@ -14,12 +14,13 @@ import torch
 from torch.fx import Node
 
 from graphport.symbolic import Expr, substitute, symbols
-from graphport.tensors.abstract import get_shape
+from graphport.tensors.abstract import Size, get_shape
+from graphport.types import Argument
 
 aten = torch.ops.aten
 
 
-def find_batch_dim(shape: Sequence[Any], symbol: Expr) -> tuple[int, Any] | None:
+def find_batch_dim(shape: Sequence[Size], symbol: Expr) -> tuple[int, Any] | None:
     """The only dim whose size is a multiple of the symbol, and the factor, which may be symbolic.
 
     >>> from graphport.symbolic import Scope
@@ -55,10 +56,10 @@ class BatchCall:
         self.dim = self.dim_of(self.first)
         """The dim of the batch, None if there is none."""
 
-    def shape(self, x: Any) -> tuple[Any, ...]:
+    def shape(self, x: Argument) -> tuple[Size, ...]:
         return (get_shape(x) if isinstance(x, Node) else None) or ()
 
-    def dim_of(self, x: Any) -> int | None:
+    def dim_of(self, x: object) -> int | None:
         found = find_batch_dim(self.shape(x), self.symbol)
         return None if found is None else found[0]
 
@@ -142,7 +143,7 @@ def _pairs_batch_labels(call: BatchCall) -> bool:
     )
 
 
-def _find_einsum_label(term: str, dim: int, rank: int) -> Any:
+def _find_einsum_label(term: str, dim: int, rank: int) -> object:
     """Of a dim in an operand of einsum; those under an ellipsis are counted from its end."""
     before, dots, after = term.partition("...")
     if not dots or dim < len(before):
@@ -202,7 +203,7 @@ def _always(call: BatchCall) -> bool:
     return True
 
 
-def _multiply_sizes(sizes: Sequence[Any]) -> Any:
+def _multiply_sizes(sizes: Sequence[Size]) -> Size:
     total: Any = 1
     for size in sizes:
         total = total * size
@@ -217,7 +218,9 @@ def _over_normalized(call: BatchCall) -> bool:
     return _over_last(len(call.given["normalized_shape"]))(call)
 
 
-def _rows(*packets: Any, by: Callable[[BatchCall], bool]) -> dict[Any, Callable[[BatchCall], bool]]:
+def _rows(
+    *packets: object, by: Callable[[BatchCall], bool]
+) -> dict[Any, Callable[[BatchCall], bool]]:
     return dict.fromkeys(packets, by)
 
 

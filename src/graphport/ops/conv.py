@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -21,9 +21,10 @@ from graphport.tensors.abstract import Abstract, Size, Sizes, channels_last_stri
 
 aten = torch.ops.aten
 Ints = int | Sequence[int]
+S = TypeVar("S", bound=Size)
 
 
-def _expand_param(value: Ints, n: int) -> Sequence[int]:
+def _expand_param(value: int | Sequence[S], n: int) -> Sequence[int | S]:
     """One number per spatial dim."""
     if isinstance(value, int):
         return (value,) * n
@@ -54,7 +55,9 @@ def _lay_out_1d(sizes: Sizes, like: Abstract) -> Abstract:
     return _lay_out(sizes, like)
 
 
-def _lay_out(sizes: Sizes, like: Abstract, *others: Abstract, dtype: Any = None) -> Abstract:
+def _lay_out(
+    sizes: Sizes, like: Abstract, *others: Abstract, dtype: torch.dtype | None = None
+) -> Abstract:
     """Channels-last when the data (or the weight) is."""
     last = any(a.is_channels_last for a in (like, *others))
     return Abstract(
@@ -318,7 +321,7 @@ def _max_pool_with_indices(n: int) -> Rule:
 
 def _avg_pool(n: int) -> Rule:
     def avg_pool(
-        self: Abstract, kernel_size: Ints, stride: Ints, padding: Ints, ceil_mode: bool, *_: Any
+        self: Abstract, kernel_size: Ints, stride: Ints, padding: Ints, ceil_mode: bool, *_: object
     ) -> Abstract:
         return _lay_out_1d(
             _infer_pool_sizes(self, n, kernel_size, stride, padding, 1, ceil_mode), self
@@ -483,7 +486,7 @@ def pixel_unshuffle(self: Abstract, downscale_factor: int) -> Abstract:
 
 
 @shape_rule(aten.grid_sampler.default, aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
-def grid_sampler(input: Abstract, grid: Abstract, *_: Any) -> Abstract:
+def grid_sampler(input: Abstract, grid: Abstract, *_: object) -> Abstract:
     if input.rank != grid.rank:
         raise ShapeError(f"grid_sampler: expected as many dims in grid and input: {input}, {grid}")
     require_equal(

@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from graphport.compat.torch import OpOverload
 from graphport.ops.sizes import numel, wrap_dim
 from graphport.tensors.abstract import Abstract, Size
+from graphport.types import Args, Argument
 
 aten = torch.ops.aten
 
@@ -37,7 +38,7 @@ def inverse(*ops: OpOverload) -> Callable[[Inverse], Inverse]:
 
 
 @inverse(aten.alias.default, aten.detach.default, aten.contiguous.default)
-def same_value(emit: Emit, base: Any, shape: Abstract, new: Any) -> Any:
+def same_value(emit: Emit, base: object, shape: Abstract, new: object) -> Argument:
     return new
 
 
@@ -50,12 +51,12 @@ def same_value(emit: Emit, base: Any, shape: Abstract, new: Any) -> Any:
     aten.squeeze.dim,
     aten.unsqueeze.default,
 )
-def reshape(emit: Emit, base: Any, shape: Abstract, new: Any, *_: Any) -> Any:
+def reshape(emit: Emit, base: object, shape: Abstract, new: Argument, *_: object) -> Argument:
     return emit(aten.reshape.default, new, list(shape.sizes))
 
 
 @inverse(aten.permute.default)
-def permute(emit: Emit, base: Any, shape: Abstract, new: Any, dims: list[int]) -> Any:
+def permute(emit: Emit, base: object, shape: Abstract, new: object, dims: list[int]) -> Argument:
     back = [0] * len(dims)
     for position, d in enumerate(dims):
         back[wrap_dim(d, shape.rank)] = position
@@ -63,48 +64,54 @@ def permute(emit: Emit, base: Any, shape: Abstract, new: Any, dims: list[int]) -
 
 
 @inverse(aten.transpose.int)
-def transpose(emit: Emit, base: Any, shape: Abstract, new: Any, dim0: int, dim1: int) -> Any:
+def transpose(
+    emit: Emit, base: object, shape: Abstract, new: Argument, dim0: int, dim1: int
+) -> Argument:
     return emit(aten.transpose.int, new, dim0, dim1)
 
 
 @inverse(aten.t.default)
-def t(emit: Emit, base: Any, shape: Abstract, new: Any) -> Any:
+def t(emit: Emit, base: object, shape: Abstract, new: Argument) -> Argument:
     return emit(aten.t.default, new)
 
 
 @inverse(aten.select.int)
-def select(emit: Emit, base: Any, shape: Abstract, new: Any, dim: int, index: Size) -> Any:
+def select(
+    emit: Emit, base: Argument, shape: Abstract, new: Argument, dim: int, index: Size
+) -> Argument:
     return emit(aten.select_scatter.default, base, new, dim, index)
 
 
 @inverse(aten.slice.Tensor)
-def slice_(emit: Emit, base: Any, shape: Abstract, new: Any, *bounds: Any) -> Any:
+def slice_(emit: Emit, base: object, shape: Abstract, new: object, *bounds: object) -> Argument:
     return emit(aten.slice_scatter.default, base, new, *bounds)
 
 
 @inverse(aten.diagonal.default)
-def diagonal(emit: Emit, base: Any, shape: Abstract, new: Any, *where: Any) -> Any:
+def diagonal(emit: Emit, base: object, shape: Abstract, new: object, *where: object) -> Argument:
     return emit(aten.diagonal_scatter.default, base, new, *where)
 
 
 @inverse(aten.view_as_real.default)
-def view_as_real(emit: Emit, base: Any, shape: Abstract, new: Any) -> Any:
+def view_as_real(emit: Emit, base: object, shape: Abstract, new: object) -> Argument:
     return emit(aten.view_as_complex.default, new)
 
 
 @inverse(aten.view_as_complex.default)
-def view_as_complex(emit: Emit, base: Any, shape: Abstract, new: Any) -> Any:
+def view_as_complex(emit: Emit, base: object, shape: Abstract, new: Argument) -> Argument:
     return emit(aten.view_as_real.default, new)
 
 
 @inverse(aten.view.dtype)
-def view_dtype(emit: Emit, base: Any, shape: Abstract, new: Any, dtype: torch.dtype) -> Any:
+def view_dtype(
+    emit: Emit, base: object, shape: Abstract, new: object, dtype: torch.dtype
+) -> Argument:
     return emit(aten.view.dtype, new, shape.dtype)
 
 
 def scatter_view(
-    emit: Emit, base: Any, shape: Abstract, new: Any, view: Callable[[Any], Any]
-) -> Any:
+    emit: Emit, base: object, shape: Abstract, new: object, view: Callable[[Any], Any]
+) -> Argument:
     """Number the elements of the base, view the numbers, and scatter by them."""
     total = numel(shape.sizes)
     numbers = emit(aten.arange.default, total, device=shape.device)
@@ -116,7 +123,9 @@ def scatter_view(
     return emit(aten.reshape.default, written, list(shape.sizes))
 
 
-def invert_view(emit: Emit, op: OpOverload, base: Any, shape: Abstract, new: Any, args: Any) -> Any:
+def invert_view(
+    emit: Emit, op: OpOverload, base: Argument, shape: Abstract, new: Argument, args: Args
+) -> Argument:
     """The new base after the view `op(base, *args)` was given the value `new`."""
     own = INVERSES.get(op)
     if own is None:
@@ -181,7 +190,7 @@ def clone_for_backward(t: torch.Tensor) -> torch.Tensor:
     return t.clone() if torch.is_grad_enabled() and not torch.compiler.is_exporting() else t
 
 
-def _flatten_nodes(x: Any) -> list[Node]:
+def _flatten_nodes(x: object) -> list[Node]:
     if isinstance(x, (list, tuple)):
         return [n for n in x if isinstance(n, Node)]
     return [x] if isinstance(x, Node) else []

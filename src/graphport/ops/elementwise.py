@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from graphport.errors import ShapeError
@@ -13,6 +11,7 @@ from graphport.ops.registry import Rule, register_rule, shape_rule
 from graphport.ops.sizes import broadcast, require_equal, wrap_dim
 from graphport.ops.strides import elementwise_strides
 from graphport.tensors.abstract import Abstract
+from graphport.types import Argument
 
 aten = torch.ops.aten
 
@@ -23,7 +22,7 @@ def elementwise(operands: int, promotion: Promotion, wraps: bool = True) -> Rule
     It `wraps` numbers among them as tensors without dims, unless its kernel takes numbers.
     """
 
-    def rule(*args: Any, **_: Any) -> Abstract:
+    def rule(*args: object, **_: object) -> Abstract:
         first = args[0]
         if operands == 1 and isinstance(first, Abstract):
             if first._strides is None:
@@ -322,13 +321,13 @@ register_rule([aten.lerp.Tensor], elementwise(3, promote.keep_dtype))
 
 
 @shape_rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(self: Abstract, mask: Abstract, value: Any) -> Abstract:
+def masked_fill(self: Abstract, mask: Abstract, value: object) -> Abstract:
     """A contiguous copy, filled."""
     return self.like(broadcast(self.sizes, mask.sizes))
 
 
 @shape_rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(self: Abstract, other: Any, *, rounding_mode: str | None) -> Abstract:
+def div_mode(self: Abstract, other: object, *, rounding_mode: str | None) -> Abstract:
     """Only true division turns integers into floats."""
     promotion = promote.to_float if rounding_mode is None else promote.keep_dtype
     return elementwise(2, promotion)(self, other)
@@ -341,7 +340,7 @@ def where(condition: Abstract, self: Abstract, other: Abstract) -> Abstract:
 
 
 @shape_rule(aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
-def where_scalar(condition: Abstract, self: Any, other: Any) -> Abstract:
+def where_scalar(condition: Abstract, self: Argument, other: object) -> Abstract:
     own = [a for a in (condition, self, other) if isinstance(a, Abstract)]
     return map_elements(own, promote.result_type((self, other)), alone=False)
 
@@ -359,17 +358,17 @@ def polar(abs: Abstract, angle: Abstract) -> Abstract:
 
 
 @shape_rule(aten.normal.Tensor_float)
-def normal(mean: Abstract, std: float, *, generator: Any) -> Abstract:
+def normal(mean: Abstract, std: float, *, generator: object) -> Abstract:
     return map_elements((mean,), mean.dtype)
 
 
 @shape_rule(aten.normal.float_Tensor)
-def normal_std(mean: float, std: Abstract, *, generator: Any) -> Abstract:
+def normal_std(mean: float, std: Abstract, *, generator: object) -> Abstract:
     return map_elements((std,), std.dtype)
 
 
 @shape_rule(aten.normal.Tensor_Tensor)
-def normal_both(mean: Abstract, std: Abstract, *, generator: Any) -> Abstract:
+def normal_both(mean: Abstract, std: Abstract, *, generator: object) -> Abstract:
     return map_elements((mean, std), mean.dtype)
 
 

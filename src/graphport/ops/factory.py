@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -12,14 +11,15 @@ from graphport.errors import ShapeError
 from graphport.ops.registry import shape_rule
 from graphport.ops.shape import apply_memory_format
 from graphport.ops.sizes import expect_condition, require, require_at_example
-from graphport.symbolic import Expr, ceil, ge, le, lt, sub, truediv
+from graphport.symbolic import Expr, Value, ceil, ge, le, lt, sub, truediv
 from graphport.tensors.abstract import Abstract, Size, Sizes, permute_strides
+from graphport.types import Argument, Device, Dtype
 
 aten = torch.ops.aten
 
 
 def make_abstract(
-    sizes: Sequence[Size], dtype: torch.dtype | None, device: Any, strides: Sizes | None = None
+    sizes: Sequence[Size], dtype: Dtype, device: Device, strides: Sizes | None = None
 ) -> Abstract:
     for s in sizes:
         if isinstance(s, Expr) and not expect_condition(ge(s, 0)):
@@ -32,7 +32,7 @@ def make_abstract(
     )
 
 
-def number_dtype(value: Any) -> torch.dtype:
+def number_dtype(value: object) -> torch.dtype:
     """The dtype of a tensor filled with a Python number."""
     kind = value.type if isinstance(value, Expr) else type(value)
     if kind is complex:
@@ -47,26 +47,26 @@ def number_dtype(value: Any) -> torch.dtype:
     aten.rand.default,
     aten.randn.default,
 )
-def of_size(size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
+def of_size(size: Sequence[Size], *, dtype: Dtype, device: Device, **_: object) -> Abstract:
     return make_abstract(size, dtype, device)
 
 
 @shape_rule(aten.rand.generator, aten.randn.generator)
 def random_generator(
-    size: Sequence[Size], *, generator: Any, dtype: torch.dtype | None, device: Any, **_: Any
+    size: Sequence[Size], *, generator: object, dtype: Dtype, device: Device, **_: object
 ) -> Abstract:
     return make_abstract(size, dtype, device)
 
 
 @shape_rule(aten.full.default)
 def full(
-    size: Sequence[Size], fill_value: Any, *, dtype: torch.dtype | None, device: Any, **_: Any
+    size: Sequence[Size], fill_value: object, *, dtype: Dtype, device: Device, **_: object
 ) -> Abstract:
     return make_abstract(size, dtype or number_dtype(fill_value), device)
 
 
 @shape_rule(aten.scalar_tensor.default)
-def scalar_tensor(s: Any, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
+def scalar_tensor(s: object, *, dtype: Dtype, device: Device, **_: object) -> Abstract:
     return make_abstract((), dtype, device)
 
 
@@ -80,12 +80,7 @@ def _checked_strides(strides: Sequence[Size]) -> Sizes:
 
 @shape_rule(aten.empty_strided.default)
 def empty_strided(
-    size: Sequence[Size],
-    stride: Sequence[Size],
-    *,
-    dtype: torch.dtype | None,
-    device: Any,
-    **_: Any,
+    size: Sequence[Size], stride: Sequence[Size], *, dtype: Dtype, device: Device, **_: object
 ) -> Abstract:
     return make_abstract(size, dtype, device, _checked_strides(stride))
 
@@ -95,28 +90,28 @@ def empty_permuted(
     size: Sequence[Size],
     physical_layout: Sequence[int],
     *,
-    dtype: torch.dtype | None,
-    device: Any,
-    **_: Any,
+    dtype: Dtype,
+    device: Device,
+    **_: object,
 ) -> Abstract:
     return make_abstract(size, dtype, device, permute_strides(tuple(size), physical_layout))
 
 
 @shape_rule(aten.arange.default)
-def arange(end: Any, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
+def arange(end: Value, *, dtype: Dtype, device: Device, **_: object) -> Abstract:
     return arange_step(0, end, 1, dtype=dtype, device=device)
 
 
 @shape_rule(aten.arange.start)
 def arange_start(
-    start: Any, end: Any, *, dtype: torch.dtype | None, device: Any, **_: Any
+    start: Value, end: Value, *, dtype: Dtype, device: Device, **_: object
 ) -> Abstract:
     return arange_step(start, end, 1, dtype=dtype, device=device)
 
 
 @shape_rule(aten.arange.start_step)
 def arange_step(
-    start: Any, end: Any, step: Any, *, dtype: torch.dtype | None, device: Any, **_: Any
+    start: Value, end: Value, step: Argument, *, dtype: Dtype, device: Device, **_: object
 ) -> Abstract:
     kinds = {x.type if isinstance(x, Expr) else type(x) for x in (start, end, step)}
     if float in kinds:
@@ -129,7 +124,7 @@ def arange_step(
     return make_abstract((count,), dtype or torch.int64, device)
 
 
-def _count_float_steps(start: Any, end: Any, step: Any) -> Size:
+def _count_float_steps(start: Argument, end: Argument, step: Argument) -> Size:
     if any(isinstance(x, Expr) for x in (start, end, step)):
         return ceil(truediv(sub(end, start), step))
     return max(math.ceil((end - start) / step), 0)
@@ -146,7 +141,13 @@ def _count_float_steps(start: Any, end: Any, step: Any) -> Size:
     aten.logspace.Scalar_Tensor,
 )
 def linspace(
-    start: Any, end: Any, steps: Size, *_: Any, dtype: torch.dtype | None, device: Any, **__: Any
+    start: Argument,
+    end: Argument,
+    steps: Size,
+    *_: object,
+    dtype: Dtype,
+    device: Device,
+    **__: object,
 ) -> Abstract:
     for x in (start, end):
         if isinstance(x, Abstract) and x.rank:
@@ -160,25 +161,25 @@ def linspace(
 
 
 @shape_rule(aten.eye.default)
-def eye(n: Size, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
+def eye(n: Size, *, dtype: Dtype, device: Device, **_: object) -> Abstract:
     return make_abstract((n, n), dtype, device)
 
 
 @shape_rule(aten.eye.m)
-def eye_m(n: Size, m: Size, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
+def eye_m(n: Size, m: Size, *, dtype: Dtype, device: Device, **_: object) -> Abstract:
     return make_abstract((n, m), dtype, device)
 
 
 @shape_rule(aten.randint.default)
 def randint(
-    high: Size, size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any
+    high: Size, size: Sequence[Size], *, dtype: Dtype, device: Device, **_: object
 ) -> Abstract:
     return randint_low(0, high, size, dtype=dtype, device=device)
 
 
 @shape_rule(aten.randint.low)
 def randint_low(
-    low: Size, high: Size, size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any
+    low: Size, high: Size, size: Sequence[Size], *, dtype: Dtype, device: Device, **_: object
 ) -> Abstract:
     text = "random_ expects 'from' to be less than 'to', but got from={0} >= to={1}"
     require(lt(low, high), text, low, high)
@@ -186,7 +187,7 @@ def randint_low(
 
 
 @shape_rule(aten.randperm.default)
-def randperm(n: Size, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Abstract:
+def randperm(n: Size, *, dtype: Dtype, device: Device, **_: object) -> Abstract:
     return make_abstract((n,), dtype or torch.int64, device)
 
 
@@ -200,10 +201,10 @@ def randperm(n: Size, *, dtype: torch.dtype | None, device: Any, **_: Any) -> Ab
 def like(
     self: Abstract,
     *,
-    dtype: torch.dtype | None,
-    device: Any,
+    dtype: Dtype,
+    device: Device,
     memory_format: torch.memory_format | None,
-    **_: Any,
+    **_: object,
 ) -> Abstract:
     device = self.device if device is None else torch.device(device)
     return Abstract(
@@ -214,19 +215,19 @@ def like(
 @shape_rule(aten.full_like.default)
 def filled_like(
     self: Abstract,
-    fill_value: Any,
+    fill_value: object,
     *,
-    dtype: torch.dtype | None,
-    device: Any,
+    dtype: Dtype,
+    device: Device,
     memory_format: torch.memory_format | None,
-    **_: Any,
+    **_: object,
 ) -> Abstract:
     return like(self, dtype=dtype, device=device, memory_format=memory_format)
 
 
 @shape_rule(aten.new_zeros.default, aten.new_ones.default, aten.new_empty.default)
 def new(
-    self: Abstract, size: Sequence[Size], *, dtype: torch.dtype | None, device: Any, **_: Any
+    self: Abstract, size: Sequence[Size], *, dtype: Dtype, device: Device, **_: object
 ) -> Abstract:
     return make_abstract(size, dtype or self.dtype, self.device if device is None else device)
 
@@ -235,11 +236,11 @@ def new(
 def new_full(
     self: Abstract,
     size: Sequence[Size],
-    fill_value: Any,
+    fill_value: object,
     *,
-    dtype: torch.dtype | None,
-    device: Any,
-    **_: Any,
+    dtype: Dtype,
+    device: Device,
+    **_: object,
 ) -> Abstract:
     return make_abstract(size, dtype or self.dtype, self.device if device is None else device)
 
@@ -250,9 +251,9 @@ def new_empty_strided(
     size: Sequence[Size],
     stride: Sequence[Size],
     *,
-    dtype: torch.dtype | None,
-    device: Any,
-    **_: Any,
+    dtype: Dtype,
+    device: Device,
+    **_: object,
 ) -> Abstract:
     device = self.device if device is None else device
     return make_abstract(size, dtype or self.dtype, device, _checked_strides(stride))
@@ -260,7 +261,7 @@ def new_empty_strided(
 
 @shape_rule(aten.multinomial.default)
 def multinomial(
-    self: Abstract, num_samples: Size, replacement: bool, *, generator: Any
+    self: Abstract, num_samples: Size, replacement: bool, *, generator: object
 ) -> Abstract:
     if not self.dtype.is_floating_point:
         raise ShapeError(f"multinomial only supports floating-point dtypes, got: {self.dtype}")

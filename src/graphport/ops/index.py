@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, 
 def infer_index_sizes(self: Abstract, indices: Sequence[Abstract | None]) -> Sizes:
     """Sizes of `self[indices]` for integer indices: where the broadcast index dims go."""
     used = [d for d, i in enumerate(indices) if i is not None]
-    common = broadcast(*[indices[d].sizes for d in used])
+    common = broadcast(*[i.sizes for i in indices if i is not None])
     adjacent = used == list(range(used[0], used[-1] + 1))
     rest_before = self.sizes[: used[0]] if adjacent else ()
     rest_after = tuple(
@@ -44,8 +43,9 @@ def check_masks(self: Abstract, indices: Sequence[Abstract | None]) -> int:
     """A mask has the sizes of the dims that it stands for. How many dims are indexed in all."""
     at = 0
     for i in indices:
-        is_mask = i is not None and i.dtype in MASK_DTYPES
-        if is_mask:
+        if i is None or i.dtype not in MASK_DTYPES:
+            at += 1
+        else:
             require_sizes(
                 i.sizes,
                 self.sizes[at : at + i.rank],
@@ -53,7 +53,7 @@ def check_masks(self: Abstract, indices: Sequence[Abstract | None]) -> int:
                 i,
                 self,
             )
-        at += i.rank if is_mask else 1
+            at += i.rank
     return at
 
 
@@ -78,7 +78,7 @@ def _infer_index_strides(
 ) -> Sizes | None:
     """The result is mapped over the tensor and the indices, each standing still along the other."""
     used = [d for d, i in enumerate(indices) if i is not None]
-    found = [indices[d] for d in used]
+    found = [i for i in indices if i is not None]
     if self._strides is None and all(i._strides is None for i in found):
         return None
     rest = [s for d, s in enumerate(self.strides) if d not in used]
@@ -129,7 +129,7 @@ def index_put(
 
 @shape_rule(aten._unsafe_masked_index.default)
 def _unsafe_masked_index(
-    self: Abstract, mask: Abstract, indices: Sequence[Abstract | None], fill: Any
+    self: Abstract, mask: Abstract, indices: Sequence[Abstract | None], fill: object
 ) -> Abstract:
     return self.like(broadcast(infer_index_sizes(self, indices), mask.sizes))
 
@@ -143,7 +143,7 @@ def index_select(self: Abstract, dim: int, index: Abstract) -> Abstract:
 
 
 @shape_rule(aten.gather.default)
-def gather(self: Abstract, dim: int, index: Abstract, **_: Any) -> Abstract:
+def gather(self: Abstract, dim: int, index: Abstract, **_: object) -> Abstract:
     dim = wrap_dim(dim, self.rank)
     _require_positions(self, index, "gather")
     _require_within(index, self, dim, "gather")
@@ -189,7 +189,9 @@ def _require_within(index: Abstract, other: Abstract, dim: int | None, what: str
     aten.scatter_add.default,
     aten.scatter_reduce.two,
 )
-def scatter(self: Abstract, dim: int, index: Abstract, src: Any, *_: Any, **__: Any) -> Abstract:
+def scatter(
+    self: Abstract, dim: int, index: Abstract, src: object, *_: object, **__: object
+) -> Abstract:
     dim = wrap_dim(dim, self.rank)
     _require_positions(self, index, "scatter")
     _require_within(index, self, dim, "scatter")
@@ -204,7 +206,7 @@ def scatter(self: Abstract, dim: int, index: Abstract, src: Any, *_: Any, **__: 
 
 @shape_rule(aten.index_add.default, aten.index_copy.default, aten.index_reduce.default)
 def index_add(
-    self: Abstract, dim: int, index: Abstract, source: Abstract, *_: Any, **__: Any
+    self: Abstract, dim: int, index: Abstract, source: Abstract, *_: object, **__: object
 ) -> Abstract:
     """A slice of `source` for each element of `index`."""
     if self.dtype is not source.dtype:
@@ -228,7 +230,7 @@ def index_add(
 
 
 @shape_rule(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
-def index_fill(self: Abstract, dim: int, index: Abstract, value: Any) -> Abstract:
+def index_fill(self: Abstract, dim: int, index: Abstract, value: object) -> Abstract:
     _require_row(index, "index_fill")
     wrap_dim(dim, self.rank)
     return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
@@ -274,7 +276,7 @@ def take_along_dim(self: Abstract, indices: Abstract, dim: int | None) -> Abstra
 
 
 @shape_rule(aten.embedding.default)
-def embedding(weight: Abstract, indices: Abstract, *_: Any) -> Abstract:
+def embedding(weight: Abstract, indices: Abstract, *_: object) -> Abstract:
     if indices.dtype not in (torch.int64, torch.int32):
         raise ShapeError(f"embedding: indices must be int64 or int32, got {indices}")
     if weight.rank != 2:
@@ -337,7 +339,7 @@ def searchsorted(
 
 
 @shape_rule(aten.isin.Tensor_Tensor)
-def isin(elements: Abstract, test_elements: Abstract, **_: Any) -> Abstract:
+def isin(elements: Abstract, test_elements: Abstract, **_: object) -> Abstract:
     return elements.like(dtype=torch.bool)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -86,17 +85,17 @@ def bmm(self: Abstract, mat2: Abstract) -> Abstract:
 
 
 @shape_rule(aten.addmm.default)
-def addmm(self: Abstract, mat1: Abstract, mat2: Abstract, **_: Any) -> Abstract:
+def addmm(self: Abstract, mat1: Abstract, mat2: Abstract, **_: object) -> Abstract:
     return _add_term(self, mm(mat1, mat2), "addmm")
 
 
 @shape_rule(aten.baddbmm.default)
-def baddbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: Any) -> Abstract:
+def baddbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: object) -> Abstract:
     return _add_term(self, bmm(batch1, batch2), "baddbmm")
 
 
 @shape_rule(aten.addmv.default)
-def addmv(self: Abstract, mat: Abstract, vec: Abstract, **_: Any) -> Abstract:
+def addmv(self: Abstract, mat: Abstract, vec: Abstract, **_: object) -> Abstract:
     out = _add_term(self, mv(mat, vec), "addmv")
     if self.sizes != out.sizes:  # of an empty product the kernel gives self as it is
         require_nonempty("addmv", mat, mat.sizes)
@@ -104,7 +103,7 @@ def addmv(self: Abstract, mat: Abstract, vec: Abstract, **_: Any) -> Abstract:
 
 
 @shape_rule(aten.addr.default)
-def addr(self: Abstract, vec1: Abstract, vec2: Abstract, **_: Any) -> Abstract:
+def addr(self: Abstract, vec1: Abstract, vec2: Abstract, **_: object) -> Abstract:
     for vec in (vec1, vec2):
         _require_rank(vec, 1, "addr")
     column, row = vec1.like((vec1.sizes[0], 1)), vec2.like((1, vec2.sizes[0]))
@@ -120,7 +119,7 @@ def addr(self: Abstract, vec1: Abstract, vec2: Abstract, **_: Any) -> Abstract:
 
 
 @shape_rule(aten.addbmm.default)
-def addbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: Any) -> Abstract:
+def addbmm(self: Abstract, batch1: Abstract, batch2: Abstract, **_: object) -> Abstract:
     out = bmm(batch1, batch2)
     return _add_term(self, out.like(out.sizes[1:]), "addbmm")
 
@@ -200,7 +199,7 @@ def kron(self: Abstract, other: Abstract) -> Abstract:
 
 
 @shape_rule(aten.einsum.default)
-def einsum(equation: str, tensors: Sequence[Abstract], *, path: Any) -> Abstract:
+def einsum(equation: str, tensors: Sequence[Abstract], *, path: object) -> Abstract:
     """Sizes by letter; an ellipsis stands for the leading dims that the letters leave over."""
     text = equation.replace(" ", "")
     inputs, arrow, output = text.partition("->")

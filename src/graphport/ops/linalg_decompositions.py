@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from graphport.errors import ShapeError
@@ -332,7 +330,7 @@ def linalg_lstsq(
     columns: Sizes = () if vector else (b.sizes[-1],)
     # The solution is the head of a buffer with room for the larger of the two sides.
     room = m if guard_condition(le(n, m)) else n
-    steps: list[Any] = list(
+    steps: list[Size] = list(
         permute_strides(
             (*shared, room, *(columns or (1,))), [*range(len(shared)), len(shared) + 1, len(shared)]
         )
@@ -349,7 +347,7 @@ def linalg_lstsq(
 
 
 @shape_rule(aten.linalg_pinv.atol_rtol_tensor)
-def linalg_pinv(self: Abstract, **_: Any) -> Abstract:
+def linalg_pinv(self: Abstract, **_: object) -> Abstract:
     batch, m, n = _require_matrix(self, "linalg.pinv")
     return self.like((*batch, n, m))
 

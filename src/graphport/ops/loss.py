@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from graphport.errors import ShapeError
@@ -18,6 +16,7 @@ from graphport.ops.sizes import (
     require_sizes,
 )
 from graphport.tensors.abstract import Abstract, Size
+from graphport.types import Argument
 
 aten = torch.ops.aten
 
@@ -149,7 +148,12 @@ def nll_loss2d_forward(
 
 @shape_rule(aten.multi_margin_loss.default)
 def multi_margin_loss(
-    self: Abstract, target: Abstract, p: Any, margin: Any, weight: Abstract | None, reduction: int
+    self: Abstract,
+    target: Abstract,
+    p: object,
+    margin: object,
+    weight: Abstract | None,
+    reduction: int,
 ) -> Abstract:
     rows, classes = self.sizes[:-1], self.sizes[-1:]
     require_sizes(
@@ -192,8 +196,8 @@ _INTEGRAL = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 def ctc_loss(
     log_probs: Abstract,
     targets: Abstract,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: Argument,
+    target_lengths: Argument,
     blank: int,
     reduction: int,
     zero_infinity: bool,

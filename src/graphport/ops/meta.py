@@ -22,6 +22,7 @@ from graphport.ops.strides import get_example_size, get_typical_size
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, to_torch
 from graphport.tensors.abstract import Abstract, Sizes, contiguous_strides, permute_strides
+from graphport.types import Argument
 
 _META = torch.device("meta")
 
@@ -58,7 +59,7 @@ def from_meta(t: torch.Tensor, device: torch.device) -> Abstract:
     return Abstract(sizes, t.dtype, device, strides)
 
 
-def _is_symbolic(x: Any) -> bool:
+def _is_symbolic(x: object) -> bool:
     if isinstance(x, (list, tuple)):
         return any(map(_is_symbolic, x))
     if isinstance(x, Abstract):
@@ -73,7 +74,7 @@ class SymbolicSizesError(Exception):
 def find_decompositions(op: OpOverload) -> list[Callable[..., Any]]:
     """The operator in terms of others, by torch's kernel for every backend and by its reference."""
     key = DispatchKey.CompositeExplicitAutograd
-    found = []
+    found: list[Callable[..., Any]] = []
     if dispatch_has_kernel_for_dispatch_key(op.name(), key):
         found.append(partial(op._op_dk, key))
     return [*found, decomposition_table[op]] if op in decomposition_table else found
@@ -89,7 +90,7 @@ def find_fake_impl(op: OpOverload) -> Callable[..., Any] | None:
     return simple_registry.singleton.find(op.name()).fake_impl.kernel
 
 
-def infer_by_meta(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def infer_by_meta(op: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> Argument:
     """Run the operator on meta tensors and read off the result."""
     if not _is_symbolic(args) and not _is_symbolic(list(kwargs.values())):
         return _run_meta_kernel(op, args, kwargs)
@@ -102,7 +103,11 @@ def infer_by_meta(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def check_by_meta(
-    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], out: Any, seen: set[Any]
+    op: OpOverload,
+    args: Sequence[object],
+    kwargs: dict[str, object],
+    out: object,
+    seen: set[object],
 ) -> None:
     """Raise what torch's kernels raise at the example sizes, where a shape rule is content.
 
@@ -131,7 +136,7 @@ def check_by_meta(
             raise
 
 
-def _is_trusted(call: Any, out: Any) -> bool:
+def _is_trusted(call: object, out: object) -> bool:
     """Whether the program would run the kernel that is here, in little time.
 
     Of halves and of other devices it may know less than the one that the program is for.
@@ -201,7 +206,7 @@ _MAX_KERNEL_ELEMENTS = 1 << 16
 _INDICES = (torch.int64, torch.int32)
 
 
-def _run_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _run_kernel(op: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> None:
     """Run an operator on plain numbers, unless there are so many that it would take time."""
     given = list(_flatten_tensors([*args, *kwargs.values()]))
     elements = [numel(t.sizes) for t in given]
@@ -226,7 +231,9 @@ _ACCEPTED_CALLS: set[Any] = set()
 """Calls of elementwise operators that torch's kernels take."""
 
 
-def check_element_by_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def check_element_by_kernel(
+    op: OpOverload, args: Sequence[object], kwargs: dict[str, object]
+) -> None:
     """Raise what torch's kernel for the CPU raises of one element.
 
     Of dtypes, factors, ranges and modes meta kernels say less. What has no kernel here, as halves
@@ -247,7 +254,7 @@ def check_element_by_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[st
     _ACCEPTED_CALLS.add(key)
 
 
-def _make_element_key(x: Any) -> Any:
+def _make_element_key(x: Argument) -> Argument:
     """What a kernel for elements sees of an argument."""
     if isinstance(x, Abstract):
         return x.dtype, x.rank, x.device
@@ -257,7 +264,7 @@ def _make_element_key(x: Any) -> Any:
     return type(x), x
 
 
-def _make_element(x: Any) -> Any:
+def _make_element(x: object) -> Argument:
     if isinstance(x, Abstract):
         return torch.ones((1,) * x.rank, dtype=x.dtype)
     if isinstance(x, (list, tuple)):
@@ -265,7 +272,7 @@ def _make_element(x: Any) -> Any:
     return x.scope.hint(x) if isinstance(x, Expr) else x
 
 
-def _has_kernels(args: Sequence[Any]) -> bool:
+def _has_kernels(args: Sequence[object]) -> bool:
     """Whether all is of dtypes that kernels for the CPU are written for, if they make sense."""
     wide = (torch.float32, torch.float64)
     return all(t.dtype in wide for t in args if isinstance(t, torch.Tensor))
@@ -276,7 +283,11 @@ _MAX_OUT_ELEMENTS = 1 << 20
 
 
 def check_out_by_kernel(
-    op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], given: dict[str, Any], fit: Any
+    op: OpOverload,
+    args: Sequence[object],
+    kwargs: dict[str, object],
+    given: dict[str, object],
+    fit: Any,
 ) -> None:
     """Raise what torch's kernel raises for `out=` of a dtype that it does not write.
 
@@ -291,7 +302,7 @@ def check_out_by_kernel(
     ]
     device = _META if sum(elements) > _MAX_OUT_ELEMENTS else torch.device("cpu")
 
-    def run(outs: dict[str, Any]) -> None:
+    def run(outs: dict[str, object]) -> None:
         positional, keywords = (
             specialise_to_example(args),
             specialise_to_example({**kwargs, **outs}),
@@ -308,7 +319,7 @@ def check_out_by_kernel(
     run(given)
 
 
-def _flatten_tensors(x: Any) -> Iterator[Abstract]:
+def _flatten_tensors(x: object) -> Iterator[Abstract]:
     if isinstance(x, Abstract):
         yield x
     elif isinstance(x, (list, tuple)):
@@ -318,11 +329,11 @@ def _flatten_tensors(x: Any) -> Iterator[Abstract]:
         yield from _flatten_tensors(list(x.values()))
 
 
-def _materialise(x: Any, device: torch.device) -> Any:
+def _materialise(x: object, device: torch.device) -> Argument:
     """Identity matrices, which have inverses and roots; indices of 0; truth; no real numbers."""
     if isinstance(x, Abstract):
         fill = 1j if x.dtype.is_complex else x.dtype is torch.bool
-        plain = torch.full(x.sizes, fill, dtype=x.dtype, device=device)  # type: ignore[arg-type]
+        plain = torch.full(x.sizes, fill, dtype=x.dtype, device=device)
         if x.rank > 1 and x.dtype.is_floating_point:
             plain.diagonal(dim1=-2, dim2=-1).fill_(1)
         return plain
@@ -331,7 +342,7 @@ def _materialise(x: Any, device: torch.device) -> Any:
     return [_materialise(y, device) for y in x] if isinstance(x, (list, tuple)) else x
 
 
-def _has_example(x: Any) -> bool:
+def _has_example(x: object) -> bool:
     if isinstance(x, Abstract):
         return all(map(_has_example, (*x.sizes, *(x._strides or ()))))
     if isinstance(x, Expr):
@@ -339,7 +350,7 @@ def _has_example(x: Any) -> bool:
     return all(map(_has_example, x)) if isinstance(x, (list, tuple)) else True
 
 
-def specialise_to_example(x: Any) -> Any:
+def specialise_to_example(x: object) -> Argument:
     """Arguments at the example sizes."""
     if isinstance(x, Abstract):
         return Abstract(
@@ -355,10 +366,10 @@ def specialise_to_example(x: Any) -> Any:
     return [specialise_to_example(y) for y in x] if isinstance(x, (list, tuple)) else x
 
 
-def _run_meta_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _run_meta_kernel(op: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> Argument:
     devices: list[torch.device] = []
 
-    def down(x: Any) -> Any:
+    def down(x: Argument) -> Argument:
         if isinstance(x, Abstract):
             devices.append(x.device)
             return to_meta(x)
@@ -391,7 +402,7 @@ def _run_meta_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
         ) from error
     device = next((d for d in devices if d.type != "meta"), devices[0] if devices else None)
 
-    def up(x: Any) -> Any:
+    def up(x: Argument) -> Argument:
         if isinstance(x, torch.Tensor):
             if x.layout is not torch.strided:
                 _refuse_layout(op, None)
@@ -405,13 +416,15 @@ def _run_meta_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
     return up(out)
 
 
-def infer_layout_by_meta(op: OpOverload, sizes: Sizes, *args: Any, **kwargs: Any) -> Sizes | None:
+def infer_layout_by_meta(
+    op: OpOverload, sizes: Sizes, *args: object, **kwargs: object
+) -> Sizes | None:
     """Strides for a dense result, in the order that the meta kernel has at the example sizes.
 
     For operators whose sizes are plain and whose layout follows from how they are computed.
     """
 
-    def down(x: Any) -> Any:
+    def down(x: Argument) -> Argument:
         if isinstance(x, Abstract):
             extent, strides = map(get_typical_size, x.sizes), map(get_typical_size, x.strides)
             return torch.empty_strided(list(extent), list(strides), dtype=x.dtype, device=_META)

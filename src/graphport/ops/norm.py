@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -62,7 +61,7 @@ def _check_dtypes(input: Abstract, what: str, *parameters: Abstract | None) -> N
             )
 
 
-def check_statistics(input: Abstract, mean: Any, var: Any, training: bool) -> None:
+def check_statistics(input: Abstract, mean: object, var: object, training: bool) -> None:
     """Both of the running statistics or none of them, and both where they are used."""
     if _is_nothing(input):
         return
@@ -208,7 +207,7 @@ def batch_norm(
     running_mean: Abstract | None,
     running_var: Abstract | None,
     training: bool,
-    *_: Any,
+    *_: object,
 ) -> Abstract:
     check_statistics(input, running_mean, running_var, training)
     if input.rank < 2:  # eager hands nothing on as it is, before it asks for channels
@@ -260,7 +259,7 @@ def batch_norm_no_training(
     bias: Abstract | None,
     running_mean: Abstract,
     running_var: Abstract,
-    *_: Any,
+    *_: object,
 ) -> tuple[Abstract, Abstract, Abstract]:
     empty = input.like((0,))
     return batch_norm(input, weight, bias, running_mean, running_var, False), empty, empty
@@ -310,7 +309,7 @@ def instance_norm(
     running_mean: Abstract | None,
     running_var: Abstract | None,
     use_input_stats: bool,
-    *_: Any,
+    *_: object,
 ) -> Abstract:
     check_statistics(input, running_mean, running_var, use_input_stats)
     _check_channels(input, "instance_norm", weight, bias, running_mean, running_var)

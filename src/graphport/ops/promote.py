@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -42,7 +41,7 @@ def dtype_category(dtype: torch.dtype) -> int:
     return 0 if dtype is torch.bool else 1
 
 
-def number_category(x: Any) -> int:
+def number_category(x: object) -> int:
     t = x.type if isinstance(x, Expr) else type(x)
     return {bool: 0, int: 1, float: 2, complex: 3}[t]
 
@@ -52,7 +51,7 @@ def _default_dtype(number_kind: int) -> torch.dtype:
     return (torch.bool, torch.int64, default, COMPLEX_OF[default])[number_kind]
 
 
-def result_type(operands: Iterable[Any]) -> torch.dtype:
+def result_type(operands: Iterable[object]) -> torch.dtype:
     """The common dtype of abstract tensors and Python numbers; other things are passed over."""
     dims = zero = None
     number = -1

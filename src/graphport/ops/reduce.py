@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -37,9 +36,9 @@ def reduces(promotion: Promotion) -> Rule:
         self: Abstract,
         dim: Dims = None,
         keepdim: bool = False,
-        *_: Any,
+        *_: object,
         dtype: torch.dtype | None = None,
-        **__: Any,
+        **__: object,
     ) -> Abstract:
         return reduce_dims(self, dim, keepdim, dtype or promotion(self.dtype))
 
@@ -129,7 +128,7 @@ def _check_count(self: Abstract, k: Size, dim: int, what: str) -> None:
 
 
 @shape_rule(aten.var.correction, aten.std.correction)
-def var(self: Abstract, dim: Dims, *, correction: Any, keepdim: bool) -> Abstract:
+def var(self: Abstract, dim: Dims, *, correction: object, keepdim: bool) -> Abstract:
     if promote.dtype_category(self.dtype) < 2:
         raise ShapeError(f"std and var only support floating point and complex dtypes, got {self}")
     return reduce_dims(self, dim, keepdim, promote.to_real(self.dtype))
@@ -137,7 +136,7 @@ def var(self: Abstract, dim: Dims, *, correction: Any, keepdim: bool) -> Abstrac
 
 @shape_rule(aten.var_mean.correction, aten.std_mean.correction)
 def var_mean(
-    self: Abstract, dim: Dims, *, correction: Any, keepdim: bool
+    self: Abstract, dim: Dims, *, correction: object, keepdim: bool
 ) -> tuple[Abstract, Abstract]:
     return var(self, dim, correction=correction, keepdim=keepdim), reduce_dims(
         self, dim, keepdim, self.dtype
@@ -146,13 +145,13 @@ def var_mean(
 
 @shape_rule(aten.linalg_vector_norm.default)
 def linalg_vector_norm(
-    self: Abstract, ord: Any, dim: Dims, keepdim: bool, *, dtype: torch.dtype | None
+    self: Abstract, ord: object, dim: Dims, keepdim: bool, *, dtype: torch.dtype | None
 ) -> Abstract:
     return reduce_dims(self, dim, keepdim, promote.to_real(dtype or promote.to_float(self.dtype)))
 
 
 @shape_rule(aten.norm.ScalarOpt_dim, aten.norm.Scalar)
-def norm(self: Abstract, p: Any, dim: Dims = None, keepdim: bool = False) -> Abstract:
+def norm(self: Abstract, p: object, dim: Dims = None, keepdim: bool = False) -> Abstract:
     return reduce_dims(self, dim, keepdim, promote.to_real(self.dtype))
 
 
@@ -224,7 +223,7 @@ def topk(
 
 
 @shape_rule(aten.histc.default)
-def histc(self: Abstract, bins: int, min: Any, max: Any) -> Abstract:
+def histc(self: Abstract, bins: int, min: object, max: object) -> Abstract:
     return self.like((bins,))
 
 
@@ -241,7 +240,7 @@ def _check_weight(weight: Abstract | None, elements: Sizes) -> None:
 
 @shape_rule(aten.histogram.bin_ct)
 def histogram(
-    self: Abstract, bins: int, *, weight: Abstract | None, **_: Any
+    self: Abstract, bins: int, *, weight: Abstract | None, **_: object
 ) -> tuple[Abstract, Abstract]:
     _check_weight(weight, self.sizes)
     return self.like((bins,)), self.like((bins + 1,))
@@ -249,13 +248,13 @@ def histogram(
 
 @shape_rule(aten.histogram.bins_tensor)
 def histogram_edges(
-    self: Abstract, bins: Abstract, *, weight: Abstract | None, **_: Any
+    self: Abstract, bins: Abstract, *, weight: Abstract | None, **_: object
 ) -> tuple[Abstract, Abstract]:
     _check_weight(weight, self.sizes)
     return self.like((bins.sizes[0] - 1,)), self.like(bins.sizes)
 
 
-def _check_points(self: Abstract, bins: Sequence[Any], weight: Abstract | None) -> None:
+def _check_points(self: Abstract, bins: Sequence[object], weight: Abstract | None) -> None:
     """A point for each row, a coordinate for each way to count."""
     require_equal(
         self.sizes[-1], len(bins), "histogramdd: {1} bins for points of {0}", self, len(bins)
@@ -265,7 +264,7 @@ def _check_points(self: Abstract, bins: Sequence[Any], weight: Abstract | None) 
 
 @shape_rule(aten._histogramdd_bin_edges.default)
 def _histogramdd_bin_edges(
-    self: Abstract, bins: Sequence[int], *, weight: Abstract | None, **_: Any
+    self: Abstract, bins: Sequence[int], *, weight: Abstract | None, **_: object
 ) -> list[Abstract]:
     _check_points(self, bins, weight)
     return [self.like((n + 1,)) for n in bins]
@@ -273,7 +272,7 @@ def _histogramdd_bin_edges(
 
 @shape_rule(aten._histogramdd_from_bin_cts.default)
 def _histogramdd_from_bin_cts(
-    self: Abstract, bins: Sequence[int], *, weight: Abstract | None, **_: Any
+    self: Abstract, bins: Sequence[int], *, weight: Abstract | None, **_: object
 ) -> Abstract:
     _check_points(self, bins, weight)
     return self.like(tuple(bins))
@@ -281,7 +280,7 @@ def _histogramdd_from_bin_cts(
 
 @shape_rule(aten._histogramdd_from_bin_tensors.default)
 def _histogramdd_from_bin_tensors(
-    self: Abstract, bins: Sequence[Abstract], *, weight: Abstract | None, **_: Any
+    self: Abstract, bins: Sequence[Abstract], *, weight: Abstract | None, **_: object
 ) -> Abstract:
     _check_points(self, bins, weight)
     return self.like(tuple(edges.sizes[0] - 1 for edges in bins))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from graphport.compat.torch import (
     dispatch_has_kernel,
     dispatch_has_kernel_for_dispatch_key,
 )
+from graphport.types import Args, Argument
 
 Rule = Callable[..., Any]
 F = TypeVar("F", bound=Rule)
@@ -69,7 +71,7 @@ def _with_defaults(fn: Rule, op: OpOverload, strict: bool) -> Rule:
 
     defaults = [named[name] for name in order[: len(positional)]]
     first = next((i for i, a in enumerate(defaults) if a.has_default_value()), len(defaults))
-    copy = type(fn)(fn.__code__, fn.__globals__, fn.__name__, None, fn.__closure__)
+    copy = FunctionType(fn.__code__, fn.__globals__, fn.__name__, None, fn.__closure__)
     extra = (fn.__defaults__ or ())[-(len(positional) - len(order)) :]
     copy.__defaults__ = tuple(_read_default(a) for a in defaults[first:]) + (
         extra if len(positional) > len(order) else ()
@@ -78,7 +80,7 @@ def _with_defaults(fn: Rule, op: OpOverload, strict: bool) -> Rule:
     return copy
 
 
-def _read_default(argument: Any) -> Any:
+def _read_default(argument: torch.Argument) -> object:
     """The default of an argument. Schemas have dtypes as numbers; int64 is the only default."""
     value = argument.default_value
     return torch.int64 if type(value) is int and "ScalarType" in str(argument.real_type) else value
@@ -169,7 +171,12 @@ class OpInfo:
             self._order = order
             self._defaults = [a.default_value if a.has_default_value() else None for a in own]
 
-    def arranged(self, args: Any) -> Any:
+    def apply_rule(self, *args: object, **kwargs: object) -> Any:
+        """What the shape rule says, of an operator that has one."""
+        assert self.rule is not None, self.op
+        return self.rule(*args, **kwargs)
+
+    def arranged(self, args: Args) -> Argument:
         """Positional arguments of this operator as its functional form takes them."""
         if self._order is None:
             return args
@@ -213,7 +220,7 @@ def find_functional(op: OpOverload) -> OpOverload | None:
     return None
 
 
-def _has_same_arguments(kept: list[Any], arguments: list[Any]) -> bool:
+def _has_same_arguments(kept: list[torch.Argument], arguments: list[torch.Argument]) -> bool:
     """The candidate takes the same arguments; what it has more must have defaults."""
     named = {a.name: a for a in arguments}
     for i, a in enumerate(kept):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -41,7 +40,7 @@ def _check_batch(input: Abstract, state: Abstract, batch_first: bool, what: str)
 def lstm(
     input: Abstract,
     hx: Sequence[Abstract],
-    params: Any,
+    params: object,
     has_biases: bool,
     num_layers: int,
     dropout: float,
@@ -57,7 +56,7 @@ def lstm(
 def gru(
     input: Abstract,
     hx: Abstract,
-    params: Any,
+    params: object,
     has_biases: bool,
     num_layers: int,
     dropout: float,
@@ -74,7 +73,7 @@ def lstm_packed(
     data: Abstract,
     batch_sizes: Abstract,
     hx: Sequence[Abstract],
-    params: Any,
+    params: object,
     has_biases: bool,
     num_layers: int,
     dropout: float,
@@ -89,7 +88,7 @@ def gru_packed(
     data: Abstract,
     batch_sizes: Abstract,
     hx: Abstract,
-    params: Any,
+    params: object,
     has_biases: bool,
     num_layers: int,
     dropout: float,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -172,7 +171,7 @@ def t(self: Abstract) -> Abstract:
 
 
 @shape_rule(aten.expand.default)
-def expand(self: Abstract, size: Sequence[Size], **_: Any) -> Abstract:
+def expand(self: Abstract, size: Sequence[Size], **_: object) -> Abstract:
     lead = len(size) - self.rank
     if lead < 0:
         raise ShapeError(
@@ -600,7 +599,7 @@ def triangle(self: Abstract, diagonal: int) -> Abstract:
 
 
 @shape_rule(aten.constant_pad_nd.default)
-def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract:
+def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: object) -> Abstract:
     if len(pad) % 2:
         raise ShapeError(f"Length of pad must be even but instead it equals {len(pad)}")
     if len(pad) > 2 * self.rank:
@@ -611,9 +610,9 @@ def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: Any) -> Abstract
     sizes = list(self.sizes)
     for i in range(len(pad) // 2):
         ends = pad[2 * i : 2 * i + 2]
-        cut = sum(p for p in ends if type(p) is int and p < 0)
+        removed = sum(p for p in ends if type(p) is int and p < 0)
         require(
-            ge(sizes[-1 - i] + cut, 0),
+            ge(sizes[-1 - i] + removed, 0),
             "padding {0} of {1} cuts off more than there is",
             list(pad),
             self,
@@ -694,7 +693,7 @@ def _to_copy(
     dtype: torch.dtype | None,
     device: torch.device | None,
     memory_format: torch.memory_format | None,
-    **_: Any,
+    **_: object,
 ) -> Abstract:
     return Abstract(
         self.sizes,
@@ -710,7 +709,7 @@ def _to_copy(
     aten.diagonal_scatter.default,
     aten.as_strided_scatter.default,
 )
-def scatter_view(self: Abstract, src: Abstract, *_: Any, **__: Any) -> Abstract:
+def scatter_view(self: Abstract, src: Abstract, *_: object, **__: object) -> Abstract:
     """A new base with a view of it replaced; its strides are kept, also if it is not dense."""
     overlaps = any(
         step == 0 and size != 1 for step, size in zip(self.strides, self.sizes, strict=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from graphport.errors import ShapeError
-from graphport.symbolic import Expr, eq, ge, ite, le, lt, max_, min_, not_, symbols
+from graphport.symbolic import Expr, Scope, eq, ge, ite, le, lt, max_, min_, not_, symbols
 from graphport.tensors.abstract import Abstract, Size, Sizes
 
 
-def scope_of(*values: object):
+def scope_of(*values: object) -> Scope:
     """The scope that owns the first symbolic value."""
     for v in values:
         if isinstance(v, Expr):
@@ -340,9 +340,9 @@ def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) ->
         start = 0
     if end is None or (type(end) is int and end >= _NO_END):
         end = size
-    if all(type(x) is int for x in (size, start, end)):
-        first, stop, _ = slice(start, end, step).indices(size)
-        return first, max(0, -((first - stop) // step))
+    if not (type(size) is Expr or type(start) is Expr or type(end) is Expr):
+        at, past, _ = slice(start, end, step).indices(size)
+        return at, max(0, -((at - past) // step))
     first = _clamp_bound(start, size, _follow_example)
     stop = size if end is size else _clamp_bound(end, size, _follow_example_in_one_dim)
     length = _clamp_at_zero(stop - first)
@@ -385,7 +385,7 @@ def _follow_example_in_one_dim(cond: bool | Expr) -> bool | None:
 
 def _clamp_at_zero(x: Size) -> Size:
     """max(x, 0), or x where the example has it so; an empty slice ties nothing down."""
-    if type(x) is int:
+    if type(x) is not Expr:
         return max(x, 0)
     positive = x.scope.hint(ge(x, 0)) and _follow_example(ge(x, 0))
     return x if positive or is_proven(ge(x, 0)) else max_(x, 0)

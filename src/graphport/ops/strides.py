@@ -24,10 +24,10 @@ _LARGE = 1 << 20  # stands in for a data-dependent size, which has no example va
 
 
 def get_example_size(size: Size) -> int:
-    if type(size) is int:
+    if type(size) is not Expr:
         return size
     value = size.scope.hint(size)
-    return _LARGE if value is None else value
+    return _LARGE if value is None else int(value)
 
 
 def get_typical_size(size: Size) -> int:
@@ -35,12 +35,13 @@ def get_typical_size(size: Size) -> int:
 
     A batch of one at capture must not decide the strides of a batch of several.
     """
-    if type(size) is int:
+    if type(size) is not Expr:
         return size
     scope = size.scope
     size = scope.simplify(size)
-    hints = {s: scope.hint(s) for s in symbols(size)}
-    if None in hints.values():
+    found = {s: scope.hint(s) for s in symbols(size)}
+    hints = {s: hint for s, hint in found.items() if hint is not None}
+    if len(hints) < len(found):
         return _LARGE
     if all(h >= 2 for h in hints.values()):
         return get_example_size(size)

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
@@ -27,6 +27,7 @@ from graphport.partition.place import map_nodes_to_partitions, sort_topologicall
 from graphport.process import restore_on_exit, undo_on_exit
 from graphport.program import ExportedProgram
 from graphport.program.module import CallGuard
+from graphport.types import Argument, PyTree
 
 
 class PartitionLatency(NamedTuple):
@@ -228,7 +229,12 @@ class NodeProfile(NamedTuple):
 @check_arguments(runs=integer(1), warmup=integer(0))
 @restore_on_exit
 def profile(
-    gm: GraphModule | ExportedProgram, /, *args: Any, runs: int = 5, warmup: int = 1, **kwargs: Any
+    gm: GraphModule | ExportedProgram,
+    /,
+    *args: PyTree,
+    runs: int = 5,
+    warmup: int = 1,
+    **kwargs: PyTree,
 ) -> dict[Node, NodeProfile]:
     """Run a graph node by node and measure each operator.
 
@@ -284,7 +290,7 @@ class _Profiler(Interpreter):
         self.sizes: dict[Node, int] = {}
         self.peaks: dict[Node, int] = {}
 
-    def run_node(self, n: Node) -> Any:
+    def run_node(self, n: Node) -> Argument:
         if not is_op(n):
             return super().run_node(n)
         start = time.perf_counter()
@@ -301,11 +307,11 @@ class _Profiler(Interpreter):
         return result
 
 
-def _iter_tensors(value: Any) -> Iterator[torch.Tensor]:
+def _iter_tensors(value: object) -> Iterator[torch.Tensor]:
     return (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
 
 
-def _count_held_bytes(value: Any) -> int:
+def _count_held_bytes(value: object) -> int:
     """The bytes of memory that the tensors in a value lie in; what they share counts once."""
     spans = []
     for t in _iter_tensors(value):
@@ -319,7 +325,9 @@ def _count_held_bytes(value: Any) -> int:
     return total
 
 
-def _flatten_arguments(gm: GraphModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _flatten_arguments(
+    gm: GraphModule, args: tuple[object, ...], kwargs: dict[str, object]
+) -> list[object]:
     """One value per placeholder, from arguments as the module takes them."""
     for hook in gm._forward_pre_hooks.values():
         if isinstance(hook, CallGuard):
@@ -329,6 +337,6 @@ def _flatten_arguments(gm: GraphModule, args: tuple[Any, ...], kwargs: dict[str,
     return list(gm.graph.process_inputs(*bound.args, *bound.kwargs.values()))
 
 
-def _clone_tensors(inputs: Any) -> Any:
+def _clone_tensors(inputs: PyTree) -> PyTree:
     """Inputs that a run may write to."""
     return pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, inputs)

@@ -92,7 +92,7 @@ class IntervalWeights:
         return at
 
 
-def _prefix_sums(values: Any) -> Any:
+def _prefix_sums(values: np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(values)])
 
 

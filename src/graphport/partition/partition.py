@@ -79,7 +79,7 @@ def count_bytes(nodes: Iterable[Node]) -> int:
 
 def _count_memory(nodes: set[Node]) -> tuple[int, dict[Node, int]]:
     """The bytes that nodes use together, and those of them for each value from elsewhere."""
-    read: set[Any] = set()
+    read: set[object] = set()
     own = 0
     taken: dict[Node, int] = {}
     for node in nodes:

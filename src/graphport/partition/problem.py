@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch.fx import GraphModule, Node
 
@@ -76,7 +76,7 @@ def make_problem(gm: GraphModule, config: PartitionerConfig) -> Problem:
     return Problem(gm, config, ops, latencies)
 
 
-def resolve_node_keys(mapping: Mapping[Any, T], ops: Sequence[Node]) -> dict[Node, T]:
+def resolve_node_keys(mapping: Mapping[Node | str, T], ops: Sequence[Node]) -> dict[Node, T]:
     """A mapping of this graph's nodes; nodes of a copy of it, and names, stand for its own."""
     named = {key if isinstance(key, str) else key.name: value for key, value in mapping.items()}
     return {

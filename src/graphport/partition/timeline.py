@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch.fx import GraphModule, Node
 
@@ -386,7 +386,7 @@ class Scaling(NamedTuple):
 )
 def simulate(
     fx_module: GraphModule | ExportedProgram,
-    node_to_latency_mapping: Mapping[Any, NodeLatency],
+    node_to_latency_mapping: Mapping[Node | str, NodeLatency],
     transfer_rate_bytes_per_sec: float,
     devices: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
     memory_bytes: int | None = None,

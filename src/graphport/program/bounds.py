@@ -8,16 +8,18 @@ given need nothing here; `files/operators.py` says which may stand in a file at 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.fx import Graph
+
+from graphport.compat.torch import OpOverload
+from graphport.types import Argument
 
 aten = torch.ops.aten
 Check = Callable[..., torch.Tensor]
 
 
-def check_fft(self: torch.Tensor, dim: Sequence[int], *_: Any) -> torch.Tensor:
+def check_fft(self: torch.Tensor, dim: Sequence[int], *_: object) -> torch.Tensor:
     """The dims are those of the tensor, each once."""
     wrapped = {d % self.ndim for d in dim if -self.ndim <= d < self.ndim}
     if len(wrapped) < len(dim):
@@ -41,7 +43,7 @@ def check_batch_norm(
     bias: torch.Tensor | None = None,
     running_mean: torch.Tensor | None = None,
     running_var: torch.Tensor | None = None,
-    *_: Any,
+    *_: object,
 ) -> torch.Tensor:
     """There is a number for each channel."""
     for t in (weight, bias, running_mean, running_var):
@@ -51,7 +53,7 @@ def check_batch_norm(
 
 
 def check_norm(
-    input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, *_: Any
+    input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, *_: object
 ) -> torch.Tensor:
     return check_batch_norm(input, weight, bias)
 
@@ -74,7 +76,7 @@ def check_weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int) -> torch.Tenso
 
 
 def check_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object
 ) -> torch.Tensor:
     """There is a value for each key."""
     if key.ndim > 1 < value.ndim and key.shape[-2] != value.shape[-2]:
@@ -113,7 +115,7 @@ def check_lstm(
     return input
 
 
-CHECKS: dict[Any, Check] = {
+CHECKS: dict[OpOverload, Check] = {
     **dict.fromkeys((aten._fft_c2c.default, aten._fft_r2c.default), check_fft),
     aten._fft_c2r.default: check_fft_to_real,
     **dict.fromkeys(
@@ -140,13 +142,15 @@ CHECKS: dict[Any, Check] = {
 }
 
 
-def bind_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+def bind_arguments(
+    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[Argument, ...]:
     """Of a call of an operator, all of them by position, those that are left out too."""
     known = {argument.name: argument.default_value for argument in op._schema.arguments}
     return tuple({**known, **dict(zip(known, args, strict=False)), **kwargs}.values())
 
 
-def check_call_bounds(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def check_call_bounds(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     """Check a call that is about to be made."""
     if op in CHECKS:
         CHECKS[op](*bind_arguments(op, args, kwargs))

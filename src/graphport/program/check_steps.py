@@ -19,6 +19,7 @@ import torch
 
 from graphport.symbolic import Expr, Range, Truth, Value, evaluate, symbolic_repr, symbols
 from graphport.symbolic.printing import to_str
+from graphport.types import PyTree
 
 Environment = dict[Expr, Any]
 
@@ -69,7 +70,7 @@ class Code:
 
 
 class Step(Protocol):
-    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+    def failure(self, leaves: Sequence[object], env: Environment) -> str | None:
         """What is wrong with the inputs, in the user's terms. May add to `env`."""
 
     def lines(self, code: Code) -> list[str]:
@@ -84,7 +85,7 @@ class Place:
     index: int
     dim: int | None = None
 
-    def value(self, leaves: Sequence[Any]) -> Any:
+    def value(self, leaves: Sequence[PyTree]) -> Any:
         leaf = leaves[self.index]
         return leaf if self.dim is None else leaf.shape[self.dim]
 
@@ -115,7 +116,7 @@ class IsTensor:
     dtype: torch.dtype | None
     device: torch.device | None
 
-    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+    def failure(self, leaves: Sequence[object], env: Environment) -> str | None:
         leaf = leaves[self.index]
         at = f"Expected input at {self.path}"
         if not isinstance(leaf, torch.Tensor):
@@ -169,7 +170,7 @@ class IsConstant:
     index: int
     value: Any
 
-    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+    def failure(self, leaves: Sequence[object], env: Environment) -> str | None:
         leaf = leaves[self.index]
         if is_same_constant(leaf, self.value):
             return None
@@ -209,7 +210,7 @@ def is_same_constant(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _type_name(value: Any) -> str:
+def _type_name(value: object) -> str:
     return type(value).__name__
 
 
@@ -221,7 +222,7 @@ class IsNumber:
     index: int
     type: type
 
-    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+    def failure(self, leaves: Sequence[object], env: Environment) -> str | None:
         leaf = leaves[self.index]
         accepts, name, _ = _NUMBERS[self.type]
         if accepts(leaf):
@@ -235,11 +236,11 @@ class IsNumber:
         return [f"if type({x}) is not {quick} and not {function}({x}): return False"]
 
 
-def is_int(x: Any) -> bool:
+def is_int(x: object) -> bool:
     return isinstance(x, (int, torch.SymInt)) and not isinstance(x, bool)
 
 
-def is_float(x: Any) -> bool:
+def is_float(x: object) -> bool:
     """An int will not do: eager would compute in another dtype."""
     return isinstance(x, (float, torch.SymFloat))
 
@@ -260,7 +261,7 @@ class Within:
     place: Place
     limits: Range
 
-    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+    def failure(self, leaves: Sequence[object], env: Environment) -> str | None:
         return _describe_out_of_range(self.place, self.place.value(leaves), self.limits)
 
     def lines(self, code: Code) -> list[str]:
@@ -292,7 +293,7 @@ class Binds:
     place: Place
     symbol: Expr
 
-    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+    def failure(self, leaves: Sequence[object], env: Environment) -> str | None:
         env[self.symbol] = self.place.value(leaves)
         return None
 
@@ -321,7 +322,7 @@ class Solves:
         lower, upper = self.limits.lower, self.limits.upper
         return min(0, upper) if lower == -math.inf else lower
 
-    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+    def failure(self, leaves: Sequence[object], env: Environment) -> str | None:
         value = self.place.value(leaves)
         try:
             factor, rest = evaluate(self.factor, env), evaluate(self.rest, env)
@@ -364,7 +365,7 @@ class Equals:
     place: Place
     expr: Expr
 
-    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+    def failure(self, leaves: Sequence[object], env: Environment) -> str | None:
         value = self.place.value(leaves)
         try:
             want = evaluate(self.expr, env)
@@ -382,7 +383,7 @@ class Equals:
         return [f"if {x} != {want}: return False"]
 
 
-def _is_equal(a: Any, b: Any) -> bool:
+def _is_equal(a: object, b: object) -> bool:
     return bool(a == b) or (a != a and b != b)
 
 
@@ -410,7 +411,7 @@ class Holds:
     origins: Mapping[Expr, str]
     """Where each symbol has its value from, as the user passes it."""
 
-    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+    def failure(self, leaves: Sequence[object], env: Environment) -> str | None:
         try:
             if evaluate(self.cond, env):
                 return None
@@ -435,7 +436,7 @@ class HasStrides:
     index: int
     strides: tuple[int | Expr, ...]
 
-    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+    def failure(self, leaves: Sequence[PyTree], env: Environment) -> str | None:
         leaf = leaves[self.index]
         want = tuple(evaluate(s, env) for s in self.strides)
         if not _has_other_strides(leaf.shape, leaf.stride(), want):
@@ -451,7 +452,9 @@ class HasStrides:
         return [f"if {differs}({x}.shape, {x}.stride(), ({want})): return False"]
 
 
-def _has_other_strides(sizes: Sequence[Any], have: Sequence[Any], want: Sequence[Any]) -> bool:
+def _has_other_strides(
+    sizes: Sequence[object], have: Sequence[object], want: Sequence[object]
+) -> bool:
     """Whether strides differ; those of a single element, or of none at all, do not matter."""
     if 0 in sizes:
         return False
@@ -465,7 +468,7 @@ class HasNoOffset:
     path: str
     index: int
 
-    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+    def failure(self, leaves: Sequence[PyTree], env: Environment) -> str | None:
         offset = leaves[self.index].storage_offset()
         if offset == 0:
             return None
@@ -486,7 +489,7 @@ class IsNonOverlapping:
     paths: Mapping[int, str]
     """Paths of the input, and of those that it must not overlap."""
 
-    def failure(self, leaves: Sequence[Any], env: Environment) -> str | None:
+    def failure(self, leaves: Sequence[object], env: Environment) -> str | None:
         written, path = leaves[self.index], self.paths[self.index]
         if not is_non_overlapping(written):
             return (

@@ -74,7 +74,7 @@ class InputChecks:
     """The inputs that the program writes to, and those that must not share memory with each then:
     which it reads later. None if that is not known."""
 
-    def __call__(self, leaves: Sequence[Any]) -> Environment:
+    def __call__(self, leaves: Sequence[object]) -> Environment:
         """Walk through the checks; the values of the symbols."""
         if len(leaves) != len(self.inputs):
             raise ValueError(f"expected {len(self.inputs)} flat inputs, but got {len(leaves)}")
@@ -89,7 +89,7 @@ class InputChecks:
     def steps(self) -> tuple[Step, ...]:
         return tuple(_Plan(self).steps)
 
-    def compiled(self, taking: str, unpacking: Sequence[str] = (), **names: Any) -> Any:
+    def compiled(self, taking: str, unpacking: Sequence[str] = (), **names: object) -> Any:
         """The checks as one function of the parameters `taking`: True if all of them pass.
 
         `unpacking` is Python that puts the flat inputs into variables (`variable(0)`, ...) and may
@@ -117,7 +117,7 @@ class InputChecks:
         accepts: Callable[[Sequence[Any]], bool] = self.compiled("leaves", unpacking)
         return accepts
 
-    def explain(self, leaves: Sequence[Any]) -> None:
+    def explain(self, leaves: Sequence[object]) -> None:
         """Raise what is wrong with flat inputs that the compiled checks refused."""
         self(leaves)
         raise InternalError("the compiled checks refuse inputs that the checks in words accept")

@@ -12,13 +12,13 @@ import keyword
 import re
 import unicodedata
 from collections.abc import Container, Iterable, Iterator
-from typing import Any
 
 from torch import nn
 from torch.fx import Graph, GraphModule
 
 from graphport.compat.torch import LazyGraphModule, TreeSpec, pytree
 from graphport.errors import InternalError
+from graphport.types import PyTree
 
 # Names that generated code gives a meaning of its own.
 RESERVED = frozenset(
@@ -149,7 +149,7 @@ class AttributePaths:
 _LITERALS = {tuple: "({})", list: "[{}]", dict: "{{{}}}"}
 
 
-def _child_keys(spec: TreeSpec) -> list[Any] | None:
+def _child_keys(spec: TreeSpec) -> list[object] | None:
     """What the children of a container are read by; None if pytree has to flatten it."""
     if spec.type is tuple or spec.type is list:
         return list(range(spec.num_children))
@@ -190,7 +190,7 @@ class Unpacking:
     def __init__(self, leaves: Iterable[str], *, check_leaves: bool) -> None:
         """`leaves` are the variables to put leaves into; those may prove to be containers too."""
         self.lines: list[str] = []
-        self.names: dict[str, Any] = {
+        self.names: dict[str, object] = {
             "tree_flatten": pytree.tree_flatten,
             "tree_is_leaf": pytree.tree_is_leaf,
         }
@@ -232,7 +232,7 @@ class Unpacking:
             self.lines.append(f"{', '.join(leaves)}, = {name}")
 
 
-def fit_structure(value: Any, spec: TreeSpec) -> Any:
+def fit_structure(value: object, spec: TreeSpec) -> PyTree:
     """A value as containers of this structure, where that is only another way to write them.
 
     That is a dict in another order, and a `torch.Size` or a named tuple for a tuple.

@@ -18,21 +18,22 @@ from torch.fx import Graph, GraphModule
 from graphport.program.bounds import insert_bounds_checks
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import AbstractTensor
+from graphport.types import Args, Argument
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
 Function = Callable[..., Any]
 
 
-def cond(pred: Any, true_graph: Function, false_graph: Function, operands: Sequence[Any]) -> Any:
+def cond(pred: Argument, true_graph: Function, false_graph: Function, operands: Args) -> Argument:
     if torch.compiler.is_compiling():
         return higher_order.cond(pred, true_graph, false_graph, operands)
     return true_graph(*operands) if pred else false_graph(*operands)
 
 
 def while_loop(
-    cond_graph: Function, body_graph: Function, carried: Sequence[Any], additional: Sequence[Any]
-) -> Any:
+    cond_graph: Function, body_graph: Function, carried: Args, additional: Args
+) -> Argument:
     if torch.compiler.is_compiling():
         return higher_order.while_loop(cond_graph, body_graph, tuple(carried), tuple(additional))
     if not cond_graph(*carried, *additional):
@@ -43,16 +44,14 @@ def while_loop(
             return carried
 
 
-def map_impl(graph: Function, xs: Sequence[torch.Tensor], additional: Sequence[Any]) -> Any:
+def map_impl(graph: Function, xs: Sequence[torch.Tensor], additional: Args) -> Argument:
     if torch.compiler.is_compiling():
         return higher_order.map_impl(graph, xs, additional)
     rows = zip(*(x.unbind(0) for x in xs), strict=True)
     return _stack_results([graph(*row, *additional) for row in rows])
 
 
-def scan(
-    graph: Function, init: Sequence[Any], xs: Sequence[torch.Tensor], additional: Sequence[Any]
-) -> Any:
+def scan(graph: Function, init: Args, xs: Sequence[torch.Tensor], additional: Args) -> Argument:
     if torch.compiler.is_compiling():
         return higher_order.scan(graph, init, xs, tuple(additional))
     carried, steps = tuple(init), []
@@ -64,7 +63,13 @@ def scan(
 
 
 def batch_norm(
-    input: Tensor, weight: Any, bias: Any, mean: Tensor, var: Tensor, training: bool, *rest: Any
+    input: Tensor,
+    weight: Argument,
+    bias: Argument,
+    mean: Tensor,
+    var: Tensor,
+    training: bool,
+    *rest: object,
 ) -> tuple[Tensor, ...]:
     """Of nothing, statistics stay what they are; the operator refuses it."""
     if torch.compiler.is_exporting() or input.numel() or not training:
@@ -75,19 +80,21 @@ def batch_norm(
     return out, nothing, nothing.clone(), mean.clone(), var.clone()
 
 
-def batch_norm_no_stats(input: Tensor, weight: Any, bias: Any, *rest: Any) -> tuple[Tensor, ...]:
+def batch_norm_no_stats(
+    input: Tensor, weight: Argument, bias: Argument, *rest: object
+) -> tuple[Tensor, ...]:
     if torch.compiler.is_exporting() or input.numel():
         return aten._native_batch_norm_legit.no_stats(input, weight, bias, *rest)
     nothing = input.new_zeros(input.shape[1:2])
     return _normalise_empty(input, weight, bias), nothing, nothing.clone()
 
 
-def _normalise_empty(input: Tensor, weight: Any, bias: Any) -> Tensor:
+def _normalise_empty(input: Tensor, weight: Argument, bias: Argument) -> Tensor:
     """As `torch.batch_norm` has it, which the gradients of weights go through."""
     return aten.batch_norm.default(input, weight, bias, None, None, True, 0.0, 1e-5, False)
 
 
-def _stack_results(steps: list[Any]) -> tuple[Any, ...]:
+def _stack_results(steps: list[object]) -> tuple[object, ...]:
     if not steps:
         raise RuntimeError("a loop over the elements of a tensor needs at least one element")
     return tuple(

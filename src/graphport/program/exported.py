@@ -20,6 +20,7 @@ from graphport.program.module import build_module
 from graphport.program.signature import GraphSignature, InputKind, ModuleCallSignature
 from graphport.program.verifier import verify_program
 from graphport.symbolic import Expr, Range, Scope
+from graphport.types import NodeTarget, PyTree
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ class ExportedProgram:
         """Raise `VerificationError` unless the program obeys its own rules."""
         verify_program(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ExportedProgram:
+    def __deepcopy__(self, memo: dict[int, object]) -> ExportedProgram:
         """Graphs and tensors are copied. What is known of the sizes is not: they refer to it."""
         memo.update((id(known), known) for known in (self.scope, self.checks))
         made = memo[id(self)] = replace(self)
@@ -148,7 +149,7 @@ class ExportedProgram:
         save(self, file)
         return _unpickle_program, (file.getvalue(),)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> PyTree:
         raise RuntimeError(
             "An ExportedProgram is data and is not callable. Use `ep.module()(...)` instead."
         )
@@ -218,7 +219,7 @@ def _format_graph(name: str, module: GraphModule, notes: Mapping[str, str]) -> l
     return [*head, "):", *body]
 
 
-def format_type(val: Any) -> str:
+def format_type(val: object) -> str:
     """`f32[batch, 512]`."""
     if isinstance(val, torch.Tensor):
         dtype = SHORT_DTYPES.get(val.dtype, str(val.dtype).removeprefix("torch."))
@@ -241,14 +242,14 @@ def _format_node(node: Node) -> str:
     return f"{node.name}{kind} = {target}({', '.join(parts)})"
 
 
-def _format_target(target: Any) -> str:
+def _format_target(target: NodeTarget) -> str:
     if isinstance(target, OpOverload):
         return str(target).removesuffix(".default")
     module = getattr(target, "__module__", "").lstrip("_")
     return f"{module}.{target.__name__}" if module else target.__name__
 
 
-def _format_argument(x: Any) -> str:
+def _format_argument(x: object) -> str:
     if isinstance(x, Node):
         return x.name
     if isinstance(x, (list, tuple)):

@@ -236,7 +236,7 @@ def _describe_node(node: Node) -> Any:
     return describe_value(node.meta.get("val"))
 
 
-def _free_symbols(about: Any) -> set[Expr]:
+def _free_symbols(about: object) -> set[Expr]:
     """The symbols in a description."""
     if isinstance(about, tuple):
         return {s for part in about for s in _free_symbols(part)}

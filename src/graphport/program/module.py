@@ -34,6 +34,7 @@ from graphport.program.codegen import (
 from graphport.program.control import copy_subgraph, use_python_kernels
 from graphport.program.signature import GraphSignature, InputKind, OutputKind
 from graphport.tensors.lazy import WeightlessTensor, lacks_data
+from graphport.types import PyTree
 
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
@@ -61,7 +62,7 @@ def make_graph_module(root: nn.Module, graph: Graph) -> GraphModule:
 class UserSignature(PyTreeCodeGen):
     """Generates `forward` with the user's own arguments, flattened inside."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> UserSignature:
+    def __deepcopy__(self, memo: dict[int, object]) -> UserSignature:
         return copy.copy(self)  # structures never change
 
     def gen_var_bindings(self, fn_args: list[str], free_vars: list[str], expanded_def: bool) -> str:
@@ -209,7 +210,7 @@ def _write_back(graph: Graph, signature: GraphSignature, getters: dict[str, Node
     output.args = (tuple(copies.get(r, r) if isinstance(r, Node) else r for r in results),)
 
 
-def _clone_overwritten(graph: Graph, values: list[Any], targets: list[Node | None]) -> list[Any]:
+def _clone_overwritten(graph: Graph, values: list[object], targets: list[Node | None]) -> list[Any]:
     """The values, cloned where they alias something that is about to be overwritten."""
     overwritten = {t for t in targets if t is not None}
     apart: dict[Any, Node] = {}
@@ -262,7 +263,7 @@ def _storage_key(t: torch.Tensor) -> int | None:
         return None
 
 
-def _assign_state(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
+def _assign_state(module: nn.Module, name: str, t: torch.Tensor, persistent: bool) -> None:
     *path, last = name.split(".")
     for part in path:
         if not hasattr(module, part):
@@ -274,7 +275,7 @@ def _assign_state(module: nn.Module, name: str, t: Any, persistent: bool) -> Non
     register_state(module, last, t, persistent)
 
 
-def register_state(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
+def register_state(module: nn.Module, name: str, t: torch.Tensor, persistent: bool) -> None:
     """Make a tensor a parameter or buffer of the module, by what it is; or an object its own."""
     if isinstance(t, nn.Parameter):
         module.register_parameter(name, t)
@@ -316,10 +317,10 @@ class CallGuard:
         self.renamed = {n: s for n, s in zip(self.names, safe, strict=True) if n != s}
         self.original = {s: n for n, s in self.renamed.items()}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CallGuard:
+    def __deepcopy__(self, memo: dict[int, object]) -> CallGuard:
         return self  # nothing in it changes
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Without what is compiled when it is first needed."""
         return {k: v for k, v in vars(self).items() if k != "accepts"}
 
@@ -336,7 +337,9 @@ class CallGuard:
         )
         return accepts
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    def __call__(
+        self, module: nn.Module, args: PyTree, kwargs: PyTree
+    ) -> tuple[PyTree, PyTree] | None:
         if self.renamed:
             # A lazy GraphModule starts its first call over, with what this has returned.
             kwargs = {self.original.get(k, k): v for k, v in kwargs.items()}
@@ -349,7 +352,7 @@ class CallGuard:
             kwargs = {self.renamed.get(k, k): v for k, v in kwargs.items()}
         return args, kwargs
 
-    def flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def flat(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> list[Any]:
         """Arguments that have passed, as the leaves that the program takes."""
         if not self.accepts(args, kwargs):
             args, kwargs = self.arranged(args, kwargs)
@@ -357,7 +360,7 @@ class CallGuard:
                 self.explain(args, kwargs)
         return pytree.tree_leaves((args, kwargs))
 
-    def explain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def explain(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Raise what is wrong with arguments that were not accepted."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self.spec:
@@ -369,14 +372,16 @@ class CallGuard:
         if self.checks is not None:
             self.checks.explain(leaves)
 
-    def difference(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    def difference(self, args: tuple[object, ...], kwargs: dict[str, object]) -> str | None:
         """Where arguments are structured otherwise than the program takes them, in words."""
         found = pytree.tree_structure((args, kwargs))
         pairs = zip(("*args", "kwargs"), self.spec.children(), found.children(), strict=True)
         other = ((path, want, got) for path, want, got in pairs if want != got)
         return next((describe_difference(want, got, path) for path, want, got in other), None)
 
-    def arranged(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arranged(
+        self, args: PyTree, kwargs: dict[str, object]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments as positional or keyword ones the way the program was captured."""
         args_spec, kwargs_spec = self.spec.children()
         count = args_spec.num_children
@@ -395,7 +400,7 @@ class CallGuard:
         return fit_structure(tuple(args), args_spec), fit_structure(kwargs, kwargs_spec)
 
 
-def refuse_mode_change(what: str) -> Any:
+def refuse_mode_change(what: str) -> Callable[..., object]:
     def refuse(self: nn.Module, mode: bool = True) -> nn.Module:
         raise NotImplementedError(
             f"Calling {what}() is not supported yet. The program was captured in the mode that the "
@@ -421,7 +426,7 @@ def require_weights(module: nn.Module) -> None:
         module.register_forward_pre_hook(_refuse_data, with_kwargs=True, prepend=True)
 
 
-def _refuse_data(module: nn.Module, args: Any, kwargs: Any) -> None:
+def _refuse_data(module: nn.Module, args: object, kwargs: object) -> None:
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     if tensors and all(map(lacks_data, tensors)):
         return  # sizes in, sizes out; capture is one such case

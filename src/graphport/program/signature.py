@@ -137,13 +137,13 @@ class GraphSignature:
         return tuple(s.target for s in _select_kind(self.input_specs, InputKind.CUSTOM_OBJ))
 
     @property
-    def user_inputs(self) -> tuple[Any, ...]:
+    def user_inputs(self) -> tuple[object, ...]:
         return tuple(
             _user_value(s.arg) for s in _select_kind(self.input_specs, InputKind.USER_INPUT)
         )
 
     @property
-    def user_outputs(self) -> tuple[Any, ...]:
+    def user_outputs(self) -> tuple[object, ...]:
         kinds = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
         return tuple(_user_value(s.arg) for s in self.output_specs if s.kind in kinds)
 

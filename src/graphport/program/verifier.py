@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from graphport.compat.torch import HigherOrderOperator, OpOverload, pytree
 from graphport.errors import VerificationError
 from graphport.program.signature import ConstantArgument, InputKind, OutputKind
+from graphport.types import Args
 
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
@@ -139,7 +140,7 @@ class ValueType(NamedTuple):
 _NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
-def infer_value_type(x: Any) -> ValueType:
+def infer_value_type(x: object) -> ValueType:
     """Of an argument or result: a node or a constant."""
     val = x.meta.get("val") if isinstance(x, Node) else x
     if isinstance(val, torch.Tensor):
@@ -148,11 +149,11 @@ def infer_value_type(x: Any) -> ValueType:
     return ValueType(int if plain is bool else plain)  # a bool from data counts as 0 or 1
 
 
-def _infer_value_types(xs: Sequence[Any]) -> list[ValueType]:
+def _infer_value_types(xs: Sequence[object]) -> list[ValueType]:
     return [infer_value_type(x) for x in xs]
 
 
-def _infer_element_types(xs: Sequence[Any]) -> list[ValueType]:
+def _infer_element_types(xs: Sequence[object]) -> list[ValueType]:
     return [k._replace(sizes=k.sizes[1:]) for k in _infer_value_types(xs)]
 
 
@@ -164,21 +165,21 @@ class SubgraphUse(NamedTuple):
     """None where the call does not say."""
 
 
-def _cond(args: Any, out: list[ValueType]) -> list[SubgraphUse]:
+def _cond(args: Args, out: list[ValueType]) -> list[SubgraphUse]:
     return [SubgraphUse(_infer_value_types(args[3]), out)] * 2
 
 
-def _while_loop(args: Any, out: list[ValueType]) -> list[SubgraphUse]:
+def _while_loop(args: Args, out: list[ValueType]) -> list[SubgraphUse]:
     given = [*_infer_value_types(args[2]), *_infer_value_types(args[3])]
     return [SubgraphUse(given, None), SubgraphUse(given, out)]
 
 
-def _map(args: Any, out: list[ValueType]) -> list[SubgraphUse]:
+def _map(args: Args, out: list[ValueType]) -> list[SubgraphUse]:
     rows = [k._replace(sizes=k.sizes[1:]) for k in out]
     return [SubgraphUse([*_infer_element_types(args[1]), *_infer_value_types(args[2])], rows)]
 
 
-def _scan(args: Any, out: list[ValueType]) -> list[SubgraphUse]:
+def _scan(args: Args, out: list[ValueType]) -> list[SubgraphUse]:
     count = len(args[1])
     rows = [k._replace(sizes=k.sizes[1:]) for k in out[count:]]
     given = [

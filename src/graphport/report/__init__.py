@@ -61,7 +61,7 @@ def make_document(
     title: str,
     facts: Facts,
     timings: Mapping[str, float] | None = None,
-    verification: Any = None,
+    verification: object = None,
     depth: int = _DEPTH,
 ) -> Document:
     parts = sections.make_sections(facts, depth)

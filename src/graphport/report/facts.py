@@ -16,6 +16,8 @@ from graphport.onnx.emit.model import CONDITIONS_KEY, DIMS_KEY
 from graphport.onnx.emit.schemas import TORCH_OF
 from graphport.program import ExportedProgram, InputKind, OutputKind
 from graphport.program.exported import SHORT_DTYPES, format_type
+from graphport.program.signature import OutputSpec
+from graphport.types import NodeTarget
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto
@@ -142,7 +144,7 @@ def _collect_sizes(model: ModelProto) -> list[Size]:
     return [Size(name, *known.get(name, (None, None))) for name in {**known, **seen}]
 
 
-def _read_metadata(model: ModelProto, key: str, otherwise: Any) -> Any:
+def _read_metadata(model: ModelProto, key: str, otherwise: object) -> Any:
     for entry in model.metadata_props:
         if entry.key == key:
             return json.loads(entry.value)
@@ -199,12 +201,12 @@ def _format_type(arg: Any, types: Mapping[str, str]) -> str:
     return f"= {arg.value!r}" if hasattr(arg, "value") else types.get(arg.name, "?")
 
 
-def _format_output_name(spec: Any) -> str:
+def _format_output_name(spec: OutputSpec) -> str:
     is_result = spec.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
     return spec.arg.name if is_result else f"{spec.arg.name} -> {spec.target}"
 
 
-def _operator_name(target: Any) -> str:
+def _operator_name(target: NodeTarget) -> str:
     if isinstance(target, OpOverload):
         return str(target).removesuffix(".default")
     return str(getattr(target, "__name__", target))
@@ -215,7 +217,7 @@ def _find_innermost_module(node: torch.fx.Node) -> tuple[str, str]:
     return list(stack.values())[-1] if stack else ("", "")
 
 
-def _count_tensor_bytes(x: Any) -> int:
+def _count_tensor_bytes(x: object) -> int:
     return x.numel() * x.element_size() if isinstance(x, torch.Tensor) else 0
 
 

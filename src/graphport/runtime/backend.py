@@ -19,6 +19,7 @@ from graphport.runtime.compiled import CompiledGraph
 from graphport.runtime.graphs import static_inputs
 from graphport.runtime.options import OrtBackendOptions, select_providers
 from graphport.runtime.region import SessionRecord
+from graphport.types import PyTree
 
 log = logging.getLogger("graphport.ort")
 
@@ -50,8 +51,8 @@ class OrtBackend:
         """Graphs that run in PyTorch as a whole, and why."""
 
     def __call__(
-        self, module: GraphModule, inputs: Sequence[Any], *, options: Any = None, **_: Any
-    ) -> Callable[..., Any]:
+        self, module: GraphModule, inputs: Sequence[object], *, options: Any = None, **_: object
+    ) -> Callable[..., PyTree]:
         from graphport.runtime import torch_compile
 
         if options is not None and OrtBackendOptions.of(options) != self.options:
@@ -62,7 +63,7 @@ class OrtBackend:
 
         return torch_compile.compile_graph(self, module, inputs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> OrtBackend:
+    def __deepcopy__(self, memo: dict[int, object]) -> OrtBackend:
         return self  # a copy of a compiled module is compiled by the same
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,7 +74,7 @@ class OrtBackend:
             self.execution_count += 1
 
     def compile(
-        self, module: GraphModule, inputs: Sequence[Any], *, inference: bool
+        self, module: GraphModule, inputs: Sequence[object], *, inference: bool
     ) -> Callable[..., Any]:
         """A callable in place of a graph; for inference, with its weights taken in."""
         static = static_inputs(module, inputs)
@@ -134,7 +135,7 @@ class OrtBackend:
             cls._instances.clear()
 
 
-def needs_gradients(inputs: Sequence[Any]) -> bool:
+def needs_gradients(inputs: Sequence[object]) -> bool:
     return torch.is_grad_enabled() and any(
         isinstance(t, torch.Tensor) and t.requires_grad for t in inputs
     )

@@ -32,6 +32,7 @@ from graphport.runtime.region import LoweredRegion, Region, SessionRecord, lower
 from graphport.runtime.regions import Plan, make_plan
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import Abstract, describe_value
+from graphport.types import PyTree
 
 if TYPE_CHECKING:
     from graphport.runtime.backend import OrtBackend
@@ -52,9 +53,9 @@ class CompiledGraph:
     def __init__(
         self,
         module: GraphModule,
-        inputs: Sequence[Any],
+        inputs: Sequence[object],
         backend: OrtBackend,
-        providers: Sequence[Any],
+        providers: Sequence[object],
         static: frozenset[int] = frozenset(),
         *,
         freeze: bool = False,
@@ -70,7 +71,7 @@ class CompiledGraph:
         self.unchecked_inputs: Sequence[Any] | None = None if freeze else inputs
         """Fake inputs, until the first call brings real ones."""
 
-    def _capture(self, inputs: Sequence[Any], freeze: bool) -> None:
+    def _capture(self, inputs: Sequence[object], freeze: bool) -> None:
         program = capture_graph(self.module, inputs)
         self.checks = _make_size_check(program)
         self.layouts = find_read_layouts(self.module, inputs)
@@ -81,7 +82,7 @@ class CompiledGraph:
         self.frozen = FrozenWeights({i: inputs[i] for i in unwritten})
         self.run = self._build_runner({i: inputs[i] for i in self.frozen.places})
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> PyTree:
         if self.unchecked_inputs is not None:
             self._match_dtypes(args)
         if self.broken:
@@ -105,7 +106,7 @@ class CompiledGraph:
         self._give_up(failure)
         return result
 
-    def _match_dtypes(self, args: Sequence[Any]) -> None:
+    def _match_dtypes(self, args: Sequence[object]) -> None:
         """Capture again if dtypes differ from those that AOTAutograd declared.
 
         Its rules and torch's kernels differ in the statistics of a batch norm under autocast.
@@ -123,7 +124,7 @@ class CompiledGraph:
                 self._give_up(error)
             self.unchecked_inputs = None
 
-    def _thaw(self, args: Sequence[Any]) -> None:
+    def _thaw(self, args: Sequence[object]) -> None:
         """Make sessions that have weights as inputs, unless another thread just has."""
         with _BUILD_LOCK:
             if self.frozen.has_changed(args):
@@ -141,7 +142,7 @@ class CompiledGraph:
                 stacklevel=3,
             )
 
-    def _run_in_torch(self, args: Sequence[Any], why: str) -> Any:
+    def _run_in_torch(self, args: Sequence[object], why: str) -> PyTree:
         """This call only."""
         if self.backend.options.strict:
             raise SessionError(f"a call cannot run on ONNX Runtime: {why}")
@@ -150,7 +151,7 @@ class CompiledGraph:
 
     # Building
 
-    def _build_runner(self, weights: dict[int, torch.Tensor]) -> Callable[..., Any]:
+    def _build_runner(self, weights: dict[int, torch.Tensor]) -> Callable[..., PyTree]:
         self.plan = make_plan(self.program, self.missing)
         inputs = [n for n in self.plan.graph.nodes if n.op == "placeholder"]
         taken_in = {inputs[i]: t for i, t in weights.items()}
@@ -216,7 +217,7 @@ class CompiledGraph:
         )
 
 
-def _match_dtype(example: Any, t: Any) -> Any:
+def _match_dtype(example: PyTree, t: Any) -> Any:
     """An example of the dtype that a tensor has."""
     tensors = isinstance(example, torch.Tensor) and isinstance(t, torch.Tensor)
     return example.to(t.dtype) if tensors and example.dtype is not t.dtype else example
@@ -281,10 +282,10 @@ def _permute_output(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     return x.permute(dims).data
 
 
-def _disable_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
+def _disable_autocast(run: Callable[..., object]) -> Callable[..., Any]:
     """The graph has the casts of the autocast around it: torch is not to add further ones."""
 
-    def running(*args: Any) -> Any:
+    def running(*args: object) -> PyTree:
         with DisableAutocast():
             return run(*args)
 

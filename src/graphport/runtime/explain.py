@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 from torch.fx import Node
@@ -77,7 +77,7 @@ def describe_fallbacks(plan: Plan) -> list[str]:
     return found
 
 
-def fallback_error(plan: Plan, missing: Mapping[Any, list[Node]]) -> ExportError:
+def fallback_error(plan: Plan, missing: Mapping[OpOverload, list[Node]]) -> ExportError:
     """For a graph that was to run on ONNX Runtime as a whole."""
     if missing:
         return report_missing(missing, ORT.default_opset())

@@ -20,6 +20,7 @@ from graphport.program import ExportedProgram
 from graphport.program.torch_interop.expressions import FromSympy, convert_bound, get_example_values
 from graphport.source import keep_user_frames, locate_stack_trace
 from graphport.symbolic import Expr, Range, Scope
+from graphport.tensors.abstract import Size
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat)
 
@@ -30,11 +31,11 @@ class TorchSizes:
     torch has checked its conditions on the sizes when the graph is called: they hold.
     """
 
-    def __init__(self, values: Sequence[Any]) -> None:
+    def __init__(self, values: Sequence[object]) -> None:
         self.values = values
         self._symbols: dict[Any, Expr] = {}
 
-    def leaves(self, declare: Declare, scope: Scope) -> list[tuple[Any, ...] | Expr | None]:
+    def leaves(self, declare: Declare, scope: Scope) -> list[tuple[Size, ...] | Expr | None]:
         self._symbols = {}
         env = next((e for v in self.values if (e := _shape_env(v)) is not None), None)
 
@@ -61,13 +62,13 @@ class TorchSizes:
         return found
 
 
-def _shape_env(value: Any) -> Any:
+def _shape_env(value: object) -> object:
     """The shape environment that a value has symbols of."""
     parts = value.shape if isinstance(value, torch.Tensor) else (value,)
     return next((x.node.shape_env for x in parts if isinstance(x, _SYMBOLIC)), None)
 
 
-def _declare_symbol(symbol: Any, env: Any, declare: Declare) -> Expr:
+def _declare_symbol(symbol: object, env: Any, declare: Declare) -> Expr:
     hint = get_example_values(env).get(symbol)
     if hint is None:
         raise UnsupportedError(f"{symbol}, a size that depends on data, comes from outside")
@@ -84,7 +85,7 @@ def _declare_symbol(symbol: Any, env: Any, declare: Declare) -> Expr:
     return declare(str(symbol), value, limits)
 
 
-def _assume_condition(condition: Any, expr: FromSympy, scope: Scope) -> None:
+def _assume_condition(condition: object, expr: FromSympy, scope: Scope) -> None:
     """Add a condition of torch's to the scope, if our algebra can express it."""
     try:
         fact = expr(condition)
@@ -174,7 +175,7 @@ _ARITHMETIC = {
 }
 
 
-def capture_graph(module: GraphModule, inputs: Sequence[Any]) -> ExportedProgram:
+def capture_graph(module: GraphModule, inputs: Sequence[object]) -> ExportedProgram:
     """The program of a graph whose sizes are symbols of torch's, or numbers."""
     if any(isinstance(t, torch.Tensor) and t.is_meta for t in inputs):
         raise UnsupportedError("an input is on the meta device, where there is nothing to compute")
@@ -260,7 +261,7 @@ def placeholders(module: GraphModule) -> list[Node]:
     return [n for n in module.graph.nodes if n.op == "placeholder"]
 
 
-def _example_values(module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+def _example_values(module: GraphModule, inputs: Sequence[object]) -> list[object]:
     """What torch knows of each input: of Dynamo's, whose examples are real tensors, it is noted."""
     return [
         node.meta.get("example_value", given)
@@ -315,7 +316,7 @@ def layout_of(t: torch.Tensor | None) -> Layout:
     return None if is_dense(about) else about.strides, not has_storage_offset(t)
 
 
-def find_read_layouts(module: GraphModule, inputs: Sequence[Any]) -> dict[int, Layout]:
+def find_read_layouts(module: GraphModule, inputs: Sequence[object]) -> dict[int, Layout]:
     """Memory layouts of the inputs, by position, for a graph that depends on them.
 
     Sizes of torch's are symbols in the program, and so are strides that follow from them. The rest
@@ -338,7 +339,7 @@ _STRIDE_READS = {
 }
 
 
-def static_inputs(module: GraphModule, inputs: Sequence[Any]) -> frozenset[int]:
+def static_inputs(module: GraphModule, inputs: Sequence[object]) -> frozenset[int]:
     """Which inputs are parameters and buffers, the same tensors at every call."""
     return frozenset(
         i

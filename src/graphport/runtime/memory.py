@@ -82,7 +82,7 @@ def find_mutated_inputs(program: ExportedProgram) -> tuple[int, ...]:
     return tuple(sorted({given.index(n) for n in signature.user_inputs_to_mutate.values()}))
 
 
-def has_overlap(args: Sequence[Any], written: Sequence[int]) -> bool:
+def has_overlap(args: Sequence[object], written: Sequence[int]) -> bool:
     """Whether another input overlaps one that is mutated.
 
     The graph was captured as if each had memory of its own. From the first element to the last: of
@@ -137,7 +137,7 @@ class FrozenWeights:
         )
         self._numbers = self._memory.take(self._spots).tobytes()
 
-    def has_changed(self, args: Sequence[Any]) -> bool:
+    def has_changed(self, args: Sequence[object]) -> bool:
         """Whether one is another tensor, has another address, or other contents."""
         tensors = self._tensors
         return bool(tensors) and not (

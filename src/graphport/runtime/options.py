@@ -117,7 +117,7 @@ class OrtBackendOptions:
         return os.environ.get("ONNXRT_DUMP_PATH") or None
 
 
-def _make_hashable(x: Any) -> Any:
+def _make_hashable(x: object) -> object:
     """Something that can be compared and hashed, from lists and dicts."""
     if isinstance(x, Mapping):
         return tuple(sorted((str(k), _make_hashable(v)) for k, v in x.items()))
@@ -151,7 +151,7 @@ def can_run_on(device: torch.device) -> bool:
 
 def select_providers(
     options: OrtBackendOptions, devices: Iterable[torch.device], installed: Sequence[str] = ()
-) -> list[Any]:
+) -> list[object]:
     """Preferred ones, those of the devices, default ones; each once, as far as installed."""
     wanted = _as_list(options.preferred_execution_providers)
     if options.infer_execution_providers:

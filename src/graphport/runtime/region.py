@@ -38,6 +38,7 @@ from graphport.runtime.memory import Allocate
 from graphport.runtime.regions import Plan
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import Abstract, describe_value
+from graphport.types import PyTree
 
 _OPEN_LOCK = forkable_lock()
 _RECORDS: weakref.WeakSet[SessionRecord] = weakref.WeakSet()
@@ -127,7 +128,7 @@ class Region(nn.Module):
         self.are_all_known = all(allocator is not None for _, allocator, _ in self.allocators)
         self.devices = [_HOST] * len(self.names)
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: PyTree) -> Any:
         session = self.record.open().session._sess
         feeds = {}
         for name, place in self.plain:
@@ -148,7 +149,7 @@ class Region(nn.Module):
     __call__ = forward  # no hooks, which cost microseconds
 
     def _run_preallocated(
-        self, session: Any, feeds: dict[str, Any], args: Sequence[Any]
+        self, session: Any, feeds: dict[str, object], args: Sequence[object]
     ) -> list[torch.Tensor]:
         """Results in memory of torch's, for a microsecond each."""
         given, results, found = OrtValueVector(), OrtValueVector(), []
@@ -166,7 +167,7 @@ class Region(nn.Module):
         return found
 
     def _run_partly_preallocated(
-        self, session: Any, feeds: dict[str, Any], args: Sequence[Any]
+        self, session: Any, feeds: dict[str, object], args: Sequence[object]
     ) -> list[torch.Tensor]:
         """Results in memory of torch's, where their sizes are known; copies of the others."""
         binding = SessionIOBinding(session)
@@ -188,7 +189,7 @@ class Region(nn.Module):
             for i, t in enumerate(found)
         ]
 
-    def _arrange_results(self, found: list[torch.Tensor], args: Sequence[Any]) -> list[Any]:
+    def _arrange_results(self, found: list[torch.Tensor], args: Sequence[object]) -> list[PyTree]:
         by_name = dict(zip(self.names, found, strict=True))
         return [
             what
@@ -224,7 +225,7 @@ def _to_contiguous(x: Any, dtype: torch.dtype) -> torch.Tensor:
     return x.detach().resolve_neg().contiguous()
 
 
-def _to_ort_value(x: Any) -> Any:
+def _to_ort_value(x: object) -> Any:
     return to_ort_value(_to_contiguous(x, torch.bool))._ortvalue
 
 
@@ -234,7 +235,7 @@ class _CachedWeight:
     def __init__(self) -> None:
         self.known: tuple[Any, int, Any] = (None, 0, None)
 
-    def __call__(self, t: torch.Tensor) -> Any:
+    def __call__(self, t: torch.Tensor) -> object:
         tensor, address, value = self.known
         if tensor is t and address == t.data_ptr():
             return value

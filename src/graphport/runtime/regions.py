@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from graphport.compat.torch import HigherOrderOperator
+from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.fx.effects import is_random
 from graphport.onnx.emit.schemas import ONNX_OF
 from graphport.program import ExportedProgram
@@ -142,7 +142,7 @@ class Plan:
                 taken.difference_update(step.nodes)
 
 
-def make_plan(program: ExportedProgram, missing: Mapping[Any, list[Node]]) -> Plan:
+def make_plan(program: ExportedProgram, missing: Mapping[OpOverload, list[Node]]) -> Plan:
     """How to run a program, some operators of which have no lowering."""
     graph = unlift_program(program)
     inner = dict(program.graph_module.named_modules(remove_duplicate=False))
@@ -255,7 +255,7 @@ def _separate_views(graph: Graph, draws: set[Node]) -> set[Node]:
     copies: dict[Node, Node] = {}
     written = {n.args[1]: n for n in graph.nodes if _is_write(n)}
 
-    def freed(node: Any) -> Any:
+    def freed(node: object) -> object:
         if not isinstance(node, Node) or node in written or not is_view(node):
             return written.get(node, node) if isinstance(node, Node) else node
         if node not in copies:

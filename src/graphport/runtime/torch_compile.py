@@ -26,7 +26,7 @@ from graphport.runtime.options import OrtBackendOptions
 
 def backend(
     module: GraphModule,
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     *,
     options: OrtBackendOptions | Mapping[str, Any] | None = None,
     mode: str | None = None,
@@ -37,15 +37,15 @@ def backend(
 
 @restore_on_exit
 def compile_graph(
-    backend: OrtBackend, module: GraphModule, inputs: Sequence[Any]
-) -> Callable[..., Any]:
+    backend: OrtBackend, module: GraphModule, inputs: Sequence[object]
+) -> Callable[..., object]:
     wanted = needs_gradients(inputs) or needs_derivatives(module)
     # Tensor subclasses are unwrapped by AOTAutograd.
     wanted = wanted or any(map(is_traceable_wrapper_subclass, inputs))
     if not (backend.options.use_aot_autograd and wanted):
         return backend.compile(module, inputs, inference=True)
 
-    def compiler(graph: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+    def compiler(graph: GraphModule, examples: Sequence[object]) -> Callable[..., object]:
         return make_boxed_func(backend.compile(graph, examples, inference=False))
 
     # Attention is decomposed into operators with a backward in ONNX: torch's kernels have none.

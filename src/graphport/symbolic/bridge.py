@@ -36,7 +36,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 # The answers of `is_int`, `is_float` and `is_bool`. None of them runs Python: torch asks them while
 # it reads arguments, and takes an interrupt that comes then for an argument of the wrong type.
-_KINDS = {
+_KINDS: dict[type, tuple[Callable[[], bool], ...]] = {
     kind: tuple((kind is asked).__bool__ for asked in (int, float, bool))
     for kind in (int, float, bool)
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,8 +13,8 @@ from graphport.errors import SpecError
 _LINEAR_TEXT = "a derived dim is a Dim with an integer, as in 2*d + 1; got "
 
 
-def _refuse_operator(sign: str, *, reflected: bool = False) -> Any:
-    def method(self: _NoArithmetic, other: Any) -> Any:
+def _refuse_operator(sign: str, *, reflected: bool = False) -> Callable[..., object]:
+    def method(self: _NoArithmetic, other: object) -> Any:
         left, right = (other, self) if reflected else (self, other)
         raise self._arithmetic_error(f"{left!r} {sign} {right!r}")
 
@@ -149,7 +150,7 @@ class Dim(_NoArithmetic):
 
     __rmul__ = __mul__
 
-    def _check_int(self, sign: str, other: Any) -> None:
+    def _check_int(self, sign: str, other: object) -> None:
         if not isinstance(other, int) or isinstance(other, bool):
             raise self._arithmetic_error(f"{self} {sign} {other!r}")
 
@@ -166,7 +167,7 @@ class Dim(_NoArithmetic):
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def _key(self) -> tuple[Any, ...]:
+    def _key(self) -> tuple[object, ...]:
         root = self.root
         return root.__name__, root.min, root.max, self.linear
 

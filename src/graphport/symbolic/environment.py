@@ -56,10 +56,12 @@ class ShapeEnv:
                 return self.scope.guard(node._expr)
         return self.scope.specialize(node._expr)
 
-    def evaluate_expr(self, e: Any, *args: Any, fallback_value: Any = None, **kwargs: Any) -> Any:
+    def evaluate_expr(
+        self, e: Any, *args: object, fallback_value: Any = None, **kwargs: object
+    ) -> Any:
         return self.evaluate_sym_node(self.node(_unwrap_opaque(e)), fallback_value=fallback_value)
 
-    def _maybe_evaluate_static(self, e: Any, **kwargs: Any) -> Number | None:
+    def _maybe_evaluate_static(self, e: object, **kwargs: object) -> Number | None:
         value = self.scope.simplify(_unwrap_opaque(e))
         if type(value) is not Expr:
             return value
@@ -70,25 +72,25 @@ class ShapeEnv:
 
     replace = simplify
 
-    def guarding_hint_or_throw(self, e: Any) -> Number:
+    def guarding_hint_or_throw(self, e: object) -> Number:
         hint = self.scope.hint(_unwrap_opaque(e))
         if hint is None:
             raise DataDependentError(f"the value of {e} depends on the data of a tensor")
         return hint
 
-    def optimization_hint(self, e: Any, fallback: int | None = None) -> Number:
+    def optimization_hint(self, e: object, fallback: int | None = None) -> Number:
         hint = self.scope.hint(_unwrap_opaque(e))
         return hint if hint is not None else (_USUAL_SIZE if fallback is None else fallback)
 
-    def bound_sympy(self, e: Any) -> _Bounds:
+    def bound_sympy(self, e: object) -> _Bounds:
         r = self.scope.range(_unwrap_opaque(e))
         return _Bounds(r.lower, r.upper)
 
-    def is_unbacked_symint(self, e: Any) -> bool:
+    def is_unbacked_symint(self, e: object) -> bool:
         value = _unwrap_opaque(e)
         return type(value) is Expr and value.kind == "symbol" and self.scope.hint(value) is None
 
-    def _constrain_range(self, e: Any, lower: Any, upper: Any) -> None:
+    def _constrain_range(self, e: object, lower: object, upper: object) -> None:
         # An absent bound arrives as sympy's infinity.
         if type(lower) is int:
             self.scope.assume(expr.ge(_unwrap_opaque(e), lower))
@@ -97,7 +99,9 @@ class ShapeEnv:
 
     _constrain_range_for_size = _constrain_range
 
-    def guard_or_defer_runtime_assert(self, e: Any, message: str, fx_node: Any = None) -> bool:
+    def guard_or_defer_runtime_assert(
+        self, e: object, message: str, fx_node: object = None
+    ) -> bool:
         return self.scope.expect(_unwrap_opaque(e), message=message)
 
 
@@ -135,10 +139,10 @@ class Opaque:
         return hash(self.value)
 
 
-def _unwrap_opaque(e: Any) -> Any:
+def _unwrap_opaque(e: object) -> Any:
     return e.value if type(e) is Opaque else e
 
 
-def wrap_opaque(value: Any) -> Any:
+def wrap_opaque(value: object) -> Any:
     """An expression wrapped, a number as it is."""
     return Opaque(value) if type(value) is Expr else value

@@ -203,7 +203,7 @@ def rebuild(e: Value, done: dict[Expr, Any], finish: Callable[[Expr], Value] | N
     return result
 
 
-def _rebuild_sum(e: Expr, done: dict[Expr, Any], finish: Callable[[Expr], Value] | None) -> Any:
+def _rebuild_sum(e: Expr, done: dict[Expr, Any], finish: Callable[[Expr], Value] | None) -> object:
     parts = [(rebuild(mono, done, finish), coef) for mono, coef in e.args]
     if all(new is old for (new, _), (old, _) in zip(parts, e.args, strict=True)):
         return e

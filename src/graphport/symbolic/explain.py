@@ -106,7 +106,7 @@ class _Question:
         then = f", and use {', '.join(letters.values())} from there on" if letters else ""
         return f"{first}torch._check({to_code(answer, letters | self.names)}){then}"
 
-    def _origin(self, x: Expr) -> Any:
+    def _origin(self, x: Expr) -> object:
         origin = self.origins.get(x)
         if origin is None and x.kind != "symbol":  # of what has a name: the first that is in it
             origin = next(u for u in symbols(x) if self.scope.is_fresh(u))

@@ -69,7 +69,7 @@ class Facts:
             known = self.simplified[e] = self._rewritten(e) if self.rewrites else e
         return known
 
-    def _rewritten(self, e: Expr) -> Any:
+    def _rewritten(self, e: Expr) -> object:
         result: Any = e
         try:
             for _ in range(_MAX_ROUNDS):
@@ -235,7 +235,7 @@ class Facts:
         # An opaque atom gives way only to something simpler, so that rewriting comes to an end.
         return (mono, value) if type(value) is not Expr or value.key < mono.key else None
 
-    def _rank(self, mono: Expr) -> tuple[Any, ...]:
+    def _rank(self, mono: Expr) -> tuple[object, ...]:
         return mono.kind == "symbol", mono in self.unbacked, mono.index, mono.order
 
     def _rewrite(self, target: Expr, value: Size) -> None:
@@ -354,4 +354,7 @@ class SymbolIndex:
 
     def of(self, part: Expr) -> list[Expr]:
         """The holders that may contain `part`: those of its rarest symbol."""
-        return list(min((self._holders.get(s, {}) for s in symbols(part)), key=len, default={}))
+        nobody: dict[Expr, None] = {}
+        holders = (self._holders.get(s, nobody) for s in symbols(part))
+        rarest = min(holders, key=len, default=nobody)
+        return list(rarest)

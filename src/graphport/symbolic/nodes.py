@@ -29,6 +29,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
 from graphport.symbolic import ranges
 from graphport.symbolic.ranges import TRUTH, Range
 
+if TYPE_CHECKING:
+    from graphport.symbolic.scope import Scope
+
 Number: TypeAlias = "int | float | bool"
 Value: TypeAlias = "int | float | bool | Expr"
 Size: TypeAlias = "int | Expr"
@@ -53,7 +56,7 @@ class Arena:
         self.symbols: dict[str, Expr] = {}
         # The sums that are known to be products, by their terms; see `record_factors`.
         self.products: dict[tuple[Any, ...], Expr] = {}
-        self.owner = owner
+        self.owner: Scope = owner
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Expressions of a pickle share a new arena, and fill it."""
@@ -123,17 +126,17 @@ class Expr:
         self.peer: Any = None
         self._symbols: tuple[Expr, ...] | None = None
         # How many nodes it has where it is written out: what is shared counts each time.
-        self.size = 1 + sum(part.size for part in operands(self) if type(part) is Expr)
+        self.size: int = 1 + sum(part.size for part in operands(self) if type(part) is Expr)
 
     @property
-    def scope(self) -> Any:
+    def scope(self) -> Scope:
         """The scope that the expression lives in."""
         return self.arena.owner
 
     def __repr__(self) -> str:
         return str(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Expr:
+    def __deepcopy__(self, memo: dict[int, object]) -> Expr:
         return self  # it never changes
 
     def __bool__(self) -> bool:
@@ -204,8 +207,8 @@ def symbols(e: Value) -> tuple[Expr, ...]:
             e._symbols = (e,)
         else:
             found: set[Expr] = set()
-            for part in operands(e):
-                found.update(symbols(part))
+            for operand in operands(e):
+                found.update(symbols(operand))
             e._symbols = tuple(sorted(found, key=lambda s: s.index))
     return e._symbols
 
@@ -224,7 +227,7 @@ def arena_of(*values: Value) -> Arena:
     return arena
 
 
-def _constant_key(value: Any) -> Any:
+def _constant_key(value: object) -> object:
     """A constant as a dictionary key: 1, 1.0 and True, or 0.0 and -0.0, are different constants."""
     if type(value) is float:
         return (float, value.hex())
@@ -233,7 +236,7 @@ def _constant_key(value: Any) -> Any:
     return value
 
 
-def key_of(value: Value) -> tuple[Any, ...]:
+def key_of(value: Value) -> tuple[object, ...]:
     """The structural order of any value; constants come first."""
     return value.key if type(value) is Expr else (-1, value)
 
@@ -305,7 +308,7 @@ def record_factors(e: Size, factors: tuple[Expr, ...]) -> None:
         e.arena.products.setdefault(e.args, e)
 
 
-def _term_order(term: tuple[Expr, int]) -> tuple[Any, ...]:
+def _term_order(term: tuple[Expr, int]) -> tuple[object, ...]:
     return term[0].order
 
 

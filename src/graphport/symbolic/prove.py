@@ -327,7 +327,7 @@ def _add_weighted(rest: Size, weight: Size, value: Size) -> Size:
     return integers.add(rest, integers.mul(weight, value))
 
 
-def relax_minimum(prover: Any, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
+def relax_minimum(prover: object, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
     """min(x, y) is one of x and y, and at most either."""
     cases = [_add_weighted(rest, weight, a) for a in part.args]
     if positive:
@@ -336,7 +336,7 @@ def relax_minimum(prover: Any, part: Expr, rest: Size, weight: Size, positive: b
         yield from ([case] for case in cases)
 
 
-def relax_maximum(prover: Any, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
+def relax_maximum(prover: object, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
     """max(x, y) is one of x and y, and at least either."""
     yield from relax_minimum(prover, part, rest, weight, not positive)
 
@@ -372,7 +372,7 @@ def relax_remainder(prover: Any, part: Expr, rest: Size, weight: Size, positive:
     yield [_add_weighted(rest, weight, integers.sub(a, integers.mul(n, division.floordiv(a, n))))]
 
 
-def relax_absolute(prover: Any, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
+def relax_absolute(prover: object, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
     """abs(x) is one of x and -x, and at least either."""
     (a,) = part.args
     cases = [_add_weighted(rest, weight, a), _add_weighted(rest, weight, integers.neg(a))]
@@ -382,7 +382,7 @@ def relax_absolute(prover: Any, part: Expr, rest: Size, weight: Size, positive: 
         yield cases
 
 
-def relax_ite(prover: Any, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
+def relax_ite(prover: object, part: Expr, rest: Size, weight: Size, positive: bool) -> Cases:
     """x if c else y is one of x and y."""
     yield [_add_weighted(rest, weight, side) for side in part.args[1:]]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
 
 inf = math.inf
 
@@ -295,7 +294,7 @@ INTERVALS: dict[str, Callable[..., Range]] = {
 }
 
 
-def constant_range(value: Any) -> Range:
+def constant_range(value: float) -> Range:
     return Range(value, value)
 
 

@@ -146,7 +146,7 @@ class Scope:
         return s
 
     def fresh(
-        self, type: type = int, *, lower: float = -inf, upper: float = inf, origin: Any = None
+        self, type: type = int, *, lower: float = -inf, upper: float = inf, origin: object = None
     ) -> Expr:
         """A data-dependent symbol, u0, u1, ... (f0, ... for floats), of unknown value."""
         letter = "f" if type is float else "u"

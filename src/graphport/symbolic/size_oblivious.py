@@ -16,7 +16,6 @@ or 1: `1 in x` asks for it inside of torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from graphport.symbolic import division, integers, logic
 from graphport.symbolic.facts import Facts
@@ -30,7 +29,11 @@ class SizeObliviousAnswers:
     """Answers for sizes that are neither 0 nor 1."""
 
     def __init__(
-        self, facts: Facts, hints: Mapping[Expr, Number], known: Prover, origins: Mapping[Expr, Any]
+        self,
+        facts: Facts,
+        hints: Mapping[Expr, Number],
+        known: Prover,
+        origins: Mapping[Expr, object],
     ) -> None:
         self._known = known
         self._origins = origins

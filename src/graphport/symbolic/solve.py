@@ -19,7 +19,7 @@ are fixed at their example values.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from graphport.symbolic.evaluation import substitute
 from graphport.symbolic.expr import eq, ge, le, mod
@@ -60,15 +60,18 @@ class Solver:
             for s, limits in list(self.unplaced.items()):
                 # One end at a time: the form may change in between.
                 ends = Range(limits.lower, inf), Range(-inf, limits.upper)
-                if all(self._take(c) for end in ends for c in express_range(self.forms[s], end)):
+                if all(self._take(c) for end in ends for c in self._express_range(s, end)):
                     del self.unplaced[s]
         return left
 
     def unplaced_ranges(self) -> list[Truth]:
         """What the ranges say that no range of a root can tell."""
-        return [
-            c for s, limits in self.unplaced.items() for c in express_range(self.forms[s], limits)
-        ]
+        return [c for s, limits in self.unplaced.items() for c in self._express_range(s, limits)]
+
+    def _express_range(self, s: Expr, limits: Range) -> Iterator[Truth]:
+        form = self.forms[s]
+        assert not isinstance(form, float)
+        return express_range(form, limits)
 
     def substitute(self, cond: Truth) -> Truth:
         """A condition in terms of the present roots."""
@@ -78,7 +81,7 @@ class Solver:
         """Fix what must be fixed for a condition that was left over, and no more than that.
 
         A quotient by a constant becomes linear once the remainder is that of the example. A symbol
-        in a divisor is fixed at its example value. Any other condition fixes all its symbols.
+        in a divisor is fixed at its example value. Every other condition fixes all its symbols.
         """
         cond = self.substitute(cond)
         if type(cond) is not Expr:
@@ -92,7 +95,7 @@ class Solver:
         divisors = [s for e in divisions if type(e.args[1]) is Expr for s in symbols(e.args[1])]
         for s in divisors or symbols(cond):
             if s in self.bounds:
-                self._replace(s, int(self._scope.hint(s)))
+                self._replace(s, self._example(s))
 
     def settle(self) -> None:
         """Let a symbol that is a new root and an offset be the root in its place."""
@@ -231,12 +234,17 @@ class Solver:
 
     # Roots
 
+    def _example(self, s: Expr) -> int:
+        hint = self._scope.hint(s)
+        assert hint is not None
+        return int(hint)
+
     def _new_root(self, x: Expr, factor: int, offset: int) -> Expr:
         """The root of which x is to be factor*root + offset."""
         name = f"_{x.name}"
         while name in self._scope.arena.symbols:
             name = f"_{name}"
-        hint = (int(self._scope.hint(x)) - offset) // factor
+        hint = (self._example(x) - offset) // factor
         root = self._scope.symbol(name, hint=hint, lower=-inf)
         self._rank[root] = self._rank[x]
         self.bounds[root] = Range(-inf, inf)

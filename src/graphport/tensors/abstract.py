@@ -7,22 +7,27 @@ are computed when asked for, because almost nobody asks and the products are wha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch.fx import Node
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from graphport import source
-from graphport.compat.torch import disabled_torch_function_impl, make_wrapper_subclass
+from graphport.compat.torch import OpOverload, disabled_torch_function_impl, make_wrapper_subclass
 from graphport.errors import DataDependentError, UnsupportedError
 from graphport.symbolic import Expr, symbols
 from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.types import Args, Argument, Kwargs
 
 Size = int | Expr
 Sizes = tuple[Size, ...]
 
 
+@overload
+def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]: ...
+@overload
+def contiguous_strides(sizes: Sequence[Size]) -> Sizes: ...
 def contiguous_strides(sizes: Sequence[Size]) -> Sizes:
     """Strides of a contiguous tensor; like torch, a size of 0 counts as 1."""
     strides: list[Size] = []
@@ -156,7 +161,9 @@ class AbstractTensor(torch.Tensor):
     __torch_function__ = disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, op: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Argument:
         if not all(issubclass(kind, AbstractTensor) for kind in types):
             return NotImplemented  # the other class knows what to do
         if op is torch.ops.aten.alias.default:  # Tensor.as_subclass
@@ -179,7 +186,7 @@ class AbstractTensor(torch.Tensor):
         """Text of the user's own: there is no number to format, and no reason to fail for it."""
         return repr(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
         if self._value is not None and has_torch_function_unary(self):  # in the user's program
             return handle_torch_function(torch.Tensor.__deepcopy__, (self,), self, memo)
         return make_abstract_tensor(self._abstract, self.requires_grad)
@@ -188,7 +195,7 @@ class AbstractTensor(torch.Tensor):
         """What `copy.copy` gives shares the memory."""
         return torch.ops.aten.alias.default(self)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         raise DataDependentError(
             "a tensor that has no data cannot be pickled or saved",
             where=source.locate_user_line(),
@@ -228,7 +235,7 @@ def make_abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> Abs
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def describe_value(val: Any) -> Any:
+def describe_value(val: object) -> Any:
     """The metadata of a node in our own terms: `Abstract` tensors, numbers, tuples of them."""
     if isinstance(val, AbstractTensor):
         return val._abstract
@@ -244,7 +251,7 @@ def describe_value(val: Any) -> Any:
 _SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def to_expression(x: Any) -> Any:
+def to_expression(x: object) -> Any:
     """A symbolic number of torch as our expression; anything else as it is."""
     return from_torch(x) if isinstance(x, _SYMBOLIC_NUMBERS) else x
 
@@ -255,7 +262,7 @@ def get_shape(node: Node) -> tuple[Any, ...] | None:
     return tuple(map(to_expression, val.shape)) if isinstance(val, torch.Tensor) else None
 
 
-def iter_numbers(node: Node) -> Iterator[Any]:
+def iter_numbers(node: Node) -> Iterator[object]:
     """The sizes of the tensors that a node gives, and the numbers."""
     val = node.meta.get("val")
     for part in val if isinstance(val, (tuple, list)) else (val,):

@@ -40,7 +40,7 @@ def offset_of(t: torch.Tensor) -> int:
     return int(concrete_number(t.storage_offset(), "the storage offset"))
 
 
-def concrete_number(x: Any, what: str) -> Any:
+def concrete_number(x: object, what: str) -> Any:
     """A number from outside of the program: the hint of a symbol of torch's, or itself."""
     node = getattr(x, "node", None)
     if node is None:
@@ -54,15 +54,15 @@ def concrete_number(x: Any, what: str) -> Any:
     return hint
 
 
-def _is_concrete(numbers: tuple[Any, ...]) -> bool:
+def _is_concrete(numbers: tuple[object, ...]) -> bool:
     return all(type(n) is int for n in numbers)
 
 
-def _concrete_numbers(symbols: tuple[Any, ...], what: str) -> tuple[int, ...]:
+def _concrete_numbers(symbols: tuple[object, ...], what: str) -> tuple[int, ...]:
     return tuple(int(concrete_number(s, what)) for s in symbols)
 
 
-def find_device(tensors: Iterable[Any]) -> torch.device | None:
+def find_device(tensors: Iterable[object]) -> torch.device | None:
     """The device of a program: the first that is not the meta device, if there is one.
 
     A program that has tensors elsewhere too will get its weights, or its inputs, there.

@@ -13,7 +13,7 @@ tensor, to be copied piece by piece (`reference.chunks()`); without one, `has_da
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from graphport.compat.torch import (
     DisableTorchDispatch,
     DisableTorchFunction,
+    OpOverload,
     disable_current_modes,
     disabled_torch_function_impl,
     make_wrapper_subclass,
@@ -44,6 +45,7 @@ from graphport.tensors.lazy_source import (
     convert_for_copy,
     make_filled,
 )
+from graphport.types import Args, Argument, Kwargs
 
 aten = torch.ops.aten
 _META = torch.device("meta")
@@ -71,7 +73,9 @@ class WeightlessTensor(torch.Tensor):
     __torch_function__ = disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, op: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Argument:
         return _dispatch(op, args, kwargs or {})
 
     @property
@@ -156,15 +160,15 @@ class WeightlessTensor(torch.Tensor):
         memo[id(self)] = new
         return new
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Argument:
         raise _no_data_error(self, "cannot be pickled")
 
 
-def _make_reader(name: str) -> Any:
+def _make_reader(name: str) -> Callable[..., object]:
     """A method of torch's that looks at the data."""
     original = getattr(torch.Tensor, name)
 
-    def read(self: WeightlessTensor, *args: Any, **kwargs: Any) -> Any:
+    def read(self: WeightlessTensor, *args: object, **kwargs: object) -> Argument:
         capturing = torch.compiler.is_compiling()
         return original(self if capturing else self.read(), *args, **kwargs)
 
@@ -176,7 +180,7 @@ for _name in ("numpy", "tolist", "__array__", "__dlpack__"):
     setattr(WeightlessTensor, _name, _make_reader(_name))
 
 
-def get_python_attributes(t: WeightlessTensor) -> dict[str, Any]:
+def get_python_attributes(t: WeightlessTensor) -> dict[str, object]:
     """What others have written on the tensor: that it is a parameter, that it is initialised."""
     return {k: v for k, v in vars(t).items() if k not in ("_inner", "_memory")}
 
@@ -229,7 +233,7 @@ def refer_to_tensor(t: torch.Tensor) -> WeightlessTensor:
 
 
 def defer_factory(
-    op: Any, args: Any, kwargs: dict[str, Any], least: int
+    op: OpOverload, args: Args, kwargs: Kwargs, least: int
 ) -> WeightlessTensor | None:
     """What a factory was asked for, unless it is smaller than so many bytes."""
     device = torch.device(kwargs.get("device") or "cpu")
@@ -265,7 +269,7 @@ def _get_memory(t: torch.Tensor) -> Memory:
 # Operators
 
 
-def _dispatch(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _dispatch(op: OpOverload, args: Args, kwargs: Kwargs) -> Argument:
     if op in (aten.copy_.default, aten.set_.source_Tensor):
         return (_copy_data if op is aten.copy_.default else _set_data)(*args[:2])
     written = list(_find_mutated(op, args, kwargs))
@@ -293,15 +297,19 @@ def _dispatch(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _wrap_results(
-    out: Any, op: Any, args: Any, kwargs: dict[str, Any], call: tuple[Any, Any] | None
-) -> Any:
+    out: object,
+    op: OpOverload,
+    args: object,
+    kwargs: dict[str, object],
+    call: tuple[Any, Any] | None,
+) -> Argument:
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     ours = [t for t in tensors if type(t) is WeightlessTensor]
     by_inner = {id(t._inner): t for t in ours}
     by_storage = {t._inner.untyped_storage()._cdata: t._memory for t in ours}
     device = kwargs.get("device") or next((t for t in tensors if t.ndim), tensors[0]).device
 
-    def result(x: Any, index: int | None) -> Any:
+    def result(x: Argument, index: int | None) -> Argument:
         if not isinstance(x, torch.Tensor) or torch.device(device).type == "meta":
             return x
         if id(x) in by_inner:
@@ -351,7 +359,9 @@ def _set_data(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return target
 
 
-def _overwrite(t: WeightlessTensor, op: Any, args: Any, call: tuple[Any, Any] | None) -> None:
+def _overwrite(
+    t: WeightlessTensor, op: OpOverload, args: Args, call: tuple[Any, Any] | None
+) -> None:
     """Memory after a write: what is not known before it, or of its operands, is not known after."""
     before = t._memory.source
     if op in _FILLS and _is_whole(t):
@@ -361,7 +371,7 @@ def _overwrite(t: WeightlessTensor, op: Any, args: Any, call: tuple[Any, Any] | 
         t._memory.source = None if call is None else DeferredWrite(op, *call, before)
 
 
-def _change_geometry(t: WeightlessTensor, op: Any) -> None:
+def _change_geometry(t: WeightlessTensor, op: OpOverload) -> None:
     """A tensor that has become a view of itself, or has another storage."""
     if op is aten.resize_.default:
         t._memory = Memory()
@@ -374,7 +384,9 @@ def _refresh(t: WeightlessTensor, device: torch.device) -> None:
         torch.Tensor.data.__set__(t, make_weightless(t._inner, device, t._memory))
 
 
-def _run_with_data(op: Any, args: Any, kwargs: dict[str, Any], written: Sequence[Any] = ()) -> Any:
+def _run_with_data(
+    op: OpOverload, args: Args, kwargs: dict[str, object], written: Sequence[object] = ()
+) -> object:
     """Run on real tensors; what it writes to the others is theirs again afterwards."""
     ours = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if type(t) is WeightlessTensor}
     real = {number: t.read() for number, t in ours.items()}
@@ -384,7 +396,7 @@ def _run_with_data(op: Any, args: Any, kwargs: dict[str, Any], written: Sequence
     return pytree.tree_map_only(torch.Tensor, lambda t: back.get(id(t), t), out)
 
 
-def _has_non_strided(values: Any) -> bool:
+def _has_non_strided(values: object) -> bool:
     """Whether there are sparse tensors: only strided ones are described by sizes and strides."""
     tensors = (t for t in pytree.tree_leaves(values) if isinstance(t, torch.Tensor))
     return any(t.layout is not torch.strided for t in tensors)
@@ -397,7 +409,7 @@ def _is_whole(t: WeightlessTensor) -> bool:
     return dense and inner.numel() * inner.element_size() == inner.untyped_storage().nbytes()
 
 
-def _find_mutated(op: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+def _find_mutated(op: OpOverload, args: Args, kwargs: Kwargs) -> Iterator[torch.Tensor]:
     if not op._schema.is_mutable:
         return
     for i, argument in enumerate(op._schema.arguments):
@@ -406,7 +418,9 @@ def _find_mutated(op: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.
             yield from (t for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor))
 
 
-def _make_meta_kwargs(op: Any, kwargs: dict[str, Any], *, always: bool = False) -> dict[str, Any]:
+def _make_meta_kwargs(
+    op: object, kwargs: dict[str, object], *, always: bool = False
+) -> dict[str, object]:
     """Keywords for a meta kernel: no other device, no generator of another device."""
     changed = {k: v for k, v in kwargs.items() if k not in ("generator", "pin_memory")}
     if always or "device" in changed:
@@ -414,7 +428,7 @@ def _make_meta_kwargs(op: Any, kwargs: dict[str, Any], *, always: bool = False) 
     return changed
 
 
-def _to_meta(x: Any) -> Any:
+def _to_meta(x: object) -> object:
     if type(x) is WeightlessTensor:
         return x._inner
     if isinstance(x, torch.Tensor):
@@ -422,16 +436,16 @@ def _to_meta(x: Any) -> Any:
     return None if isinstance(x, torch.Generator) else x
 
 
-def _is_like(op: Any) -> bool:
+def _is_like(op: OpOverload) -> bool:
     """`zeros_like`, `new_full`, ...: operators that do not look at the data of their operand."""
     namespace, _, name = op._schema.name.partition("::")
     return namespace == "aten" and (name.endswith("_like") or name.startswith("new_"))
 
 
-def _record_arguments(args: Any, kwargs: dict[str, Any], *, like: bool = False) -> Any:
+def _record_arguments(args: object, kwargs: dict[str, object], *, like: bool = False) -> Argument:
     """A snapshot of the arguments; None where the data of one is not known."""
 
-    def one(x: Any) -> Any:
+    def one(x: Argument) -> Argument:
         if like and isinstance(x, torch.Tensor):
             return ShapeOperand(Geometry.of(_to_meta(x)))
         if type(x) is WeightlessTensor:

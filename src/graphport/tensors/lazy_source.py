@@ -11,15 +11,16 @@ from __future__ import annotations
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-from graphport.compat.torch import conj, neg_view, pytree
+from graphport.compat.torch import OpOverload, conj, neg_view, pytree
 from graphport.errors import NoDataError, SerializationError
+from graphport.types import Args, Argument, Function
 
 _CHUNK = 16 << 20  # bytes; large enough for the speed of the disk, small beside a model
 _MAX_COPIED_BYTES = (
@@ -121,7 +122,7 @@ class FileRegion:
                     raise self._changed("it ends before the data does")
         return made
 
-    def _open_file(self) -> Any:
+    def _open_file(self) -> Argument:
         try:
             if self.stamp_of(self.path) != self.stamp:
                 raise self._changed("it has been written to since")
@@ -190,7 +191,7 @@ class DeferredCall:
     """The result of an operator, or one of its results, laid out in memory as was foreseen."""
 
     def __init__(
-        self, op: Callable[..., Any], args: Any, kwargs: Any, geometry: Geometry, index: int | None
+        self, op: Function, args: Args, kwargs: Argument, geometry: Geometry, index: int | None
     ) -> None:
         self.op, self.args, self.kwargs = op, args, kwargs
         self.geometry, self.index = geometry, index
@@ -206,7 +207,7 @@ class DeferredCall:
 class DeferredWrite:
     """Memory after an operator has written to it."""
 
-    def __init__(self, op: Callable[..., Any], args: Any, kwargs: Any, before: Source) -> None:
+    def __init__(self, op: Function, args: Args, kwargs: Argument, before: Source) -> None:
         self.op, self.args, self.kwargs, self.before = op, args, kwargs, before
         self.is_saved = before.is_saved or _has_source("is_saved", (args, kwargs))
         self.is_random = _is_random(op) or _has_source("is_random", (args, kwargs))
@@ -233,25 +234,27 @@ def convert_for_copy(t: torch.Tensor, sizes: tuple[int, ...], dtype: torch.dtype
     return t.to(dtype).expand(sizes)
 
 
-def make_filled(lies: Geometry, value: Any = 0) -> torch.Tensor:
+def make_filled(lies: Geometry, value: Argument = 0) -> torch.Tensor:
     """What `fill_` and `zero_` write."""
     return torch.full((), value, dtype=lies.dtype, device="cpu").expand(lies.sizes)
 
 
-def _has_source(what: str, arguments: Any) -> bool:
+def _has_source(what: str, arguments: Argument) -> bool:
     windows = (x for x in pytree.tree_leaves(arguments) if isinstance(x, TensorSnapshot))
     return any(getattr(w.source, what) for w in windows)
 
 
-def _is_random(op: Any) -> bool:
+def _is_random(op: OpOverload) -> bool:
     tags = getattr(op, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags or "empty" in op.__name__
 
 
-def _materialise_arguments(arguments: Any, memory: dict[int, torch.UntypedStorage]) -> Any:
+def _materialise_arguments(
+    arguments: Argument, memory: dict[int, torch.UntypedStorage]
+) -> Argument:
     """Arguments as an operator takes them, with data; everything is computed on the CPU."""
 
-    def one(x: Any) -> Any:
+    def one(x: Argument) -> Argument:
         if isinstance(x, TensorSnapshot):
             return x.read(memory)
         if isinstance(x, HeldTensor):

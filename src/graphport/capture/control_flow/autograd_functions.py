@@ -19,9 +19,10 @@ from graphport import process, source
 from graphport.capture.trace.subgraph import Subgraph
 from graphport.capture.trace.tracer import Tracer, wants_grad
 from graphport.capture.trace.values import Value
-from graphport.compat.torch import pytree
+from graphport.compat.torch import OpOverload, pytree
 from graphport.errors import ExportError, UnsupportedError
 from graphport.tensors.abstract import make_abstract_tensor
+from graphport.types import Argument
 
 autograd_function_apply = torch.ops.higher_order.autograd_function_apply
 
@@ -34,16 +35,16 @@ class Context:
         self.saved_tensors: tuple[Any, ...] = ()
         self.without_gradient: tuple[Any, ...] = ()
 
-    def save_for_backward(self, *tensors: Any) -> None:
+    def save_for_backward(self, *tensors: object) -> None:
         self.saved_tensors = tensors
 
-    def mark_non_differentiable(self, *tensors: Any) -> None:
+    def mark_non_differentiable(self, *tensors: object) -> None:
         self.without_gradient = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
         """Gradients are always there while a backward is captured."""
 
-    def mark_dirty(self, *tensors: Any) -> None:
+    def mark_dirty(self, *tensors: object) -> None:
         raise UnsupportedError(
             "an autograd.Function that writes to its arguments has no training form",
             where=source.locate_user_line(),
@@ -69,7 +70,7 @@ _thread = process.make_thread_local()
 def _patch_apply() -> Iterator[process.Replacement]:
     original = torch.autograd.Function.__dict__["apply"]
 
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls: Any, *args: Argument, **kwargs: Argument) -> Any:
         tracer = getattr(_thread, "tracer", None)
         if tracer is None or not wants_grad(args):
             return original.__get__(None, cls)(*args, **kwargs)
@@ -82,7 +83,7 @@ def _patch_apply() -> Iterator[process.Replacement]:
     kind = type(autograd_function_apply)
     call = kind.__call__
 
-    def call_again(op: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_again(op: OpOverload, *args: object, **kwargs: object) -> Argument:
         tracer = getattr(_thread, "tracer", None)
         return call(op, *args, **kwargs) if tracer is None else _retrace_call(tracer, *args)
 
@@ -93,7 +94,7 @@ def _patch_apply() -> Iterator[process.Replacement]:
 _APPLY_PATCH = process.Patch(_patch_apply)
 
 
-def record_function_call(tracer: Tracer, cls: Any, args: tuple[Any, ...]) -> Any:
+def record_function_call(tracer: Tracer, cls: Any, args: tuple[object, ...]) -> Argument:
     context = Context(tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args))
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     forward = Subgraph(tracer, "fwd_body")
@@ -121,7 +122,7 @@ def record_function_call(tracer: Tracer, cls: Any, args: tuple[Any, ...]) -> Any
     inner = {id(t): _add_input(backward, n.name, n) for t, n in zip(kept, saved, strict=True)}
     _rebind_context(context, inner)
 
-    def run_back() -> Any:
+    def run_back() -> Argument:
         with torch.no_grad():
             given = cls.backward(context, *grads)
         return given if isinstance(given, tuple) else (given,)
@@ -168,7 +169,7 @@ def _drop_grad_modes(tracer: Tracer, *graphs: Subgraph) -> None:
         del modes[node]
 
 
-def _run_forward(cls: Any, context: Context, args: tuple[Any, ...]) -> Any:
+def _run_forward(cls: Any, context: Context, args: tuple[object, ...]) -> Argument:
     """Both ways in which a Function may be written."""
     if cls.setup_context is torch.autograd.Function.setup_context:
         return cls.forward(context, *args)
@@ -177,13 +178,13 @@ def _run_forward(cls: Any, context: Context, args: tuple[Any, ...]) -> Any:
     return out
 
 
-def _list_saved(context: Context) -> list[Any]:
+def _list_saved(context: Context) -> list[object]:
     """What is kept for the backward: saved tensors, and attributes of the user's."""
     own = ("needs_input_grad", "without_gradient")
     return [v for k, v in vars(context).items() if k not in own]
 
 
-def _rebind_context(context: Context, inner: dict[int, Any]) -> None:
+def _rebind_context(context: Context, inner: dict[int, object]) -> None:
     """Let the context hold the backward's own values."""
     for name, value in vars(context).items():
         if name != "without_gradient":
@@ -199,20 +200,20 @@ def _add_input(graph: Subgraph, name: str, like: Node) -> torch.Tensor:
     return graph.tracer.wrap(Value(abstract, node, origin=node))
 
 
-def _retrace_call(tracer: Tracer, forward: Any, backward: Any, *operands: Any) -> Any:
+def _retrace_call(tracer: Tracer, forward: Any, backward: Any, *operands: object) -> Argument:
     """The same call in a program that is captured once more."""
 
     class Again:
         setup_context = torch.autograd.Function.setup_context
 
         @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
+        def forward(ctx: Any, *inputs: object) -> Any:
             out, saved = forward(*inputs)
             ctx.save_for_backward(*saved)
             return out
 
         @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
+        def backward(ctx: Any, *grads: object) -> Any:
             return backward(*grads, *ctx.saved_tensors)
 
     return record_function_call(tracer, Again, operands)

@@ -41,6 +41,7 @@ from graphport.ops import Abstract
 from graphport.process import Replacement
 from graphport.symbolic import Expr, Truth, eq, not_
 from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.types import Args, Argument, Function, Kwargs
 
 higher_order = torch.ops.higher_order
 
@@ -64,11 +65,11 @@ def patch_control_flow() -> Iterator[Replacement]:
 _VALIDATOR = "validate_subgraph_args_types"
 
 
-def _skip_validation(operands: Any) -> None:
+def _skip_validation(operands: object) -> None:
     pass
 
 
-def _call_region(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _call_region(fn: Callable[..., object], *args: object, **kwargs: object) -> Any:
     """A call of what torch.compiler.nested_compile_region marks: a graph of its own."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
@@ -86,12 +87,12 @@ def _call_region(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def record_call(
     tracer: Tracer,
-    op: Any,
-    args: Sequence[Any],
-    results: Sequence[Any],
-    reads: Sequence[Any],
-    options: Mapping[str, Any] | None = None,
-) -> list[Any]:
+    op: OpOverload,
+    args: Sequence[object],
+    results: Sequence[object],
+    reads: Sequence[object],
+    options: Mapping[str, object] | None = None,
+) -> list[Argument]:
     """Record the operator on graphs and operands; its results, for the user."""
     recorder = tracer.recorder
     described = [r.number if isinstance(r, RuntimeNumber) else r for r in results]
@@ -117,8 +118,12 @@ class RuntimeNumber:
     kind: type
 
     @property
-    def symbolic_value(self) -> Truth | Expr:
-        return eq(self.number, 1) if self.kind is bool else self.number
+    def symbolic_value(self) -> Expr:
+        if self.kind is not bool:
+            return self.number
+        truth = eq(self.number, 1)
+        assert isinstance(truth, Expr)  # its symbol may be 0 as well
+        return truth
 
     @classmethod
     def fresh(cls, tracer: Tracer, kind: type, lower: float, upper: float) -> RuntimeNumber:
@@ -130,17 +135,17 @@ class RuntimeNumber:
         )
         made = cls(number, kind)
         if kind is bool:
-            tracer.scope.origins[made.symbolic_value] = number  # type: ignore[index]
+            tracer.scope.origins[made.symbolic_value] = number
         return made
 
 
-def _has_grad(x: Any) -> bool:
+def _has_grad(x: object) -> bool:
     val = x.meta["val"] if isinstance(x, Node) else x
     return isinstance(val, torch.Tensor) and val.requires_grad
 
 
 @register_override(higher_order.cond)
-def cond(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def cond(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     pred, true_fn, false_fn, operands = args
     pred = _normalise_predicate(tracer, pred)
     if isinstance(pred, (bool, int, float)):
@@ -157,7 +162,9 @@ def cond(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return _merge_branches(tracer, func, pred, branches)
 
 
-def _merge_branches(tracer: Tracer, func: Any, pred: Any, branches: list[Subgraph]) -> Any:
+def _merge_branches(
+    tracer: Tracer, func: object, pred: object, branches: list[Subgraph]
+) -> Argument:
     """The call that takes one branch or the other, and what the program knows after it."""
     a, b = branches
     if a.spec != b.spec:
@@ -177,7 +184,7 @@ def _merge_branches(tracer: Tracer, func: Any, pred: Any, branches: list[Subgrap
     return pytree.tree_unflatten(made[:count], a.spec)
 
 
-def _normalise_predicate(tracer: Tracer, pred: Any) -> Any:
+def _normalise_predicate(tracer: Tracer, pred: Argument) -> Argument:
     """A tensor or a symbolic bool; a Python number where the answer is known."""
     if isinstance(pred, (torch.SymInt, torch.SymFloat)):
         pred = pred != 0
@@ -205,9 +212,9 @@ def _normalise_predicate(tracer: Tracer, pred: Any) -> Any:
         return bool(literal)
 
 
-def _join_results(tracer: Tracer, a: Subgraph, b: Subgraph) -> list[Any]:
+def _join_results(tracer: Tracer, a: Subgraph, b: Subgraph) -> list[Argument]:
     """What the results are, whichever branch is taken."""
-    joined = []
+    joined: list[Any] = []
     for i, (x, y) in enumerate(zip(a.results, b.results, strict=True)):
         u, v = describe_argument(x), describe_argument(y)
         kind = a.kind(i)
@@ -241,12 +248,12 @@ def _join_tensors(tracer: Tracer, u: Abstract, v: Abstract) -> Abstract:
     return Abstract(sizes, u.dtype, u.device, kept)
 
 
-def _join_sizes(tracer: Tracer, p: Any, q: Any) -> Expr:
+def _join_sizes(tracer: Tracer, p: object, q: object) -> Expr:
     lower, upper = _join_ranges(tracer, p, q)
     return RuntimeNumber.fresh(tracer, int, max(0, lower), upper).number
 
 
-def _join_ranges(tracer: Tracer, p: Any, q: Any) -> tuple[float, float]:
+def _join_ranges(tracer: Tracer, p: Argument, q: Any) -> tuple[float, float]:
     one, other = tracer.scope.range(p), tracer.scope.range(q)
     return min(one.lower, other.lower), max(one.upper, other.upper)
 
@@ -263,7 +270,7 @@ def _format_structure(branch: Subgraph) -> str:
     )
 
 
-def format_value(x: Any) -> str:
+def format_value(x: object) -> str:
     return str(x) if isinstance(x, (Abstract, torch.SymInt)) else repr(x)
 
 
@@ -286,7 +293,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @register_override(HIGHER_ORDER)
-def record_other_call(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def record_other_call(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     call = _HigherOrderCall(tracer, func)
     if not any(map(_is_function, args)):
         with tracer.function_mode:  # it is only made of other operators
@@ -296,7 +303,7 @@ def record_other_call(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return call.finish(args, kwargs, out)
 
 
-def _is_function(x: Any) -> bool:
+def _is_function(x: object) -> bool:
     return callable(x) and not isinstance(
         x, (torch.Tensor, OpOverload, OpOverloadPacket, HigherOrderOperator, type)
     )
@@ -326,7 +333,7 @@ class _HigherOrderCall:
             fix="call the function itself, or wrap the operator in a torch.library.custom_op",
         )
 
-    def run(self, args: Any, kwargs: Any) -> Any:
+    def run(self, args: Args, kwargs: Argument) -> Argument:
         """Let the kernel do its work, which may be more than can be followed."""
         try:
             return self.kernel(*args, **kwargs)
@@ -337,10 +344,10 @@ class _HigherOrderCall:
                 raise
             raise self.refusal(f"its implementation fails with {type(e).__name__}: {e}") from e
 
-    def stub(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def stub(self, fn: Callable[..., object]) -> Callable[..., Any]:
         """What the kernel calls in place of the function."""
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Argument, **kwargs: Argument) -> Any:
             if self.graph is not None or kwargs:
                 raise self.refusal("it calls its functions more than once, or with keywords")
             self.operands = args
@@ -356,7 +363,7 @@ class _HigherOrderCall:
 
         return call
 
-    def finish(self, args: Any, kwargs: Any, out: Any) -> Any:
+    def finish(self, args: Args, kwargs: Argument, out: Argument) -> Argument:
         """Record the call on the graph, with all that the graph uses as operands."""
         tracer, graph = self.tracer, self.graph
         leaves, spec = pytree.tree_flatten(out)
@@ -383,12 +390,12 @@ class _HigherOrderCall:
         graph.note_possible_alias(made[:count])
         return pytree.tree_unflatten(made[:count], spec)
 
-    def _lower(self, x: Any) -> Any:
+    def _lower(self, x: object) -> Argument:
         """An argument as it stands in the graph, whatever container it is in."""
         tracer = self.tracer
         return pytree.tree_map(lambda y: tracer.recorder.argument(tracer.lower(y)), x)
 
-    def _check(self, args: Any, kwargs: Any, outside: Sequence[Node]) -> None:
+    def _check(self, args: Args, kwargs: Argument, outside: Sequence[Node]) -> None:
         """The call as it is recorded must call the graph with its inputs, in their order."""
         called: list[Any] = []
         returned = [_Result() for _ in self.returned]
@@ -397,7 +404,7 @@ class _HigherOrderCall:
             called.append(given)
             return tuple(returned)
 
-        def described(x: Any) -> Any:
+        def described(x: object) -> Argument:
             if isinstance(x, Node):
                 return graph if x.op == "get_attr" else x.meta["val"]
             return x
@@ -411,7 +418,7 @@ class _HigherOrderCall:
         if not same or pytree.tree_leaves(out) != returned:
             raise self.refusal("it does not call its function with the operands after it, as given")
 
-    def _place(self, args: Any) -> Callable[[Any, Any], list[Any]]:
+    def _place(self, args: Args) -> Callable[[Any, Any], list[Any]]:
         """Where the graph and its operands go among the arguments."""
         given = {id(x) for x in self.operands}
         whole = [

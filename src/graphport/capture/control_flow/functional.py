@@ -16,10 +16,11 @@ from graphport import source
 from graphport.arguments import FLAG, FUNCTION, check_arguments, integer
 from graphport.compat.torch import pytree
 from graphport.errors import InputError, UserError
+from graphport.types import Argument, PyTree
 
 
 @check_arguments(f=FUNCTION)
-def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
+def map(f: Callable[..., Any], xs: PyTree, *args: PyTree) -> PyTree:
     """Call `f(x, *args)` for each x along the first dim of `xs`, and stack what it returns.
 
     `xs` is a tensor or a container of tensors with one leading size, of at least 1.
@@ -41,12 +42,12 @@ def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
 @check_arguments(combine_fn=FUNCTION, dim=integer(), reverse=FLAG)
 def scan(
     combine_fn: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any,
+    init: object,
+    xs: object,
     *,
     dim: int = 0,
     reverse: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[object, object]:
     """Call `carry, y = combine_fn(carry, x)` for each x along `dim` of `xs`, starting with `init`.
 
     The last carry, and all y stacked along `dim`. With `reverse` the last x comes first; y stays in
@@ -76,12 +77,12 @@ def scan(
 
 
 def _call_scan_operator(
-    combine_fn: Callable[[Any, Any], Any], init: Any, xs: Any, dim: int, reverse: bool
-) -> tuple[Any, Any]:
+    combine_fn: Callable[[Any, Any], Any], init: object, xs: object, dim: int, reverse: bool
+) -> tuple[object, object]:
     from graphport.compat.torch import higher_order_scan as operator
 
     @functools.wraps(combine_fn)
-    def step(carry: Any, x: Any) -> tuple[Any, Any]:
+    def step(carry: Any, x: Argument) -> tuple[Argument, Argument]:
         after, y = _unpack_pair(combine_fn(carry, x))
         if pytree.tree_structure(after) != pytree.tree_structure(carry):
             _check_carried(carry, after)
@@ -90,7 +91,7 @@ def _call_scan_operator(
     return operator(step, init, xs, dim=dim, reverse=reverse)
 
 
-def _common_length(what: str, leaves: Sequence[Any], dim: int) -> int:
+def _common_length(what: str, leaves: Sequence[Argument], dim: int) -> int:
     """The size that all have in a dim."""
     for x in leaves:
         if not isinstance(x, torch.Tensor) or x.dim() <= dim:
@@ -110,7 +111,7 @@ def _common_length(what: str, leaves: Sequence[Any], dim: int) -> int:
     return sizes[0]
 
 
-def _unpack_pair(out: Any) -> tuple[Any, Any]:
+def _unpack_pair(out: object) -> tuple[object, object]:
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise UserError(
             f"the function of gp.scan returns (carry, y), got {type(out).__name__}",
@@ -119,7 +120,7 @@ def _unpack_pair(out: Any) -> tuple[Any, Any]:
     return out[0], out[1]
 
 
-def _check_carried(before: Any, after: Any) -> None:
+def _check_carried(before: object, after: object) -> None:
     """What is carried stays the same in kind."""
     old, spec = pytree.tree_flatten(before)
     new, found = pytree.tree_flatten(after)
@@ -139,7 +140,7 @@ def _check_carried(before: Any, after: Any) -> None:
         )
 
 
-def _format_tree(tree: Any) -> str:
+def _format_tree(tree: object) -> str:
     return str(
         pytree.tree_map(
             lambda x: (
@@ -152,7 +153,7 @@ def _format_tree(tree: Any) -> str:
     )
 
 
-def _stack_steps(what: str, steps: Sequence[Any], dim: int) -> Any:
+def _stack_steps(what: str, steps: Sequence[object], dim: int) -> Argument:
     """The results of all steps as one."""
     flat = [pytree.tree_flatten(step) for step in steps]
     leaves, spec = zip(*flat, strict=True)
@@ -165,7 +166,7 @@ def _stack_steps(what: str, steps: Sequence[Any], dim: int) -> Any:
     )
 
 
-def _stack_leaf(what: str, column: Sequence[Any], dim: int) -> Any:
+def _stack_leaf(what: str, column: Sequence[object], dim: int) -> Argument:
     if all(x is None for x in column):
         return None
     if not all(isinstance(x, torch.Tensor) for x in column):

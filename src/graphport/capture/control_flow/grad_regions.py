@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import nn
@@ -18,13 +17,14 @@ from graphport.capture.trace.function_mode import register_override
 from graphport.capture.trace.recorder import Recorder, copy_val
 from graphport.capture.trace.tracer import Tracer
 from graphport.program import make_graph_module
+from graphport.types import Args, Argument, Function, Kwargs
 
 wrap_with_set_grad_enabled = torch.ops.higher_order.wrap_with_set_grad_enabled
 _NUMBERS = (int, float, bool, str, type(None), torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @register_override(wrap_with_set_grad_enabled)
-def retrace_region(tracer: Tracer, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def retrace_region(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """The same region in a program that is captured once more."""
     mode, fn, *operands = args
     with torch.set_grad_enabled(mode), tracer.function_mode:
@@ -42,7 +42,7 @@ def wrap_grad_regions(recorder: Recorder) -> None:
 def _find_grad_mode(recorder: Recorder, node: Node) -> bool:
     """What a node was computed in; numbers have no gradients, and stay where they are read."""
     if node.target is operator.getitem:
-        return _find_grad_mode(recorder, node.args[0])  # type: ignore[arg-type]
+        return _find_grad_mode(recorder, node.args[0])
     if isinstance(node.meta.get("val"), _NUMBERS):
         return recorder.grad_mode
     return recorder.grad_modes.get(node, recorder.grad_mode)
@@ -68,7 +68,7 @@ def _wrap_grad_region(recorder: Recorder, mode: bool, nodes: list[Node]) -> None
     outer = recorder.graph
     with outer.inserting_before(nodes[0]):
         reference = recorder.attach("submod", make_graph_module(root, graph), first=1)
-        args: tuple[Any, ...] = (mode, reference, *taken)
+        args: tuple[Argument, ...] = (mode, reference, *taken)
         call = outer.create_node(
             "call_function", wrap_with_set_grad_enabled, args, {}, "wrap_with_set_grad_enabled"
         )

@@ -32,6 +32,7 @@ from graphport.ops import Abstract
 from graphport.ops.strides import is_dense
 from graphport.symbolic import Range
 from graphport.symbolic.bridge import to_torch
+from graphport.types import Args, Argument, Function, Kwargs
 
 aten = torch.ops.aten
 higher_order = torch.ops.higher_order
@@ -48,7 +49,7 @@ class CarriedValues:
     """What goes from step to step: the given values, then memory that the body writes to."""
 
     def __init__(
-        self, tracer: Tracer, given: Sequence[Any], what: str, xs: Sequence[Any] = ()
+        self, tracer: Tracer, given: Sequence[object], what: str, xs: Sequence[object] = ()
     ) -> None:
         self.tracer = tracer
         self.what = what
@@ -67,7 +68,7 @@ class CarriedValues:
         tensors = [x for x in (*self.given, *xs) if isinstance(x, torch.Tensor)]
         self._memory = {tracer.value(x).storage for x in tensors}
 
-    def _checked(self, x: Any) -> Any:
+    def _checked(self, x: object) -> Argument:
         """A first value: a tensor, or a number."""
         if isinstance(x, torch.Tensor) or python_type(x) in NUMBER_TYPES:
             return x
@@ -90,13 +91,13 @@ class CarriedValues:
             )
         self.bases.append(base)
 
-    def first(self) -> list[Any]:
+    def first(self) -> list[Argument]:
         """The first values as arguments of the operator."""
         tracer = self.tracer
         given = [self._first(i, tracer.lower(x)) for i, x in enumerate(self.given)]
         return given + [tracer.read(b) for b in self.bases]
 
-    def _first(self, i: int, x: Any) -> Any:
+    def _first(self, i: int, x: Argument) -> Argument:
         if i in self.layouts and not has_same_layout(x.meta["val"]._abstract, self.layouts[i]):
             emit = self.tracer.recorder.emit
             return emit(aten.clone.default, x, memory_format=torch.contiguous_format)
@@ -119,14 +120,14 @@ class CarriedValues:
         self.unsteady |= moved
         return not moved
 
-    def enter(self, graph: Subgraph) -> list[Any]:
+    def enter(self, graph: Subgraph) -> list[Argument]:
         """The given values in a step."""
         entered = [self._enter(graph, x, i) for i, x in enumerate(self.given)]
         for base in self.bases:
             graph.carry(base, make_contiguous(base.abstract))
         return entered
 
-    def _enter(self, graph: Subgraph, x: Any, i: int) -> Any:
+    def _enter(self, graph: Subgraph, x: object, i: int) -> Argument:
         what = f"what {self.what} carries (value {i})"
         if isinstance(x, torch.Tensor):
             made = graph.make(x, self.layouts[i], what)
@@ -139,11 +140,11 @@ class CarriedValues:
         graph.make_number(name, number.number, what)
         return to_torch(number.symbolic_value)
 
-    def _any(self, x: Any) -> RuntimeNumber:
+    def _any(self, x: object) -> RuntimeNumber:
         limits = _RANGES[python_type(x)]
         return RuntimeNumber.fresh(self.tracer, python_type(x), limits.lower, limits.upper)
 
-    def after(self) -> list[Any]:
+    def after(self) -> list[Argument]:
         """What is known of the values after the last step."""
         tensors = [b.abstract for b in self.bases]
         return [
@@ -171,7 +172,7 @@ class CarriedValues:
                     fix="carry values of one size and dtype; convert the first one before the loop",
                 )
 
-    def _same(self, have: Any, want: Any, kind: type) -> bool:
+    def _same(self, have: Argument, want: Any, kind: type) -> bool:
         if not isinstance(want, Abstract):
             return kind is python_type(want)
         return isinstance(have, Abstract) and (
@@ -216,7 +217,7 @@ def _list_outside(*graphs: Subgraph) -> list[Any]:
 
 
 @register_override(higher_order.while_loop)
-def while_loop(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def while_loop(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     cond_fn, body_fn, given, additional = args
     carried = CarriedValues(tracer, given, "torch.while_loop")
 
@@ -267,7 +268,7 @@ def _check_condition(test: Subgraph) -> None:
 
 
 @register_override(higher_order.map_impl)
-def map_impl(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def map_impl(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     fn, xs, more = args
     body = Subgraph(tracer, "body_graph")
     inner = _make_elements(tracer, body, xs, "map")
@@ -283,7 +284,7 @@ def map_impl(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @register_override(higher_order.scan)
-def scan(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def scan(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     fn, init, xs = args[:3]
     additional = args[3] if len(args) > 3 else kwargs.get("additional_inputs", ())
     carried = CarriedValues(tracer, init, "scan", xs)
@@ -312,7 +313,7 @@ def scan(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @register_override(higher_order.associative_scan)
-def associative_scan(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def associative_scan(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """Its function combines two runs of elements, of any length, each with a leading dim."""
     fn, xs = args[:2]
     additional = args[2] if len(args) > 2 else kwargs.get("additional_inputs", ())
@@ -351,14 +352,16 @@ def _is_alike(tracer: Tracer, a: Abstract, b: Abstract) -> bool:
     return kinds and all(map(tracer.scope.same, a.sizes, b.sizes))
 
 
-def _make_elements(tracer: Tracer, body: Subgraph, xs: Sequence[Any], what: str) -> list[Any]:
+def _make_elements(
+    tracer: Tracer, body: Subgraph, xs: Sequence[object], what: str
+) -> list[Argument]:
     return [
         _make_element(tracer, body, x, f"an element of {what} (input {i})")
         for i, x in enumerate(xs)
     ]
 
 
-def _make_element(tracer: Tracer, body: Subgraph, x: Any, what: str) -> torch.Tensor:
+def _make_element(tracer: Tracer, body: Subgraph, x: object, what: str) -> torch.Tensor:
     if not isinstance(x, torch.Tensor) or not x.dim():
         raise UserError(
             f"{what} is taken from a tensor with at least one dim, got "
@@ -380,10 +383,12 @@ def _refuse_writes(graph: Subgraph, what: str) -> None:
             )
 
 
-def _stack_results(tracer: Tracer, body: Subgraph, first: int, xs: Sequence[Any]) -> list[Any]:
+def _stack_results(
+    tracer: Tracer, body: Subgraph, first: int, xs: Sequence[object]
+) -> list[Argument]:
     """The results of all steps, one after another."""
     count = tracer.value(xs[0]).abstract.sizes[0]
-    stacked = []
+    stacked: list[Abstract | None] = []
     for i in range(first, len(body.results)):
         about = describe_argument(body.results[i])
         if about is None:

@@ -16,9 +16,9 @@ from graphport import source
 from graphport.capture.trace.tracer import Tracer, register_handler
 from graphport.errors import UnsupportedError
 from graphport.ops import OpInfo
+from graphport.types import Args, Argument, Kwargs
 
 aten = torch.ops.aten
-Keywords = dict[str, Any]
 Tensors = Sequence[torch.Tensor]
 
 
@@ -29,26 +29,28 @@ class Group:
         group = torch.distributed.ProcessGroup.unbox(boxed)
         self.name, self.size = group.group_name, group.size()
 
-    def run(self, name: str, x: torch.Tensor, *args: Any) -> torch.Tensor:
+    def run(self, name: str, x: torch.Tensor, *args: object) -> torch.Tensor:
         """The result of a collective, waited for."""
         ops = torch.ops._c10d_functional
         return ops.wait_tensor(getattr(ops, name)(x, *args, self.name))
 
-    def reduce(self, x: torch.Tensor, op: Any) -> torch.Tensor:
+    def reduce(self, x: torch.Tensor, op: torch.ScriptObject) -> torch.Tensor:
         return self.run("all_reduce", x, _reduction_name(op))
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
         """What all ranks have, one after the other in one dim."""
         return self.run("all_gather_into_tensor", _flatten(x), self.size)
 
-    def reduce_scatter(self, x: torch.Tensor, op: Any) -> torch.Tensor:
+    def reduce_scatter(self, x: torch.Tensor, op: torch.ScriptObject) -> torch.Tensor:
         return self.run("reduce_scatter_tensor", _flatten(x), _reduction_name(op), self.size)
 
-    def exchange(self, x: torch.Tensor, received: Sequence[Any], sent: Sequence[Any]) -> Any:
+    def exchange(
+        self, x: torch.Tensor, received: Sequence[object], sent: Sequence[object]
+    ) -> Argument:
         """All to all along the first dim, given the sizes from and for each rank."""
         return self.run("all_to_all_single", x, list(received), list(sent))
 
-    def splits(self, x: torch.Tensor) -> list[Any]:
+    def splits(self, x: torch.Tensor) -> list[Argument]:
         return [x.shape[0] // self.size] * self.size
 
 
@@ -86,55 +88,57 @@ def _concatenate(tensors: Tensors) -> torch.Tensor:
     return torch.cat([_flatten(t) for t in tensors])
 
 
-def all_reduce(group: Group, tensors: Tensors, op: Any, *_: Any) -> None:
+def all_reduce(group: Group, tensors: Tensors, op: torch.ScriptObject, *_: object) -> None:
     for t in tensors:
         t.copy_(group.reduce(t, op))
 
 
-def broadcast(group: Group, tensors: Tensors, root: int, *_: Any) -> None:
+def broadcast(group: Group, tensors: Tensors, root: int, *_: object) -> None:
     for t in tensors:
         t.copy_(group.run("broadcast", t, root))
 
 
-def all_gather(group: Group, outputs: Sequence[Tensors], inputs: Tensors, *_: Any) -> None:
+def all_gather(group: Group, outputs: Sequence[Tensors], inputs: Tensors, *_: object) -> None:
     for pieces, x in zip(outputs, inputs, strict=True):
         _write_chunks(pieces, group.gather(x))
 
 
-def all_gather_base(group: Group, output: torch.Tensor, x: torch.Tensor, *_: Any) -> None:
+def all_gather_base(group: Group, output: torch.Tensor, x: torch.Tensor, *_: object) -> None:
     _write(output, group.gather(x))
 
 
-def all_gather_bases(group: Group, outputs: Tensors, inputs: Tensors, *_: Any) -> None:
+def all_gather_bases(group: Group, outputs: Tensors, inputs: Tensors, *_: object) -> None:
     for output, x in zip(outputs, inputs, strict=True):
         _write(output, group.gather(x))
 
 
 def reduce_scatter(
-    group: Group, outputs: Tensors, inputs: Sequence[Tensors], op: Any, *_: Any
+    group: Group, outputs: Tensors, inputs: Sequence[Tensors], op: torch.ScriptObject, *_: object
 ) -> None:
     for output, pieces in zip(outputs, inputs, strict=True):
         _write(output, group.reduce_scatter(_concatenate(pieces), op))
 
 
 def reduce_scatter_base(
-    group: Group, output: torch.Tensor, x: torch.Tensor, op: Any, *_: Any
+    group: Group, output: torch.Tensor, x: torch.Tensor, op: torch.ScriptObject, *_: object
 ) -> None:
     _write(output, group.reduce_scatter(x, op))
 
 
-def reduce_scatter_bases(group: Group, outputs: Tensors, inputs: Tensors, op: Any, *_: Any) -> None:
+def reduce_scatter_bases(
+    group: Group, outputs: Tensors, inputs: Tensors, op: torch.ScriptObject, *_: object
+) -> None:
     for output, x in zip(outputs, inputs, strict=True):
         _write(output, group.reduce_scatter(x, op))
 
 
-def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, *_: Any) -> None:
+def all_to_all(group: Group, outputs: Tensors, inputs: Tensors, *_: object) -> None:
     received, sent = ([t.numel() for t in tensors] for tensors in (outputs, inputs))
     _write_chunks(outputs, group.exchange(_concatenate(inputs), received, sent))
 
 
 def all_to_all_base(
-    group: Group, output: torch.Tensor, x: torch.Tensor, received: Any, sent: Any, *_: Any
+    group: Group, output: torch.Tensor, x: torch.Tensor, received: Any, sent: Any, *_: object
 ) -> None:
     output.copy_(group.exchange(x, received or group.splits(output), sent or group.splits(x)))
 
@@ -165,7 +169,7 @@ _POINT_TO_POINT = "gp.partition.pipeline(program, stages=...) sends values betwe
 
 
 @register_handler("c10d")
-def collective(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def collective(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """A collective as the user wrote it: its functional form, and what it writes."""
     functional = _FUNCTIONAL.get(info.name)
     if functional is None:
@@ -188,6 +192,6 @@ def collective(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
 
 
 @register_handler("_c10d_functional::_wrap_tensor_autograd")
-def wait(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def wait(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """What eager wraps so that its first reader waits for it: the graph waits at once."""
     return tracer.call(torch.ops._c10d_functional.wait_tensor.default, args[0])

@@ -17,6 +17,7 @@ from graphport.ops.sizes import require, wrap_dim
 from graphport.ops.strides import get_example_size
 from graphport.symbolic import ge
 from graphport.symbolic.bridge import sym_ite
+from graphport.types import Args, Argument, Device, Dtype, Kwargs
 
 aten = torch.ops.aten
 
@@ -28,13 +29,13 @@ aten = torch.ops.aten
     aten.gradient.scalarrayint,
     aten.gradient.scalarrayarray,
 )
-def gradient(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def gradient(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     x, order = args[0], kwargs.get("edge_order", 1)
     sizes = tracer.value(x).abstract.sizes
     chosen = kwargs.get("dim")
     given = range(len(sizes)) if chosen is None else chosen if _is_list(chosen) else [chosen]
     dims = [wrap_dim(d, len(sizes)) for d in given]
-    spacing = kwargs.get("spacing")
+    spacing = kwargs.get("spacing", 1)
     spaces = spacing if _is_list(spacing) else [1 if spacing is None else spacing] * len(dims)
     if len(spaces) != len(dims) or order not in (1, 2) or len(set(dims)) < len(dims):
         return trace_decomposition(
@@ -54,7 +55,7 @@ def gradient(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) ->
     ]
 
 
-def _is_list(x: Any) -> bool:
+def _is_list(x: object) -> bool:
     return isinstance(x, Sequence)
 
 
@@ -76,7 +77,7 @@ def _gradient_along(x: Tensor, dim: int, space: Any, order: int) -> Tensor:
 
 
 @register_handler(aten.fill_diagonal_.default)
-def fill_diagonal_(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def fill_diagonal_(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Of a matrix, a write to its diagonal, which has no elements where the matrix has none."""
     target, value, *rest = args
     wrap = rest[0] if rest else kwargs.get("wrap", False)
@@ -87,7 +88,7 @@ def fill_diagonal_(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, An
 
 
 @register_handler(aten.linalg_multi_dot.default)
-def linalg_multi_dot(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def linalg_multi_dot(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Multiplied in the order that takes the fewest steps at the example sizes."""
     tensors = list(args[0])
     if len(tensors) < 2 or not all(t.dim() for t in tensors):
@@ -131,7 +132,7 @@ def _multiply_chain(tensors: list[Tensor], extent: list[int]) -> Tensor:
 
 
 @register_handler(aten.istft.default)
-def istft(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def istft(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     given = {a.name: a.default_value for a in info.op._schema.arguments}
     given |= dict(zip(given, args, strict=False)) | kwargs
     spectrum, n, window = given["self"], given["n_fft"], given["window"]
@@ -198,7 +199,7 @@ def _inverse_stft(
 Function = Callable[..., Any]
 
 
-def _make_positions(count: Any, dtype: torch.dtype | None, device: Any) -> Tensor:
+def _make_positions(count: Argument, dtype: Dtype, device: Device) -> Tensor:
     """0, 1, 2, ... as floats."""
     return torch.arange(count, dtype=dtype or torch.get_default_dtype(), device=device)
 
@@ -217,8 +218,8 @@ def _make_window(shape: Function) -> Function:
         window_length: Any,
         periodic: bool = True,
         *numbers: float,
-        dtype: Any = None,
-        device: Any = None,
+        dtype: Dtype = None,
+        device: Device = None,
         **more: Any,
     ) -> Any:
         if dtype is not None and not dtype.is_floating_point:
@@ -264,24 +265,28 @@ def kaiser_window(places: Tensor, last: Any, beta: float = 12.0) -> Tensor:
 # Lines
 
 
-def fftfreq(n: Any, d: float = 1.0, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+def fftfreq(
+    n: Argument, d: float = 1.0, *, dtype: Dtype = None, device: Device = None, **_: object
+) -> Argument:
     if dtype is not None and not dtype.is_floating_point:
         return NotImplemented
     places = _make_positions(n, dtype, device)
     return torch.where(places < (n + 1) // 2, places, places - n) * _frequency(n, d)
 
 
-def rfftfreq(n: Any, d: float = 1.0, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+def rfftfreq(
+    n: Argument, d: float = 1.0, *, dtype: Dtype = None, device: Device = None, **_: object
+) -> Argument:
     if dtype is not None and not dtype.is_floating_point:
         return NotImplemented
     return _make_positions(n // 2 + 1, dtype, device) * _frequency(n, d)
 
 
-def _frequency(n: Any, d: float) -> Any:
+def _frequency(n: Argument, d: float) -> Argument:
     return sym_ite(n == 0, math.inf, 1.0 / (torch.sym_max(n, 1) * d))
 
 
-def vander(x: Tensor, N: Any = None, increasing: bool = False) -> Any:
+def vander(x: Tensor, N: Argument = None, increasing: bool = False) -> Argument:
     """Columns of powers: the first is 1, each other the one before it times x."""
     if x.dim() != 1:
         return NotImplemented
@@ -295,32 +300,44 @@ def vander(x: Tensor, N: Any = None, increasing: bool = False) -> Any:
 
 
 def tril_indices(
-    row: Any, col: Any, offset: Any = 0, *, dtype: Any = None, device: Any = None, **_: Any
-) -> Any:
+    row: Argument,
+    col: Argument,
+    offset: Argument = 0,
+    *,
+    dtype: Dtype = None,
+    device: Device = None,
+    **_: object,
+) -> Argument:
     mask = torch.ones(row, col, dtype=torch.bool, device=device).tril(offset)
     return _list_indices(mask, _count_below(row, col, offset), dtype)
 
 
 def triu_indices(
-    row: Any, col: Any, offset: Any = 0, *, dtype: Any = None, device: Any = None, **_: Any
-) -> Any:
+    row: Argument,
+    col: Argument,
+    offset: Argument = 0,
+    *,
+    dtype: Dtype = None,
+    device: Device = None,
+    **_: object,
+) -> Argument:
     mask = torch.ones(row, col, dtype=torch.bool, device=device).triu(offset)
     return _list_indices(mask, row * col - _count_below(row, col, offset - 1), dtype)
 
 
-def _list_indices(mask: Tensor, count: Any, dtype: Any) -> Tensor:
+def _list_indices(mask: Tensor, count: Argument, dtype: Dtype) -> Tensor:
     rows, columns = torch.nonzero_static(mask, size=count).unbind(1)
     return torch.stack([rows, columns]).to(dtype or torch.int64)
 
 
-def _count_below(row: Any, col: Any, offset: Any) -> Any:
+def _count_below(row: Argument, col: Argument, offset: Argument) -> Argument:
     """How many elements are on the diagonal of this number and below it.
 
     From row to row there is one more, from none to a whole row: the sum of the rows that have any
     is a triangle, and the rows past the whole one make it too large by another one.
     """
 
-    def triangle(n: Any) -> Any:
+    def triangle(n: Argument) -> Argument:
         return n * (n + 1) // 2
 
     def rows(from_: Any) -> Any:
@@ -335,7 +352,7 @@ def _count_below(row: Any, col: Any, offset: Any) -> Any:
     )
 
 
-def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Any:
+def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Argument:
     """Pairs only."""
     if r != 2 or input.dim() != 1:
         return NotImplemented

@@ -34,6 +34,7 @@ from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import OpInfo, get_op_info, infer_by_meta
 from graphport.symbolic import Expr, Scope
 from graphport.symbolic.bridge import to_torch
+from graphport.types import Args, Argument, Function, Kwargs
 
 
 class FakeImplContext:
@@ -75,7 +76,7 @@ def patch_fake_impl_context() -> Iterator[process.Replacement]:
 
 
 @register_handler(WITH_FAKE_IMPL)
-def record_custom(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def record_custom(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """A custom operator that is described by its fake implementation."""
     sizes = FakeImplContext(tracer.scope)
     # The line to name is where the operator is called, not where its sizes are made up.
@@ -97,7 +98,7 @@ def record_custom(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any
 
 
 @register_handler(COMPOSITE)
-def record_composite(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def record_composite(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Kept whole; what it returns is inferred from its decomposition, outside of the graph."""
     recorder = tracer.recorder
     with recorder.enter_frame(Frame(recorder.frame)):
@@ -117,7 +118,7 @@ auto_functionalized = torch.ops.higher_order.auto_functionalized
 
 
 @register_handler(MUTATING)
-def functionalise_mutating(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def functionalise_mutating(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Torch's higher-order call that returns what the operator writes after what it returns."""
     if not can_auto_functionalize(info.op):
         raise UnsupportedError(
@@ -134,7 +135,7 @@ def functionalise_mutating(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict
     return result
 
 
-def _refuse_aliased_arguments(tracer: Tracer, info: OpInfo, given: dict[str, Any]) -> None:
+def _refuse_aliased_arguments(tracer: Tracer, info: OpInfo, given: dict[str, object]) -> None:
     """Refuse arguments that alias where one is written: values cannot express that."""
     holders: dict[Any, str] = {}
     written = {a.name for a in info.op._schema.arguments if a.alias_info and a.alias_info.is_write}
@@ -152,7 +153,7 @@ def _refuse_aliased_arguments(tracer: Tracer, info: OpInfo, given: dict[str, Any
 
 
 def _record_auto_functionalized(
-    tracer: Tracer, info: OpInfo, given: dict[str, Any]
+    tracer: Tracer, info: OpInfo, given: dict[str, object]
 ) -> tuple[Any, dict[str, Any]]:
     """The result of the operator and the new values of the arguments that it writes."""
     schema = info.op._schema
@@ -160,8 +161,10 @@ def _record_auto_functionalized(
     about = {name: describe_argument(x) for name, x in lowered.items()}
     names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     names = [n for n in names if given[n] is not None]
-    out = infer_by_meta(info.op, (), about) if schema.returns else None
-    results = [out] if len(schema.returns) < 2 else list(out)
+    results: list[Any] = [None]
+    if schema.returns:
+        out = infer_by_meta(info.op, (), about)
+        results = [out] if len(schema.returns) == 1 else list(out)
     news = [about[n] for n in names]
     node = tracer.recorder.node(
         auto_functionalized, (info.op,), lowered, (*results, *news), "auto_functionalized"
@@ -172,7 +175,7 @@ def _record_auto_functionalized(
     return (first[0] if len(schema.returns) < 2 else tuple(first)), found
 
 
-def _write(tracer: Tracer, target: Any, new: Any) -> None:
+def _write(tracer: Tracer, target: Any, new: Argument) -> None:
     pairs = zip(target, new, strict=True) if isinstance(target, (list, tuple)) else [(target, new)]
     for t, x in pairs:
         tracer.write(tracer.value(t), tracer.read(tracer.value(x)))
@@ -180,8 +183,8 @@ def _write(tracer: Tracer, target: Any, new: Any) -> None:
 
 @register_override(auto_functionalized)
 def retrace_auto_functionalized(
-    tracer: Tracer, func: Any, args: Any, kwargs: dict[str, Any]
-) -> Any:
+    tracer: Tracer, func: Function, args: Args, kwargs: Kwargs
+) -> Argument:
     """The same call in a program that is captured once more."""
     result, news = _record_auto_functionalized(tracer, get_op_info(args[0]), kwargs)
     first = result if isinstance(result, tuple) else (result,)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -27,13 +27,14 @@ from graphport.ops.sizes import (
 )
 from graphport.symbolic import Expr, eq, ge, ne, not_, type_of
 from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.tensors.abstract import Size
+from graphport.types import Args, Argument, Kwargs
 
 aten = torch.ops.aten
-Keywords = dict[str, Any]
 
 
 @register_handler(aten.item.default, aten._local_scalar_dense.default)
-def item(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def item(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     value = tracer.value(args[0])
     if value.literal is not None:
         return value.literal.item()
@@ -87,7 +88,7 @@ def evaluate_bool(tracer: Tracer, t: torch.Tensor) -> bool:
 
 def assume_example_number(
     tracer: Tracer, error: DataDependentError, t: torch.Tensor, kind: type
-) -> Any:
+) -> Argument:
     """The Python number that a draft takes from the example, to be asserted; else the error."""
     scope = tracer.scope
     if scope.reveal is None:
@@ -102,8 +103,8 @@ def assume_example_number(
 
 
 def assume_example_data(
-    tracer: Tracer, error: DataDependentError, t: torch.Tensor, read: Callable[..., Any]
-) -> Any:
+    tracer: Tracer, error: DataDependentError, t: torch.Tensor, read: Callable[..., object]
+) -> Argument:
     """What `read` makes of the data in the example, which a draft asserts; else the error."""
     if tracer.example is None:
         raise error
@@ -130,12 +131,12 @@ _ASSERT_FIX = (
 
 
 @register_handler(aten.is_nonzero.default)
-def is_nonzero(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> bool:
+def is_nonzero(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> bool:
     return evaluate_bool(tracer, args[0])
 
 
 @register_handler(aten.equal.default, aten.allclose.default)
-def equal(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> bool:
+def equal(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> bool:
     a, b = (tracer.value(t).literal for t in args[:2])
     if a is not None and b is not None:
         return info.op(a, b, *args[2:], **kwargs)
@@ -165,14 +166,12 @@ class UnbackedResult:
         self.tracer = tracer
         self.symbols: list[tuple[Expr, int, int]] = []
 
-    def size(self, result: int, dim: int, upper: Any = None) -> Expr:
+    def size(self, result: int, dim: int, upper: Size | None = None) -> Expr:
         """A fresh size: dimension `dim` of result number `result`."""
         scope = self.tracer.scope
-        most = scope.range(upper).upper if upper is not None else None
-        limits = {} if most is None else {"upper": most}
-        symbol = scope.fresh(
-            lower=0, origin=locate_size(source.locate_user_expression(), dim), **limits
-        )
+        most = scope.range(upper).upper if upper is not None else math.inf
+        origin = locate_size(source.locate_user_expression(), dim)
+        symbol = scope.fresh(lower=0, upper=most, origin=origin)
         self.symbols.append((symbol, result, dim))
         return symbol
 
@@ -183,7 +182,7 @@ class UnbackedResult:
             counts[node] = self.size(0, 0, numel(self.tracer.value(mask).abstract.sizes))
         return counts[node]
 
-    def record(self, info: OpInfo, args: Any, kwargs: Keywords, out: Any) -> Any:
+    def record(self, info: OpInfo, args: Args, kwargs: Kwargs, out: object) -> Argument:
         tracer = self.tracer
         lowered = [tracer.lower(a) for a in args]
         keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
@@ -203,13 +202,13 @@ def locate_size(where: source.Location | None, dim: int) -> source.Location | No
     return replace(where, expression=f"{where.expression}.shape[{dim}]")
 
 
-def make_size_reader(tracer: Tracer, node: Node, dim: int, symbol: Expr) -> Any:
+def make_size_reader(tracer: Tracer, node: Node, dim: int, symbol: Expr) -> Argument:
     """How the graph obtains a symbol that is a size of a result."""
     return lambda: tracer.recorder.size_of(node, dim, symbol)
 
 
 @register_handler(aten.nonzero.default)
-def nonzero(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def nonzero(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     x = tracer.value(args[0]).abstract
     sized = UnbackedResult(tracer)
     count = sized.ones(args[0])
@@ -219,7 +218,7 @@ def nonzero(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 @register_handler(aten.masked_select.default)
-def masked_select(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def masked_select(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     x = tracer.value(args[0]).abstract
     sized = UnbackedResult(tracer)
     mask = tracer.value(args[1]).abstract
@@ -231,7 +230,7 @@ def masked_select(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> 
 
 
 @register_handler(aten._unique2.default)
-def unique2(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def unique2(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     x = tracer.value(args[0]).abstract
     inverse, counts = (*args[2:], False, False)[:2]
     inverse, counts = kwargs.get("return_inverse", inverse), kwargs.get("return_counts", counts)
@@ -246,15 +245,16 @@ def unique2(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 @register_handler(aten.unique_consecutive.default)
-def unique_consecutive(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def unique_consecutive(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     x = tracer.value(args[0]).abstract
-    inverse, counts, dim = (*args[1:], *(False, False, None)[len(args) - 1 :])
-    inverse, counts = kwargs.get("return_inverse", inverse), kwargs.get("return_counts", counts)
-    return _unique_along(tracer, info, args, kwargs, x, kwargs.get("dim", dim), inverse, counts)
+    names = ("return_inverse", "return_counts", "dim")
+    given = {**dict(zip(names, args[1:], strict=False)), **kwargs}
+    inverse, counts = given.get("return_inverse", False), given.get("return_counts", False)
+    return _unique_along(tracer, info, args, kwargs, x, given.get("dim"), inverse, counts)
 
 
 @register_handler(aten.unique_dim.default)
-def unique_dim(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def unique_dim(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     x = tracer.value(args[0]).abstract
     dim = args[1] if len(args) > 1 else kwargs["dim"]
     return _unique_along(tracer, info, args, kwargs, x, dim, True, True)
@@ -263,13 +263,13 @@ def unique_dim(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
 def _unique_along(
     tracer: Tracer,
     info: OpInfo,
-    args: Any,
-    kwargs: Keywords,
+    args: Args,
+    kwargs: Kwargs,
     x: Abstract,
     dim: int | None,
     inverse: bool,
     counts: bool,
-) -> Any:
+) -> Argument:
     sized = UnbackedResult(tracer)
     if dim is None:
         n = sized.size(0, 0, numel(x.sizes))
@@ -291,7 +291,7 @@ def _unique_along(
 
 
 @register_handler(aten.repeat_interleave.Tensor)
-def repeat_interleave(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def repeat_interleave(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     x = tracer.value(args[0]).abstract
     total = kwargs.get("output_size")
     sized = UnbackedResult(tracer)
@@ -300,12 +300,14 @@ def repeat_interleave(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords)
 
 
 @register_handler(aten._pack_padded_sequence.default)
-def pack_padded_sequence(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def pack_padded_sequence(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Rows of all steps, and how many sequences each step has; known where the lengths are."""
     x, batch_first = tracer.value(args[0]).abstract, args[2]
     lengths = tracer.value(args[1]).literal
     steps = x.sizes[1 if batch_first else 0]
     sized = UnbackedResult(tracer)
+    total: Size
+    longest: Size
     if lengths is None:
         total, longest = sized.size(0, 0, x.sizes[0] * x.sizes[1]), sized.size(1, 0, steps)
     else:
@@ -319,10 +321,11 @@ def pack_padded_sequence(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywor
 
 
 @register_handler(aten._pad_packed_sequence.default)
-def pad_packed_sequence(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def pad_packed_sequence(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     data, counts = (tracer.value(t) for t in args[:2])
     batch_first, total_length = args[2], args[4]
     sized = UnbackedResult(tracer)
+    batch: Size
     if counts.literal is None:
         batch = sized.size(0, 0 if batch_first else 1, data.abstract.sizes[0])
     else:
@@ -340,7 +343,7 @@ def pad_packed_sequence(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keyword
 
 
 @register_handler(aten.bincount.default)
-def bincount(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def bincount(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     x = tracer.value(args[0]).abstract
     if x.rank != 1 or x.dtype.is_floating_point or x.dtype.is_complex:
         raise ShapeError(f"bincount only supports 1-d non-negative integral inputs, got {x}")
@@ -360,7 +363,7 @@ def bincount(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 @register_handler(aten.one_hot.default)
-def one_hot(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def one_hot(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """As many classes as there are, unless the program says how many."""
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
     if type(classes) is not int or classes != -1:
@@ -374,7 +377,7 @@ def one_hot(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 @register_handler(aten.index.Tensor)
-def index_tensor(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def index_tensor(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Boolean masks select as many elements as they have ones."""
     indices = [None if i is None else tracer.value(i).abstract for i in args[1]]
     if not any(_is_mask(i) for i in indices):

@@ -15,6 +15,7 @@ from graphport.capture.trace.function_mode import register_override, tensor
 from graphport.capture.trace.tracer import Tracer
 from graphport.compat.torch import is_functorch_wrapped_tensor
 from graphport.symbolic.bridge import from_torch
+from graphport.types import Args, Argument, Function, Kwargs
 
 aten = torch.ops.aten
 
@@ -22,12 +23,12 @@ _MASK_DTYPES = (torch.bool, torch.uint8)
 
 
 @register_override(torch.Tensor.__getitem__, torch.Tensor.__setitem__)
-def indexing(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def indexing(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     self, index = args[0], args[1]
-    parts = index if type(index) is tuple else (index,)
-    if all(_is_plain(tracer, p) for p in parts):
+    given = index if type(index) is tuple else (index,)
+    if all(_is_plain(tracer, p) for p in given):
         return NotImplemented
-    parts = [_prepare_part(tracer, p) for p in parts]
+    parts = [_prepare_part(tracer, p) for p in given]
     rest: list[Any] = []
     # From the last to the first, so that the dims of those before stay where they are.
     for part, dim in reversed(list(zip(parts, _locate_dims(self, parts), strict=True))):
@@ -65,14 +66,14 @@ def _is_number(tracer: Tracer, t: torch.Tensor) -> bool:
     return tracer.value(t).literal is None
 
 
-def _is_flag(tracer: Tracer, part: Any) -> bool:
+def _is_flag(tracer: Tracer, part: object) -> bool:
     """A single bool in an index that is not a literal."""
     if not isinstance(part, torch.Tensor) or part.dim() or part.dtype not in _MASK_DTYPES:
         return False
     return tracer.value(part).literal is None
 
 
-def _prepare_part(tracer: Tracer, part: Any) -> Any:
+def _prepare_part(tracer: Tracer, part: object) -> Argument:
     if type(part) is slice:
         bounds = (part.start, part.stop, part.step)
         return slice(*(x.item() if isinstance(x, torch.Tensor) else x for x in bounds))
@@ -83,7 +84,7 @@ def _prepare_part(tracer: Tracer, part: Any) -> Any:
     return part
 
 
-def _locate_dims(self: torch.Tensor, parts: list[Any]) -> list[int]:
+def _locate_dims(self: torch.Tensor, parts: list[object]) -> list[int]:
     """The dim of `self` that each part of an index starts at."""
     taken = [_count_dims(p) for p in parts]
     free = self.dim() - sum(taken)
@@ -94,7 +95,7 @@ def _locate_dims(self: torch.Tensor, parts: list[Any]) -> list[int]:
     return dims
 
 
-def _count_dims(part: Any) -> int:
+def _count_dims(part: object) -> int:
     """How many dims a part of an index stands for."""
     if part is None or part is ... or isinstance(part, bool):
         return 0
@@ -133,7 +134,7 @@ _AVG_POOLS = {F.avg_pool1d: 1, F.avg_pool2d: 2, F.avg_pool3d: 3}
 
 
 @register_override(*_ADAPTIVE_POOLS)
-def adaptive_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def adaptive_pool(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """A size that is None stays what it is."""
     given = _arguments_by_name(("input", "output_size", "return_indices"), args, kwargs)
     x, sizes = given["input"], given["output_size"]
@@ -152,7 +153,7 @@ def adaptive_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @register_override(*_MAX_POOLS)
-def max_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def max_pool(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     names = ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
     given = _arguments_by_name(names, args, kwargs)
     n = _MAX_POOLS[func]
@@ -166,7 +167,7 @@ def max_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @register_override(*_AVG_POOLS)
-def avg_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def avg_pool(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     names = (
         "input",
         "kernel_size",
@@ -184,11 +185,11 @@ def avg_pool(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         return given["input"].mean(list(range(-n, 0)), keepdim=True)
 
 
-def _arguments_by_name(names: tuple[str, ...], args: Any, kwargs: Any) -> dict[str, Any]:
+def _arguments_by_name(names: tuple[str, ...], args: Args, kwargs: Argument) -> dict[str, Any]:
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _needs_indices(func: Any, given: dict[str, Any]) -> bool:
+def _needs_indices(func: Any, given: dict[str, object]) -> bool:
     return bool(given.get("return_indices")) or func.__name__.endswith("with_indices")
 
 
@@ -207,5 +208,5 @@ def _is_global_window(tracer: Tracer, given: dict[str, Any], n: int) -> bool:
     return plain and all(map(tracer.scope.same, map(from_torch, kernel), sizes))
 
 
-def _has_only(value: Any, wanted: int) -> bool:
+def _has_only(value: object, wanted: int) -> bool:
     return all(v == wanted for v in value) if isinstance(value, (list, tuple)) else value == wanted

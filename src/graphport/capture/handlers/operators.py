@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
 
 import torch
 
@@ -48,19 +47,19 @@ from graphport.tensors.abstract import (
     channels_last_strides,
     contiguous_strides,
 )
+from graphport.types import Args, Argument, Kwargs
 
 aten = torch.ops.aten
-Keywords = dict[str, Any]
 
 
 @register_handler(aten.lift_fresh_copy.default)
-def lift_fresh_copy(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def lift_fresh_copy(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """A literal that is new in every run."""
     return tracer.call(aten.clone.default, args[0])
 
 
 @register_handler(aten.lift_fresh.default)
-def lift_fresh(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def lift_fresh(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """torch.tensor(...) in the program: the data becomes a constant of the program."""
     if type(args[0]) is AbstractTensor:
         return args[0]
@@ -68,7 +67,7 @@ def lift_fresh(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
 
 
 @register_handler(aten.detach_.default)
-def detach_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def detach_(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     value = tracer.value(args[0])
     if _has_gradient(tracer, args, value):
         tracer.recorder.frame.keep(value)
@@ -78,7 +77,7 @@ def detach_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     return args[0]
 
 
-def _has_gradient(tracer: Tracer, args: Any, value: Value) -> bool:
+def _has_gradient(tracer: Tracer, args: object, value: Value) -> bool:
     """Whether a run may have one, whatever the example does."""
     if tracer.decomposing or wants_grad(args):
         return wants_grad(args)
@@ -87,7 +86,7 @@ def _has_gradient(tracer: Tracer, args: Any, value: Value) -> bool:
 
 
 @register_handler(aten.detach.default, aten.alias.default)
-def alias(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def alias(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Another name for a tensor. Only where it cuts off a gradient does the graph say so."""
     base = tracer.value(args[0])
     if info.op is aten.detach.default and _has_gradient(tracer, args, base):
@@ -98,7 +97,7 @@ def alias(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 @register_handler(aten.as_strided.default)
-def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def as_strided(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Strides are those of the storage, so they apply to the base and not to a view of it."""
     value = tracer.value(args[0])
     rest = [*(tracer.lower(a) for a in args[1:]), *map(tracer.lower, kwargs.values())]
@@ -122,7 +121,7 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     whole = owner
     if not owner.abstract.is_contiguous and is_dense(owner.abstract):
         owner = _permute_to_memory_order(tracer, owner)
-    out = info.rule(owner.abstract, size, stride, offset)
+    out = info.apply_rule(owner.abstract, size, stride, offset)
     _require_storage(whole, out)
     # Without an offset the view starts where the tensor does, whatever its storage offset.
     recipe = (size, stride) if type(offset) is int and offset == 0 else (size, stride, offset)
@@ -171,17 +170,17 @@ def _permute_to_memory_order(tracer: Tracer, owner: Value) -> Value:
     order = sorted(range(len(strides)), key=lambda d: -strides[d])
     permute = get_op_info(aten.permute.default)
     node = tracer.recorder.emit(permute.op, tracer.read(owner), order)
-    return Value.view(owner, permute.rule(owner.abstract, order), node, permute.op, (order,))
+    return Value.view(owner, permute.apply_rule(owner.abstract, order), node, permute.op, (order,))
 
 
 @register_handler(aten._reshape_alias.default, aten._unsafe_view.default)
-def reshape_alias(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def reshape_alias(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """What torch's kernels call where they know that a view is possible, in the layout at hand."""
     return tracer.call(aten.reshape.default, args[0], args[1])
 
 
 @register_handler(aten.flatten.using_ints)
-def flatten(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def flatten(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """A reshape, so that it is one also in what it shares: torch's kernel asks for the layout."""
     given = {**dict(zip(("self", "start_dim", "end_dim"), args, strict=False)), **kwargs}
     sizes = given["self"].shape
@@ -202,34 +201,41 @@ def flatten(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 @register_handler(aten.to.dtype)
-def to_dtype(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def to_dtype(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     return _convert(tracer, args[0], args[1], None, args[2:], kwargs)
 
 
 @register_handler(aten.to.device)
-def to_device(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def to_device(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     return _convert(tracer, args[0], args[2], args[1], args[3:], kwargs)
 
 
 @register_handler(aten.to.other)
-def to_other(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def to_other(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     like = tracer.value(args[1]).abstract
     return _convert(tracer, args[0], like.dtype, like.device, args[2:], kwargs)
 
 
 @register_handler(aten.to.dtype_layout)
-def to_dtype_layout(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def to_dtype_layout(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     return _convert(tracer, args[0], kwargs.get("dtype"), kwargs.get("device"), (), kwargs)
 
 
-def _convert(tracer: Tracer, t: Any, dtype: Any, device: Any, flags: Any, kwargs: Keywords) -> Any:
+def _convert(
+    tracer: Tracer,
+    t: Argument,
+    dtype: torch.dtype | None,
+    device: torch.device | None,
+    flags: Argument,
+    kwargs: Kwargs,
+) -> Argument:
     """`flags` are the positional non_blocking, copy, memory_format."""
     copy = flags[1] if len(flags) > 1 else kwargs.get("copy", False)
     memory_format = flags[2] if len(flags) > 2 else kwargs.get("memory_format")
     if not isinstance(t, torch.Tensor):  # a number that one of torch's kernels took for a tensor
         t = tracer.call(aten.scalar_tensor.default, t, dtype=number_dtype(t))
     have = tracer.value(t).abstract
-    wanted: Keywords = {}
+    wanted: Kwargs = {}
     if dtype is not None and dtype is not have.dtype:
         wanted["dtype"] = dtype
     if device is not None and not _is_same_device(torch.device(device), have.device):
@@ -258,7 +264,7 @@ def _has_memory_format(a: Abstract, memory_format: torch.memory_format) -> bool:
 
 
 @register_handler(aten.contiguous.default)
-def contiguous(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def contiguous(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Nothing, where the layout is right; a view of the result still has to bear other layouts."""
     memory_format = kwargs.get("memory_format", torch.contiguous_format)
     base = tracer.value(args[0])
@@ -271,7 +277,7 @@ def contiguous(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     return copy
 
 
-def _alias_in_layout(tracer: Tracer, t: Any) -> Any:
+def _alias_in_layout(tracer: Tracer, t: object) -> Argument:
     """A tensor that has the layout asked for; in another one of the inputs it is a copy."""
     base = tracer.value(t)
     node = tracer.read(base)
@@ -280,7 +286,7 @@ def _alias_in_layout(tracer: Tracer, t: Any) -> Any:
     return tracer.wrap(value, wants_grad((t,)))
 
 
-def _note_possible_alias(tracer: Tracer, base: Value, copy: Any, memory_format: Any) -> None:
+def _note_possible_alias(tracer: Tracer, base: Value, copy: object, memory_format: object) -> None:
     """A copy that changes nothing but the layout is none where the layout was right."""
     have, node = base.abstract, tracer.read(base)
     lines = {
@@ -298,7 +304,7 @@ def _note_possible_alias(tracer: Tracer, base: Value, copy: Any, memory_format: 
 
 
 @register_handler(aten.copy_.default)
-def copy_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def copy_(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """The written tensor takes the other's value; only what differs is converted."""
     target, source_ = args[0], args[1]
     if not isinstance(source_, torch.Tensor):
@@ -327,7 +333,7 @@ def copy_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     aten.set_.source_Tensor,
     aten.set_.source_Tensor_storage_offset,
 )
-def refuse_resize(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def refuse_resize(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     raise MutationError(
         f"{info.name}() replaces the storage of a tensor, which a functional graph cannot express",
         where=source.locate_user_line(),
@@ -344,7 +350,7 @@ def refuse_resize(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> 
     aten.feature_dropout.default,
     aten.feature_alpha_dropout.default,
 )
-def dropout(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def dropout(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Outside of training dropout is nothing at all."""
     if not args[2] or args[1] == 0:
         return args[0]
@@ -361,19 +367,19 @@ def dropout(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     aten.feature_dropout_.default,
     aten.feature_alpha_dropout_.default,
 )
-def dropout_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def dropout_(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     if not args[2] or args[1] == 0:
         return args[0]
     return record_inplace(tracer, info, args, kwargs)
 
 
 @register_handler(aten.batch_norm.default)
-def batch_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def batch_norm(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """In training the running statistics are written, which the schema does not say."""
     x, weight, bias, mean, var, training, momentum, eps, _ = args
     about = tracer.value(x).abstract
     if about.rank < 2:  # no channels, which only this operator takes, if there are no elements
-        info.rule(about, None, None, None, None, True)
+        info.apply_rule(about, None, None, None, None, True)
         return tracer.call(aten.clone.default, x)
     if not training:
         return record_pure(tracer, info, args, kwargs)
@@ -400,20 +406,20 @@ _FUNCTIONAL_BATCH_NORMS = {
 
 
 @register_handler(*_FUNCTIONAL_BATCH_NORMS)
-def batch_norm_with_update(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def batch_norm_with_update(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Batch norms that write running statistics: the functional form returns the new ones last."""
-    statistics = args[3:5]
+    old_mean, old_var = args[3:5]
     training = info.op is aten._batch_norm_with_update.default or args[5]
     about = tracer.value(args[0]).abstract
-    check_statistics(about, *statistics, training)
+    check_statistics(about, old_mean, old_var, training)
     if training:
         require_elements(about)
-    if statistics[0] is None or not (training or info.mutated):
+    if old_mean is None or not (training or info.mutated):
         return record_pure(tracer, info, args, kwargs)
     op = _FUNCTIONAL_BATCH_NORMS[info.op]
     *out, mean, var = tracer.call(op, *args)
     if training:
-        for old, new in zip(statistics, (mean, var), strict=True):
+        for old, new in ((old_mean, mean), (old_var, var)):
             value, have = tracer.value(old), tracer.value(new)
             node = cast_to_target(tracer, value.abstract, have.abstract, tracer.read(have), op)
             tracer.write(value, node)
@@ -421,7 +427,7 @@ def batch_norm_with_update(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keyw
 
 
 @register_handler(aten.instance_norm.default)
-def instance_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def instance_norm(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     writes = args[3] is not None and args[5]
     return (decompose if writes else record_pure)(tracer, info, args, kwargs)
 
@@ -430,19 +436,19 @@ def instance_norm(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> 
 
 
 @register_handler(aten.broadcast_tensors.default)
-def broadcast_tensors(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def broadcast_tensors(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     sizes = broadcast(*(tracer.value(t).abstract.sizes for t in args[0]))
     return [tracer.call(aten.expand.default, t, list(map(to_torch, sizes))) for t in args[0]]
 
 
 @register_handler(aten.einsum.default)
-def einsum(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def einsum(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Of one operand it may be no more than a view, which torch's own kernel tells."""
     return (decompose if len(args[1]) == 1 else record_pure)(tracer, info, args, kwargs)
 
 
 @register_handler(aten.unflatten.int)
-def unflatten(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def unflatten(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """The -1 is worked out here, and what it needs of the size written down."""
     x, dim, parts = args
     have = tracer.value(x).abstract
@@ -456,7 +462,7 @@ def unflatten(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 @register_handler(aten.chunk.default)
-def chunk(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def chunk(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """A size of 0 has as many chunks as are asked for, but only one piece of any length."""
     x, chunks, *rest = args
     dim, have = rest[0] if rest else kwargs.get("dim", 0), tracer.value(x).abstract
@@ -471,7 +477,7 @@ def chunk(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
 
 
 @register_handler(aten.tensor_split.sections)
-def tensor_split(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def tensor_split(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """The first few pieces are longer by one; how many is computed, and no branch depends on it."""
     base, sections = tracer.value(args[0]), tracer.lower(args[1])
     have = base.abstract
@@ -499,12 +505,13 @@ _SCATTERED_VIEWS = {
 
 
 @register_handler(*_SCATTERED_VIEWS)
-def scatter_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def scatter_view(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """What is put in the place of a view has the sizes of the view."""
     values.refuse_overlapping_windows(tracer.value(args[0]))
     base, new, *rest = (tracer.lower(a) for a in args)
     keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
-    view = get_op_info(_SCATTERED_VIEWS[info.op]).rule(describe_argument(base), *rest, **keywords)
+    viewing = get_op_info(_SCATTERED_VIEWS[info.op])
+    view = viewing.apply_rule(describe_argument(base), *rest, **keywords)
     if info.op is aten.as_strided_scatter.default:
         _require_storage(tracer.value(args[0]), view)
     require_sizes(
@@ -517,7 +524,7 @@ def scatter_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> A
     return record_pure(tracer, info, args, kwargs)
 
 
-def view_copy(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def view_copy(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """`expand_copy`, `unbind_copy`, ...: the views, each copied."""
     if info.op is aten.view_copy.default:  # of any memory, unlike `view`
         views = tracer.call(aten.reshape.default, *args, **kwargs)
@@ -525,7 +532,7 @@ def view_copy(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
         packet = getattr(aten, info.name.removesuffix("_copy"))
         views = tracer.call(getattr(packet, info.op._overloadname), *args, **kwargs)
 
-    def copied(t: torch.Tensor) -> Any:
+    def copied(t: torch.Tensor) -> Argument:
         return tracer.call(aten.clone.default, t, memory_format=torch.contiguous_format)
 
     return [copied(t) for t in views] if isinstance(views, (list, tuple)) else copied(views)
@@ -562,7 +569,7 @@ register_handler(
 
 
 @register_handler(torch.ops.profiler._record_function_exit._RecordFunction)
-def record_function_exit(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> None:
+def record_function_exit(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> None:
     """`torch.profiler.record_function` says nothing about what is computed."""
     info.op(*args, **kwargs)
 
@@ -571,17 +578,17 @@ def record_function_exit(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywor
 
 
 @register_handler(aten.sym_size.int)
-def sym_size(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def sym_size(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     return to_torch(tracer.value(args[0]).abstract.sizes[args[1]])
 
 
 @register_handler(aten.sym_stride.int)
-def sym_stride(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def sym_stride(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     return to_torch(tracer.value(args[0]).abstract.strides[args[1]])
 
 
 @register_handler(aten.size.default, aten.stride.default)
-def specialise_sizes(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> list[int]:
+def specialise_sizes(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> list[int]:
     """A kernel of torch's that can only take plain numbers: they are fixed to the example's."""
     abstract = tracer.value(args[0]).abstract
     numbers = abstract.sizes if info.op is aten.size.default else abstract.strides
@@ -589,7 +596,7 @@ def specialise_sizes(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) 
 
 
 @register_handler(aten._assert_scalar.default)
-def assert_scalar(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> None:
+def assert_scalar(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> None:
     condition = args[0]
     if isinstance(condition, (bool, int)):
         torch_check(bool(condition), lambda: args[1])
@@ -598,12 +605,12 @@ def assert_scalar(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> 
 
 
 @register_handler(aten._assert_tensor_metadata.default)
-def assert_tensor_metadata(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> None:
+def assert_tensor_metadata(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> None:
     """Sizes and dtypes are known: an abstract run has nothing to assert."""
 
 
 @register_handler(aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
-def sym_constrain_range(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> None:
+def sym_constrain_range(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> None:
     value, low, high = from_torch(args[0]), kwargs.get("min"), kwargs.get("max")
     if info.op is aten.sym_constrain_range_for_size.default:
         low = max(low or 0, 0)
@@ -613,7 +620,7 @@ def sym_constrain_range(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keyword
         _assert_condition(le(value, high))
 
 
-def _assert_condition(condition: Any) -> None:
+def _assert_condition(condition: Argument) -> None:
     """What the program asserts is meant as it says, sizes of 0 and 1 included."""
     if not expect_condition(condition):
         raise DataDependentError(f"{condition} is asserted, but cannot hold")

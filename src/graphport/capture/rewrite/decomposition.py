@@ -42,6 +42,7 @@ from graphport.program import ExportedProgram
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, sym_ite, to_torch
 from graphport.tensors.abstract import AbstractTensor, permute_strides
+from graphport.types import Args, Argument, Kwargs
 
 aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -73,7 +74,7 @@ def _other_decompositions() -> Table:
 
 
 def run_decompositions(
-    program: ExportedProgram, table: Table | None, preserve: tuple[Any, ...]
+    program: ExportedProgram, table: Table | None, preserve: tuple[object, ...]
 ) -> Any:
     for op in preserve:
         _check_preserved(op)
@@ -88,7 +89,7 @@ def run_decompositions(
     return Decomposition(program, tracer).run()
 
 
-def decompose_unknown(program: ExportedProgram, known: Callable[[Any], bool]) -> Any:
+def decompose_unknown(program: ExportedProgram, known: Callable[[object], bool]) -> Any:
     """Decompose what is not `known`, as far as torch can."""
     table = {
         op: fn
@@ -105,10 +106,10 @@ def decompose_unknown(program: ExportedProgram, known: Callable[[Any], bool]) ->
 class _KnownComposites:
     """The composite operators without effects among those that are known."""
 
-    def __init__(self, known: Callable[[Any], bool]) -> None:
+    def __init__(self, known: Callable[[object], bool]) -> None:
         self.known = known
 
-    def __contains__(self, op: Any) -> bool:
+    def __contains__(self, op: OpOverload) -> bool:
         info = get_op_info(op)
         return info.composite and not info.mutated and op not in _NUMBER_OPS and self.known(op)
 
@@ -116,7 +117,7 @@ class _KnownComposites:
 class Decomposition(Rewriter):
     """Decomposes composite operators and those of a table."""
 
-    def visit(self, node: Node) -> Any:
+    def visit(self, node: Node) -> Argument:
         made = super().visit(node)
         unsure = any(map(self._is_unsure, pytree.tree_leaves(made)))
         if not unsure or _keeps_layout(node, made) or not _has_view_user(node):
@@ -124,11 +125,11 @@ class Decomposition(Rewriter):
         with self.recorder.inherit_metadata(node):
             return pytree.tree_map(self._in_order, made)
 
-    def _is_unsure(self, new: Any) -> bool:
+    def _is_unsure(self, new: object) -> bool:
         is_tensor = isinstance(new, Node) and isinstance(new.meta.get("val"), AbstractTensor)
         return is_tensor and not self.tracer.layouts.is_certain(new)
 
-    def _in_order(self, new: Any) -> Any:
+    def _in_order(self, new: object) -> Argument:
         """A result with the strides of the whole operator, which the program relies on.
 
         Copied here and not where it is viewed: what shares memory with it goes on to do so.
@@ -177,7 +178,7 @@ class Decomposition(Rewriter):
         return (*super().reasons_to_keep(node), *(_FAILURES if own else ()))
 
 
-def _keeps_layout(node: Node, made: Any) -> bool:
+def _keeps_layout(node: Node, made: object) -> bool:
     """Whether what stands for a node hands the layout of its operands on as the node does.
 
     A decomposed operator may be one that gives its result one layout, whatever that of
@@ -210,7 +211,7 @@ def _has_view_user(node: Node) -> bool:
     return False
 
 
-def _reverse_strides(node: Node) -> Any:
+def _reverse_strides(node: Node) -> Argument:
     """A value as rules take it; a tensor with the strides of its dims in reverse order."""
     val = node.meta.get("val")
     if not isinstance(val, AbstractTensor):
@@ -252,7 +253,7 @@ class DecompositionTracer(Tracer):
         own = self.table.get(info.op)
         return info.composite if own is None else own is core_aten_table().get(info.op)
 
-    def _choose(self, op: Any) -> tuple[Handler, OpInfo]:
+    def _choose(self, op: OpOverload) -> tuple[Handler, OpInfo]:
         info = get_op_info(op)
         if op in self.preserve:
             return (record_pure if info.rule is not None else HANDLERS[COMPOSITE]), info
@@ -265,12 +266,12 @@ class DecompositionTracer(Tracer):
         return super()._choose(op)
 
 
-def decompose_by_table(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def decompose_by_table(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     result = trace_decomposition(tracer, tracer.table[info.op], args, kwargs)
     return record_pure(tracer, info, args, kwargs) if result is NotImplemented else result
 
 
-def decompose_by_formula(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def decompose_by_formula(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """By our own formula; by torch's for what it is not written for."""
     result = trace_decomposition(tracer, SIZE_DEPENDENT[info.op], args, kwargs)
     if result is not NotImplemented:
@@ -279,19 +280,19 @@ def decompose_by_formula(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str,
     return part(tracer, info, args, kwargs)
 
 
-def reshape(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def reshape(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Core ATen has `view`, which fails on a layout that it cannot see; there a copy goes first."""
     base = tracer.value(args[0])
     sizes = tracer.lower(args[1])
     node = tracer.read(base)
-    out = info.rule(base.abstract, sizes)
+    out = info.apply_rule(base.abstract, sizes)
     if type(out) is CopiedResult or not tracer.layouts.is_certain(node):
         node = tracer.recorder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
     made = tracer.recorder.emit(aten.view.default, node, sizes)
     return tracer.hold(Value(made.meta["val"]._abstract, made))
 
 
-def attention(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def attention(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """As arithmetic: which kernel torch would choose depends on the machine."""
     names = [a.name for a in info.op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -306,7 +307,7 @@ def attention(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> A
     return tracer.call(aten._scaled_dot_product_attention_math.default, q, k, v, **given)[0]
 
 
-def batch_norm(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def batch_norm(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Core ATen has an operator for read and one for written statistics."""
     x, weight, bias, mean, var, training, momentum, eps = args
     if training or mean is None:
@@ -315,7 +316,7 @@ def batch_norm(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> 
     return tracer.call(op, x, weight, bias, mean, var, momentum, eps)
 
 
-def expand(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def expand(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Kernels expand to what is there already, to be on the safe side."""
     have, wanted = tracer.value(args[0]).abstract.sizes, tracer.lower(args[1])
     if len(have) == len(wanted) and all(map(tracer.scope.same, have, wanted)):
@@ -323,12 +324,12 @@ def expand(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
     return record_view(tracer, info, args, kwargs)
 
 
-def inner_view(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def inner_view(tracer: object, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """A view that a decomposition makes of what it believes to be contiguous."""
     return reshape(tracer, get_op_info(aten.reshape.default), args, kwargs)
 
 
-def group_norm(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def group_norm(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """The kernel wants its input dense, which its caller has seen to at the example sizes only.
 
     At a batch of 1 even a view of the same kind may be laid out otherwise.
@@ -359,7 +360,7 @@ def _is_always_dense(tracer: Any, node: Node) -> bool:
     return True
 
 
-def max_pool1d(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def max_pool1d(tracer: Any, info: OpInfo, args: Sequence[Argument], kwargs: Kwargs) -> Argument:
     """torch's kernel takes plain sizes only; as one row of two dims it is core ATen."""
     x, *windows, ceil_mode = (*args, *_DEFAULT_WINDOWS[len(args) - 2 :])
     size, stride, padding, dilation = windows
@@ -375,7 +376,7 @@ def max_pool1d(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> 
 _DEFAULT_WINDOWS: tuple[Any, ...] = ([], [0], [1], False)
 
 
-def take_along_dim(tracer: Any, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def take_along_dim(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """A gather, after both have been broadcast in the other dims."""
     x, index, dim = (*args, *(kwargs.get("dim"),))[:3]
     if dim is None:
@@ -445,7 +446,7 @@ _MAYBE_MUTATING = (
 )
 
 
-def _check_preserved(op: Any) -> None:
+def _check_preserved(op: OpOverload) -> None:
     """Only a composite operator without effects can be kept whole on request."""
     if not isinstance(op, OpOverload):
         raise InputError(
@@ -477,8 +478,13 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def linspace(
-    start: Any, end: Any, steps: Any, *, dtype: torch.dtype | None = None, **options: Any
-) -> Any:
+    start: Argument,
+    end: Argument,
+    steps: Argument,
+    *,
+    dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Argument:
     """From both ends towards the middle, as torch's kernel goes; the ends may be tensors."""
     if dtype is None:
         dtype = torch.get_default_dtype()
@@ -489,7 +495,7 @@ def linspace(
         ends = [(x.real, x.imag) if _is_complex(x) else (x, 0) for x in (start, end)]
         kind = dtype.to_real()
         return torch.complex(
-            *(linspace(*pair, steps, dtype=kind, **options) for pair in zip(*ends, strict=True))
+            *(linspace(a, b, steps, dtype=kind, **options) for a, b in zip(*ends, strict=True))
         )
     if not dtype.is_floating_point:
         return _integer_linspace(start, end, steps, dtype, options).to(dtype)
@@ -501,11 +507,13 @@ def linspace(
     return torch.where(places < steps / 2, first, last)
 
 
-def _is_complex(x: Any) -> bool:
+def _is_complex(x: object) -> bool:
     return x.is_complex() if isinstance(x, Tensor) else isinstance(x, complex)
 
 
-def _integer_linspace(start: Any, end: Any, steps: Any, dtype: torch.dtype, options: Any) -> Any:
+def _integer_linspace(
+    start: object, end: object, steps: Argument, dtype: torch.dtype, options: Any
+) -> Argument:
     """In doubles, to be cut off. Where a number is whole, the last bit of its product decides.
 
     The kernel rounds after the sum only. Here a step is two numbers, the first short enough for
@@ -528,14 +536,14 @@ def _integer_linspace(start: Any, end: Any, steps: Any, dtype: torch.dtype, opti
 
 
 def logspace(
-    start: Any,
-    end: Any,
-    steps: Any,
+    start: object,
+    end: object,
+    steps: object,
     base: float = 10.0,
     *,
     dtype: torch.dtype | None = None,
-    **options: Any,
-) -> Any:
+    **options: object,
+) -> Argument:
     """Powers of equally spaced numbers; of whole ones only the ends are whole."""
     dtype = dtype or torch.get_default_dtype()
     if dtype.is_complex or any(map(_is_complex, (start, end))):
@@ -546,8 +554,8 @@ def logspace(
 
 
 def upsample_linear(
-    input: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None
-) -> Any:
+    input: Tensor, output_size: object, align_corners: bool, scale_factors: object = None
+) -> Argument:
     """One dim after the other, between the two nearest positions."""
     if not input.is_floating_point():
         from graphport.compat.torch import resize_linear
@@ -573,8 +581,8 @@ def upsample_linear(
 
 
 def upsample_bicubic2d(
-    input: Tensor, output_size: Any, align_corners: bool, scale_factors: Any = None
-) -> Any:
+    input: Tensor, output_size: object, align_corners: bool, scale_factors: object = None
+) -> Argument:
     """Only of pixels torch's kernel goes by the sizes where they stay."""
     if input.is_floating_point():
         return NotImplemented
@@ -584,7 +592,7 @@ def upsample_bicubic2d(
     return upsample_bicubic2d_default(input, sizes, align_corners, *scales)
 
 
-def upsample_nearest2d(input: Tensor, output_size: Any, scale_factors: Any = None) -> Tensor:
+def upsample_nearest2d(input: Tensor, output_size: object, scale_factors: object = None) -> Tensor:
     """Only in images torch's kernel goes by the sizes where they stay, or double."""
     sizes, scales = _sizes_and_scales(input, output_size, scale_factors)
     rows, columns = (
@@ -598,7 +606,7 @@ def upsample_nearest2d(input: Tensor, output_size: Any, scale_factors: Any = Non
     return out.contiguous(memory_format=suggest_memory_format(input))
 
 
-def split(self: Tensor, split_size: Any, dim: int = 0) -> Any:
+def split(self: Tensor, split_size: Any, dim: int = 0) -> Argument:
     """Into one piece at least: torch's own has no piece for a size that turns out to be 0."""
     size = self.shape[dim]
     if isinstance(split_size, int) and split_size == 0:
@@ -622,7 +630,7 @@ def isin(
 
 
 def _sizes_and_scales(
-    input: Tensor, output_size: Any, scale_factors: Any
+    input: Tensor, output_size: object, scale_factors: Argument
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     from graphport.compat.torch import upsample_compute_output_size
 
@@ -631,7 +639,7 @@ def _sizes_and_scales(
 
 
 def _pixel_scales(
-    input: Tensor, output_size: Any, scale_factors: Any
+    input: Tensor, output_size: object, scale_factors: object
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """With a factor of 1 where a dim keeps its size."""
     sizes, scales = _sizes_and_scales(input, output_size, scale_factors)
@@ -641,7 +649,7 @@ def _pixel_scales(
     ]
 
 
-def _ratio(have: Any, size: Any, scale: float | None, doubled: bool = False) -> Any:
+def _ratio(have: Argument, size: Argument, scale: float | None, doubled: bool = False) -> Argument:
     """How far apart in the input the positions of two neighbours of the result are.
 
     A dim that keeps its size is copied, and with `doubled` one of twice the size is repeated; the
@@ -653,7 +661,7 @@ def _ratio(have: Any, size: Any, scale: float | None, doubled: bool = False) -> 
     return sym_ite(size == 2 * have, 0.5, ratio) if doubled else ratio
 
 
-SIZE_DEPENDENT = {
+SIZE_DEPENDENT: Table = {
     aten.isin.Tensor_Tensor: isin,
     aten.linspace.default: linspace,
     aten.linspace.Tensor_Tensor: linspace,

@@ -37,6 +37,7 @@ from graphport.program import ExportedProgram, InputChecks, InputKind, OutputKin
 from graphport.symbolic import Expr, NotKnown, symbols
 from graphport.symbolic.bridge import from_torch
 from graphport.tensors.abstract import AbstractTensor
+from graphport.types import Argument
 
 aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -80,7 +81,7 @@ class Rewriter:
                         self.new[node] = self._visit_node(node)
                 return self._finish()
 
-    def _visit_node(self, node: Node) -> Any:
+    def _visit_node(self, node: Node) -> Argument:
         try:
             return self.visit(node)
         except (
@@ -171,7 +172,7 @@ class Rewriter:
         facts = (*checks.facts, *(fact.cond for fact in found))
         return replace(checks, facts=facts) if found else checks
 
-    def _named(self, name: str) -> Any:
+    def _named(self, name: str) -> Argument:
         """What stands for a node of the old graph, by its name; None if nothing does."""
         old = next((n for n in self.program.graph.nodes if n.name == name), None)
         return None if old is None else self.result(old)
@@ -184,20 +185,20 @@ class Rewriter:
             if s.kind is not OutputKind.USER_OUTPUT
         ]
 
-    def open_input(self, node: Node, value: Value | None) -> Any:
+    def open_input(self, node: Node, value: Value | None) -> Argument:
         """What stands for an input."""
         return node
 
-    def node_of(self, old: Node) -> Any:
+    def node_of(self, old: Node) -> Argument:
         """A node of the new graph, a constant, or a tuple of them."""
         return self.references.get(old) or self.new[old]
 
-    def result(self, x: Any) -> Any:
+    def result(self, x: Argument) -> Argument:
         return self.node_of(x) if isinstance(x, Node) else x
 
     # Nodes
 
-    def visit(self, node: Node) -> Any:
+    def visit(self, node: Node) -> Argument:
         """What stands for a node in the new graph."""
         if node.op == "get_attr":
             return None  # written where the graph is called
@@ -226,7 +227,7 @@ class Rewriter:
             recorder.define_sizes(new, on_entry=False)
         return new
 
-    def trace_node(self, node: Node) -> Any:
+    def trace_node(self, node: Node) -> Argument:
         """The call as the tracer sees it; whole, if more would have to be known of the sizes."""
         args, kwargs = self.arguments(node)
         try:
@@ -241,7 +242,7 @@ class Rewriter:
         """Errors in tracing a call that leave it as it is."""
         return (NotKnown, DataDependentError)
 
-    def wrap_copy(self, node: Node) -> Any:
+    def wrap_copy(self, node: Node) -> Argument:
         """What stands for a call that was copied."""
         return node
 
@@ -250,30 +251,30 @@ class Rewriter:
         args = tuple(self._argument(a) for a in node.args)
         return args, {k: self._argument(v) for k, v in node.kwargs.items()}
 
-    def _argument(self, x: Any) -> Any:
+    def _argument(self, x: object) -> Argument:
         if isinstance(x, (list, tuple)):
             return [self._argument(y) for y in x]
         return self.hold_value(x) if isinstance(x, Node) else x
 
-    def hold_value(self, node: Node) -> Any:
+    def hold_value(self, node: Node) -> Argument:
         """A value of the new graph as the tracer takes it."""
         new = self.new[node]
         return tuple(map(self._hold, new)) if isinstance(new, (tuple, list)) else self._hold(new)
 
-    def _hold(self, new: Any) -> Any:
+    def _hold(self, new: object) -> Argument:
         val = new.meta["val"] if isinstance(new, Node) else new
         if isinstance(val, AbstractTensor):
             return self.tracer.hold(Value(val._abstract, new), val.requires_grad)
         return val
 
-    def written(self, x: Any) -> Any:
+    def written(self, x: Argument) -> Argument:
         if isinstance(x, torch.Tensor):
             return self.tracer.read(self.tracer.value(x))
         return self.recorder.size(from_torch(x)) if isinstance(x, _SYMBOLIC) else x
 
     # Subgraphs
 
-    def higher_order(self, node: Node) -> Any:
+    def higher_order(self, node: Node) -> Argument:
         """A call of graphs, each written anew; constants that it takes come in as operands."""
         owner = self._owner(node)
         inner = [n for n in node.all_input_nodes if n.op == "get_attr"]
@@ -296,7 +297,7 @@ class Rewriter:
             if isinstance(m, GraphModule) and m.graph is node.graph
         )
 
-    def _bind_number(self, val: Any, node: Node) -> None:
+    def _bind_number(self, val: object, node: Node) -> None:
         """A number that a graph is given, or computes: as it is, and as what it is known to be.
 
         That may be a symbol that the program makes only later.
@@ -360,7 +361,7 @@ def makes_symbols(node: Node, recorder: Recorder) -> bool:
     )
 
 
-def _map_results(node: Node, recorder: Recorder, hold: Callable[[Node], Any]) -> Any:
+def _map_results(node: Node, recorder: Recorder, hold: Callable[[Node], Any]) -> Argument:
     """The result of a call, or of each of its several results."""
     val = node.meta.get("val")
     if isinstance(val, (tuple, list)):
@@ -379,11 +380,11 @@ class Functionalisation(Rewriter):
     # of them is checked from here on; of a program of ours they have asked already.
     closes_scope = False
 
-    def open_input(self, node: Node, value: Value | None) -> Any:
+    def open_input(self, node: Node, value: Value | None) -> Argument:
         val = node.meta["val"]
         return val if value is None else self.tracer.hold(value, val.requires_grad)
 
-    def mutated(self, values: list[Any]) -> list[tuple[Node, OutputSpec]]:
+    def mutated(self, values: list[object]) -> list[tuple[Node, OutputSpec]]:
         found = collect_mutations(self.tracer, self.state.entries, self.inputs)
         apart = training.detach_no_grad_results(self.recorder, [*(n for n, _ in found), *values])
         values[:] = [apart.get(v, v) if isinstance(v, Node) else v for v in values]
@@ -399,7 +400,7 @@ class Functionalisation(Rewriter):
             _is_number(node) or makes_symbols(node, self.recorder) or node.target in ASSERTION_OPS
         )
 
-    def visit(self, node: Node) -> Any:
+    def visit(self, node: Node) -> Argument:
         """A view that is copied, because it makes symbols, is one all the same."""
         target: Any = node.target
         view = isinstance(target, OpOverload) and get_op_info(target).view and self.keeps(node)
@@ -418,29 +419,29 @@ class Functionalisation(Rewriter):
             self.references[node] = new
         return new
 
-    def wrap_copy(self, node: Node) -> Any:
+    def wrap_copy(self, node: Node) -> Argument:
         return _map_results(node, self.recorder, self._hold)
 
-    def _hold(self, new: Any) -> Any:
+    def _hold(self, new: object) -> Argument:
         if isinstance(new, Node) and isinstance(new.meta["val"], _SYMBOLIC):
             self._bind_number(new.meta["val"], new)
         return super()._hold(new)
 
-    def node_of(self, old: Node) -> Any:
+    def node_of(self, old: Node) -> Argument:
         if old in self.references:
             return self.references[old]
         return pytree.tree_map(self.written, self.new[old])
 
-    def hold_value(self, node: Node) -> Any:
+    def hold_value(self, node: Node) -> Argument:
         return self.new[node]
 
-    def trace_node(self, node: Node) -> Any:
+    def trace_node(self, node: Node) -> Argument:
         args, kwargs = self.arguments(node)
         if not isinstance(node.target, OpOverload):
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            return node.target(*args, **kwargs)
         return self.tracer.call(node.target, *args, **kwargs)
 
-    def higher_order(self, node: Node) -> Any:
+    def higher_order(self, node: Node) -> Argument:
         if node.target is _AUTOGRAD_FUNCTION:
             forward, _, *operands = node.args
             return self._inline_subgraph(node, forward, operands)[0]
@@ -450,7 +451,7 @@ class Functionalisation(Rewriter):
         with torch.set_grad_enabled(mode):
             return self._inline_subgraph(node, reference, operands)
 
-    def _inline_subgraph(self, node: Node, reference: Any, operands: list[Any]) -> Any:
+    def _inline_subgraph(self, node: Node, reference: Any, operands: list[object]) -> Argument:
         """Inline a subgraph."""
         inputs = iter(operands)
         for inner in getattr(self._owner(node), reference.target).graph.nodes:

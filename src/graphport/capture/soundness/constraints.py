@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch.fx import Graph
@@ -20,7 +19,7 @@ from torch.fx import Graph
 from graphport.capture.spec.symbols import Spec
 from graphport.errors import ConstraintViolationError
 from graphport.ops import Abstract
-from graphport.symbolic import Expr, Fact, Number, Range, Size, substitute, symbols
+from graphport.symbolic import Expr, Fact, Range, Size, Truth, Value, substitute, symbols
 from graphport.symbolic.bridge import from_torch, to_torch
 from graphport.symbolic.integers import split_terms
 from graphport.symbolic.solve import Solver
@@ -34,7 +33,7 @@ class Constraints:
     """The solution: conditions to check, and what unnamed dims are substituted by."""
 
     checks: list[Expr]
-    forms: dict[Expr, Size]
+    forms: dict[Expr, Value]
     """Only symbols that are something else than themselves."""
     ranges: dict[Expr, Range]
     notes: list[str]
@@ -61,7 +60,8 @@ class _ConstraintSolver:
 
     def solve(self) -> Constraints:
         facts = [f for f in _split_conjunctions(self.scope.facts) if self._is_about_inputs(f)]
-        guarded, others = [], []
+        guarded: list[Fact] = []
+        others: list[Fact] = []
         for f in facts:
             binding = f.kind == "guard" or self._is_unnamed(f.cond)
             (guarded if binding else others).append(f)
@@ -93,7 +93,7 @@ class _ConstraintSolver:
     def _is_unnamed(self, cond: Expr) -> bool:
         return all(s in self.unnamed for s in symbols(cond))
 
-    def _is_equality_of_named(self, cond: Expr) -> bool:
+    def _is_equality_of_named(self, cond: Truth) -> bool:
         solved = self.solver.substitute(cond)
         return (
             isinstance(solved, Expr)
@@ -122,7 +122,7 @@ class _ConstraintSolver:
         at = f" at {where}" if where is not None else ""
         return f"{self._place(s)} = {self.solver.forms[s]}, fixed by the program{at}"
 
-    def _ranges(self, forms: dict[Expr, Size]) -> dict[Expr, Range]:
+    def _ranges(self, forms: dict[Expr, Value]) -> dict[Expr, Range]:
         """By root, and by every form of a root that an input has."""
         found: dict[Expr, Range] = {}
         for e, r in self.spec.ranges.items():
@@ -146,7 +146,7 @@ class _ConstraintSolver:
     # The error
 
     def _error(
-        self, facts: list[Fact], guarded: list[Fact], left: list[Expr], complex_: list[Expr]
+        self, facts: list[Fact], guarded: list[Fact], left: list[Truth], complex_: list[Truth]
     ) -> ConstraintViolationError:
         known = [s for s in self.named if self._value(s)]
         if complex_:
@@ -176,7 +176,7 @@ class _ConstraintSolver:
         )
         return error
 
-    def _force(self, left: list[Expr]) -> list[Expr]:
+    def _force(self, left: list[Truth]) -> list[Truth]:
         """Fix sizes until nothing is left that no dim can express; what is left then."""
         while complex_ := [c for c in left if self._is_equality_of_named(c)]:
             self.solver.specialise_for(complex_[0])
@@ -196,7 +196,7 @@ class _ConstraintSolver:
                 if not self.solver.solve([fact.cond]) and self.solver.bounds != before:
                     yield fact
 
-    def _lines(self, fact: Fact, complex_: list[Expr]) -> Iterator[str]:
+    def _lines(self, fact: Fact, complex_: list[Truth]) -> Iterator[str]:
         """A fact in words, once or for each dim that it concerns."""
         cond = substitute(
             fact.cond, {s: self.solver.forms[s] for s in self.unnamed if self._has_user_names(s)}
@@ -244,7 +244,7 @@ class _ConstraintSolver:
                 return f"{s}, where {e} = {path},"
         return f"{s} = {place}"
 
-    def _format_specialisation(self, s: Expr, value: Number) -> str:
+    def _format_specialisation(self, s: Expr, value: Value) -> str:
         places = self._places(s)
         if places:
             return "\n  - ".join(
@@ -350,7 +350,7 @@ def format_definition(name: str, limits: Range) -> str:
 
 # Substitutes solved symbols of `Dim.AUTO` in the metadata of nodes that were recorded before.
 
-Forms = Mapping[Expr, Size]
+Forms = Mapping[Expr, Value]
 
 
 def substitute_symbols(graph: Graph, forms: Forms) -> None:
@@ -360,7 +360,7 @@ def substitute_symbols(graph: Graph, forms: Forms) -> None:
             node.meta["val"] = _substitute_val(node.meta["val"], forms)
 
 
-def _substitute_val(val: Any, forms: Forms) -> Any:
+def _substitute_val(val: object, forms: Forms) -> object:
     if isinstance(val, AbstractTensor):
         old = val._abstract
         new = Abstract(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -70,7 +69,7 @@ def _is_same_program(a: ExportedProgram, b: ExportedProgram) -> bool:
     )
 
 
-def _describe_outputs(program: ExportedProgram) -> list[tuple[Any, ...]]:
+def _describe_outputs(program: ExportedProgram) -> list[tuple[object, ...]]:
     """What the outputs are, whatever their nodes are called."""
     specs = program.graph_signature.output_specs
     return [(s.kind, s.target, type(s.arg), getattr(s.arg, "value", None)) for s in specs]
@@ -83,7 +82,7 @@ _RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 def _normalise_graph(graph: Graph) -> list[str]:
     """What a graph computes, line by line, without names and addresses."""
     numbers: dict[Node, str] = {}
-    lines = []
+    lines: list[str] = []
     for node in graph.nodes:
         if node.target in _COPIES:
             numbers[node] = numbers[node.args[0]]
@@ -108,5 +107,6 @@ def _list_facts(program: ExportedProgram) -> list[str]:
 def _is_equal_constant(x: object, y: object) -> bool:
     if x is y:
         return True
-    tensors = isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
-    return tensors and x.dtype == y.dtype and torch.equal(x, y)
+    if not (isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)):
+        return False
+    return x.dtype == y.dtype and torch.equal(x, y)

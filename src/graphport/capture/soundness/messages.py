@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -21,10 +21,11 @@ from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch
 from graphport.symbolic.explain import VariableNames
 from graphport.tensors.abstract import AbstractTensor
+from graphport.types import Args
 
 
 class _Layer(NamedTuple):
-    applies: Callable[[nn.Module, Any], bool]
+    applies: Callable[[nn.Module, Args], bool]
     what: str
     fix: str
 
@@ -43,7 +44,7 @@ _LAYERS = (
 )
 
 
-def refuse_layer(module: nn.Module, args: Any, path: str | None) -> None:
+def refuse_layer(module: nn.Module, args: Args, path: str | None) -> None:
     """Raise for a layer that cannot be captured as it is called."""
     for layer in _LAYERS:
         if layer.applies(module, args):
@@ -135,7 +136,7 @@ def collect_variable_names() -> VariableNames:
     return VariableNames(found, variables)
 
 
-def _iterate_members(variables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _iterate_members(variables: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """What lists, dicts and objects hold that a variable holds."""
     for name, value in variables.items():
         if isinstance(value, (list, tuple)):

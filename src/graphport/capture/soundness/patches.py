@@ -30,6 +30,7 @@ from graphport.compat.torch import (
 )
 from graphport.huggingface.cache_shapes import patch_sliding_windows
 from graphport.process import Patch, Replacement, Switch
+from graphport.types import Argument, Function
 
 _SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat)
 BinaryFunction = Callable[[Any, Any], Any]
@@ -70,15 +71,15 @@ def _restore_dynamo_ids(ours: Sequence[Any], taken: Sequence[Any]) -> None:
         rules.get_torch_obj_rule_map.cache_clear()
 
 
-def _wrap_max_min(original: Any, of_sizes: BinaryFunction, of_tensors: BinaryFunction) -> Any:
-    def choose(a: Any, b: Any) -> Any:
+def _wrap_max_min(original: Any, of_sizes: BinaryFunction, of_tensors: BinaryFunction) -> Function:
+    def choose(a: object, b: object) -> object:
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
             both = [torch.as_tensor(x) for x in (a, b)]
             return of_tensors(*both) if not any(t.ndim for t in both) else original(a, b)
         return of_sizes(a, b)
 
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Argument, **kwargs: Argument) -> Argument:
         if kwargs:
             return original(*args, **kwargs)
         items = args
@@ -92,23 +93,23 @@ def _wrap_max_min(original: Any, of_sizes: BinaryFunction, of_tensors: BinaryFun
     return call
 
 
-def _format_by_name(number: Any, spec: str) -> str:
+def _format_by_name(number: object, spec: str) -> str:
     """The name stands for whatever the number will be: there are no digits to lay out."""
     return str(number)
 
 
-def _wrap_attention(original: Any) -> Any:
-    def flag(x: Any) -> Any:
+def _wrap_attention(original: Any) -> Function:
+    def flag(x: object) -> object:
         return bool(x) if isinstance(x, torch.SymBool) else x
 
     @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Argument, **kwargs: Argument) -> Argument:
         return original(*map(flag, args), **{k: flag(v) for k, v in kwargs.items()})
 
     return call
 
 
-def _wrap_options_check(original: Any) -> Any:
+def _wrap_options_check(original: Any) -> Function:
     """Options ask whether the size of chunks is an int; the operator takes a symbolic one."""
 
     @functools.wraps(original)
@@ -124,7 +125,7 @@ def _wrap_options_check(original: Any) -> Any:
     return check
 
 
-def _wrap_chunk_size(original: Any) -> Any:
+def _wrap_chunk_size(original: Any) -> Function:
     """The size of chunks, on which no result depends, without rounding it to a power of 2."""
 
     @functools.wraps(original)
@@ -139,7 +140,7 @@ def _wrap_chunk_size(original: Any) -> Any:
     return size
 
 
-def _wrap_divmod(original: Any) -> Any:
+def _wrap_divmod(original: Any) -> Function:
     @functools.wraps(original)
     def division(x: Any, y: Any) -> Any:
         if isinstance(x, _SYMBOLIC_NUMBERS) or isinstance(y, _SYMBOLIC_NUMBERS):
@@ -149,7 +150,7 @@ def _wrap_divmod(original: Any) -> Any:
     return division
 
 
-def _wrap_pow(original: Any) -> Any:
+def _wrap_pow(original: Any) -> Function:
     @functools.wraps(original)
     def power(x: Any, y: Any) -> Any:
         if isinstance(x, _SYMBOLIC_NUMBERS) or isinstance(y, _SYMBOLIC_NUMBERS):

@@ -11,7 +11,7 @@ import dis
 import functools
 import types
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from graphport.source import Location
 from graphport.symbolic import Expr, evaluate
 from graphport.symbolic.bridge import from_torch
 from graphport.tensors.abstract import AbstractTensor
+from graphport.types import PyTree
 
 # Exactly these: a subclass may do anything when it is looked into.
 _CONTAINERS = (dict, list, set, deque, OrderedDict, defaultdict)
@@ -57,9 +58,10 @@ class Change:
 class GlobalsSnapshot:
     """Globals, closures and classes of a program's code, as they were before it ran."""
 
-    def __init__(self, mod: Any, root: nn.Module | None) -> None:
+    def __init__(self, mod: object, root: nn.Module | None) -> None:
         self._contents: list[tuple[str, Any, Any]] = []
         self._functions = list(_iterate_functions(mod, root))
+        spaces: dict[int, tuple[str, Mapping[str, Any]]]
         spaces = {id(f.__globals__): ("", f.__globals__) for f in self._functions}
         spaces |= {id(c): (f"{c.__qualname__}.", vars(c)) for c in _iterate_classes(root)}
         self._spaces = [(prefix, space, dict(space)) for prefix, space in spaces.values()]
@@ -74,7 +76,7 @@ class GlobalsSnapshot:
         for name, _, value in self._cells:
             self._keep(name, value)
 
-    def _keep(self, name: str, value: Any) -> None:
+    def _keep(self, name: str, value: object) -> None:
         if type(value) in _CONTAINERS and not name.startswith("__"):
             self._contents.append((name, value, list(iterate_items(value))))
 
@@ -94,7 +96,7 @@ class GlobalsSnapshot:
                 where = next(filter(None, map(_find_origin, new)), None)
                 yield Change(name, any(map(holds_tensor, new)), where)
 
-    def _change(self, prefix: str, name: str, value: Any) -> Change:
+    def _change(self, prefix: str, name: str, value: object) -> Change:
         where = _find_store(self._functions, name) or _find_origin(value)
         return Change(prefix + name, holds_tensor(value), where)
 
@@ -153,7 +155,7 @@ def find_module_changes(snapshot: Snapshot, root: nn.Module | None) -> Iterator[
 
 
 def _find_attribute_changes(
-    path: str, owner: nn.Module, before: dict[str, Any]
+    path: str, owner: nn.Module, before: dict[str, object]
 ) -> Iterator[Change]:
     code = [
         f
@@ -168,13 +170,13 @@ def _find_attribute_changes(
         yield Change(place, holds_tensor(value), where, renews)
 
 
-def _is_registry(container: Any, root: nn.Module | None) -> bool:
+def _is_registry(container: object, root: nn.Module | None) -> bool:
     """Buffers that are assigned to are part of the program, and seen to elsewhere."""
     modules = registries.named_modules(root)
     return any(container is m._buffers or container is m._parameters for _, m in modules)
 
 
-def _container_name(container: Any, root: nn.Module | None) -> str:
+def _container_name(container: object, root: nn.Module | None) -> str:
     for path, module in registries.named_modules(root):
         for name, value in vars(module).items():
             if value is container or attribute_dict(value) is container:
@@ -182,7 +184,7 @@ def _container_name(container: Any, root: nn.Module | None) -> str:
     return f"a {type(container).__name__}"
 
 
-def holds_tensor(value: Any, depth: int = 3) -> bool:
+def holds_tensor(value: object, depth: int = 3) -> bool:
     """Whether a value is a tensor of the program, or a container with one in it."""
     if type(value) is AbstractTensor:
         return value._value is not None
@@ -201,7 +203,7 @@ def _find_store(functions: list[types.FunctionType], name: str) -> Location | No
     return None
 
 
-def _find_origin(value: Any) -> Location | None:
+def _find_origin(value: object) -> Location | None:
     """The line that computed a tensor, or one in a container."""
     if type(value) in _CONTAINERS or issubclass(type(value), tuple):
         return next(filter(None, map(_find_origin, iterate_items(value))), None)
@@ -280,7 +282,7 @@ def seed_error() -> StrictError:
     )
 
 
-def make_other_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def make_other_inputs(program: ExportedProgram) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
     """Arguments of other sizes that the program accepts; the example's where there are none."""
     roots = [s for s in program.range_constraints if s.kind == "symbol"]
     hints = {s: program.scope.hint(s) for s in roots}
@@ -293,7 +295,7 @@ def make_other_inputs(program: ExportedProgram) -> tuple[tuple[Any, ...], dict[s
     return program.example_inputs
 
 
-def _make_leaves(program: ExportedProgram, env: dict[Expr, int]) -> list[Any] | None:
+def _make_leaves(program: ExportedProgram, env: dict[Expr, int]) -> list[object] | None:
     """Flat inputs at the sizes that `env` gives, if they pass the program's own checks."""
     given = pytree.tree_leaves(program.example_inputs)
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
@@ -330,7 +332,7 @@ def recapture_error(where: source.Location | None, how: str) -> StrictError:
 def _patch_size_text() -> Iterator[Replacement]:
     """The text of a size is an error, unless it is there to be read."""
 
-    def refuse(number: Any) -> str:
+    def refuse(number: object) -> str:
         where = source.locate_user_line()
         if where is not None and any(word in where.text for word in _READABLE_CONTEXTS):
             return str(from_torch(number))

@@ -16,11 +16,13 @@ import operator
 import sys
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+
+T = TypeVar("T")
 
 _CONTAINERS = (dict, list, set, deque)
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device})
@@ -32,7 +34,7 @@ _NON_USER_PACKAGES = frozenset(sys.stdlib_module_names) | {"torch", "numpy"}
 class Snapshot:
     """What an object holds: its attributes, and those of everything it is made of."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: object) -> None:
         self._saved: dict[int, tuple[Any, Any]] = {}
         self._requires_grad: list[tuple[torch.Tensor, bool]] = []
         self._random = torch.get_rng_state()
@@ -97,7 +99,7 @@ class Snapshot:
         torch.set_default_dtype(self._default_dtype)
 
 
-def list_holders(target: Any) -> tuple[Any, ...]:
+def list_holders(target: object) -> tuple[object, ...]:
     """What the code of a callable belongs to: its object, and objects that it closes over."""
     if isinstance(target, functools.partial):
         return (*list_holders(target.func), *target.args, *target.keywords.values())
@@ -114,7 +116,7 @@ def list_holders(target: Any) -> tuple[Any, ...]:
     return (target,)
 
 
-def attribute_dict(value: Any) -> dict[str, Any] | None:
+def attribute_dict(value: object) -> dict[str, Any] | None:
     """The attribute dict of a module or of an object of the user's own class."""
     kind = type(value)
     if issubclass(kind, type) or not (issubclass(kind, nn.Module) or _is_user_class(kind)):
@@ -126,7 +128,11 @@ def attribute_dict(value: Any) -> dict[str, Any] | None:
     return own if type(own) is dict else None
 
 
-@functools.lru_cache(maxsize=4096)
+def _cache_by_class(fn: Callable[[type], T]) -> Callable[[type], T]:
+    return functools.lru_cache(maxsize=4096)(fn)
+
+
+@_cache_by_class
 def _is_user_class(kind: type) -> bool:
     return kind in _NAMESPACES or kind.__module__.partition(".")[0] not in _NON_USER_PACKAGES
 
@@ -135,27 +141,27 @@ def _is_user_class(kind: type) -> bool:
 # may refuse to say what is in them, or how much.
 
 
-@functools.lru_cache(maxsize=4096)
+@_cache_by_class
 def _builtin_base(kind: type) -> Any:
     return next(base for base in (OrderedDict, *_CONTAINERS, tuple) if issubclass(kind, base))
 
 
-def _length(container: Any) -> int:
+def _length(container: object) -> int:
     return _builtin_base(type(container)).__len__(container)
 
 
-def iterate_items(container: Any) -> Iterable[Any]:
+def iterate_items(container: object) -> Iterable[Any]:
     """What a container holds: the values of a dict."""
     base = _builtin_base(type(container))
     return base.values(container) if issubclass(base, dict) else base.__iter__(container)
 
 
-def _copy_container(container: Any) -> Any:
+def _copy_container(container: object) -> object:
     base = _builtin_base(type(container))
     return base(base.items(container) if issubclass(base, dict) else base.__iter__(container))
 
 
-def _refill(container: Any, saved: Any) -> None:
+def _refill(container: object, saved: object) -> None:
     base = _builtin_base(type(container))
     base.clear(container)
     if issubclass(base, (dict, set)):

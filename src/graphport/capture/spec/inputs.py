@@ -17,6 +17,7 @@ from graphport.compat.torch import pytree
 from graphport.errors import InputError
 from graphport.huggingface import caches
 from graphport.tensors.concrete import concrete_number, require_plain
+from graphport.types import PyTree
 
 Context = list[list[str]]
 
@@ -40,22 +41,22 @@ def register_dataclass(cls: type[Any], *, serialized_type_name: str | None = Non
     if cls in pytree.SUPPORTED_NODES:
         raise InputError(f"the class {cls.__qualname__} is registered already")
 
-    def split(value: Any) -> tuple[list[str], list[str]]:
+    def split(value: object) -> tuple[list[str], list[str]]:
         """Names of the fields that are leaves, and of those that are None."""
         names = [f.name for f in dataclasses.fields(cls)]
         present = [n for n in names if getattr(value, n) is not None]
         return present, [n for n in names if n not in present]
 
-    def flatten(value: Any) -> tuple[list[Any], Context]:
+    def flatten(value: object) -> tuple[list[Any], Context]:
         present, absent = split(value)
         return [getattr(value, n) for n in present], [present, absent]
 
-    def flatten_with_keys(value: Any) -> tuple[list[Any], Context]:
+    def flatten_with_keys(value: object) -> tuple[list[Any], Context]:
         children, context = flatten(value)
         keys = [pytree.GetAttrKey(n) for n in context[0]]
         return list(zip(keys, children, strict=True)), context
 
-    def unflatten(children: Any, context: Context) -> Any:
+    def unflatten(children: Any, context: Context) -> PyTree:
         present, absent = context
         return cls(**dict(zip(present, children, strict=True)), **dict.fromkeys(absent))
 
@@ -91,7 +92,7 @@ _CONVERSIONS: dict[type, Callable[[Any], Any]] = {
 }
 
 
-def to_plain_constant(x: Any) -> Any:
+def to_plain_constant(x: object) -> PyTree:
     """A constant as code can write it: of a subclass (an IntEnum, np.str_) the number or text."""
     if type(x) is bool:
         return x
@@ -137,7 +138,7 @@ class Inputs:
 
 
 def bind_inputs(
-    target: nn.Module | Callable[..., Any], args: Any, kwargs: Any, *, within: bool = False
+    target: nn.Module | Callable[..., Any], args: PyTree, kwargs: PyTree, *, within: bool = False
 ) -> Inputs:
     """Check the arguments against the signature of the program and flatten them.
 
@@ -212,11 +213,11 @@ def _has_torch_size(spec: pytree.TreeSpec) -> bool:
     return spec.type is torch.Size or any(map(_has_torch_size, spec.children()))
 
 
-def _identity(x: Any) -> Any:
+def _identity(x: object) -> PyTree:
     return x
 
 
-def unwrap_compiled(target: Any) -> Any:
+def unwrap_compiled(target: Any) -> PyTree:
     """The module that `torch.compile` has wrapped, found without importing Dynamo."""
     while type(target).__name__ == "OptimizedModule" and hasattr(target, "_orig_mod"):
         target = target._orig_mod
@@ -245,7 +246,7 @@ def signature_of(target: Any) -> inspect.Signature:
 
 
 def _name_arguments(
-    signature: inspect.Signature, bound: inspect.BoundArguments, args: Any, kwargs: Any
+    signature: inspect.Signature, bound: inspect.BoundArguments, args: PyTree, kwargs: PyTree
 ) -> list[tuple[str, str, Any]]:
     """(name, path, value) of each argument as passed: positional ones, then keywords."""
     names: list[str] = []
@@ -259,7 +260,7 @@ def _name_arguments(
     return [*positional, *((k, f"kwargs[{k!r}]", v) for k, v in kwargs.items())]
 
 
-def _count_positional(signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> int:
+def _count_positional(signature: inspect.Signature, args: PyTree, kwargs: dict[str, object]) -> int:
     """Up to the first keyword that stands behind a parameter which was left out."""
     names = [
         p.name
@@ -275,7 +276,7 @@ def _count_positional(signature: inspect.Signature, args: Any, kwargs: dict[str,
 
 
 def _map_parameters(
-    signature: inspect.Signature, bound: inspect.BoundArguments, args: Any
+    signature: inspect.Signature, bound: inspect.BoundArguments, args: PyTree
 ) -> dict[str, tuple[str, Any]]:
     """What `dynamic_shapes` is written against: one entry per parameter that was passed."""
     found: dict[str, tuple[str, Any]] = {}
@@ -304,14 +305,14 @@ def _find_keywords(
     return "", ()
 
 
-def _format_key(key: Any) -> str:
+def _format_key(key: object) -> str:
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
 
 
-def _check_leaf(leaf: Any, path: str) -> None:
+def _check_leaf(leaf: object, path: str) -> None:
     kind = type(leaf)
     if issubclass(kind, torch.Tensor):
         require_plain(leaf, f"the input at {path}", path.lstrip("*"), InputError)

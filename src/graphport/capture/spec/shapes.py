@@ -17,6 +17,7 @@ from graphport.errors import ConstraintViolationError, InputError, InternalError
 from graphport.program import ExportedProgram
 from graphport.symbolic.dims import Dim, Hint, convert_torch_dim
 from graphport.tensors.concrete import sizes_of
+from graphport.types import PyTree
 
 
 class ShapesCollection:
@@ -39,7 +40,7 @@ class ShapesCollection:
         # The tensor is kept, so that no other can come to have its id.
         self._specs: dict[int, tuple[torch.Tensor, dict[int, Any]]] = {}
 
-    def __setitem__(self, t: torch.Tensor, spec: Any) -> None:
+    def __setitem__(self, t: torch.Tensor, spec: object) -> None:
         new = _normalise_spec(_require_tensor(t), spec)
         _, known = self._specs.get(id(t), (t, None))
         if known and _canonicalise_spec(t, known) != _canonicalise_spec(t, new):
@@ -62,8 +63,8 @@ class ShapesCollection:
 
     @check_arguments(mod=MODEL)
     def dynamic_shapes(
-        self, mod: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+        self, mod: object, args: tuple[object, ...], kwargs: dict[str, PyTree] | None = None
+    ) -> dict[str, object]:
         """The specs in the structure of the inputs, by parameter name."""
         left = self._assigned()
 
@@ -102,7 +103,7 @@ class AdditionalInputs:
     def __init__(self) -> None:
         self._examples: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
-    def add(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    def add(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree] | None = None) -> None:
         """One more example, as it would be passed to `gp.export`."""
         if not isinstance(args, tuple):
             raise InputError(
@@ -120,8 +121,8 @@ class AdditionalInputs:
 
     @check_arguments(mod=MODEL)
     def dynamic_shapes(
-        self, mod: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
+        self, mod: object, args: tuple[object, ...], kwargs: dict[str, PyTree] | None = None
+    ) -> dict[str, object]:
         """What is dynamic, in the structure of the inputs, by parameter name."""
         first = bind_inputs(mod, args, kwargs)
         leaves, structure = _flatten_inputs(first)
@@ -164,7 +165,7 @@ class AdditionalInputs:
 # Specs of tensors
 
 
-def _require_tensor(t: Any) -> torch.Tensor:
+def _require_tensor(t: object) -> torch.Tensor:
     if isinstance(t, torch.Tensor):
         return t
     if isinstance(t, (int, float)):
@@ -179,7 +180,7 @@ def _require_tensor(t: Any) -> torch.Tensor:
     )
 
 
-def _normalise_spec(t: torch.Tensor, spec: Any) -> dict[int, Any]:
+def _normalise_spec(t: torch.Tensor, spec: object) -> dict[int, Any]:
     if isinstance(spec, Mapping):
         return dict(spec)
     if isinstance(spec, (tuple, list)) and len(spec) == t.dim():
@@ -191,7 +192,7 @@ def _normalise_spec(t: torch.Tensor, spec: Any) -> dict[int, Any]:
     )
 
 
-def _canonicalise_spec(t: torch.Tensor, spec: dict[int, Any]) -> dict[int, Any]:
+def _canonicalise_spec(t: torch.Tensor, spec: dict[int, object]) -> dict[int, Any]:
     """What a spec says, however it is written."""
     rank = t.dim()
     said = {d: convert_torch_dim(dim) for d, dim in spec.items()}
@@ -209,10 +210,10 @@ def _format_shape(t: torch.Tensor) -> str:
 # Structures
 
 
-def build_spec(fn: Callable[[Any], Any], inputs: Inputs) -> dict[str, Any]:
+def build_spec(fn: Callable[[Any], Any], inputs: Inputs) -> dict[str, object]:
     """A spec for each leaf, in dicts and lists that follow the inputs."""
 
-    def walk(value: Any) -> Any:
+    def walk(value: object) -> Any:
         if isinstance(value, Variadic):
             return tuple(map(walk, value.values))
         if pytree.tree_is_leaf(value):
@@ -228,7 +229,7 @@ def build_spec(fn: Callable[[Any], Any], inputs: Inputs) -> dict[str, Any]:
     return {name: walk(value) for name, (_, value) in inputs.parameters.items()}
 
 
-def _flatten_inputs(inputs: Inputs) -> tuple[list[tuple[str, Any]], Any]:
+def _flatten_inputs(inputs: Inputs) -> tuple[list[tuple[str, PyTree]], PyTree]:
     """(path, leaf) in the order of `build_spec`, and the structure; arguments are known by name."""
     leaves: list[tuple[str, Any]] = []
     structure: dict[str, Any] = {}
@@ -242,7 +243,7 @@ def _flatten_inputs(inputs: Inputs) -> tuple[list[tuple[str, Any]], Any]:
     return leaves, structure
 
 
-def _structure_error(example: int, want: dict[str, Any], have: dict[str, Any]) -> SpecError:
+def _structure_error(example: int, want: dict[str, object], have: dict[str, object]) -> SpecError:
     if want.keys() != have.keys():
         what = f"the arguments {', '.join(have)}, instead of {', '.join(want)}"
     else:
@@ -258,7 +259,7 @@ def _structure_error(example: int, want: dict[str, Any], have: dict[str, Any]) -
 # Differences
 
 
-def _compare_leaves(path: str, a: Any, b: Any, example: int) -> Any:
+def _compare_leaves(path: str, a: object, b: object, example: int) -> PyTree:
     """What is dynamic in `a` if it may also be `b`: dims by number, a hint, or None."""
     text = f"additional input {example} has"
     fix = "examples that differ in sizes, ints and floats only"
@@ -324,7 +325,7 @@ _CONSTRUCTORS: dict[str, Any] = {
 
 
 @check_arguments(dynamic_shapes=DICT | ARGS | NONE)
-def refine_dynamic_shapes(error: ConstraintViolationError | str, dynamic_shapes: Any) -> Any:
+def refine_dynamic_shapes(error: ConstraintViolationError | str, dynamic_shapes: object) -> PyTree:
     """The spec as the suggested fixes of an error would have it.
 
     >>> import torch, graphport as gp
@@ -374,7 +375,9 @@ def _parse_statements(lines: Sequence[str]) -> list[ast.stmt]:
         raise InputError(f"a suggested fix is `name = ...`, got {error.text}") from None
 
 
-def _read_assignment(statement: ast.stmt, dims: Mapping[str, Any]) -> tuple[str | list[Any], Any]:
+def _read_assignment(
+    statement: ast.stmt, dims: Mapping[str, object]
+) -> tuple[str | list[Any], Any]:
     """(name, value) of a definition, or (path in the spec, value)."""
     if not isinstance(statement, ast.Assign):
         raise InputError(f"a suggested fix is `name = ...`, got {ast.unparse(statement)}")
@@ -396,7 +399,7 @@ class _Field(str):
     """A step of a path that is the attribute of a dataclass."""
 
 
-def _evaluate_node(node: ast.expr, dims: Mapping[str, Any]) -> Any:
+def _evaluate_node(node: ast.expr, dims: Mapping[str, object]) -> object:
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name) and node.id in dims:
@@ -413,13 +416,13 @@ def _evaluate_node(node: ast.expr, dims: Mapping[str, Any]) -> Any:
     raise InputError(f"not a definition of a dim, or of one that is not known: {text}")
 
 
-def _redefine_dim(dim: Dim, dims: Mapping[str, Any]) -> Any:
+def _redefine_dim(dim: Dim, dims: Mapping[str, Any]) -> object:
     """A dim of the spec after its root has changed."""
     factor, offset = dim.linear
     return dims[dim.root.__name__] * factor + offset
 
 
-def _replace_at(spec: Any, path: list[Any], value: Any) -> Any:
+def _replace_at(spec: PyTree, path: list[Any], value: Any) -> object:
     """A spec with one place changed."""
     if not path:
         return value

@@ -51,7 +51,7 @@ class ExternalSymbols(Protocol):
 class Spec:
     """The sizes of each input leaf, and the dims that the user declared."""
 
-    def __init__(self, inputs: Inputs, dynamic_shapes: Any, scope: Scope) -> None:
+    def __init__(self, inputs: Inputs, dynamic_shapes: object, scope: Scope) -> None:
         self.scope = scope
         self.declared: dict[str, DeclaredSymbol] = {}
         self.ranges: dict[Expr, Range] = {}

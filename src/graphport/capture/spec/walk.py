@@ -19,6 +19,7 @@ from graphport.errors import SpecError
 from graphport.huggingface import cache_shapes, caches
 from graphport.symbolic.dims import Dim, Hint, convert_torch_dim
 from graphport.tensors.concrete import sizes_of
+from graphport.types import PyTree
 
 DimSpec = Dim | Hint | int | None
 
@@ -45,7 +46,7 @@ class LeafSpec:
     is_tensor: bool = True
 
 
-def walk_spec(inputs: Inputs, dynamic_shapes: Any) -> list[LeafSpec]:
+def walk_spec(inputs: Inputs, dynamic_shapes: PyTree) -> list[LeafSpec]:
     """The inputs that the spec says something about."""
     builder = getattr(dynamic_shapes, "dynamic_shapes", None)
     if callable(builder):  # gp.ShapesCollection, gp.AdditionalInputs
@@ -76,7 +77,7 @@ NamedSpecs = Iterator[tuple[str, str, Any]]
 """(parameter, place, spec)"""
 
 
-def _match_by_name(inputs: Inputs, dynamic_shapes: Mapping[Any, Any]) -> NamedSpecs:
+def _match_by_name(inputs: Inputs, dynamic_shapes: Mapping[PyTree, PyTree]) -> NamedSpecs:
     group, keys = inputs.keywords
     for name, spec in dynamic_shapes.items():
         place = f"dynamic_shapes[{name!r}]"
@@ -99,7 +100,7 @@ def _match_by_name(inputs: Inputs, dynamic_shapes: Mapping[Any, Any]) -> NamedSp
             )
 
 
-def _unknown_argument_error(inputs: Inputs, name: Any, place: str) -> SpecError:
+def _unknown_argument_error(inputs: Inputs, name: object, place: str) -> SpecError:
     names = list(inputs.parameters)
     fix = f"use the names of the arguments: {', '.join(map(repr, names))}"
     if not names:
@@ -113,7 +114,7 @@ def _unknown_argument_error(inputs: Inputs, name: Any, place: str) -> SpecError:
     )
 
 
-def _match_by_position(inputs: Inputs, dynamic_shapes: Any) -> NamedSpecs:
+def _match_by_position(inputs: Inputs, dynamic_shapes: PyTree) -> NamedSpecs:
     parameters = inputs.parameters
     if len(dynamic_shapes) != len(parameters):
         raise SpecError(
@@ -126,12 +127,12 @@ def _match_by_position(inputs: Inputs, dynamic_shapes: Any) -> NamedSpecs:
         yield name, f"dynamic_shapes[{i}]", spec
 
 
-def _walk_value(place: str, spec: Any, path: str, value: Any) -> Iterator[LeafSpec]:
+def _walk_value(place: str, spec: PyTree, path: str, value: object) -> Iterator[LeafSpec]:
     if isinstance(value, torch.Tensor):
         if spec is not None:
             yield LeafSpec(path, _read_tensor_spec(place, spec, path, value))
         return
-    if caches.is_cache(type(value)):
+    if _is_cache(value):
         spec = cache_shapes.expand_cache_spec(place, spec, value)
     if spec is None:
         yield from _walk_caches(place, path, value)
@@ -153,17 +154,22 @@ def _walk_value(place: str, spec: Any, path: str, value: Any) -> Iterator[LeafSp
         yield from _walk_value(at, part, path + pytree.keystr(keys), child)
 
 
-def _walk_caches(place: str, path: str, value: Any) -> Iterator[LeafSpec]:
+def _walk_caches(place: str, path: str, value: object) -> Iterator[LeafSpec]:
     """Counts of caches, inside of an input that the spec leaves out."""
     if isinstance(value, Variadic):
         for i, child in enumerate(value.values):
             yield from _walk_caches(f"{place}[{i}]", f"{path}[{value.first + i}]", child)
         return
-    found = pytree.tree_flatten_with_path(value, is_leaf=lambda x: caches.is_cache(type(x)))[0]
+    found = pytree.tree_flatten_with_path(value, is_leaf=_is_cache)[0]
     for keys, cache in found:
-        if caches.is_cache(type(cache)) and cache is not value:
+        if _is_cache(cache) and cache is not value:
             at = pytree.keystr(keys)
             yield from _walk_value(place + at, None, path + at, cache)
+
+
+def _is_cache(value: object) -> bool:
+    kind: type = type(value)
+    return caches.is_cache(kind)
 
 
 # Containers
@@ -172,7 +178,9 @@ ChildSpecs = list[tuple[str, Any]]
 """(place, spec) of each child of a container"""
 
 
-def _match_children(place: str, spec: Any, path: str, value: Any, keys: list[Any]) -> ChildSpecs:
+def _match_children(
+    place: str, spec: object, path: str, value: object, keys: list[object]
+) -> ChildSpecs:
     names = [_key_name(key) for key in keys]
     kind = f"a {type(value).__name__}"
     if isinstance(value, Mapping):
@@ -206,7 +214,7 @@ def _match_children(place: str, spec: Any, path: str, value: Any, keys: list[Any
 
 
 def _match_by_key(
-    place: str, spec: Mapping[Any, Any], path: str, value: Any, names: list[Any]
+    place: str, spec: Mapping[PyTree, PyTree], path: str, value: object, names: list[object]
 ) -> ChildSpecs:
     for key, part in spec.items():
         # A field that is None is no part of the input; a spec may still say so.
@@ -216,7 +224,9 @@ def _match_by_key(
     return [(f"{place}[{n!r}]", spec.get(n)) for n in names]
 
 
-def _match_in_order(place: str, spec: Any, path: str, kind: str, names: list[Any]) -> ChildSpecs:
+def _match_in_order(
+    place: str, spec: object, path: str, kind: str, names: list[object]
+) -> ChildSpecs:
     if not isinstance(spec, (list, tuple)):
         expected = f"a list or tuple of {_format_count(len(names), 'spec', 'specs')}"
         raise _wrong_kind_error(place, spec, path, kind, expected)
@@ -230,23 +240,23 @@ def _match_in_order(place: str, spec: Any, path: str, kind: str, names: list[Any
     return [(f"{place}[{i}]", part) for i, part in enumerate(spec)]
 
 
-def _wrong_kind_error(place: str, spec: Any, path: str, kind: str, expected: str) -> SpecError:
+def _wrong_kind_error(place: str, spec: object, path: str, kind: str, expected: str) -> SpecError:
     return SpecError(
         f"the input at {path} is {kind}; expected {expected}, got {spec!r}", where=place
     )
 
 
-def _no_such_part_error(place: str, path: str, name: Any, names: list[Any]) -> SpecError:
+def _no_such_part_error(place: str, path: str, name: object, names: list[object]) -> SpecError:
     return SpecError(
         f"the input at {path} has no {name!r}; it has {_format_names(names)}", where=place
     )
 
 
-def _key_name(key: Any) -> Any:
+def _key_name(key: object) -> object:
     return getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
 
 
-def _format_names(names: list[Any]) -> str:
+def _format_names(names: list[object]) -> str:
     return ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
 
 
@@ -258,7 +268,7 @@ def _format_count(n: int, one: str, many: str) -> str:
 
 
 def _read_tensor_spec(
-    place: str, spec: Any, path: str, tensor: torch.Tensor
+    place: str, spec: object, path: str, tensor: torch.Tensor
 ) -> tuple[SizeSpec, ...]:
     rank = tensor.dim()
     wishes: dict[int, tuple[Any, Any]] = {}
@@ -292,7 +302,7 @@ def _read_tensor_spec(
     return tuple(sites)
 
 
-def _list_dims(place: str, spec: Any, path: str, rank: int) -> list[tuple[Any, Any]]:
+def _list_dims(place: str, spec: PyTree, path: str, rank: int) -> list[tuple[Any, Any]]:
     if isinstance(spec, Mapping):
         return list(spec.items())
     if not isinstance(spec, (list, tuple)):
@@ -315,7 +325,7 @@ def _list_dims(place: str, spec: Any, path: str, rank: int) -> list[tuple[Any, A
     return list(enumerate(spec))
 
 
-def _read_size_spec(place: str, path: str, given: Any) -> DimSpec:
+def _read_size_spec(place: str, path: str, given: object) -> DimSpec:
     wish = convert_torch_dim(given)
     if isinstance(wish, bool) or not isinstance(wish, (Dim, Hint, int, type(None))):
         raise SpecError(
@@ -332,7 +342,7 @@ def _read_size_spec(place: str, path: str, given: Any) -> DimSpec:
 _KINDS = {int: "an int", float: "a float"}
 
 
-def _read_number_spec(place: str, spec: Any, path: str, value: Any) -> SizeSpec | None:
+def _read_number_spec(place: str, spec: object, path: str, value: Any) -> SizeSpec | None:
     """What is said of an input that is not a tensor; None if it stays a constant."""
     kind, wish = type(value), convert_torch_dim(spec)
     if wish == Dim.STATIC:

@@ -14,6 +14,7 @@ from graphport import source
 from graphport.compat.torch import DisableTorchFunction, disable_current_modes
 from graphport.errors import DataDependentError, NoDataError
 from graphport.tensors.lazy import WeightlessTensor, lacks_data
+from graphport.types import Argument
 
 
 class ConcreteRun:
@@ -24,7 +25,7 @@ class ConcreteRun:
         self._given = given
         self._values: dict[Node, Any] = {}
 
-    def value(self, node: Node) -> Any:
+    def value(self, node: Node) -> Argument:
         if node.graph is not self._graph:
             raise DataDependentError(
                 "a branch or loop body reads data, and there is no example of what it is given",
@@ -41,7 +42,7 @@ class ConcreteRun:
                     break
         return self._values[node]
 
-    def read_data(self, node: Node, read: Callable[[torch.Tensor], Any]) -> Any:
+    def read_data(self, node: Node, read: Callable[[torch.Tensor], Any]) -> Argument:
         """What `read` makes of the data of a tensor."""
         data = self.value(node)
         with disable_tracing():
@@ -67,9 +68,9 @@ class ConcreteRun:
             seen.update(found)
             waiting += found
 
-    def _run(self, node: Node) -> Any:
+    def _run(self, node: Node) -> Argument:
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return node.target(*args, **kwargs)
 
 
 @contextmanager

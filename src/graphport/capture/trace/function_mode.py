@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FunctionType
 from typing import Any, Optional
@@ -39,6 +39,7 @@ from graphport.ops.strides import is_contiguous_by
 from graphport.symbolic import Expr, ge, ne, symbols
 from graphport.symbolic.bridge import from_torch, sym_ite
 from graphport.tensors.abstract import AbstractTensor
+from graphport.types import Args, Argument, Function, Kwargs
 
 aten = torch.ops.aten
 _OPERATORS = (OpOverload, OpOverloadPacket)
@@ -51,7 +52,7 @@ OVERRIDES: dict[Any, Override] = {}
 """By function; one that returns NotImplemented leaves the call as it is."""
 
 
-def register_override(*functions: Any) -> Callable[[Override], Override]:
+def register_override(*functions: object) -> Callable[[Override], Override]:
     def register(fn: Override) -> Override:
         for f in functions:
             OVERRIDES[f] = fn
@@ -70,12 +71,14 @@ class FunctionMode(TorchFunctionMode):
         self.recorder = tracer.recorder
         self._calls: dict[str, int] = {}
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         """Unless an interrupt has popped it already: to fail now would cover that up."""
         if get_current_function_mode() is self:
             super().__exit__(*error)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Args = (), kwargs: Argument = None
+    ) -> Argument:
         override = OVERRIDES.get(func)
         if override is None and isinstance(func, HigherOrderOperator):
             override = OVERRIDES[HIGHER_ORDER]
@@ -101,7 +104,7 @@ class FunctionMode(TorchFunctionMode):
             recorder.torch_fn = outer
             scope.internal = before
 
-    def _name(self, func: Any) -> tuple[str, str]:
+    def _name(self, func: object) -> tuple[str, str]:
         name = getattr(func, "__name__", "call")
         count = self._calls[name] = self._calls.get(name, 0) + 1
         return f"{name}_{count}", f"{type(func).__name__}.{name}"
@@ -116,14 +119,14 @@ def _wraps_results(kind: type) -> bool:
 
 
 @register_override(torch.Tensor.stride)
-def stride(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def stride(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """Strides that Python reads, which may differ where the layout of the inputs does."""
     tracer.demand_layout(tracer.read(tracer.value(args[0])))
     return NotImplemented
 
 
 @register_override(torch.Tensor.is_contiguous)
-def is_contiguous(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def is_contiguous(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """Any tensor of one element is, and any that has none."""
     value = tracer.value(args[0])
     tracer.demand_layout(tracer.read(value))
@@ -141,7 +144,7 @@ def _guard(cond: bool | Expr) -> bool:
 _BOOL_ANNOTATIONS = (bool, "bool", bool | None, "bool | None", "Optional[bool]", Optional[bool])  # noqa: UP045
 
 
-def _decide_flags(func: FunctionType, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _decide_flags(func: FunctionType, args: Args, kwargs: Kwargs) -> tuple[Argument, Argument]:
     """Symbolic arguments for bool parameters of Python code of torch's, as plain bools.
 
     The branch is the user's: asked within torch, it would count as a question about sizes that
@@ -162,7 +165,7 @@ def _decide_flags(func: FunctionType, args: Any, kwargs: Any) -> tuple[Any, Any]
 
 
 @register_override(torch.Tensor.__contains__)
-def contains(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def contains(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """`element in tensor` is a Python bool, and torch reads it from the data."""
     value, element = tracer.value(args[0]), args[1]
     if value.literal is not None or not isinstance(element, (torch.Tensor, *_NUMBERS)):
@@ -180,7 +183,7 @@ def contains(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @register_override(torch.Tensor.numpy, torch.Tensor.__array__)
-def numpy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def numpy(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     value = tracer.value(args[0])
     if value.literal is not None:
         with disable_tracing():
@@ -196,7 +199,7 @@ def numpy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @register_override(torch.Tensor.data_ptr, torch.Tensor.storage, torch.Tensor.untyped_storage)
-def query_memory(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def query_memory(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     error = DataDependentError(
         f".{func.__name__}() accesses the memory of a tensor, which has none while it is captured",
         where=source.locate_user_line(),
@@ -209,7 +212,7 @@ def query_memory(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @register_override(torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_)
-def elementwise_python(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def elementwise_python(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """torch reads the memory directly, whatever the class of the tensor."""
     raise UnsupportedError(
         f".{func.__name__}() runs Python on each element of a tensor, which has none while it is "
@@ -220,7 +223,7 @@ def elementwise_python(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any
 
 
 @register_override(torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__)
-def python_number(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def python_number(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     value = tracer.value(args[0])
     if value.literal is not None or value.number is not None:  # written out, or made from sizes
         return NotImplemented
@@ -238,7 +241,7 @@ def python_number(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @register_override(torch.istft, torch.Tensor.istft)
-def istft(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def istft(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """Its schema takes a plain number for the length."""
     length = args[8] if len(args) > 8 else kwargs.get("length")
     if not isinstance(length, torch.SymInt):
@@ -248,13 +251,13 @@ def istft(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @register_override(torch.sym_ite)
-def ite(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def ite(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """torch's own takes only nodes of its own class."""
     return sym_ite(*args, **kwargs)
 
 
 @register_override(functional.batch_norm, functional.instance_norm, functional.group_norm)
-def require_several_values(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def require_several_values(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """Of one value there is no variance: their Python code refuses it, at any size that gives one.
 
     To torch's question whether there is one value the answer is that of sizes in general.
@@ -278,7 +281,7 @@ def require_several_values(tracer: Tracer, func: Any, args: Any, kwargs: Any) ->
 
 
 @register_override(functional.affine_grid, torch.linalg.vander)
-def require_least_size(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def require_least_size(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """What they refuse of a size that is open; torch's own question is answered for most sizes."""
     if func is functional.affine_grid:
         sizes, least = inspect.signature(func).bind(*args, **kwargs).arguments["size"], 1
@@ -292,7 +295,7 @@ def require_least_size(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any
 
 
 @register_override(torch.Tensor.contiguous)
-def contiguous(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def contiguous(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """torch returns contiguous tensors as they are before the tracer is called."""
     if len(args) > 1:
         args, kwargs = args[:1], {**kwargs, "memory_format": args[1]}
@@ -300,14 +303,14 @@ def contiguous(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @register_override(torch.Tensor.tolist)
-def tolist(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def tolist(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     value = tracer.value(args[0])
     if value.literal is not None:
         return value.literal.tolist()
     return _list_elements(tracer, args[0], "")
 
 
-def _list_elements(tracer: Tracer, t: torch.Tensor, index: str) -> Any:
+def _list_elements(tracer: Tracer, t: torch.Tensor, index: str) -> Argument:
     if t.dim():
         return [_list_elements(tracer, row, f"{index}[{i}]") for i, row in enumerate(t.unbind(0))]
     number = t.item()
@@ -319,7 +322,7 @@ def _list_elements(tracer: Tracer, t: torch.Tensor, index: str) -> Any:
     return number
 
 
-def _list_overloads(op: Any) -> dict[tuple[bool, ...], Any]:
+def _list_overloads(op: OpOverload) -> dict[tuple[bool, ...], Any]:
     """The overloads, by whether the start and the end are tensors."""
     return {
         (False, False): op.default,
@@ -346,7 +349,7 @@ _SPACE_FUNCTIONS = {
 
 
 @register_override(*_SPACE_FUNCTIONS)
-def linspace_or_logspace(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def linspace_or_logspace(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """The schema says that `steps` is a plain integer; as a value of the graph it may be a size."""
     names, ops = _SPACE_FUNCTIONS[func]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -358,7 +361,9 @@ def linspace_or_logspace(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> A
 
 
 @register_override(*SYMBOLIC_COUNTS)
-def call_with_symbolic_count(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def call_with_symbolic_count(
+    tracer: Tracer, func: Function, args: Args, kwargs: Kwargs
+) -> Argument:
     """With a size for a count: see `handlers.composites`."""
     given = (*args, *kwargs.values())
     counts = [s for x in given for s in (x.shape if isinstance(x, torch.Tensor) else (x,))]
@@ -371,7 +376,7 @@ def call_with_symbolic_count(tracer: Tracer, func: Any, args: Any, kwargs: Any) 
 
 
 @register_override(functional.one_hot, aten.one_hot.default)
-def one_hot(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def one_hot(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """The number of classes may be a size, whatever the schema says."""
     if not any(isinstance(x, _SYMBOLIC) for x in (*args, *kwargs.values())):
         return NotImplemented
@@ -381,7 +386,7 @@ def one_hot(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @register_override(torch.tensor, torch.as_tensor, torch.asarray)
-def tensor(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def tensor(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """Nested data with symbolic numbers or tensors in it is built by `stack`."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if not _is_symbolic(data):
@@ -393,13 +398,13 @@ def tensor(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return _assemble(data, dtype or _number_dtype(data), device)
 
 
-def _is_symbolic(x: Any) -> bool:
+def _is_symbolic(x: object) -> bool:
     if isinstance(x, (list, tuple)):
         return any(_is_symbolic(y) for y in x)
     return isinstance(x, (*_SYMBOLIC, AbstractTensor))
 
 
-def _number_dtype(x: Any) -> torch.dtype:
+def _number_dtype(x: object) -> torch.dtype:
     """The dtype that torch.tensor gives to nested numbers: the widest kind among them."""
     if isinstance(x, (list, tuple)):
         order = [torch.bool, torch.int64, torch.get_default_dtype()]
@@ -412,7 +417,7 @@ def _number_dtype(x: Any) -> torch.dtype:
     return torch.int64 if isinstance(x, (int, torch.SymInt)) else torch.get_default_dtype()
 
 
-def _assemble(x: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+def _assemble(x: Argument, dtype: torch.dtype, device: Any) -> torch.Tensor:
     if isinstance(x, (list, tuple)):
         return torch.stack([_assemble(y, dtype, device) for y in x])
     if isinstance(x, torch.Tensor):
@@ -420,13 +425,13 @@ def _assemble(x: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
     return torch.scalar_tensor(x, dtype=dtype, device=device)
 
 
-@register_override(torch.Tensor.data.__get__)  # type: ignore[attr-defined]
-def get_data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+@register_override(torch.Tensor.data.__get__)
+def get_data(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     return args[0].detach()
 
 
-@register_override(torch.Tensor.data.__set__)  # type: ignore[attr-defined]
-def set_data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+@register_override(torch.Tensor.data.__set__)
+def set_data(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     if tracer.value(args[0]) is tracer.value(args[1]):
         return None  # what module.to(...) does when there is nothing to convert
     raise MutationError(
@@ -438,13 +443,13 @@ def set_data(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @register_override(torch.Tensor.__deepcopy__)
-def deepcopy(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def deepcopy(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """A copy, detached from the gradient of the original."""
     return args[0].detach().clone()
 
 
 @register_override(torch.Tensor.backward, torch.autograd.grad, torch.autograd.backward)
-def backward(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def backward(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     raise UnsupportedError(
         "gradients cannot be computed inside of a program that is captured",
         where=source.locate_user_line(),
@@ -453,15 +458,15 @@ def backward(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 _DEVICE_QUERIES: dict[Any, Callable[[torch.device], Any]] = {
-    torch.Tensor.device.__get__: lambda home: home,  # type: ignore[attr-defined]
-    torch.Tensor.is_meta.__get__: lambda home: False,  # type: ignore[attr-defined]
-    torch.Tensor.is_cpu.__get__: lambda home: home.type == "cpu",  # type: ignore[attr-defined]
-    torch.Tensor.is_cuda.__get__: lambda home: home.type == "cuda",  # type: ignore[attr-defined]
+    torch.Tensor.device.__get__: lambda home: home,
+    torch.Tensor.is_meta.__get__: lambda home: False,
+    torch.Tensor.is_cpu.__get__: lambda home: home.type == "cpu",
+    torch.Tensor.is_cuda.__get__: lambda home: home.type == "cuda",
 }
 
 
 @register_override(*_DEVICE_QUERIES)
-def query_device(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def query_device(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """A weight on the meta device counts as one on the device of the program."""
     home = tracer.state.device
     if home is None or type(args[0]) is AbstractTensor or not args[0].is_meta:

@@ -22,6 +22,7 @@ from graphport.errors import DataDependentError, ExportError, UnsupportedError
 from graphport.ops.strides import get_example_size
 from graphport.program.checks import InputChecks
 from graphport.program.module import CallGuard
+from graphport.types import PyTree
 
 Stack = dict[str, tuple[str, str]]
 
@@ -86,7 +87,7 @@ class ModuleTracker:
         finally:
             _thread.modules = outer
 
-    def call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def call(self, original: Any, module: nn.Module, args: PyTree, kwargs: PyTree) -> PyTree:
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
             _initialise_lazy(module, args, kwargs)
             self.on_initialised(module)
@@ -105,12 +106,12 @@ class ModuleTracker:
         with self.enter_module(module) as key:
             return self.signatures.leave(key, call, original(module, *args, **kwargs))
 
-    def _run_script(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    def _run_script(self, original: Any, module: Any, args: PyTree, kwargs: PyTree) -> PyTree:
         """Let TorchScript's interpreter run the operators, which it can where sizes are numbers."""
         try:
             return original(module, *args, **kwargs)
         except (RuntimeError, TypeError, AttributeError) as error:
-            if isinstance(error, ExportError) and not isinstance(error, DataDependentError):
+            if _is_refusal(error):
                 raise
             path = self._paths.get(id(module), type(module).__name__)
             raise UnsupportedError(
@@ -120,7 +121,7 @@ class ModuleTracker:
                 fix="use the Python module that it was made of",
             ) from error
 
-    def _retrace(self, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    def _retrace(self, original: Any, module: Any, args: PyTree, kwargs: PyTree) -> PyTree:
         """Subgraphs belong to the module that the outermost graph has become."""
         outer = self._graph
         if outer is None:
@@ -142,7 +143,7 @@ _thread = process.make_thread_local()
 def _patch_module_call() -> Iterator[process.Replacement]:
     original = nn.Module.__call__
 
-    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(module: nn.Module, *args: PyTree, **kwargs: PyTree) -> PyTree:
         watcher: ModuleTracker | None = getattr(_thread, "modules", None)
         if watcher is None:
             return original(module, *args, **kwargs)
@@ -154,7 +155,7 @@ def _patch_module_call() -> Iterator[process.Replacement]:
 _CALL_PATCH = process.Patch(_patch_module_call)
 
 
-def _initialise_lazy(module: Any, args: Any, kwargs: Any) -> None:
+def _initialise_lazy(module: Any, args: PyTree, kwargs: PyTree) -> None:
     """Let a lazy module make its parameters from the example sizes, as its first call would."""
 
     def example(x: Any) -> Any:
@@ -176,7 +177,7 @@ def _initialise_lazy(module: Any, args: Any, kwargs: Any) -> None:
 # code, which is nobody's source.
 
 
-def has_origin_metadata(module: Any) -> bool:
+def has_origin_metadata(module: object) -> bool:
     """Whether a module is a graph whose nodes say where they come from."""
     return isinstance(module, GraphModule) and any(
         "nn_module_stack" in n.meta for n in module.graph.nodes if n.op == "call_function"
@@ -194,7 +195,7 @@ def _make_forward(module: GraphModule, recorder: Recorder, prefix: str) -> Calla
     codegen = module.graph._codegen
     structured = isinstance(codegen, PyTreeCodeGen)
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> Any:
         leaves = (
             pytree.tree_leaves((args, kwargs))
             if structured
@@ -208,7 +209,7 @@ def _make_forward(module: GraphModule, recorder: Recorder, prefix: str) -> Calla
     return forward
 
 
-def _bind_arguments(module: GraphModule, args: Any, kwargs: Any) -> list[Any]:
+def _bind_arguments(module: GraphModule, args: PyTree, kwargs: PyTree) -> list[Any]:
     """Arguments in the order of the graph's inputs."""
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
     values = list(args)
@@ -218,7 +219,7 @@ def _bind_arguments(module: GraphModule, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _interpret_graph(
-    module: GraphModule, recorder: Recorder, prefix: str, leaves: list[Any]
+    module: GraphModule, recorder: Recorder, prefix: str, leaves: list[object]
 ) -> Any:
     env: dict[Node, Any] = {}
     supply = iter(leaves)
@@ -239,6 +240,11 @@ def _interpret_graph(
             with recorder.inherit_metadata(node, prefix):
                 env[node] = node.target(*args, **kwargs)
     return None
+
+
+def _is_refusal(error: Exception) -> bool:
+    """What TorchScript has no part in; data that is missing may be there in Python."""
+    return isinstance(error, ExportError) and not isinstance(error, DataDependentError)
 
 
 def _get_attribute(module: Any, path: str) -> Any:

@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphport import source
 from graphport.capture.trace.values import Storage, Value
-from graphport.compat.torch import sym_sqrt
+from graphport.compat.torch import OpOverload, sym_sqrt
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
 from graphport.ops.meta import check_by_meta, check_element_by_kernel
@@ -32,6 +32,7 @@ from graphport.symbolic.bridge import to_torch
 from graphport.symbolic.integers import split_terms
 from graphport.symbolic.nodes import walk_postorder
 from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor
+from graphport.types import Args, Argument, Kwargs, NodeTarget
 
 aten = torch.ops.aten
 
@@ -107,11 +108,11 @@ class Recorder:
         """Calls whose arguments torch's own kernels have been asked about."""
         self._traces: dict[tuple[int, ...], tuple[str, source.Frames]] = {}
 
-    def emit(self, op: Any, *args: Any, **kwargs: Any) -> Node:
+    def emit(self, op: OpOverload, *args: object, **kwargs: object) -> Node:
         """Record an operator on nodes and numbers; its result must be one tensor."""
         return self.record(get_op_info(op), args, kwargs)[1]
 
-    def record(self, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Node]:
+    def record(self, info: OpInfo, args: Args, kwargs: Kwargs) -> tuple[Any, Node]:
         """Record an operator. Returns what its rule says of the result, and the node."""
         described = [describe_argument(a) for a in args]
         keywords = {k: describe_argument(v) for k, v in kwargs.items()} if kwargs else kwargs
@@ -125,7 +126,9 @@ class Recorder:
             check_element_by_kernel(info.op, described, keywords)
         return out, self.node(info.op, args, kwargs, out, info.name)
 
-    def node(self, target: Any, args: Any, kwargs: dict[str, Any], out: Any, name: str) -> Node:
+    def node(
+        self, target: NodeTarget, args: Args, kwargs: Kwargs, out: Argument, name: str
+    ) -> Node:
         """Append a call. `out` describes its result."""
         node = self.graph.create_node(
             "call_function",
@@ -140,7 +143,7 @@ class Recorder:
             self.grad_modes[node] = mode
         return node
 
-    def metadata(self, val: Any) -> dict[str, Any]:
+    def metadata(self, val: object) -> dict[str, Any]:
         if self.inherited is not None:
             return {"val": val, **self.inherited}
         meta = {"val": val, "nn_module_stack": self.stack, "stack_trace": self.stack_trace()}
@@ -177,7 +180,7 @@ class Recorder:
             yield
 
     @contextmanager
-    def override_metadata(self, meta: dict[str, Any]) -> Iterator[None]:
+    def override_metadata(self, meta: dict[str, object]) -> Iterator[None]:
         before, self.inherited = self.inherited, meta
         try:
             yield
@@ -191,7 +194,7 @@ class Recorder:
             known = self._traces[frames.key] = (str(frames), frames)
         return known[0]
 
-    def argument(self, x: Any) -> Any:
+    def argument(self, x: Argument) -> Argument:
         """An argument as it stands in the graph: symbolic numbers become nodes."""
         if type(x) is Expr:
             return self.size(x)
@@ -334,7 +337,7 @@ class Recorder:
 
         self.define(root, solve)
 
-    def size_of(self, node: Node, dim: int, value: Any, *, on_entry: bool = False) -> Node:
+    def size_of(self, node: Node, dim: int, value: object, *, on_entry: bool = False) -> Node:
         """The node that reads one size of a tensor."""
         if on_entry:
             assert self.frame.entry is not None
@@ -342,18 +345,18 @@ class Recorder:
                 return self._sym_size(node, dim, value)
         return self._sym_size(node, dim, value)
 
-    def _sym_size(self, node: Node, dim: int, value: Any) -> Node:
+    def _sym_size(self, node: Node, dim: int, value: Argument) -> Node:
         made = self.graph.create_node(
             "call_function", aten.sym_size.int, (node, dim), {}, "sym_size_int"
         )
         made.meta.update(self.metadata(to_torch(value)))
         return made
 
-    def size(self, e: Any) -> Any:
+    def size(self, e: Any) -> Argument:
         """The node that computes a symbolic number, in the simplest form that is known."""
         return self.number(self.scope.simplify(e))
 
-    def number(self, e: Any) -> Any:
+    def number(self, e: Any) -> Argument:
         """The node that computes an expression as it stands."""
         if type(e) is not Expr:
             return e
@@ -419,7 +422,7 @@ class Recorder:
             total = self.apply(function, (total, part), e)
         return total
 
-    def apply(self, function: Callable[..., Any], args: tuple[Any, ...], e: Expr) -> Node:
+    def apply(self, function: Callable[..., Any], args: tuple[Argument, ...], e: Expr) -> Node:
         """A call of a function on numbers, whose result is `e`."""
         values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
         name = function.__name__.strip("_")
@@ -430,7 +433,7 @@ class Recorder:
         return node
 
 
-def _origin_metadata(node: Node) -> dict[str, Any]:
+def _origin_metadata(node: Node) -> dict[str, object]:
     """What a node says of where it comes from."""
     kept = ("nn_module_stack", "stack_trace", "torch_fn", "from_node")
     found = {k: node.meta[k] for k in kept if k in node.meta}
@@ -441,14 +444,14 @@ def _join_prefix(prefix: str, path: str) -> str:
     return f"{prefix}.{path}" if path and not path.startswith("@") else f"{prefix}{path}"
 
 
-def copy_val(val: Any) -> Any:
+def copy_val(val: object) -> object:
     """Metadata for another node: a tensor in it belongs to the node that it describes."""
     if isinstance(val, AbstractTensor):
         return make_abstract_tensor(val._abstract, val.requires_grad)
     return val
 
 
-def describe_argument(x: Any) -> Any:
+def describe_argument(x: Argument) -> Any:
     """An argument as a shape rule sees it."""
     if type(x) is Node:
         val = x.meta["val"]
@@ -458,7 +461,7 @@ def describe_argument(x: Any) -> Any:
     return x
 
 
-def to_val(out: Any) -> Any:
+def to_val(out: object) -> object:
     """What a rule says of a result, as node metadata."""
     if isinstance(out, Abstract):
         return make_abstract_tensor(out)
@@ -531,7 +534,7 @@ class Frame:
         self._before: dict[Value, tuple[Any, ...]] = {}
         self._written: dict[Storage, tuple[int, bool, source.Location | None]] = {}
 
-    def open(self, name: str, val: Any) -> Node:
+    def open(self, name: str, val: object) -> Node:
         """A new input, after those that are there; under this name, if it is free."""
         used = self.graph._graph_namespace._used_names
         if name in used:

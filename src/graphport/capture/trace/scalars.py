@@ -1,15 +1,13 @@
 """Assertions on data-dependent values, and the values of 0-d integer tensors.
 
 A condition on one value that is a range becomes the range of that value, constrained and asserted
-where the value is made. Any other condition is asserted where it was stated.
+where the value is made. Every other condition is asserted where it was stated.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -19,6 +17,7 @@ from graphport.compat.torch import OpOverload
 from graphport.ops.sizes import is_proven
 from graphport.program.check_steps import ASSERTION_PREFIX
 from graphport.symbolic import Expr, Fact, ge, le, max_, min_, symbolic_repr, symbols
+from graphport.types import Argument, Function, Kwargs
 
 aten = torch.ops.aten
 
@@ -167,13 +166,13 @@ def _is_range(cond: Expr) -> bool:
 # through plain arithmetic, so that `.item()`, and a slice written with it, give the size back.
 
 
-def _divide_truncating(a: Any, b: Any) -> Any:
+def _divide_truncating(a: Argument, b: Argument) -> Argument:
     """Division towards zero, where that is the floor."""
     positive = is_proven(ge(a, 0)) and is_proven(ge(b, 1))
     return a // b if positive else None
 
 
-_ARITHMETIC: dict[OpOverload, Callable[..., Any]] = {
+_ARITHMETIC: dict[OpOverload, Function] = {
     aten.add.Tensor: operator.add,
     aten.add.Scalar: operator.add,
     aten.sub.Tensor: operator.sub,
@@ -194,13 +193,13 @@ _DIVISION = {"floor": operator.floordiv, "trunc": _divide_truncating}
 _IGNORED_KEYWORDS = ("dtype", "device", "layout", "pin_memory", "memory_format")
 
 
-def infer_scalar(op: OpOverload, operands: list[Any], kwargs: dict[str, Any]) -> Any:
+def infer_scalar(op: OpOverload, operands: list[object], kwargs: Kwargs) -> Argument:
     """The value of an integer scalar made by `op`, when it follows from those of its operands.
 
     Operands are Python numbers, expressions, or None for a tensor of unknown value.
     """
     if op is aten.div.Tensor_mode:
-        fn = _DIVISION.get(kwargs.get("rounding_mode"))
+        fn = _DIVISION.get(kwargs["rounding_mode"])
     elif all(k in _IGNORED_KEYWORDS for k in kwargs):
         fn = _ARITHMETIC.get(op)
     else:
@@ -213,5 +212,5 @@ def infer_scalar(op: OpOverload, operands: list[Any], kwargs: dict[str, Any]) ->
     return fn(*operands)
 
 
-def _is_integer(x: Any) -> bool:
+def _is_integer(x: object) -> bool:
     return x.type is int if isinstance(x, Expr) else type(x) is int

@@ -33,6 +33,7 @@ from graphport.program import (
     TensorArgument,
 )
 from graphport.symbolic.bridge import from_torch
+from graphport.types import PyTree
 
 aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -43,7 +44,7 @@ def build_graph_signature(
     entries: list[StateEntry],
     inputs: list[Node],
     mutated: Iterable[tuple[Node, OutputSpec]],
-    results: Iterable[Any],
+    results: Iterable[object],
 ) -> GraphSignature:
     """Entries found late stand before the inputs, in the order in which they were found."""
     order = {n.name: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
@@ -115,7 +116,7 @@ def _input_spec(node: Node) -> InputSpec:
     return InputSpec(InputKind.USER_INPUT, ConstantArgument(node.name, val))
 
 
-def _output_spec(result: Any) -> OutputSpec:
+def _output_spec(result: object) -> OutputSpec:
     if not isinstance(result, Node):
         return OutputSpec(OutputKind.USER_OUTPUT, ConstantArgument("", result))
     val = result.meta.get("val")
@@ -142,12 +143,12 @@ class _Call:
 class CallSignatures:
     """Signatures of the modules at some paths, taken as they are called."""
 
-    def __init__(self, root: nn.Module | None, names: Any, tracer: Tracer) -> None:
+    def __init__(self, root: nn.Module | None, names: object, tracer: Tracer) -> None:
         self.tracer = tracer
         self.paths = _resolve_paths(root, names)
         self._calls: dict[str, _Call] = {}
 
-    def enter(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> _Call:
+    def enter(self, path: str, module: nn.Module, args: object, kwargs: object) -> _Call:
         """Note the arguments of a call, in the name of whoever makes it."""
         if self.tracer.recorder.frame.parent is not None:
             raise UnsupportedError(
@@ -165,7 +166,7 @@ class CallSignatures:
             ) from None
         return _Call(path, bound, [self._read(leaf.value) for leaf in bound.leaves])
 
-    def leave(self, key: str, call: _Call, result: Any) -> Any:
+    def leave(self, key: str, call: _Call, result: object) -> PyTree:
         """Note the result of a call; what is not made in it is made to be."""
         leaves, call.out_spec = pytree.tree_flatten(result)
         for i, leaf in enumerate(leaves):
@@ -191,7 +192,7 @@ class CallSignatures:
         shown = Value.view(value, value.abstract, node, aten.alias.default, ())
         return self.tracer.wrap(shown, t.requires_grad)
 
-    def _read(self, x: Any) -> Any:
+    def _read(self, x: object) -> Any:
         if isinstance(x, torch.Tensor):
             return self.tracer.read(self.tracer.value(x))
         return self.tracer.recorder.size(from_torch(x)) if isinstance(x, _SYMBOLIC_TYPES) else x
@@ -242,7 +243,7 @@ def _resolve_paths(root: nn.Module | None, names: Any) -> set[str]:
     return {first[id(modules[n])] for n in names}
 
 
-def make_argument(value: Any) -> Argument:
+def make_argument(value: object) -> Argument:
     """A flat argument or result, as a signature says it."""
     if not isinstance(value, Node):
         return ConstantArgument("", value)

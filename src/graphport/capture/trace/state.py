@@ -131,7 +131,7 @@ class State:
 
     def add_existing(
         self,
-        t: Any,
+        t: torch.Tensor,
         kind: InputKind,
         name: str,
         node: Node,
@@ -240,7 +240,7 @@ class State:
 
 def _find_program_constants(root: nn.Module) -> set[str]:
     """Of captured programs within the module: tensors that their code wrote out."""
-    found = set()
+    found: set[str] = set()
     for path, module in registries.named_modules(root):
         own = vars(module).get(CONSTANTS, ())
         found.update(registries.join_path(path, name) for name in own)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -31,6 +30,7 @@ from graphport.program import make_graph_module
 from graphport.symbolic import Expr, Truth
 from graphport.symbolic.bridge import from_torch, to_torch
 from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor
+from graphport.types import Argument, Function, NodeTarget
 
 aten = torch.ops.aten
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -45,7 +45,7 @@ class Subgraph:
         self.frame = Frame(tracer.recorder.frame, len(tracer.scope.symbols))
         self.given: list[Node] = []
         """Inputs that are a new value each time: elements, carried values."""
-        self.results: list[Any] = []
+        self.results: list[Argument] = []
         self.spec: pytree.TreeSpec | None = None
         self.where: source.Location | None = None
         self.written: list[OuterWrite] = []
@@ -59,7 +59,7 @@ class Subgraph:
         self._first: dict[Node, Value] = {}
         """Of a carried input, the value that it begins with."""
 
-    def take(self, *operands: Any) -> None:
+    def take(self, *operands: Argument) -> None:
         """Let operands be the first inputs, in this order, whatever the function uses first."""
         tracer, recorder = self.tracer, self.tracer.recorder
         for x in operands:
@@ -88,7 +88,7 @@ class Subgraph:
         self.frame.inputs[outer] = node
         self._carried[base] = node
 
-    def _make(self, name: str, val: Any, what: str) -> Node:
+    def _make(self, name: str, val: object, what: str) -> Node:
         node = self.frame.open(name, val)
         self.given.append(node)
         self.frame.read_only[node] = what
@@ -96,7 +96,7 @@ class Subgraph:
             self.tracer.recorder.define_sizes(node)
         return node
 
-    def run(self, fn: Callable[..., Any], *args: Any, where: Truth = True) -> None:
+    def run(self, fn: Callable[..., object], *args: object, where: Truth = True) -> None:
         """Capture the function, which runs where a condition holds. Its flat results are nodes."""
         tracer, recorder = self.tracer, self.tracer.recorder
         self.where = source.locate_function(_unwrap_user_function(fn))
@@ -118,7 +118,7 @@ class Subgraph:
             if "val" in node.meta:
                 node.meta["val"] = _refresh_val(node.meta["val"])
 
-    def _result(self, x: Any, i: int) -> Any:
+    def _result(self, x: object, i: int) -> Argument:
         if isinstance(x, torch.Tensor):
             value = self.tracer.value(x)
             self._memory[i], self.lies[i] = value.storage, value.abstract
@@ -162,7 +162,7 @@ class Subgraph:
         for i in range(at, at + len(found)):
             self.contiguous(i)
 
-    def note_possible_alias(self, made: Sequence[Any]) -> None:
+    def note_possible_alias(self, made: Sequence[object]) -> None:
         """Remember which results eager may not have copied, for when one of them is written to.
 
         And which may have other strides there.
@@ -212,12 +212,12 @@ class Subgraph:
 _PYTHON_TYPES = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
-def python_type(x: Any) -> type:
+def python_type(x: object) -> type:
     """The Python type that a described value has when the program runs."""
     return _PYTHON_TYPES.get(type(x), type(x))
 
 
-def _unwrap_user_function(fn: Any) -> Any:
+def _unwrap_user_function(fn: Function) -> object:
     """The function that torch's Python code for an operator has wrapped."""
     if isinstance(fn, functools.partial):
         inner = [*fn.keywords.values(), fn.func]
@@ -228,7 +228,7 @@ def _unwrap_user_function(fn: Any) -> Any:
     return next((_unwrap_user_function(f) for f in inner if callable(f)), fn)
 
 
-def _refresh_val(val: Any) -> Any:
+def _refresh_val(val: object) -> object:
     """Metadata of a tensor whose sizes were numbers to torch when it was made."""
     if isinstance(val, tuple):
         return tuple(map(_refresh_val, val))
@@ -295,7 +295,7 @@ def eliminate_dead_code(graph: Graph, kept: Collection[Node] = ()) -> None:
             graph.erase_node(node)
 
 
-def _is_impure(target: Any) -> bool:
+def _is_impure(target: NodeTarget) -> bool:
     if isinstance(target, HigherOrderOperator):
         return True  # there may be assertions in its subgraphs
     if not isinstance(target, OpOverload):

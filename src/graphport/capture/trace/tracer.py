@@ -11,7 +11,7 @@ Mutation becomes a new value as it happens; see `values`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -54,6 +54,7 @@ from graphport.symbolic import Expr, ge, lt
 from graphport.symbolic.bridge import from_torch, to_torch
 from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor
 from graphport.tensors.concrete import has_own_dispatch
+from graphport.types import Args, Argument, Kwargs
 
 aten = torch.ops.aten
 Handler = Callable[["Tracer", OpInfo, Any, dict[str, Any]], Any]
@@ -127,12 +128,14 @@ class Tracer(TorchDispatchMode):
         """Capture never runs under Dynamo; the guard against it would import Dynamo."""
         return False
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         """Unless an interrupt has popped it already: to fail now would cover that up."""
         if get_current_dispatch_mode() is self:
             super().__exit__(*error)
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, op: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Argument:
         if any(map(has_own_dispatch, types)):
             return self._dispatch_to_subclass(op, args, kwargs or {})
         entry = self._handlers.get(op)
@@ -147,13 +150,13 @@ class Tracer(TorchDispatchMode):
         finally:
             scope.internal = before
 
-    def _dispatch_to_subclass(self, op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _dispatch_to_subclass(self, op: OpOverload, args: Args, kwargs: Kwargs) -> Argument:
         """Ask a tensor subclass, as torch does: of composite operators it sees the parts."""
         if isinstance(op, OpOverload) and get_op_info(op).composite:
             return trace_decomposition(self, op.decompose, args, kwargs)
         return NotImplemented
 
-    def _choose(self, op: Any) -> tuple[Handler, OpInfo]:
+    def _choose(self, op: OpOverload) -> tuple[Handler, OpInfo]:
         if isinstance(op, HigherOrderOperator):
             raise UnsupportedError(
                 f"{op.name()} cannot be captured yet", where=source.locate_user_line()
@@ -172,7 +175,7 @@ class Tracer(TorchDispatchMode):
     def value(self, t: torch.Tensor) -> Value:
         """What the graph knows of a tensor; a tensor from outside becomes an input of the graph."""
         if type(t) is AbstractTensor:
-            return t._value  # type: ignore[return-value]
+            return t._value
         return self.state.value(t)
 
     def read(self, v: Value) -> Node:
@@ -193,7 +196,7 @@ class Tracer(TorchDispatchMode):
                 if origin is not written:
                     later.add(origin)
 
-    def _note_write(self, origin: Any) -> None:
+    def _note_write(self, origin: object) -> None:
         if origin not in self.inputs:
             return
         self.read_after_write.setdefault(origin, set())
@@ -202,7 +205,7 @@ class Tracer(TorchDispatchMode):
             others = self.inputs if self.recorder.frame.parent else (origin,)
             later.update(n for n in others if n is not written)
 
-    def inherit_checks(self, checks: InputChecks, leaves: list[Any]) -> None:
+    def inherit_checks(self, checks: InputChecks, leaves: list[object]) -> None:
         """What a captured program reads after a write must not share memory here, either.
 
         Its graph writes only at its end, and does not show what came before.
@@ -242,7 +245,7 @@ class Tracer(TorchDispatchMode):
         return v.node
 
     def require_filled(
-        self, owner: Value, recipe: tuple[Any, ...], where: source.Location | None
+        self, owner: Value, recipe: tuple[object, ...], where: source.Location | None
     ) -> None:
         """Refuse as_strided beyond the elements of a tensor that the graph has a copy of."""
         moved = owner.storage.mutated or not _has_same_strides(owner.node, owner.abstract)
@@ -440,7 +443,7 @@ class Tracer(TorchDispatchMode):
         t._value = value
         return t
 
-    def fresh(self, out: Any, node: Node, grad: bool = False) -> Any:
+    def fresh(self, out: object, node: Node, grad: bool = False) -> Argument:
         """Tensors for the user from the result of a recorded operator."""
         if isinstance(out, Abstract):
             return self.wrap(Value(out, node), grad)
@@ -457,8 +460,8 @@ class Tracer(TorchDispatchMode):
         return to_torch(out)
 
     def describe_as_in_eager(
-        self, info: OpInfo, args: Any, kwargs: dict[str, Any], out: Any
-    ) -> Any:
+        self, info: OpInfo, args: Args, kwargs: Kwargs, out: object
+    ) -> Argument:
         """A result with the strides of eager, where a written operand has others in the graph."""
         given = [t for t in pytree.tree_leaves((args, kwargs)) if type(t) is AbstractTensor]
         if (
@@ -469,7 +472,7 @@ class Tracer(TorchDispatchMode):
         described, keywords = pytree.tree_map(self.describe, (list(args), kwargs))
         return info.rule(*described, **keywords)
 
-    def describe(self, x: Any) -> Any:
+    def describe(self, x: object) -> Argument:
         """An argument as rules take it, with tensors that have the strides of eager."""
         if isinstance(x, torch.Tensor):
             return self.value(x).abstract
@@ -477,7 +480,7 @@ class Tracer(TorchDispatchMode):
 
     # Arguments
 
-    def lower(self, x: Any) -> Any:
+    def lower(self, x: Argument) -> Argument:
         """An argument as the recorder takes it: tensors are nodes, symbolic numbers expressions."""
         if isinstance(x, torch.Tensor):
             v = self.value(x)
@@ -499,12 +502,12 @@ class Tracer(TorchDispatchMode):
             )
         return self._object(x) if type(x) is _OBJECT else x
 
-    def _object(self, x: Any) -> Node:
+    def _object(self, x: object) -> Node:
         """torch hands an object over in a new wrapper: the user's own is known by its place."""
         own = self.objects.pop(0) if self.objects else x
         return self.recorder.lift_to_input(self.state.object(own))
 
-    def call(self, op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    def call(self, op: OpOverload, *args: Argument, **kwargs: Argument) -> Argument:
         """Call an operator as the user would."""
         return self.__torch_dispatch__(op, (), args, kwargs)
 
@@ -519,7 +522,7 @@ class Tracer(TorchDispatchMode):
             seen = seen.args[0]
         return node
 
-    def view_node(self, op: OpOverload, base: Node, args: Any) -> Node:
+    def view_node(self, op: OpOverload, base: Node, args: Args) -> Node:
         """Record a view; one whose layout is not certain is recorded so that it may copy."""
         if op in (aten.alias.default, aten.contiguous.default):
             return base
@@ -607,7 +610,7 @@ def _has_default_dtype(op: OpOverload) -> bool:
 def _wrap_with_dtype(handler: Handler, default: torch.dtype) -> Handler:
     """Write out the dtype of what is made while the default is another than when it runs."""
 
-    def make(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+    def make(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
         made = handler(tracer, info, args, kwargs)
         if torch.get_default_dtype() is not default and isinstance(made, torch.Tensor):
             node = tracer.value(made).node
@@ -631,7 +634,7 @@ def wants_grad(args: Any) -> bool:
     return False
 
 
-def record_pure(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def record_pure(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """An operator that reads tensors and makes new ones."""
     lowered = [tracer.lower(a) for a in args]
     keywords = {k: tracer.lower(v) for k, v in kwargs.items()} if kwargs else kwargs
@@ -650,7 +653,7 @@ def record_pure(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any])
     return result
 
 
-def _record_specialised(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def _record_specialised(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """An operator that torch cannot describe at symbolic sizes: decompose it, or specialise."""
     for parts in find_decompositions(info.op):
         try:
@@ -671,7 +674,7 @@ def _record_specialised(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[st
     return tracer.fresh(out, tracer.recorder.node(info.op, lowered, keywords, out, info.name))
 
 
-def _scalar_operand(tracer: Tracer, x: Any) -> Any:
+def _scalar_operand(tracer: Tracer, x: object) -> Argument:
     """An operand of arithmetic on integers: a Python number, an expression, None if unknown."""
     if not isinstance(x, torch.Tensor):
         return from_torch(x) if isinstance(x, torch.SymInt) else x
@@ -686,7 +689,7 @@ _FOLD_LIMIT = 1024  # elements; literals of programs are small, and folding runs
 
 
 def _fold_constant(
-    tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any], result: Any
+    tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs, result: object
 ) -> None:
     """Keep the data of what is computed from literals, so that Python may look at it."""
     if type(result) is not AbstractTensor or torch.Tag.nondeterministic_seeded in info.op.tags:
@@ -704,7 +707,7 @@ def _fold_constant(
     tracer.value(result).constant = info.op(*literal, **kwargs)
 
 
-def record_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def record_view(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """An operator whose result shares memory with its first argument."""
     base = tracer.value(args[0])
     rest = tuple(tracer.lower(a) for a in args[1:])
@@ -750,7 +753,7 @@ def record_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any])
     ]
 
 
-def _split_recipes(op: OpOverload, base: Value, out: list[Abstract], rest: Any) -> list[Any]:
+def _split_recipes(op: OpOverload, base: Value, out: list[Abstract], rest: Any) -> list[Argument]:
     """How each result of a view with several results is made again on its own."""
     if op is aten.unbind.int:
         dim = rest[0] if rest else 0
@@ -764,7 +767,7 @@ def _split_recipes(op: OpOverload, base: Value, out: list[Abstract], rest: Any) 
     return recipes
 
 
-def record_inplace(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def record_inplace(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """An operator that writes to its first argument: the new value, then the write."""
     if info.mutated != (0,):
         return HANDLERS[MUTATING](tracer, info, args, kwargs)
@@ -801,7 +804,7 @@ def cast_to_target(
     return tracer.recorder.emit(aten._to_copy.default, node, dtype=want.dtype)
 
 
-def record_out_variant(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def record_out_variant(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """`out=`: the result is computed, then written to the tensors given for it."""
     if info.functional is None:
         raise UnsupportedError(
@@ -826,7 +829,7 @@ def record_out_variant(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str
 
 
 def check_out(
-    tracer: Tracer, info: OpInfo, args: Any, kwargs: Any, given: dict[str, Any], made: Any
+    tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs, given: dict[str, Any], made: Any
 ) -> None:
     """That the operator writes to tensors of these dtypes, which are not those of its results."""
     own = {a.name for a in info.op._schema.arguments}
@@ -837,7 +840,7 @@ def check_out(
     check_out_by_kernel(info.op, *(pytree.tree_map(tracer.describe, part) for part in call))
 
 
-def rebind_or_write(tracer: Tracer, target: Any, result: Any, op: OpOverload) -> None:
+def rebind_or_write(tracer: Tracer, target: object, result: object, op: OpOverload) -> None:
     """Write a result to a tensor given as `out=`; an empty one takes the result's size."""
     value, new = tracer.value(target), tracer.value(result)
     have, want = new.abstract, value.abstract
@@ -883,7 +886,7 @@ def rebind(t: AbstractTensor, value: Value) -> None:
     t._value = value
 
 
-def record_inplace_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def record_inplace_view(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """`t_`, `squeeze_`, ...: the tensor itself becomes a view of what it was."""
     target = args[0]
     if type(target) is not AbstractTensor or info.functional is None:
@@ -903,15 +906,15 @@ def record_inplace_view(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[st
     return target
 
 
-def decompose(tracer: Tracer, info: OpInfo, args: Any, kwargs: dict[str, Any]) -> Any:
+def decompose(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """A composite operator without a rule: torch's own kernel decomposes it."""
     result = trace_decomposition(tracer, info.op.decompose, args, kwargs)
     return record_pure(tracer, info, args, kwargs) if result is NotImplemented else result
 
 
 def trace_decomposition(
-    tracer: Tracer, parts: Callable[..., Any], args: Any, kwargs: dict[str, Any]
-) -> Any:
+    tracer: Tracer, parts: Callable[..., Any], args: Args, kwargs: Kwargs
+) -> Argument:
     """Trace the decomposition of an operator.
 
     An override of torch's Python API is called while the tracer is active; were it so twice, it

@@ -29,19 +29,22 @@ from graphport.capture.trace.tracer import (
     wants_grad,
 )
 from graphport.capture.trace.values import Value
-from graphport.compat.torch import pytree
+from graphport.compat.torch import OpOverload, pytree
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
+from graphport.types import Args, Argument, Kwargs
 
 aten = torch.ops.aten
-Keywords = dict[str, Any]
 
 
 class TrainingTracer(Tracer):
     """Records what a training or quantisation tool wants to see."""
 
-    def _choose(self, op: Any) -> tuple[Handler, OpInfo]:
+    def _choose(self, op: OpOverload) -> tuple[Handler, OpInfo]:
         handler, info = super()._choose(op)
-        own = {record_inplace: keep_inplace, HANDLERS[MUTATING]: keep_mutating}
+        own: dict[Handler, Handler] = {
+            record_inplace: keep_inplace,
+            HANDLERS[MUTATING]: keep_mutating,
+        }
         chosen = _TRAINING_HANDLERS.get(op) or own.get(handler, handler)
         return (handler if chosen is handler else _only_outermost(chosen, handler)), info
 
@@ -77,14 +80,14 @@ class TrainingTracer(Tracer):
 def _only_outermost(as_written: Handler, functional: Handler) -> Handler:
     """Branches and loop bodies are functional: what they write is returned, and copied then."""
 
-    def handler(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+    def handler(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
         within = tracer.recorder.frame.parent is not None
         return (functional if within else as_written)(tracer, info, args, kwargs)
 
     return handler
 
 
-def keep_inplace(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def keep_inplace(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """An in-place operator, recorded as such once its functional form has agreed to the sizes."""
     target = args[0]
     if info.functional is None or info.mutated != (0,) or not isinstance(target, torch.Tensor):
@@ -104,7 +107,7 @@ def keep_inplace(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     return target
 
 
-def keep_mutating(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def keep_mutating(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """An operator that writes to several arguments, or returns something else than those."""
     lowered = [tracer.lower(a) for a in args]
     keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
@@ -122,7 +125,7 @@ def keep_mutating(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any
     return tracer.fresh(out, node, wants_grad(args))
 
 
-def copy_(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def copy_(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     value = tracer.value(args[0])
     node = tracer.recorder.node(
         info.op, [tracer.lower(a) for a in args], kwargs, value.abstract, info.name
@@ -131,7 +134,7 @@ def copy_(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     return args[0]
 
 
-def keep_literal(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def keep_literal(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """A literal is new in every run: what is written to it must not last."""
     if hasattr(args[0], "_abstract"):
         return args[0]
@@ -142,16 +145,16 @@ def keep_literal(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     return tracer.wrap(value)
 
 
-def dropout(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def dropout(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """The result has the sizes of the input."""
     base = tracer.value(args[0])
-    out = get_op_info(aten.clone.default).rule(base.abstract)
+    out = get_op_info(aten.clone.default).apply_rule(base.abstract)
     lowered = (tracer.read(base), *args[1:])
     node = tracer.recorder.node(info.op, lowered, kwargs, out, info.name)
     return tracer.wrap(Value(out, node), wants_grad(args))
 
 
-def batch_norm(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def batch_norm(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """In training it writes running statistics, which the schema does not say."""
     result = record_pure(tracer, info, args, kwargs)
     for statistic in args[3:5]:
@@ -160,25 +163,25 @@ def batch_norm(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     return result
 
 
-def contiguous(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def contiguous(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """As written: an input may come in another layout, and a copy be none at another size."""
     base = tracer.value(args[0])
     node, wanted = tracer.read(base), kwargs.get("memory_format", torch.contiguous_format)
     if wanted is torch.contiguous_format and is_contiguous(node):
         made = tracer.recorder.node(info.op, (node,), kwargs, base.abstract, info.name)
         return tracer.wrap(Value.view(base, base.abstract, made, info.op, ()), wants_grad(args))
-    out = get_op_info(aten.clone.default).rule(base.abstract, memory_format=wanted)
+    out = get_op_info(aten.clone.default).apply_rule(base.abstract, memory_format=wanted)
     made = tracer.recorder.node(info.op, (node,), kwargs, out, info.name)
     return tracer.wrap(Value(out, made), wants_grad(args))
 
 
-def keep_view(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
+def keep_view(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """`view` stays a view: a write to it is one to its base."""
     if tracer.decomposing:
         return record_view(tracer, info, args, kwargs)
     base = tracer.value(args[0])
     rest = tuple(tracer.lower(a) for a in args[1:])
-    out = info.rule(base.abstract, *rest)
+    out = info.apply_rule(base.abstract, *rest)
     node = tracer.recorder.node(info.op, (tracer.read(base), *rest), {}, out, info.name)
     return tracer.wrap(Value.view(base, out, node, info.op, rest), wants_grad(args))
 
@@ -228,7 +231,7 @@ def can_have_gradient(node: Node, state: Collection[Node], known: dict[Node, boo
     return known[node]
 
 
-def detach_no_grad_results(recorder: Recorder, results: Iterable[Any]) -> dict[Node, Node]:
+def detach_no_grad_results(recorder: Recorder, results: Iterable[object]) -> dict[Node, Node]:
     """Detach what leaves a region without gradients. Returns replacements for results."""
     inside = {n: None for n in recorder.grad_modes if n.graph is recorder.graph}
     if not inside or not recorder.grad_mode:
@@ -269,7 +272,7 @@ def _find_tracked(recorder: Recorder, inside: dict[Node, None]) -> set[Node]:
     return tracked
 
 
-def _is_differentiable(val: Any) -> bool:
+def _is_differentiable(val: object) -> bool:
     if isinstance(val, (list, tuple)):
         return any(map(_is_differentiable, val))
     return isinstance(val, torch.Tensor) and (val.is_floating_point() or val.is_complex())

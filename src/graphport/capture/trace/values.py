@@ -25,6 +25,7 @@ from graphport.ops.sizes import expect_condition
 from graphport.symbolic import Expr, eq, lt, not_
 from graphport.tensors.abstract import Size, Sizes
 from graphport.tensors.concrete import offset_of, sizes_of, strides_of
+from graphport.types import Argument
 
 aten = torch.ops.aten
 
@@ -43,7 +44,7 @@ class Storage:
         "version",
     )
 
-    def __init__(self, base: Value, origin: Any = None) -> None:
+    def __init__(self, base: Value, origin: object = None) -> None:
         self.base = base
         self.version = 0
         self.origin = origin
@@ -75,7 +76,7 @@ class Value:
         "viewed",
     )
 
-    def __init__(self, abstract: Abstract, node: Node, origin: Any = None) -> None:
+    def __init__(self, abstract: Abstract, node: Node, origin: object = None) -> None:
         self.abstract = abstract
         self.node = node
         self.version = 0
@@ -92,7 +93,12 @@ class Value:
 
     @classmethod
     def view(
-        cls, parent: Value, abstract: Abstract, node: Node, op: OpOverload, args: tuple[Any, ...]
+        cls,
+        parent: Value,
+        abstract: Abstract,
+        node: Node,
+        op: OpOverload,
+        args: tuple[Argument, ...],
     ) -> Value:
         value = cls.__new__(cls)
         value.abstract = abstract
@@ -335,7 +341,7 @@ def _is_non_overlapping_by_enumeration(pairs: list[tuple[Size, Size]]) -> bool:
 
 
 def _example_size(size: Size) -> int:
-    return size if type(size) is int else int(size.scope.hint(size) or 0)
+    return int(size.scope.hint(size) or 0) if type(size) is Expr else size
 
 
 # Whether eager shares memory, step by step as torch decides it

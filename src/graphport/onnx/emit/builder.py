@@ -17,7 +17,7 @@ import torch
 from graphport import errors
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.inference import infer_shape
-from graphport.onnx.emit.ir import Derived, Graph, Node, Shape, Value, weight_versions
+from graphport.onnx.emit.ir import Attributes, Derived, Graph, Node, Shape, Value, weight_versions
 from graphport.onnx.emit.schemas import (
     ONNX_OF,
     TORCH_OF,
@@ -161,7 +161,9 @@ class Builder:
         if found is None:
             raise AttributeError(f"there is no ONNX operator {name} at opset {self.opset}")
 
-        def emit(*inputs: Any, outputs: int = 1, dtype: Any = None, **attributes: Any) -> Any:
+        def emit(
+            *inputs: Any, outputs: int = 1, dtype: torch.dtype | None = None, **attributes: Any
+        ) -> Any:
             return self._emit(found, inputs, outputs, dtype, attributes)
 
         setattr(self, name, emit)
@@ -188,7 +190,12 @@ class Builder:
     # Nodes
 
     def _emit(
-        self, op: Signature, inputs: Sequence[Any], outputs: int, dtype: Any, attributes: Any
+        self,
+        op: Signature,
+        inputs: Sequence[Any],
+        outputs: int,
+        dtype: torch.dtype | None,
+        attributes: Attributes,
     ) -> Any:
         if op.attributes is not None and not op.attributes.issuperset(attributes):
             unknown = sorted(set(attributes) - op.attributes)
@@ -246,7 +253,7 @@ class Builder:
         outputs: int,
         dtype: torch.dtype | None,
         types: dict[str, torch.dtype],
-        attributes: dict[str, Any],
+        attributes: Attributes,
     ) -> list[Any]:
         kept = {k: v for k, v in attributes.items() if v is not None}
         for name, value in kept.items():
@@ -429,7 +436,7 @@ class Builder:
 
 
 def _output_type(
-    op: Signature, i: int, types: dict[str, torch.dtype], attributes: dict[str, Any]
+    op: Signature, i: int, types: dict[str, torch.dtype], attributes: Attributes
 ) -> torch.dtype:
     type_str = op.outputs[min(i, len(op.outputs) - 1)]
     found = fixed_dtype(type_str) or types.get(type_str)

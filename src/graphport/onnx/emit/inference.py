@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphport.onnx.emit.ir import Shape, Value
+from graphport.onnx.emit.ir import Attributes, Shape, Size, Value
 
-Rule = Callable[[list["Value | None"], dict[str, Any]], "Shape | None"]
+Inputs = list[Value | None]
+Rule = Callable[[Inputs, Attributes], Shape | None]
 _RULES: dict[str, Rule] = {}
 
 _SAME_SHAPE = """Abs Acos Acosh Asin Asinh Atan Atanh Bernoulli BitwiseNot Cast Ceil Celu Clip Cos
@@ -28,7 +29,7 @@ _REDUCE = """ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
 ReduceProd ReduceSum ReduceSumSquare""".split()  # noqa: SIM905
 
 
-def infer_shape(op: str, inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def infer_shape(op: str, inputs: Inputs, attributes: Attributes) -> Shape | None:
     """The sizes of the first output."""
     rule = _RULES.get(op)
     return None if rule is None else rule(inputs, attributes)
@@ -47,7 +48,7 @@ def broadcast_shapes(shapes: Sequence[Shape | None]) -> Shape | None:
     return tuple(out)
 
 
-def _broadcast_size(a: Any, b: Any) -> Any:
+def _broadcast_size(a: Any, b: Any) -> Size | None:
     if (type(a) is int and a == 1) or a is b:
         return b
     if (type(b) is int and b == 1) or a == b:
@@ -75,17 +76,17 @@ def _constant_integers(inputs: list[Value | None], i: int) -> list[int] | None:
 
 
 @_rule(*_SAME_SHAPE)
-def _same(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _same(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return _shape(inputs[0])
 
 
 @_rule(*_BROADCAST)
-def _broadcast(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _broadcast(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return broadcast_shapes([_shape(v) for v in inputs])
 
 
 @_rule(*_REDUCE)
-def _reduce(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _reduce(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape, keep = _shape(inputs[0]), attributes.get("keepdims", 1)
     if shape is None:
         return None
@@ -98,7 +99,7 @@ def _reduce(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | N
 
 
 @_rule("ArgMax", "ArgMin")
-def _arg(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _arg(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape = _shape(inputs[0])
     axes = [attributes.get("axis", 0)]
     return None if shape is None else _drop_axes(shape, axes, attributes.get("keepdims", 1))
@@ -110,7 +111,7 @@ def _drop_axes(shape: Shape, axes: list[int], keep: int) -> Shape:
 
 
 @_rule("Shape")
-def _of_shape(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _of_shape(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape = _shape(inputs[0])
     if shape is None:
         return (None,)
@@ -118,12 +119,12 @@ def _of_shape(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape |
 
 
 @_rule("Size")
-def _size(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _size(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return ()
 
 
 @_rule("Transpose")
-def _transpose(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _transpose(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape = _shape(inputs[0])
     if shape is None:
         return None
@@ -132,7 +133,7 @@ def _transpose(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape 
 
 
 @_rule("Unsqueeze")
-def _unsqueeze(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _unsqueeze(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape, axes = _shape(inputs[0]), _constant_integers(inputs, 1)
     if shape is None or axes is None:
         return None
@@ -142,7 +143,7 @@ def _unsqueeze(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape 
 
 
 @_rule("Squeeze")
-def _squeeze(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _squeeze(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape, axes = _shape(inputs[0]), _constant_integers(inputs, 1)
     if shape is None or axes is None:
         return None
@@ -150,7 +151,7 @@ def _squeeze(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | 
 
 
 @_rule("Reshape")
-def _reshape(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _reshape(inputs: Inputs, attributes: Attributes) -> Shape | None:
     sizes = _constant_integers(inputs, 1)
     if sizes is None:
         target = _shape(inputs[1])
@@ -165,7 +166,7 @@ def _reshape(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | 
 
 
 @_rule("Expand")
-def _expand(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _expand(inputs: Inputs, attributes: Attributes) -> Shape | None:
     sizes = _constant_integers(inputs, 1)
     if sizes is not None:
         return broadcast_shapes([_shape(inputs[0]), tuple(sizes)])
@@ -176,7 +177,7 @@ def _expand(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | N
 
 
 @_rule("ConstantOfShape")
-def _constant_of_shape(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _constant_of_shape(inputs: Inputs, attributes: Attributes) -> Shape | None:
     sizes = _constant_integers(inputs, 0)
     if sizes is not None:
         return tuple(sizes)
@@ -185,7 +186,7 @@ def _constant_of_shape(inputs: list[Value | None], attributes: dict[str, Any]) -
 
 
 @_rule("Concat")
-def _concat(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _concat(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shapes = [_shape(v) for v in inputs]
     first = next((s for s in shapes if s is not None), None)
     if first is None:
@@ -202,7 +203,7 @@ def _concat(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | N
 
 
 @_rule("Gather")
-def _gather(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _gather(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape, index = _shape(inputs[0]), _shape(inputs[1])
     if shape is None or index is None:
         return None
@@ -211,12 +212,12 @@ def _gather(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | N
 
 
 @_rule("GatherElements")
-def _gather_elements(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _gather_elements(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return _shape(inputs[1])
 
 
 @_rule("Slice")
-def _slice(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _slice(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape, axes = _shape(inputs[0]), _constant_integers(inputs, 3)
     if shape is None:
         return None
@@ -225,7 +226,7 @@ def _slice(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | No
 
 
 @_rule("Pad")
-def _pad(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _pad(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape, pads = _shape(inputs[0]), _constant_integers(inputs, 1)
     if shape is None or pads is None or len(inputs) > 3:
         return None if shape is None else (None,) * len(shape)
@@ -234,12 +235,12 @@ def _pad(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None
 
 
 @_rule("Flatten")
-def _flatten(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _flatten(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return (None, None)
 
 
 @_rule("Compress")
-def _compress(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _compress(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape, axis = _shape(inputs[0]), attributes.get("axis")
     if axis is None or shape is None:
         return (None,) if axis is None else None
@@ -247,7 +248,7 @@ def _compress(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape |
 
 
 @_rule("Split", "TopK")
-def _parts(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _parts(inputs: Inputs, attributes: Attributes) -> Shape | None:
     """Of every output."""
     shape, axis = _shape(inputs[0]), attributes.get("axis", 0 if len(inputs) < 2 else -1)
     return (
@@ -258,13 +259,13 @@ def _parts(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | No
 
 
 @_rule("Tile", "Resize", "Conv", "ConvTranspose")
-def _same_rank(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _same_rank(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape = _shape(inputs[0])
     return None if shape is None else (None,) * len(shape)
 
 
 @_rule("MatMul", "FusedMatMul")
-def _matmul(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _matmul(inputs: Inputs, attributes: Attributes) -> Shape | None:
     a, b = _shape(inputs[0]), _shape(inputs[1])
     if a is None or b is None or attributes.keys() - {"transB", "alpha"}:
         return None
@@ -277,7 +278,7 @@ def _matmul(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | N
 
 
 @_rule("Gemm")
-def _gemm(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _gemm(inputs: Inputs, attributes: Attributes) -> Shape | None:
     a, b = _shape(inputs[0]), _shape(inputs[1])
     if a is None or b is None:
         return None
@@ -285,17 +286,17 @@ def _gemm(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | Non
 
 
 @_rule("Range")
-def _range(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _range(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return (None,)
 
 
 @_rule("NonZero")
-def _nonzero(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _nonzero(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape = _shape(inputs[0])
     return None if shape is None else (len(shape), None)
 
 
 @_rule("OneHot")
-def _one_hot(inputs: list[Value | None], attributes: dict[str, Any]) -> Shape | None:
+def _one_hot(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape = _shape(inputs[0])
     return None if shape is None else (None,) * (len(shape) + 1)

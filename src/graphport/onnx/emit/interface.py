@@ -29,6 +29,7 @@ from graphport.program.signature import InputKind, OutputKind
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import Abstract, describe_value
 from graphport.tensors.lazy import lacks_data
+from graphport.types import Argument
 
 _STATE_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 _MUTATIONS = (
@@ -135,7 +136,7 @@ class InterfaceBuilder:
         for node in nodes[len(given) :]:
             self.named[node] = self.names.unique(node.name)
 
-    def _input(self, node: Node, spec: Any, flat: int) -> Any:
+    def _input(self, node: Node, spec: Any, flat: int) -> Argument:
         if node not in self.named:
             return getattr(spec.arg, "value", self.program.constants.get(spec.target or ""))
         result, name = describe_value(node.meta.get("val")), self.named[node]
@@ -154,7 +155,7 @@ class InterfaceBuilder:
             return view_as_complex(self.walk.b, value)
         return result if number else value
 
-    def _state(self, spec: Any) -> Any:
+    def _state(self, spec: Any) -> Argument:
         tensor = self.program.tensor(spec.target)
         is_complex = tensor.is_complex()
         if is_complex:

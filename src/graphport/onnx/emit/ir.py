@@ -18,6 +18,8 @@ from graphport.tensors.lazy import lacks_data
 
 Size = int | Expr
 Shape = tuple[Size | None, ...]
+Attributes = dict[str, Any]
+"""Attributes of an ONNX node by name; the schema of its operator says of which type each is."""
 
 
 class Value:
@@ -32,7 +34,7 @@ class Value:
         shape: Shape | None,
         graph: Graph,
         producer: Node | None = None,
-        tensor: Any = None,
+        tensor: torch.Tensor | None = None,
     ) -> None:
         self.name = name
         self.dtype = dtype
@@ -106,7 +108,7 @@ def source_weights(weight: Value) -> tuple[Value, ...]:
     return (weight,) if weight.derived is None else weight.derived.sources
 
 
-def weight_versions(weights: Iterable[Value]) -> tuple[Any, ...]:
+def weight_versions(weights: Iterable[Value]) -> tuple[object, ...]:
     """What tells whether weights have been written to: addresses, and torch's count of writes."""
     return tuple(map(_weight_version, weights))
 
@@ -118,7 +120,7 @@ def _weight_version(weight: Value) -> tuple[int, int] | None:
     return t.data_ptr(), 0 if t.is_inference() else t._version
 
 
-def current_tensor(weight: Value) -> Any:
+def current_tensor(weight: Value) -> torch.Tensor:
     """The tensor of an initialiser; one that is made of others is made anew if they have changed.
 
     A program refers to the weights of the user's model, which may be trained on.
@@ -144,7 +146,7 @@ def current_tensor(weight: Value) -> Any:
     return data
 
 
-def _type_text(dtype: torch.dtype, sizes: Iterable[Any]) -> str:
+def _type_text(dtype: torch.dtype, sizes: Iterable[object]) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(sizes)}"
 
 
@@ -157,9 +159,9 @@ class Node:
         self,
         op: str,
         inputs: list[Value | None],
-        attributes: dict[str, Any],
+        attributes: Attributes,
         domain: str = "",
-        origin: Any = None,
+        origin: torch.fx.Node | None = None,
     ) -> None:
         self.op = op
         self.inputs = inputs

@@ -284,7 +284,7 @@ def _write_attribute(name: str, value: Any, proto: AttributeProto) -> None:
         proto.strings.extend(x.encode() for x in value)
 
 
-def write_header(name: str, tensor: Any, proto: TensorProto) -> None:
+def write_header(name: str, tensor: torch.Tensor, proto: TensorProto) -> None:
     """All of a tensor but its data."""
     proto.name = name
     proto.data_type = ONNX_OF[tensor.dtype]

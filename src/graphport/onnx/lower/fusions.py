@@ -231,7 +231,7 @@ class _FoldedParameter:
     def __init__(self, part: str, present: list[bool], eps: float) -> None:
         self.part, self.present, self.eps = part, present, eps
 
-    def __call__(self, kernel: Any, *given: Any) -> Any:
+    def __call__(self, kernel: Any, *given: object) -> Any:
         rest = iter(given)
         parts: list[Any] = [next(rest) if there else None for there in self.present]
         bias, scale, shift, mean, var = parts
@@ -257,7 +257,7 @@ _ERF = Call(
 )
 
 
-def _gelu_pattern(factor: Any) -> OneOf:
+def _gelu_pattern(factor: object) -> OneOf:
     """0.5 * x * factor, in any order."""
     half = Call(MUL, X, 0.5)
     return OneOf(
@@ -346,7 +346,7 @@ def _is_rotated_half(turned: Node, x: Node) -> bool:
     return _is_slice_of(first, x, 0, size // 2) and _is_slice_of(second.args[0], x, size // 2, size)
 
 
-def _is_slice_of(node: Any, x: Node, start: int, end: int) -> bool:
+def _is_slice_of(node: object, x: Node, start: int, end: int) -> bool:
     if not isinstance(node, Node) or node.target is not aten.slice.Tensor:
         return False
     defaults: tuple[Any, ...] = (0, None, None)
@@ -357,7 +357,7 @@ def _is_slice_of(node: Any, x: Node, start: int, end: int) -> bool:
     return plain and bounds == range(start, end)
 
 
-def _are_static(*numbers: Any) -> bool:
+def _are_static(*numbers: object) -> bool:
     return all(n is None or type(n) is int for n in numbers)
 
 

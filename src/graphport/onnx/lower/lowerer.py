@@ -8,7 +8,7 @@ has them under their own names.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from graphport.onnx.lower.registry import (
     HIGHER_ORDER,
     LOWERINGS,
     NEEDS,
+    Lowered,
     Lowering,
     is_known,
 )
@@ -41,6 +42,7 @@ from graphport.program.check_steps import ASSERTION_PREFIX
 from graphport.source import locate_stack_trace
 from graphport.symbolic import Expr, ne
 from graphport.tensors.abstract import Abstract, AbstractTensor, describe_value
+from graphport.types import Argument, NodeTarget
 
 aten = torch.ops.aten
 
@@ -104,7 +106,7 @@ class _NotConstant(Exception):
     pass
 
 
-def _constant_argument(x: Any, weights: set[Value]) -> Any:
+def _constant_argument(x: object, weights: set[Value]) -> Argument:
     if isinstance(x, Value):
         if x.tensor is None or x in weights:
             raise _NotConstant
@@ -118,7 +120,7 @@ def _constant_argument(x: Any, weights: set[Value]) -> Any:
     return x
 
 
-def is_uninitialised(target: Any) -> bool:
+def is_uninitialised(target: NodeTarget) -> bool:
     schema = getattr(target, "_schema", None)
     name = schema.name.partition("::")[2] if schema is not None else ""
     return name.startswith(("empty", "new_empty"))
@@ -189,7 +191,7 @@ class Lowerer:
 
     # One node
 
-    def _call(self, node: Node) -> Any:
+    def _call(self, node: Node) -> Lowered:
         target: Any = node.target
         result = describe_value(node.meta.get("val"))
         if target in _NO_OPS:
@@ -214,7 +216,8 @@ class Lowerer:
                 where=locate_stack_trace(node.meta.get("stack_trace")),
             ) from error
         if isinstance(result, _NUMBERS):
-            b.sizes.learn_number(result, value)
+            if isinstance(value, Value):
+                b.sizes.learn_number(result, value)
             truth = (
                 self.describe_node(node.args[0]).dtype is torch.bool
             )  # capture counts it as 0 or 1
@@ -230,11 +233,12 @@ class Lowerer:
         own = isinstance(condition, Value) or not message.startswith(ASSERTION_PREFIX)
         self.b.assertions.require(condition, message if own else "")
 
-    def _lower(self, node: Node, target: Any) -> Any:
+    def _lower(self, node: Node, target: NodeTarget) -> Lowered:
         if isinstance(target, HigherOrderOperator):
             return HIGHER_ORDER[target](self, node)
         if target in _ASSERTIONS:
-            return self._require(node)
+            self._require(node)
+            return None
         if target not in self.custom:
             constant = fold_constant(self, node)
             if constant is not None:
@@ -253,7 +257,7 @@ class Lowerer:
             lowering = self.custom.get(target) or LOWERINGS[target]
         return lowering.fn(self.b, **lowering.bind(args, kwargs))
 
-    def _finish(self, node: Node, value: Any, result: Any) -> Any:
+    def _finish(self, node: Node, value: Lowered, result: object) -> Any:
         """The value with the dtype and sizes that capture knows."""
         if isinstance(result, tuple):
             items = value if isinstance(value, (tuple, list)) else (value,)
@@ -278,7 +282,7 @@ class Lowerer:
         """What capture knows of a node."""
         return describe_value(node.meta.get("val"))
 
-    def values(self, x: Any) -> Any:
+    def values(self, x: Argument) -> Any:
         """Arguments with nodes replaced by their values, within lists and dicts."""
         if isinstance(x, Node):
             return self.env[x]
@@ -289,23 +293,23 @@ class Lowerer:
         return x
 
 
-def _require_results(target: Any, value: Any, result: Any) -> None:
+def _require_results(target: NodeTarget, value: Lowered, result: object) -> None:
     """A lowering of the user's may have forgotten to return something."""
-    several = isinstance(value, (tuple, list))
+    items = value if isinstance(value, (tuple, list)) else (value,)
     if isinstance(result, Abstract) and not isinstance(value, (Value, Complex)):
         wanted = "what a method of the builder returns"
-    elif isinstance(result, tuple) and len(value if several else (value,)) != len(result):
+    elif isinstance(result, tuple) and len(items) != len(result):
         wanted = f"a tuple of {len(result)} values"
     else:
         return
-    given = f"{len(value)} values" if several else type(value).__name__
+    given = f"{len(items)} values" if items is value else type(value).__name__
     raise InputError(f"the lowering for {target} returned {given}", fix=f"return {wanted}")
 
 
 _NUMBERS = (Expr, int, float, bool)
 
 
-def _reads_data(target: Any) -> bool:
+def _reads_data(target: NodeTarget) -> bool:
     return target in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 
 
@@ -315,7 +319,7 @@ def has_assertions(module: GraphModule) -> bool:
     return any(node.target in _ASSERTIONS for graph in graphs for node in graph.nodes)
 
 
-def find_missing(module: GraphModule, known: Callable[[Any], bool]) -> dict[Any, list[Node]]:
+def find_missing(module: GraphModule, known: Callable[[object], bool]) -> dict[Any, list[Node]]:
     """Operators of a program, and of its subgraphs, that cannot be lowered."""
     found: dict[Any, list[Node]] = {}
     for part in module.modules():
@@ -330,7 +334,7 @@ def find_missing(module: GraphModule, known: Callable[[Any], bool]) -> dict[Any,
 _AUTO_FUNCTIONALIZED = torch.ops.higher_order.auto_functionalized
 
 
-def _is_known(node: Node, known: Callable[[Any], bool]) -> bool:
+def _is_known(node: Node, known: Callable[[object], bool]) -> bool:
     target = node.target
     if target is _AUTO_FUNCTIONALIZED:
         return known(node.args[0])
@@ -352,16 +356,18 @@ def is_complex(node: Node) -> bool:
     )
 
 
-def _has_complex(about: Any) -> bool:
+def _has_complex(about: object) -> bool:
     if isinstance(about, tuple):
         return any(map(_has_complex, about))
     return isinstance(about, Abstract) and about.dtype.is_complex
 
 
-def lower_by_parts(b: Builder, lowering: Lowering, args: Any, kwargs: Any) -> Any:
+def lower_by_parts(
+    b: Builder, lowering: Lowering, args: Sequence[Lowered], kwargs: Mapping[str, Lowered]
+) -> Lowered:
     """The lowering for real numbers of real and of imaginary parts."""
     whole = b.result
-    found = []
+    found: list[Any] = []
     try:
         for part in ("re", "im"):
             b.result = _to_real(whole)
@@ -380,7 +386,7 @@ def _to_real(about: Any) -> Any:
     return about.like(dtype=about.dtype.to_real()) if about.dtype.is_complex else about
 
 
-def _select_parts(b: Builder, arguments: dict[str, Any], part: str) -> dict[str, Any]:
+def _select_parts(b: Builder, arguments: dict[str, object], part: str) -> dict[str, Any]:
     """Arguments with complex operands replaced by a part of them; of real ones that is 0."""
     return {k: _select_part(b, v, part, k in _DATA_ARGUMENTS) for k, v in arguments.items()}
 
@@ -388,7 +394,7 @@ def _select_parts(b: Builder, arguments: dict[str, Any], part: str) -> dict[str,
 _DATA_ARGUMENTS = ("self", "other", "src", "values", "value", "fill_value", "tensors")
 
 
-def _select_part(b: Builder, x: Any, part: str, is_data: bool) -> Any:
+def _select_part(b: Builder, x: object, part: str, is_data: bool) -> Lowered:
     if isinstance(x, list):
         return [_select_part(b, y, part, is_data) for y in x]
     if isinstance(x, Complex):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import keyword
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.fx import Node
@@ -19,11 +19,16 @@ from torch.fx import Node
 from graphport import source
 from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import InputError, UnsupportedError
-from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.builder import Number
+from graphport.onnx.emit.ir import Complex, Value
 
 aten = torch.ops.aten
 
-Fn = Callable[..., Any]
+Lowered: TypeAlias = (
+    "Value | Complex | Number | torch.dtype | str | list[Lowered] | tuple[Lowered, ...] | None"
+)
+"""What a lowering takes and gives: an ONNX value, or what is known at export, or lists of them."""
+Fn = Callable[..., Lowered]
 F = TypeVar("F", bound=Fn)
 
 # Where and how memory is kept, not what is computed.
@@ -94,7 +99,7 @@ class Lowering:
             raise UnsupportedError(f"{self.op} with {name}={value!r} has no ONNX lowering")
 
 
-def _argument_name(argument: Any) -> str:
+def _argument_name(argument: torch.Argument) -> str:
     """The name of an argument; that of a keyword of Python (`from`) has a `_` behind it."""
     return f"{argument.name}_" if keyword.iskeyword(argument.name) else argument.name
 
@@ -158,7 +163,7 @@ def lower_named(*names: str) -> Callable[[F], F]:
     return register
 
 
-def is_known(op: Any) -> bool:
+def is_known(op: OpOverload) -> bool:
     """Whether an operator has a lowering."""
     if op not in LOWERINGS and isinstance(op, OpOverload) and op.name() in _LOWERINGS_BY_NAME:
         _register(op, _LOWERINGS_BY_NAME[op.name()])
@@ -240,7 +245,7 @@ _COMMUTATIVE = {aten.add.Tensor, aten.mul.Tensor}
 class Pattern:
     """Something that an operand may match."""
 
-    def find(self, x: Any, found: Bindings) -> Iterator[Bindings]:
+    def find(self, x: object, found: Bindings) -> Iterator[Bindings]:
         """The ways to match, each with what has been found so far."""
         raise TypeError("a pattern says what it matches")
 

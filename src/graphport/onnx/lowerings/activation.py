@@ -237,7 +237,7 @@ lower_table({aten._softmax.default: softmax, aten._log_softmax.default: log_soft
 
 
 @lower(aten._safe_softmax.default)
-def _safe_softmax(b: Builder, self: Value, dim: int, dtype: Any) -> Value:
+def _safe_softmax(b: Builder, self: Value, dim: int, dtype: object) -> Value:
     """Zeros, not nan, for a row that is masked as a whole."""
     out = _softmax(softmax)(b, self, dim)
     masked = b.IsInf(self, detect_positive=0)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import is_all_true, lower, lower_named
 from graphport.onnx.lowerings.activation import emit_dropout
@@ -39,7 +39,7 @@ def scaled_dot_product_attention(
     attn_mask: Value | None,
     dropout_p: float,
     is_causal: bool,
-    scale: Any,
+    scale: Number,
     enable_gqa: bool,
 ) -> Value:
     return _lower_attention(b, query, key, value, attn_mask, is_causal, scale, b.result, dropout_p)
@@ -54,7 +54,7 @@ def _scaled_dot_product_flash_attention_for_cpu(
     dropout_p: float,
     is_causal: bool,
     attn_mask: Value | None,
-    scale: Any,
+    scale: Number,
 ) -> tuple[Value, Value]:
     out = _lower_attention(
         b, query, key, value, attn_mask, is_causal, scale, b.result[0], dropout_p
@@ -91,7 +91,7 @@ def _lower_attention(
 # As one operator
 
 
-def _can_fuse(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: Any) -> bool:
+def _can_fuse(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: Number) -> bool:
     """Whether `Attention` takes the operands as they are."""
     if not (b.has("Attention", q.dtype) and q.rank == k.rank == v.rank == 4):
         return False
@@ -226,7 +226,7 @@ def _emit_decomposed(
     v: Value,
     mask: Value | None,
     is_causal: bool,
-    scale: Any,
+    scale: Number,
     result: Any,
     dropout: float,
 ) -> Value:

@@ -7,14 +7,15 @@ only moves or adds numbers does so with both parts (`BY_PARTS`); the rest is her
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphport.compat.torch import OpOverload
 from graphport.errors import UnsupportedError
-from graphport.onnx.emit.builder import Builder
-from graphport.onnx.emit.ir import Complex, Value
+from graphport.onnx.emit.builder import Builder, Number
+from graphport.onnx.emit.ir import Complex, Size, Value
 from graphport.onnx.lower.registry import BY_PARTS, LOWERINGS, fusion, lower_complex
 from graphport.onnx.lowerings.factory import emit_linspace
 from graphport.onnx.lowerings.linalg import einsum as real_einsum
@@ -133,19 +134,21 @@ def make_complex(b: Builder, re: Value, im: Value | None) -> Complex:
     return Complex(_expand_to(b, re, sizes), _expand_to(b, im, sizes))
 
 
-def _expand_to(b: Builder, x: Value, sizes: Any) -> Value:
+def _expand_to(b: Builder, x: Value, sizes: Sequence[Size]) -> Value:
     return x if x.shape == tuple(sizes) else b.expand(x, sizes)
 
 
-def call_real_lowering(b: Builder, op: Any, *args: Any, **kwargs: Any) -> Value:
+def call_real_lowering(b: Builder, op: OpOverload, *args: Any, **kwargs: Any) -> Value:
     """The lowering of an operator on real operands."""
     lowering = LOWERINGS[op]
     first = next(x for x in args if isinstance(x, Value))
     result, b.result = b.result, Abstract(first.shape or (), first.dtype, torch.device("cpu"))  # type: ignore[arg-type]
     try:
-        return lowering.fn(b, **lowering.bind(args, kwargs))
+        made = lowering.fn(b, **lowering.bind(args, kwargs))
     finally:
         b.result = result
+    assert isinstance(made, Value)
+    return made
 
 
 # To and from real numbers
@@ -199,7 +202,7 @@ def polar(b: Builder, abs: Value, angle: Value) -> Complex:
 
 
 @lower_complex(aten._to_copy.default, aten.to.dtype)
-def to_copy(b: Builder, self: Operand, dtype: Any) -> Operand:
+def to_copy(b: Builder, self: Operand, dtype: object) -> Operand:
     if b.result.dtype.is_complex:
         return Complex(*to_both_parts(b, self))
     if b.result.dtype is torch.bool:
@@ -225,7 +228,7 @@ def resolve_conj(b: Builder, self: Complex) -> Complex:
     aten.linspace.Tensor_Scalar,
     aten.linspace.Scalar_Tensor,
 )
-def linspace(b: Builder, start: Operand, end: Operand, steps: Any, dtype: Any) -> Complex:
+def linspace(b: Builder, start: Operand, end: Operand, steps: Any, dtype: object) -> Complex:
     """Both parts go from end to end."""
     kind = b.result.dtype.to_real()
     ends = zip(to_both_parts(b, start), to_both_parts(b, end), strict=True)
@@ -233,20 +236,20 @@ def linspace(b: Builder, start: Operand, end: Operand, steps: Any, dtype: Any) -
 
 
 @lower_complex(aten.full.default)
-def full(b: Builder, size: Any, fill_value: Any, dtype: Any) -> Complex:
+def full(b: Builder, size: object, fill_value: Number, dtype: object) -> Complex:
     re, im = to_both_parts(b, fill_value)
     return Complex(b.expand(re, b.result.sizes), b.expand(im, b.result.sizes))
 
 
 @lower_complex(aten.full_like.default)
-def full_like(b: Builder, self: Operand, fill_value: Any, dtype: Any) -> Operand:
+def full_like(b: Builder, self: Operand, fill_value: Number, dtype: torch.dtype | None) -> Operand:
     if b.result.dtype.is_complex:
         return full(b, b.result.sizes, fill_value, dtype)
     return b.expand(b.scalar(fill_value, b.result.dtype), b.result.sizes)
 
 
 def _lower_fill(value: float) -> Callable[..., Operand]:
-    def lowering(b: Builder, self: Operand, dtype: Any) -> Operand:
+    def lowering(b: Builder, self: Operand, dtype: torch.dtype | None) -> Operand:
         return full_like(b, self, value, dtype)
 
     return lowering
@@ -260,7 +263,7 @@ lower_complex(aten.ones_like.default)(_lower_fill(1.0))
 
 
 def _sum(op: str) -> Callable[..., Complex]:
-    def lowering(b: Builder, self: Operand, other: Operand, alpha: Any) -> Complex:
+    def lowering(b: Builder, self: Operand, other: Operand, alpha: Number) -> Complex:
         (re, im), (u, v) = to_parts(b, self), to_parts(b, other)
         if alpha != 1:
             u, v = _multiply(b, (u, v), to_parts(b, alpha))
@@ -409,12 +412,14 @@ def rsqrt(b: Builder, self: Complex) -> Complex:
 
 @lower_complex(aten.linalg_vector_norm.default)
 def linalg_vector_norm(
-    b: Builder, self: Complex, ord: Any, dim: Any, keepdim: bool, dtype: Any
+    b: Builder, self: Complex, ord: Any, dim: int, keepdim: bool, dtype: object
 ) -> Value:
     """Of the sizes of the numbers."""
     size = b.shaped(b.cast(abs_(b, self), b.result.dtype), self.shape or ())
-    arguments = LOWERINGS[aten.linalg_vector_norm.default].bind((size, ord, dim, keepdim), {})
-    return LOWERINGS[aten.linalg_vector_norm.default].fn(b, **arguments)
+    lowering = LOWERINGS[aten.linalg_vector_norm.default]
+    made = lowering.fn(b, **lowering.bind((size, ord, dim, keepdim), {}))
+    assert isinstance(made, Value)
+    return made
 
 
 @lower_complex(aten.sin.default)
@@ -511,7 +516,7 @@ def linear(b: Builder, input: Operand, weight: Operand, bias: Operand) -> Comple
 
 @lower_complex(aten.addmm.default, aten.baddbmm.default, aten.addmv.default)
 def addmm(
-    b: Builder, self: Operand, mat1: Operand, mat2: Operand, beta: Any, alpha: Any
+    b: Builder, self: Operand, mat1: Operand, mat2: Operand, beta: Number, alpha: Number
 ) -> Complex:
     out = Complex(*_matmul(b, to_parts(b, mat1), to_parts(b, mat2)))
     out = out if alpha == 1 else mul(b, out, alpha)
@@ -527,7 +532,7 @@ def outer(b: Builder, self: Operand, vec2: Operand) -> Complex:
 
 
 @lower_complex(aten.einsum.default)
-def einsum(b: Builder, equation: str, tensors: list[Operand], path: Any) -> Complex:
+def einsum(b: Builder, equation: str, tensors: list[Operand], path: object) -> Complex:
     if len(tensors) == 1:
         return Complex(*(real_einsum(b, equation, [x], None) for x in to_both_parts(b, tensors[0])))
     if len(tensors) > 2:

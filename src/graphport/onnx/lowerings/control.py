@@ -42,7 +42,7 @@ def open_subgraph(b: Builder, name: str) -> Iterator[Graph]:
         b.graph = outer
 
 
-def _lower_subgraph(lowerer: Lowerer, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+def _lower_subgraph(lowerer: Lowerer, module: GraphModule, inputs: Sequence[object]) -> list[Any]:
     """Lower a graph whose inputs are these values and numbers; its results, in a list."""
     holders = [n for n in module.graph.nodes if n.op == "placeholder"]
     for holder, given in zip(holders, inputs, strict=True):
@@ -68,7 +68,7 @@ def _learn_sizes(b: Builder, value: Value, about: Abstract) -> None:
             b.sizes.learn_number(theirs, b.sizes.number(mine))
 
 
-def _to_tensor(b: Builder, x: Any, about: Any) -> Value:
+def _to_tensor(b: Builder, x: object, about: Any) -> Value:
     """A result as a tensor of the dtype that it has outside."""
     if about is None:
         about = x
@@ -86,7 +86,7 @@ def close_subgraph(b: Builder, graph: Graph, results: Sequence[Value]) -> None:
         graph.outputs.append(value)
 
 
-def _add_input(graph: Graph, name: str, about: Any) -> Value:
+def _add_input(graph: Graph, name: str, about: object) -> Value:
     """A value that a graph is given at each step."""
     if isinstance(about, Abstract):
         value = Value(name, about.dtype, about.sizes, graph)
@@ -105,7 +105,7 @@ def _emit_node(b: Builder, op: Callable[..., Any], *inputs: Any, **attributes: A
     return [None if r is None else _bind_result(b, next(values), r) for r in b.result]
 
 
-def _bind_result(b: Builder, value: Value, about: Any) -> Any:
+def _bind_result(b: Builder, value: Value, about: object) -> Any:
     """A result of the node; a number becomes one of the program again."""
     if isinstance(about, Abstract):
         value.dtype, value.shape = about.dtype, about.sizes
@@ -180,7 +180,11 @@ def scan(lowerer: Lowerer, node: Node) -> Any:
 
 
 def _emit_scan(
-    lowerer: Lowerer, body: GraphModule, init: list[Any], xs: list[Value], additional: list[Any]
+    lowerer: Lowerer,
+    body: GraphModule,
+    init: list[object],
+    xs: list[Value],
+    additional: list[object],
 ) -> Any:
     """Elements along the first dim of each x, one after another."""
     b = lowerer.b

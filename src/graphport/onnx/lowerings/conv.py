@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
 from graphport.symbolic import Expr
@@ -26,9 +26,9 @@ def conv(
     input: Value,
     weight: Value,
     bias: Value | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    stride: Sequence[int],
+    padding: object,
+    dilation: Sequence[int],
     groups: int,
 ) -> Value:
     pads = per_dim(padding, weight.rank - 2)
@@ -41,9 +41,9 @@ def conv_padding(
     input: Value,
     weight: Value,
     bias: Value | None,
-    stride: Any,
+    stride: Sequence[int],
     padding: str,
-    dilation: Any,
+    dilation: object,
     groups: int,
 ) -> Value:
     """The odd one of an uneven "same" goes to the end."""
@@ -64,11 +64,11 @@ def convolution(
     input: Value,
     weight: Value,
     bias: Value | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     transposed: bool,
-    output_padding: Any,
+    output_padding: Sequence[int],
     groups: int,
 ) -> Value:
     if transposed:
@@ -84,11 +84,11 @@ def conv_transpose(
     input: Value,
     weight: Value,
     bias: Value | None,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
+    stride: object,
+    padding: object,
+    output_padding: object,
     groups: int,
-    dilation: Any,
+    dilation: object,
 ) -> Value:
     n = weight.rank - 2
     strides, pads, more, holes = (
@@ -125,10 +125,10 @@ def convolve(
     input: Value,
     weight: Value,
     bias: Value | None,
-    stride: Any,
+    stride: object,
     before: Sequence[Any],
     after: Sequence[Any],
-    dilation: Any,
+    dilation: object,
     groups: int,
     by_windows: bool = False,
 ) -> Value:
@@ -230,7 +230,7 @@ def _add_batch_dim(b: Builder, x: Value, n: int) -> Value:
     return x if x.rank == n + 2 else b.unsqueeze(x, 0)
 
 
-def _require_static(*numbers: Any) -> None:
+def _require_static(*numbers: object) -> None:
     if not is_static(*numbers):
         raise UnsupportedError("ONNX convolves with fixed strides, paddings and dilations only")
 
@@ -247,7 +247,7 @@ def sizes_of(x: Value) -> tuple[Any, ...]:
     return x.shape
 
 
-def per_dim(value: Any, n: int) -> list[Any]:
+def per_dim(value: object, n: int) -> list[Any]:
     """One number per spatial dim."""
     if not isinstance(value, (list, tuple)):
         return [value] * n
@@ -259,7 +259,7 @@ def omit_default(values: Sequence[int], default: int) -> list[int] | None:
     return None if all(v == default for v in values) else list(values)
 
 
-def is_static(*numbers: Any) -> bool:
+def is_static(*numbers: object) -> bool:
     """Whether all numbers are known."""
     return not any(type(x) is Expr for x in numbers)
 
@@ -283,35 +283,35 @@ class Numbers:
     def node(self) -> Value:
         return self.value if isinstance(self.value, Value) else self.b.constant(self.value)
 
-    def _with(self, other: Any, op: str, fn: Callable[[Any, Any], torch.Tensor]) -> Numbers:
+    def _with(self, other: object, op: str, fn: Callable[[Any, Any], torch.Tensor]) -> Numbers:
         y = other.value if isinstance(other, Numbers) else other
         if isinstance(self.value, torch.Tensor) and not isinstance(y, (Value, Expr)):
             return Numbers(self.b, fn(self.value, y))
         return Numbers(self.b, getattr(self.b, op)(self.node, y))
 
-    def __add__(self, other: Any) -> Numbers:
+    def __add__(self, other: object) -> Numbers:
         return self._with(other, "Add", lambda x, y: x + y)
 
-    def __sub__(self, other: Any) -> Numbers:
+    def __sub__(self, other: object) -> Numbers:
         return self._with(other, "Sub", lambda x, y: x - y)
 
-    def __mul__(self, other: Any) -> Numbers:
+    def __mul__(self, other: object) -> Numbers:
         return self._with(other, "Mul", lambda x, y: x * y)
 
-    def __floordiv__(self, other: Any) -> Numbers:
+    def __floordiv__(self, other: object) -> Numbers:
         """Of numbers that are not negative."""
         return self._with(other, "Div", lambda x, y: x // y)
 
-    def __truediv__(self, other: Any) -> Numbers:
+    def __truediv__(self, other: object) -> Numbers:
         return self._with(other, "Div", lambda x, y: x / y)
 
-    def __lt__(self, other: Any) -> Numbers:
+    def __lt__(self, other: object) -> Numbers:
         return self._with(other, "Less", lambda x, y: x < y)
 
-    def clamp_max(self, other: Any) -> Numbers:
+    def clamp_max(self, other: object) -> Numbers:
         return self._with(other, "Min", lambda x, y: torch.minimum(x, torch.as_tensor(y).to(x)))
 
-    def clamp_min(self, other: Any) -> Numbers:
+    def clamp_min(self, other: object) -> Numbers:
         return self._with(other, "Max", lambda x, y: torch.maximum(x, torch.as_tensor(y).to(x)))
 
     def _apply_unary(self, op: str, fn: Callable[[torch.Tensor], torch.Tensor]) -> Numbers:
@@ -353,7 +353,9 @@ def list_dims(rank: int) -> list[int]:
     return list(range(rank))
 
 
-def pad_dims(b: Builder, x: Value, before: Sequence[Any], after: Sequence[Any], fill: Any) -> Value:
+def pad_dims(
+    b: Builder, x: Value, before: Sequence[object], after: Sequence[object], fill: Number
+) -> Value:
     """The last dims with so much more, or less, at each end."""
     if not any(type(p) is Expr or p for p in (*before, *after)):
         return x

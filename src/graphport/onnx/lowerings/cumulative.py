@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
-from graphport.onnx.lower.registry import lower, lower_table
+from graphport.onnx.lower.registry import Fn, lower, lower_table
 from graphport.onnx.lowerings.elementwise import HALVES
 from graphport.onnx.lowerings.loops import emit_scan, prepend_number
 from graphport.onnx.lowerings.reduce import is_nonempty
@@ -20,7 +19,7 @@ aten = torch.ops.aten
 
 
 @lower(aten.cumsum.default)
-def cumsum(b: Builder, self: Value, dim: int, dtype: Any) -> Value:
+def cumsum(b: Builder, self: Value, dim: int, dtype: object) -> Value:
     x = b.cast(self, b.result.dtype)
     x = b.cast(x, torch.int64) if x.dtype is torch.bool else x
     if not x.rank:
@@ -34,7 +33,7 @@ def _to_float64(b: Builder, x: Value) -> Value:
 
 
 @lower(aten.cumprod.default)
-def cumprod(b: Builder, self: Value, dim: int, dtype: Any) -> Value:
+def cumprod(b: Builder, self: Value, dim: int, dtype: object) -> Value:
     x = b.cast(self, b.result.dtype)
     x = b.cast(x, torch.int64) if x.dtype is torch.bool else x
     if not x.rank:
@@ -73,7 +72,7 @@ class _ScanDim:
         self.b, self.x = b, x
         axis = dim % x.rank
         sizes = x.shape or ()
-        self.size: Any = sizes[axis]
+        self.size = sizes[axis]
         self.others = [*sizes[:axis], *sizes[axis + 1 :]]
         self.perm = [axis, *(d for d in range(x.rank) if d != axis)]
         self.padded = not is_nonempty(b, self.size)
@@ -99,7 +98,7 @@ class _ScanDim:
         return self.b.transpose(made, [self.perm.index(d) for d in range(self.x.rank)])
 
 
-def _lower_extreme(op: str) -> Any:
+def _lower_extreme(op: str) -> Fn:
     """Results and their places: of equal ones the last, and the last nan once there is one."""
 
     def lowering(b: Builder, self: Value, dim: int) -> tuple[Value, Value]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from graphport.onnx.emit.builder import Builder
-from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.conv import (
     Numbers,
@@ -41,12 +41,12 @@ def convolution_backward(
     grad_output: Value,
     input: Value,
     weight: Value,
-    bias_sizes: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    bias_sizes: object,
+    stride: object,
+    padding: object,
+    dilation: object,
     transposed: bool,
-    output_padding: Any,
+    output_padding: object,
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
@@ -100,7 +100,7 @@ def _transposed_input_gradient(
     input: Value,
     weight: Value,
     stride: list[int],
-    pads: list[Any],
+    pads: list[object],
     dilation: list[int],
     groups: int,
 ) -> Value:
@@ -153,7 +153,7 @@ def _weight_gradient(
     return b.transpose(out, (1, 0, *spatial))
 
 
-def _crop_dims(b: Builder, x: Value, sizes: Sequence[Any]) -> Value:
+def _crop_dims(b: Builder, x: Value, sizes: Sequence[Size]) -> Value:
     """The first elements of the last dims, so many of each."""
     first = x.rank - len(sizes)
     pairs = zip(sizes_of(x)[first:], sizes, strict=True)
@@ -177,7 +177,7 @@ def _apply_along_dims(b: Builder, x: Value, n: int, back: Callable[[Value, int],
     return x
 
 
-def _spread_to_windows(b: Builder, x: Value, start: Numbers, end: Numbers, size: Any) -> Value:
+def _spread_to_windows(b: Builder, x: Value, start: Numbers, end: Numbers, size: Size) -> Value:
     """Element i of the last dim is given to all places from start[i] to end[i] of a larger one."""
     places = Numbers.arange(b, size)
     matrix = (places < end.append_dims(1)).to(x.dtype) - (places < start.append_dims(1)).to(x.dtype)
@@ -253,7 +253,7 @@ lower_table(
 
 
 def _replication_pad_backward(n: int) -> Any:
-    def lowering(b: Builder, grad_output: Value, self: Value, padding: Sequence[Any]) -> Value:
+    def lowering(b: Builder, grad_output: Value, self: Value, padding: Sequence[int]) -> Value:
         def back(x: Value, dim: int) -> Value:
             place = 2 * (x.rank - 1 - dim)
             before, after = padding[place : place + 2]
@@ -287,10 +287,10 @@ def max_pool2d_with_indices_backward(
     b: Builder,
     grad_output: Value,
     self: Value,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    kernel_size: object,
+    stride: object,
+    padding: object,
+    dilation: object,
     ceil_mode: bool,
     indices: Value,
 ) -> Value:
@@ -302,10 +302,10 @@ def max_pool3d_with_indices_backward(
     b: Builder,
     grad_output: Value,
     self: Value,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    kernel_size: object,
+    stride: object,
+    padding: object,
+    dilation: object,
     ceil_mode: bool,
     indices: Value,
 ) -> Value:

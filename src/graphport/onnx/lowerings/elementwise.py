@@ -13,7 +13,7 @@ import torch
 
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.arithmetic import floor_quotient, modulo, quotient, truncated_modulo
-from graphport.onnx.emit.builder import Builder, Operand
+from graphport.onnx.emit.builder import Builder, Number, Operand
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.loops import emit_loop
@@ -163,7 +163,7 @@ lower_table(
 
 
 @lower(aten.add.Tensor, aten.add.Scalar)
-def add(b: Builder, self: Operand, other: Operand, alpha: Any) -> Value:
+def add(b: Builder, self: Operand, other: Operand, alpha: Number) -> Value:
     if b.result.dtype is torch.bool:
         x, y = b.common(self, other, dtype=torch.bool)
         return b.Or(x, y) if alpha else x
@@ -172,13 +172,13 @@ def add(b: Builder, self: Operand, other: Operand, alpha: Any) -> Value:
 
 
 @lower(aten.sub.Tensor, aten.sub.Scalar)
-def sub(b: Builder, self: Operand, other: Operand, alpha: Any) -> Value:
+def sub(b: Builder, self: Operand, other: Operand, alpha: Number) -> Value:
     x, y = cast_operands(b, self, other)
     return b.Sub(x, _scale(b, y, alpha))
 
 
 @lower(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(b: Builder, self: Operand, other: Operand, alpha: Any) -> Value:
+def rsub(b: Builder, self: Operand, other: Operand, alpha: Number) -> Value:
     x, y = cast_operands(b, self, other)
     return b.Sub(y, _scale(b, x, alpha))
 
@@ -194,13 +194,13 @@ def mul(b: Builder, self: Operand, other: Operand) -> Value:
 
 
 @lower(aten.addcmul.default)
-def addcmul(b: Builder, self: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
+def addcmul(b: Builder, self: Value, tensor1: Value, tensor2: Value, value: Number) -> Value:
     x, y, z = cast_operands(b, self, tensor1, tensor2)
     return b.Add(x, b.Mul(_scale(b, y, value), z))
 
 
 @lower(aten.addcdiv.default)
-def addcdiv(b: Builder, self: Value, tensor1: Value, tensor2: Value, value: Any) -> Value:
+def addcdiv(b: Builder, self: Value, tensor1: Value, tensor2: Value, value: Number) -> Value:
     x, y, z = cast_operands(b, self, tensor1, tensor2)
     return b.Add(x, b.Div(_scale(b, y, value), z))
 
@@ -297,7 +297,7 @@ def emit_power_of_two(b: Builder, e: Value, dtype: torch.dtype) -> Value:
 
 
 @lower(aten._to_copy.default, aten.to.dtype_layout)
-def _to_copy(b: Builder, self: Value, dtype: Any) -> Value:
+def _to_copy(b: Builder, self: Value, dtype: object) -> Value:
     return b.cast(self, b.result.dtype)
 
 
@@ -308,7 +308,7 @@ lower_table(
 
 
 @lower(torch.ops.prims.convert_element_type.default)
-def convert_element_type(b: Builder, a: Value, dtype: Any) -> Value:
+def convert_element_type(b: Builder, a: Value, dtype: object) -> Value:
     return b.cast(a, b.result.dtype)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.emit.builder import Builder
-from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.builder import Builder, Number
+from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.shape import emit_arange
 from graphport.symbolic import Expr, floordiv, ge, max_, type_of
@@ -20,7 +20,7 @@ from graphport.symbolic import Expr, floordiv, ge, max_, type_of
 aten = torch.ops.aten
 
 
-def emit_full(b: Builder, sizes: Sequence[Any], value: Any, dtype: torch.dtype) -> Value:
+def emit_full(b: Builder, sizes: Sequence[Size], value: Number, dtype: torch.dtype) -> Value:
     """A tensor of one number."""
     if type(value) is Expr:
         return b.expand(b.scalar(value, dtype), sizes)
@@ -28,26 +28,26 @@ def emit_full(b: Builder, sizes: Sequence[Any], value: Any, dtype: torch.dtype) 
     return b.shaped(b.ConstantOfShape(list(sizes), value=content, dtype=dtype), sizes)
 
 
-def _fill_result(b: Builder, value: Any) -> Value:
+def _fill_result(b: Builder, value: Number) -> Value:
     return emit_full(b, b.result.sizes, value, b.result.dtype)
 
 
 def _lower_by_size(value: int) -> Any:
-    def lowering(b: Builder, size: Any, dtype: Any) -> Value:
+    def lowering(b: Builder, size: object, dtype: object) -> Value:
         return _fill_result(b, value)
 
     return lowering
 
 
 def _lower_like(value: int) -> Any:
-    def lowering(b: Builder, self: Value, dtype: Any) -> Value:
+    def lowering(b: Builder, self: Value, dtype: object) -> Value:
         return _fill_result(b, value)
 
     return lowering
 
 
 def _lower_new(value: int) -> Any:
-    def lowering(b: Builder, self: Value, size: Any, dtype: Any) -> Value:
+    def lowering(b: Builder, self: Value, size: object, dtype: object) -> Value:
         return _fill_result(b, value)
 
     return lowering
@@ -65,37 +65,39 @@ lower_table(
 
 
 @lower(aten.empty_strided.default)
-def empty_strided(b: Builder, size: Any, stride: Any, dtype: Any) -> Value:
+def empty_strided(b: Builder, size: object, stride: object, dtype: object) -> Value:
     return _fill_result(b, 0)
 
 
 @lower(aten.empty_permuted.default)
-def empty_permuted(b: Builder, size: Any, physical_layout: Any, dtype: Any) -> Value:
+def empty_permuted(b: Builder, size: object, physical_layout: object, dtype: object) -> Value:
     return _fill_result(b, 0)
 
 
 @lower(aten.new_empty_strided.default)
-def new_empty_strided(b: Builder, self: Value, size: Any, stride: Any, dtype: Any) -> Value:
+def new_empty_strided(
+    b: Builder, self: Value, size: object, stride: object, dtype: object
+) -> Value:
     return _fill_result(b, 0)
 
 
 @lower(aten.full.default)
-def full(b: Builder, size: Any, fill_value: Any, dtype: Any) -> Value:
+def full(b: Builder, size: object, fill_value: Number, dtype: object) -> Value:
     return _fill_result(b, fill_value)
 
 
 @lower(aten.full_like.default)
-def full_like(b: Builder, self: Value, fill_value: Any, dtype: Any) -> Value:
+def full_like(b: Builder, self: Value, fill_value: Number, dtype: object) -> Value:
     return _fill_result(b, fill_value)
 
 
 @lower(aten.new_full.default)
-def new_full(b: Builder, self: Value, size: Any, fill_value: Any, dtype: Any) -> Value:
+def new_full(b: Builder, self: Value, size: object, fill_value: Number, dtype: object) -> Value:
     return _fill_result(b, fill_value)
 
 
 @lower(aten.fill.Scalar)
-def fill(b: Builder, self: Value, value: Any) -> Value:
+def fill(b: Builder, self: Value, value: Number) -> Value:
     return _fill_result(b, value)
 
 
@@ -105,7 +107,7 @@ def fill_tensor(b: Builder, self: Value, value: Value) -> Value:
 
 
 @lower(aten.scalar_tensor.default)
-def scalar_tensor(b: Builder, s: Any, dtype: Any) -> Value:
+def scalar_tensor(b: Builder, s: Number, dtype: object) -> Value:
     return b.scalar(s, b.result.dtype)
 
 
@@ -113,21 +115,21 @@ def scalar_tensor(b: Builder, s: Any, dtype: Any) -> Value:
 
 
 @lower(aten.arange.default)
-def arange(b: Builder, end: Any, dtype: Any) -> Value:
+def arange(b: Builder, end: Number, dtype: object) -> Value:
     return _emit_range(b, 0, end, 1)
 
 
 @lower(aten.arange.start)
-def arange_start(b: Builder, start: Any, end: Any, dtype: Any) -> Value:
+def arange_start(b: Builder, start: Number, end: Number, dtype: object) -> Value:
     return _emit_range(b, start, end, 1)
 
 
 @lower(aten.arange.start_step)
-def arange_step(b: Builder, start: Any, end: Any, step: Any, dtype: Any) -> Value:
+def arange_step(b: Builder, start: Number, end: Number, step: Number, dtype: object) -> Value:
     return _emit_range(b, start, end, step)
 
 
-def _emit_range(b: Builder, start: Any, end: Any, step: Any) -> Value:
+def _emit_range(b: Builder, start: Number, end: Number, step: Number) -> Value:
     """Of integers it is Range. ONNX Runtime adds up floats, and torch multiplies.
 
     ONNX Runtime takes a Gather by a Range for a Slice with the same ends, where -1 is the last
@@ -151,7 +153,7 @@ def _emit_range(b: Builder, start: Any, end: Any, step: Any) -> Value:
     aten.linspace.Tensor_Scalar,
     aten.linspace.Scalar_Tensor,
 )
-def linspace(b: Builder, start: Any, end: Any, steps: Any, dtype: Any) -> Value:
+def linspace(b: Builder, start: Number, end: Number, steps: Size, dtype: object) -> Value:
     return emit_linspace(b, start, end, steps, b.result.dtype)
 
 
@@ -161,7 +163,9 @@ def linspace(b: Builder, start: Any, end: Any, steps: Any, dtype: Any) -> Value:
     aten.logspace.Tensor_Scalar,
     aten.logspace.Scalar_Tensor,
 )
-def logspace(b: Builder, start: Any, end: Any, steps: Any, base: float, dtype: Any) -> Value:
+def logspace(
+    b: Builder, start: Number, end: Number, steps: Size, base: float, dtype: object
+) -> Value:
     exponents = emit_linspace(b, start, end, steps, b.result.dtype)
     return b.Pow(b.scalar(base, like=exponents), exponents)
 
@@ -192,12 +196,12 @@ def emit_linspace(b: Builder, start: Any, end: Any, steps: Any, dtype: torch.dty
 
 
 @lower(aten.eye.default)
-def eye(b: Builder, n: Any, dtype: Any) -> Value:
+def eye(b: Builder, n: object, dtype: object) -> Value:
     return _emit_eye(b)
 
 
 @lower(aten.eye.m)
-def eye_m(b: Builder, n: Any, m: Any, dtype: Any) -> Value:
+def eye_m(b: Builder, n: object, m: object, dtype: object) -> Value:
     return _emit_eye(b)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from graphport.onnx.emit.builder import Builder
-from graphport.onnx.emit.ir import Complex, Value
+from graphport.onnx.emit.ir import Complex, Size, Value
 from graphport.onnx.lower.registry import lower_complex
 from graphport.onnx.lowerings.complex import view_as_complex, view_as_real
 from graphport.onnx.lowerings.linalg import emit_matmul
@@ -86,7 +86,7 @@ def _transform_dims(b: Builder, x: Complex, dim: Sequence[int], forward: bool) -
 # Factors
 
 
-def _normalization_factor(sizes: Sequence[Any], dim: Sequence[int], normalization: int) -> Any:
+def _normalization_factor(sizes: Sequence[object], dim: Sequence[int], normalization: int) -> Any:
     """What the result is multiplied by: None, 1/sqrt(n) or 1/n."""
     if normalization == 0:
         return None
@@ -104,7 +104,7 @@ def _emit_factor(b: Builder, scale: Any, dtype: torch.dtype) -> Value:
     return b.scalar(float(count) ** power if count else 1.0, dtype)
 
 
-def _apply_factor(b: Builder, x: Complex, scale: Any) -> Complex:
+def _apply_factor(b: Builder, x: Complex, scale: object) -> Complex:
     if scale is None:
         return x
     factor = _emit_factor(b, scale, x.re.dtype)
@@ -174,7 +174,7 @@ def _half_spectrum_to_real(b: Builder, x: Complex, dim: int, n: int) -> Value:
     return _multiply_along(b, [x.re, x.im], dim, torch.cat([cos * weight, -sin * weight]))
 
 
-def _mirror_spectrum(b: Builder, x: Complex, dim: int, n: Any) -> Complex:
+def _mirror_spectrum(b: Builder, x: Complex, dim: int, n: Size) -> Complex:
     """The whole spectrum of real numbers: its second half is the first, conjugated, backwards."""
     axis = dim % x.rank
     # Backwards from the element n - half, the last with a mirror image, down to the second.

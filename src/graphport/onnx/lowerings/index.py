@@ -13,7 +13,7 @@ import torch
 
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.inference import broadcast_shapes
-from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.factory import emit_full
 from graphport.onnx.lowerings.shape import emit_arange, wrap_dim
@@ -229,7 +229,7 @@ def nonzero(b: Builder, self: Value) -> Value:
 
 
 @lower(aten.nonzero_static.default)
-def nonzero_static(b: Builder, self: Value, size: Any, fill_value: int) -> Value:
+def nonzero_static(b: Builder, self: Value, size: Size, fill_value: int) -> Value:
     """As many rows as are asked for: the first ones, then rows of the value."""
     filler = b.expand(b.scalar(fill_value, torch.int64), (size, self.rank))
     return b.Slice(b.Concat(nonzero(b, self), filler, axis=0), [0], [size], [0])
@@ -254,7 +254,7 @@ def item(b: Builder, self: Value) -> Value:
 
 
 @lower(aten.repeat_interleave.Tensor)
-def repeat_interleave(b: Builder, repeats: Value, output_size: Any) -> Value:
+def repeat_interleave(b: Builder, repeats: Value, output_size: object) -> Value:
     """Each position as often as it says: how many of the running totals are no larger."""
     repeats = b.cast(repeats, torch.int64)
     count = b.ReduceSum(repeats, [0]) if output_size is None else b.sizes.element(output_size)
@@ -301,7 +301,7 @@ def diag_embed(b: Builder, self: Value, offset: int, dim1: int, dim2: int) -> Va
     return _move_dims_back(b, _embed_diagonal(b, self, size, offset), dim1 % rank, dim2 % rank)
 
 
-def _embed_diagonal(b: Builder, x: Value, size: Any, offset: int) -> Value:
+def _embed_diagonal(b: Builder, x: Value, size: Size, offset: int) -> Value:
     """Rows of `x` as diagonals of square matrices that are zero elsewhere."""
     if offset:
         zeros = [0] * (x.rank - 1)
@@ -311,7 +311,7 @@ def _embed_diagonal(b: Builder, x: Value, size: Any, offset: int) -> Value:
     return b.Where(_diagonal_mask(b, size, offset), x, 0)
 
 
-def _diagonal_mask(b: Builder, size: Any, offset: int) -> Value:
+def _diagonal_mask(b: Builder, size: Size, offset: int) -> Value:
     if type(size) is int:
         return b.constant(torch.arange(size) == torch.arange(size)[:, None] + offset)
     along = emit_arange(b, size)
@@ -320,30 +320,30 @@ def _diagonal_mask(b: Builder, size: Any, offset: int) -> Value:
 
 
 @lower(aten.tril.default)
-def tril(b: Builder, self: Value, diagonal: Any) -> Value:
+def tril(b: Builder, self: Value, diagonal: Size) -> Value:
     return b.Trilu(self, _diagonal_number(b, diagonal), upper=0)
 
 
 @lower(aten.triu.default)
-def triu(b: Builder, self: Value, diagonal: Any) -> Value:
+def triu(b: Builder, self: Value, diagonal: Size) -> Value:
     return b.Trilu(self, _diagonal_number(b, diagonal), upper=1)
 
 
-def _diagonal_number(b: Builder, diagonal: Any) -> Value | None:
+def _diagonal_number(b: Builder, diagonal: Size) -> Value | None:
     return None if diagonal == 0 else b.sizes.number(diagonal)
 
 
 @lower(aten.tril_indices.default)
-def tril_indices(b: Builder, row: Any, col: Any, offset: Any) -> Value:
+def tril_indices(b: Builder, row: Size, col: Size, offset: Size) -> Value:
     return _triangle_indices(b, row, col, offset, 0)
 
 
 @lower(aten.triu_indices.default)
-def triu_indices(b: Builder, row: Any, col: Any, offset: Any) -> Value:
+def triu_indices(b: Builder, row: Size, col: Size, offset: Size) -> Value:
     return _triangle_indices(b, row, col, offset, 1)
 
 
-def _triangle_indices(b: Builder, row: Any, col: Any, offset: Any, upper: int) -> Value:
+def _triangle_indices(b: Builder, row: Size, col: Size, offset: Size, upper: int) -> Value:
     ones = emit_full(b, [row, col], True, torch.bool)
     return b.NonZero(b.Trilu(ones, _diagonal_number(b, offset), upper=upper))
 

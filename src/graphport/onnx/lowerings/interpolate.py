@@ -30,7 +30,7 @@ Dim = tuple[Any, Any, "float | None"]
 
 
 def _resize_dims(
-    x: Value, out: Sequence[Any], given: Sequence[float | None] | None, whole: Sequence[int]
+    x: Value, out: Sequence[object], given: Sequence[float | None] | None, whole: Sequence[int]
 ) -> list[Dim]:
     """Factors say how far apart samples are; sizes do where there are none.
 
@@ -43,7 +43,7 @@ def _resize_dims(
     ]
 
 
-def _emit_resize(b: Builder, x: Value, factors: Any, out: Sequence[Any], **how: Any) -> Value:
+def _emit_resize(b: Builder, x: Value, factors: Any, out: Sequence[object], **how: object) -> Value:
     """By factors if there are any, else to sizes.
 
     ONNX Runtime moves transposes from before a Resize to behind it, and then has no kernel for the
@@ -114,7 +114,7 @@ def _exact_factors(exact: bool, n: int) -> tuple[int, ...]:
 
 
 def _nearest_positions(
-    b: Builder, exact: bool, size: Any, out: Any, scale: float | None, whole: Sequence[int] = ()
+    b: Builder, exact: bool, size: Size, out: Any, scale: float | None, whole: Sequence[int] = ()
 ) -> Numbers:
     """Which element is the nearest: torch says, or its formula does."""
     if is_static(size, out):
@@ -127,7 +127,7 @@ def _nearest_positions(
     return place.floor().to(torch.int64).clamp_max(size - 1)
 
 
-def _is_exact(b: Builder, exact: bool, size: Any, out: Any, scale: float | None) -> bool:
+def _is_exact(b: Builder, exact: bool, size: Size, out: Any, scale: float | None) -> bool:
     """Whether Resize picks the elements that torch does, computing in float32 as well."""
     if not is_static(size, out):
         factors = [f for f in _POWERS if scale in (None, f)]
@@ -153,7 +153,7 @@ _POWERS = (1, 2, 4, 8, 16)
 
 def _sample_step(
     b: Builder,
-    size: Any,
+    size: Size,
     out: Any,
     scale: float | None,
     dtype: torch.dtype,
@@ -215,7 +215,7 @@ def _lower_interpolation(mode: str, antialias: bool = False) -> Any:
     return lowering
 
 
-def _is_consistent(b: Builder, size: Any, out: Any, scale: float | None) -> bool:
+def _is_consistent(b: Builder, size: Size, out: object, scale: float | None) -> bool:
     """Whether a factor says no more than the sizes do."""
     if scale is None:
         return True
@@ -224,7 +224,7 @@ def _is_consistent(b: Builder, size: Any, out: Any, scale: float | None) -> bool
     return float(scale).is_integer() and b.scope.decide(eq(size * int(scale), out)) is True
 
 
-def _is_floor(size: Any, out: Any, scale: float | None) -> bool:
+def _is_floor(size: Size, out: object, scale: float | None) -> bool:
     """Whether Resize, which multiplies in float32, finds the size that torch does.
 
     With a factor from 1 to 1.5 a size of 2 and more may stay as it is.
@@ -362,7 +362,7 @@ _INTERPOLATING: dict[int, Callable[[Any], Any]] = {
 _LINEAR, _CUBIC = _lower_interpolation("linear"), _lower_interpolation("cubic")
 
 
-def _register(n: int, packet: Any, fn: Any, calls: dict[int, Callable[[Any], Any]]) -> None:
+def _register(n: int, packet: Any, fn: object, calls: dict[int, Callable[[Any], Any]]) -> None:
     lower_table({packet.default: n, packet.vec: 0}, lambda kind: calls[kind](fn))
 
 

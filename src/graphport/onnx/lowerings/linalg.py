@@ -417,7 +417,7 @@ Labels = list[str]
 
 
 @lower(aten.einsum.default)
-def einsum(b: Builder, equation: str, tensors: Sequence[Value], path: Any) -> Value:
+def einsum(b: Builder, equation: str, tensors: Sequence[Value], path: object) -> Value:
     """In whatever order it is computed, the result is the same."""
     terms, wanted = _parse_equation(equation, [t.rank for t in tensors])
     operands = [_take_diagonals(b, t, labels) for t, labels in zip(tensors, terms, strict=True)]

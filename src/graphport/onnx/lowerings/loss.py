@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower, lower_named
 from graphport.onnx.lowerings.activation import log_sigmoid, log_softmax
@@ -137,7 +137,7 @@ class _ClassTargets:
     """Targets that are numbers of classes; those that are ignored point at the first."""
 
     def __init__(
-        self, b: Builder, x: Value, target: Value, weight: Value | None, ignore_index: Any
+        self, b: Builder, x: Value, target: Value, weight: Value | None, ignore_index: int
     ) -> None:
         self.b, self.axis = b, 0 if x.rank == 1 else 1
         index = b.cast(target, torch.int64)
@@ -177,7 +177,7 @@ class _ClassTargets:
 
 @lower(aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default)
 def nll_loss(
-    b: Builder, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Any
+    b: Builder, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
 ) -> Value:
     x = widen_input(b, self)
     classes = _ClassTargets(b, x, target, weight, ignore_index)
@@ -186,7 +186,7 @@ def nll_loss(
 
 @lower(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss_forward(
-    b: Builder, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Any
+    b: Builder, self: Value, target: Value, weight: Value | None, reduction: int, ignore_index: int
 ) -> tuple[Value, Value]:
     x = widen_input(b, self)
     classes = _ClassTargets(b, x, target, weight, ignore_index)
@@ -201,7 +201,7 @@ def cross_entropy_loss(
     target: Value,
     weight: Value | None,
     reduction: int,
-    ignore_index: Any,
+    ignore_index: int,
     label_smoothing: float,
 ) -> Value:
     x = widen_input(b, self)
@@ -254,7 +254,7 @@ class _LinearLayer:
         bias: Value | None,
         target: Value,
         class_weight: Value | None,
-        ignore_index: Any,
+        ignore_index: int,
     ) -> None:
         self.b = b
         self.input, self.weight = _widen_operands(b, input, weight)
@@ -286,10 +286,10 @@ def linear_cross_entropy_of_each(
     target: Value,
     linear_bias: Value | None,
     weight: Value | None,
-    ignore_index: Any,
-    batch_chunk_size: Any,
+    ignore_index: int,
+    batch_chunk_size: object,
     acc_policy: str,
-    acc_dtype: Any,
+    acc_dtype: object,
 ) -> Value:
     layer = _LinearLayer(b, input, linear_weight, linear_bias, target, weight, ignore_index)
     return layer.loss("none")
@@ -304,11 +304,11 @@ def linear_cross_entropy(
     linear_bias: Value | None,
     weight: Value | None,
     reduction: str,
-    ignore_index: Any,
+    ignore_index: int,
     label_smoothing: float,
-    batch_chunk_size: Any,
+    batch_chunk_size: object,
     acc_policy: str,
-    acc_dtype: Any,
+    acc_dtype: object,
     allow_retain_graph: bool,
     compute_input_grad: bool,
     compute_linear_weight_grad: bool,
@@ -336,8 +336,8 @@ def multi_margin_loss(
     b: Builder,
     self: Value,
     target: Value,
-    p: Any,
-    margin: Any,
+    p: Number,
+    margin: Number,
     weight: Value | None,
     reduction: int,
 ) -> Value:
@@ -488,14 +488,14 @@ def ctc_loss(
     return b.squeeze(loss, 0) if single and not reduction else reduce_loss(b, loss, reduction)
 
 
-def _lengths_vector(b: Builder, lengths: Lengths, batch: Any) -> Value:
+def _lengths_vector(b: Builder, lengths: Lengths, batch: object) -> Value:
     if isinstance(lengths, Value):
         return b.reshape(b.cast(lengths, torch.int64), (batch,))
     return b.constant(torch.tensor(lengths, dtype=torch.int64))
 
 
 def _unflatten_targets(
-    b: Builder, targets: Value, lengths: Lengths, wanted: Value, batch: Any
+    b: Builder, targets: Value, lengths: Lengths, wanted: Value, batch: object
 ) -> Value:
     """Targets that are given one after another, each in a row; what is behind one is not read."""
     if isinstance(lengths, Value):

@@ -7,12 +7,13 @@ computed apart: ONNX Runtime has no kernel for BatchNormalization in training mo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from graphport.onnx.emit.builder import Builder
-from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.conv import sizes_of
 from graphport.onnx.lowerings.reduce import is_nonempty
@@ -131,7 +132,7 @@ class _BatchStatistics:
         return b.Where(b.Equal(b.scalar(self.count, torch.int64), 0), old, moved)
 
 
-def _channel_shape(shape: Any) -> tuple[Any, ...]:
+def _channel_shape(shape: Sequence[Size]) -> tuple[Any, ...]:
     return tuple(s if i == 1 else 1 for i, s in enumerate(shape))
 
 
@@ -268,7 +269,7 @@ def native_layer_norm(
     return layer_norm(b, input, normalized_shape, weight, bias, eps, True), mean, inverse
 
 
-def _is_nonempty(b: Builder, sizes: Any) -> bool:
+def _is_nonempty(b: Builder, sizes: Sequence[Size]) -> bool:
     """Whether there is something to normalise: the operators of ONNX Runtime refuse nothing."""
     return all(b.scope.decide(ge(s, 1)) is True for s in sizes)
 
@@ -364,7 +365,7 @@ def native_group_norm(
     input: Value,
     weight: Value | None,
     bias: Value | None,
-    N: Any,
+    N: Size,
     C: Any,
     HxW: Any,
     group: int,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from graphport.onnx.emit.arithmetic import quotient
-from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.conv import (
@@ -132,7 +132,7 @@ def _emit_max_pool(b: Builder, x: Value, window: dict[str, Any]) -> Value:
     return b.Add(b.Mul(b.MaxPool(b.Mul(x, 0.5), **window), 2.0), nan)
 
 
-def _find_nan_windows(b: Builder, x: Value, window: dict[str, Any]) -> Value:
+def _find_nan_windows(b: Builder, x: Value, window: dict[str, object]) -> Value:
     """For each window 0, or nan."""
     if window.get("dilations"):  # which means have since opset 19
         found = b.MaxPool(b.cast(b.IsNaN(x), torch.float32), **window)
@@ -187,7 +187,7 @@ def _pad_to_windows(
     stride: Sequence[int],
     pads: Sequence[int],
     dilation: Sequence[int],
-    fill: Any,
+    fill: Number,
 ) -> Value:
     """The input with as much around it as the windows reach."""
     after = [
@@ -289,9 +289,9 @@ def _divide(b: Builder, x: Value, y: Value) -> Value:
 def _avg_pool1d(
     b: Builder,
     self: Value,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
     ceil_mode: bool,
     count_include_pad: bool,
 ) -> Value:
@@ -317,7 +317,7 @@ def window_counts(
 class _AdaptiveWindows:
     """The windows along one dim: from `floor(i * size / out)` to `ceil((i + 1) * size / out)`."""
 
-    def __init__(self, b: Builder, size: Any, out: Any) -> None:
+    def __init__(self, b: Builder, size: Size, out: object) -> None:
         self.start, self.end = adaptive_bounds(b, size, out)
         self.count = self.end - self.start
         counts = self.count.value
@@ -330,18 +330,18 @@ class _AdaptiveWindows:
         self.index = taps.clamp_max(self.end.append_dims(1) - 1).node
 
 
-def adaptive_bounds(b: Builder, size: Any, out: Any) -> tuple[Numbers, Numbers]:
+def adaptive_bounds(b: Builder, size: Size, out: Any) -> tuple[Numbers, Numbers]:
     """Where the windows along one dim begin and end."""
     some, i = _nonzero_size(b, out), Numbers.arange(b, out) * size
     return i // some, (i + (size + out - 1)) // some
 
 
-def _nonzero_size(b: Builder, out: Any) -> Any:
+def _nonzero_size(b: Builder, out: object) -> Any:
     """A size to divide by: if it is 0, nothing is divided."""
     return out if is_static(out) or b.scope.decide(ge(out, 1)) is True else max_(out, 1)
 
 
-def _fixed_window(b: Builder, size: Any, out: Any) -> int | None:
+def _fixed_window(b: Builder, size: Size, out: Any) -> int | None:
     """The fixed length of all windows along a dim, if they have one."""
     if is_static(size, out):
         return size // out if out and size % out == 0 else None
@@ -352,7 +352,7 @@ def _fixed_window(b: Builder, size: Any, out: Any) -> int | None:
 
 
 def _lower_adaptive_avg_pool(n: int) -> Any:
-    def lowering(b: Builder, self: Value, output_size: Any) -> Value:
+    def lowering(b: Builder, self: Value, output_size: object) -> Value:
         x, unbatched = _add_batch_dim(b, self, n)
         spatial, out = _spatial_sizes(x, n), b.result.sizes[-n:]
         if 0 in out:
@@ -399,7 +399,7 @@ lower_table(
 
 
 def _lower_adaptive_max_pool(n: int) -> Any:
-    def lowering(b: Builder, self: Value, output_size: Any) -> tuple[Value, Value]:
+    def lowering(b: Builder, self: Value, output_size: object) -> tuple[Value, Value]:
         x, unbatched = _add_batch_dim(b, self, n)
         spatial, out = _spatial_sizes(x, n), b.result[0].sizes[-n:]
         if 0 in out:
@@ -442,13 +442,13 @@ lower_table(
 
 
 @lower(aten.max_unpool2d.default)
-def max_unpool2d(b: Builder, self: Value, indices: Value, output_size: Any) -> Value:
+def max_unpool2d(b: Builder, self: Value, indices: Value, output_size: object) -> Value:
     return _unpool(b, self, indices, 2)
 
 
 @lower(aten.max_unpool3d.default)
 def max_unpool3d(
-    b: Builder, self: Value, indices: Value, output_size: Any, stride: Any, padding: Any
+    b: Builder, self: Value, indices: Value, output_size: object, stride: object, padding: object
 ) -> Value:
     """What they were strided by says nothing more: the indices are of the result."""
     return _unpool(b, self, indices, 3)
@@ -471,7 +471,7 @@ def _lower_fractional_max_pool(columns: Sequence[int]) -> Any:
     n = len(columns)
 
     def lowering(
-        b: Builder, self: Value, kernel_size: Any, output_size: Any, random_samples: Value
+        b: Builder, self: Value, kernel_size: Any, output_size: object, random_samples: Value
     ) -> tuple[Value, Value]:
         x, unbatched = _add_batch_dim(b, self, n, of_one=True)
         spatial, out = _spatial_sizes(x, n), [int(o) for o in b.result[0].sizes[-n:]]

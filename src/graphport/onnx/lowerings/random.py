@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.emit.builder import Builder, Operand
-from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.builder import Builder, Number, Operand
+from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.activation import leaky_relu
 from graphport.onnx.lowerings.factory import emit_full
@@ -28,7 +27,7 @@ DRAWS = ("RandomUniform", "RandomNormal")
 _MANTISSA_BITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
 
 
-def _emit_random(b: Builder, op: str, sizes: Sequence[Any], dtype: torch.dtype) -> Value:
+def _emit_random(b: Builder, op: str, sizes: Sequence[Size], dtype: torch.dtype) -> Value:
     """RandomUniform or RandomNormal, of sizes that may be symbolic."""
     if not b.has(op, dtype):
         raise UnsupportedError(
@@ -65,12 +64,12 @@ def _draw_unit(b: Builder) -> Value:
 
 
 @lower(aten.rand.default, aten.rand.generator, needs=DRAWS)
-def rand(b: Builder, size: Any, dtype: Any) -> Value:
+def rand(b: Builder, size: object, dtype: object) -> Value:
     return _draw_unit(b)
 
 
 @lower(aten.rand_like.default, aten.rand_like.generator, needs=DRAWS)
-def rand_like(b: Builder, self: Value, dtype: Any) -> Value:
+def rand_like(b: Builder, self: Value, dtype: object) -> Value:
     return _draw_unit(b)
 
 
@@ -83,12 +82,12 @@ def uniform(b: Builder, self: Value, from_: float, to: float) -> Value:
 
 
 @lower(aten.randn.default, aten.randn.generator, needs=DRAWS)
-def randn(b: Builder, size: Any, dtype: Any) -> Value:
+def randn(b: Builder, size: object, dtype: object) -> Value:
     return _draw_normal(b)
 
 
 @lower(aten.randn_like.default, aten.randn_like.generator, needs=DRAWS)
-def randn_like(b: Builder, self: Value, dtype: Any) -> Value:
+def randn_like(b: Builder, self: Value, dtype: object) -> Value:
     return _draw_normal(b)
 
 
@@ -103,7 +102,7 @@ def normal(b: Builder, mean: Operand, std: Operand) -> Value:
 
 
 @lower(aten.normal.float_float, needs=DRAWS)
-def normal_float(b: Builder, mean: float, std: float, size: Any, dtype: Any) -> Value:
+def normal_float(b: Builder, mean: float, std: float, size: object, dtype: object) -> Value:
     return _draw_scaled_normal(b, mean, std)
 
 
@@ -154,22 +153,22 @@ def geometric(b: Builder, self: Value, p: float) -> Value:
 
 
 @lower(aten.randint.default, aten.randint.generator, needs=DRAWS)
-def randint(b: Builder, high: Any, size: Any, dtype: Any) -> Value:
+def randint(b: Builder, high: Number, size: object, dtype: object) -> Value:
     return _draw_integers(b, 0, high)
 
 
 @lower(aten.randint.low, aten.randint.low_generator, needs=DRAWS)
-def randint_low(b: Builder, low: Any, high: Any, size: Any, dtype: Any) -> Value:
+def randint_low(b: Builder, low: Number, high: Number, size: object, dtype: object) -> Value:
     return _draw_integers(b, low, high)
 
 
 @lower(aten.randint_like.default, aten.randint_like.generator, needs=DRAWS)
-def randint_like(b: Builder, self: Value, high: Any, dtype: Any) -> Value:
+def randint_like(b: Builder, self: Value, high: Number, dtype: object) -> Value:
     return _draw_integers(b, 0, high)
 
 
 @lower(aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype, needs=DRAWS)
-def randint_like_low(b: Builder, self: Value, low: Any, high: Any, dtype: Any) -> Value:
+def randint_like_low(b: Builder, self: Value, low: Number, high: Number, dtype: object) -> Value:
     return _draw_integers(b, low, high)
 
 
@@ -179,12 +178,12 @@ def random(b: Builder, self: Value) -> Value:
 
 
 @lower(aten.random.to, needs=DRAWS)
-def random_to(b: Builder, self: Value, to: Any) -> Value:
+def random_to(b: Builder, self: Value, to: Number) -> Value:
     return _draw_integers(b, 0, to)
 
 
 @lower(getattr(aten.random, "from"), needs=DRAWS)
-def random_from(b: Builder, self: Value, from_: Any, to: Any) -> Value:
+def random_from(b: Builder, self: Value, from_: Number, to: Number) -> Value:
     return _draw_integers(b, from_, _exclusive_limit(b.result.dtype) if to is None else to)
 
 
@@ -197,7 +196,7 @@ def _exclusive_limit(dtype: torch.dtype) -> int:
     return min(torch.iinfo(dtype).max + 1, 1 << 63)
 
 
-def _draw_integers(b: Builder, low: Any, high: Any) -> Value:
+def _draw_integers(b: Builder, low: Number, high: Number) -> Value:
     """Of a float64, so that each of them is as likely."""
     numbers = _draw_uniform(b, torch.float64)
     places = b.cast(b.Floor(b.Mul(numbers, b.scalar(sub(high, low), torch.float64))), torch.int64)
@@ -205,14 +204,14 @@ def _draw_integers(b: Builder, low: Any, high: Any) -> Value:
 
 
 @lower(aten.randperm.default, aten.randperm.generator, needs=DRAWS)
-def randperm(b: Builder, n: Any, dtype: Any) -> Value:
+def randperm(b: Builder, n: Size, dtype: object) -> Value:
     """The order of random numbers."""
     keys = _draw_uniform(b, torch.float64)
     return b.TopK(keys, [n], axis=0, outputs=2)[1]
 
 
 @lower(aten.rrelu.default, needs=DRAWS)
-def rrelu(b: Builder, self: Value, lower: Any, upper: Any, training: bool) -> Value:
+def rrelu(b: Builder, self: Value, lower: float, upper: float, training: bool) -> Value:
     """A slope for each element; the mean of them when not in training."""
     if not training:
         return leaky_relu(b, self, (lower + upper) / 2)
@@ -245,7 +244,7 @@ def _draw_bernoulli(b: Builder, p: Operand) -> Value:
 
 
 @lower(aten.multinomial.default, needs=DRAWS)
-def multinomial(b: Builder, self: Value, num_samples: Any, replacement: bool) -> Value:
+def multinomial(b: Builder, self: Value, num_samples: Size, replacement: bool) -> Value:
     """Without replacement those that come first if each is waited for; else by running totals."""
     weights = b.cast(self, torch.float64)
     if not replacement:

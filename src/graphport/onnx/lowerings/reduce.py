@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from graphport.onnx.emit.builder import Builder, Number
-from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.elementwise import HALVES
 from graphport.onnx.lowerings.loops import emit_scan, prepend_number
@@ -116,12 +116,12 @@ def _product_by_scan(b: Builder, x: Value, axis: int) -> Value:
 
 
 @lower(aten.sum.default)
-def sum(b: Builder, self: Value, dtype: Any) -> Value:
+def sum(b: Builder, self: Value, dtype: torch.dtype | None) -> Value:
     return sum_dims(b, self, None, False, dtype)
 
 
 @lower(aten.sum.dim_IntList)
-def sum_dims(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: Any) -> Value:
+def sum_dims(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: object) -> Value:
     x = _cast_to_sum_dtype(b, self)
     return sum_axes(b, x, axes_of(x, dim), keepdim)
 
@@ -133,19 +133,19 @@ def _cast_to_sum_dtype(b: Builder, self: Value) -> Value:
 
 
 @lower(aten.nansum.default)
-def nansum(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: Any) -> Value:
+def nansum(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: torch.dtype | None) -> Value:
     if self.dtype.is_floating_point:
         self = b.Where(b.IsNaN(self), b.scalar(0.0, like=self), self)
     return sum_dims(b, self, dim, keepdim, dtype)
 
 
 @lower(aten.prod.default)
-def prod(b: Builder, self: Value, dtype: Any) -> Value:
+def prod(b: Builder, self: Value, dtype: object) -> Value:
     return _prod(b, self, None, False)
 
 
 @lower(aten.prod.dim_int)
-def prod_dim(b: Builder, self: Value, dim: int, keepdim: bool, dtype: Any) -> Value:
+def prod_dim(b: Builder, self: Value, dim: int, keepdim: bool, dtype: object) -> Value:
     return _prod(b, self, dim, keepdim)
 
 
@@ -179,18 +179,18 @@ def average_axes(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
 
 
 @lower(aten.mean.default)
-def mean(b: Builder, self: Value, dtype: Any) -> Value:
+def mean(b: Builder, self: Value, dtype: torch.dtype | None) -> Value:
     return mean_dim(b, self, None, False, dtype)
 
 
 @lower(aten.mean.dim)
-def mean_dim(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: Any) -> Value:
+def mean_dim(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: object) -> Value:
     x = b.cast(self, b.result.dtype)
     return average_axes(b, x, axes_of(x, dim), keepdim)
 
 
 @lower(aten.nanmean.default)
-def nanmean(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: Any) -> Value:
+def nanmean(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: object) -> Value:
     x = widen_input(b, self, b.result.dtype)
     known = b.Not(b.IsNaN(x))
     axes = axes_of(x, dim)
@@ -199,7 +199,7 @@ def nanmean(b: Builder, self: Value, dim: Dims, keepdim: bool, dtype: Any) -> Va
 
 
 def _variance(
-    b: Builder, self: Value, dim: Dims, correction: Any, keepdim: bool
+    b: Builder, self: Value, dim: Dims, correction: int, keepdim: bool
 ) -> tuple[Value, Value]:
     """The variance, and the mean with the dims that are reduced."""
     correction = 1 if correction is None else correction
@@ -217,7 +217,7 @@ def _variance(
 
 
 def _lower_moment(root: bool) -> Any:
-    def lowering(b: Builder, self: Value, dim: Dims, correction: Any, keepdim: bool) -> Value:
+    def lowering(b: Builder, self: Value, dim: Dims, correction: int, keepdim: bool) -> Value:
         found, _ = _variance(b, self, dim, correction, keepdim)
         return b.Sqrt(found) if root else found
 
@@ -226,7 +226,7 @@ def _lower_moment(root: bool) -> Any:
 
 def _lower_moments(root: bool) -> Any:
     def lowering(
-        b: Builder, self: Value, dim: Dims, correction: Any, keepdim: bool
+        b: Builder, self: Value, dim: Dims, correction: int, keepdim: bool
     ) -> tuple[Value, Value]:
         found, middle = _variance(b, self, dim, correction, keepdim)
         return b.Sqrt(found) if root else found, b.reshape(middle, b.result[1].sizes)
@@ -377,7 +377,7 @@ lower_table({aten.max.dim: "ArgMax", aten.min.dim: "ArgMin"}, _lower_extreme_wit
 
 @lower(aten.linalg_vector_norm.default)
 def linalg_vector_norm(
-    b: Builder, self: Value, ord: Number, dim: Dims, keepdim: bool, dtype: Any
+    b: Builder, self: Value, ord: Number, dim: Dims, keepdim: bool, dtype: object
 ) -> Value:
     x = widen_input(b, self, b.result.dtype)
     return norm(b, x, float(ord), axes_of(x, dim), keepdim)  # type: ignore[arg-type]
@@ -392,7 +392,7 @@ def norm_dim(b: Builder, self: Value, p: Number | None, dim: Dims, keepdim: bool
 
 @lower(aten.norm.ScalarOpt_dim_dtype)
 def norm_dtype(
-    b: Builder, self: Value, p: Number | None, dim: Dims, keepdim: bool, dtype: Any
+    b: Builder, self: Value, p: Number | None, dim: Dims, keepdim: bool, dtype: object
 ) -> Value:
     return norm_dim(b, self, p, dim, keepdim)
 
@@ -440,7 +440,7 @@ def log_sum_exp(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
 # Order
 
 
-def _median_index(b: Builder, x: Value, axis: int, count: Any, skip: bool) -> Value:
+def _median_index(b: Builder, x: Value, axis: int, count: Size, skip: bool) -> Value:
     """The place of the median of so many, the dim kept: of the lower one of two, nan behind."""
     size: Any = x.shape[axis]  # type: ignore[index]
     floats = x.dtype.is_floating_point

@@ -13,7 +13,7 @@ import torch
 
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.builder import Builder
-from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.conv import pad_dims, sizes_of
 from graphport.symbolic import ge, max_
@@ -91,7 +91,7 @@ class _Network:
         out, last = self._run(pad_dims(self.b, x, [0, 0], more, 0), states, lengths)
         return self._first(out, batch, 2), [self._first(s, batch, 1) for s in last]
 
-    def _first(self, x: Value, count: Any, axis: int) -> Value:
+    def _first(self, x: Value, count: Size, axis: int) -> Value:
         sizes = list(sizes_of(x))
         out = self.b.Slice(x, [0], [count], [axis])
         return self.b.shaped(out, [*sizes[:axis], count, *sizes[axis + 1 :]])

@@ -14,7 +14,7 @@ import torch
 
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.arithmetic import floor_quotient
-from graphport.onnx.emit.builder import Builder
+from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.index import (
@@ -122,7 +122,7 @@ def scatter_src(b: Builder, self: Value, dim: int, index: Value, src: Value) -> 
 
 
 @lower(aten.scatter.value)
-def scatter_value(b: Builder, self: Value, dim: int, index: Value, value: Any) -> Value:
+def scatter_value(b: Builder, self: Value, dim: int, index: Value, value: Number) -> Value:
     return _scatter(b, self, dim, index, expand_number(b, value, index, self.dtype), "none")
 
 
@@ -135,7 +135,7 @@ def scatter_reduce_src(
 
 @lower(aten.scatter.value_reduce)
 def scatter_reduce_value(
-    b: Builder, self: Value, dim: int, index: Value, value: Any, reduce: str
+    b: Builder, self: Value, dim: int, index: Value, value: Number, reduce: str
 ) -> Value:
     return _scatter(b, self, dim, index, expand_number(b, value, index, self.dtype), reduce)
 
@@ -232,7 +232,9 @@ def _index_write(
 
 
 @lower(aten.index_add.default)
-def index_add(b: Builder, self: Value, dim: int, index: Value, source: Value, alpha: Any) -> Value:
+def index_add(
+    b: Builder, self: Value, dim: int, index: Value, source: Value, alpha: Number
+) -> Value:
     if alpha != 1:
         source = b.Mul(*b.common(source, alpha, dtype=source.dtype))
     return _index_write(b, self, dim, index, source, "sum")
@@ -251,7 +253,7 @@ def index_reduce(
 
 
 @lower(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
-def index_fill(b: Builder, self: Value, dim: int, index: Value, value: Any) -> Value:
+def index_fill(b: Builder, self: Value, dim: int, index: Value, value: Number) -> Value:
     data = at_least_1d(b, self)
     dim = wrap_dim(dim, data.rank)
     sizes = list(data.shape or ())
@@ -355,7 +357,7 @@ def masked_scatter(b: Builder, self: Value, mask: Value, source: Value) -> Value
 
 @lower(aten.slice_scatter.default)
 def slice_scatter(
-    b: Builder, self: Value, src: Value, dim: int, start: Any, end: Any, step: Any
+    b: Builder, self: Value, src: Value, dim: int, start: object, end: object, step: object
 ) -> Value:
     dim = wrap_dim(dim, self.rank)
     sizes = list(self.shape or ())
@@ -372,7 +374,7 @@ def slice_scatter(
 
 
 @lower(aten.select_scatter.default)
-def select_scatter(b: Builder, self: Value, src: Value, dim: int, index: Any) -> Value:
+def select_scatter(b: Builder, self: Value, src: Value, dim: int, index: object) -> Value:
     dim = wrap_dim(dim, self.rank)
     row = b.unsqueeze(b.cast(src, self.dtype), dim)
     sizes = list(self.shape or ())
@@ -413,7 +415,7 @@ def _insert_slice(b: Builder, self: Value, dim: int, first: Any, src: Value) -> 
     return parts[0] if len(parts) == 1 else b.Concat(*parts, axis=dim)
 
 
-def _is_same_size(b: Builder, x: Any, y: Any) -> bool:
+def _is_same_size(b: Builder, x: object, y: object) -> bool:
     return x == y or b.scope.decide(eq(x, y)) is True
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.emit.builder import Builder
-from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.builder import Builder, Number
+from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.emit.schemas import ONNX_OF
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.conv import list_dims
@@ -58,7 +58,7 @@ def clone(b: Builder, self: Value) -> Value:
     aten._reshape_alias.default,
     aten._reshape_copy.default,
 )
-def reshape(b: Builder, self: Value, shape: Any) -> Value:
+def reshape(b: Builder, self: Value, shape: object) -> Value:
     return b.reshape(self, b.result.sizes)
 
 
@@ -141,7 +141,7 @@ def _squeeze_dims(b: Builder, x: Value, dims: Sequence[int]) -> Value:
 
 
 @lower(aten.expand.default, aten.expand_copy.default)
-def expand(b: Builder, self: Value, size: Any, implicit: bool) -> Value:
+def expand(b: Builder, self: Value, size: object, implicit: bool) -> Value:
     return b.expand(self, b.result.sizes)
 
 
@@ -155,7 +155,7 @@ def copy(b: Builder, self: Value, src: Value) -> Value:
 
 
 @lower(aten.slice.Tensor, aten.slice_copy.Tensor)
-def slice(b: Builder, self: Value, dim: int, start: Any, end: Any, step: int) -> Value:
+def slice(b: Builder, self: Value, dim: int, start: Number, end: Number, step: int) -> Value:
     dim = wrap_dim(dim, self.rank)
     if step == 1 and is_same_size(b, b.result.sizes[dim], self.sizes[dim]):
         return self
@@ -214,7 +214,7 @@ def unbind(b: Builder, self: Value, dim: int) -> tuple[Value, ...]:
 
 
 @lower(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
-def split(b: Builder, self: Value, split_size: Any, dim: int) -> tuple[Value, ...]:
+def split(b: Builder, self: Value, split_size: object, dim: int) -> tuple[Value, ...]:
     return _emit_split(b, self, wrap_dim(dim, self.rank))
 
 
@@ -223,7 +223,7 @@ def split(b: Builder, self: Value, split_size: Any, dim: int) -> tuple[Value, ..
     aten.split_with_sizes_copy.default,
     aten.unsafe_split_with_sizes.default,
 )
-def split_with_sizes(b: Builder, self: Value, split_sizes: Any, dim: int) -> tuple[Value, ...]:
+def split_with_sizes(b: Builder, self: Value, split_sizes: object, dim: int) -> tuple[Value, ...]:
     return _emit_split(b, self, wrap_dim(dim, self.rank))
 
 
@@ -330,7 +330,7 @@ def _roll_dim(b: Builder, x: Value, shift: Any, dim: int) -> Value:
 
 @lower(aten.as_strided.default, aten.as_strided_copy.default)
 def as_strided(
-    b: Builder, self: Value, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any
+    b: Builder, self: Value, size: Sequence[Size], stride: Sequence[int], storage_offset: Any
 ) -> Value:
     flat, index, _ = _flatten_storage(b, self, size, stride, storage_offset)
     return b.Gather(flat, index, axis=0)
@@ -341,8 +341,8 @@ def as_strided_scatter(
     b: Builder,
     self: Value,
     src: Value,
-    size: Sequence[Any],
-    stride: Sequence[Any],
+    size: Sequence[Size],
+    stride: Sequence[int],
     storage_offset: Any,
 ) -> Value:
     flat, index, order = _flatten_storage(b, self, size, stride, storage_offset)
@@ -379,7 +379,9 @@ def _stride_key(b: Builder, x: Abstract, dim: int) -> Any:
     return -(hint if hint is not None else 0), dim
 
 
-def _strided_positions(b: Builder, size: Sequence[Any], stride: Sequence[Any], first: Any) -> Value:
+def _strided_positions(
+    b: Builder, size: Sequence[Size], stride: Sequence[int], first: Any
+) -> Value:
     """first + i * stride + ..., over all dims."""
     if all(type(n) is int for n in (*size, *stride, first)):
         index = torch.tensor(first)
@@ -407,7 +409,7 @@ def emit_arange(b: Builder, count: Any) -> Value:
 
 
 @lower(aten.constant_pad_nd.default)
-def constant_pad_nd(b: Builder, self: Value, pad: Sequence[Any], value: Any) -> Value:
+def constant_pad_nd(b: Builder, self: Value, pad: Sequence[Any], value: Number) -> Value:
     """Pad crops too; where that is all there is to do it is a slice."""
     before, behind = split_padding(pad, self.rank)
     if all(type(p) is int and p <= 0 for p in pad):
@@ -431,25 +433,25 @@ def crop(b: Builder, x: Value, before: Sequence[Any], behind: Sequence[Any]) -> 
     return b.Slice(x, [-before[d] for d in dims], stops, dims)
 
 
-def _slice_stop(b: Builder, behind: Any, size: Any) -> Any:
+def _slice_stop(b: Builder, behind: Any, size: Size) -> Any:
     if type(behind) is int:
         return behind or SLICE_END
     return size
 
 
 @lower(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
-def reflection_pad(b: Builder, self: Value, padding: Sequence[Any]) -> Value:
+def reflection_pad(b: Builder, self: Value, padding: Sequence[int]) -> Value:
     return _pad_by_mode(b, self, padding, "reflect")
 
 
 @lower(
     aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default
 )
-def replication_pad(b: Builder, self: Value, padding: Sequence[Any]) -> Value:
+def replication_pad(b: Builder, self: Value, padding: Sequence[int]) -> Value:
     return _pad_by_mode(b, self, padding, "edge")
 
 
-def _pad_by_mode(b: Builder, x: Value, padding: Sequence[Any], mode: str) -> Value:
+def _pad_by_mode(b: Builder, x: Value, padding: Sequence[int], mode: str) -> Value:
     """First what is added, which may come from what is cropped, then what is cropped."""
     added = [max_(p, 0) for p in padding]
     if any(a != 0 for a in added):
@@ -473,7 +475,7 @@ def _pad_circular(b: Builder, self: Value, pad: Sequence[Any]) -> Value:
     return x
 
 
-def _pad_circular_dim(b: Builder, x: Value, dim: int, size: Any, left: Any, right: Any) -> Value:
+def _pad_circular_dim(b: Builder, x: Value, dim: int, size: Size, left: Any, right: Any) -> Value:
     rest = size + min_(left, 0) + min_(right, 0)
     if not all(p == 0 or b.scope.decide(ge(rest, p)) for p in (left, right)):
         raise UnsupportedError(f"circular padding of {left} and {right} where {rest} are left")

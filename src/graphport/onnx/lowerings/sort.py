@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.emit.builder import Builder, Operand
-from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.builder import Builder, Number, Operand
+from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.index import at_least_1d, flatten_value
 from graphport.onnx.lowerings.scatter import expand_number
@@ -94,14 +94,14 @@ def argsort_stable(b: Builder, self: Value, stable: bool, dim: int, descending: 
 
 @lower(aten.topk.default)
 def topk(
-    b: Builder, self: Value, k: Any, dim: int, largest: bool, sorted: bool
+    b: Builder, self: Value, k: Size, dim: int, largest: bool, sorted: bool
 ) -> tuple[Value, ...]:
     """In order also where any order would do."""
     return _reshape_results(b, sort_dim(b, self, dim, largest, k))
 
 
 @lower(aten.kthvalue.default)
-def kthvalue(b: Builder, self: Value, k: Any, dim: int, keepdim: bool) -> tuple[Value, ...]:
+def kthvalue(b: Builder, self: Value, k: Size, dim: int, keepdim: bool) -> tuple[Value, ...]:
     dim = wrap_dim(dim, self.rank)
     last = b.sizes.number(k - 1)
     found = (b.Gather(x, last, axis=dim) for x in sort_dim(b, self, dim, False, k))
@@ -256,7 +256,7 @@ def bincount(b: Builder, self: Value, weights: Value | None, minlength: int) -> 
 
 
 @lower(aten.histc.default)
-def histc(b: Builder, self: Value, bins: int, min: Any, max: Any) -> Value:
+def histc(b: Builder, self: Value, bins: int, min: Number, max: Number) -> Value:
     """Bins by proportion; the last has its upper end too."""
     x = b.cast(flatten_value(b, self), _compute_dtype(self.dtype))
     low, high = _bin_limits(b, x, None if min == max else (min, max), 1.0)

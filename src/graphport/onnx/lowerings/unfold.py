@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from graphport.onnx.emit.builder import Builder
-from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.factory import emit_full
 from graphport.onnx.lowerings.shape import emit_arange, wrap_dim
@@ -33,7 +32,9 @@ def unfold(b: Builder, self: Value, dimension: int, size: int, step: int) -> Val
     return b.transpose(windows, [*order, dim + 1])
 
 
-def window_positions(b: Builder, rows: Any, row_step: int, columns: Any, column_step: int) -> Value:
+def window_positions(
+    b: Builder, rows: Size, row_step: int, columns: Size, column_step: int
+) -> Value:
     """Positions row * row_step + column * column_step."""
     down, across = (
         emit_arange(b, n) if step == 1 else _scale(b, emit_arange(b, n), step)
@@ -74,7 +75,7 @@ def im2col(
     return b.reshape(b.shaped(x, (*batch, *kernel_size, *counts)), b.result.sizes)
 
 
-def _count_windows(size: Any, kernel: int, dilation: int, stride: int) -> Any:
+def _count_windows(size: Size, kernel: int, dilation: int, stride: int) -> Size:
     return (size - dilation * (kernel - 1) - 1) // stride + 1
 
 
@@ -92,7 +93,7 @@ def _pad_image(b: Builder, x: Value, padding: Sequence[int]) -> Value:
 def col2im(
     b: Builder,
     self: Value,
-    output_size: Sequence[Any],
+    output_size: Sequence[Size],
     kernel_size: Sequence[int],
     dilation: Sequence[int],
     padding: Sequence[int],
@@ -119,7 +120,7 @@ def col2im(
 def _sum_windows(
     b: Builder,
     x: Value,
-    output_size: Sequence[Any],
+    output_size: Sequence[Size],
     kernel_size: Sequence[int],
     dilation: Sequence[int],
     padding: Sequence[int],

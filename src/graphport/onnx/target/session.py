@@ -14,6 +14,7 @@ import re
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -72,9 +73,9 @@ class Session:
     def __init__(
         self,
         skeleton: onnx.ModelProto,
-        tensors: Mapping[str, Any],
+        tensors: Mapping[str, object],
         options: ort.SessionOptions | None = None,
-        providers: Sequence[Any] = _ON_CPU,
+        providers: Sequence[object] = _ON_CPU,
     ) -> None:
         require_data(tensors, "give the model its weights before it is exported")
         self._skeleton, self._tensors = skeleton, tensors
@@ -196,7 +197,7 @@ def _copy_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
 # Fork-safe locks: free in a process that was forked, whoever held them before.
 
 
-def forkable_lock() -> Any:
+def forkable_lock() -> AbstractContextManager[object]:
     """A lock for good: a fork waits until it is free."""
     made = threading.RLock()
     os.register_at_fork(

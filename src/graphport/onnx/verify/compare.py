@@ -95,7 +95,7 @@ def compare_metadata(have: Any, want: Any) -> Comparison:
     return Comparison(type(have) is type(want), note="random")
 
 
-def _compare_numbers(have: Any, want: Any, tolerance: Tolerance) -> Comparison:
+def _compare_numbers(have: object, want: object, tolerance: Tolerance) -> Comparison:
     if type(have) is not type(want):
         return Comparison(False, math.inf, math.inf, f"{have!r} instead of {want!r}")
     if isinstance(want, float):

@@ -26,6 +26,7 @@ from graphport.program.module import find_attribute_paths
 from graphport.source import locate_stack_trace
 from graphport.tensors.abstract import Abstract, describe_value
 from graphport.tensors.lazy import lacks_data
+from graphport.types import Argument, PyTree
 
 if TYPE_CHECKING:
     from graphport.onnx.program import ONNXProgram
@@ -72,7 +73,7 @@ def find_holder(target: Any, name: str) -> Place | None:
     return None if held is None else (held, last)
 
 
-def replace_tensor(target: Any, name: str, tensor: torch.Tensor) -> Place:
+def replace_tensor(target: object, name: str, tensor: torch.Tensor) -> Place:
     """Give a module another tensor; where it is."""
     found = find_holder(target, name)
     assert found is not None
@@ -83,11 +84,11 @@ def replace_tensor(target: Any, name: str, tensor: torch.Tensor) -> Place:
     return found
 
 
-def _clone_value(x: Any) -> Any:
+def _clone_value(x: object) -> Argument:
     return x.clone() if isinstance(x, torch.Tensor) else x
 
 
-def _fingerprint(x: Any) -> Any:
+def _fingerprint(x: object) -> object:
     """A hash of a value, which takes no memory."""
     if isinstance(x, (tuple, list)):
         return [_fingerprint(part) for part in x]
@@ -102,7 +103,7 @@ def _fingerprint(x: Any) -> Any:
 class Probe:
     """Both sides, for the same inputs."""
 
-    def __init__(self, program: ONNXProgram, flat: Sequence[Any]) -> None:
+    def __init__(self, program: ONNXProgram, flat: Sequence[object]) -> None:
         self.program = program
         self.flat = list(flat)
         self.values = program.interface.values
@@ -128,7 +129,7 @@ class Probe:
         return make_runnable(self.program.lowered_program, self.program.initial_state)[0]
 
     @property
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> list[PyTree]:
         return [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in self.flat]
 
     def find_uninitialised(self) -> set[str]:
@@ -175,7 +176,7 @@ class _Recorder(Interpreter):
         self.keep = keep
         self.found: dict[str, Any] = {}
 
-    def run_node(self, n: Node) -> Any:
+    def run_node(self, n: Node) -> Argument:
         out = self.given[n.name] if n.name in self.given else super().run_node(n)
         if n.name in self.wanted:
             self.found[n.name] = self.keep(out)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -276,7 +275,7 @@ def _triangle(p: Tensor) -> Draw | None:
     return None
 
 
-def _make_triangle(keep: Any, aligned: bool, shift: int) -> Draw:
+def _make_triangle(keep: Callable[..., Tensor], aligned: bool, shift: int) -> Draw:
     def made(sizes: list[int], generator: torch.Generator) -> Tensor:
         offset = (sizes[-1] - sizes[-2] if aligned else 0) + shift
         return keep(torch.ones(sizes[-2:], dtype=torch.bool), offset).expand(sizes)

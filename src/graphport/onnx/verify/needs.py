@@ -18,6 +18,7 @@ from graphport.program import ExportedProgram
 from graphport.program.signature import InputKind
 from graphport.symbolic import Expr, Size, evaluate, prod, symbols
 from graphport.tensors.abstract import Abstract, describe_value
+from graphport.types import Kwargs
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,7 @@ def _match_rules(user: Node, name: str, operand: Node) -> Iterator[Rule]:
                 yield rule
 
 
-def _bind_call(node: Node) -> dict[str, Any]:
+def _bind_call(node: Node) -> Kwargs:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return {}
@@ -259,7 +260,7 @@ def _operator_name(node: Node) -> str:
     return getattr(node.target, "__name__", "")
 
 
-def _evaluate_size(e: Any, sizes: Mapping[Expr, int]) -> Any:
+def _evaluate_size(e: object, sizes: Mapping[Expr, int]) -> Any:
     if not isinstance(e, Expr):
         return e
     return evaluate(e, sizes) if all(s in sizes for s in symbols(e)) else None

@@ -46,7 +46,7 @@ class Refusal:
     reason: str
 
 
-def fill_missing_data(inputs: Any) -> Any:
+def fill_missing_data(inputs: object) -> Any:
     """Inputs that can be run: a tensor that has no numbers is given some that suit its dtype."""
     generator = _make_generator()
 
@@ -59,7 +59,7 @@ def fill_missing_data(inputs: Any) -> Any:
 class Samples:
     """Makes inputs of other sizes from those of an example."""
 
-    def __init__(self, program: ExportedProgram, leaves: Sequence[Any]) -> None:
+    def __init__(self, program: ExportedProgram, leaves: Sequence[object]) -> None:
         self.program = program
         checks = self.checks = program.checks
         # Of sizes alone: what is looked at first has no memory of its own.
@@ -265,7 +265,7 @@ class Samples:
             if not _is_satisfied(fact, proposal):
                 yield proposal
 
-    def _candidate_sizes(self, s: Expr, now: int, fact: Any) -> list[int]:
+    def _candidate_sizes(self, s: Expr, now: int, fact: object) -> list[int]:
         """Sizes of a symbol to try: the ends, those of the condition, and those around."""
         low, high = self._limits(s)
         around = sorted(range(now - _NEARBY, now + _NEARBY), key=lambda n: abs(n - now))
@@ -274,7 +274,7 @@ class Samples:
         return sorted(wanted, key=lambda n: n < low)[: 2 * _NEARBY]
 
 
-def _list_constants(e: Any) -> Iterator[int]:
+def _list_constants(e: object) -> Iterator[int]:
     """The numbers in an expression."""
     if isinstance(e, Expr):
         yield from _list_constants((*e.args, e.const))
@@ -294,7 +294,7 @@ def _is_satisfied(fact: Any, sizes: Mapping[Expr, int]) -> bool:
         return False
 
 
-def _evaluate_size(e: Any, sizes: Mapping[Expr, int], otherwise: Any) -> Any:
+def _evaluate_size(e: object, sizes: Mapping[Expr, int], otherwise: object) -> Any:
     if not isinstance(e, Expr):
         return e
     if any(s not in sizes for s in symbols(e)):

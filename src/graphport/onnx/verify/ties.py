@@ -21,6 +21,7 @@ from torch.fx import Interpreter, Node
 from graphport.onnx.verify.compare import Tolerance, compare_results
 from graphport.onnx.verify.divergence import Probe
 from graphport.tensors.abstract import Abstract, describe_value
+from graphport.types import Args, Argument
 
 aten = torch.ops.aten
 Tolerances = Callable[[str], Tolerance]
@@ -103,7 +104,7 @@ class Ties:
         return again is not None and compare_results(have, again, self.tolerance(output.name)).ok
 
     @cached_property
-    def _results(self) -> Mapping[str, Any]:
+    def _results(self) -> Mapping[str, object]:
         """The program's results; none if the model decides nothing otherwise."""
         probe = self.probe
         known = {*probe.values, *self.results}
@@ -162,7 +163,7 @@ class _DecisionReplay(Interpreter):
     results: dict[str, Any]
     accepted = 0
 
-    def run_node(self, n: Node) -> Any:
+    def run_node(self, n: Node) -> Argument:
         own = super().run_node(n)
         parts = self.parts.get(n.name)
         if parts:
@@ -208,7 +209,7 @@ class _DecisionReplay(Interpreter):
         kwargs = torch.fx.map_arg(n.kwargs, given)
         return (args, kwargs) if agree else (None, None)
 
-    def _is_right(self, n: Node, i: int | None, have: Any, theirs: Any, args: Any) -> bool:
+    def _is_right(self, n: Node, i: int | None, have: Any, theirs: Any, args: Args) -> bool:
         """Whether a decision is one that the model's own operands allow."""
         if compare_results(have, theirs, self.tolerance(n.name)).ok:
             return True
@@ -243,17 +244,17 @@ def _first_operand(n: Node) -> str:
     return n.all_input_nodes[0].name
 
 
-def _read_argument(n: Node, name: str, otherwise: Any) -> Any:
+def _read_argument(n: Node, name: str, otherwise: object) -> Any:
     target: Any = n.target
     names = (a.name for a in target._schema.arguments)
     return {**dict(zip(names, n.args, strict=False)), **n.kwargs}.get(name, otherwise)
 
 
-def _select_result(value: Any, i: int | None) -> Any:
+def _select_result(value: Any, i: int | None) -> Argument:
     return value if i is None else value[i]
 
 
-def _is_different(own: Any, have: torch.Tensor) -> bool:
+def _is_different(own: object, have: torch.Tensor) -> bool:
     if not isinstance(own, torch.Tensor) or own.shape != have.shape or own.dtype != have.dtype:
         return True
     return not bool(((own == have) | ((own != own) & (have != have))).all())

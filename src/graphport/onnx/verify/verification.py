@@ -277,7 +277,7 @@ class _Run:
                 self.tried.append(trial)
 
     def compare(
-        self, sizes: Sizes, flat: Sequence[Any], required: bool = False
+        self, sizes: Sizes, flat: Sequence[object], required: bool = False
     ) -> Exception | None:
         """Run both sides; what eager raises, if it does."""
         try:
@@ -320,7 +320,7 @@ class _Run:
                 self.divergence = self._attempt("where they diverge", search, None)
         return None
 
-    def _attempt(self, what: str, ask: Callable[[], Any], otherwise: Any) -> Any:
+    def _attempt(self, what: str, ask: Callable[[], Any], otherwise: object) -> Any:
         """Search intermediate values, which not every program and session can give."""
         try:
             return ask()
@@ -328,7 +328,7 @@ class _Run:
             self.notes[f"{what} cannot be found: {_first_line(error)}"] = None
             return otherwise
 
-    def _rows(self, flat: Sequence[Any], want: _EagerResult) -> list[_ComparedValue]:
+    def _rows(self, flat: Sequence[object], want: _EagerResult) -> list[_ComparedValue]:
         """Everything that both sides give for some inputs."""
         program, interface = self.program, self.program.interface
         if len(want.results) != len(interface.results):
@@ -373,7 +373,7 @@ class _Run:
             )
         return rows
 
-    def _compare_node(self, name: str, have: Any, want: Any) -> Comparison:
+    def _compare_node(self, name: str, have: object, want: object) -> Comparison:
         if name in self.random:
             return compare_metadata(have, want)
         return compare_results(have, want, self.tolerance(name))
@@ -440,7 +440,7 @@ def _make_eager(program: ONNXProgram) -> Callable[[list[Any]], _EagerResult]:
     usable = usable and all(find_holder(target, name) is not None for name in initial)
     in_spec = exported.call_spec.in_spec
 
-    def run(flat: list[Any]) -> _EagerResult:
+    def run(flat: list[object]) -> _EagerResult:
         args, kwargs = pytree.tree_unflatten(flat, in_spec)
         if not usable:
             module, owned = make_runnable(exported, initial)
@@ -456,5 +456,5 @@ def _make_eager(program: ONNXProgram) -> Callable[[list[Any]], _EagerResult]:
     return run
 
 
-def _copy_inputs(flat: Sequence[Any]) -> list[Any]:
+def _copy_inputs(flat: Sequence[object]) -> list[object]:
     return [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in flat]

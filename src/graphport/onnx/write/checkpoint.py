@@ -28,7 +28,7 @@ _SHARD_SUFFIXES = (".safetensors", *_PICKLE_SUFFIXES)
 _CPU = torch.device("cpu")
 
 
-def read_checkpoint(given: Any) -> Mapping[str, Any]:
+def read_checkpoint(given: object) -> Mapping[str, object]:
     """The tensors of a mapping, a file, or a folder with a sharded checkpoint, by name."""
     if isinstance(given, Mapping):
         return given
@@ -45,7 +45,7 @@ def read_checkpoint(given: Any) -> Mapping[str, Any]:
     return _read_file(path)
 
 
-def _read_folder(folder: Path) -> Mapping[str, Any]:
+def _read_folder(folder: Path) -> Mapping[str, object]:
     """One with an index, or with a single file under its usual name."""
     indices = sorted(
         folder.glob(f"*{_INDEX_SUFFIX}"), key=lambda p: ("safetensors" not in p.name, p.name)
@@ -63,7 +63,7 @@ def _read_folder(folder: Path) -> Mapping[str, Any]:
     return {name: t for path in chosen for name, t in _read_file(path).items()}
 
 
-def _read_shards(index: Path) -> dict[str, Any]:
+def _read_shards(index: Path) -> dict[str, object]:
     places = _read_weight_map(index)
     files = sorted(set(places.values()))
     outside = [f for f in files if Path(f).name != f]
@@ -106,7 +106,7 @@ def _file_size(path: Path) -> int:
         raise SerializationError(f"{path} cannot be read: {error}") from None
 
 
-def _read_file(path: Path) -> Mapping[str, Any]:
+def _read_file(path: Path) -> Mapping[str, object]:
     if path.name.endswith(_INDEX_SUFFIX):
         return _read_shards(path)
     _file_size(path)
@@ -136,8 +136,8 @@ def _read_file(path: Path) -> Mapping[str, Any]:
 def match_weights(
     initializers: Mapping[str, Value],
     origins: Mapping[str, str],
-    state: Mapping[str, Any],
-    given: Mapping[str, Any],
+    state: Mapping[str, object],
+    given: Mapping[str, object],
 ) -> dict[str, Any]:
     """The tensors of a model, those that are given among them.
 
@@ -193,7 +193,7 @@ def match_weights(
     return {name: _compute_initializer(value, known) for name, value in initializers.items()}
 
 
-def _join_first(texts: Iterable[Any], comma: str = ", ") -> str:
+def _join_first(texts: Iterable[object], comma: str = ", ") -> str:
     found = list(dict.fromkeys(map(str, texts)))
     more = [f"and {len(found) - 5} more"] if len(found) > 5 else []
     return comma.join([*found[:5], *more]) or "none"
@@ -208,7 +208,7 @@ def _suggest_fix(problems: Mapping[str, Sequence[str]], lost: Sequence[str]) -> 
     return ()
 
 
-def _suggest_renaming(own: Iterable[str], given: Mapping[str, Any]) -> str | tuple[str, ...]:
+def _suggest_renaming(own: Iterable[str], given: Mapping[str, object]) -> str | tuple[str, ...]:
     """What to write if names have a prefix, or the weights are within something else."""
     for inner, value in given.items():
         if isinstance(value, Mapping):
@@ -224,7 +224,7 @@ def _suggest_renaming(own: Iterable[str], given: Mapping[str, Any]) -> str | tup
     return ()
 
 
-def _compute_initializer(value: Value, known: Mapping[Value, Any]) -> Any:
+def _compute_initializer(value: Value, known: Mapping[Value, Any]) -> object:
     """The tensor of an initialiser, from the weights as they are given."""
     if value.derived is None:
         return known[value]
@@ -235,7 +235,7 @@ def _compute_initializer(value: Value, known: Mapping[Value, Any]) -> Any:
         return value.derived.make(*given)
 
 
-def _names_by_tensor(state: Mapping[str, Any]) -> dict[int, Iterable[str]]:
+def _names_by_tensor(state: Mapping[str, object]) -> dict[int, Iterable[str]]:
     """All names of each tensor."""
     names: dict[int, list[str]] = {}
     for name, t in state.items():

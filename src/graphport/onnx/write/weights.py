@@ -48,17 +48,17 @@ def nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def has_data(t: Any) -> bool:
+def has_data(t: torch.Tensor) -> bool:
     """Whether the numbers of a tensor can be had: they are in memory, or it is known where."""
     return not lacks_data(t) or (isinstance(t, WeightlessTensor) and t.has_data)
 
 
-def materialise(t: Any) -> torch.Tensor:
+def materialise(t: torch.Tensor) -> torch.Tensor:
     """A tensor with its data."""
     return t.read() if isinstance(t, WeightlessTensor) else t
 
 
-def require_data(tensors: Mapping[str, Any], fix: str) -> None:
+def require_data(tensors: Mapping[str, object], fix: str) -> None:
     lacking = [name for name, t in tensors.items() if not has_data(t)]
     if lacking:
         names = ", ".join(lacking[:5])
@@ -94,7 +94,7 @@ def set_external_data(proto: onnx.TensorProto, location: str, offset: int, lengt
 
 @restore_on_exit
 def save_model(
-    skeleton: onnx.ModelProto, tensors: Mapping[str, Any], path: Path, external: bool | str
+    skeleton: onnx.ModelProto, tensors: Mapping[str, object], path: Path, external: bool | str
 ) -> None:
     """Write a model and its weights."""
     require_data(tensors, "program.save(path, state_dict=...)")
@@ -113,7 +113,7 @@ def save_model(
             _write_all(file, piece)
 
 
-def is_external(tensors: Mapping[str, Any], external: bool | str) -> bool:
+def is_external(tensors: Mapping[str, object], external: bool | str) -> bool:
     """Whether weights go to a file of their own."""
     if external == "auto":
         return sum(map(nbytes, tensors.values())) > _LARGEST_INLINE
@@ -121,7 +121,7 @@ def is_external(tensors: Mapping[str, Any], external: bool | str) -> bool:
 
 
 def _save_external(
-    skeleton: onnx.ModelProto, tensors: Mapping[str, Any], places: Mapping[str, int], path: Path
+    skeleton: onnx.ModelProto, tensors: Mapping[str, object], places: Mapping[str, int], path: Path
 ) -> None:
     digest = ""
     with write_files_atomically(
@@ -143,7 +143,7 @@ def _save_external(
         _write_all(file, model.SerializeToString(deterministic=True))
 
 
-def _write_data(file: IO[bytes], places: Mapping[str, int], tensors: Mapping[str, Any]) -> str:
+def _write_data(file: IO[bytes], places: Mapping[str, int], tensors: Mapping[str, object]) -> str:
     """The bytes of the tensors, each at its place; what tells them from others."""
     content = blake2b(digest_size=_DIGEST_BYTES)
     written = -1
@@ -207,7 +207,7 @@ def _write_all(file: IO[bytes], piece: Any) -> None:
         left = left[file.write(left) :]
 
 
-def _assign_offsets(tensors: Mapping[str, Any]) -> dict[str, int]:
+def _assign_offsets(tensors: Mapping[str, object]) -> dict[str, int]:
     """Where tensors go in the file; those with the same data to the same place."""
     places: dict[str, int] = {}
     known: dict[Any, int] = {}
@@ -223,7 +223,7 @@ def _assign_offsets(tensors: Mapping[str, Any]) -> dict[str, int]:
     return dict(sorted(places.items(), key=lambda item: item[1]))
 
 
-def _data_key(t: Any) -> Any:
+def _data_key(t: torch.Tensor) -> object:
     """What tensors with the same bytes by construction have in common."""
     if not isinstance(t, WeightlessTensor):
         return t.data_ptr(), tuple(t.shape), t.stride(), t.dtype
@@ -231,7 +231,7 @@ def _data_key(t: Any) -> Any:
     return id(t) if region is None else (region.path, region.offset, region.nbytes)
 
 
-def iterate_bytes(t: Any) -> Iterable[Any]:
+def iterate_bytes(t: torch.Tensor) -> Iterable[Any]:
     """The bytes of a tensor in row-major order, in pieces."""
     if isinstance(t, WeightlessTensor) and t.reference is not None:
         return t.reference.chunks()
@@ -255,7 +255,7 @@ def _iterate_chunks(t: torch.Tensor) -> Iterator[memoryview]:
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 
 
-def _model_bytes(skeleton: onnx.ModelProto, tensors: Mapping[str, Any]) -> Iterator[Any]:
+def _model_bytes(skeleton: onnx.ModelProto, tensors: Mapping[str, object]) -> Iterator[object]:
     outside = onnx.ModelProto()
     outside.CopyFrom(skeleton)
     outside.ClearField("graph")
@@ -270,7 +270,7 @@ def _model_bytes(skeleton: onnx.ModelProto, tensors: Mapping[str, Any]) -> Itera
         yield from iterate_bytes(tensors[name])
 
 
-def _initializer_header(name: str, t: Any) -> bytes:
+def _initializer_header(name: str, t: torch.Tensor) -> bytes:
     """An initialiser up to its data."""
     proto = onnx.TensorProto()
     write_header(name, t, proto)

@@ -44,7 +44,7 @@ def assign_stages(program: ExportedProgram, stages: Stages) -> tuple[dict[Node, 
     return _assign_by_names(calls, list(stages))
 
 
-def check_stages(program: Any, stages: Any) -> None:
+def check_stages(program: object, stages: object) -> None:
     """Check the program and `stages` without looking at the graph."""
     _require_functional(program)
     if not (isinstance(stages, PartitionResult) or _STAGES.accepts(stages)):
@@ -57,7 +57,7 @@ def check_stages(program: Any, stages: Any) -> None:
 _STAGES = integer() | NAMES | FUNCTION
 
 
-def _require_functional(program: Any) -> None:
+def _require_functional(program: object) -> None:
     if not isinstance(program, ExportedProgram):
         raise StageError(
             f"a pipeline runs an ExportedProgram, got {type(program).__name__}",
@@ -190,7 +190,7 @@ _ELEMENT_COST = 30
 """Multiplications that take as long as reading and writing an element does, on a core here."""
 
 
-def _shape_or_empty(node: Any) -> tuple[Any, ...]:
+def _shape_or_empty(node: object) -> tuple[object, ...]:
     return (get_shape(node) if isinstance(node, Node) else None) or ()
 
 
@@ -207,5 +207,5 @@ def _count_elements(node: Node, scope: Scope) -> float:
     return sum(_multiply_sizes(p.shape, scope) for p in parts if isinstance(p, torch.Tensor))
 
 
-def _multiply_sizes(sizes: Sequence[Any], scope: Scope) -> float:
+def _multiply_sizes(sizes: Sequence[object], scope: Scope) -> float:
     return float(math.prod(scope.hint(to_expression(s)) or 1 for s in sizes))

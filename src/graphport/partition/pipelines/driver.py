@@ -27,6 +27,7 @@ from graphport.partition.pipelines.stages import Front, Route
 from graphport.partition.pipelines.wire import Message
 from graphport.program import ConstantArgument
 from graphport.program.module import CallGuard
+from graphport.types import PyTree
 
 _POLL_SECONDS = 0.2
 """Seconds between two looks at the processes while waiting."""
@@ -72,11 +73,11 @@ class Driver:
         stage = StageServer(route, run, post, inbox.get, lambda m: events.put((route.index, m)))
         self._start_thread(_serve_stage, stage)
 
-    def _start_thread(self, work: Any, *args: Any) -> None:
+    def _start_thread(self, work: Any, *args: PyTree) -> None:
         self.threads.append(threading.Thread(target=work, args=args, daemon=True))
         self.threads[-1].start()
 
-    def batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+    def batch(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Batch:
         """A batch that is ready to be sent; what is wrong with the arguments is raised here."""
         entrance = self.entrance
         args, kwargs = entrance.arranged(args, kwargs)
@@ -117,14 +118,14 @@ class Batch:
     """One batch on its way."""
 
     def __init__(
-        self, driver: Driver, leaves: Sequence[Any], parts: Sequence[Sequence[Any]]
+        self, driver: Driver, leaves: Sequence[PyTree], parts: Sequence[Sequence[Any]]
     ) -> None:
         self.driver, self.leaves, self.parts = driver, leaves, parts
         self.found: list[dict[str, Any]] = [{} for _ in parts]
         self.finished = dict.fromkeys(driver.stages, 0)
         """By stage, how many micro-batches it is done with."""
 
-    def result(self, timeout: float) -> Any:
+    def result(self, timeout: float) -> PyTree:
         """Send it through; PipelineError if nothing is finished for `timeout` seconds."""
         driver = self.driver
         front = driver.front
@@ -158,7 +159,7 @@ class Batch:
             self.finished[stage] += 1
             until = monotonic() + timeout
 
-    def _build_result(self, found: dict[str, Any]) -> Any:
+    def _build_result(self, found: dict[str, Any]) -> PyTree:
         front = self.driver.front
         given = dict(zip(front.inputs, self.leaves, strict=True))
         known = given | front.state | found
@@ -175,7 +176,9 @@ class Batch:
         ]
         return pytree.tree_unflatten(leaves, self.driver.out_spec)
 
-    def _kept_apart(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def _kept_apart(
+        self, known: Mapping[str, Any], given: Mapping[str, PyTree]
+    ) -> dict[str, object]:
         """Clones of values that alias inputs which are about to be overwritten, or state."""
         front = self.driver.front
         theirs = {_get_storage_pointer(x) for x in given.values()} - {None}

@@ -37,7 +37,7 @@ Connections = dict[int, socket.socket]
 class Processes:
     """Started at once; none is left after `stop`, or when this object or its process is gone."""
 
-    def __init__(self, parts: StagedProgram, settings: Mapping[str, Any]) -> None:
+    def __init__(self, parts: StagedProgram, settings: Mapping[str, object]) -> None:
         self.running: list[subprocess.Popen[bytes]] = []
         self._logs: list[IO[bytes]] = []
         held = ExitStack()
@@ -49,7 +49,7 @@ class Processes:
             raise
 
     def _start_all(
-        self, parts: StagedProgram, settings: Mapping[str, Any], held: ExitStack
+        self, parts: StagedProgram, settings: Mapping[str, object], held: ExitStack
     ) -> None:
         about = {
             **settings,
@@ -60,7 +60,7 @@ class Processes:
             ends, boards = _connect_ranks(parts, held, theirs)
             for stage in parts.stages:
                 k = stage.route.index
-                given: dict[str, Any] = {"board": boards[k][1].fileno()}
+                given: dict[str, object] = {"board": boards[k][1].fileno()}
                 given["sockets"] = {rank: s.fileno() for rank, s in ends[k + 1].items()}
                 if stage.program is not None:
                     file = theirs.enter_context(_open_unnamed_file("wb+"))

@@ -20,6 +20,7 @@ from graphport.ops.batch import BatchCall, find_batch_dim, mixes_batch
 from graphport.program import ExportedProgram, InputKind, OutputKind
 from graphport.symbolic import Expr, evaluate, symbols
 from graphport.tensors.abstract import collect_symbols, get_shape, to_expression
+from graphport.types import PyTree
 
 aten = torch.ops.aten
 
@@ -27,10 +28,12 @@ aten = torch.ops.aten
 class WholeBatch:
     """One micro-batch: everything as it is."""
 
-    def split(self, leaves: Sequence[Any]) -> list[Sequence[Any]]:
+    def split(self, leaves: Sequence[object]) -> list[Sequence[Any]]:
         return [leaves]
 
-    def joined(self, parts: Sequence[Mapping[str, Any]], leaves: Sequence[Any]) -> dict[str, Any]:
+    def joined(
+        self, parts: Sequence[Mapping[str, Any]], leaves: Sequence[object]
+    ) -> dict[str, Any]:
         (part,) = parts
         return dict(part)
 
@@ -46,7 +49,7 @@ class SplitBatch:
         """By flat input: where it is split, and how many of its items one of the batch has."""
         self.values = {n.name: n for n in _list_results(program)}
 
-    def split(self, leaves: Sequence[Any]) -> list[Sequence[Any]]:
+    def split(self, leaves: Sequence[object]) -> list[Sequence[Any]]:
         numbers = self.checks(leaves)
         total = int(numbers[self.symbol])
         count = max(1, min(self.count, total))
@@ -61,7 +64,7 @@ class SplitBatch:
             self._check(part, n, total)
         return parts
 
-    def _check(self, part: Sequence[Any], size: int, total: int) -> None:
+    def _check(self, part: Sequence[object], size: int, total: int) -> None:
         try:
             self.checks(part)
         except RuntimeError as error:
@@ -71,7 +74,9 @@ class SplitBatch:
                 fix="another number of micro_batches, or a batch that it divides",
             ) from error
 
-    def joined(self, parts: Sequence[Mapping[str, Any]], leaves: Sequence[Any]) -> dict[str, Any]:
+    def joined(
+        self, parts: Sequence[Mapping[str, Any]], leaves: Sequence[object]
+    ) -> dict[str, Any]:
         """The values of all parts as if they had been computed at once."""
         if len(parts) == 1:
             return dict(parts[0])
@@ -137,7 +142,7 @@ def _find_split_dim(node: Node, symbol: Expr) -> tuple[int, Any] | None:
     )
 
 
-def _slice_input(x: Any, where: tuple[int, Any] | None, start: int, count: int) -> Any:
+def _slice_input(x: object, where: tuple[int, Any] | None, start: int, count: int) -> PyTree:
     if where is None:
         return x
     dim, factor = where
@@ -251,7 +256,7 @@ class _IndependenceCheck:
         elif self.symbol in collect_symbols(node):
             self._check_factory(node, packet)
 
-    def _check_factory(self, node: Node, packet: Any) -> None:
+    def _check_factory(self, node: Node, packet: object) -> None:
         """A tensor of the size of the batch that depends on no input."""
         if packet is aten.arange and len(node.args) == 1:
             self.positions.add(node)
@@ -273,7 +278,7 @@ class _IndependenceCheck:
                 return True
         return False
 
-    def _is_batch_number(self, x: Any) -> bool:
+    def _is_batch_number(self, x: object) -> bool:
         return isinstance(x, Node) and get_shape(x) is None and self.symbol in collect_symbols(x)
 
     def _outputs(self, output: Node) -> None:

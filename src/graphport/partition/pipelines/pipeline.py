@@ -35,6 +35,7 @@ from graphport.partition.pipelines.stage_server import (
 from graphport.partition.pipelines.stages import FRONT, Route, StagedProgram, split_into_stages
 from graphport.program import ExportedProgram
 from graphport.program.module import CallGuard
+from graphport.types import PyTree
 
 # Fingerprints, which differ between programs that must not be stages of one pipeline.
 
@@ -51,7 +52,7 @@ def fingerprint_program(program: ExportedProgram, places: Mapping[Node, int]) ->
     return found.hexdigest()
 
 
-def _sample_tensor(t: Any) -> object:
+def _sample_tensor(t: object) -> object:
     if not isinstance(t, torch.Tensor):
         return type(t).__name__
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout is not torch.strided:
@@ -207,7 +208,7 @@ class Pipeline:
         # Also where the program forgets to close, or ends: nothing may be left running.
         self._finalizer = weakref.finalize(self, _shut_down, driver, processes)
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, *args: object, **kwargs: object) -> PyTree:
         """The result for one batch, on rank 0; on other ranks None, when rank 0 has closed.
 
         Calls from several threads take turns.
@@ -315,7 +316,7 @@ class _PipelinePlan:
         return Driver(front, self.entrance, self.out_spec, self.batches, post, failures)
 
 
-def _check_arguments(program: Any, stages: Any, micro_batches: Any, runtime: Any) -> None:
+def _check_arguments(program: object, stages: object, micro_batches: Any, runtime: Any) -> None:
     """What can be said of the arguments before there is anything else."""
     stage_server.check_runtime(runtime)
     if type(micro_batches) is not int or micro_batches < 1:

@@ -151,7 +151,7 @@ class Rendezvous:
                 os._exit(1)
 
 
-def _make_gloo_device() -> Any:
+def _make_gloo_device() -> object:
     """What gloo uses between hosts; GLOO_SOCKET_IFNAME names a network as for torch itself."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     group = dist.ProcessGroupGloo

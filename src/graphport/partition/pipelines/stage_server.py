@@ -14,6 +14,7 @@ from graphport.partition.pipelines.stages import FRONT, Route
 from graphport.partition.pipelines.wire import Channel, Message
 from graphport.process import restore_on_exit
 from graphport.program import ExportedProgram
+from graphport.types import PyTree
 
 StageRunner = Callable[[Sequence[Any]], tuple[Any, ...]]
 """The values that a stage gives, from those that it takes."""
@@ -36,7 +37,7 @@ def check_runtime(name: str) -> None:
 def _make_torch_runner(program: ExportedProgram) -> StageRunner:
     module = program.module(check_guards=False)
 
-    def run(values: Sequence[Any]) -> tuple[Any, ...]:
+    def run(values: Sequence[object]) -> tuple[PyTree, ...]:
         with torch.no_grad():
             return module(*values)
 
@@ -73,7 +74,7 @@ def _materialise_weights(program: ExportedProgram) -> ExportedProgram:
     )
 
 
-def _read_tensor(t: Any) -> Any:
+def _read_tensor(t: Any) -> object:
     if not getattr(t, "has_data", False):
         return t
     data = t.read()
@@ -177,7 +178,7 @@ def make_stage_server(
     )
 
 
-def describe_error(error: BaseException) -> dict[str, Any]:
+def describe_error(error: BaseException) -> dict[str, object]:
     """An error as something that can be sent."""
     text = "".join(traceback.format_exception(error)).rstrip().splitlines()
     return {"error": f"{type(error).__name__}: {error}", "trace": text[-_TRACE_LINES:]}

@@ -197,7 +197,7 @@ class _StageCutter:
             else:
                 raise UnsupportedError(f"a pipeline for a program with a {spec.kind.name} output")
 
-    def _result(self, value: Any) -> str | ConstantArgument:
+    def _result(self, value: object) -> str | ConstantArgument:
         if not isinstance(value, Node):
             return ConstantArgument("", value)
         self.asked.append(value)
@@ -382,7 +382,7 @@ def _make_input_shape(node: Node) -> InputShape:
     )
 
 
-def _get_number(node: Node) -> Any:
+def _get_number(node: Node) -> object:
     found = list(iter_numbers(node)) if get_shape(node) is None else []
     return found[0] if len(found) == 1 else None
 

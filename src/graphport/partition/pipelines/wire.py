@@ -78,7 +78,7 @@ def _encode_value(name: str, value: Any) -> tuple[Any, torch.Tensor | None]:
     return row, flat.view(torch.uint8)
 
 
-def _decode_value(row: Mapping[str, Any], data: torch.Tensor | None) -> Any:
+def _decode_value(row: Mapping[str, Any], data: torch.Tensor | None) -> object:
     if "plain" in row:
         return row["plain"]
     if "complex" in row:

@@ -111,7 +111,7 @@ class ExpressionTable:
             raise SerializationError("a size takes too many operations to be saved")
         self._extent[e] = depth, nodes
 
-    def _row(self, e: Expr) -> list[Any]:
+    def _row(self, e: Expr) -> list[object]:
         if e.kind == "add":
             terms = [[self(mono), coef] for mono, coef in e.args]
             if not _is_product(e):
@@ -125,7 +125,7 @@ class ExpressionTable:
         """A number that may be an expression."""
         return {"symbolic": self(x)} if type(x) is Expr else encode_number(x)
 
-    def symbolic(self, x: Any) -> Any:
+    def symbolic(self, x: object) -> Any:
         """One of torch's symbolic numbers; None for anything else."""
         return {"symbolic": self(from_torch(x))} if isinstance(x, SYMBOLIC) else None
 

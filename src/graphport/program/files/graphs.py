@@ -57,7 +57,7 @@ class GraphWriter:
         return list(self._texts)
 
     @property
-    def stacks(self) -> list[Any]:
+    def stacks(self) -> list[object]:
         return [list(map(list, stack)) for stack in self._stacks]
 
     def graph(self, module: GraphModule, where: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class GraphWriter:
             row["meta"] = encode_value(dict(module.meta), where)
         return row
 
-    def _child(self, module: GraphModule, node: Node, where: str) -> dict[str, Any]:
+    def _child(self, module: GraphModule, node: Node, where: str) -> dict[str, object]:
         child = getattr(module, str(node.target), None)
         if not isinstance(child, GraphModule):
             kind = type(child)
@@ -130,7 +130,7 @@ class GraphWriter:
             return {"tensor": self._tensor(x)}
         return self._expressions.symbolic(x)
 
-    def _tensor(self, t: AbstractTensor) -> dict[str, Any]:
+    def _tensor(self, t: AbstractTensor) -> dict[str, object]:
         about, size = t._abstract, self._expressions.operand
         if about.dtype not in _DTYPE_NAMES:
             raise SerializationError(f"a result of dtype {about.dtype} cannot be saved")
@@ -168,7 +168,7 @@ def _unsavable_error(call: str, where: str) -> SerializationError:
     return SerializationError(f"the module {call!r} cannot be saved", where=where)
 
 
-def _encode_reference(x: Any) -> Any:
+def _encode_reference(x: Any) -> object:
     return {"node": x.name} if isinstance(x, Node) else None
 
 
@@ -279,7 +279,7 @@ class GraphReader:
 
     def _target(
         self, item: Item, fields: dict[str, Item], op: str, name: str, children: set[str]
-    ) -> Any:
+    ) -> object:
         if op == "output":
             return "output"
         if op == "placeholder":
@@ -351,7 +351,7 @@ def _read_stacks(table: Item) -> list[Stack]:
         same = _count_common(rows, item.value) if found and type(item.value) is list else 0
         known = itertools.islice(found[-1].items(), same) if found else ()
         found.append(_read_stack(item, same, dict(known), tree))
-        rows = item.value
+        rows = item.value if isinstance(item.value, list) else []
     return found
 
 
@@ -365,11 +365,11 @@ def _read_stack(item: Item, start: int, found: Stack, tree: json_reader.ModulePa
     """`found`, and the modules from the one of this number on."""
     for row in item.list(start=start):
         key, path, kind = row.list(3)
-        place = json_reader.read_call_key(path)
-        if not json_reader.is_call_of(json_reader.read_call_key(key), place) or key.value in found:
+        place, name = json_reader.read_call_key(path), json_reader.read_call_key(key)
+        if not json_reader.is_call_of(name, place) or name in found:
             key.fail(
                 f"{format_excerpt(key.value)} is not a call of the module {format_excerpt(place)}"
             )
         tree.add(path, place)
-        found[key.value] = (place, kind.words()[: json_reader.PATH])
+        found[name] = (place, kind.words()[: json_reader.PATH])
     return found

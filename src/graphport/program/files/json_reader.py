@@ -109,7 +109,7 @@ def parse_json(text: bytes | memoryview, place: str) -> Item:
     return Item(value, None, place)
 
 
-def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _parse_object(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
@@ -167,7 +167,7 @@ class Item:
 
     __slots__ = ("key", "parent", "value")
 
-    def __init__(self, value: Any, parent: Item | None, key: str | int) -> None:
+    def __init__(self, value: object, parent: Item | None, key: str | int) -> None:
         self.value = value
         self.parent = parent
         self.key = key

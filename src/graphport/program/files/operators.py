@@ -39,6 +39,7 @@ from graphport.compat.torch import (
 from graphport.errors import InputError, SerializationError
 from graphport.program.bounds import CHECKS
 from graphport.program.files.json_reader import Item, format_excerpt
+from graphport.types import Argument, NodeTarget
 
 
 def _split_names(text: str) -> frozenset[str]:
@@ -338,7 +339,7 @@ HIGHER_ORDER = (
 )
 
 
-def encode_target(target: Any) -> str | None:
+def encode_target(target: NodeTarget) -> str | None:
     """The name of what a node calls; None if a file cannot say it."""
     if isinstance(target, OpOverload):
         return target.name()
@@ -358,7 +359,7 @@ class Targets:
         self._permits = permits
         self._known: dict[str, Any] = dict(FUNCTIONS)
 
-    def __call__(self, item: Item) -> Any:
+    def __call__(self, item: Item) -> NodeTarget:
         name = item.text()
         known = self._known.get(name)
         if known is None:
@@ -371,7 +372,7 @@ class Targets:
             item.fail(f"{format_excerpt(item.value)} is not an operator")
         return found
 
-    def _find(self, item: Item, name: str) -> Any:
+    def _find(self, item: Item, name: str) -> NodeTarget:
         family, dot, rest = name.partition(".")
         if family == "higher_order" and dot:
             if rest not in HIGHER_ORDER:
@@ -409,7 +410,7 @@ class Targets:
         item.fail(f"the operator {format_excerpt(name)} is not registered in this process", fix)
 
 
-def require_target_name(target: Any, where: str) -> str:
+def require_target_name(target: NodeTarget, where: str) -> str:
     name = encode_target(target)
     if name is None:
         raise SerializationError(
@@ -433,7 +434,7 @@ _UNARY = {operator.neg, operator.pos, operator.abs, operator.invert, operator.no
 Predicate = Callable[[Any], bool]
 
 
-def _described_value(x: Any) -> Any:
+def _described_value(x: object) -> object:
     """What an argument is: a node is what is said of it."""
     return x.meta.get("val") if isinstance(x, Node) else x
 
@@ -521,7 +522,7 @@ def _make_result_predicate(kinds: list[Any]) -> Predicate:
 
 
 def check_call_types(
-    item: Item, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    item: Item, target: NodeTarget, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
     if isinstance(target, OpOverload):
         _check_operator(item, target, args, kwargs)
@@ -540,7 +541,7 @@ def check_call_types(
 
 
 def _check_operator(
-    item: Item, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    item: Item, op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
     positional, takes, needed, is_view, _ = _read_schema(op)
     given = {**dict(zip(takes, args, strict=False)), **kwargs}
@@ -564,7 +565,7 @@ def _check_operator(
         item.fail(f"the first argument of {op} is a node")
 
 
-def _check_getitem(item: Item, container: Any, index: Any) -> None:
+def _check_getitem(item: Item, container: object, index: Argument) -> None:
     if not isinstance(container, Node):
         item.fail("an item is taken of a node")
     parts = _described_value(container)
@@ -574,7 +575,7 @@ def _check_getitem(item: Item, container: Any, index: Any) -> None:
         item.fail(f"there is no item {format_excerpt(index)} among {len(parts)} results")
 
 
-def check_result_type(item: Item, target: Any, val: Any) -> None:
+def check_result_type(item: Item, target: NodeTarget, val: object) -> None:
     """Whether what is said of a result is of the type that an operator returns."""
     if isinstance(target, OpOverload) and not _read_schema(target)[-1](val):
         item.fail(f"{format_excerpt(type(val).__name__)} is not what {target} returns")

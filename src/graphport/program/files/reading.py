@@ -69,7 +69,7 @@ def load(file: Any, *, verify: bool = True, allow: Iterable[str] = ()) -> Export
     )
 
 
-def _file_name(file: Any) -> str:
+def _file_name(file: object) -> str:
     name = getattr(file, "name", None)
     return os.path.basename(name) if isinstance(name, str) else "the file"
 
@@ -91,7 +91,7 @@ def _load_path(path: str | bytes, verify: bool, permits: AllowedOperators) -> Ex
 
 
 def _load_buffer(
-    data: Any, view: memoryview, read: Any, name: str, verify: bool, permits: AllowedOperators
+    data: object, view: memoryview, read: object, name: str, verify: bool, permits: AllowedOperators
 ) -> ExportedProgram:
     try:
         found = Archive(view, name)
@@ -135,7 +135,7 @@ _PARTS = (
 class _Reader:
     """Reads the parts of a document, tables first."""
 
-    def __init__(self, file: Archive, data: Any, permits: AllowedOperators) -> None:
+    def __init__(self, file: Archive, data: object, permits: AllowedOperators) -> None:
         place = f"{file.name}, {archive.PROGRAM}"
         text = file.bytes_of(archive.PROGRAM)
         if len(text) > json_reader.JSON_BYTES:
@@ -192,7 +192,7 @@ class _Reader:
             return None
         return self.parts["positional"].integer(0, len(self.parts["argument_names"].list()))
 
-    def _state(self, item: Item) -> dict[str, Any]:
+    def _state(self, item: Item) -> dict[str, object]:
         found: dict[str, Any] = {}
         more: dict[str, Decoder] = {"data": self.tensors}
         for row in item.list():
@@ -295,7 +295,7 @@ def _check_descriptions(item: Item, program: ExportedProgram) -> None:
                 item.fail(f"{format_excerpt(spec.target)} is no parameter")
 
 
-def _is_consistent(val: torch.Tensor, sizes: Sequence[Any], dtype: torch.dtype | None) -> bool:
+def _is_consistent(val: torch.Tensor, sizes: Sequence[object], dtype: torch.dtype | None) -> bool:
     """Whether a description has this dtype and rank, and these sizes as far as both are numbers."""
     return (
         dtype in (None, val.dtype)

@@ -47,14 +47,14 @@ _STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 # Signature
 
 
-def encode_signature(signature: GraphSignature) -> dict[str, Any]:
+def encode_signature(signature: GraphSignature) -> dict[str, object]:
     return {
         "inputs": [_encode_spec(s, {"persistent": s.persistent}) for s in signature.input_specs],
         "outputs": [_encode_spec(s, {}) for s in signature.output_specs],
     }
 
 
-def _encode_spec(spec: InputSpec | OutputSpec, more: Mapping[str, Any]) -> dict[str, Any]:
+def _encode_spec(spec: InputSpec | OutputSpec, more: Mapping[str, object]) -> dict[str, object]:
     arg, where = spec.arg, f"the signature, {spec.arg.name or 'output'}"
     if spec.kind is InputKind.CUSTOM_OBJ or spec.kind is InputKind.TOKEN:
         raise SerializationError(
@@ -67,7 +67,7 @@ def _encode_spec(spec: InputSpec | OutputSpec, more: Mapping[str, Any]) -> dict[
     return {k: v for k, v in fields.items() if v is not None}
 
 
-def _encode_argument(arg: Argument, where: str) -> dict[str, Any]:
+def _encode_argument(arg: Argument, where: str) -> dict[str, object]:
     if isinstance(arg, ConstantArgument):
         return {"constant": encode_value(arg.value, where), "name": arg.name}
     return {_ARGUMENT_NAMES[type(arg)]: arg.name}
@@ -130,7 +130,7 @@ def _read_argument(item: Item, values: Values) -> Argument:
 # The call
 
 
-def encode_call(call: CallSpec, where: str) -> dict[str, Any]:
+def encode_call(call: CallSpec, where: str) -> dict[str, object]:
     return {
         "inputs": encode_tree(call.in_spec, where),
         "outputs": encode_tree(call.out_spec, where),
@@ -155,7 +155,7 @@ def check_arguments(item: Item, spec: TreeSpec) -> None:
         item.fail("the names of keyword arguments are texts")
 
 
-def encode_module_call(call: ModuleCall) -> dict[str, Any]:
+def encode_module_call(call: ModuleCall) -> dict[str, object]:
     row: dict[str, Any] = {"fqn": call.fqn}
     kept = call.signature
     if kept is not None:
@@ -197,7 +197,7 @@ def read_module_call(item: Item, trees: Trees, values: Values) -> ModuleCall:
 # Checks
 
 
-def encode_checks(checks: InputChecks, expressions: ExpressionTable) -> dict[str, Any]:
+def encode_checks(checks: InputChecks, expressions: ExpressionTable) -> dict[str, object]:
     rows: dict[str, Any] = {
         "inputs": [_encode_shape(shape, expressions) for shape in checks.inputs],
         "ranges": expressions.ranges(checks.ranges),
@@ -208,7 +208,7 @@ def encode_checks(checks: InputChecks, expressions: ExpressionTable) -> dict[str
     return rows
 
 
-def _encode_shape(shape: InputShape, expressions: ExpressionTable) -> dict[str, Any]:
+def _encode_shape(shape: InputShape, expressions: ExpressionTable) -> dict[str, object]:
     row: dict[str, Any] = {"path": shape.path}
     if shape.sizes is not None:
         row["sizes"] = [expressions.operand(s) for s in shape.sizes]

@@ -102,7 +102,7 @@ class TensorTable:
             self.rows.append(row)
         return self._numbers[id(t)]
 
-    def _place(self, t: torch.Tensor, name: str, row: dict[str, Any]) -> None:
+    def _place(self, t: torch.Tensor, name: str, row: dict[str, object]) -> None:
         data = t.detach().resolve_conj().resolve_neg()
         if list(data.stride()) != row["strides"]:
             row["strides"] = list(data.stride())
@@ -176,7 +176,7 @@ def _require_plain_data(t: torch.Tensor, where: str) -> None:
 class Tensors:
     """The tensors of a file, by their numbers. Their data stays where it is in `data`."""
 
-    def __init__(self, table: Item, entries: dict[str, Entry], data: Any, start: int) -> None:
+    def __init__(self, table: Item, entries: dict[str, Entry], data: object, start: int) -> None:
         """`data` is the whole file, as a writable buffer; the entries count from `start`."""
         self._entries = entries
         self._data = data

@@ -112,7 +112,7 @@ def encode_value(x: Any, where: str, more: Encoder | None = None) -> Any:
     )
 
 
-def encode_number(x: Any) -> Any:
+def encode_number(x: Any) -> object:
     """An int, float or bound of a range."""
     return encode_value(x, "")
 
@@ -149,8 +149,12 @@ class Values:
             return value
         return self._tagged(item, more, depth)
 
-    def _tagged(self, item: Item, more: Mapping[str, Decoder] | None, depth: int) -> Any:
-        if len(item.value) != 1 or depth > json_reader.VALUE_DEPTH:
+    def _tagged(self, item: Item, more: Mapping[str, Decoder] | None, depth: int) -> object:
+        if (
+            not isinstance(item.value, dict)
+            or len(item.value) != 1
+            or depth > json_reader.VALUE_DEPTH
+        ):
             item.fail("a value is an object with one field, nested a few times at most")
         ((tag, inner),) = item.named().items()
         if more is not None and tag in more:
@@ -165,7 +169,9 @@ class Values:
             item.fail(f"unknown or misplaced kind of value {format_excerpt(tag)}")
         return self._tags[tag](inner)
 
-    def _dict(self, item: Item, more: Mapping[str, Decoder] | None, depth: int) -> dict[Any, Any]:
+    def _dict(
+        self, item: Item, more: Mapping[str, Decoder] | None, depth: int
+    ) -> dict[object, object]:
         found: dict[Any, Any] = {}
         for pair in item.list():
             key, value = pair.list(2)
@@ -244,7 +250,7 @@ _RETURN_TYPES: dict[str, Any] = {
 _CONTAINER_NAMES = {type_: name for name, type_ in (*_PLAIN.items(), *_KEYED.items())}
 
 
-def encode_tree(spec: TreeSpec, where: str) -> Any:
+def encode_tree(spec: TreeSpec, where: str) -> object:
     """A spec as JSON: null for a leaf."""
     if spec.is_leaf():
         return None
@@ -253,7 +259,7 @@ def encode_tree(spec: TreeSpec, where: str) -> Any:
     return row
 
 
-def _encode_container(spec: TreeSpec, where: str) -> dict[str, Any]:
+def _encode_container(spec: TreeSpec, where: str) -> dict[str, object]:
     kind: Any = spec.type
     context: Any = spec.context
     if kind in _PLAIN.values():
@@ -328,7 +334,7 @@ class Trees:
 
     def _kind(self, type_: Item, context: Item, count: int) -> tuple[Any, Any]:
         """The type and the context of a container that has one."""
-        name = type_.value
+        name = type_.text()
         if name in _KEYED:
             return _KEYED[name], self._keys(context, count)
         if name == "deque":
@@ -370,7 +376,7 @@ class Trees:
             )
         return kind
 
-    def _context(self, kind: Any, item: Item) -> Any:
+    def _context(self, kind: Any, item: Item) -> object:
         context = self._values.decode(item)
         from_dumpable = pytree.SUPPORTED_SERIALIZED_TYPES[kind].from_dumpable_context
         if from_dumpable is None:

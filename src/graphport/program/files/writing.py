@@ -35,7 +35,7 @@ VERSION = 1
 
 
 @restore_on_exit
-def save(program: ExportedProgram, file: Any) -> None:
+def save(program: ExportedProgram, file: object) -> None:
     """Write a program to a path or to a binary file.
 
     What is at a path is replaced when everything has been written, and not before.
@@ -83,7 +83,7 @@ def _describe_producer() -> dict[str, str]:
     return {"graphport": version("graphport"), "torch": str(torch.__version__)}
 
 
-def _encode_document(program: ExportedProgram, tensors: TensorTable) -> dict[str, Any]:
+def _encode_document(program: ExportedProgram, tensors: TensorTable) -> dict[str, object]:
     expressions = ExpressionTable(program.scope)
     graphs = GraphWriter(expressions)
     document = {
@@ -115,7 +115,7 @@ def _encode_document(program: ExportedProgram, tensors: TensorTable) -> dict[str
     }
 
 
-def _encode_state(state: dict[str, Any], tensors: TensorTable, kind: str) -> list[list[Any]]:
+def _encode_state(state: dict[str, object], tensors: TensorTable, kind: str) -> list[list[Any]]:
     rows = []
     for name, value in state.items():
         where = f"{kind}[{name!r}]"
@@ -134,7 +134,7 @@ def _encode_state(state: dict[str, Any], tensors: TensorTable, kind: str) -> lis
     return rows
 
 
-def _encode_examples(program: ExportedProgram, tensors: TensorTable) -> list[Any]:
+def _encode_examples(program: ExportedProgram, tensors: TensorTable) -> list[object]:
     leaves, spec = pytree.tree_flatten(program.example_inputs)
     if spec != program.call_spec.in_spec:
         raise SerializationError("the example inputs do not have the structure of the call")

@@ -30,7 +30,7 @@ def to_torch(program: ExportedProgram) -> Any:
         raise UnsupportedError(f"torch.export does not take this program: {error}") from error
 
 
-def from_torch(program: Any) -> ExportedProgram:
+def from_torch(program: object) -> ExportedProgram:
     """A `torch.export.ExportedProgram` as a program of ours, which shares its tensors.
 
     >>> import torch, graphport as gp

@@ -74,7 +74,7 @@ class ComputedSource(Source):
         return self.text
 
 
-def to_value_range(r: Range, *, of: type = int) -> Any:
+def to_value_range(r: Range, *, of: type = int) -> object:
     """A range of ours as torch has them."""
     infinity = sympy.oo if of is float else int_oo
     ends = [
@@ -134,14 +134,14 @@ class TorchEnvironment:
                     # No input tells it by itself; torch leaves out guards on such symbols.
                     self.sources.setdefault(s, ConstantSource(s.name))
 
-    def _symbol(self, s: Expr) -> Any:
+    def _symbol(self, s: Expr) -> object:
         known = self.symbols.get(s)
         if known is None:
             make = self._unbacked if s not in self.hints else self._backed
             known = self.symbols[s] = make(s)
         return known
 
-    def _backed(self, s: Expr) -> Any:
+    def _backed(self, s: Expr) -> object:
         limits = self.ranges.get(s) or s.span
         source = self.sources.get(s) or ConstantSource(s.name)
         made = self._create(self.hints[s], source, limits, is_size=limits.lower >= 0)
@@ -149,7 +149,7 @@ class TorchEnvironment:
             self.shape_env.source_name_to_debug_name[source.name] = s.name
         return made
 
-    def _create(self, hint: Number, source: Source, limits: Range, *, is_size: bool) -> Any:
+    def _create(self, hint: Number, source: Source, limits: Range, *, is_size: bool) -> object:
         generic = type(hint) is not int or (hint >= 2 and limits.upper >= 2)
         constraint = StrictMinMaxConstraint(vr=to_value_range(limits), warn_only=False)
         return self.shape_env.create_symbol(
@@ -161,7 +161,7 @@ class TorchEnvironment:
             do_not_specialize_zero_one=not generic,
         )
 
-    def _unbacked(self, s: Expr) -> Any:
+    def _unbacked(self, s: Expr) -> object:
         env = self.shape_env
         if s.type is float:
             made = env.create_unbacked_symfloat().node.expr
@@ -192,7 +192,7 @@ class TorchEnvironment:
             found.extend(self._conditions(step))
         env.guards = [ShapeGuard(e, env._get_sloc(), size_oblivious=False) for e in found]
 
-    def _conditions(self, step: Any) -> Iterator[Any]:
+    def _conditions(self, step: object) -> Iterator[object]:
         """What a step says that torch does not check by itself."""
         replaced = self.shape_env.replacements
         if isinstance(step, Binds):
@@ -212,7 +212,7 @@ class TorchEnvironment:
             if not is_size or self.symbols[step.expr] in replaced:
                 yield self._is_equal(step)
 
-    def _is_equal(self, step: Equals | Solves) -> Any:
+    def _is_equal(self, step: Equals | Solves) -> object:
         """That the size at a place, which gets a symbol of its own, is what it should be."""
         limits = self.ranges.get(step.expr) or step.expr.span
         own = self._create(
@@ -273,7 +273,7 @@ class TorchEnvironment:
                 self.mode, meta.requires_grad_(val.requires_grad), torch.device(about.device)
             )
 
-    def bindings(self, val: Any) -> dict[Any, Any]:
+    def bindings(self, val: object) -> dict[object, object]:
         """Where in the result of a node the unbacked symbols are that it makes."""
         if not self._met:
             return {}
@@ -294,7 +294,7 @@ class TorchEnvironment:
 
 
 def _express_range(
-    symbol: Any, limits: Range, *, least: float = -math.inf, checked: bool = False
+    symbol: object, limits: Range, *, least: float = -math.inf, checked: bool = False
 ) -> Iterator[Any]:
     """That a number is in its range. Where torch checks that by itself, it leaves out ends up to 2:
     its programs are taken to be right for 0 and 1 too.

@@ -32,7 +32,7 @@ def _mod(a: Any, b: Any) -> Any:
     return (_f.Mod if a.is_nonnegative and b.is_nonnegative else _f.PythonMod)(a, b)
 
 
-def _float_floor(a: Any, b: Any) -> Any:
+def _float_floor(a: object, b: object) -> Any:
     return _f.ToFloat(_f.FloorToInt(_f.FloatTrueDiv(a, b)))
 
 
@@ -97,7 +97,7 @@ class ToSympy:
         self._evaluate = evaluate
         self._done: dict[Expr, Any] = {}
 
-    def __call__(self, e: Value) -> Any:
+    def __call__(self, e: Value) -> sympy.Basic:
         if type(e) is not Expr:
             return sympy.true if e is True else sympy.false if e is False else sympy.sympify(e)
         known = self._done.get(e)
@@ -138,7 +138,7 @@ class ToSympy:
 
 
 def _reduce_pairwise(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def folded(first: Any, *rest: Any) -> Any:
+    def folded(first: Any, *rest: object) -> Any:
         for x in rest:
             first = operation(first, x)
         return first
@@ -294,7 +294,7 @@ _COMPARISONS: dict[type, Callable[..., Any]] = {
 
 
 def _make_extreme(of_two: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def extreme(first: Any, *rest: Any) -> Any:
+    def extreme(first: Any, *rest: object) -> Any:
         for x in rest:
             first = of_two(first, x)
         return first

@@ -123,7 +123,7 @@ class _Conversion:
             wanted, hint=hint, lower=limits.lower, upper=limits.upper, type=kind
         )
 
-    def _limits(self, symbol: Any, kind: type) -> Range:
+    def _limits(self, symbol: object, kind: type) -> Range:
         limits = self.given.range_constraints.get(symbol)
         if limits is None and self.shape_env is not None:
             limits = self.shape_env.var_to_range.get(symbol)
@@ -205,7 +205,7 @@ class _Conversion:
             meta["val"] = self._value(node.meta.get("val"), node)
         return meta
 
-    def _value(self, val: Any, node: Node) -> Any:
+    def _value(self, val: object, node: Node) -> Any:
         if isinstance(val, torch.Tensor):
             return self._tensor(val, node)
         if isinstance(val, _SYMBOLIC):
@@ -228,7 +228,7 @@ class _Conversion:
         about = Abstract(sizes, t.dtype, t.device, None if plain else strides, offset)
         return make_abstract_tensor(about, t.requires_grad)
 
-    def _number(self, x: Any) -> Any:
+    def _number(self, x: object) -> Any:
         return self.expr(x.node.expr) if isinstance(x, _SYMBOLIC) else x
 
     # The signature
@@ -348,7 +348,7 @@ def _convert_call(entry: Any) -> ModuleCall:
     )
 
 
-def _is_unbacked(symbol: Any) -> bool:
+def _is_unbacked(symbol: object) -> bool:
     return str(symbol).startswith(("u", "zuf"))
 
 

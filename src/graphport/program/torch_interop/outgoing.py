@@ -24,6 +24,7 @@ from graphport.program.module import collect_state
 from graphport.program.torch_interop.environment import TorchEnvironment, make_outgoing_stacks
 from graphport.symbolic import Expr, bitand, bitor
 from graphport.symbolic.bridge import from_torch
+from graphport.types import Argument
 
 aten = torch.ops.aten
 
@@ -143,7 +144,7 @@ class _Conversion:
                 insert_bounds_assertions(graph, new)
         return GraphModule(root, graph)
 
-    def _xor(self, graph: Graph, node: Node, args: tuple[Any, ...]) -> Node:
+    def _xor(self, graph: Graph, node: Node, args: tuple[object, ...]) -> Node:
         """torch's programs have no a ^ b: it is (a | b) - (a & b)."""
         values = [from_torch(a.meta["val"]) if isinstance(a, Node) else a for a in node.args]
         parts = []
@@ -242,13 +243,13 @@ def _find_mutation_target(spec: ours.OutputSpec, paths: _Paths) -> str | None:
     return spec.target if is_input else paths.of_state(spec.target or "")
 
 
-def _convert_named(argument: ours.Argument, nodes: dict[str, Node]) -> Any:
+def _convert_named(argument: ours.Argument, nodes: dict[str, Node]) -> Argument:
     if isinstance(argument, ours.ConstantArgument):
         return _convert_argument(argument, argument.value)
     return _convert_argument(argument, nodes[argument.name])
 
 
-def _convert_argument(argument: ours.Argument, value: Any) -> Any:
+def _convert_argument(argument: ours.Argument, value: object) -> Argument:
     """What stands in torch's signature for a node, or for a constant."""
     if not isinstance(value, Node):
         if not isinstance(value, (int, float, bool, str, type(None))):
@@ -298,7 +299,7 @@ def insert_bounds_assertions(graph: Graph, node: Node) -> None:
     check = bounds.CHECKS[node.target]
     args = bounds.bind_arguments(node.target, node.args, node.kwargs)
 
-    def make(function: Any, *args: Any) -> Any:
+    def make(function: Any, *args: Argument) -> Any:
         made = graph.call_function(function, args)
         values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
         made.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
@@ -319,62 +320,66 @@ def insert_bounds_assertions(graph: Graph, node: Node) -> None:
 _MESSAGE = "an operator of the program has arguments that it cannot take"
 
 
-def _emit_size(make: Make, x: Any, dim: int) -> Any:
+def _emit_size(make: Make, x: object, dim: int) -> Argument:
     return make(aten.sym_size.int, x, dim)
 
 
-def _fft(make: Make, x: Any, dims: Any, *_: Any) -> Iterator[Any]:
+def _fft(make: Make, x: object, dims: Argument, *_: object) -> Iterator[Argument]:
     if len(set(dims)) < len(dims):
         raise IndexError("a dim is given twice")
     for dim in dims:
         yield make(operator.ge, _emit_size(make, x, dim), 0)
 
 
-def _fft_to_real(make: Make, x: Any, dims: Any, _: Any, count: Any) -> Iterator[Any]:
+def _fft_to_real(
+    make: Make, x: object, dims: Argument, _: object, count: object
+) -> Iterator[Argument]:
     yield from _fft(make, x, dims)
     needed = make(operator.add, make(operator.floordiv, count, 2), 1)
     yield make(operator.ge, _emit_size(make, x, dims[-1]), needed)
     yield make(operator.ge, count, 1)
 
 
-def _batch_norm(make: Make, x: Any, *numbers: Any) -> Iterator[Any]:
+def _batch_norm(make: Make, x: object, *numbers: object) -> Iterator[Argument]:
     channels = _emit_size(make, x, 1)
     for t in numbers[:4]:
         if isinstance(t, Node):
             yield make(operator.eq, _emit_size(make, t, 0), channels)
 
 
-def _norm(make: Make, x: Any, weight: Any, bias: Any, *_: Any) -> Iterator[Any]:
+def _norm(make: Make, x: object, weight: object, bias: object, *_: object) -> Iterator[Argument]:
     return _batch_norm(make, x, weight, bias)
 
 
-def _resize(make: Make, x: Any, sizes: Any, _: Any, *scales: Any) -> Iterator[Any]:
+def _resize(make: Make, x: object, sizes: Argument, _: object, *scales: Any) -> Iterator[Argument]:
     for i, (out, scale) in enumerate(zip(sizes, scales, strict=False)):
         if scale is not None:
             most = make(operator.add, make(operator.mul, _emit_size(make, x, 2 + i), scale), 1)
             yield make(operator.le, out, most)
 
 
-def _weight_norm(make: Make, v: Any, g: Any, dim: Any) -> Iterator[Any]:
+def _weight_norm(make: Make, v: Any, g: Any, dim: Argument) -> Iterator[Argument]:
     yield make(operator.eq, make(aten.sym_numel.default, g), _emit_size(make, v, dim))
 
 
-def _attention(make: Make, query: Any, key: Any, value: Any, *_: Any) -> Iterator[Any]:
+def _attention(
+    make: Make, query: object, key: object, value: object, *_: object
+) -> Iterator[Argument]:
     yield make(operator.eq, _emit_size(make, key, -2), _emit_size(make, value, -2))
 
 
 def _lstm(
     make: Make,
-    x: Any,
+    x: object,
     hx: Any,
     params: Any,
-    biases: Any,
+    biases: object,
     layers: Any,
-    dropout: Any,
-    train: Any,
-    both: Any,
-    batch_first: Any,
-) -> Iterator[Any]:
+    dropout: object,
+    train: object,
+    both: object,
+    batch_first: object,
+) -> Iterator[Argument]:
     """The sizes of weights are those of tensors of the program, and the others are compared."""
     directions = 2 if both else 1
     hidden, cells = (_emit_size(make, t, -1) for t in hx)

@@ -26,6 +26,7 @@ from graphport.program.unflatten.dataflow import (
 )
 from graphport.program.unflatten.dedupe import CallBodies, CallBody
 from graphport.program.unflatten.module import CapturedModule, Tree
+from graphport.types import PyTree
 
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
@@ -175,13 +176,15 @@ class Builder:
             node.meta = {**meta, "val": value.meta.get("val")}
             self.new[value] = node
 
-    def _call_module(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+    def _call_module(
+        self, target: str, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Node:
         if not all(map(is_identifier, kwargs)):
             module = self.graph.create_node("get_attr", target, (), {}, _name_attribute(target))
             return self.graph.call_function(call_with_keywords, (module, args, kwargs))
         return self.graph.create_node("call_module", target, args, kwargs, _name_attribute(target))
 
-    def _leaf(self, argument: Any, value: Node | None) -> Any:
+    def _leaf(self, argument: object, value: Node | None) -> Any:
         return getattr(argument, "value", None) if value is None else self.value(value)
 
     def _take_original_arguments(self) -> None:
@@ -219,7 +222,7 @@ class Builder:
         else:
             self.graph.output(tuple(results))
 
-    def write_back(self, results: list[tuple[Any, Node | None]]) -> list[Any]:
+    def write_back(self, results: list[tuple[PyTree, Node | None]]) -> list[object]:
         """Copy values to what they are written to; what is left of the results.
 
         Results that alias what is about to be overwritten are copied first.
@@ -273,7 +276,9 @@ def build_root(builder: Builder, program: ExportedProgram) -> None:
     builder.graph.set_codegen(UserSignature(info))
 
 
-def call_with_keywords(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_with_keywords(
+    module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """Call a module with keywords that generated code cannot write."""
     return module(*args, **kwargs)
 
@@ -301,17 +306,17 @@ class Packing:
     def __init__(self, spec: TreeSpec) -> None:
         self.spec = spec
 
-    def __call__(self, *leaves: Any) -> Any:
+    def __call__(self, *leaves: object) -> PyTree:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
 def pack_arguments(
-    graph: Graph, module: nn.Module, spec: TreeSpec, leaves: list[Any]
+    graph: Graph, module: nn.Module, spec: TreeSpec, leaves: list[object]
 ) -> tuple[Any, Any]:
     """Positional and keyword arguments with these leaves."""
     rest = iter(leaves)
 
-    def pack(part: TreeSpec) -> Any:
+    def pack(part: TreeSpec) -> object:
         if part.is_leaf():
             return next(rest)
         if part.type in _PLAIN:

@@ -229,11 +229,11 @@ def operands(node: Node) -> list[Node]:
     return list(dict.fromkeys(node.all_input_nodes))
 
 
-def make_graph_key(module: Any) -> tuple[Any, ...]:
+def make_graph_key(module: Any) -> tuple[object, ...]:
     """What a subgraph computes; equal for subgraphs that are the same."""
     order = {n: i for i, n in enumerate(module.graph.nodes)}
 
-    def token(x: Any) -> Any:
+    def token(x: object) -> Any:
         if isinstance(x, Node):
             return ("node", order[x])
         if isinstance(x, (list, tuple)):

@@ -27,6 +27,7 @@ from graphport.program.unflatten.calls import (
 )
 from graphport.symbolic import Expr, evaluate, symbols
 from graphport.symbolic.bridge import from_torch
+from graphport.types import PyTree
 
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
@@ -118,7 +119,7 @@ class Dataflow:
                 if is_number(value) is numbers:
                     self.need(value, call)
 
-    def leaves(self, arguments: Any) -> list[Any]:
+    def leaves(self, arguments: PyTree) -> list[PyTree]:
         """The nodes of a kept signature; None where there is a constant, or nothing is left."""
         return [
             None if isinstance(a, ConstantArgument) else self._nodes.get(a.name) for a in arguments
@@ -229,7 +230,7 @@ class Dataflow:
             if call.number < known.number:
                 self.producers[call.parent][value] = call
 
-    def _results_of(self, call: Call) -> set[Any]:
+    def _results_of(self, call: Call) -> set[object]:
         """What a call that keeps its signature returns."""
         if call not in self._kept_results:
             assert call.signature is not None
@@ -302,7 +303,7 @@ class Dataflow:
         return None
 
 
-def _solve_linear(size: Any, symbol: Expr) -> tuple[int, int] | None:
+def _solve_linear(size: object, symbol: Expr) -> tuple[int, int] | None:
     """Factor and offset of a size that is `factor*symbol + offset`."""
     if type(size) is not Expr or symbols(size) != symbols(symbol):
         return None
@@ -313,7 +314,7 @@ def _solve_linear(size: Any, symbol: Expr) -> tuple[int, int] | None:
 
 def _collect_results(
     program: ExportedProgram, state: State, writes: BufferWrites
-) -> list[tuple[Any, Node | None]]:
+) -> list[tuple[PyTree, Node | None]]:
     """What the program gives in the end: values, and the state or input that each is written to.
 
     Without what is written where it is made.

@@ -72,13 +72,13 @@ class CallBodies:
         """Where in a call a value is made, in terms that are the same for equal calls."""
         return self._places.of(value, call) or self._value(value, call)
 
-    def node_at(self, place: Any, call: Call) -> Node | None:
+    def node_at(self, place: object, call: Call) -> Node | None:
         """The node at a place; None for a number that has none of its own."""
         return self._places.node_at(place, call) if isinstance(place, int) else None
 
     # What a call does, as something that can be compared.
 
-    def _body(self, call: Call) -> Any:
+    def _body(self, call: Call) -> object:
         flow = self.flow
         items = tuple(self._item(item, call) for item in call.items)
         writes = flow.writes.at.get(call, ())
@@ -106,20 +106,20 @@ class CallBodies:
             tuple((self._value(s, call), self._value(v, call)) for s, v in writes),
         )
 
-    def _item(self, item: Node | Call, call: Call) -> Any:
+    def _item(self, item: Node | Call, call: Call) -> object:
         if isinstance(item, Call):
             given = tuple(self._value(v, call) for v in self.flow.inputs[item])
             return ("call", id(self.of[item]), given, *self._constants(item))
         return ("node", str(item.target), self._arg(item.args, call), self._arg(item.kwargs, call))
 
-    def _constants(self, call: Call) -> list[Any]:
+    def _constants(self, call: Call) -> list[object]:
         """What a module that keeps its signature is given besides values: its own may not use it,
         but one that takes its place does.
         """
         inputs = call.signature.inputs if call.signature is not None else ()
         return [self._arg(a.value, call) for a in inputs if isinstance(a, ConstantArgument)]
 
-    def _arg(self, x: Any, call: Call) -> Any:
+    def _arg(self, x: object, call: Call) -> object:
         if isinstance(x, Node):
             return self._value(x, call)
         if isinstance(x, (list, tuple)):
@@ -146,7 +146,7 @@ class CallBodies:
             return [way.tensor]
         return operands(value) if isinstance(way, Recomputed) else []
 
-    def _described(self, value: Node, call: Call) -> Any:
+    def _described(self, value: Node, call: Call) -> object:
         if value.op == "get_attr":
             return make_graph_key(getattr(self.graphs, str(value.target)))
         way = self.flow.ways[call][value]
@@ -160,7 +160,7 @@ class CallBodies:
             return ("number", self._numbers[str(value.target), self._arg(value.args, call)])
         return way
 
-    def _given(self, value: Node, call: Call) -> Any:
+    def _given(self, value: Node, call: Call) -> object:
         """A number that a call within this one returns; or an input of the program."""
         giver = self.flow.producers[call].get(value)
         return (call.places[giver], self.place(value, giver)) if giver is not None else value.name

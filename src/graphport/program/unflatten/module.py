@@ -25,6 +25,7 @@ from graphport.program.module import (
 )
 from graphport.program.unflatten.calls import Call, State
 from graphport.program.unflatten.dedupe import CallBody
+from graphport.types import NodeTarget, PyTree
 
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
@@ -69,13 +70,13 @@ class CapturedModule(Parent):
         self._renamed: dict[str, str] = {}
         """Keywords of its call that the generated code has other names for."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: PyTree) -> Any:
         compiled = self.__dict__.get(COMPILED)
         if self._renamed:
             kwargs = {self._renamed.get(name, name): x for name, x in kwargs.items()}
         return (compiled or self.recompile())(self, *args, **kwargs)
 
-    def recompile(self) -> Callable[..., Any]:
+    def recompile(self) -> Callable[..., object]:
         """Generate the code anew, after a change of the graph."""
         require_attributes(self.graph)
         code = self.graph.python_code("self")
@@ -88,12 +89,12 @@ class CapturedModule(Parent):
         return self.graph.python_code("self").src
 
     @property
-    def _in_spec(self) -> Any:
+    def _in_spec(self) -> object:
         """The structure of the arguments, which the code of a module with its own asks for."""
         return self.graph._codegen.pytree_info.in_spec
 
     @property
-    def _out_spec(self) -> Any:
+    def _out_spec(self) -> object:
         return self.graph._codegen.pytree_info.out_spec
 
     @property
@@ -101,7 +102,7 @@ class CapturedModule(Parent):
         signature = inspect.signature(self.__dict__.get(COMPILED) or self.recompile())
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
-    def print_readable(self, print_output: bool = True, **options: Any) -> str:
+    def print_readable(self, print_output: bool = True, **options: object) -> str:
         """The code of this module and of those below it, with the sizes of values."""
         text = ""
         for name, part in self.named_modules():
@@ -125,14 +126,14 @@ class CapturedModule(Parent):
     def _get_name(self) -> str:
         return self._kind.rpartition(".")[2]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CapturedModule:
+    def __deepcopy__(self, memo: dict[int, object]) -> CapturedModule:
         new: CapturedModule = type(self).__new__(type(self))
         memo[id(self)] = new
         plain = {k: v for k, v in self.__dict__.items() if k != COMPILED}
         new.__dict__.update(copy.deepcopy(plain, memo))
         return new
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         plain = {k: v for k, v in self.__dict__.items() if k != COMPILED}
         return {**plain, "graph": _PickledGraph.of(self.graph)}
 
@@ -149,7 +150,7 @@ class UnflattenedModule(CapturedModule):
         entrance = CallGuard(program, check_guards=True)
         self.register_forward_pre_hook(entrance, with_kwargs=True, prepend=True)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         try:
             return super().forward(*args, **kwargs)
         except RecursionError as error:
@@ -181,7 +182,7 @@ class _OperatorReference(NamedTuple):
     overload: str
 
     @classmethod
-    def of(cls, target: Any) -> Any:
+    def of(cls, target: NodeTarget) -> Any:
         if isinstance(target, OpOverload):
             namespace, _, name = target._schema.name.partition("::")
             return cls(namespace, name, target._overloadname)
@@ -222,7 +223,7 @@ class _PickledGraph(NamedTuple):
         graph = Graph()
         made: dict[str, Node] = {}
 
-        def thawed(x: Any) -> Any:
+        def thawed(x: object) -> object:
             if isinstance(x, _NodeReference):
                 return made[x.name]
             if isinstance(x, (list, tuple)):
@@ -299,7 +300,7 @@ class Tree:
         for module in self.root.modules():
             _sort_numbered(module)
 
-    def _register(self, name: str, t: Any, persistent: bool) -> None:
+    def _register(self, name: str, t: torch.Tensor, persistent: bool) -> None:
         owner, _, last = name.rpartition(".")
         second = next((a for a in self.aliases if owner == a or owner.startswith(f"{a}.")), None)
         if second is not None:

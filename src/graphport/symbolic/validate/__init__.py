@@ -62,7 +62,7 @@ class Claim:
         except (Undefined, Inexact):
             return False
 
-    def refute(self, env: Mapping[str, Any]) -> Counterexample | None:
+    def refute(self, env: Mapping[str, object]) -> Counterexample | None:
         """The counterexample that these values are, if they are one."""
         done: dict[Term, Any] = {}
         if not self.allows(env, done):
@@ -106,7 +106,7 @@ class Claim:
             yield dict(zip(names, env, strict=True))
 
 
-def _list_small_values(type_: type, r: Range, count: int) -> list[Any]:
+def _list_small_values(type_: type, r: Range, count: int) -> list[object]:
     """The values nearest to zero in a range."""
     if type_ is bool:
         return [False, True]
@@ -306,7 +306,7 @@ def _to_python_number(value: Any) -> int | float | bool:
     return float(value) if isinstance(value, Fraction) else value
 
 
-def _format_number(value: Any) -> str:
+def _format_number(value: object) -> str:
     """A fraction as Python writes the float, if it is one."""
     if isinstance(value, Fraction):
         return str(float(value)) if Fraction(float(value)) == value else str(value)

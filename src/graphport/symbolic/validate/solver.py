@@ -106,7 +106,7 @@ class _Encoder:
             yield self.defined(cond)
             yield self.value(cond)
 
-    def _within(self, symbol: Any, r: Range) -> Iterator[Any]:
+    def _within(self, symbol: Any, r: Range) -> Iterator[object]:
         for bound, holds in ((r.lower, symbol.__ge__), (r.upper, symbol.__le__)):
             if abs(bound) != math.inf:
                 exact = Fraction(bound)
@@ -141,7 +141,7 @@ class _Encoder:
             known = self._values[term] = self._encode(term)
         return known
 
-    def _encode(self, term: Term) -> Any:
+    def _encode(self, term: Term) -> object:
         if term.op == "number":
             return self.constant(term.value)
         if term.op == "symbol":
@@ -157,7 +157,7 @@ class _Encoder:
         plain = _Z3_OPERATORS.get(term.op)
         return plain(*args) if plain is not None else self._apply(term.op, *term.args)
 
-    def _apply(self, op: str, *args: Term, laws: Callable[..., Any] | None = None) -> Any:
+    def _apply(self, op: str, *args: Term, laws: Callable[..., Any] | None = None) -> object:
         """A function of which z3 knows no more than `laws`."""
         result = int if all(part.type is int for part in args) else float
         sorts = [self._sorts[part.type] for part in args]
@@ -169,7 +169,7 @@ class _Encoder:
             self.solver.add(*laws(function, *values))
         return applied
 
-    def refine(self, env: dict[str, Any]) -> bool:
+    def refine(self, env: dict[str, object]) -> bool:
         """Assert the values of functions at these arguments; False if z3 has them all."""
         news = []
         for function, compute, terms in self._applied:
@@ -202,7 +202,7 @@ class _Encoder:
             return x % y
         return x - y * self._floordiv(term)
 
-    def _natural_pow(self, term: Term) -> Any:
+    def _natural_pow(self, term: Term) -> object:
         base, exponent = term.args
         if exponent.op == "number" and 0 <= exponent.value <= _MAX_PRODUCT:
             return self._product(self.value(base), exponent.value)
@@ -227,7 +227,7 @@ class _Encoder:
             return self.constant(1 << count.value)
         return self._apply("natural_pow", Term("number", int, value=2), count, laws=_power_laws)
 
-    def _lshift(self, term: Term) -> Any:
+    def _lshift(self, term: Term) -> object:
         return self.value(term.args[0]) * self._power_of_two(term.args[1])
 
     def _rshift(self, term: Term) -> Any:
@@ -242,18 +242,18 @@ class _Encoder:
                 self.solver.add(result == self.value(a) % self.constant(mask.value + 1))
         return result
 
-    def _bitor(self, term: Term) -> Any:
+    def _bitor(self, term: Term) -> object:
         a, b = map(self.value, term.args)
         return a + b - self._bitand(term)
 
-    def _bitxor(self, term: Term) -> Any:
+    def _bitxor(self, term: Term) -> object:
         a, b = map(self.value, term.args)
         return a + b - 2 * self._bitand(term)
 
-    def _sqrt(self, term: Term) -> Any:
+    def _sqrt(self, term: Term) -> object:
         return self._apply("sqrt", *term.args, laws=_root_laws)
 
-    def _round_to(self, term: Term) -> Any:
+    def _round_to(self, term: Term) -> object:
         a, digits = term.args
         unit = self.constant(Fraction(10) ** digits.value)
         x = self.value(a)
@@ -269,7 +269,7 @@ class _Encoder:
             known = self._defined[term] = self._definedness(term)
         return known
 
-    def _definedness(self, term: Term) -> Any:
+    def _definedness(self, term: Term) -> object:
         parts = [self.defined(part) for part in term.args]
         if term.op in ("and", "or"):
             left = self.value(term.args[0])
@@ -293,13 +293,13 @@ def _read_integer(exponent: Term) -> int | None:
     return int(exponent.value)
 
 
-def _floor_laws(f: Any, a: Any, b: Any) -> Iterator[Any]:
+def _floor_laws(f: Any, a: Any, b: Any) -> Iterator[object]:
     q = f(a, b)
     yield z3.Implies(b > 0, z3.And(b * q <= a, a < b * q + b))
     yield z3.Implies(b < 0, z3.And(b * q >= a, a > b * q + b))
 
 
-def _power_laws(f: Any, a: Any, n: Any) -> Iterator[Any]:
+def _power_laws(f: Any, a: Any, n: Any) -> Iterator[object]:
     p = f(a, n)
     yield z3.Implies(n == 0, p == 1)
     yield z3.Implies(n == 1, p == a)
@@ -308,7 +308,7 @@ def _power_laws(f: Any, a: Any, n: Any) -> Iterator[Any]:
     yield z3.Implies(z3.And(n >= 0, a >= 2), p > n)
 
 
-def _bitand_laws(f: Any, a: Any, b: Any) -> Iterator[Any]:
+def _bitand_laws(f: Any, a: Any, b: Any) -> Iterator[object]:
     r = f(a, b)
     yield r == f(b, a)
     yield z3.Implies(a == b, r == a)
@@ -319,7 +319,7 @@ def _bitand_laws(f: Any, a: Any, b: Any) -> Iterator[Any]:
     yield z3.Implies(z3.And(a < 0, b < 0), r < 0)
 
 
-def _root_laws(f: Any, a: Any) -> Iterator[Any]:
+def _root_laws(f: Any, a: Any) -> Iterator[object]:
     r = f(a)
     yield z3.Implies(a >= 0, z3.And(r >= 0, r * r == a))
 
@@ -355,15 +355,15 @@ _Z3_OPERATORS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _divisor_domain(a: Any, b: Any) -> Any:
+def _divisor_domain(a: object, b: object) -> bool:
     return b != 0
 
 
-def _power_domain(a: Any, n: Any) -> Any:
+def _power_domain(a: Any, n: Any) -> object:
     return z3.Or(a > 0, z3.And(a == 0, n >= 0), z3.And(a < 0, z3.IsInt(n)))
 
 
-def _count_domain(a: Any, n: Any) -> Any:
+def _count_domain(a: object, n: Any) -> bool:
     return n >= 0
 
 

@@ -133,7 +133,9 @@ OPAQUE_FUNCTIONS = (
 EVALUATORS.update(dict.fromkeys(OPAQUE_FUNCTIONS, _raise_inexact))
 
 
-def evaluate_term(term: Term, env: Mapping[str, Any], done: dict[Term, Any] | None = None) -> Any:
+def evaluate_term(
+    term: Term, env: Mapping[str, object], done: dict[Term, Any] | None = None
+) -> object:
     """The value where the symbols are as in `env`: an int, a Fraction or a bool.
 
     Raises Undefined where Python would raise, and Inexact where the value is not computable.
@@ -190,7 +192,7 @@ class Terms:
         # The ranges of the symbols that came with one.
         self.declared: dict[str, Range] = {}
 
-    def _node(self, op: str, type_: type, *args: Term, value: Any = None) -> Term:
+    def _node(self, op: str, type_: type, *args: Term, value: object = None) -> Term:
         identity = (op, type_, args, type(value), value)
         node = self._nodes.get(identity)
         if node is None:

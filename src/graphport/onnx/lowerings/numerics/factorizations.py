@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 def emit_counted_loop(
     b: Builder,
-    count: Any,
+    count: object,
     first: Sequence[Value],
     step: Callable[..., Sequence[Value]],
 ) -> list[Value]:
@@ -48,7 +48,7 @@ def emit_counted_loop(
     return out
 
 
-def reverse_index(b: Builder, count: Any) -> Callable[[Value], Value]:
+def reverse_index(b: Builder, count: object) -> Callable[[Value], Value]:
     """The numbers below count from the last one on, of those from the first on."""
     last = b.Sub(b.sizes.number(count), 1)
     return lambda i: b.Sub(last, i)
@@ -79,17 +79,17 @@ def transpose_matrices(b: Builder, x: Value) -> Value:
     return b.transpose(x, [*range(last - 1), last, last - 1])
 
 
-def expand_batch(b: Builder, x: Value, batch: Sequence[Any]) -> Value:
+def expand_batch(b: Builder, x: Value, batch: Sequence[object]) -> Value:
     """The matrices for each of a batch."""
     return b.expand(x, (*batch, *(x.shape or ())[-2:]))
 
 
-def eye_mask(b: Builder, n: Any, m: Any = None) -> Value:
+def eye_mask(b: Builder, n: object, m: object = None) -> Value:
     return b.Equal(as_column(b, emit_arange(b, n)), emit_arange(b, n if m is None else m))
 
 
 def emit_identity(
-    b: Builder, batch: Sequence[Any], n: Any, dtype: torch.dtype, m: Any = None
+    b: Builder, batch: Sequence[object], n: object, dtype: torch.dtype, m: Any = None
 ) -> Value:
     m = n if m is None else m
     return b.expand(b.cast(eye_mask(b, n, m), dtype), (*batch, n, m))
@@ -220,7 +220,7 @@ def lu_unpack(
     return matrix, *parts
 
 
-def _pivots_to_permutation(b: Builder, pivots: Value, m: Any) -> Value:
+def _pivots_to_permutation(b: Builder, pivots: Value, m: object) -> Value:
     """The order of rows after swaps, which count from 1."""
     pivots = b.Sub(b.cast(pivots, torch.int64), 1)
     *batch, k = pivots.shape or ()

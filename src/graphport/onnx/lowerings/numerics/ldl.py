@@ -8,13 +8,12 @@ rows, of which the second was swapped. Only the lower triangle of the matrix is 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
-from graphport.onnx.lower.registry import lower
+from graphport.onnx.lower.registry import Lowered, lower
 from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.onnx.lowerings.numerics.factorizations import (
     as_column,
@@ -34,7 +33,7 @@ _ALPHA = (1 + math.sqrt(17)) / 8
 
 
 @lower(aten.linalg_ldl_factor_ex.default)
-def linalg_ldl_factor_ex(b: Builder, self: Value, hermitian: bool, check_errors: bool) -> Any:
+def linalg_ldl_factor_ex(b: Builder, self: Value, hermitian: bool, check_errors: bool) -> Lowered:
     *batch, n, _ = self.sizes
     rows = emit_arange(b, n)
     zero, false = b.scalar(0, torch.int64), b.scalar(False, torch.bool)

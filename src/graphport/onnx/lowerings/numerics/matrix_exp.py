@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from graphport.onnx.emit.builder import Builder
-from graphport.onnx.emit.ir import Value
+from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.onnx.lowerings.numerics.factorizations import emit_counted_loop, eye_mask
@@ -89,7 +89,7 @@ def linalg_matrix_exp(b: Builder, self: Value) -> Value:
     return emit_counted_loop(b, most, [b.shaped(out, sizes)], step)[0]
 
 
-def _max_or_zero(b: Builder, x: Value, axis: int, size: Any) -> Value:
+def _max_or_zero(b: Builder, x: Value, axis: int, size: Size) -> Value:
     """The largest of numbers that are not negative: 0 if there are none."""
     if b.scope.decide(ge(size, 1)) is not True:
         ends = [0] * x.rank
