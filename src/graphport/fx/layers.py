@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 from graphport.fx.effects import find_mutated_storages, get_attribute_storage_key, get_storage_key
 from graphport.fx.graphs import get_attribute, list_path_prefixes
 from graphport.program.module import register_state
+from graphport.tensors.abstract import get_val, has_val
 
 aten = torch.ops.aten
 
@@ -330,10 +331,15 @@ class LayerFinder:
         return module if module is not None and self.is_fixed(module) else None
 
 
+def get_tensor_metadata(node: Node) -> Any:
+    """What export or shape propagation noted of a result; None if neither did."""
+    return get_val(node) if has_val(node) else node.meta.get("tensor_meta")
+
+
 def get_rank(node: Node) -> int | None:
     """The number of dims of a result, where metadata tell."""
-    for key in ("val", "tensor_meta"):
-        shape = getattr(node.meta.get(key), "shape", None)
+    for known in (get_val(node), node.meta.get("tensor_meta")):
+        shape = getattr(known, "shape", None)
         if shape is not None:
             return len(shape)
     return None

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from graphport import errors
 from graphport.arguments import ARGS, GRAPH_MODULE, NONE, check_arguments
 from graphport.symbolic import bridge
+from graphport.tensors.abstract import get_val, has_val
 
 
 class size_bytes(NamedTuple):
@@ -51,9 +52,12 @@ def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = N
 
 
 def _get_metadata(node: Node, modules: dict[str, nn.Module]) -> Any:
-    for key in ("tensor_meta", "val", "example_value"):
-        if key in node.meta:
-            return node.meta[key]
+    if "tensor_meta" in node.meta:
+        return node.meta["tensor_meta"]
+    if has_val(node):
+        return get_val(node)
+    if "example_value" in node.meta:
+        return node.meta["example_value"]
     # Shape propagation notes the type of what is no tensor. Graphs of control flow are no value.
     if "type" in node.meta or (node.op == "get_attr" and node.target in modules):
         return None

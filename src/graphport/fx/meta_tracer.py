@@ -39,6 +39,7 @@ from graphport.fx.shape_prop import (
 )
 from graphport.process import Patch, Replacement, restore_on_exit
 from graphport.source import locate_user_line
+from graphport.tensors.abstract import get_val, has_val, set_val
 
 UNKNOWN = object()
 
@@ -52,7 +53,7 @@ class MetaProxy(Proxy):
         return MetaAttribute(self, k)
 
     def _known(self) -> Any:
-        return self.node.meta.get("val", UNKNOWN)
+        return get_val(self.node) if has_val(self.node) else UNKNOWN
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -289,7 +290,7 @@ class MetaTracer(Tracer):
         made = super().create_proxy(kind, target, args, kwargs, *others, **options)
         value = self._value(kind, target, args, kwargs)
         if value is not UNKNOWN:
-            made.node.meta["val"] = value
+            set_val(made.node, value)
         return made
 
     def _settle(self, graph: Graph) -> None:
@@ -448,7 +449,7 @@ def _find_unknown_inputs(node: Node) -> list[str]:
             if before not in seen:
                 seen[before] = None
                 waiting.append(before)
-    return [str(n.target) for n in seen if n.op == "placeholder" and "val" not in n.meta]
+    return [str(n.target) for n in seen if n.op == "placeholder" and not has_val(n)]
 
 
 def _erase_dead_size_queries(graph: Graph) -> None:
@@ -460,7 +461,7 @@ def _erase_dead_size_queries(graph: Graph) -> None:
 
 def _is_size_query(node: Node) -> bool:
     """Whether a node computes sizes and the like, and nothing else."""
-    value = node.meta.get("val")
+    value = get_val(node)
     if value is None or any(map(has_no_data, pytree.tree_leaves(value))):
         return False
     if node.op == "call_method":

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from graphport.fx.effects import find_aliased_inputs, find_mutated_inputs
 from graphport.fx.graphs import get_first_argument
-from graphport.fx.layers import LayerFinder, get_rank
+from graphport.fx.layers import LayerFinder, get_rank, get_tensor_metadata
 
 with warnings.catch_warnings():
     # torch's own modules for the layout are written in TorchScript, which torch warns of.
@@ -180,7 +180,7 @@ _NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
 
 def _is_not_float32(node: Node) -> bool:
     """Whether metadata tell that a result is no tensor of float32."""
-    known = next((node.meta[key] for key in ("val", "tensor_meta") if key in node.meta), None)
+    known = get_tensor_metadata(node)
     return known is not None and getattr(known, "dtype", None) is not torch.float32
 
 

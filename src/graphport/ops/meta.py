@@ -20,7 +20,7 @@ from graphport.ops.registry import BY_KERNEL
 from graphport.ops.sizes import numel
 from graphport.ops.strides import get_example_size, get_typical_size
 from graphport.symbolic import Expr
-from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.symbolic.bridge import from_torch, is_symbolic, to_torch
 from graphport.tensors.abstract import Abstract, Sizes, contiguous_strides, permute_strides
 
 _META = torch.device("meta")
@@ -398,7 +398,7 @@ def _run_meta_kernel(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]
             return from_meta(x, device or x.device)
         if isinstance(x, (list, tuple)):
             return type(x)(up(y) for y in x) if type(x) in (list, tuple) else [up(y) for y in x]
-        if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if is_symbolic(x):
             return from_torch(x)
         return x
 

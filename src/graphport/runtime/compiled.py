@@ -31,7 +31,7 @@ from graphport.runtime.memory import (
 from graphport.runtime.region import LoweredRegion, Region, SessionRecord, lower_regions
 from graphport.runtime.regions import Plan, make_plan
 from graphport.symbolic import Expr
-from graphport.tensors.abstract import Abstract, describe_value
+from graphport.tensors.abstract import Abstract, describe
 
 if TYPE_CHECKING:
     from graphport.runtime.backend import OrtBackend
@@ -224,7 +224,7 @@ def _match_dtype(example: Any, t: Any) -> Any:
 
 def _find_complex_inputs(inputs: Sequence[Node]) -> set[int]:
     """The places of complex tensors."""
-    about = [describe_value(n.meta.get("val")) for n in inputs]
+    about = [describe(n) for n in inputs]
     return {i for i, a in enumerate(about) if isinstance(a, Abstract) and a.dtype.is_complex}
 
 

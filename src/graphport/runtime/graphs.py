@@ -20,8 +20,7 @@ from graphport.program import ExportedProgram
 from graphport.program.torch_interop.expressions import FromSympy, convert_bound, get_example_values
 from graphport.source import keep_user_frames, locate_stack_trace
 from graphport.symbolic import Expr, Range, Scope
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat)
+from graphport.symbolic.bridge import SYMBOLIC_NUMBERS
 
 
 class TorchSizes:
@@ -46,7 +45,7 @@ class TorchSizes:
         expr = FromSympy(symbol)
 
         def number(x: Any) -> Any:
-            return expr(x.node.expr) if isinstance(x, _SYMBOLIC) else x
+            return expr(x.node.expr) if isinstance(x, SYMBOLIC_NUMBERS) else x
 
         found: list[tuple[Any, ...] | Expr | None] = []
         for value in self.values:
@@ -64,7 +63,7 @@ class TorchSizes:
 def _shape_env(value: Any) -> Any:
     """The shape environment that a value has symbols of."""
     parts = value.shape if isinstance(value, torch.Tensor) else (value,)
-    return next((x.node.shape_env for x in parts if isinstance(x, _SYMBOLIC)), None)
+    return next((x.node.shape_env for x in parts if isinstance(x, SYMBOLIC_NUMBERS)), None)
 
 
 def _declare_symbol(symbol: Any, env: Any, declare: Declare) -> Expr:

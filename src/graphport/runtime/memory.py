@@ -23,7 +23,7 @@ from graphport.program import ExportedProgram, InputKind
 from graphport.program.check_steps import MAX_OPERATIONS
 from graphport.symbolic import Expr, symbols
 from graphport.symbolic.printing import to_str
-from graphport.tensors.abstract import Abstract, Size, describe_value
+from graphport.tensors.abstract import Abstract, Size, describe
 
 Allocate = Callable[[Sequence[Any]], torch.Tensor]
 """Memory for a result, by the inputs of its region."""
@@ -60,7 +60,7 @@ def _locate_symbols(inputs: Sequence[Node]) -> dict[Expr, str]:
     """Where the symbols are to be read."""
     found: dict[Expr, str] = {}
     for i, node in enumerate(inputs):
-        about = describe_value(node.meta.get("val"))
+        about = describe(node)
         if isinstance(about, Expr):
             rows: list[tuple[Size, str]] = [(about, f"args[{i}]")]
         else:

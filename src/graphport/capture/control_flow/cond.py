@@ -40,7 +40,8 @@ from graphport.errors import ExportError, UnsupportedError, UserError
 from graphport.ops import Abstract
 from graphport.process import Replacement
 from graphport.symbolic import Expr, Truth, eq, not_
-from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.symbolic.bridge import SYMBOLIC_NUMBERS, from_torch, to_expression, to_torch
+from graphport.tensors.abstract import get_val
 
 higher_order = torch.ops.higher_order
 
@@ -135,7 +136,7 @@ class RuntimeNumber:
 
 
 def _has_grad(x: Any) -> bool:
-    val = x.meta["val"] if isinstance(x, Node) else x
+    val = get_val(x) if isinstance(x, Node) else x
     return isinstance(val, torch.Tensor) and val.requires_grad
 
 
@@ -179,7 +180,7 @@ def _merge_branches(tracer: Tracer, func: Any, pred: Any, branches: list[Subgrap
 
 def _normalise_predicate(tracer: Tracer, pred: Any) -> Any:
     """A tensor or a symbolic truth; a Python number where the answer is known."""
-    if isinstance(pred, (torch.SymInt, torch.SymFloat)):
+    if isinstance(pred, SYMBOLIC_NUMBERS):
         pred = pred != 0
     if isinstance(pred, torch.SymBool):
         known = tracer.scope.decide(from_torch(pred))
@@ -282,8 +283,6 @@ def _refuse_mismatch(a: Subgraph, b: Subgraph, how: str) -> None:
 # operator's own kernel do it once: what it calls the function with must be its operands, and what
 # it returns must be what the function returned. An operator that does more cannot be captured.
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
 
 @register_override(HIGHER_ORDER)
 def record_other_call(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
@@ -369,10 +368,7 @@ class _HigherOrderCall:
         graph.add_written(written)
         outside = graph.outside
         reference = graph.finish(outside)
-        results = [
-            from_torch(r) if isinstance(r, _SYMBOLIC) else r
-            for r in map(describe_argument, graph.results)
-        ]
+        results = [to_expression(r) for r in map(describe_argument, graph.results)]
         placed = [self._lowered(a) for a in place(reference, outside)]
         options = {key: self._lowered(a) for key, a in kwargs.items()}
         self._check(placed, options, outside)
@@ -399,7 +395,7 @@ class _HigherOrderCall:
 
         def described(x: Any) -> Any:
             if isinstance(x, Node):
-                return graph if x.op == "get_attr" else x.meta["val"]
+                return graph if x.op == "get_attr" else get_val(x)
             return x
 
         with disable_current_modes():

@@ -47,6 +47,7 @@ from graphport.tensors.abstract import (
     Size,
     channels_last_strides,
     contiguous_strides,
+    describe,
 )
 
 aten = torch.ops.aten
@@ -308,7 +309,7 @@ def copy_(tracer: Tracer, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     node = tracer.read(new)
     if have.sizes != want.sizes:
         node = tracer.recorder.emit(aten.expand.default, node, list(want.sizes))
-    layout = node.meta["val"]._abstract
+    layout = describe(node)
     if layout.is_contiguous and want.is_contiguous:
         if have.dtype is not want.dtype:
             node = tracer.recorder.emit(aten._to_copy.default, node, dtype=want.dtype)

@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from graphport.capture.trace.state import State
 from graphport.ops import Abstract
+from graphport.tensors.abstract import holds_number
 
 aten = torch.ops.aten
 
@@ -64,15 +65,12 @@ class Layouts:
         )
 
     def _reads(self, node: Node) -> list[Node]:
-        return [n for n in node.all_input_nodes if not isinstance(n.meta.get("val"), _NUMBER_TYPES)]
+        return [n for n in node.all_input_nodes if not holds_number(n)]
 
 
 def has_same_layout(a: Abstract, b: Abstract) -> bool:
     """Whether two tensors of the same sizes lie alike."""
     return (a.is_contiguous and b.is_contiguous) or a.strides == b.strides
-
-
-_NUMBER_TYPES = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _is_contiguous_clone(node: Node) -> bool:

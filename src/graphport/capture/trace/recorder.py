@@ -31,7 +31,7 @@ from graphport.symbolic import Expr, Scope
 from graphport.symbolic.bridge import to_torch
 from graphport.symbolic.integers import split_terms
 from graphport.symbolic.nodes import walk_postorder
-from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor
+from graphport.tensors.abstract import AbstractTensor, get_val, make_abstract_tensor, set_val
 
 aten = torch.ops.aten
 
@@ -134,19 +134,22 @@ class Recorder:
             {k: self.argument(v) for k, v in kwargs.items()},
             name,
         )
-        node.meta.update(self.metadata(to_val(out)))
+        self._annotate(node, to_val(out))
         mode = torch.is_grad_enabled()
         if mode is not self.grad_mode:
             self.grad_modes[node] = mode
         return node
 
-    def metadata(self, val: Any) -> dict[str, Any]:
+    def _annotate(self, node: Node, val: Any) -> None:
+        """Note what a node holds, and where it comes from."""
+        set_val(node, val)
         if self.inherited is not None:
-            return {"val": val, **self.inherited}
-        meta = {"val": val, "nn_module_stack": self.stack, "stack_trace": self.stack_trace()}
+            node.meta.update(self.inherited)
+            return
+        node.meta["nn_module_stack"] = self.stack
+        node.meta["stack_trace"] = self.stack_trace()
         if self.torch_fn is not None:
-            meta["torch_fn"] = self.torch_fn
-        return meta
+            node.meta["torch_fn"] = self.torch_fn
 
     @contextmanager
     def inherit_metadata(self, old: Node, prefix: str = "") -> Iterator[None]:
@@ -210,7 +213,7 @@ class Recorder:
         got = self.graph.create_node(
             "call_function", operator.getitem, (node, index), {}, "getitem"
         )
-        got.meta.update(node.meta, val=node.meta["val"][index])
+        set_val(got, get_val(node)[index], node.meta)
         return got
 
     # Graphs within graphs
@@ -244,14 +247,14 @@ class Recorder:
     def open(self, outer: Node) -> Node:
         """An input of this graph for a node of the one around it; its sizes can be read from it."""
         frame = self.frame
-        inner = frame.inputs[outer] = frame.open(outer.name, copy_val(outer.meta["val"]))
+        inner = frame.inputs[outer] = frame.open(outer.name, copy_val(get_val(outer)))
         self.opened.append(inner)
         self.define_sizes(inner)
         return inner
 
     def define_sizes(self, node: Node, *, on_entry: bool = True) -> None:
         """Let sizes that nothing else in this graph gives be read from a node."""
-        val = node.meta["val"]
+        val = get_val(node)
         if isinstance(val, AbstractTensor):
             for d, s in enumerate(val._abstract.sizes):
                 if type(s) is Expr and s.kind == "symbol" and s not in self.frame.sources:
@@ -346,7 +349,7 @@ class Recorder:
         made = self.graph.create_node(
             "call_function", aten.sym_size.int, (node, dim), {}, "sym_size_int"
         )
-        made.meta.update(self.metadata(to_torch(value)))
+        self._annotate(made, to_torch(value))
         return made
 
     def size(self, e: Any) -> Any:
@@ -410,7 +413,7 @@ class Recorder:
         if e.const:
             join = operator.add if e.const > 0 else operator.sub
             total = self.apply(join, (total, abs(e.const)), e)
-        total.meta["val"] = to_torch(e)
+        set_val(total, to_torch(e))
         return total
 
     def _fold(self, function: Callable[..., Any], parts: list[Any], e: Expr) -> Node:
@@ -421,12 +424,12 @@ class Recorder:
 
     def apply(self, function: Callable[..., Any], args: tuple[Any, ...], e: Expr) -> Node:
         """A call of a function on numbers, whose result is `e`."""
-        values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+        values = [get_val(a) if isinstance(a, Node) else a for a in args]
         name = function.__name__.strip("_")
         node = self.graph.create_node("call_function", function, args, {}, name)
         # sym_ite wants both branches symbolic.
         val = to_torch(e) if function is torch.sym_ite else function(*values)
-        node.meta.update(self.metadata(val))
+        self._annotate(node, val)
         return node
 
 
@@ -451,7 +454,7 @@ def copy_val(val: Any) -> Any:
 def describe_argument(x: Any) -> Any:
     """An argument as a shape rule sees it."""
     if type(x) is Node:
-        val = x.meta["val"]
+        val = get_val(x)
         return val._abstract if isinstance(val, AbstractTensor) else val
     if type(x) in (list, tuple):
         return [describe_argument(y) for y in x]
@@ -540,7 +543,7 @@ class Frame:
             node = self.graph.create_node("placeholder", name, (), {}, name="gp_input")
         node.name = name
         used.add(name)
-        node.meta = {"val": val}
+        set_val(node, val)
         self.entry = node
         return node
 

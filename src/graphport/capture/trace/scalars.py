@@ -19,6 +19,7 @@ from graphport.compat.torch import OpOverload
 from graphport.ops.sizes import is_proven
 from graphport.program.check_steps import ASSERTION_PREFIX
 from graphport.symbolic import Expr, Fact, ge, le, max_, min_, symbolic_repr, symbols
+from graphport.tensors.abstract import holds_number
 
 aten = torch.ops.aten
 
@@ -131,18 +132,12 @@ def _collect_arithmetic(check: Node) -> set[Node]:
     found, waiting = {check}, [check]
     while waiting:
         for n in waiting.pop().all_input_nodes:
-            is_arithmetic = n.op == "call_function" and isinstance(n.meta.get("val"), _NUMBERS)
-            if is_arithmetic and n not in found and all(map(_is_number, n.all_input_nodes)):
+            is_arithmetic = n.op == "call_function" and holds_number(n)
+            if is_arithmetic and n not in found and all(map(holds_number, n.all_input_nodes)):
                 found.add(n)
                 waiting.append(n)
     return found
 
-
-def _is_number(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), _NUMBERS)
-
-
-_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 _LIMITS = {"min": operator.ge, "max": operator.le}
 

@@ -31,6 +31,7 @@ from graphport.capture.trace.tracer import (
 from graphport.capture.trace.values import Value
 from graphport.compat.torch import pytree
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
+from graphport.tensors.abstract import get_val
 
 aten = torch.ops.aten
 Keywords = dict[str, Any]
@@ -215,7 +216,7 @@ def can_have_gradient(node: Node, state: Collection[Node], known: dict[Node, boo
     waiting = [node]
     while waiting:
         top = waiting[-1]
-        val = top.meta.get("val")
+        val = get_val(top)
         reads = [] if top.target is aten.detach.default else top.all_input_nodes
         if top in known:
             waiting.pop()
@@ -237,7 +238,7 @@ def detach_no_grad_results(recorder: Recorder, results: Iterable[Any]) -> dict[N
     returned = {r for r in results if isinstance(r, Node)}
     apart: dict[Node, Node] = {}
     for node in list(inside):
-        val = node.meta["val"]
+        val = get_val(node)
         # An autograd.Function runs without gradients too, but its results have them.
         if node not in tracked or not isinstance(val, torch.Tensor) or val.requires_grad:
             continue
@@ -257,7 +258,7 @@ def _find_tracked(recorder: Recorder, inside: dict[Node, None]) -> set[Node]:
     """Nodes that a run of the graph would differentiate through."""
     tracked: set[Node] = set()
     for node in recorder.graph.nodes:
-        val = node.meta.get("val")
+        val = get_val(node)
         if node.op == "placeholder":
             if isinstance(val, torch.Tensor) and val.requires_grad:
                 tracked.add(node)

@@ -40,7 +40,7 @@ from graphport.program.bounds import check_call_bounds
 from graphport.program.check_steps import ASSERTION_PREFIX
 from graphport.source import locate_stack_trace
 from graphport.symbolic import Expr, ne
-from graphport.tensors.abstract import Abstract, AbstractTensor, describe_value
+from graphport.tensors.abstract import Abstract, AbstractTensor, describe, get_val
 
 aten = torch.ops.aten
 
@@ -85,7 +85,7 @@ def fold_constant(lowerer: Lowerer, node: Node) -> Any:
 
 def is_made_of_numbers(node: Node) -> bool:
     """Whether a tensor is made from fixed numbers alone: it needs no lowering."""
-    op, val = node.target, node.meta.get("val")
+    op, val = node.target, get_val(node)
     return (
         isinstance(op, OpOverload)
         and op.namespace == "aten"
@@ -191,7 +191,7 @@ class Lowerer:
 
     def _call(self, node: Node) -> Any:
         target: Any = node.target
-        result = describe_value(node.meta.get("val"))
+        result = describe(node)
         if target in _NO_OPS:
             return None
         if target is operator.getitem and not isinstance(result, _NUMBERS):
@@ -215,9 +215,7 @@ class Lowerer:
             ) from error
         if isinstance(result, _NUMBERS):
             b.sizes.learn_number(result, value)
-            truth = (
-                self.describe_node(node.args[0]).dtype is torch.bool
-            )  # capture counts it as 0 or 1
+            truth = describe(node.args[0]).dtype is torch.bool  # capture counts it as 0 or 1
             return ne(result, 0) if truth else result
         return self._settled(node, value, result)
 
@@ -273,10 +271,6 @@ class Lowerer:
         return value
 
     # Arguments
-
-    def describe_node(self, node: Node) -> Any:
-        """What capture knows of a node."""
-        return describe_value(node.meta.get("val"))
 
     def values(self, x: Any) -> Any:
         """Nodes replaced by what they have become, within lists and dicts."""
@@ -338,7 +332,7 @@ def _is_known(node: Node, known: Callable[[Any], bool]) -> bool:
         return target in HIGHER_ORDER
     if not isinstance(target, OpOverload) or target in _ASSERTIONS | _NO_OPS:
         return True  # arithmetic on numbers
-    if isinstance(describe_value(node.meta.get("val")), _NUMBERS) or is_made_of_numbers(node):
+    if isinstance(describe(node), _NUMBERS) or is_made_of_numbers(node):
         return True
     if is_complex(node) and target in LOWERINGS:
         return target in COMPLEX or target in BY_PARTS
@@ -347,9 +341,7 @@ def _is_known(node: Node, known: Callable[[Any], bool]) -> bool:
 
 def is_complex(node: Node) -> bool:
     """Whether an operand or the result of a node is complex."""
-    return any(
-        _has_complex(describe_value(n.meta.get("val"))) for n in (node, *node.all_input_nodes)
-    )
+    return any(_has_complex(describe(n)) for n in (node, *node.all_input_nodes))
 
 
 def _has_complex(about: Any) -> bool:

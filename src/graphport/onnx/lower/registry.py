@@ -20,6 +20,7 @@ from graphport import source
 from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import InputError, UnsupportedError
 from graphport.onnx.emit.ir import Value
+from graphport.tensors.abstract import get_val
 
 aten = torch.ops.aten
 
@@ -285,7 +286,7 @@ class Conversion(Pattern):
 
     def find(self, x: Any, found: Bindings) -> Iterator[Bindings]:
         if isinstance(x, Node) and x.target is aten._to_copy.default:
-            if x.meta["val"].dtype.is_floating_point:
+            if get_val(x).dtype.is_floating_point:
                 yield from _match_one(self.pattern, x.args[0], found)
 
 

@@ -19,7 +19,7 @@ from graphport.onnx.emit.ir import Graph, Value
 from graphport.onnx.emit.sizes import dtype_of_number
 from graphport.onnx.lower.registry import LOWERINGS, higher_order
 from graphport.symbolic import Expr
-from graphport.tensors.abstract import Abstract
+from graphport.tensors.abstract import Abstract, describe
 
 if TYPE_CHECKING:
     from graphport.onnx.lower.lowerer import Lowerer
@@ -46,7 +46,7 @@ def _lower_subgraph(lowerer: Lowerer, module: GraphModule, inputs: Sequence[Any]
     """Lower a graph whose inputs are these values and numbers; its results, in a list."""
     holders = [n for n in module.graph.nodes if n.op == "placeholder"]
     for holder, given in zip(holders, inputs, strict=True):
-        about = lowerer.describe_node(holder)
+        about = describe(holder)
         if isinstance(about, Expr) and about is not given:
             lowerer.b.sizes.learn_number(about, _to_tensor(lowerer.b, given, about))
             given = about
@@ -187,7 +187,7 @@ def _emit_scan(
     first = [_to_tensor(b, x, r) for x, r in zip(init, b.result, strict=False)]
     with open_subgraph(b, "body") as graph:
         inputs = [
-            _add_input(graph, f"{h.name}_in", lowerer.describe_node(h))
+            _add_input(graph, f"{h.name}_in", describe(h))
             for h in _placeholders(body)[: len(init) + len(xs)]
         ]
         results = _lower_subgraph(lowerer, body, [*inputs, *additional])

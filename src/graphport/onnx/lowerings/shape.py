@@ -18,7 +18,7 @@ from graphport.onnx.emit.schemas import ONNX_OF
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.conv import list_dims
 from graphport.symbolic import Expr, eq, ge, lt, max_, min_, mod, prod
-from graphport.tensors.abstract import Abstract, AbstractTensor, permute_strides
+from graphport.tensors.abstract import Abstract, AbstractTensor, get_val, permute_strides
 
 aten = torch.ops.aten
 
@@ -357,7 +357,7 @@ def _flatten_storage(
     b: Builder, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any
 ) -> tuple[Value, Value, list[int]]:
     """The elements of a tensor in the order of its memory, positions, and the order of its dims."""
-    about = b.origin.args[0].meta["val"]
+    about = get_val(b.origin.args[0])
     assert isinstance(about, AbstractTensor)
     known: Abstract = about._abstract
     order = sorted(range(known.rank), key=lambda d: _stride_key(b, known, d))

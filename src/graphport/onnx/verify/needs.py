@@ -17,7 +17,7 @@ from graphport.onnx.verify.drawing import Need
 from graphport.program import ExportedProgram
 from graphport.program.signature import InputKind
 from graphport.symbolic import Expr, Size, evaluate, prod, symbols
-from graphport.tensors.abstract import Abstract, describe_value
+from graphport.tensors.abstract import Abstract, describe
 
 
 @dataclass(frozen=True)
@@ -227,14 +227,12 @@ def _follow_input(node: Node, shift: int, seen: set[Node]) -> Iterator[Rule]:
 def _match_rules(user: Node, name: str, operand: Node) -> Iterator[Rule]:
     call = _bind_call(user)
     if name in _INDEX_LIST_OPS:
-        sizes = describe_value(call["self"].meta["val"]).sizes
+        sizes = describe(call["self"]).sizes
         for size, index in zip(sizes, call["indices"], strict=False):
             if index is operand:
                 yield Rule(-size, size - 1)
         return
-    abstract = {
-        k: describe_value(v.meta.get("val")) if isinstance(v, Node) else v for k, v in call.items()
-    }
+    abstract = {k: describe(v) if isinstance(v, Node) else v for k, v in call.items()}
     for argument, need_of in RULES.get(name, {}).items():
         if call.get(argument) is operand:
             rule = need_of(abstract)

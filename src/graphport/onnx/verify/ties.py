@@ -20,7 +20,7 @@ from torch.fx import Interpreter, Node
 
 from graphport.onnx.verify.compare import Tolerance, compare_results
 from graphport.onnx.verify.divergence import Probe
-from graphport.tensors.abstract import Abstract, describe_value
+from graphport.tensors.abstract import Abstract, describe
 
 aten = torch.ops.aten
 Tolerances = Callable[[str], Tolerance]
@@ -132,7 +132,7 @@ def _is_decision(node: Node) -> bool:
 
 
 def _list_dtypes(node: Node) -> list[torch.dtype]:
-    val = describe_value(node.meta.get("val"))
+    val = describe(node)
     parts = val if isinstance(val, tuple) else (val,)
     return [v.dtype for v in parts if isinstance(v, Abstract)]
 

@@ -19,7 +19,8 @@ from graphport.errors import StageError
 from graphport.ops.batch import BatchCall, find_batch_dim, mixes_batch
 from graphport.program import ExportedProgram, InputKind, OutputKind
 from graphport.symbolic import Expr, evaluate, symbols
-from graphport.tensors.abstract import collect_symbols, get_shape, to_expression
+from graphport.symbolic.bridge import to_expression
+from graphport.tensors.abstract import collect_symbols, get_shape, get_val
 
 aten = torch.ops.aten
 
@@ -80,7 +81,7 @@ class SplitBatch:
         for name, first in parts[0].items():
             node = self.values[name]
             where = _find_split_dim(node, self.symbol)
-            number = to_expression(node.meta.get("val"))
+            number = to_expression(get_val(node))
             if where is not None and isinstance(first, torch.Tensor):
                 found[name] = torch.cat([p[name] for p in parts], dim=where[0])
             elif isinstance(number, Expr) and self.symbol in symbols(number):
@@ -132,9 +133,7 @@ def _list_results(program: ExportedProgram) -> list[Node]:
 def _find_split_dim(node: Node, symbol: Expr) -> tuple[int, Any] | None:
     """The dim of a tensor that is the batch, and its items per one of the batch; 0 of a number."""
     shape = get_shape(node)
-    return find_batch_dim(
-        (to_expression(node.meta.get("val")),) if shape is None else shape, symbol
-    )
+    return find_batch_dim((to_expression(get_val(node)),) if shape is None else shape, symbol)
 
 
 def _slice_input(x: Any, where: tuple[int, Any] | None, start: int, count: int) -> Any:
@@ -227,7 +226,7 @@ class _IndependenceCheck:
             self._calls(graph)
 
     def _call(self, node: Node) -> None:
-        val = node.meta.get("val")
+        val = get_val(node)
         parts = val if isinstance(val, (tuple, list)) else (val,)
         if not any(isinstance(x, torch.Tensor) for x in parts):
             return  # sizes

@@ -39,6 +39,8 @@ from graphport.compat.torch import (
 from graphport.errors import InputError, SerializationError
 from graphport.program.bounds import CHECKS
 from graphport.program.files.json_reader import Item, format_excerpt
+from graphport.symbolic.bridge import NUMBERS
+from graphport.tensors.abstract import get_val
 
 
 def _split_names(text: str) -> frozenset[str]:
@@ -426,7 +428,6 @@ def require_target_name(target: Any, where: str) -> str:
 # counted and looked at by those who write Python or ONNX for a call: they are what the operator's
 # schema says, and what is said of the result is of the type that the operator returns.
 
-_NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
 _TRUTHS = (bool, torch.SymBool)
 _UNARY = {operator.neg, operator.pos, operator.abs, operator.invert, operator.not_, operator.index}
 
@@ -435,7 +436,7 @@ Predicate = Callable[[Any], bool]
 
 def _described_value(x: Any) -> Any:
     """What an argument is: a node is what is said of it."""
-    return x.meta.get("val") if isinstance(x, Node) else x
+    return get_val(x) if isinstance(x, Node) else x
 
 
 def _instances_of(*types: type) -> Predicate:
@@ -443,14 +444,14 @@ def _instances_of(*types: type) -> Predicate:
 
 
 _KINDS: dict[str, Predicate] = {
-    "TensorType": _instances_of(torch.Tensor, *_NUMBERS, complex),
-    "IntType": _instances_of(*_NUMBERS),
-    "SymIntType": _instances_of(*_NUMBERS),
-    "FloatType": _instances_of(*_NUMBERS),
-    "BoolType": _instances_of(*_NUMBERS),
-    "SymBoolType": _instances_of(*_NUMBERS),
-    "NumberType": _instances_of(*_NUMBERS, complex),
-    "ComplexType": _instances_of(*_NUMBERS, complex),
+    "TensorType": _instances_of(torch.Tensor, *NUMBERS, complex),
+    "IntType": _instances_of(*NUMBERS),
+    "SymIntType": _instances_of(*NUMBERS),
+    "FloatType": _instances_of(*NUMBERS),
+    "BoolType": _instances_of(*NUMBERS),
+    "SymBoolType": _instances_of(*NUMBERS),
+    "NumberType": _instances_of(*NUMBERS, complex),
+    "ComplexType": _instances_of(*NUMBERS, complex),
     "StringType": lambda x: isinstance(x, str),
     "ScalarTypeType": lambda x: isinstance(x, torch.dtype),
     "DeviceObjType": lambda x: isinstance(x, torch.device),
@@ -534,7 +535,7 @@ def check_call_types(
     if not isinstance(target, OperatorBase):
         numbers = [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else [arg])]
         if kwargs or not all(
-            isinstance(_described_value(x), (*_NUMBERS, type(None))) for x in numbers
+            isinstance(_described_value(x), (*NUMBERS, type(None))) for x in numbers
         ):
             item.fail(f"{target.__name__} takes numbers")
 
