@@ -39,108 +39,22 @@ _STATISTICS = frozenset(
 _MODE_SWITCHES = frozenset({set_grad_enabled, enter_autocast, exit_autocast})
 _INPLACE_OPERATORS = frozenset(
     getattr(operator, name)
-    for name in (
-        "iadd",
-        "iand",
-        "ifloordiv",
-        "ilshift",
-        "imod",
-        "imul",
-        "imatmul",
-        "ior",
-        "ipow",
-        "irshift",
-        "isub",
-        "itruediv",
-        "ixor",
-        "setitem",
-    )
+    for name in """
+        iadd iand ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor setitem
+    """.split()
 )
 # By the name of a function or method: results may lie in the memory of the first argument.
 _VIEWS = frozenset(
-    {
-        "adjoint",
-        "alias",
-        "alpha_dropout",
-        "as_strided",
-        "bfloat16",
-        "bool",
-        "broadcast_to",
-        "byte",
-        "char",
-        "chunk",
-        "conj",
-        "contiguous",
-        "cpu",
-        "cuda",
-        "data",
-        "detach",
-        "diagonal",
-        "double",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "dsplit",
-        "expand",
-        "expand_as",
-        "feature_alpha_dropout",
-        "feature_dropout",
-        "flatten",
-        "float",
-        "getattr",
-        "getitem",
-        "half",
-        "hsplit",
-        "imag",
-        "int",
-        "long",
-        "mH",
-        "mT",
-        "H",
-        "T",
-        "moveaxis",
-        "movedim",
-        "narrow",
-        "permute",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "positive",
-        "ravel",
-        "real",
-        "requires_grad_",
-        "reshape",
-        "reshape_as",
-        "resolve_conj",
-        "resolve_neg",
-        "select",
-        "short",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "sum_to_size",
-        "swapaxes",
-        "swapdims",
-        "t",
-        "tensor_split",
-        "to",
-        "to_dense",
-        "transpose",
-        "type",
-        "type_as",
-        "unbind",
-        "unflatten",
-        "unfold",
-        "unsafe_chunk",
-        "unsafe_split",
-        "unsafe_split_with_sizes",
-        "unsqueeze",
-        "view",
-        "view_as",
-        "view_as_complex",
-        "view_as_real",
-        "vsplit",
-    }
+    """
+        adjoint alias alpha_dropout as_strided bfloat16 bool broadcast_to byte char chunk conj
+        contiguous cpu cuda data detach diagonal double dropout dropout1d dropout2d dropout3d dsplit
+        expand expand_as feature_alpha_dropout feature_dropout flatten float getattr getitem half
+        hsplit imag int long mH mT H T moveaxis movedim narrow permute pixel_shuffle pixel_unshuffle
+        positive ravel real requires_grad_ reshape reshape_as resolve_conj resolve_neg select short
+        split split_with_sizes squeeze sum_to_size swapaxes swapdims t tensor_split to to_dense
+        transpose type type_as unbind unflatten unfold unsafe_chunk unsafe_split
+        unsafe_split_with_sizes unsqueeze view view_as view_as_complex view_as_real vsplit
+    """.split()
 )
 # And these in that of any argument.
 _VIEWS_OF_ALL = frozenset(
@@ -159,15 +73,10 @@ _VIEW_MODULES = (
 _RANDOM_FLAGS = ("dropout_p", "dropout", "train", "training")
 # Functions that draw through operators of other names.
 _RANDOM_FUNCTIONS = frozenset(
-    {
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "fractional_max_pool2d",
-        "fractional_max_pool3d",
-        "gumbel_softmax",
-        "multi_head_attention_forward",
-    }
+    """
+        dropout1d dropout2d dropout3d fractional_max_pool2d fractional_max_pool3d gumbel_softmax
+        multi_head_attention_forward
+    """.split()
 )
 _RANDOM_MODULES = (
     DropoutNd,

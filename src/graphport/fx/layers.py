@@ -153,27 +153,16 @@ class Norm:
 
 
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_CONV_TRANSPOSE_ARGUMENTS = (
-    "input",
-    "weight",
-    "bias",
-    "stride",
-    "padding",
-    "output_padding",
-    "groups",
-    "dilation",
+_CONV_TRANSPOSE_ARGUMENTS = tuple(
+    """
+        input weight bias stride padding output_padding groups dilation
+    """.split()
 )
 _LINEAR_ARGUMENTS = ("input", "weight", "bias")
-_CONVOLUTION_ARGUMENTS = (
-    "input",
-    "weight",
-    "bias",
-    "stride",
-    "padding",
-    "dilation",
-    "transposed",
-    "output_padding",
-    "groups",
+_CONVOLUTION_ARGUMENTS = tuple(
+    """
+        input weight bias stride padding dilation transposed output_padding groups
+    """.split()
 )
 # What they call: the names of the arguments, and the dims that it slides over (None: by the weight)
 _LAYER_FUNCTIONS: dict[Any, tuple[tuple[str, ...], int | None]] = {
@@ -204,16 +193,7 @@ _LAYER_MODULES: dict[type[nn.Module], tuple[int, bool]] = {
 }
 _NORM_TENSORS = ("weight", "bias", "running_mean", "running_var")
 _NORM_FUNCTIONS: dict[Any, tuple[str, ...]] = {
-    F.batch_norm: (
-        "input",
-        "running_mean",
-        "running_var",
-        "weight",
-        "bias",
-        "training",
-        "momentum",
-        "eps",
-    ),
+    F.batch_norm: tuple("input running_mean running_var weight bias training momentum eps".split()),
     torch.batch_norm: ("input", *_NORM_TENSORS, "training", "momentum", "eps", "cudnn_enabled"),
     aten.batch_norm.default: (
         "input",

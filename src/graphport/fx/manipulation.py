@@ -143,26 +143,10 @@ _ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("weight", "bias"),
     nn.AdaptiveAvgPool2d: (),
     nn.ReLU: ("inplace",),
-    nn.MaxPool2d: (
-        "kernel_size",
-        "stride",
-        "padding",
-        "dilation",
-        "return_indices",
-        "ceil_mode",
-    ),
+    nn.MaxPool2d: tuple("kernel_size stride padding dilation return_indices ceil_mode".split()),
     **dict.fromkeys(
         (nn.Conv1d, nn.Conv2d, nn.Conv3d),
-        (
-            "weight",
-            "bias",
-            "kernel_size",
-            "stride",
-            "padding",
-            "dilation",
-            "groups",
-            "padding_mode",
-        ),
+        tuple("weight bias kernel_size stride padding dilation groups padding_mode".split()),
     ),
     **dict.fromkeys(
         (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),

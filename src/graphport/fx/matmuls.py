@@ -175,17 +175,7 @@ _OVERLOADS: dict[Any, Any] = {
 }
 # What does not take every layout, or shows it.
 _STRIDE_SENSITIVE = frozenset(
-    {
-        "view",
-        "view_as",
-        "view_as_complex",
-        "as_strided",
-        "stride",
-        "is_contiguous",
-        "data_ptr",
-        "set_",
-        "resize_",
-    }
+    "view view_as view_as_complex as_strided stride is_contiguous data_ptr set_ resize_".split()
 )
 
 

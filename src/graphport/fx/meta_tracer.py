@@ -175,35 +175,13 @@ def _collect_proxy(x: Any, found: list[MetaProxy]) -> Any:
 # numbers (an `if`, `range(n)`, `int(n)`) are decided once, as the example has them. What depends on
 # the numbers in a tensor cannot be decided, and is an error that says so.
 
-_FACTORIES = (
-    "arange",
-    "bartlett_window",
-    "blackman_window",
-    "empty",
-    "empty_strided",
-    "eye",
-    "full",
-    "hamming_window",
-    "hann_window",
-    "kaiser_window",
-    "linspace",
-    "logspace",
-    "normal",
-    "ones",
-    "rand",
-    "randint",
-    "randn",
-    "randperm",
-    "range",
-    "scalar_tensor",
-    "tensor",
-    "tril_indices",
-    "triu_indices",
-    "zeros",
-    "as_tensor",
-    "complex",
-    "cartesian_prod",
-    "broadcast_shapes",
+_FACTORIES = tuple(
+    """
+        arange bartlett_window blackman_window empty empty_strided eye full hamming_window
+        hann_window kaiser_window linspace logspace normal ones rand randint randn randperm range
+        scalar_tensor tensor tril_indices triu_indices zeros as_tensor complex cartesian_prod
+        broadcast_shapes
+    """.split()
 )
 """Functions of torch that do not look for traced values among their arguments."""
 

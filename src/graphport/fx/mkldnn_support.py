@@ -75,14 +75,10 @@ _UNARY_METHODS = frozenset({"relu", "sigmoid", "tanh", "transpose", "flatten", "
 _MAX_POOL_REQUIRES = {"dilation": 1, "return_indices": False}
 _AVG_POOL_REQUIRES = {"divisor_override": None}
 _ADAPTIVE_POOL_REQUIRES = {"output_size": 1}
-_MAX_POOL_ARGUMENTS = (
-    "input",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "ceil_mode",
-    "return_indices",
+_MAX_POOL_ARGUMENTS = tuple(
+    """
+        input kernel_size stride padding dilation ceil_mode return_indices
+    """.split()
 )
 _POOLS: dict[Any, tuple[tuple[str, ...], dict[str, Any]]] = {
     F.max_pool2d: (_MAX_POOL_ARGUMENTS, _MAX_POOL_REQUIRES),

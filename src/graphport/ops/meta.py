@@ -154,47 +154,14 @@ _NON_BOOL_CHECK = "cond must be a bool"
 
 
 _BY_REFERENCE = frozenset(
-    {
-        "_unsafe_masked_index",
-        "arange",
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "cauchy",
-        "celu",
-        "cosine_similarity",
-        "cross_entropy_loss",
-        "dropout",
-        "exponential",
-        "eye",
-        "gelu",
-        "geometric",
-        "glu",
-        "grid_sampler",
-        "grid_sampler_2d",
-        "hardtanh",
-        "huber_loss",
-        "im2col",
-        "index_add",
-        "kl_div",
-        "l1_loss",
-        "log_normal",
-        "masked_fill",
-        "mean",
-        "mse_loss",
-        "multi_margin_loss",
-        "multilabel_margin_loss_forward",
-        "nll_loss_nd",
-        "normal_functional",
-        "roll",
-        "smooth_l1_loss",
-        "soft_margin_loss",
-        "softshrink",
-        "take_along_dim",
-        "upsample_bicubic2d",
-        "upsample_bilinear2d",
-        "upsample_linear1d",
-        "upsample_trilinear3d",
-    }
+    """
+        _unsafe_masked_index arange binary_cross_entropy binary_cross_entropy_with_logits cauchy
+        celu cosine_similarity cross_entropy_loss dropout exponential eye gelu geometric glu
+        grid_sampler grid_sampler_2d hardtanh huber_loss im2col index_add kl_div l1_loss log_normal
+        masked_fill mean mse_loss multi_margin_loss multilabel_margin_loss_forward nll_loss_nd
+        normal_functional roll smooth_l1_loss soft_margin_loss softshrink take_along_dim
+        upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d
+    """.split()
 )
 """Whose meta kernels are references in Python, which import Dynamo: that takes seconds."""
 _MAX_KERNEL_ELEMENTS = 1 << 16

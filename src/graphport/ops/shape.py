@@ -9,7 +9,7 @@ import torch
 
 from graphport.errors import ShapeError
 from graphport.ops import promote
-from graphport.ops.registry import shape_rule
+from graphport.ops.registry import overloads, shape_rule
 from graphport.ops.sizes import (
     expect_condition,
     guard_condition,
@@ -704,12 +704,7 @@ def _to_copy(
     )
 
 
-@shape_rule(
-    aten.select_scatter.default,
-    aten.slice_scatter.default,
-    aten.diagonal_scatter.default,
-    aten.as_strided_scatter.default,
-)
+@shape_rule(*overloads("select_scatter slice_scatter diagonal_scatter as_strided_scatter"))
 def scatter_view(self: Abstract, src: Abstract, *_: Any, **__: Any) -> Abstract:
     """A new base with a view of it replaced; even gaps in its memory are kept."""
     overlaps = any(

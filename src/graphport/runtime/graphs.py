@@ -327,14 +327,11 @@ def find_read_layouts(module: GraphModule, inputs: Sequence[Any]) -> dict[int, L
     return {i: layout_of(t) for i, t in enumerate(inputs) if isinstance(t, torch.Tensor)}
 
 
-_STRIDE_READS = {
-    "as_strided",
-    "as_strided_",
-    "as_strided_copy",
-    "as_strided_scatter",
-    "stride",
-    "sym_stride",
-}
+_STRIDE_READS = set(
+    """
+        as_strided as_strided_ as_strided_copy as_strided_scatter stride sym_stride
+    """.split()
+)
 
 
 def static_inputs(module: GraphModule, inputs: Sequence[Any]) -> frozenset[int]:

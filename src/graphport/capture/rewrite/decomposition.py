@@ -36,6 +36,7 @@ from graphport.capture.trace.values import Value
 from graphport.compat.torch import OpOverload, is_within, pytree, suggest_memory_format
 from graphport.errors import ExportError, InputError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, get_op_info
+from graphport.ops.registry import overloads
 from graphport.ops.shape import CopiedResult
 from graphport.ops.sizes import broadcast, wrap_dim
 from graphport.program import ExportedProgram
@@ -415,33 +416,15 @@ def _may_be_empty(node: Node) -> bool:
 
 
 # Composite in name: they give numbers.
-_NUMBER_OPS = (
-    aten.item.default,
-    aten.sym_size.int,
-    aten.sym_stride.int,
-    aten.sym_numel.default,
-    aten.sym_storage_offset.default,
-)
+_NUMBER_OPS = overloads("item sym_size.int sym_stride.int sym_numel sym_storage_offset")
 # Composite, and without a trace in the graph where there is nothing to do.
-_STRUCTURAL = (
-    aten.to.dtype,
-    aten.to.device,
-    aten.to.other,
-    aten.to.dtype_layout,
-    aten.contiguous.default,
-    aten.item.default,
-    aten.broadcast_tensors.default,
-    aten.lift_fresh.default,
-    aten._reshape_alias.default,
-    aten.alias.default,
-)
+_STRUCTURAL = overloads("""
+    to.dtype,device,other,dtype_layout contiguous item broadcast_tensors lift_fresh _reshape_alias
+    alias
+""")
 
 _QUERIES = ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "size", "stride", "numel")
-_MAYBE_MUTATING = (
-    aten.native_batch_norm.default,
-    aten._native_batch_norm_legit.default,
-    aten._batch_norm_with_update.default,
-)
+_MAYBE_MUTATING = overloads("native_batch_norm _native_batch_norm_legit _batch_norm_with_update")
 
 
 def _check_preserved(op: Any) -> None:

@@ -13,22 +13,14 @@ from torch.fx import Node
 
 from graphport.capture.trace.state import State
 from graphport.ops import Abstract
+from graphport.ops.registry import overloads
 from graphport.tensors.abstract import holds_number
 
 aten = torch.ops.aten
 
 # Lay their results out in the order of the dims, however their operands lie in memory.
 _CONTIGUOUS_RESULTS = frozenset(
-    {
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.baddbmm.default,
-        aten.linear.default,
-        aten.matmul.default,
-        aten.embedding.default,
-        aten.index_select.default,
-    }
+    overloads("mm addmm bmm baddbmm linear matmul embedding index_select")
 )
 
 

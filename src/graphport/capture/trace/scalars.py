@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 
 from graphport.capture.trace.recorder import Recorder
 from graphport.compat.torch import OpOverload
+from graphport.ops.registry import overload_table, overloads
 from graphport.ops.sizes import is_proven
 from graphport.program.check_steps import ASSERTION_PREFIX
 from graphport.symbolic import Expr, Fact, ge, le, max_, min_, symbolic_repr, symbols
@@ -23,11 +24,7 @@ from graphport.tensors.abstract import holds_number
 
 aten = torch.ops.aten
 
-ASSERTION_OPS = (
-    aten._assert_scalar.default,
-    aten.sym_constrain_range.default,
-    aten.sym_constrain_range_for_size.default,
-)
+ASSERTION_OPS = overloads("_assert_scalar sym_constrain_range sym_constrain_range_for_size")
 """What a program asserts."""
 
 
@@ -168,23 +165,19 @@ def _divide_truncating(a: Any, b: Any) -> Any:
     return a // b if positive else None
 
 
-_ARITHMETIC: dict[OpOverload, Callable[..., Any]] = {
-    aten.add.Tensor: operator.add,
-    aten.add.Scalar: operator.add,
-    aten.sub.Tensor: operator.sub,
-    aten.sub.Scalar: operator.sub,
-    aten.mul.Tensor: operator.mul,
-    aten.mul.Scalar: operator.mul,
-    aten.rsub.Scalar: lambda a, b: b - a,
-    aten.rsub.Tensor: lambda a, b: b - a,
-    aten.neg.default: operator.neg,
-    aten.floor_divide.default: operator.floordiv,
-    aten.maximum.default: max_,
-    aten.minimum.default: min_,
-    aten.clone.default: lambda a: a,
-    aten._to_copy.default: lambda a: a,
-    aten.scalar_tensor.default: lambda a: a,
-}
+_ARITHMETIC: dict[OpOverload, Callable[..., Any]] = overload_table(
+    {
+        "add.Tensor,Scalar": operator.add,
+        "sub.Tensor,Scalar": operator.sub,
+        "mul.Tensor,Scalar": operator.mul,
+        "rsub.Scalar,Tensor": lambda a, b: b - a,
+        "neg": operator.neg,
+        "floor_divide": operator.floordiv,
+        "maximum": max_,
+        "minimum": min_,
+        "clone _to_copy scalar_tensor": lambda a: a,
+    }
+)
 _DIVISION = {"floor": operator.floordiv, "trunc": _divide_truncating}
 _IGNORED_KEYWORDS = ("dtype", "device", "layout", "pin_memory", "memory_format")
 

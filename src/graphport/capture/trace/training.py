@@ -31,6 +31,7 @@ from graphport.capture.trace.tracer import (
 from graphport.capture.trace.values import Value
 from graphport.compat.torch import pytree
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
+from graphport.ops.registry import overload_table
 from graphport.tensors.abstract import get_val
 
 aten = torch.ops.aten
@@ -184,20 +185,18 @@ def keep_view(tracer: Any, info: OpInfo, args: Any, kwargs: Keywords) -> Any:
     return tracer.wrap(Value.view(base, out, node, info.op, rest), wants_grad(args))
 
 
-_TRAINING_HANDLERS: dict[Any, Handler] = {
-    aten.dropout.default: dropout,
-    aten.alpha_dropout.default: dropout,
-    aten.feature_dropout.default: dropout,
-    aten.feature_alpha_dropout.default: dropout,
-    aten.batch_norm.default: batch_norm,
-    aten.instance_norm.default: batch_norm,
-    aten.contiguous.default: contiguous,
-    aten.view.default: keep_view,
-    aten.detach.default: record_view,
-    aten.copy_.default: copy_,
-    aten.lift_fresh.default: keep_literal,
-    aten.lift_fresh_copy.default: record_pure,
-}
+_TRAINING_HANDLERS: dict[Any, Handler] = overload_table(
+    {
+        "dropout alpha_dropout feature_dropout feature_alpha_dropout": dropout,
+        "batch_norm instance_norm": batch_norm,
+        "contiguous": contiguous,
+        "view": keep_view,
+        "detach": record_view,
+        "copy_": copy_,
+        "lift_fresh": keep_literal,
+        "lift_fresh_copy": record_pure,
+    }
+)
 
 
 # Detaches what `torch.no_grad()` and `detach()` inside of a program exclude from differentiation.

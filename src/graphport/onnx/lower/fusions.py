@@ -21,6 +21,7 @@ from graphport.onnx.lower.registry import (
     with_optional_cast,
 )
 from graphport.onnx.lowerings.attention import ROWS_TO_HEADS, is_transposed_from_rows, merge_heads
+from graphport.ops.registry import overloads
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import get_val
 
@@ -288,12 +289,7 @@ def gelu(lowerer: Lowerer, node: Node) -> Value | None:
 # Rotary position embedding
 
 _ROTARY = Call(ADD, Call(MUL, X, tensor("cos")), Call(MUL, tensor("turned"), tensor("sin")))
-_SAME_IN_HALVES = (
-    aten.cos.default,
-    aten.sin.default,
-    aten._to_copy.default,
-    aten.unsqueeze.default,
-)
+_SAME_IN_HALVES = overloads("cos sin _to_copy unsqueeze")
 
 
 @fusion(ADD)

@@ -35,6 +35,7 @@ from graphport.onnx.lower.registry import (
     is_known,
 )
 from graphport.onnx.target.targets import Target
+from graphport.ops.registry import overloads
 from graphport.ops.sizes import numel
 from graphport.program.bounds import check_call_bounds
 from graphport.program.check_steps import ASSERTION_PREFIX
@@ -133,11 +134,7 @@ def is_uninitialised(target: Any) -> bool:
 __all__ = ["Lowerer", "choose_opset", "find_missing", "report_missing"]
 
 # A file stops where they do not hold.
-_ASSERTIONS = {
-    aten._assert_async.msg,
-    aten._assert_async.default,
-    aten._assert_scalar.default,
-}
+_ASSERTIONS = set(overloads("_assert_async.msg,default _assert_scalar"))
 # Say something that is asserted or known besides, and compute nothing.
 _NO_OPS = {
     aten.sym_constrain_range_for_size.default,

@@ -20,6 +20,7 @@ from graphport import source
 from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import InputError, UnsupportedError
 from graphport.onnx.emit.ir import Value
+from graphport.ops.registry import overload_table
 from graphport.tensors.abstract import get_val
 
 aten = torch.ops.aten
@@ -28,17 +29,11 @@ Fn = Callable[..., Any]
 F = TypeVar("F", bound=Fn)
 
 # Where and how memory is kept, not what is computed.
-_IRRELEVANT = {
-    "device",
-    "layout",
-    "pin_memory",
-    "memory_format",
-    "non_blocking",
-    "copy",
-    "generator",
-    "implicit",
-    "enable_gqa_check",
-}
+_IRRELEVANT = set(
+    """
+        device layout pin_memory memory_format non_blocking copy generator implicit enable_gqa_check
+    """.split()
+)
 
 
 class Lowering:
@@ -166,9 +161,9 @@ def is_known(op: Any) -> bool:
     return op in LOWERINGS
 
 
-def lower_table(rows: Mapping[OpOverload, Any], make: Callable[[Any], Fn]) -> None:
-    """Register many operators that differ in one thing: `make` gives the lowering of a row."""
-    for op, row in rows.items():
+def lower_table(rows: Mapping[str, Any], make: Callable[[Any], Fn]) -> None:
+    """Register operators that differ in one thing, by names: `make` gives the lowering of a row."""
+    for op, row in overload_table(rows).items():
         _register(op, make(row))
 
 

@@ -297,16 +297,7 @@ def _attended_rows(b: Builder, masks: list[Value]) -> list[Value]:
     return [b.Not(b.Equal(reduce_extreme(b, "ReduceMax", mask, [mask.rank - 1], True), -math.inf))]
 
 
-_MOVEMENT_OPS = {
-    "Expand",
-    "Unsqueeze",
-    "Squeeze",
-    "Reshape",
-    "Transpose",
-    "Slice",
-    "Identity",
-    "Gather",
-}
+_MOVEMENT_OPS = set("Expand Unsqueeze Squeeze Reshape Transpose Slice Identity Gather".split())
 
 
 def _is_finite(x: Value | None) -> bool:

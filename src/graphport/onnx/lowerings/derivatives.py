@@ -226,9 +226,7 @@ def _avg_pool_backward(n: int) -> Any:
     return lowering
 
 
-lower_table(
-    {aten.avg_pool2d_backward.default: 2, aten.avg_pool3d_backward.default: 3}, _avg_pool_backward
-)
+lower_table({"avg_pool2d_backward": 2, "avg_pool3d_backward": 3}, _avg_pool_backward)
 
 
 def _adaptive_avg_pool_backward(n: int) -> Any:
@@ -244,10 +242,7 @@ def _adaptive_avg_pool_backward(n: int) -> Any:
 
 
 lower_table(
-    {
-        aten._adaptive_avg_pool2d_backward.default: 2,
-        aten._adaptive_avg_pool3d_backward.default: 3,
-    },
+    {"_adaptive_avg_pool2d_backward": 2, "_adaptive_avg_pool3d_backward": 3},
     _adaptive_avg_pool_backward,
 )
 
@@ -271,9 +266,9 @@ def _replication_pad_backward(n: int) -> Any:
 
 lower_table(
     {
-        aten.replication_pad1d_backward.default: 1,
-        aten.replication_pad2d_backward.default: 2,
-        aten.replication_pad3d_backward.default: 3,
+        "replication_pad1d_backward": 1,
+        "replication_pad2d_backward": 2,
+        "replication_pad3d_backward": 3,
     },
     _replication_pad_backward,
 )

@@ -17,6 +17,7 @@ from graphport.onnx.emit.ir import Value
 from graphport.onnx.emit.schemas import ONNX_OF
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.conv import list_dims
+from graphport.ops.registry import overloads
 from graphport.symbolic import Expr, eq, ge, lt, max_, min_, mod, prod
 from graphport.tensors.abstract import Abstract, AbstractTensor, get_val, permute_strides
 
@@ -50,14 +51,7 @@ def clone(b: Builder, self: Value) -> Value:
     return self
 
 
-@lower(
-    aten.reshape.default,
-    aten.view.default,
-    aten.view_copy.default,
-    aten._unsafe_view.default,
-    aten._reshape_alias.default,
-    aten._reshape_copy.default,
-)
+@lower(*overloads("reshape view view_copy _unsafe_view _reshape_alias _reshape_copy"))
 def reshape(b: Builder, self: Value, shape: Any) -> Value:
     return b.reshape(self, b.result.sizes)
 
@@ -121,12 +115,7 @@ def squeeze(b: Builder, self: Value) -> Value:
     return _squeeze_dims(b, self, range(self.rank))
 
 
-@lower(
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.squeeze_copy.dim,
-    aten.squeeze_copy.dims,
-)
+@lower(*overloads("squeeze.dim,dims squeeze_copy.dim,dims"))
 def squeeze_dim(b: Builder, self: Value, dim: int | Sequence[int]) -> Value:
     dims = [dim] if isinstance(dim, int) else dim
     return _squeeze_dims(b, self, [wrap_dim(d, self.rank) for d in dims] if self.rank else [])
@@ -218,11 +207,7 @@ def split(b: Builder, self: Value, split_size: Any, dim: int) -> tuple[Value, ..
     return _emit_split(b, self, wrap_dim(dim, self.rank))
 
 
-@lower(
-    aten.split_with_sizes.default,
-    aten.split_with_sizes_copy.default,
-    aten.unsafe_split_with_sizes.default,
-)
+@lower(*overloads("split_with_sizes split_with_sizes_copy unsafe_split_with_sizes"))
 def split_with_sizes(b: Builder, self: Value, split_sizes: Any, dim: int) -> tuple[Value, ...]:
     return _emit_split(b, self, wrap_dim(dim, self.rank))
 

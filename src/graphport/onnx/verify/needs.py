@@ -147,41 +147,13 @@ RULES: dict[str, dict[str, RuleMaker]] = {
 _INDEX_LIST_OPS = {"index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"}
 """Operators with a list `indices`, one for each dim."""
 
-_MOVEMENT_OPS = {
-    "view",
-    "reshape",
-    "_unsafe_view",
-    "flatten",
-    "unflatten",
-    "unsqueeze",
-    "squeeze",
-    "expand",
-    "expand_as",
-    "permute",
-    "transpose",
-    "t",
-    "movedim",
-    "slice",
-    "select",
-    "narrow",
-    "clone",
-    "contiguous",
-    "detach",
-    "alias",
-    "lift_fresh",
-    "lift_fresh_copy",
-    "to",
-    "_to_copy",
-    "repeat",
-    "long",
-    "unbind",
-    "split",
-    "chunk",
-    "getitem",
-    "view_as",
-    "broadcast_to",
-    "flip",
-}
+_MOVEMENT_OPS = set(
+    """
+        view reshape _unsafe_view flatten unflatten unsqueeze squeeze expand expand_as permute
+        transpose t movedim slice select narrow clone contiguous detach alias lift_fresh
+        lift_fresh_copy to _to_copy repeat long unbind split chunk getitem view_as broadcast_to flip
+    """.split()
+)
 _SHIFT_SIGNS = {"add": 1, "sub": -1, "add_": 1, "sub_": -1}
 
 

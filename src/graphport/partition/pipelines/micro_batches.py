@@ -17,6 +17,7 @@ from torch.fx import GraphModule, Node
 from graphport.compat.torch import HigherOrderOperator, OpOverload, pytree
 from graphport.errors import StageError
 from graphport.ops.batch import BatchCall, find_batch_dim, mixes_batch
+from graphport.ops.registry import packets
 from graphport.program import ExportedProgram, InputKind, OutputKind
 from graphport.symbolic import Expr, evaluate, symbols
 from graphport.symbolic.bridge import to_expression
@@ -311,51 +312,23 @@ def _find_source_line(node: Node) -> str | None:
     return " ".join(lines[-2:]) or None
 
 
-_INDEX_OPS = (aten.index, aten.index_put, aten._unsafe_index, aten._unsafe_index_put)
+_INDEX_OPS = packets("index index_put _unsafe_index _unsafe_index_put")
 
 # Show the same numbers in other dims.
-_VIEW_OPS = (
-    aten.unsqueeze,
-    aten.squeeze,
-    aten.view,
-    aten.reshape,
-    aten.expand,
-    aten._to_copy,
-    aten.clone,
-    aten.alias,
-    aten.detach,
-    aten.to,
-    aten.contiguous,
+_VIEW_OPS = packets(
+    "unsqueeze squeeze view reshape expand _to_copy clone alias detach to contiguous"
 )
 
 # Take no more from a tensor than its dtype, device and sizes.
-_NEW_TENSOR_OPS = (
-    aten.new_zeros,
-    aten.new_ones,
-    aten.new_full,
-    aten.new_empty,
-    aten.zeros_like,
-    aten.ones_like,
-    aten.full_like,
-    aten.empty_like,
-    aten.rand_like,
-    aten.randn_like,
-)
+_NEW_TENSOR_OPS = packets("""
+    new_zeros new_ones new_full new_empty zeros_like ones_like full_like empty_like rand_like
+    randn_like
+""")
 
 # Tensors of the batch's size that hold the same for every item, or as good as that.
 _UNIFORM_OPS = (
     *_NEW_TENSOR_OPS,
-    aten.zeros,
-    aten.ones,
-    aten.full,
-    aten.empty,
-    aten.expand,
-    aten.repeat,
-    aten.tile,
-    aten.scalar_tensor,
-    aten.rand,
-    aten.randn,
-    aten.randint,
+    *packets("zeros ones full empty expand repeat tile scalar_tensor rand randn randint"),
 )
 
 # Loops over the first dim of what this argument lists.

@@ -231,80 +231,24 @@ class AllowedOperators:
 # no library is imported for it.
 
 _ON_NUMBERS: dict[Any, tuple[str, ...]] = {
-    operator: (
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "pow",
-        "neg",
-        "pos",
-        "abs",
-        "lshift",
-        "rshift",
-        "and_",
-        "or_",
-        "xor",
-        "invert",
-        "not_",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "getitem",
-        "index",
+    operator: tuple(
+        """
+            add sub mul truediv floordiv mod pow neg pos abs lshift rshift and_ or_ xor invert not_
+            eq ne lt le gt ge getitem index
+        """.split()
     ),
-    math: (
-        "floor",
-        "ceil",
-        "trunc",
-        "sqrt",
-        "exp",
-        "log",
-        "log2",
-        "log10",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "pow",
+    math: tuple(
+        """
+            floor ceil trunc sqrt exp log log2 log10 sin cos tan asin acos atan sinh cosh tanh pow
+        """.split()
     ),
     builtins: ("round", "abs", "min", "max", "int", "float", "bool", "pow"),
-    torch: (
-        "sym_float",
-        "sym_int",
-        "sym_max",
-        "sym_min",
-        "sym_not",
-        "sym_ite",
-        "sym_sum",
-        "sym_and",
-        "sym_or",
-        "sym_sqrt",
-        "_sym_sqrt",
-        "_sym_cos",
-        "_sym_cosh",
-        "_sym_sin",
-        "_sym_sinh",
-        "_sym_tan",
-        "_sym_tanh",
-        "_sym_asin",
-        "_sym_acos",
-        "_sym_atan",
-        "_sym_log2",
-        "_sym_log10",
-        "_sym_exp",
-        "_sym_log",
-        "_check",
+    torch: tuple(
+        """
+            sym_float sym_int sym_max sym_min sym_not sym_ite sym_sum sym_and sym_or sym_sqrt
+            _sym_sqrt _sym_cos _sym_cosh _sym_sin _sym_sinh _sym_tan _sym_tanh _sym_asin _sym_acos
+            _sym_atan _sym_log2 _sym_log10 _sym_exp _sym_log _check
+        """.split()
     ),
 }
 
@@ -320,23 +264,13 @@ for _name, _function in FUNCTIONS.items():
     _FUNCTION_NAMES.setdefault(_function, _name)
 
 # Those that call graphs of the program or operators, and nothing else of Python's.
-HIGHER_ORDER = (
-    "cond",
-    "while_loop",
-    "map_impl",
-    "scan",
-    "associative_scan",
-    "auto_functionalized",
-    "auto_functionalized_v2",
-    "autograd_function_apply",
-    "wrap_with_set_grad_enabled",
-    "wrap_with_autocast",
-    "tag_activation_checkpoint",
-    "wrap_activation_checkpoint",
-    "invoke_subgraph",
-    "strict_mode",
-    "out_dtype",
-    "hints_wrapper",
+HIGHER_ORDER = tuple(
+    """
+        cond while_loop map_impl scan associative_scan auto_functionalized auto_functionalized_v2
+        autograd_function_apply wrap_with_set_grad_enabled wrap_with_autocast
+        tag_activation_checkpoint wrap_activation_checkpoint invoke_subgraph strict_mode out_dtype
+        hints_wrapper
+    """.split()
 )
 
 

@@ -118,19 +118,11 @@ _UNEXPECTED_ERRORS = (
 )
 
 _TABLES = ("symbols", "expressions", "facts", "texts", "module_stacks", "tensors")
-_PARTS = (
-    "graph",
-    "signature",
-    "state_dict",
-    "constants",
-    "range_constraints",
-    "call",
-    "argument_names",
-    "example_inputs",
-    "checks",
-    "module_calls",
-    "dialect",
-    "notes",
+_PARTS = tuple(
+    """
+        graph signature state_dict constants range_constraints call argument_names example_inputs
+        checks module_calls dialect notes
+    """.split()
 )
 
 

@@ -19,6 +19,7 @@ import torch
 from torch.fx import Node
 
 from graphport.compat.torch import HigherOrderOperator, OpOverload
+from graphport.ops.registry import overloads
 from graphport.program.signature import InputKind, ModuleCallSignature
 from graphport.tensors.abstract import holds_number
 
@@ -27,12 +28,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-_SIZE_OPERATORS = {
-    aten.sym_size.int,
-    aten.sym_stride.int,
-    aten.sym_numel.default,
-    aten.sym_storage_offset.default,
-}
+_SIZE_OPERATORS = set(overloads("sym_size.int sym_stride.int sym_numel sym_storage_offset"))
 
 
 @dataclass(eq=False)
