@@ -29,6 +29,7 @@ from graphport.compat.torch import (
     set_grad_enabled,
 )
 from graphport.fx.graphs import get_first_argument
+from graphport.tensors.concrete import storage_key
 
 aten = torch.ops.aten
 
@@ -145,20 +146,12 @@ def find_mutated_values(graph: Graph, modules: Mapping[str, nn.Module]) -> set[N
     return found
 
 
-def get_storage_key(tensor: torch.Tensor) -> Any:
-    """What tensors over the same memory have in common; None where they cannot have any."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):
-        return None
-
-
 def get_attribute_storage_key(target: str, modules: Mapping[str, nn.Module]) -> Any:
     """The memory of an attribute, or its name; `modules` has the graph's own at no path."""
     found: Any = modules.get("")
     for part in target.split("."):
         found = getattr(found, part, None)
-    memory = get_storage_key(found) if isinstance(found, torch.Tensor) else None
+    memory = storage_key(found)
     return target if memory is None else memory
 
 
@@ -206,7 +199,7 @@ def find_effect_dependencies(
         read = {m for n in node.all_input_nodes for m in memory[n]}
         if node.op == "call_module":
             module = modules.get(str(node.target), _EMPTY_MODULE)
-            read.update(map(get_storage_key, (*module.parameters(), *module.buffers())))
+            read.update(map(storage_key, (*module.parameters(), *module.buffers())))
         for m in read - changed:
             if m in last:
                 yield last[m], node

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from graphport.fx.effects import find_mutated_storages, get_attribute_storage_key, get_storage_key
+from graphport.fx.effects import find_mutated_storages, get_attribute_storage_key
 from graphport.fx.graphs import get_attribute, list_path_prefixes
+from graphport.program.codegen import find_free_name
 from graphport.program.module import register_state
 from graphport.tensors.abstract import get_val, has_val
+from graphport.tensors.concrete import storage_key
 
 aten = torch.ops.aten
 
@@ -54,10 +57,7 @@ class GraphState:
         while self._targets.intersection(list_path_prefixes(".".join(parents))):
             parents.pop()
         parent = self.gm.get_submodule(".".join(parents))
-        wanted, count = name, 1
-        while hasattr(parent, wanted):
-            wanted, count = f"{name}_{count}", count + 1
-        return ".".join((*parents, wanted))
+        return ".".join((*parents, find_free_name(name, partial(hasattr, parent))))
 
     def set(self, path: str, value: Any) -> None:
         parents, _, name = path.rpartition(".")
@@ -303,7 +303,7 @@ class LayerFinder:
             return False
         tensors = itertools.chain(module.parameters(), module.buffers())
         return not self.mutated_storages or self.mutated_storages.isdisjoint(
-            map(get_storage_key, tensors)
+            map(storage_key, tensors)
         )
 
     def _module(self, node: Node) -> nn.Module | None:

@@ -59,10 +59,6 @@ def find_dim_order(about: Abstract, scope: Scope) -> DimOrder | None:
     return order if fits and order != tuple(range(about.rank)) else None
 
 
-def invert_permutation(order: Sequence[int]) -> DimOrder:
-    return tuple(order.index(d) for d in range(len(order)))
-
-
 # The region as a program.
 
 

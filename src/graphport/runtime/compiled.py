@@ -17,9 +17,9 @@ from graphport.errors import ExportError, SessionError
 from graphport.onnx.exporter import decompose_to_known, read_custom_lowerings
 from graphport.onnx.target.session import Session, forkable_lock
 from graphport.onnx.write.weights import inline_weights
+from graphport.ops.sizes import invert_permutation
 from graphport.program import ExportedProgram, InputChecks
 from graphport.program.control import copy_subgraph, use_python_kernels
-from graphport.program.extract import invert_permutation
 from graphport.runtime import explain
 from graphport.runtime.graphs import capture_graph, find_read_layouts, layout_of
 from graphport.runtime.memory import (

@@ -402,16 +402,6 @@ CHANNELS_LAST_2D = (1, 3, 2, 0)
 CHANNELS_LAST_3D = (1, 4, 3, 2, 0)
 
 
-def contiguous_strides(sizes: Sequence[Size]) -> tuple[Size, ...]:
-    """The strides of a contiguous tensor."""
-    strides: list[Size] = []
-    step: Size = 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step = expr.mul(step, size)
-    return tuple(reversed(strides))
-
-
 def is_contiguous(scope: Scope, sizes: Sequence[Size], strides: Sequence[Size]) -> bool:
     return _is_nested(scope, sizes, strides, range(len(sizes) - 1, -1, -1))
 

@@ -27,6 +27,7 @@ from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
 from graphport.ops.meta import check_by_meta, check_element_by_kernel
 from graphport.program import RESERVED, make_identifier
+from graphport.program.codegen import Names
 from graphport.symbolic import Expr, Scope
 from graphport.symbolic.bridge import to_torch
 from graphport.symbolic.integers import split_terms
@@ -473,20 +474,14 @@ def to_val(out: Any) -> Any:
 # Unique names of graph inputs. The user's own names win; what clashes gets `_1`, `_2`, ...
 
 
-class Namespace:
-    """Hands out each name once."""
+class Namespace(Names):
+    """Hands out each name once, as an identifier."""
 
     def __init__(self) -> None:
-        self._used: set[str] = set(RESERVED)
+        super().__init__(RESERVED)
 
     def unique(self, wanted: str) -> str:
-        name = make_identifier(wanted)
-        candidate, n = name, 0
-        while candidate in self._used:
-            n += 1
-            candidate = f"{name}_{n}"
-        self._used.add(candidate)
-        return candidate
+        return super().unique(make_identifier(wanted))
 
     def placeholder(self, graph: Graph, name: str) -> Node:
         """An input under exactly this name, also where torch.fx would avoid a builtin's."""

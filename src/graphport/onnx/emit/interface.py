@@ -19,12 +19,12 @@ from graphport.errors import InputError, UnsupportedError
 from graphport.huggingface import caches
 from graphport.onnx.emit import ir
 from graphport.onnx.emit.ir import Complex, Graph, Value, source_weights
-from graphport.onnx.emit.model import Names
 from graphport.onnx.emit.schemas import ONNX_OF
 from graphport.onnx.lower import lowerer
 from graphport.onnx.lowerings.complex import view_as_complex, view_as_real
 from graphport.onnx.options import ExportOptions
 from graphport.program import ExportedProgram
+from graphport.program.codegen import Names
 from graphport.program.signature import InputKind, OutputKind
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import Abstract, describe, get_val

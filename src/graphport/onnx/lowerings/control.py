@@ -7,8 +7,7 @@ forgotten after it: nothing outside can be computed from its values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Graph, Value
 from graphport.onnx.emit.sizes import dtype_of_number
 from graphport.onnx.lower.registry import LOWERINGS, higher_order
+from graphport.onnx.lowerings.loops import close_subgraph, open_subgraph
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import Abstract, describe
 
@@ -28,18 +28,6 @@ ops = torch.ops.higher_order
 
 
 # Graphs within
-
-
-@contextmanager
-def open_subgraph(b: Builder, name: str) -> Iterator[Graph]:
-    """What is written meanwhile goes to a graph of its own."""
-    outer = b.graph
-    graph = b.graph = Graph(name, outer)
-    try:
-        with b.sizes.inner():
-            yield graph
-    finally:
-        b.graph = outer
 
 
 def _lower_subgraph(lowerer: Lowerer, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
@@ -74,16 +62,6 @@ def _to_tensor(b: Builder, x: Any, about: Any) -> Value:
         about = x
     dtype = about.dtype if isinstance(about, (Abstract, Value)) else dtype_of_number(about)
     return b.cast(x if isinstance(x, Value) else b.sizes.number(x), dtype)
-
-
-def close_subgraph(b: Builder, graph: Graph, results: Sequence[Value]) -> None:
-    """Make values the outputs of a graph: each made in it, and none twice."""
-    for value in map(b.assertions.add_control_dependency, results):
-        shape = value.shape
-        while value.graph is not graph or value.producer is None or value in graph.outputs:
-            value = b.Identity(value)
-            value.shape = shape
-        graph.outputs.append(value)
 
 
 def _add_input(graph: Graph, name: str, about: Any) -> Value:

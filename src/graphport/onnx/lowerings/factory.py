@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower, lower_table
-from graphport.onnx.lowerings.shape import emit_arange
 from graphport.ops.registry import overloads
 from graphport.symbolic import Expr, floordiv, ge, max_, type_of
 

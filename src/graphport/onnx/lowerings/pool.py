@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.emit.arithmetic import quotient
+from graphport.onnx.emit.arithmetic import emit_arange, quotient
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
@@ -30,7 +30,6 @@ from graphport.onnx.lowerings.conv import (
 )
 from graphport.onnx.lowerings.reduce import find_extreme as place_of
 from graphport.onnx.lowerings.reduce import reduce_extreme, sum_axes
-from graphport.onnx.lowerings.shape import emit_arange
 from graphport.symbolic import eq, ge, max_
 
 aten = torch.ops.aten

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
+from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.emit.schemas import ONNX_OF
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.conv import list_dims
 from graphport.ops.registry import overloads
+from graphport.ops.sizes import wrap_dim
 from graphport.symbolic import Expr, eq, ge, lt, max_, min_, mod, prod
 from graphport.tensors.abstract import Abstract, AbstractTensor, get_val, permute_strides
 
@@ -25,11 +27,6 @@ aten = torch.ops.aten
 
 SLICE_END = (1 << 63) - 1
 """Beyond the end of every dim, as in torch and in ONNX."""
-
-
-def wrap_dim(dim: int, rank: int) -> int:
-    """A dim counted from the front; a tensor without dims has one in torch's eyes."""
-    return dim % max(rank, 1)
 
 
 @lower(
@@ -376,14 +373,6 @@ def _strided_positions(b: Builder, size: Sequence[Any], stride: Sequence[Any], f
         along = b.Mul(emit_arange(b, n), b.sizes.number(step))
         total = b.Add(total, b.unsqueeze(along, *range(1, len(size) - d)))
     return b.shaped(total, tuple(size))
-
-
-def emit_arange(b: Builder, count: Any) -> Value:
-    """0, 1, ... as int64."""
-    if type(count) is int:
-        return b.constant(torch.arange(count))
-    zero, one = (b.scalar(n, torch.int64) for n in (0, 1))
-    return b.shaped(b.Range(zero, b.sizes.number(count), one), (count,))
 
 
 # Padding: with a constant, by reflection, with the edge, around the other side.

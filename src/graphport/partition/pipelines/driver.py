@@ -27,6 +27,7 @@ from graphport.partition.pipelines.stages import Front, Route
 from graphport.partition.pipelines.wire import Message
 from graphport.program import ConstantArgument
 from graphport.program.module import CallGuard
+from graphport.tensors.concrete import storage_key
 
 _POLL_SECONDS = 0.2
 """Seconds between two looks at the processes while waiting."""
@@ -178,8 +179,8 @@ class Batch:
     def _kept_apart(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Copies of values in the caller's memory that is about to change; of state, any time."""
         front = self.driver.front
-        theirs = {_get_storage_pointer(x) for x in given.values()} - {None}
-        overwritten = {_get_storage_pointer(given[target]) for target in front.written}
+        theirs = {storage_key(x) for x in given.values()} - {None}
+        overwritten = {storage_key(given[target]) for target in front.written}
         state = {*front.updates.values()}
         wanted = {
             *state,
@@ -189,7 +190,7 @@ class Batch:
         return {
             name: known[name].clone()
             for name in wanted
-            if _get_storage_pointer(known[name]) in (theirs if name in state else overwritten)
+            if storage_key(known[name]) in (theirs if name in state else overwritten)
         }
 
     def progress(self, stage: int, died: bool = False) -> str:
@@ -198,12 +199,6 @@ class Batch:
         at = min(self.finished.get(stage, 0) + 1, total)
         later = " or later" if died and at < total else ""
         return f"in micro-batch {at} of {total}{later}" if total > 1 else "during a run"
-
-
-def _get_storage_pointer(x: Any) -> int | None:
-    """What tensors over the same memory have in common."""
-    is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
-    return x.untyped_storage().data_ptr() if is_dense else None
 
 
 def _listen_to_stage(post: Mailbox, stage: int, events: queue.SimpleQueue[Event]) -> None:
