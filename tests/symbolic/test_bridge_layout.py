@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphport.symbolic import Scope, bridge, eq, evaluate, ge, max_
+from graphport.tensors.abstract import contiguous_strides
 from tests.symbolic.test_soundness import MANY
 
 NAMES = "abcde"
@@ -63,7 +64,7 @@ def scope():
 def test_contiguous(scope):
     n, m = scope.symbol("n"), scope.symbol("m")
     sizes = (n, m, 4)
-    assert bridge.contiguous_strides(sizes) == (4 * m, 4, 1)
+    assert contiguous_strides(sizes) == (4 * m, 4, 1)
     assert bridge.is_contiguous(scope, sizes, (4 * m, 4, 1))
     assert bridge.is_contiguous(scope, sizes, (4 * max_(m, 1), 4, 1))
     assert not bridge.is_contiguous(scope, sizes, (4, 4 * n, 1))
@@ -85,7 +86,7 @@ def test_channels_last(scope):
     sizes, strides = (n, 3, h, w), (3 * h * w, 1, 3 * w, 3)
     assert bridge.is_channels_last(scope, sizes, strides)
     assert bridge.is_channels_last_strides(scope, sizes, strides)
-    plain = bridge.contiguous_strides(sizes)
+    plain = contiguous_strides(sizes)
     assert not bridge.is_channels_last(scope, sizes, plain)
     assert not bridge.is_channels_last_strides(scope, sizes, plain)
     assert not bridge.is_channels_last(scope, (n, 3, h), (3 * h, 1, 3))

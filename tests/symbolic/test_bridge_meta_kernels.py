@@ -8,8 +8,9 @@ import torch._refs
 import torch.nn.functional as F
 from torch._dispatch.python import enable_python_dispatcher
 
-from graphport.symbolic import Scope, bridge
+from graphport.symbolic import Scope
 from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.tensors.abstract import contiguous_strides
 
 
 class Program:
@@ -25,7 +26,7 @@ class Program:
         self.u = to_torch(self.scope.fresh(lower=0))
 
     def tensor(self, *sizes, dtype=torch.float32):
-        strides = bridge.contiguous_strides([from_torch(size) for size in sizes])
+        strides = contiguous_strides([from_torch(size) for size in sizes])
         return torch.empty_strided(
             sizes, [to_torch(stride) for stride in strides], dtype=dtype, device="meta"
         )

@@ -103,8 +103,14 @@ from graphport.program import (
     find_base,
 )
 from graphport.symbolic import Expr, Range, Scope
-from graphport.symbolic.bridge import from_torch, to_torch
-from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor, permute_strides
+from graphport.symbolic.bridge import SYMBOLIC, from_torch, to_torch
+from graphport.tensors.abstract import (
+    AbstractTensor,
+    describe,
+    make_abstract_tensor,
+    permute_strides,
+    set_val,
+)
 from graphport.tensors.concrete import (
     find_device,
     has_own_dispatch,
@@ -115,7 +121,6 @@ from graphport.tensors.concrete import (
 from graphport.types import PyTree
 
 aten = torch.ops.aten
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @check_arguments(
@@ -422,7 +427,7 @@ class _Capture:
                 leaves.append(self._open_tensor(node, leaf.value, leaf.path))
             else:
                 value = to_torch(self.spec.numbers.get(leaf.path, leaf.value))
-                node.meta = {"val": value}
+                set_val(node, value)
                 self.input_values.append(None)
                 leaves.append(value)
         self._define_numbers()
@@ -448,7 +453,7 @@ class _Capture:
             if type(s) is Expr:
                 read = functools.partial(self.recorder.size_of, node, d, s, on_entry=True)
                 self.recorder.define_size(s, read)
-        node.meta = {"val": make_abstract_tensor(abstract, t.requires_grad)}
+        set_val(node, make_abstract_tensor(abstract, t.requires_grad))
         self.input_values.append(value)
         return self.tracer.wrap(value)
 
@@ -569,7 +574,7 @@ class _Capture:
             value = self.tracer.value(x)
             tracer = self.tracer
             return (tracer.read_as_view if self.options.keep_views else tracer.read)(value)
-        if issubclass(kind, _SYMBOLIC):
+        if issubclass(kind, SYMBOLIC):
             return self.recorder.size(from_torch(x))
         if issubclass(kind, CONSTANT_TYPES):
             return to_plain_constant(x)
@@ -714,7 +719,7 @@ class _Capture:
             device = None if value.is_meta else value.device
             strides = None
             if node in self.tracer.fixed_layouts:
-                strides = node.meta["val"]._abstract.strides
+                strides = describe(node).strides
             from_start = node in self.tracer.from_start
             return InputShape(
                 path, sizes, value.dtype, device=device, strides=strides, from_start=from_start

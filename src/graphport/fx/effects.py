@@ -29,6 +29,7 @@ from graphport.compat.torch import (
     set_grad_enabled,
 )
 from graphport.fx.graphs import get_first_argument
+from graphport.tensors.concrete import storage_key
 from graphport.types import Argument
 
 aten = torch.ops.aten
@@ -40,108 +41,22 @@ _STATISTICS = frozenset(
 _MODE_SWITCHES = frozenset({set_grad_enabled, enter_autocast, exit_autocast})
 _INPLACE_OPERATORS = frozenset(
     getattr(operator, name)
-    for name in (
-        "iadd",
-        "iand",
-        "ifloordiv",
-        "ilshift",
-        "imod",
-        "imul",
-        "imatmul",
-        "ior",
-        "ipow",
-        "irshift",
-        "isub",
-        "itruediv",
-        "ixor",
-        "setitem",
-    )
+    for name in """
+        iadd iand ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor setitem
+    """.split()
 )
 # By the name of a function or method: results may alias the first argument.
 _VIEWS = frozenset(
-    {
-        "adjoint",
-        "alias",
-        "alpha_dropout",
-        "as_strided",
-        "bfloat16",
-        "bool",
-        "broadcast_to",
-        "byte",
-        "char",
-        "chunk",
-        "conj",
-        "contiguous",
-        "cpu",
-        "cuda",
-        "data",
-        "detach",
-        "diagonal",
-        "double",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "dsplit",
-        "expand",
-        "expand_as",
-        "feature_alpha_dropout",
-        "feature_dropout",
-        "flatten",
-        "float",
-        "getattr",
-        "getitem",
-        "half",
-        "hsplit",
-        "imag",
-        "int",
-        "long",
-        "mH",
-        "mT",
-        "H",
-        "T",
-        "moveaxis",
-        "movedim",
-        "narrow",
-        "permute",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "positive",
-        "ravel",
-        "real",
-        "requires_grad_",
-        "reshape",
-        "reshape_as",
-        "resolve_conj",
-        "resolve_neg",
-        "select",
-        "short",
-        "split",
-        "split_with_sizes",
-        "squeeze",
-        "sum_to_size",
-        "swapaxes",
-        "swapdims",
-        "t",
-        "tensor_split",
-        "to",
-        "to_dense",
-        "transpose",
-        "type",
-        "type_as",
-        "unbind",
-        "unflatten",
-        "unfold",
-        "unsafe_chunk",
-        "unsafe_split",
-        "unsafe_split_with_sizes",
-        "unsqueeze",
-        "view",
-        "view_as",
-        "view_as_complex",
-        "view_as_real",
-        "vsplit",
-    }
+    """
+        adjoint alias alpha_dropout as_strided bfloat16 bool broadcast_to byte char chunk conj
+        contiguous cpu cuda data detach diagonal double dropout dropout1d dropout2d dropout3d dsplit
+        expand expand_as feature_alpha_dropout feature_dropout flatten float getattr getitem half
+        hsplit imag int long mH mT H T moveaxis movedim narrow permute pixel_shuffle pixel_unshuffle
+        positive ravel real requires_grad_ reshape reshape_as resolve_conj resolve_neg select short
+        split split_with_sizes squeeze sum_to_size swapaxes swapdims t tensor_split to to_dense
+        transpose type type_as unbind unflatten unfold unsafe_chunk unsafe_split
+        unsafe_split_with_sizes unsqueeze view view_as view_as_complex view_as_real vsplit
+    """.split()
 )
 # And these any argument.
 _VIEWS_OF_ALL = frozenset(
@@ -160,15 +75,10 @@ _VIEW_MODULES = (
 _RANDOM_FLAGS = ("dropout_p", "dropout", "train", "training")
 # Functions that draw through operators of other names.
 _RANDOM_FUNCTIONS = frozenset(
-    {
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "fractional_max_pool2d",
-        "fractional_max_pool3d",
-        "gumbel_softmax",
-        "multi_head_attention_forward",
-    }
+    """
+        dropout1d dropout2d dropout3d fractional_max_pool2d fractional_max_pool3d gumbel_softmax
+        multi_head_attention_forward
+    """.split()
 )
 _RANDOM_MODULES = (
     DropoutNd,
@@ -237,20 +147,12 @@ def find_mutated_values(graph: Graph, modules: Mapping[str, nn.Module]) -> set[N
     return found
 
 
-def get_storage_key(tensor: torch.Tensor) -> object:
-    """A key of the storage, equal for tensors that alias; None where they cannot."""
-    try:
-        return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):
-        return None
-
-
-def get_attribute_storage_key(target: str, modules: Mapping[str, nn.Module]) -> object:
-    """The storage key of an attribute, or its name; `modules` has the graph's own at no path."""
+def get_attribute_storage_key(target: str, modules: Mapping[str, nn.Module]) -> Any:
+    """The memory of an attribute, or its name; `modules` has the graph's own at no path."""
     found: Any = modules.get("")
     for part in target.split("."):
         found = getattr(found, part, None)
-    memory = get_storage_key(found) if isinstance(found, torch.Tensor) else None
+    memory = storage_key(found)
     return target if memory is None else memory
 
 
@@ -298,7 +200,7 @@ def find_effect_dependencies(
         read = {m for n in node.all_input_nodes for m in memory[n]}
         if node.op == "call_module":
             module = modules.get(str(node.target), _EMPTY_MODULE)
-            read.update(map(get_storage_key, (*module.parameters(), *module.buffers())))
+            read.update(map(storage_key, (*module.parameters(), *module.buffers())))
         for m in read - changed:
             if m in last:
                 yield last[m], node

@@ -26,6 +26,7 @@ from graphport.errors import InputError, SerializationError
 from graphport.fx.graphs import require_graph_module
 from graphport.process import restore_on_exit
 from graphport.program.atomic_write import write_atomically
+from graphport.program.codegen import find_free_name
 from graphport.tensors.lazy import lacks_data
 
 _HEAD = '''"""{name}, as graphport.fx.to_folder has written it."""
@@ -112,9 +113,7 @@ class ModuleSourceWriter:
         return self._made[id(module)]
 
     def _unique(self, wanted: str) -> str:
-        name = wanted
-        while name in self._taken:
-            name += "_"
+        name = find_free_name(wanted, self._taken.__contains__, numbered=False)
         self._taken.add(name)
         return name
 

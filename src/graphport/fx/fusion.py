@@ -17,6 +17,7 @@ from graphport.compat.torch import DropoutNd
 from graphport.fx.graphs import copy_pruned_module, get_first_argument, to_graph_module
 from graphport.fx.layers import GraphState, Layer, LayerFinder, Norm, get_rank
 from graphport.program import ExportedProgram
+from graphport.tensors.abstract import get_val
 
 aten = torch.ops.aten
 
@@ -100,7 +101,7 @@ def _find_decomposed_layers(graph: Graph) -> Iterator[_DropoutLayer]:
     for node in graph.nodes:
         call, function = node.meta.get("torch_fn", ("", ""))
         name = function.rpartition(".")[2].rstrip("_")
-        tensor = isinstance(node.meta.get("val"), torch.Tensor)  # sizes may be used elsewhere
+        tensor = isinstance(get_val(node), torch.Tensor)  # sizes may be used elsewhere
         if (
             name in _DROPOUT_NAMES
             and tensor
@@ -114,7 +115,7 @@ def _find_decomposed_layers(graph: Graph) -> Iterator[_DropoutLayer]:
             n
             for c in calls
             for n in c.all_input_nodes
-            if n not in inside and isinstance(n.meta.get("val"), torch.Tensor)
+            if n not in inside and isinstance(get_val(n), torch.Tensor)
         }
         results = [c for c in calls if not inside.issuperset(c.users)]
         if len(given) == len(results) == 1:
@@ -259,7 +260,7 @@ def _set_arguments(
             state.set(path, bias)
             new_bias = state.get_attr(path)
             # A bias is like a mean, as far as metadata go, but for its dtype.
-            dtype = getattr(mean[0].meta.get("val"), "dtype", None) if mean else None
+            dtype = getattr(get_val(mean[0]), "dtype", None) if mean else None
             if dtype == bias.dtype:
                 new_bias.meta = dict(mean[0].meta)
     rest = {k: v for k, v in node.kwargs.items() if k not in ("input", "weight", "bias")}

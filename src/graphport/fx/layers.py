@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 
-from graphport.fx.effects import find_mutated_storages, get_attribute_storage_key, get_storage_key
+from graphport.fx.effects import find_mutated_storages, get_attribute_storage_key
 from graphport.fx.graphs import get_attribute, list_path_prefixes
+from graphport.program.codegen import find_free_name
 from graphport.program.module import register_state
+from graphport.tensors.abstract import get_val, has_val
+from graphport.tensors.concrete import storage_key
 
 aten = torch.ops.aten
 
@@ -53,10 +57,7 @@ class GraphState:
         while self._targets.intersection(list_path_prefixes(".".join(parents))):
             parents.pop()
         parent = self.gm.get_submodule(".".join(parents))
-        wanted, count = name, 1
-        while hasattr(parent, wanted):
-            wanted, count = f"{name}_{count}", count + 1
-        return ".".join((*parents, wanted))
+        return ".".join((*parents, find_free_name(name, partial(hasattr, parent))))
 
     def set(self, path: str, value: Any) -> None:
         parents, _, name = path.rpartition(".")
@@ -152,27 +153,16 @@ class Norm:
 
 
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-_CONV_TRANSPOSE_ARGUMENTS = (
-    "input",
-    "weight",
-    "bias",
-    "stride",
-    "padding",
-    "output_padding",
-    "groups",
-    "dilation",
+_CONV_TRANSPOSE_ARGUMENTS = tuple(
+    """
+        input weight bias stride padding output_padding groups dilation
+    """.split()
 )
 _LINEAR_ARGUMENTS = ("input", "weight", "bias")
-_CONVOLUTION_ARGUMENTS = (
-    "input",
-    "weight",
-    "bias",
-    "stride",
-    "padding",
-    "dilation",
-    "transposed",
-    "output_padding",
-    "groups",
+_CONVOLUTION_ARGUMENTS = tuple(
+    """
+        input weight bias stride padding dilation transposed output_padding groups
+    """.split()
 )
 # What they call: the names of the arguments, and the dims that it slides over (None: by the weight)
 _LAYER_FUNCTIONS: dict[Any, tuple[tuple[str, ...], int | None]] = {
@@ -203,16 +193,7 @@ _LAYER_MODULES: dict[type[nn.Module], tuple[int, bool]] = {
 }
 _NORM_TENSORS = ("weight", "bias", "running_mean", "running_var")
 _NORM_FUNCTIONS: dict[Any, tuple[str, ...]] = {
-    F.batch_norm: (
-        "input",
-        "running_mean",
-        "running_var",
-        "weight",
-        "bias",
-        "training",
-        "momentum",
-        "eps",
-    ),
+    F.batch_norm: tuple("input running_mean running_var weight bias training momentum eps".split()),
     torch.batch_norm: ("input", *_NORM_TENSORS, "training", "momentum", "eps", "cudnn_enabled"),
     aten.batch_norm.default: (
         "input",
@@ -322,7 +303,7 @@ class LayerFinder:
             return False
         tensors = itertools.chain(module.parameters(), module.buffers())
         return not self.mutated_storages or self.mutated_storages.isdisjoint(
-            map(get_storage_key, tensors)
+            map(storage_key, tensors)
         )
 
     def _module(self, node: Node) -> nn.Module | None:
@@ -330,10 +311,15 @@ class LayerFinder:
         return module if module is not None and self.is_fixed(module) else None
 
 
+def get_tensor_metadata(node: Node) -> Any:
+    """What export or shape propagation noted of a result; None if neither did."""
+    return get_val(node) if has_val(node) else node.meta.get("tensor_meta")
+
+
 def get_rank(node: Node) -> int | None:
     """The number of dims of a result, if its metadata has it."""
-    for key in ("val", "tensor_meta"):
-        shape = getattr(node.meta.get(key), "shape", None)
+    for known in (get_val(node), node.meta.get("tensor_meta")):
+        shape = getattr(known, "shape", None)
         if shape is not None:
             return len(shape)
     return None

@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from graphport import errors
 from graphport.arguments import ARGS, GRAPH_MODULE, NONE, check_arguments
 from graphport.symbolic import bridge
+from graphport.tensors.abstract import get_val, has_val
 
 
 class size_bytes(NamedTuple):
@@ -51,9 +52,12 @@ def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[object] | None 
 
 
 def _get_metadata(node: Node, modules: dict[str, nn.Module]) -> object:
-    for key in ("tensor_meta", "val", "example_value"):
-        if key in node.meta:
-            return node.meta[key]
+    if "tensor_meta" in node.meta:
+        return node.meta["tensor_meta"]
+    if has_val(node):
+        return get_val(node)
+    if "example_value" in node.meta:
+        return node.meta["example_value"]
     # Shape propagation notes the type of what is no tensor. Graphs of control flow are no value.
     if "type" in node.meta or (node.op == "get_attr" and node.target in modules):
         return None
@@ -139,26 +143,10 @@ _ATTRIBUTES: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("weight", "bias"),
     nn.AdaptiveAvgPool2d: (),
     nn.ReLU: ("inplace",),
-    nn.MaxPool2d: (
-        "kernel_size",
-        "stride",
-        "padding",
-        "dilation",
-        "return_indices",
-        "ceil_mode",
-    ),
+    nn.MaxPool2d: tuple("kernel_size stride padding dilation return_indices ceil_mode".split()),
     **dict.fromkeys(
         (nn.Conv1d, nn.Conv2d, nn.Conv3d),
-        (
-            "weight",
-            "bias",
-            "kernel_size",
-            "stride",
-            "padding",
-            "dilation",
-            "groups",
-            "padding_mode",
-        ),
+        tuple("weight bias kernel_size stride padding dilation groups padding_mode".split()),
     ),
     **dict.fromkeys(
         (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),

@@ -25,12 +25,12 @@ from graphport.fx.effects import (
     is_random,
 )
 from graphport.fx.graphs import copy_pruned_module, get_first_argument, to_graph_module
-from graphport.fx.layers import GraphState, LayerFinder, get_rank
+from graphport.fx.layers import GraphState, LayerFinder, get_rank, get_tensor_metadata
 from graphport.fx.schemas import is_torch_module
 from graphport.fx.shape_prop import AbstractDispatchMode
 from graphport.ops import Abstract
 from graphport.program import ExportedProgram
-from graphport.tensors.abstract import make_abstract_tensor
+from graphport.tensors.abstract import get_val, has_val, make_abstract_tensor, set_val
 from graphport.types import Argument, NodeTarget
 
 aten = torch.ops.aten
@@ -48,7 +48,6 @@ _MATMULS = frozenset(
 )
 _MM = frozenset({"mm", torch.mm, torch.Tensor.mm})
 _LINEARS = frozenset({F.linear, aten.linear.default})
-_SHAPE_KEYS = ("val", "tensor_meta")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Product:
         if self.weight is not None:
             return self.weight.dtype
         assert self.right is not None
-        return next(self.right.meta[key].dtype for key in _SHAPE_KEYS if key in self.right.meta)
+        return get_tensor_metadata(self.right).dtype
 
     @property
     def shared(self) -> Any:
@@ -139,8 +138,7 @@ def _match_linear(node: Node, layers: LayerFinder) -> Product | None:
 
 def get_known_shape(node: Node | None) -> Any:
     """The shape of a value, if its metadata has it."""
-    known = [node.meta[key] for key in _SHAPE_KEYS if key in node.meta] if node is not None else []
-    return getattr(known[0], "shape", None) if known else None
+    return None if node is None else getattr(get_tensor_metadata(node), "shape", None)
 
 
 def concatenate_weights(products: list[Product]) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -178,17 +176,7 @@ _OVERLOADS: dict[Any, Any] = {
 }
 # What does not take every layout, or shows it.
 _STRIDE_SENSITIVE = frozenset(
-    {
-        "view",
-        "view_as",
-        "view_as_complex",
-        "as_strided",
-        "stride",
-        "is_contiguous",
-        "data_ptr",
-        "set_",
-        "resize_",
-    }
+    "view view_as view_as_complex as_strided stride is_contiguous data_ptr set_ resize_".split()
 )
 
 
@@ -309,11 +297,10 @@ class _MatmulMerger:
         path = self.state.free(f"{parent}.merged_{name}" if parent else f"merged_{name}")
         self.state.set(path, value)
         node = self.state.get_attr(path)
-        if "val" in like.node.meta:
+        if has_val(like.node):
             shape, stride = tuple(value.size()), tuple(value.stride())
-            node.meta["val"] = make_abstract_tensor(
-                Abstract(shape, value.dtype, value.device, stride)
-            )
+            about = Abstract(shape, value.dtype, value.device, stride)
+            set_val(node, make_abstract_tensor(about))
         return node
 
     # x @ A, x @ B, with values that are computed
@@ -391,10 +378,10 @@ class _MatmulMerger:
     def annotate(self, node: Node, like: Node) -> None:
         """Metadata as export would have noted them."""
         node.meta = {k: v for k, v in like.meta.items() if k in ("stack_trace", "nn_module_stack")}
-        if all("val" in n.meta for n in node.all_input_nodes):
-            args = map_arg(node.args, lambda n: n.meta["val"])
+        if all(has_val(n) for n in node.all_input_nodes):
+            args = map_arg(node.args, get_val)
             with AbstractDispatchMode():
-                node.meta["val"] = node.target(*args)
+                set_val(node, node.target(*args))
 
     def split_merged(
         self,
@@ -518,4 +505,4 @@ def _key_by_right(p: Product) -> object:
 
 def _has_exported_shape(node: Node | None) -> bool:
     """Whether the sizes in the metadata hold in every call, not only in the example."""
-    return node is not None and "val" in node.meta
+    return node is not None and has_val(node)

@@ -39,6 +39,7 @@ from graphport.fx.shape_prop import (
 )
 from graphport.process import Patch, Replacement, restore_on_exit
 from graphport.source import locate_user_line
+from graphport.tensors.abstract import get_val, has_val, set_val
 from graphport.types import Args, Argument, Kwargs, NodeTarget
 
 UNKNOWN = object()
@@ -53,7 +54,7 @@ class MetaProxy(Proxy):
         return MetaAttribute(self, k)
 
     def _known(self) -> Argument:
-        return self.node.meta.get("val", UNKNOWN)
+        return get_val(self.node) if has_val(self.node) else UNKNOWN
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -179,35 +180,13 @@ def _collect_proxy(x: Argument, found: list[MetaProxy]) -> Argument:
 # numbers (an `if`, `range(n)`, `int(n)`) are decided once, as the example has them. What depends on
 # the numbers in a tensor cannot be decided, and is an error that says so.
 
-_FACTORIES = (
-    "arange",
-    "bartlett_window",
-    "blackman_window",
-    "empty",
-    "empty_strided",
-    "eye",
-    "full",
-    "hamming_window",
-    "hann_window",
-    "kaiser_window",
-    "linspace",
-    "logspace",
-    "normal",
-    "ones",
-    "rand",
-    "randint",
-    "randn",
-    "randperm",
-    "range",
-    "scalar_tensor",
-    "tensor",
-    "tril_indices",
-    "triu_indices",
-    "zeros",
-    "as_tensor",
-    "complex",
-    "cartesian_prod",
-    "broadcast_shapes",
+_FACTORIES = tuple(
+    """
+        arange bartlett_window blackman_window empty empty_strided eye full hamming_window
+        hann_window kaiser_window linspace logspace normal ones rand randint randn randperm range
+        scalar_tensor tensor tril_indices triu_indices zeros as_tensor complex cartesian_prod
+        broadcast_shapes
+    """.split()
 )
 """Functions of torch that do not look for traced values among their arguments."""
 
@@ -300,7 +279,7 @@ class MetaTracer(Tracer):
         made = super().create_proxy(kind, target, args, kwargs, *others, **options)
         value = self._value(kind, target, args, kwargs)
         if value is not UNKNOWN:
-            made.node.meta["val"] = value
+            set_val(made.node, value)
         return made
 
     def _settle(self, graph: Graph) -> None:
@@ -467,7 +446,7 @@ def _find_unknown_inputs(node: Node) -> list[str]:
             if before not in seen:
                 seen[before] = None
                 waiting.append(before)
-    return [str(n.target) for n in seen if n.op == "placeholder" and "val" not in n.meta]
+    return [str(n.target) for n in seen if n.op == "placeholder" and not has_val(n)]
 
 
 def _erase_dead_size_queries(graph: Graph) -> None:
@@ -479,7 +458,7 @@ def _erase_dead_size_queries(graph: Graph) -> None:
 
 def _is_size_query(node: Node) -> bool:
     """Whether a node computes sizes and the like, and nothing else."""
-    value = node.meta.get("val")
+    value = get_val(node)
     if value is None or any(map(has_no_data, pytree.tree_leaves(value))):
         return False
     if node.op == "call_method":

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from graphport.fx.effects import find_aliased_inputs, find_mutated_inputs
 from graphport.fx.graphs import get_first_argument
-from graphport.fx.layers import LayerFinder, get_rank
+from graphport.fx.layers import LayerFinder, get_rank, get_tensor_metadata
 
 with warnings.catch_warnings():
     # torch's own modules for the layout are written in TorchScript, which torch warns of.
@@ -75,14 +75,10 @@ _UNARY_METHODS = frozenset({"relu", "sigmoid", "tanh", "transpose", "flatten", "
 _MAX_POOL_REQUIRES = {"dilation": 1, "return_indices": False}
 _AVG_POOL_REQUIRES = {"divisor_override": None}
 _ADAPTIVE_POOL_REQUIRES = {"output_size": 1}
-_MAX_POOL_ARGUMENTS = (
-    "input",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "ceil_mode",
-    "return_indices",
+_MAX_POOL_ARGUMENTS = tuple(
+    """
+        input kernel_size stride padding dilation ceil_mode return_indices
+    """.split()
 )
 _POOLS: dict[Any, tuple[tuple[str, ...], dict[str, Any]]] = {
     F.max_pool2d: (_MAX_POOL_ARGUMENTS, _MAX_POOL_REQUIRES),
@@ -180,7 +176,7 @@ _NORMS = (nn.BatchNorm2d, nn.BatchNorm3d)
 
 def _is_not_float32(node: Node) -> bool:
     """Whether metadata tell that a result is no tensor of float32."""
-    known = next((node.meta[key] for key in ("val", "tensor_meta") if key in node.meta), None)
+    known = get_tensor_metadata(node)
     return known is not None and getattr(known, "dtype", None) is not torch.float32
 
 

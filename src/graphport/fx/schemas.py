@@ -44,6 +44,8 @@ from graphport.compat.torch import (
     jit_get_schemas_for_operator,
 )
 from graphport.errors import GraphError, InputError
+from graphport.symbolic.bridge import NUMBERS, SYMBOLIC_NUMBERS
+from graphport.tensors.abstract import get_val, has_val
 from graphport.types import Argument, Kwargs
 
 _UNIONS = (Union, types.UnionType)
@@ -52,10 +54,10 @@ _NONE = type(None)
 
 _IMPLICIT_CONVERSIONS: dict[Any, tuple[type, ...]] = {
     int: (torch.SymInt, torch.dtype),
-    float: (int, torch.SymFloat, torch.SymInt),
+    float: (int, *SYMBOLIC_NUMBERS),
     complex: (float, int),
     bool: (torch.SymBool,),
-    numbers.Number: (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool),
+    numbers.Number: (complex, *NUMBERS),
     torch.dtype: (int,),
     torch.layout: (int,),
     torch.memory_format: (int,),
@@ -436,8 +438,8 @@ def infer_type(value: Argument) -> object:
 def _read_node_type(node: Node) -> object:
     if "type" in node.meta:
         return node.meta["type"]
-    if "val" in node.meta:
-        found = infer_type(node.meta["val"])
+    if has_val(node):
+        found = infer_type(get_val(node))
         is_tensor = isinstance(found, type) and issubclass(found, torch.Tensor)
         return torch.Tensor if is_tensor else found
     if "tensor_meta" in node.meta and hasattr(node.meta["tensor_meta"], "dtype"):

@@ -34,11 +34,10 @@ from graphport.ops import Abstract, get_op_info, infer_by_meta
 from graphport.ops.meta import to_meta
 from graphport.process import restore_on_exit
 from graphport.symbolic import Expr
-from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.symbolic.bridge import from_torch, is_symbolic, python_type, to_torch
 from graphport.tensors.abstract import AbstractTensor, contiguous_strides, make_abstract_tensor
 from graphport.types import Args, Argument
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NEEDS_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 OperatorRunner = Callable[[OpOverload, Any, Any, list[torch.Tensor]], Any]
@@ -146,7 +145,7 @@ def _unwrap_arguments(x: object) -> Argument:
         return x._abstract
     if isinstance(x, torch.Tensor):
         return to_abstract_tensor(x, x.device)._abstract
-    if isinstance(x, _SYMBOLIC):
+    if is_symbolic(x):
         return from_torch(x)
     if isinstance(x, dict):
         return {k: _unwrap_arguments(v) for k, v in x.items()}
@@ -308,14 +307,11 @@ def _read_qparams(t: torch.Tensor) -> dict[str, object]:
     }
 
 
-_PLAIN_TYPES = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-
-
 def _plain_type(result: object) -> type:
     """The type that the result has where tensors have data and sizes are numbers."""
     if has_no_data(result) and not isinstance(result, torch.nn.Parameter):
         return torch.Tensor
-    return _PLAIN_TYPES.get(type(result), type(result))
+    return python_type(result)
 
 
 def _format_call(node: Node, env: dict[Node, Any]) -> str:

@@ -36,6 +36,7 @@ from graphport.fx.graphs import (
     make_empty_module,
 )
 from graphport.program import ExportedProgram
+from graphport.program.codegen import find_free_name
 from graphport.types import NodeTarget
 
 _OUTER_OPS = ("placeholder", "get_attr", "output")
@@ -138,9 +139,8 @@ class _Splitter:
                 )
             key = str(chosen)
             if key not in self.pieces:
-                name = "submod_" + re.sub(r"\W", "_", key)
-                while name in used:
-                    name += "_"
+                wanted = "submod_" + re.sub(r"\W", "_", key)
+                name = find_free_name(wanted, used.__contains__, numbered=False)
                 used.add(name)
                 self.pieces[key] = _Subgraph(name, make_empty_module(self.gm, lazy=True))
             self.pieces[key].nodes.append(node)

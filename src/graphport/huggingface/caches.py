@@ -23,6 +23,7 @@ import torch
 
 from graphport.compat.torch import DisableTorchFunction, disable_current_modes, pytree
 from graphport.errors import SerializationError
+from graphport.symbolic.bridge import SYMBOLIC
 from graphport.types import PyTree
 
 _PACKAGES = ("transformers", "transformers_modules")
@@ -37,7 +38,6 @@ COUNTS = frozenset(
     }
 )
 """Attributes with Python ints that change from one call to the next."""
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _PLAIN_CONTAINERS = {kind.__name__: kind for kind in (list, tuple, dict, OrderedDict)}
 
 
@@ -177,7 +177,7 @@ _DERIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 def _flatten_value(x: Any, owner: Any, counts: bool) -> tuple[Any, Any]:
     """The leaves in `x` in plain containers, or _NO_LEAVES; and the structure around them."""
-    if isinstance(x, (torch.Tensor, *_SYMBOLIC)) or (counts and type(x) is int):
+    if isinstance(x, (torch.Tensor, *SYMBOLIC)) or (counts and type(x) is int):
         return x, _LEAF
     if isinstance(x, types.MethodType) and x.__self__ is owner:
         return _NO_LEAVES, BoundMethod(x.__func__)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from graphport.ops.registry import packets
 from graphport.symbolic import Expr, substitute, symbols
 from graphport.tensors.abstract import Size, get_shape
 from graphport.types import Argument
@@ -218,127 +219,53 @@ def _over_normalized(call: BatchCall) -> bool:
     return _over_last(len(call.given["normalized_shape"]))(call)
 
 
-def _rows(
-    *packets: object, by: Callable[[BatchCall], bool]
-) -> dict[Any, Callable[[BatchCall], bool]]:
-    return dict.fromkeys(packets, by)
-
-
-_RULES: dict[Any, Callable[[BatchCall], bool]] = {
-    **_rows(
-        aten.softmax,
-        aten._softmax,
-        aten.log_softmax,
-        aten._log_softmax,
-        aten.cumsum,
-        aten.cumprod,
-        aten._safe_softmax,
-        aten.cummax,
-        aten.cummin,
-        aten.logcumsumexp,
-        aten.sort,
-        aten.argsort,
-        aten.msort,
-        aten.topk,
-        aten.index_select,
-        aten.select_scatter,
-        aten.slice_scatter,
-        aten.chunk,
-        aten.split,
-        aten.split_with_sizes,
-        aten.tensor_split,
-        aten.unsafe_chunk,
-        aten.unsafe_split,
-        aten.unsafe_split_with_sizes,
-        aten.narrow,
-        aten.take_along_dim,
-        aten.cross,
-        by=_along("dim"),
+_ROWS: dict[str, Callable[[BatchCall], bool]] = {
+    """
+    softmax _softmax log_softmax _log_softmax cumsum cumprod _safe_softmax cummax cummin
+    logcumsumexp sort argsort msort topk index_select select_scatter slice_scatter chunk split
+    split_with_sizes tensor_split unsafe_chunk unsafe_split unsafe_split_with_sizes narrow
+    take_along_dim cross
+    """: _along("dim"),
+    """
+    scatter scatter_add scatter_reduce index_add index_copy index_fill index_reduce
+    """: _scatters_batch,
+    "diagonal_scatter": lambda call: _along("dim1")(call) or _along("dim2")(call),
+    "slice": _slices_batch,
+    "gather": _gathers_batch,
+    "renorm": _along_others("dim"),
+    "embedding": lambda call: call.dim == 0,
+    "bucketize": _batch_in_argument("boundaries"),
+    "isin": _batch_in_argument("test_elements"),
+    "kron": _batch_in_argument("other"),
+    "searchsorted": _over_last(1),
+    "repeat": _repeats_batch("repeats"),
+    "tile": _repeats_batch("dims"),
+    "einsum": _pairs_batch_labels,
+    """
+    masked_scatter take put as_strided embedding_bag _embedding_bag _embedding_bag_forward_only
+    block_diag segment_reduce unique_dim unique_consecutive _unsafe_masked_index
+    _unsafe_masked_index_put_accumulate
+    """: _always,
+    "flip roll rot90": _along("dims"),
+    "cat concat concatenate": _concatenates_batch,
+    "view reshape _unsafe_view flatten unflatten": _reorders_batch,
+    """
+    batch_norm _native_batch_norm_legit native_batch_norm _native_batch_norm_legit_functional
+    """: lambda call: bool(call.given["training"]) or call.dim not in (0, None),
+    "_batch_norm_with_update": _always,
+    "layer_norm native_layer_norm rms_norm _fused_rms_norm": _over_normalized,
+    "group_norm native_group_norm instance_norm": _beyond_first,
+    """
+    linalg_vector_norm linalg_norm linalg_matrix_norm linalg_cross linalg_vecdot linalg_matmul
+    linalg_multi_dot
+    """: _never,
+    "scaled_dot_product_attention tril triu cholesky inverse ormqr": _over_last(2),
+    "lu_unpack": lambda call: (
+        _over_last(2)(call) or call.dim_of(call.given["LU_pivots"]) != call.dim
     ),
-    **_rows(
-        aten.scatter,
-        aten.scatter_add,
-        aten.scatter_reduce,
-        aten.index_add,
-        aten.index_copy,
-        aten.index_fill,
-        aten.index_reduce,
-        by=_scatters_batch,
-    ),
-    **_rows(aten.diagonal_scatter, by=lambda call: _along("dim1")(call) or _along("dim2")(call)),
-    **_rows(aten.slice, by=_slices_batch),
-    **_rows(aten.gather, by=_gathers_batch),
-    **_rows(aten.renorm, by=_along_others("dim")),
-    **_rows(aten.embedding, by=lambda call: call.dim == 0),
-    **_rows(aten.bucketize, by=_batch_in_argument("boundaries")),
-    **_rows(aten.isin, by=_batch_in_argument("test_elements")),
-    **_rows(aten.kron, by=_batch_in_argument("other")),
-    **_rows(aten.searchsorted, by=_over_last(1)),
-    **_rows(aten.repeat, by=_repeats_batch("repeats")),
-    **_rows(aten.tile, by=_repeats_batch("dims")),
-    **_rows(aten.einsum, by=_pairs_batch_labels),
-    **_rows(
-        aten.masked_scatter,
-        aten.take,
-        aten.put,
-        aten.as_strided,
-        aten.embedding_bag,
-        aten._embedding_bag,
-        aten._embedding_bag_forward_only,
-        aten.block_diag,
-        aten.segment_reduce,
-        aten.unique_dim,
-        aten.unique_consecutive,
-        aten._unsafe_masked_index,
-        aten._unsafe_masked_index_put_accumulate,
-        by=_always,
-    ),
-    **_rows(aten.flip, aten.roll, aten.rot90, by=_along("dims")),
-    **_rows(aten.cat, aten.concat, aten.concatenate, by=_concatenates_batch),
-    **_rows(
-        aten.view, aten.reshape, aten._unsafe_view, aten.flatten, aten.unflatten, by=_reorders_batch
-    ),
-    **_rows(
-        aten.batch_norm,
-        aten._native_batch_norm_legit,
-        aten.native_batch_norm,
-        aten._native_batch_norm_legit_functional,
-        by=lambda call: bool(call.given["training"]) or call.dim not in (0, None),
-    ),
-    **_rows(aten._batch_norm_with_update, by=_always),
-    **_rows(
-        aten.layer_norm,
-        aten.native_layer_norm,
-        aten.rms_norm,
-        aten._fused_rms_norm,
-        by=_over_normalized,
-    ),
-    **_rows(aten.group_norm, aten.native_group_norm, aten.instance_norm, by=_beyond_first),
-    **_rows(
-        aten.linalg_vector_norm,
-        aten.linalg_norm,
-        aten.linalg_matrix_norm,
-        aten.linalg_cross,
-        aten.linalg_vecdot,
-        aten.linalg_matmul,
-        aten.linalg_multi_dot,
-        by=_never,
-    ),
-    **_rows(
-        aten.scaled_dot_product_attention,
-        aten.tril,
-        aten.triu,
-        aten.cholesky,
-        aten.inverse,
-        aten.ormqr,
-        by=_over_last(2),
-    ),
-    **_rows(
-        aten.lu_unpack,
-        by=lambda call: _over_last(2)(call) or call.dim_of(call.given["LU_pivots"]) != call.dim,
-    ),
-    **_rows(aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu, by=_over_time),
+    "lstm gru rnn_tanh rnn_relu": _over_time,
 }
+_RULES = {packet: by for names, by in _ROWS.items() for packet in packets(names)}
 _PREFIXES: dict[str, Callable[[BatchCall], bool]] = {
     "conv": _beyond_first,
     "_conv": _beyond_first,

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops.registry import Rule, shape_rule
+from graphport.ops.registry import Rule, overloads, shape_rule
 from graphport.ops.sizes import (
     choose_branch,
     require,
@@ -412,12 +412,10 @@ def fractional_max_pool(
 
 
 @shape_rule(
-    aten.upsample_nearest1d.vec,
-    aten.upsample_nearest2d.vec,
-    aten.upsample_nearest3d.vec,
-    aten._upsample_nearest_exact1d.vec,
-    aten._upsample_nearest_exact2d.vec,
-    aten._upsample_nearest_exact3d.vec,
+    *overloads("""
+        upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec
+        _upsample_nearest_exact1d.vec _upsample_nearest_exact2d.vec _upsample_nearest_exact3d.vec
+    """)
 )
 def upsample_nearest(
     input: Abstract, output_size: Sequence[Size] | None, scale_factors: Sequence[float] | None
@@ -426,12 +424,10 @@ def upsample_nearest(
 
 
 @shape_rule(
-    aten.upsample_linear1d.vec,
-    aten.upsample_bilinear2d.vec,
-    aten.upsample_trilinear3d.vec,
-    aten.upsample_bicubic2d.vec,
-    aten._upsample_bilinear2d_aa.vec,
-    aten._upsample_bicubic2d_aa.vec,
+    *overloads("""
+        upsample_linear1d.vec upsample_bilinear2d.vec upsample_trilinear3d.vec
+        upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec
+    """)
 )
 def upsample_linear(
     input: Abstract,

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from graphport.compat.torch import OpOverload
+from graphport.ops.registry import overloads
 from graphport.ops.sizes import numel, wrap_dim
 from graphport.tensors.abstract import Abstract, Size
 from graphport.types import Args, Argument
@@ -42,15 +43,7 @@ def same_value(emit: Emit, base: object, shape: Abstract, new: object) -> Argume
     return new
 
 
-@inverse(
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-    aten.squeeze.default,
-    aten.squeeze.dims,
-    aten.squeeze.dim,
-    aten.unsqueeze.default,
-)
+@inverse(*overloads("view reshape _unsafe_view squeeze.default,dims,dim unsqueeze"))
 def reshape(emit: Emit, base: object, shape: Abstract, new: Argument, *_: object) -> Argument:
     return emit(aten.reshape.default, new, list(shape.sizes))
 

@@ -7,7 +7,7 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.promote import Promotion
-from graphport.ops.registry import Rule, register_rule, shape_rule
+from graphport.ops.registry import Rule, overloads, packets, register_rule, shape_rule
 from graphport.ops.sizes import broadcast, require_equal, wrap_dim
 from graphport.ops.strides import elementwise_strides
 from graphport.tensors.abstract import Abstract
@@ -63,52 +63,13 @@ def _refuse_bool(dtype: torch.dtype) -> torch.dtype:
 
 register_rule([aten.neg.default], elementwise(1, _refuse_bool))
 register_rule(
-    [
-        aten.sign.default,
-        aten.sgn.default,
-        aten.positive.default,
-        aten.ceil.default,
-        aten.floor.default,
-        aten.trunc.default,
-        aten.frac.default,
-        aten.round.default,
-        aten.round.decimals,
-        aten.bitwise_not.default,
-        aten.conj_physical.default,
-        aten.relu.default,
-        aten.relu6.default,
-        aten.gelu.default,
-        aten.silu.default,
-        aten.mish.default,
-        aten.elu.default,
-        aten.celu.default,
-        aten.selu.default,
-        aten.leaky_relu.default,
-        aten.hardtanh.default,
-        aten.hardswish.default,
-        aten.hardsigmoid.default,
-        aten.softplus.default,
-        aten.hardshrink.default,
-        aten.softshrink.default,
-        aten.threshold.default,
-        aten.zero.default,
-        aten.fill.Scalar,
-        aten.fill.Tensor,
-        aten.nan_to_num.default,
-        aten.dropout.default,
-        aten.alpha_dropout.default,
-        aten.rrelu.default,
-        aten.bernoulli.default,
-        aten.bernoulli.p,
-        aten.uniform.default,
-        aten.exponential.default,
-        aten.normal_functional.default,
-        aten.random.default,
-        aten.cauchy.default,
-        aten.geometric.default,
-        aten.log_normal.default,
-        aten.poisson.default,
-    ],
+    overloads("""
+        sign sgn positive ceil floor trunc frac round.default,decimals bitwise_not conj_physical
+        relu relu6 gelu silu mish elu celu selu leaky_relu hardtanh hardswish hardsigmoid softplus
+        hardshrink softshrink threshold zero fill.Scalar,Tensor nan_to_num dropout alpha_dropout
+        rrelu bernoulli.default,p uniform exponential normal_functional random cauchy geometric
+        log_normal poisson
+    """),
     elementwise(1, promote.keep_dtype),
 )
 
@@ -133,180 +94,59 @@ register_rule(
     elementwise(1, lambda dtype: torch.int64 if dtype is torch.bool else dtype),
 )
 register_rule(
-    [
-        aten.exp.default,
-        aten.exp2.default,
-        aten.expm1.default,
-        aten.log.default,
-        aten.log2.default,
-        aten.log10.default,
-        aten.log1p.default,
-        aten.sin.default,
-        aten.cos.default,
-        aten.tan.default,
-        aten.asin.default,
-        aten.acos.default,
-        aten.atan.default,
-        aten.sinh.default,
-        aten.cosh.default,
-        aten.tanh.default,
-        aten.asinh.default,
-        aten.acosh.default,
-        aten.atanh.default,
-        aten.sqrt.default,
-        aten.rsqrt.default,
-        aten.sigmoid.default,
-        aten.erf.default,
-        aten.erfc.default,
-        aten.erfinv.default,
-        aten.lgamma.default,
-        aten.digamma.default,
-        aten.reciprocal.default,
-        aten.logit.default,
-        aten.sinc.default,
-        aten.i0.default,
-        aten.special_ndtri.default,
-        aten.special_log_ndtr.default,
-        aten.special_i0e.default,
-        aten.special_i1.default,
-        aten.special_i1e.default,
-        aten.special_entr.default,
-        aten.special_erfcx.default,
-        aten.deg2rad.default,
-        aten.rad2deg.default,
-        aten.special_bessel_j0.default,
-        aten.special_bessel_j1.default,
-        aten.special_bessel_y0.default,
-        aten.special_bessel_y1.default,
-        aten.special_modified_bessel_i0.default,
-        aten.special_modified_bessel_i1.default,
-        aten.special_modified_bessel_k0.default,
-        aten.special_modified_bessel_k1.default,
-        aten.special_scaled_modified_bessel_k0.default,
-        aten.special_scaled_modified_bessel_k1.default,
-        aten.special_spherical_bessel_j0.default,
-        aten.special_airy_ai.default,
-    ],
+    overloads("""
+        exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh
+        atanh sqrt rsqrt sigmoid erf erfc erfinv lgamma digamma reciprocal logit sinc i0
+        special_ndtri special_log_ndtr special_i0e special_i1 special_i1e special_entr special_erfcx
+        deg2rad rad2deg special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+        special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+        special_modified_bessel_k1 special_scaled_modified_bessel_k0
+        special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai
+    """),
     elementwise(1, promote.to_float),
 )
 register_rule(
-    [
-        aten.isnan.default,
-        aten.isinf.default,
-        aten.isfinite.default,
-        aten.signbit.default,
-        aten.isposinf.default,
-        aten.isneginf.default,
-        aten.logical_not.default,
-    ],
+    overloads("isnan isinf isfinite signbit isposinf isneginf logical_not"),
     elementwise(1, promote.to_bool),
 )
 register_rule(
-    [
-        aten.add.Tensor,
-        aten.add.Scalar,
-        aten.sub.Tensor,
-        aten.sub.Scalar,
-        aten.mul.Tensor,
-        aten.mul.Scalar,
-        aten.rsub.Tensor,
-        aten.rsub.Scalar,
-        aten.maximum.default,
-        aten.minimum.default,
-        aten.fmax.default,
-        aten.fmin.default,
-        aten.remainder.Tensor,
-        aten.remainder.Scalar,
-        aten.remainder.Scalar_Tensor,
-        aten.fmod.Tensor,
-        aten.fmod.Scalar,
-        aten.pow.Tensor_Tensor,
-        aten.pow.Scalar,
-        aten.bitwise_and.Tensor,
-        aten.bitwise_and.Scalar,
-        aten.bitwise_and.Scalar_Tensor,
-        aten.bitwise_or.Tensor,
-        aten.bitwise_or.Scalar,
-        aten.bitwise_or.Scalar_Tensor,
-        aten.bitwise_xor.Tensor,
-        aten.bitwise_xor.Scalar,
-        aten.bitwise_xor.Scalar_Tensor,
-        aten.bitwise_left_shift.Tensor,
-        aten.bitwise_right_shift.Tensor,
-        aten.floor_divide.default,
-        aten.floor_divide.Scalar,
-        aten.hypot.default,
-        aten.nextafter.default,
-        aten.logaddexp.default,
-        aten.logaddexp2.default,
-        aten.heaviside.default,
-        aten.gcd.default,
-        aten.lcm.default,
-        aten.clamp_min.Tensor,
-        aten.clamp_max.Tensor,
-        aten.__lshift__.Tensor,
-        aten.__lshift__.Scalar,
-        aten.__rshift__.Tensor,
-        aten.__rshift__.Scalar,
-    ],
+    overloads("""
+        add.Tensor,Scalar sub.Tensor,Scalar mul.Tensor,Scalar rsub.Tensor,Scalar maximum minimum
+        fmax fmin remainder.Tensor,Scalar,Scalar_Tensor fmod.Tensor,Scalar pow.Tensor_Tensor,Scalar
+        bitwise_and.Tensor,Scalar,Scalar_Tensor bitwise_or.Tensor,Scalar,Scalar_Tensor
+        bitwise_xor.Tensor,Scalar,Scalar_Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
+        floor_divide.default,Scalar hypot nextafter logaddexp logaddexp2 heaviside gcd lcm
+        clamp_min.Tensor clamp_max.Tensor __lshift__.Tensor,Scalar __rshift__.Tensor,Scalar
+    """),
     elementwise(2, promote.keep_dtype),
 )
 register_rule(
-    [
-        aten.div.Tensor,
-        aten.div.Scalar,
-        aten.atan2.default,
-        aten.xlogy.Tensor,
-        aten.xlogy.Scalar_Self,
-        aten.xlogy.Scalar_Other,
-        aten.copysign.Tensor,
-        aten.copysign.Scalar,
-        aten.special_xlog1py.default,
-        aten.special_zeta.default,
-        aten.igamma.default,
-        aten.igammac.default,
-    ],
+    overloads("""
+        div.Tensor,Scalar atan2 xlogy.Tensor,Scalar_Self,Scalar_Other copysign.Tensor,Scalar
+        special_xlog1py special_zeta igamma igammac
+    """),
     elementwise(2, promote.to_float),
 )
 register_rule(
-    [
+    (
         overload
-        for family in (
-            aten.special_chebyshev_polynomial_t,
-            aten.special_chebyshev_polynomial_u,
-            aten.special_chebyshev_polynomial_v,
-            aten.special_chebyshev_polynomial_w,
-            aten.special_shifted_chebyshev_polynomial_t,
-            aten.special_shifted_chebyshev_polynomial_u,
-            aten.special_shifted_chebyshev_polynomial_v,
-            aten.special_shifted_chebyshev_polynomial_w,
-            aten.special_hermite_polynomial_h,
-            aten.special_hermite_polynomial_he,
-            aten.special_laguerre_polynomial_l,
-            aten.special_legendre_polynomial_p,
-        )
+        for family in packets("""
+            special_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_t
+            special_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_u
+            special_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_v
+            special_chebyshev_polynomial_w special_shifted_chebyshev_polynomial_w
+            special_hermite_polynomial_h special_hermite_polynomial_he
+            special_laguerre_polynomial_l special_legendre_polynomial_p
+        """)
         for overload in (family.default, family.n_scalar, family.x_scalar)
-    ],
+    ),
     elementwise(2, promote.to_float),
 )
 register_rule(
-    [
-        aten.eq.Tensor,
-        aten.eq.Scalar,
-        aten.ne.Tensor,
-        aten.ne.Scalar,
-        aten.lt.Tensor,
-        aten.lt.Scalar,
-        aten.le.Tensor,
-        aten.le.Scalar,
-        aten.gt.Tensor,
-        aten.gt.Scalar,
-        aten.ge.Tensor,
-        aten.ge.Scalar,
-        aten.logical_and.default,
-        aten.logical_or.default,
-        aten.logical_xor.default,
-    ],
+    overloads("""
+        eq.Tensor,Scalar ne.Tensor,Scalar lt.Tensor,Scalar le.Tensor,Scalar gt.Tensor,Scalar
+        ge.Tensor,Scalar logical_and logical_or logical_xor
+    """),
     elementwise(2, promote.to_bool),
 )
 register_rule([aten.clamp.Tensor, aten.addcmul.default], elementwise(3, promote.keep_dtype))

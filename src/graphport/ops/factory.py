@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops.registry import shape_rule
+from graphport.ops.registry import overloads, shape_rule
 from graphport.ops.shape import apply_memory_format
 from graphport.ops.sizes import expect_condition, require, require_at_example
 from graphport.symbolic import Expr, Value, ceil, ge, le, lt, sub, truediv
@@ -40,13 +40,7 @@ def number_dtype(value: object) -> torch.dtype:
     return {bool: torch.bool, int: torch.int64}.get(kind, torch.get_default_dtype())
 
 
-@shape_rule(
-    aten.ones.default,
-    aten.zeros.default,
-    aten.empty.memory_format,
-    aten.rand.default,
-    aten.randn.default,
-)
+@shape_rule(*overloads("ones zeros empty.memory_format rand randn"))
 def of_size(size: Sequence[Size], *, dtype: Dtype, device: Device, **_: object) -> Abstract:
     return make_abstract(size, dtype, device)
 
@@ -131,14 +125,10 @@ def _count_float_steps(start: Argument, end: Argument, step: Argument) -> Size:
 
 
 @shape_rule(
-    aten.linspace.default,
-    aten.linspace.Tensor_Tensor,
-    aten.linspace.Tensor_Scalar,
-    aten.linspace.Scalar_Tensor,
-    aten.logspace.default,
-    aten.logspace.Tensor_Tensor,
-    aten.logspace.Tensor_Scalar,
-    aten.logspace.Scalar_Tensor,
+    *overloads("""
+        linspace.default,Tensor_Tensor,Tensor_Scalar,Scalar_Tensor
+        logspace.default,Tensor_Tensor,Tensor_Scalar,Scalar_Tensor
+    """)
 )
 def linspace(
     start: Argument,
@@ -191,13 +181,7 @@ def randperm(n: Size, *, dtype: Dtype, device: Device, **_: object) -> Abstract:
     return make_abstract((n,), dtype or torch.int64, device)
 
 
-@shape_rule(
-    aten.zeros_like.default,
-    aten.ones_like.default,
-    aten.empty_like.default,
-    aten.rand_like.default,
-    aten.randn_like.default,
-)
+@shape_rule(*overloads("zeros_like ones_like empty_like rand_like randn_like"))
 def like(
     self: Abstract,
     *,

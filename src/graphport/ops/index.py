@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops.registry import shape_rule
+from graphport.ops.registry import overloads, shape_rule
 from graphport.ops.sizes import (
     broadcast,
     numel,
@@ -181,14 +181,7 @@ def _require_within(index: Abstract, other: Abstract, dim: int | None, what: str
             )
 
 
-@shape_rule(
-    aten.scatter.src,
-    aten.scatter.value,
-    aten.scatter.reduce,
-    aten.scatter.value_reduce,
-    aten.scatter_add.default,
-    aten.scatter_reduce.two,
-)
+@shape_rule(*overloads("scatter.src,value,reduce,value_reduce scatter_add scatter_reduce.two"))
 def scatter(
     self: Abstract, dim: int, index: Abstract, src: object, *_: object, **__: object
 ) -> Abstract:

@@ -20,7 +20,7 @@ from graphport.ops.registry import BY_KERNEL
 from graphport.ops.sizes import numel
 from graphport.ops.strides import get_example_size, get_typical_size
 from graphport.symbolic import Expr
-from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.symbolic.bridge import from_torch, is_symbolic, to_torch
 from graphport.tensors.abstract import Abstract, Sizes, contiguous_strides, permute_strides
 from graphport.types import Argument
 
@@ -159,47 +159,14 @@ _NON_BOOL_CHECK = "cond must be a bool"
 
 
 _BY_REFERENCE = frozenset(
-    {
-        "_unsafe_masked_index",
-        "arange",
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "cauchy",
-        "celu",
-        "cosine_similarity",
-        "cross_entropy_loss",
-        "dropout",
-        "exponential",
-        "eye",
-        "gelu",
-        "geometric",
-        "glu",
-        "grid_sampler",
-        "grid_sampler_2d",
-        "hardtanh",
-        "huber_loss",
-        "im2col",
-        "index_add",
-        "kl_div",
-        "l1_loss",
-        "log_normal",
-        "masked_fill",
-        "mean",
-        "mse_loss",
-        "multi_margin_loss",
-        "multilabel_margin_loss_forward",
-        "nll_loss_nd",
-        "normal_functional",
-        "roll",
-        "smooth_l1_loss",
-        "soft_margin_loss",
-        "softshrink",
-        "take_along_dim",
-        "upsample_bicubic2d",
-        "upsample_bilinear2d",
-        "upsample_linear1d",
-        "upsample_trilinear3d",
-    }
+    """
+        _unsafe_masked_index arange binary_cross_entropy binary_cross_entropy_with_logits cauchy
+        celu cosine_similarity cross_entropy_loss dropout exponential eye gelu geometric glu
+        grid_sampler grid_sampler_2d hardtanh huber_loss im2col index_add kl_div l1_loss log_normal
+        masked_fill mean mse_loss multi_margin_loss multilabel_margin_loss_forward nll_loss_nd
+        normal_functional roll smooth_l1_loss soft_margin_loss softshrink take_along_dim
+        upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_trilinear3d
+    """.split()
 )
 """Whose meta kernels are references in Python, which import Dynamo: that takes seconds."""
 _MAX_KERNEL_ELEMENTS = 1 << 16
@@ -409,7 +376,7 @@ def _run_meta_kernel(op: OpOverload, args: Sequence[object], kwargs: dict[str, o
             return from_meta(x, device or x.device)
         if isinstance(x, (list, tuple)):
             return type(x)(up(y) for y in x) if type(x) in (list, tuple) else [up(y) for y in x]
-        if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if is_symbolic(x):
             return from_torch(x)
         return x
 

@@ -9,7 +9,7 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.promote import Promotion
-from graphport.ops.registry import Rule, register_rule, shape_rule
+from graphport.ops.registry import Rule, overloads, register_rule, shape_rule
 from graphport.ops.sizes import require, require_equal, require_sizes, wrap_dim, wrap_dims
 from graphport.ops.strides import preserve_strides
 from graphport.symbolic import le
@@ -46,36 +46,16 @@ def reduces(promotion: Promotion) -> Rule:
 
 
 register_rule(
-    [
-        aten.sum.default,
-        aten.sum.dim_IntList,
-        aten.prod.dim_int,
-        aten.nansum.default,
-    ],
+    overloads("sum.default,dim_IntList prod.dim_int nansum"),
     reduces(promote.to_sum),
 )
 register_rule(
-    [
-        aten.nanmean.default,
-        aten.amax.default,
-        aten.amin.default,
-        aten.max.default,
-        aten.min.default,
-        aten.median.default,
-        aten.nanmedian.default,
-    ],
+    overloads("nanmean amax amin max min median nanmedian"),
     reduces(promote.keep_dtype),
 )
 register_rule([aten.logsumexp.default], reduces(promote.to_float))
 register_rule(
-    [
-        aten.any.default,
-        aten.any.dim,
-        aten.any.dims,
-        aten.all.default,
-        aten.all.dim,
-        aten.all.dims,
-    ],
+    overloads("any.default,dim,dims all.default,dim,dims"),
     reduces(lambda dtype: torch.uint8 if dtype is torch.uint8 else torch.bool),
 )
 

@@ -9,7 +9,7 @@ twice, or with a name that the schema does not have, fails at import.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import torch
 
 from graphport.compat.torch import (
     OpOverload,
+    OpOverloadPacket,
     dispatch_has_kernel,
     dispatch_has_kernel_for_dispatch_key,
 )
@@ -24,8 +25,32 @@ from graphport.types import Args, Argument
 
 Rule = Callable[..., Any]
 F = TypeVar("F", bound=Rule)
+V = TypeVar("V")
 
 RULES: dict[OpOverload, Rule] = {}
+
+
+def overloads(names: str) -> tuple[OpOverload, ...]:
+    """Operators of ATen by name: `overloads("abs add.Tensor,Scalar")`, where `abs` is its default.
+
+    One that torch does not have is an error, at import as everywhere.
+    """
+    parts = (name.partition(".") for name in names.split())
+    return tuple(
+        getattr(getattr(torch.ops.aten, op), form)
+        for op, _, forms in parts
+        for form in (forms or "default").split(",")
+    )
+
+
+def packets(names: str) -> tuple[OpOverloadPacket, ...]:
+    """Operators of ATen by name, whatever the overload."""
+    return tuple(getattr(torch.ops.aten, name) for name in names.split())
+
+
+def overload_table(rows: Mapping[str, V]) -> dict[OpOverload, V]:
+    """A table by operator of one that has a row for the names of several."""
+    return {op: row for names, row in rows.items() for op in overloads(names)}
 
 
 def shape_rule(*ops: OpOverload) -> Callable[[F], F]:
@@ -233,16 +258,7 @@ def _has_same_arguments(kept: list[torch.Argument], arguments: list[torch.Argume
 
 
 # What computes in the dtype of `out=` though it takes tensors; factories do so too.
-_COMPUTE_AS_OUT = {
-    "sum",
-    "nansum",
-    "prod",
-    "mean",
-    "cumsum",
-    "cumprod",
-    "linspace",
-    "logspace",
-}
+_COMPUTE_AS_OUT = set("sum nansum prod mean cumsum cumprod linspace logspace".split())
 
 
 def _dtype_follows_out(functional: OpOverload) -> bool:
@@ -257,118 +273,41 @@ def _dtype_follows_out(functional: OpOverload) -> bool:
 _CHECKED_FAMILIES = {
     f"graphport.ops.{family}" for family in ("conv", "linalg_decompositions", "loss", "index")
 }
-_CHECKED_NAMES = {
-    "arange",
-    "bernoulli",
-    "cauchy",
-    "celu",
-    "complex",
-    "dropout",
-    "empty_permuted",
-    "exponential",
-    "eye",
-    "gelu",
-    "geometric",
-    "glu",
-    "hardtanh",
-    "log_normal",
-    "logcumsumexp",
-    "masked_fill",
-    "masked_scatter",
-    "mean",
-    "multinomial",
-    "native_dropout",
-    "normal_functional",
-    "roll",
-    "rrelu",
-    "rrelu_with_noise",
-    "softshrink",
-    "uniform",
-}
+_CHECKED_NAMES = set(
+    """
+        arange bernoulli cauchy celu complex dropout empty_permuted exponential eye gelu geometric
+        glu hardtanh log_normal logcumsumexp masked_fill masked_scatter mean multinomial
+        native_dropout normal_functional roll rrelu rrelu_with_noise softshrink uniform
+    """.split()
+)
 
 BY_KERNEL = frozenset(
-    {
-        # along a dim
-        "amax",
-        "amin",
-        "aminmax",
-        "argmax",
-        "argmin",
-        "argsort",
-        "cummax",
-        "cummin",
-        "kthvalue",
-        "linalg_vector_norm",
-        "logsumexp",
-        "max",
-        "median",
-        "min",
-        "mode",
-        "nanmean",
-        "nanmedian",
-        "nansum",
-        "norm",
-        "sort",
-        "topk",
-        # into bins, and between them
-        "_histogramdd_bin_edges",
-        "_histogramdd_from_bin_cts",
-        "_histogramdd_from_bin_tensors",
-        "bucketize",
-        "histc",
-        "histogram",
-        "searchsorted",
-        # by index
-        "_embedding_bag",
-        "_embedding_bag_forward_only",
-        "_unsafe_masked_index_put_accumulate",
-        "embedding_renorm",
-        "index_copy",
-        "index_fill",
-        "index_select",
-        "one_hot",
-        "put",
-        "take",
-        # products and distances
-        "_cdist_forward",
-        "_pdist_forward",
-        "addmv",
-        "bilinear",
-        "cdist",
-        "dist",
-        "dot",
-        "linalg_cross",
-        "mv",
-        "vdot",
-        # matrix decompositions
-        "_linalg_det",
-        "_linalg_eigh",
-        "_linalg_eigvals",
-        "_linalg_slogdet",
-        "_linalg_solve_ex",
-        "_linalg_svd",
-        "cholesky_inverse",
-        "cholesky_solve",
-        "corrcoef",
-        "geqrf",
-        "linalg_cholesky_ex",
-        "linalg_eig",
-        "linalg_householder_product",
-        "linalg_inv_ex",
-        "linalg_ldl_factor_ex",
-        "linalg_lu",
-        "linalg_lu_factor_ex",
-        "linalg_matrix_exp",
-        "linalg_pinv",
-        "linalg_qr",
-        "linalg_solve_triangular",
-        "ormqr",
-        # the rest
-        "_softmax_backward_data",
-        "grid_sampler_3d",
-        "mvlgamma",
-        "prelu",
-    }
+    # along a dim
+    """
+        amax amin aminmax argmax argmin argsort cummax cummin kthvalue linalg_vector_norm
+        logsumexp max median min mode nanmean nanmedian nansum norm sort topk
+    """.split()
+    # into bins, and between them
+    + """
+        _histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors bucketize
+        histc histogram searchsorted
+    """.split()
+    # by index
+    + """
+        _embedding_bag _embedding_bag_forward_only _unsafe_masked_index_put_accumulate
+        embedding_renorm index_copy index_fill index_select one_hot put take
+    """.split()
+    # products and distances
+    + "_cdist_forward _pdist_forward addmv bilinear cdist dist dot linalg_cross mv vdot".split()
+    # matrices taken apart
+    + """
+        _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd
+        cholesky_inverse cholesky_solve corrcoef geqrf linalg_cholesky_ex linalg_eig
+        linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_lu
+        linalg_lu_factor_ex linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular ormqr
+    """.split()
+    # the rest
+    + "_softmax_backward_data grid_sampler_3d mvlgamma prelu".split()
 )
 """What only the kernel for the CPU checks: dtypes that go together, modes, counts and ranges.
 
@@ -377,15 +316,7 @@ and what kernels warn of, which would be told at capture: `std` of one value, de
 """
 
 
-_ELEMENTWISE_NAMES = {
-    "div",
-    "huber_loss",
-    "normal",
-    "randint_like",
-    "random",
-    "smooth_l1_loss",
-    "where",
-}
+_ELEMENTWISE_NAMES = set("div huber_loss normal randint_like random smooth_l1_loss where".split())
 
 
 def _takes_more_than_sizes(rule: Rule | None, name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from graphport.ops.registry import shape_rule
+from graphport.ops.registry import overloads, shape_rule
 from graphport.ops.sizes import require_equal
 from graphport.tensors.abstract import Abstract, permute_strides
 
@@ -36,10 +36,10 @@ def _check_batch(input: Abstract, state: Abstract, batch_first: bool, what: str)
         )
 
 
-@shape_rule(aten.lstm.input)
-def lstm(
+@shape_rule(*overloads("lstm.input gru.input rnn_tanh.input rnn_relu.input"))
+def rnn(
     input: Abstract,
-    hx: Sequence[Abstract],
+    hx: Abstract | Sequence[Abstract],
     params: object,
     has_biases: bool,
     num_layers: int,
@@ -47,52 +47,24 @@ def lstm(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
-) -> tuple[Abstract, Abstract, Abstract]:
-    _check_batch(input, hx[0], batch_first, "lstm")
-    return _infer_output(input, hx[0], bidirectional, batch_first), hx[0].like(), hx[1].like()
+) -> tuple[Abstract, ...]:
+    states, what = ([hx], "gru") if isinstance(hx, Abstract) else (hx, "lstm")
+    _check_batch(input, states[0], batch_first, what)
+    out = _infer_output(input, states[0], bidirectional, batch_first)
+    return out, *(state.like() for state in states)
 
 
-@shape_rule(aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
-def gru(
-    input: Abstract,
-    hx: Abstract,
-    params: object,
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Abstract, Abstract]:
-    _check_batch(input, hx, batch_first, "gru")
-    return _infer_output(input, hx, bidirectional, batch_first), hx.like()
-
-
-@shape_rule(aten.lstm.data)
-def lstm_packed(
+@shape_rule(*overloads("lstm.data gru.data rnn_tanh.data rnn_relu.data"))
+def packed_rnn(
     data: Abstract,
     batch_sizes: Abstract,
-    hx: Sequence[Abstract],
+    hx: Abstract | Sequence[Abstract],
     params: object,
     has_biases: bool,
     num_layers: int,
     dropout: float,
     train: bool,
     bidirectional: bool,
-) -> tuple[Abstract, Abstract, Abstract]:
-    return _infer_output(data, hx[0], bidirectional), hx[0].like(), hx[1].like()
-
-
-@shape_rule(aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data)
-def gru_packed(
-    data: Abstract,
-    batch_sizes: Abstract,
-    hx: Abstract,
-    params: object,
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> tuple[Abstract, Abstract]:
-    return _infer_output(data, hx, bidirectional), hx.like()
+) -> tuple[Abstract, ...]:
+    states = [hx] if isinstance(hx, Abstract) else hx
+    return _infer_output(data, states[0], bidirectional), *(state.like() for state in states)

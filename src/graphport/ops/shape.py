@@ -8,7 +8,7 @@ import torch
 
 from graphport.errors import ShapeError
 from graphport.ops import promote
-from graphport.ops.registry import shape_rule
+from graphport.ops.registry import overloads, shape_rule
 from graphport.ops.sizes import (
     expect_condition,
     guard_condition,
@@ -703,12 +703,7 @@ def _to_copy(
     )
 
 
-@shape_rule(
-    aten.select_scatter.default,
-    aten.slice_scatter.default,
-    aten.diagonal_scatter.default,
-    aten.as_strided_scatter.default,
-)
+@shape_rule(*overloads("select_scatter slice_scatter diagonal_scatter as_strided_scatter"))
 def scatter_view(self: Abstract, src: Abstract, *_: object, **__: object) -> Abstract:
     """A new base with a view of it replaced; its strides are kept, also if it is not dense."""
     overlaps = any(

@@ -195,6 +195,11 @@ def wrap_dim(dim: int, rank: int) -> int:
     return dim + span if dim < 0 else dim
 
 
+def invert_permutation(order: Sequence[int]) -> tuple[int, ...]:
+    """The order of dims that undoes another."""
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
 def wrap_distinct(dims: Sequence[int], rank: int) -> tuple[int, ...]:
     """Dims of which none may come twice."""
     wrapped = tuple(wrap_dim(d, rank) for d in dims)

@@ -27,6 +27,7 @@ from graphport.partition.place import map_nodes_to_partitions, sort_topologicall
 from graphport.process import restore_on_exit, undo_on_exit
 from graphport.program import ExportedProgram
 from graphport.program.module import CallGuard
+from graphport.tensors.concrete import address_range
 from graphport.types import Argument, PyTree
 
 
@@ -313,13 +314,8 @@ def _iter_tensors(value: object) -> Iterator[torch.Tensor]:
 
 def _count_held_bytes(value: object) -> int:
     """The bytes of memory that the tensors in a value lie in; what they share counts once."""
-    spans = []
-    for t in _iter_tensors(value):
-        if t.numel():
-            last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
-            spans.append((t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()))
     total = reached = 0
-    for start, end in sorted(spans):
+    for start, end in sorted(map(address_range, _iter_tensors(value))):
         total += max(0, end - max(start, reached))
         reached = max(reached, end)
     return total

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph
 
 from graphport.compat.torch import OpOverload
+from graphport.ops.registry import overloads
 from graphport.types import Argument
 
 aten = torch.ops.aten
@@ -119,15 +120,11 @@ CHECKS: dict[OpOverload, Check] = {
     **dict.fromkeys((aten._fft_c2c.default, aten._fft_r2c.default), check_fft),
     aten._fft_c2r.default: check_fft_to_real,
     **dict.fromkeys(
-        (
-            aten.native_batch_norm.default,
-            aten._native_batch_norm_legit.default,
-            aten._native_batch_norm_legit_functional.default,
-            aten._native_batch_norm_legit_no_training.default,
-            aten._batch_norm_with_update.default,
-            aten._batch_norm_with_update_functional.default,
-            aten._batch_norm_no_update.default,
-        ),
+        overloads("""
+            native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional
+            _native_batch_norm_legit_no_training _batch_norm_with_update
+            _batch_norm_with_update_functional _batch_norm_no_update
+        """),
         check_batch_norm,
     ),
     aten._native_batch_norm_legit.no_stats: check_norm,

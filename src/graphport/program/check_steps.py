@@ -19,6 +19,7 @@ import torch
 
 from graphport.symbolic import Expr, Range, Truth, Value, evaluate, symbolic_repr, symbols
 from graphport.symbolic.printing import to_str
+from graphport.tensors.concrete import address_range
 from graphport.types import PyTree
 
 Environment = dict[Expr, Any]
@@ -514,27 +515,15 @@ def is_non_overlapping(t: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether no two elements of a tensor share memory, and none does with other tensors."""
     if not t.is_contiguous() and _has_internal_overlap(t):
         return False
-    extent = _address_range(t)
+    extent = address_range(t)
     return not any(
-        _is_overlapping_range(extent, _address_range(other)) and _has_common_element(t, other)
+        _is_overlapping_range(extent, address_range(other)) and _has_common_element(t, other)
         for other in others
     )
 
 
 _MAX_ELEMENTS = 1 << 20
 """What is larger is not looked at element by element, and taken to overlap if it may."""
-
-
-def _address_range(t: torch.Tensor) -> tuple[int, int]:
-    """The addresses from the first byte of a tensor to the one after the last."""
-    try:
-        start = t.data_ptr()
-    except (RuntimeError, NotImplementedError):  # a tensor without memory
-        return 0, 0
-    if not start or not t.numel():
-        return 0, 0
-    last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
-    return start, start + (last + 1) * t.itemsize
 
 
 def _is_overlapping_range(a: tuple[int, int], b: tuple[int, int]) -> bool:

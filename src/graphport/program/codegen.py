@@ -11,7 +11,7 @@ import functools
 import keyword
 import re
 import unicodedata
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from torch import nn
 from torch.fx import Graph, GraphModule
@@ -52,17 +52,42 @@ def make_identifier(text: str) -> str:
     return name
 
 
+def find_free_name(wanted: str, is_taken: Callable[[str], bool], *, numbered: bool = True) -> str:
+    """The name if it is free; else it gets a number, or underscores, behind it."""
+    name, count = wanted, 0
+    while is_taken(name):
+        count += 1
+        name = f"{wanted}_{count}" if numbered else f"{name}_"
+    return name
+
+
+class Names:
+    """Hands out each name once: what clashes gets `_1`, `_2`, ..."""
+
+    def __init__(self, used: Iterable[str] = ()) -> None:
+        self.used = set(used)
+        self._count: dict[str, int] = {}  # so that a thousand of one name are not a million tries
+
+    def unique(self, wanted: str) -> str:
+        name = wanted
+        while name in self.used:
+            count = self._count[wanted] = self._count.get(wanted, 0) + 1
+            name = f"{wanted}_{count}"
+        self.used.add(name)
+        return name
+
+
 def make_unique_identifiers(texts: Iterable[str]) -> list[str]:
     """Names for the parameters of generated code: keywords of a call may be any text."""
-    used: set[str] = set()
-    found = []
+    used: dict[str, None] = {}
     for text in texts:
-        wanted = make_identifier(text)
-        while wanted in RESERVED or wanted in used or not is_identifier(wanted):
-            wanted += "_"
-        used.add(wanted)
-        found.append(wanted)
-    return found
+        name = find_free_name(
+            make_identifier(text),
+            lambda n: n in RESERVED or n in used or not is_identifier(n),
+            numbered=False,
+        )
+        used[name] = None
+    return list(used)
 
 
 def is_attribute(name: str) -> bool:
@@ -84,9 +109,9 @@ def rename_clashes(names: Iterable[str], taken: Container[str]) -> dict[str, str
             continue
         new = name if is_attribute(name) else make_identifier(name)
         new = f"{new}_" if new == name or keyword.iskeyword(new) else new
-        while new in taken or new in wanted or new in found.values():
-            new += "_"
-        found[name] = new
+        found[name] = find_free_name(
+            new, lambda n: n in taken or n in wanted or n in found.values(), numbered=False
+        )
     return found
 
 

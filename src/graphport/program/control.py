@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule
 
 from graphport.program.bounds import insert_bounds_checks
 from graphport.symbolic import Expr
-from graphport.tensors.abstract import AbstractTensor
+from graphport.tensors.abstract import AbstractTensor, get_val
 from graphport.types import Args, Argument
 
 aten = torch.ops.aten
@@ -124,7 +124,7 @@ def use_python_kernels(graph: Graph) -> None:
 
 def can_be_empty(node: Any) -> bool:
     """Whether a tensor may turn out to have no elements."""
-    val = node.meta.get("val")
+    val = get_val(node)
     if not isinstance(val, AbstractTensor):
         return True
     sizes = val._abstract.sizes

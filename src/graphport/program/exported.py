@@ -20,6 +20,8 @@ from graphport.program.module import build_module
 from graphport.program.signature import GraphSignature, InputKind, ModuleCallSignature
 from graphport.program.verifier import verify_program
 from graphport.symbolic import Expr, Range, Scope
+from graphport.symbolic.bridge import is_symbolic
+from graphport.tensors.abstract import get_val, has_val
 from graphport.types import NodeTarget, PyTree
 
 
@@ -210,7 +212,7 @@ def _format_graph(name: str, module: GraphModule, notes: Mapping[str, str]) -> l
     for node in module.graph.nodes:
         if node.op == "placeholder":
             note = notes.get(node.name, "")
-            head.append(f"    {node.name}: {format_type(node.meta.get('val'))},{note}")
+            head.append(f"    {node.name}: {format_type(get_val(node))},{note}")
         elif node.op == "get_attr" and isinstance(node.target, str):
             inner = getattr(module, node.target)
             body.extend(f"    {text}" for text in _format_graph(f"{node.name} = graph", inner, {}))
@@ -226,7 +228,7 @@ def format_type(val: object) -> str:
         return f"{dtype}[{', '.join(str(s) for s in val.shape)}]"
     if isinstance(val, (list, tuple)):
         return "(" + ", ".join(map(format_type, val)) + ")"
-    if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if is_symbolic(val):
         return f"Sym({val})"
     return type(val).__name__
 
@@ -237,8 +239,8 @@ def _format_node(node: Node) -> str:
     target = node.target if isinstance(node.target, str) else _format_target(node.target)
     parts = [_format_argument(a) for a in node.args]
     parts += [f"{k}={_format_argument(v)}" for k, v in node.kwargs.items()]
-    val = node.meta.get("val")
-    kind = f": {format_type(val)}" if "val" in node.meta else ""
+    val = get_val(node)
+    kind = f": {format_type(val)}" if has_val(node) else ""
     return f"{node.name}{kind} = {target}({', '.join(parts)})"
 
 

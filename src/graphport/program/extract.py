@@ -29,7 +29,7 @@ from graphport.program import (
 from graphport.program.module import make_graph_module
 from graphport.program.signature import SymbolicArgument
 from graphport.symbolic import Expr, Scope, symbols
-from graphport.tensors.abstract import Abstract, describe_value, permute_strides
+from graphport.tensors.abstract import Abstract, describe, get_val, permute_strides, set_val
 
 # Memory layouts at the borders of a region.
 #
@@ -57,10 +57,6 @@ def find_dim_order(about: Abstract, scope: Scope) -> DimOrder | None:
         for n, have, want in zip(sizes, strides, packed, strict=True)
     )
     return order if fits and order != tuple(range(about.rank)) else None
-
-
-def invert_permutation(order: Sequence[int]) -> DimOrder:
-    return tuple(order.index(d) for d in range(len(order)))
 
 
 # The region as a program.
@@ -122,7 +118,7 @@ class _Extraction:
     def made(self) -> Subprogram:
         sources = dict.fromkeys(n for node in self.region for n in node.all_input_nodes)
         outside = [n for n in sources if n not in self.inside]
-        tensors = [n for n in outside if isinstance(_describe_node(n), Abstract)]
+        tensors = [n for n in outside if isinstance(describe(n), Abstract)]
         for node in tensors:
             self._open(node)
         for node in self._further_sizes(tensors):
@@ -137,8 +133,7 @@ class _Extraction:
         outputs = [
             n
             for n in self.region
-            if any(u not in self.inside for u in n.users)
-            and not isinstance(_describe_node(n), tuple)
+            if any(u not in self.inside for u in n.users) and not isinstance(describe(n), tuple)
         ]
         orders = tuple(map(self._order, outputs))
         results = tuple(map(self._laid_out, outputs, orders))
@@ -153,7 +148,7 @@ class _Extraction:
 
     def _order(self, node: Node) -> DimOrder | None:
         """The order of its dims in memory, where that may matter."""
-        about = _describe_node(node)
+        about = describe(node)
         if not isinstance(about, Abstract) or all(u in self.elsewhere for u in node.users):
             return None
         return find_dim_order(about, self.whole.scope)
@@ -162,20 +157,17 @@ class _Extraction:
         inner = self.mapping[node]
         if order is None:
             return inner
-        about = _describe_node(node)
+        about = describe(node)
         new = self.graph.call_function(torch.ops.aten.permute.default, (inner, list(order)))
-        new.meta = {**node.meta, "val": about.like(tuple(about.sizes[d] for d in order))}
+        set_val(new, about.like(tuple(about.sizes[d] for d in order)), node.meta)
         return new
 
     def _further_sizes(self, tensors: list[Node]) -> list[Node]:
         """Nodes that tell the symbols of the region which no tensor shows as a size."""
-        shown = {s for n in tensors for s in _describe_node(n).sizes if isinstance(s, Expr)}
-        made = {s for n in self.region for s in _free_symbols(_describe_node(n))}
+        shown = {s for n in tensors for s in describe(n).sizes if isinstance(s, Expr)}
+        made = {s for n in self.region for s in _free_symbols(describe(n))}
         asked = {
-            s
-            for n in self.region
-            for a in n.all_input_nodes
-            for s in _free_symbols(_describe_node(a))
+            s for n in self.region for a in n.all_input_nodes for s in _free_symbols(describe(a))
         }
         wanted = sorted((made | asked) - shown, key=lambda s: s.name)
         nodes = self.symbol_nodes
@@ -186,7 +178,7 @@ class _Extraction:
         if node in self.mapping:
             return
         new = self.mapping[node] = self.graph.placeholder(node.name)
-        new.meta = {"val": node.meta["val"]}
+        set_val(new, get_val(node))
         if node in self.weights or node.op == "get_attr":
             constant = node.op == "get_attr"
             kind = InputKind.CONSTANT_TENSOR if constant else InputKind.PARAMETER
@@ -196,7 +188,7 @@ class _Extraction:
             self.specs.append(InputSpec(kind, TensorArgument(new.name), new.name))
             return
         self.inputs.append(node)
-        is_tensor = isinstance(_describe_node(node), Abstract)
+        is_tensor = isinstance(describe(node), Abstract)
         argument = TensorArgument(new.name) if is_tensor else SymbolicArgument(new.name)
         self.specs.append(InputSpec(InputKind.USER_INPUT, argument, None))
 
@@ -230,10 +222,6 @@ class _Extraction:
             argument_names=[n.name for n in self.inputs],
             scope=self.whole.scope,
         )
-
-
-def _describe_node(node: Node) -> Any:
-    return describe_value(node.meta.get("val"))
 
 
 def _free_symbols(about: object) -> set[Expr]:

@@ -33,6 +33,7 @@ from graphport.program.codegen import (
 )
 from graphport.program.control import copy_subgraph, use_python_kernels
 from graphport.program.signature import GraphSignature, InputKind, OutputKind
+from graphport.tensors.concrete import storage_key
 from graphport.tensors.lazy import WeightlessTensor, lacks_data
 from graphport.types import PyTree
 
@@ -240,13 +241,13 @@ def collect_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
     else:
         names = {s.target for s in signature.output_specs if s.kind is OutputKind.BUFFER_MUTATION}
     mutated = [program.tensor(n) for n in names if n is not None]
-    same, memory = {id(t) for t in mutated}, {_storage_key(t) for t in mutated if in_place} - {None}
+    same, memory = {id(t) for t in mutated}, {storage_key(t) for t in mutated if in_place} - {None}
     persistent = {s.target: s.persistent for s in signature.input_specs}
     copies: dict[int, torch.Tensor] = {}
     memo: dict[int, Any] = {}
     for name, t in (*program.state_dict.items(), *program.constants.items()):
         if isinstance(t, torch.Tensor) and not isinstance(t, nn.Parameter):
-            if in_place and _storage_key(t) in memory:
+            if in_place and storage_key(t) in memory:
                 # Copied together: what is written to one is seen by all that share its memory.
                 t = copies.setdefault(id(t), copy.deepcopy(t.detach(), memo))
             elif id(t) in same:
@@ -255,15 +256,7 @@ def collect_state(program: ExportedProgram) -> Iterator[tuple[str, Any, bool]]:
         yield name, t, in_state and persistent.get(name, True) is not False
 
 
-def _storage_key(t: torch.Tensor) -> int | None:
-    """A key of the storage, equal for tensors that alias; None where nothing can."""
-    try:
-        return t.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):
-        return None
-
-
-def _assign_state(module: nn.Module, name: str, t: torch.Tensor, persistent: bool) -> None:
+def _assign_state(module: nn.Module, name: str, t: Any, persistent: bool) -> None:
     *path, last = name.split(".")
     for part in path:
         if not hasattr(module, part):

@@ -12,6 +12,8 @@ from torch.fx import GraphModule, Node
 from graphport.compat.torch import HigherOrderOperator, OpOverload, pytree
 from graphport.errors import VerificationError
 from graphport.program.signature import ConstantArgument, InputKind, OutputKind
+from graphport.symbolic.bridge import python_type
+from graphport.tensors.abstract import get_val, has_val
 from graphport.types import Args
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def _check_nodes(module: GraphModule, may_mutate: bool) -> list[str]:
             problems.extend(_check_target(node, may_mutate=may_mutate))
             if isinstance(node.target, HigherOrderOperator):
                 problems.extend(check_subgraph_call(node, module))
-        if node.op in ("placeholder", "call_function") and "val" not in node.meta:
+        if node.op in ("placeholder", "call_function") and not has_val(node):
             problems.append(f"{node.name}: no `val` in its metadata")
     return problems
 
@@ -137,15 +139,12 @@ class ValueType(NamedTuple):
         return f"{str(self.dtype).removeprefix('torch.')}[{sizes}]"
 
 
-_NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-
-
 def infer_value_type(x: object) -> ValueType:
     """Of an argument or result: a node or a constant."""
-    val = x.meta.get("val") if isinstance(x, Node) else x
+    val = get_val(x) if isinstance(x, Node) else x
     if isinstance(val, torch.Tensor):
         return ValueType(torch.Tensor, val.dtype, val.device, tuple(val.shape))
-    plain = _NUMBERS.get(type(val), type(val))
+    plain = python_type(val)
     return ValueType(int if plain is bool else plain)  # a bool from data counts as 0 or 1
 
 
@@ -211,7 +210,7 @@ def check_subgraph_call(node: Node, owner: GraphModule) -> list[str]:
     find = _SUBGRAPH_USES.get(node.target)
     if problems or find is None:
         return problems
-    val = node.meta.get("val")
+    val = get_val(node)
     out = _infer_value_types(val if isinstance(val, (tuple, list)) else [val])
     for n, module, use in zip(graphs, modules, find(node.args, out), strict=True):
         assert isinstance(module, GraphModule)

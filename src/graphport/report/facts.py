@@ -17,6 +17,7 @@ from graphport.onnx.emit.schemas import TORCH_OF
 from graphport.program import ExportedProgram, InputKind, OutputKind
 from graphport.program.exported import SHORT_DTYPES, format_type
 from graphport.program.signature import OutputSpec
+from graphport.tensors.abstract import get_val
 from graphport.types import NodeTarget
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _read_module(node: NodeProto) -> tuple[str, str]:
 def collect_program_facts(program: ExportedProgram) -> Facts:
     signature = program.graph_signature
     nodes = list(_iter_calls(program.graph_module))
-    types = {n.name: format_type(n.meta.get("val")) for n in program.graph.nodes}
+    types = {n.name: format_type(get_val(n)) for n in program.graph.nodes}
     sizes = {
         str(s.target): _count_tensor_bytes(program.tensor(str(s.target)))
         for s in signature.input_specs

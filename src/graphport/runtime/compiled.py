@@ -17,9 +17,9 @@ from graphport.errors import ExportError, SessionError
 from graphport.onnx.exporter import decompose_to_known, read_custom_lowerings
 from graphport.onnx.target.session import Session, forkable_lock
 from graphport.onnx.write.weights import inline_weights
+from graphport.ops.sizes import invert_permutation
 from graphport.program import ExportedProgram, InputChecks
 from graphport.program.control import copy_subgraph, use_python_kernels
-from graphport.program.extract import invert_permutation
 from graphport.runtime import explain
 from graphport.runtime.graphs import capture_graph, find_read_layouts, layout_of
 from graphport.runtime.memory import (
@@ -31,7 +31,7 @@ from graphport.runtime.memory import (
 from graphport.runtime.region import LoweredRegion, Region, SessionRecord, lower_regions
 from graphport.runtime.regions import Plan, make_plan
 from graphport.symbolic import Expr
-from graphport.tensors.abstract import Abstract, describe_value
+from graphport.tensors.abstract import Abstract, describe
 from graphport.types import PyTree
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def _match_dtype(example: PyTree, t: Any) -> Any:
 
 def _find_complex_inputs(inputs: Sequence[Node]) -> set[int]:
     """The places of complex tensors."""
-    about = [describe_value(n.meta.get("val")) for n in inputs]
+    about = [describe(n) for n in inputs]
     return {i for i, a in enumerate(about) if isinstance(a, Abstract) and a.dtype.is_complex}
 
 

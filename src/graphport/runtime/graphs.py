@@ -20,9 +20,8 @@ from graphport.program import ExportedProgram
 from graphport.program.torch_interop.expressions import FromSympy, convert_bound, get_example_values
 from graphport.source import keep_user_frames, locate_stack_trace
 from graphport.symbolic import Expr, Range, Scope
+from graphport.symbolic.bridge import SYMBOLIC_NUMBERS
 from graphport.tensors.abstract import Size
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat)
 
 
 class TorchSizes:
@@ -47,7 +46,7 @@ class TorchSizes:
         expr = FromSympy(symbol)
 
         def number(x: Any) -> Any:
-            return expr(x.node.expr) if isinstance(x, _SYMBOLIC) else x
+            return expr(x.node.expr) if isinstance(x, SYMBOLIC_NUMBERS) else x
 
         found: list[tuple[Any, ...] | Expr | None] = []
         for value in self.values:
@@ -65,7 +64,7 @@ class TorchSizes:
 def _shape_env(value: object) -> object:
     """The shape environment that a value has symbols of."""
     parts = value.shape if isinstance(value, torch.Tensor) else (value,)
-    return next((x.node.shape_env for x in parts if isinstance(x, _SYMBOLIC)), None)
+    return next((x.node.shape_env for x in parts if isinstance(x, SYMBOLIC_NUMBERS)), None)
 
 
 def _declare_symbol(symbol: object, env: Any, declare: Declare) -> Expr:
@@ -329,14 +328,11 @@ def find_read_layouts(module: GraphModule, inputs: Sequence[object]) -> dict[int
     return {i: layout_of(t) for i, t in enumerate(inputs) if isinstance(t, torch.Tensor)}
 
 
-_STRIDE_READS = {
-    "as_strided",
-    "as_strided_",
-    "as_strided_copy",
-    "as_strided_scatter",
-    "stride",
-    "sym_stride",
-}
+_STRIDE_READS = set(
+    """
+        as_strided as_strided_ as_strided_copy as_strided_scatter stride sym_stride
+    """.split()
+)
 
 
 def static_inputs(module: GraphModule, inputs: Sequence[object]) -> frozenset[int]:

@@ -23,7 +23,8 @@ from graphport.program import ExportedProgram, InputKind
 from graphport.program.check_steps import MAX_OPERATIONS
 from graphport.symbolic import Expr, symbols
 from graphport.symbolic.printing import to_str
-from graphport.tensors.abstract import Abstract, Size, describe_value
+from graphport.tensors.abstract import Abstract, Size, describe
+from graphport.tensors.concrete import address_range
 
 Allocate = Callable[[Sequence[Any]], torch.Tensor]
 """Memory for a result, by the inputs of its region."""
@@ -60,7 +61,7 @@ def _locate_symbols(inputs: Sequence[Node]) -> dict[Expr, str]:
     """Where the symbols are to be read."""
     found: dict[Expr, str] = {}
     for i, node in enumerate(inputs):
-        about = describe_value(node.meta.get("val"))
+        about = describe(node)
         if isinstance(about, Expr):
             rows: list[tuple[Size, str]] = [(about, f"args[{i}]")]
         else:
@@ -89,24 +90,13 @@ def has_overlap(args: Sequence[object], written: Sequence[int]) -> bool:
     columns that lie between one another, this says that they overlap.
     """
     for place in written:
-        low, high = _memory_range(args[place])
+        low, high = address_range(args[place])
         for i, t in enumerate(args):
             if i != place and isinstance(t, torch.Tensor) and t.data_ptr() < high:
-                first, end = _memory_range(t)
+                first, end = address_range(t)
                 if low < end and first < end:
                     return True
     return False
-
-
-def _memory_range(t: torch.Tensor) -> tuple[int, int]:
-    """Where the memory of a tensor begins and ends."""
-    first = t.data_ptr()
-    if t.is_contiguous():
-        return first, first + t.numel() * t.element_size()
-    if not t.numel():
-        return first, first
-    steps = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-    return first, first + (steps + 1) * t.element_size()
 
 
 # Frozen weights, which sessions have taken in: detects whether they were changed since.

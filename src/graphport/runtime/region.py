@@ -37,7 +37,7 @@ from graphport.program.extract import Subprogram, extract_region
 from graphport.runtime.memory import Allocate
 from graphport.runtime.regions import Plan
 from graphport.symbolic import Expr
-from graphport.tensors.abstract import Abstract, describe_value
+from graphport.tensors.abstract import Abstract, describe, set_val
 from graphport.types import PyTree
 
 _OPEN_LOCK = forkable_lock()
@@ -319,18 +319,18 @@ def _find_symbol_nodes(plan: Plan) -> dict[Expr, Node]:
     found: dict[Expr, Node] = {}
     graph, read = plan.graph, torch.ops.aten.sym_size.int
     for node in graph.nodes:
-        about = describe_value(node.meta.get("val"))
+        about = describe(node)
         if isinstance(about, Expr) and about.kind == "symbol":
             found.setdefault(about, node)
     first = next((n for n in graph.nodes if n.op not in ("placeholder", "get_attr")), None)
     for node in [n for n in graph.nodes if n.op == "placeholder"]:
-        about = describe_value(node.meta.get("val"))
+        about = describe(node)
         sizes = about.sizes if isinstance(about, Abstract) else ()
         for dim, size in enumerate(sizes):
             if isinstance(size, Expr) and size.kind == "symbol" and size not in found and first:
                 with graph.inserting_before(first):
                     found[size] = graph.call_function(read, (node, dim))
-                found[size].meta = {"val": _to_torch_size(size)}
+                set_val(found[size], _to_torch_size(size))
     plan.settle()
     return found
 

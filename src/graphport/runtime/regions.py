@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -23,7 +22,7 @@ from graphport.program import ExportedProgram
 from graphport.program.module import unlift_program
 from graphport.runtime.options import can_run_on
 from graphport.symbolic import Expr
-from graphport.tensors.abstract import Abstract, describe_value
+from graphport.tensors.abstract import Abstract, describe, get_val
 
 aten = torch.ops.aten
 
@@ -166,7 +165,7 @@ def _fallback_reason(node: Node, unknown: set[str], plan: Plan) -> str:
         return "no ONNX lowering"
     if any(n.name in unknown for n in _inner_nodes(node, plan.program.graph_module)):
         return "a subgraph has operators without an ONNX lowering"
-    for about in map(_describe_node, (node, *node.all_input_nodes)):
+    for about in map(describe, (node, *node.all_input_nodes)):
         for part in about if isinstance(about, tuple) else (about,):
             if not isinstance(part, Abstract):
                 continue
@@ -175,10 +174,6 @@ def _fallback_reason(node: Node, unknown: set[str], plan: Plan) -> str:
             if not can_run_on(part.device):
                 return f"ONNX Runtime has no execution provider for {part.device.type}"
     return ""
-
-
-def _describe_node(node: Node) -> Any:
-    return describe_value(node.meta.get("val"))
 
 
 def _inner_nodes(node: Node, module: GraphModule) -> list[Node]:
@@ -195,7 +190,7 @@ def _find_torch_nodes(graph: Graph) -> set[Node]:
     return {
         n
         for n in graph.nodes
-        if n.op == "call_function" and (isinstance(_describe_node(n), _NUMBERS) or _has_effects(n))
+        if n.op == "call_function" and (isinstance(describe(n), _NUMBERS) or _has_effects(n))
     }
 
 
@@ -234,12 +229,12 @@ def is_view(node: Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is None or _is_write(node):
         return False
-    about, source = _describe_node(node), node.args[0] if node.args else None
+    about, source = describe(node), node.args[0] if node.args else None
     shares = any(r.alias_info is not None for r in schema.returns)
     if not shares or not isinstance(source, Node):
         return False
     first = about[0] if isinstance(about, tuple) and about else about
-    origin = _describe_node(source)
+    origin = describe(source)
     if not isinstance(first, Abstract) or not isinstance(origin, Abstract):
         return False
     return first.dtype is origin.dtype or node.target.overloadpacket is not aten.to
@@ -274,4 +269,4 @@ def _separate_views(graph: Graph, draws: set[Node]) -> set[Node]:
 
 
 def _has_effects(node: Node) -> bool:
-    return _is_write(node) or (node.op == "call_function" and node.meta.get("val") is None)
+    return _is_write(node) or (node.op == "call_function" and get_val(node) is None)

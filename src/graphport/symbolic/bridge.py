@@ -32,7 +32,10 @@ from graphport.symbolic.nodes import operands
 from graphport.symbolic.scope import Scope
 
 _SHELLS = {int: torch.SymInt, float: torch.SymFloat, bool: torch.SymBool}
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_PYTHON_TYPES = {shell: plain for plain, shell in _SHELLS.items()}
+SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat)
+SYMBOLIC = (*SYMBOLIC_NUMBERS, torch.SymBool)
+NUMBERS = (int, float, bool, *SYMBOLIC)
 
 # The answers of `is_int`, `is_float` and `is_bool`. None of them runs Python: torch asks them while
 # it reads arguments, and takes an interrupt that comes then for an argument of the wrong type.
@@ -358,7 +361,7 @@ def to_torch(x: Value) -> Any:
 
 def from_torch(x: Any) -> Any:
     """The expression in a symbolic number of ours; a plain number is returned as it is."""
-    if isinstance(x, _SYMBOLIC):
+    if isinstance(x, SYMBOLIC):
         node = x.node
         if type(node) is SymNode:
             return node._expr
@@ -375,7 +378,17 @@ def sym_ite(cond: Any, a: Any, b: Any) -> Any:
 
 def is_symbolic(x: Any) -> bool:
     """Whether `x` is one of torch's symbolic numbers."""
-    return isinstance(x, _SYMBOLIC)
+    return isinstance(x, SYMBOLIC)
+
+
+def python_type(x: Any) -> type:
+    """The type of a number when the program runs; that of anything else as it is."""
+    return _PYTHON_TYPES.get(type(x), type(x))
+
+
+def to_expression(x: Any) -> Any:
+    """A symbolic number of torch as our expression; anything else as it is."""
+    return from_torch(x) if isinstance(x, SYMBOLIC) else x
 
 
 # Contiguity and other memory formats, of symbolic sizes and strides.
@@ -387,16 +400,6 @@ def is_symbolic(x: Any) -> bool:
 
 CHANNELS_LAST_2D = (1, 3, 2, 0)
 CHANNELS_LAST_3D = (1, 4, 3, 2, 0)
-
-
-def contiguous_strides(sizes: Sequence[Size]) -> tuple[Size, ...]:
-    """The strides of a contiguous tensor."""
-    strides: list[Size] = []
-    step: Size = 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step = expr.mul(step, size)
-    return tuple(reversed(strides))
 
 
 def is_contiguous(scope: Scope, sizes: Sequence[Size], strides: Sequence[Size]) -> bool:

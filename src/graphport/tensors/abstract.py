@@ -6,7 +6,7 @@ are computed when asked for, because almost nobody asks and the products are wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import torch
@@ -17,7 +17,7 @@ from graphport import source
 from graphport.compat.torch import OpOverload, disabled_torch_function_impl, make_wrapper_subclass
 from graphport.errors import DataDependentError, UnsupportedError
 from graphport.symbolic import Expr, symbols
-from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.symbolic.bridge import NUMBERS, to_expression, to_torch
 from graphport.types import Args, Argument, Kwargs
 
 Size = int | Expr
@@ -232,39 +232,56 @@ def make_abstract_tensor(abstract: Abstract, requires_grad: bool = False) -> Abs
     return t
 
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# What a node holds, in `node.meta["val"]`: read and written here alone.
 
 
-def describe_value(val: object) -> Any:
-    """The metadata of a node in our own terms: `Abstract` tensors, numbers, tuples of them."""
+def get_val(node: Node) -> Any:
+    """In torch's terms: tensors without data, numbers, tuples of them; None if it is not known."""
+    return node.meta.get("val")
+
+
+def has_val(node: Node) -> bool:
+    """Whether it is known, and be it that there is no result."""
+    return "val" in node.meta
+
+
+def set_val(node: Node, val: Any, others: Mapping[str, Any] | None = None) -> None:
+    """Note what a node holds; its other metadata stay, or are those given."""
+    if others is not None:
+        node.meta = dict(others)
+    node.meta["val"] = val
+
+
+def get_other_metadata(node: Node) -> dict[str, Any]:
+    return {k: v for k, v in node.meta.items() if k != "val"}
+
+
+def describe(node: Any) -> Any:
+    """What a node holds in our own terms: `Abstract` tensors, numbers, tuples of them."""
+    return _describe(node.meta.get("val"))
+
+
+def _describe(val: Any) -> Any:
     if isinstance(val, AbstractTensor):
         return val._abstract
-    if isinstance(val, _SYMBOLIC):
-        return from_torch(val)
     if isinstance(val, (tuple, list)):
-        return tuple(map(describe_value, val))
-    return val
+        return tuple(map(_describe, val))
+    return to_expression(val)
 
 
-# Reads the value of a node from its metadata, as an `Abstract`.
-
-_SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-def to_expression(x: object) -> Any:
-    """A symbolic number of torch as our expression; anything else as it is."""
-    return from_torch(x) if isinstance(x, _SYMBOLIC_NUMBERS) else x
+def holds_number(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), NUMBERS)
 
 
 def get_shape(node: Node) -> tuple[Any, ...] | None:
     """The sizes of a tensor: numbers and expressions; None for what is no tensor."""
-    val = node.meta.get("val")
+    val = get_val(node)
     return tuple(map(to_expression, val.shape)) if isinstance(val, torch.Tensor) else None
 
 
 def iter_numbers(node: Node) -> Iterator[object]:
     """The sizes of the tensors that a node gives, and the numbers."""
-    val = node.meta.get("val")
+    val = get_val(node)
     for part in val if isinstance(val, (tuple, list)) else (val,):
         if isinstance(part, torch.Tensor):
             yield from map(to_expression, part.shape)

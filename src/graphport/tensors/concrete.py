@@ -8,7 +8,7 @@ behind them (the hint), without leaving a guard there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -71,8 +71,10 @@ def find_device(tensors: Iterable[object]) -> torch.device | None:
     return next((d for d in devices if d.type != "meta"), None)
 
 
-def storage_key(t: torch.Tensor) -> tuple[str, int] | None:
+def storage_key(t: Any) -> tuple[str, int] | None:
     """A key of the storage, equal for tensors that alias; None where nothing can."""
+    if not isinstance(t, torch.Tensor):
+        return None
     try:
         storage = t.untyped_storage()
     except (RuntimeError, NotImplementedError):
@@ -81,6 +83,24 @@ def storage_key(t: torch.Tensor) -> tuple[str, int] | None:
         return "object", storage._cdata
     address = storage.data_ptr()
     return ("address", address) if address else None
+
+
+def address_range(t: torch.Tensor) -> tuple[int, int]:
+    """The addresses from the first byte of a tensor to the one after the last."""
+    try:
+        start = t.data_ptr()
+    except (RuntimeError, NotImplementedError):  # a tensor without memory
+        return 0, 0
+    if not start or not t.numel():
+        return 0, 0
+    return start, start + count_spanned(t.shape, t.stride()) * t.itemsize
+
+
+def count_spanned(sizes: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements lie from the first element of a tensor to its last."""
+    if 0 in sizes:
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
 
 
 # Checks the classes and layouts of tensors: which of them capture can describe.

@@ -21,7 +21,7 @@ from graphport.capture.trace.tracer import Tracer, wants_grad
 from graphport.capture.trace.values import Value
 from graphport.compat.torch import OpOverload, pytree
 from graphport.errors import ExportError, UnsupportedError
-from graphport.tensors.abstract import make_abstract_tensor
+from graphport.tensors.abstract import describe, make_abstract_tensor
 from graphport.types import Argument
 
 autograd_function_apply = torch.ops.higher_order.autograd_function_apply
@@ -145,7 +145,7 @@ def record_function_call(tracer: Tracer, cls: Any, args: tuple[object, ...]) -> 
     taken = forward.outside
     nodes = {tracer.read(tracer.value(t)): by_argument.get(id(t)) for t in tensors}
     backward.results = [nodes.get(n) for n in taken]
-    about = [n.meta["val"]._abstract for n in outs]
+    about = [describe(n) for n in outs]
     forward.results = [outs[0] if single else tuple(outs), tuple(saved)]
     _drop_grad_modes(tracer, forward, backward)
     graphs = [forward.finish(taken), backward.finish([])]
@@ -192,7 +192,7 @@ def _rebind_context(context: Context, inner: dict[int, object]) -> None:
 
 
 def _add_input(graph: Subgraph, name: str, like: Node) -> torch.Tensor:
-    abstract = like.meta["val"]._abstract
+    abstract = describe(like)
     node = graph.frame.open(name, make_abstract_tensor(abstract))
     graph.given.append(node)
     with graph.tracer.recorder.enter_frame(graph.frame):

@@ -40,7 +40,8 @@ from graphport.errors import ExportError, UnsupportedError, UserError
 from graphport.ops import Abstract
 from graphport.process import Replacement
 from graphport.symbolic import Expr, Truth, eq, not_
-from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.symbolic.bridge import SYMBOLIC_NUMBERS, from_torch, to_expression, to_torch
+from graphport.tensors.abstract import get_val
 from graphport.types import Args, Argument, Function, Kwargs
 
 higher_order = torch.ops.higher_order
@@ -140,7 +141,7 @@ class RuntimeNumber:
 
 
 def _has_grad(x: object) -> bool:
-    val = x.meta["val"] if isinstance(x, Node) else x
+    val = get_val(x) if isinstance(x, Node) else x
     return isinstance(val, torch.Tensor) and val.requires_grad
 
 
@@ -186,7 +187,7 @@ def _merge_branches(
 
 def _normalise_predicate(tracer: Tracer, pred: Argument) -> Argument:
     """A tensor or a symbolic bool; a Python number where the answer is known."""
-    if isinstance(pred, (torch.SymInt, torch.SymFloat)):
+    if isinstance(pred, SYMBOLIC_NUMBERS):
         pred = pred != 0
     if isinstance(pred, torch.SymBool):
         known = tracer.scope.decide(from_torch(pred))
@@ -289,8 +290,6 @@ def _refuse_mismatch(a: Subgraph, b: Subgraph, how: str) -> None:
 # operator's own kernel do it once: what it calls the function with must be its operands, and what
 # it returns must be what the function returned. An operator that does more cannot be captured.
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
 
 @register_override(HIGHER_ORDER)
 def record_other_call(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
@@ -376,10 +375,7 @@ class _HigherOrderCall:
         graph.add_written(written)
         outside = graph.outside
         reference = graph.finish(outside)
-        results = [
-            from_torch(r) if isinstance(r, _SYMBOLIC) else r
-            for r in map(describe_argument, graph.results)
-        ]
+        results = [to_expression(r) for r in map(describe_argument, graph.results)]
         placed = [self._lower(a) for a in place(reference, outside)]
         options = {key: self._lower(a) for key, a in kwargs.items()}
         self._check(placed, options, outside)
@@ -406,7 +402,7 @@ class _HigherOrderCall:
 
         def described(x: object) -> Argument:
             if isinstance(x, Node):
-                return graph if x.op == "get_attr" else x.meta["val"]
+                return graph if x.op == "get_attr" else get_val(x)
             return x
 
         with disable_current_modes():

@@ -17,10 +17,12 @@ from graphport.capture.trace.function_mode import register_override
 from graphport.capture.trace.recorder import Recorder, copy_val
 from graphport.capture.trace.tracer import Tracer
 from graphport.program import make_graph_module
+from graphport.symbolic.bridge import NUMBERS
+from graphport.tensors.abstract import get_val, set_val
 from graphport.types import Args, Argument, Function, Kwargs
 
 wrap_with_set_grad_enabled = torch.ops.higher_order.wrap_with_set_grad_enabled
-_NUMBERS = (int, float, bool, str, type(None), torch.SymInt, torch.SymFloat, torch.SymBool)
+_NUMBERS = (str, type(None), *NUMBERS)
 
 
 @register_override(wrap_with_set_grad_enabled)
@@ -43,7 +45,7 @@ def _find_grad_mode(recorder: Recorder, node: Node) -> bool:
     """What a node was computed in; numbers have no gradients, and stay where they are read."""
     if node.target is operator.getitem:
         return _find_grad_mode(recorder, node.args[0])
-    if isinstance(node.meta.get("val"), _NUMBERS):
+    if isinstance(get_val(node), _NUMBERS):
         return recorder.grad_mode
     return recorder.grad_modes.get(node, recorder.grad_mode)
 
@@ -57,7 +59,7 @@ def _wrap_grad_region(recorder: Recorder, mode: bool, nodes: list[Node]) -> None
     new: dict[Node, Node] = {}
     for n in taken:
         new[n] = graph.placeholder(n.name)
-        new[n].meta = {"val": copy_val(n.meta["val"])}
+        set_val(new[n], copy_val(get_val(n)))
     for n in reads:
         if n.op == "get_attr":
             new[n] = graph.node_copy(n)
@@ -72,7 +74,7 @@ def _wrap_grad_region(recorder: Recorder, mode: bool, nodes: list[Node]) -> None
         call = outer.create_node(
             "call_function", wrap_with_set_grad_enabled, args, {}, "wrap_with_set_grad_enabled"
         )
-        call.meta = {**nodes[0].meta, "val": tuple(n.meta["val"] for n in given)}
+        set_val(call, tuple(get_val(n) for n in given), nodes[0].meta)
         for i, n in enumerate(given):
             item = outer.create_node("call_function", operator.getitem, (call, i), {}, "getitem")
             item.meta = dict(n.meta)

@@ -23,7 +23,7 @@ from graphport.capture.control_flow.cond import (
 from graphport.capture.trace.function_mode import register_override
 from graphport.capture.trace.layout import has_same_layout
 from graphport.capture.trace.recorder import describe_argument
-from graphport.capture.trace.subgraph import Subgraph, python_type
+from graphport.capture.trace.subgraph import Subgraph
 from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.values import Value
 from graphport.compat.torch import pytree
@@ -31,7 +31,8 @@ from graphport.errors import MutationError, UserError
 from graphport.ops import Abstract
 from graphport.ops.strides import is_dense
 from graphport.symbolic import Range
-from graphport.symbolic.bridge import to_torch
+from graphport.symbolic.bridge import python_type, to_torch
+from graphport.tensors.abstract import describe
 from graphport.types import Args, Argument, Function, Kwargs
 
 aten = torch.ops.aten
@@ -78,7 +79,7 @@ class CarriedValues:
 
     def _is_steady(self, i: int, a: Abstract) -> bool:
         """Whether a copy has the strides of the first value, in eager and in the graph."""
-        lies = self.tracer.read(self.tracer.value(self.given[i])).meta["val"]._abstract
+        lies = describe(self.tracer.read(self.tracer.value(self.given[i])))
         return is_dense(a) and (a.is_contiguous or has_same_layout(lies, a))
 
     def add(self, base: Value, where: source.Location | None) -> None:
@@ -98,7 +99,7 @@ class CarriedValues:
         return given + [tracer.read(b) for b in self.bases]
 
     def _first(self, i: int, x: Argument) -> Argument:
-        if i in self.layouts and not has_same_layout(x.meta["val"]._abstract, self.layouts[i]):
+        if i in self.layouts and not has_same_layout(describe(x), self.layouts[i]):
             emit = self.tracer.recorder.emit
             return emit(aten.clone.default, x, memory_format=torch.contiguous_format)
         return x

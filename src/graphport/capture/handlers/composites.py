@@ -13,6 +13,7 @@ from torch import Tensor
 from graphport.capture.trace.tracer import Tracer, register_handler, trace_decomposition
 from graphport.compat.torch import assert_async
 from graphport.ops import OpInfo
+from graphport.ops.registry import overloads
 from graphport.ops.sizes import require, wrap_dim
 from graphport.ops.strides import get_example_size
 from graphport.symbolic import ge
@@ -22,13 +23,7 @@ from graphport.types import Args, Argument, Device, Dtype, Kwargs
 aten = torch.ops.aten
 
 
-@register_handler(
-    aten.gradient.scalarint,
-    aten.gradient.scalararray,
-    aten.gradient.array,
-    aten.gradient.scalarrayint,
-    aten.gradient.scalarrayarray,
-)
+@register_handler(*overloads("gradient.scalarint,scalararray,array,scalarrayint,scalarrayarray"))
 def gradient(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     x, order = args[0], kwargs.get("edge_order", 1)
     sizes = tracer.value(x).abstract.sizes

@@ -168,14 +168,10 @@ def max_pool(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argu
 
 @register_override(*_AVG_POOLS)
 def avg_pool(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
-    names = (
-        "input",
-        "kernel_size",
-        "stride",
-        "padding",
-        "ceil_mode",
-        "count_include_pad",
-        "divisor_override",
+    names = tuple(
+        """
+            input kernel_size stride padding ceil_mode count_include_pad divisor_override
+        """.split()
     )
     given = _arguments_by_name(names, args, kwargs)
     n = _AVG_POOLS[func]

@@ -28,6 +28,7 @@ from graphport.errors import DataDependentError, MutationError, ShapeError, Unsu
 from graphport.ops import Abstract, OpInfo, get_op_info
 from graphport.ops.factory import number_dtype
 from graphport.ops.norm import check_statistics, require_elements
+from graphport.ops.registry import overloads
 from graphport.ops.shape import infer_size, slice_at
 from graphport.ops.sizes import (
     broadcast,
@@ -46,6 +47,7 @@ from graphport.tensors.abstract import (
     Size,
     channels_last_strides,
     contiguous_strides,
+    describe,
 )
 from graphport.types import Args, Argument, Kwargs
 
@@ -314,7 +316,7 @@ def copy_(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     node = tracer.read(new)
     if have.sizes != want.sizes:
         node = tracer.recorder.emit(aten.expand.default, node, list(want.sizes))
-    layout = node.meta["val"]._abstract
+    layout = describe(node)
     if layout.is_contiguous and want.is_contiguous:
         if have.dtype is not want.dtype:
             node = tracer.recorder.emit(aten._to_copy.default, node, dtype=want.dtype)
@@ -325,13 +327,10 @@ def copy_(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
 
 
 @register_handler(
-    aten.resize_.default,
-    aten.resize_as_.default,
-    aten.set_.default,
-    aten.set_.source_Storage,
-    aten.set_.source_Storage_storage_offset,
-    aten.set_.source_Tensor,
-    aten.set_.source_Tensor_storage_offset,
+    *overloads("""
+        resize_ resize_as_ set_.default,source_Storage,source_Storage_storage_offset
+        set_.source_Tensor,source_Tensor_storage_offset
+    """)
 )
 def refuse_resize(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     raise MutationError(
@@ -344,12 +343,7 @@ def refuse_resize(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> A
 # Layers that depend on the mode
 
 
-@register_handler(
-    aten.dropout.default,
-    aten.alpha_dropout.default,
-    aten.feature_dropout.default,
-    aten.feature_alpha_dropout.default,
-)
+@register_handler(*overloads("dropout alpha_dropout feature_dropout feature_alpha_dropout"))
 def dropout(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """Outside of training dropout is nothing at all."""
     if not args[2] or args[1] == 0:
@@ -361,12 +355,7 @@ def dropout(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argumen
     )
 
 
-@register_handler(
-    aten.dropout_.default,
-    aten.alpha_dropout_.default,
-    aten.feature_dropout_.default,
-    aten.feature_alpha_dropout_.default,
-)
+@register_handler(*overloads("dropout_ alpha_dropout_ feature_dropout_ feature_alpha_dropout_"))
 def dropout_(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     if not args[2] or args[1] == 0:
         return args[0]
@@ -539,29 +528,12 @@ def view_copy(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argum
 
 
 register_handler(
-    aten.alias_copy.default,
-    aten.as_strided_copy.default,
-    aten.detach_copy.default,
-    aten.diagonal_copy.default,
-    aten.expand_copy.default,
-    aten.narrow_copy.default,
-    aten.permute_copy.default,
-    aten.select_copy.int,
-    aten.slice_copy.Tensor,
-    aten.split_copy.Tensor,
-    aten.split_with_sizes_copy.default,
-    aten.squeeze_copy.default,
-    aten.squeeze_copy.dim,
-    aten.squeeze_copy.dims,
-    aten.t_copy.default,
-    aten.transpose_copy.int,
-    aten.unbind_copy.int,
-    aten.unfold_copy.default,
-    aten.unsqueeze_copy.default,
-    aten.view_as_complex_copy.default,
-    aten.view_as_real_copy.default,
-    aten.view_copy.default,
-    aten.view_copy.dtype,
+    *overloads("""
+        alias_copy as_strided_copy detach_copy diagonal_copy expand_copy narrow_copy permute_copy
+        select_copy.int slice_copy.Tensor split_copy.Tensor split_with_sizes_copy
+        squeeze_copy.default,dim,dims t_copy transpose_copy.int unbind_copy.int unfold_copy
+        unsqueeze_copy view_as_complex_copy view_as_real_copy view_copy.default,dtype
+    """)
 )(view_copy)
 
 

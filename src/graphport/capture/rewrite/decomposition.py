@@ -36,16 +36,16 @@ from graphport.capture.trace.values import Value
 from graphport.compat.torch import OpOverload, is_within, pytree, suggest_memory_format
 from graphport.errors import ExportError, InputError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, get_op_info
+from graphport.ops.registry import overloads
 from graphport.ops.shape import CopiedResult
 from graphport.ops.sizes import broadcast, wrap_dim
 from graphport.program import ExportedProgram
 from graphport.symbolic import Expr
-from graphport.symbolic.bridge import from_torch, sym_ite, to_torch
-from graphport.tensors.abstract import AbstractTensor, permute_strides
+from graphport.symbolic.bridge import from_torch, sym_ite, to_expression, to_torch
+from graphport.tensors.abstract import AbstractTensor, describe, get_val, permute_strides
 from graphport.types import Args, Argument, Kwargs
 
 aten = torch.ops.aten
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Table = Mapping[OpOverload, Callable[..., Any]]
 
 # Gradients stop where the program says so, also after its operators have been decomposed.
@@ -126,7 +126,7 @@ class Decomposition(Rewriter):
             return pytree.tree_map(self._in_order, made)
 
     def _is_unsure(self, new: object) -> bool:
-        is_tensor = isinstance(new, Node) and isinstance(new.meta.get("val"), AbstractTensor)
+        is_tensor = isinstance(new, Node) and isinstance(get_val(new), AbstractTensor)
         return is_tensor and not self.tracer.layouts.is_certain(new)
 
     def _in_order(self, new: object) -> Argument:
@@ -163,10 +163,10 @@ class Decomposition(Rewriter):
         The result of a decomposition may have other strides: views of it that
         the program takes for granted are then to be found anew.
         """
-        new, val = self.new[old], old.meta.get("val")
+        new, val = self.new[old], get_val(old)
         if not isinstance(new, Node) or not isinstance(val, AbstractTensor):
             return False
-        now = new.meta["val"]
+        now = get_val(new)
         return now is not val and now._abstract.strides != val._abstract.strides
 
     def reasons_to_keep(self, node: Node) -> tuple[type[Exception], ...]:
@@ -213,9 +213,9 @@ def _has_view_user(node: Node) -> bool:
 
 def _reverse_strides(node: Node) -> Argument:
     """A value as rules take it; a tensor with the strides of its dims in reverse order."""
-    val = node.meta.get("val")
+    val = get_val(node)
     if not isinstance(val, AbstractTensor):
-        return from_torch(val) if isinstance(val, _SYMBOLIC) else val
+        return to_expression(val)
     a = val._abstract
     return Abstract(a.sizes, a.dtype, a.device, permute_strides(a.sizes, list(range(a.rank))[::-1]))
 
@@ -289,7 +289,7 @@ def reshape(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     if type(out) is CopiedResult or not tracer.layouts.is_certain(node):
         node = tracer.recorder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
     made = tracer.recorder.emit(aten.view.default, node, sizes)
-    return tracer.hold(Value(made.meta["val"]._abstract, made))
+    return tracer.hold(Value(describe(made), made))
 
 
 def attention(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
@@ -349,12 +349,12 @@ def _is_always_dense(tracer: Any, node: Node) -> bool:
     while waiting:
         top = waiting.pop()
         if top.target is aten.convolution.default or (
-            tracer.layouts.is_certain(top) and top.meta["val"]._abstract.is_contiguous
+            tracer.layouts.is_certain(top) and describe(top).is_contiguous
         ):
             continue
         if not isinstance(top.target, OpOverload) or torch.Tag.pointwise not in top.target.tags:
             return False
-        read = [n for n in top.all_input_nodes if isinstance(n.meta["val"], AbstractTensor)]
+        read = [n for n in top.all_input_nodes if isinstance(get_val(n), AbstractTensor)]
         waiting += [n for n in read if n not in seen]
         seen.update(read)
     return True
@@ -411,39 +411,21 @@ _FAILS_IF_EMPTY = (aten.roll.default, aten.logsumexp.default)
 
 
 def _may_be_empty(node: Node) -> bool:
-    val = node.meta.get("val")
+    val = get_val(node)
     numbers = val._abstract.sizes if isinstance(val, AbstractTensor) else [from_torch(val)]
     return any(type(n) is Expr and n.scope.range(n).lower <= 0 for n in numbers)
 
 
 # Composite in name: they give numbers.
-_NUMBER_OPS = (
-    aten.item.default,
-    aten.sym_size.int,
-    aten.sym_stride.int,
-    aten.sym_numel.default,
-    aten.sym_storage_offset.default,
-)
+_NUMBER_OPS = overloads("item sym_size.int sym_stride.int sym_numel sym_storage_offset")
 # Composite, and without a trace in the graph where there is nothing to do.
-_STRUCTURAL = (
-    aten.to.dtype,
-    aten.to.device,
-    aten.to.other,
-    aten.to.dtype_layout,
-    aten.contiguous.default,
-    aten.item.default,
-    aten.broadcast_tensors.default,
-    aten.lift_fresh.default,
-    aten._reshape_alias.default,
-    aten.alias.default,
-)
+_STRUCTURAL = overloads("""
+    to.dtype,device,other,dtype_layout contiguous item broadcast_tensors lift_fresh _reshape_alias
+    alias
+""")
 
 _QUERIES = ("sym_size", "sym_stride", "sym_numel", "sym_storage_offset", "size", "stride", "numel")
-_MAYBE_MUTATING = (
-    aten.native_batch_norm.default,
-    aten._native_batch_norm_legit.default,
-    aten._batch_norm_with_update.default,
-)
+_MAYBE_MUTATING = overloads("native_batch_norm _native_batch_norm_legit _batch_norm_with_update")
 
 
 def _check_preserved(op: OpOverload) -> None:

@@ -35,12 +35,11 @@ from graphport.ops import get_op_info
 from graphport.process import restore_on_exit, undo_on_error, undo_on_exit
 from graphport.program import ExportedProgram, InputChecks, InputKind, OutputKind, OutputSpec
 from graphport.symbolic import Expr, NotKnown, symbols
-from graphport.symbolic.bridge import from_torch
-from graphport.tensors.abstract import AbstractTensor
+from graphport.symbolic.bridge import from_torch, is_symbolic
+from graphport.tensors.abstract import AbstractTensor, get_val, holds_number
 from graphport.types import Argument
 
 aten = torch.ops.aten
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 MakeTracer = Callable[[Recorder, State], Tracer]
 
 
@@ -111,7 +110,7 @@ class Rewriter:
             node = self.names.placeholder(recorder.graph, self.names.unique(old.name))
             node.meta = dict(old.meta)
             recorder.frame.entry = node
-            spec, val = specs[old.name], old.meta["val"]
+            spec, val = specs[old.name], get_val(old)
             value = None
             if isinstance(val, AbstractTensor):
                 value = Value(val._abstract, node, origin=node)
@@ -133,8 +132,8 @@ class Rewriter:
                 if type(s) is Expr and len(symbols(s)) == 1:
                     read = functools.partial(recorder.size_of, node, d, s, on_entry=True)
                     recorder.define_size(s, read)
-            if isinstance(node.meta["val"], _SYMBOLIC):
-                number = from_torch(node.meta["val"])
+            if is_symbolic(get_val(node)):
+                number = from_torch(get_val(node))
                 if isinstance(number, Expr):
                     recorder.define_number(number, node)
 
@@ -220,8 +219,8 @@ class Rewriter:
         args, kwargs = map_arg((node.args, node.kwargs), self.node_of)
         new = recorder.graph.create_node(node.op, node.target, args, kwargs, node.name)
         new.meta = dict(node.meta)
-        val = node.meta.get("val")
-        if isinstance(val, _SYMBOLIC):
+        val = get_val(node)
+        if is_symbolic(val):
             self._bind_number(val, new)
         else:
             recorder.define_sizes(new, on_entry=False)
@@ -262,7 +261,7 @@ class Rewriter:
         return tuple(map(self._hold, new)) if isinstance(new, (tuple, list)) else self._hold(new)
 
     def _hold(self, new: object) -> Argument:
-        val = new.meta["val"] if isinstance(new, Node) else new
+        val = get_val(new) if isinstance(new, Node) else new
         if isinstance(val, AbstractTensor):
             return self.tracer.hold(Value(val._abstract, new), val.requires_grad)
         return val
@@ -270,7 +269,7 @@ class Rewriter:
     def written(self, x: Argument) -> Argument:
         if isinstance(x, torch.Tensor):
             return self.tracer.read(self.tracer.value(x))
-        return self.recorder.size(from_torch(x)) if isinstance(x, _SYMBOLIC) else x
+        return self.recorder.size(from_torch(x)) if is_symbolic(x) else x
 
     # Subgraphs
 
@@ -315,10 +314,10 @@ class Rewriter:
         with recorder.enter_frame(sub.frame):
             for old in module.graph.nodes:
                 if old.op == "placeholder":
-                    new, val = sub.frame.open(old.name, old.meta["val"]), old.meta["val"]
+                    new, val = sub.frame.open(old.name, get_val(old)), get_val(old)
                     sub.given.append(new)
                     recorder.define_sizes(new)
-                    if isinstance(val, _SYMBOLIC):
+                    if is_symbolic(val):
                         self._bind_number(val, new)
                         self.references[old] = new
                     tensor = isinstance(val, AbstractTensor)
@@ -343,27 +342,23 @@ _GRAD_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOGRAD_FUNCTION = torch.ops.higher_order.autograd_function_apply
 
 
-def _is_number(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), (*_SYMBOLIC, int, float))
-
-
 def makes_symbols(node: Node, recorder: Recorder) -> bool:
     """Whether a call gives sizes that only running can tell."""
     if torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ()):
         return True
-    found = pytree.tree_leaves(node.meta.get("val"))
+    found = pytree.tree_leaves(get_val(node))
     numbers = [n for v in found for n in (v.shape if isinstance(v, torch.Tensor) else (v,))]
     return any(
         not recorder.is_defined(s)
         for n in numbers
-        if isinstance(n, _SYMBOLIC)
+        if is_symbolic(n)
         for s in symbols(from_torch(n))
     )
 
 
 def _map_results(node: Node, recorder: Recorder, hold: Callable[[Node], Any]) -> Argument:
     """The result of a call, or of each of its several results."""
-    val = node.meta.get("val")
+    val = get_val(node)
     if isinstance(val, (tuple, list)):
         return tuple(hold(recorder.item(node, i)) for i in range(len(val)))
     return hold(node)
@@ -381,7 +376,7 @@ class Functionalisation(Rewriter):
     closes_scope = False
 
     def open_input(self, node: Node, value: Value | None) -> Argument:
-        val = node.meta["val"]
+        val = get_val(node)
         return val if value is None else self.tracer.hold(value, val.requires_grad)
 
     def mutated(self, values: list[object]) -> list[tuple[Node, OutputSpec]]:
@@ -397,7 +392,7 @@ class Functionalisation(Rewriter):
         if self.recorder.frame.parent is not None:
             return True  # branches and loop bodies are functional as they are
         return (
-            _is_number(node) or makes_symbols(node, self.recorder) or node.target in ASSERTION_OPS
+            holds_number(node) or makes_symbols(node, self.recorder) or node.target in ASSERTION_OPS
         )
 
     def visit(self, node: Node) -> Argument:
@@ -414,7 +409,7 @@ class Functionalisation(Rewriter):
 
     def copy(self, node: Node) -> Node:
         new = super().copy(node)
-        if _is_number(node):
+        if holds_number(node):
             # By its value it may be another number, which is what the program asserts of it.
             self.references[node] = new
         return new
@@ -423,8 +418,8 @@ class Functionalisation(Rewriter):
         return _map_results(node, self.recorder, self._hold)
 
     def _hold(self, new: object) -> Argument:
-        if isinstance(new, Node) and isinstance(new.meta["val"], _SYMBOLIC):
-            self._bind_number(new.meta["val"], new)
+        if isinstance(new, Node) and is_symbolic(get_val(new)):
+            self._bind_number(get_val(new), new)
         return super()._hold(new)
 
     def node_of(self, old: Node) -> Argument:

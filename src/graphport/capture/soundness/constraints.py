@@ -13,17 +13,22 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from torch.fx import Graph
 
 from graphport.capture.spec.symbols import Spec
 from graphport.errors import ConstraintViolationError
 from graphport.ops import Abstract
 from graphport.symbolic import Expr, Fact, Range, Size, Truth, Value, substitute, symbols
-from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.symbolic.bridge import from_torch, is_symbolic, to_torch
 from graphport.symbolic.integers import split_terms
 from graphport.symbolic.solve import Solver
-from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor
+from graphport.tensors.abstract import (
+    AbstractTensor,
+    get_val,
+    has_val,
+    make_abstract_tensor,
+    set_val,
+)
 
 _AT_RUN_TIME = '# or check it when the program runs: gp.export(..., guards="runtime_assert")'
 
@@ -356,8 +361,8 @@ Forms = Mapping[Expr, Value]
 def substitute_symbols(graph: Graph, forms: Forms) -> None:
     """Write the metadata of a graph without the symbols that `forms` replaces."""
     for node in graph.nodes:
-        if "val" in node.meta:
-            node.meta["val"] = _substitute_val(node.meta["val"], forms)
+        if has_val(node):
+            set_val(node, _substitute_val(get_val(node), forms))
 
 
 def _substitute_val(val: object, forms: Forms) -> object:
@@ -374,7 +379,7 @@ def _substitute_val(val: object, forms: Forms) -> object:
         return val if unchanged else make_abstract_tensor(new, val.requires_grad)
     if isinstance(val, tuple):
         return tuple(_substitute_val(v, forms) for v in val)
-    if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if is_symbolic(val):
         return to_torch(substitute(from_torch(val), forms))
     return val
 

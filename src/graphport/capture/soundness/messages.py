@@ -18,7 +18,7 @@ from graphport import source
 from graphport.compat.torch import is_within
 from graphport.errors import DataDependentError, ExportError, UnsupportedError
 from graphport.symbolic import Expr
-from graphport.symbolic.bridge import from_torch
+from graphport.symbolic.bridge import from_torch, is_symbolic
 from graphport.symbolic.explain import VariableNames
 from graphport.tensors.abstract import AbstractTensor
 from graphport.types import Args
@@ -117,8 +117,6 @@ def _first_line(error: Exception) -> str:
 
 # Finds the user's variable names for symbolic sizes and numbers, in the frames that are running.
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
 
 def collect_variable_names() -> VariableNames:
     """Numbers by the variable that holds them; then sizes of tensors that a variable holds."""
@@ -127,7 +125,7 @@ def collect_variable_names() -> VariableNames:
     held = [*variables.items(), *_iterate_members(variables)]
     found: dict[Expr, str] = {}
     for name, value in held:
-        if isinstance(value, _SYMBOLIC):
+        if is_symbolic(value):
             _add_name(found, from_torch(value), name)
     for name, value in held:
         if isinstance(value, AbstractTensor):

@@ -30,9 +30,9 @@ from graphport.compat.torch import (
 )
 from graphport.huggingface.cache_shapes import patch_sliding_windows
 from graphport.process import Patch, Replacement, Switch
+from graphport.symbolic.bridge import SYMBOLIC_NUMBERS
 from graphport.types import Argument, Function
 
-_SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat)
 BinaryFunction = Callable[[Any, Any], Any]
 
 
@@ -86,7 +86,7 @@ def _wrap_max_min(original: Any, of_sizes: BinaryFunction, of_tensors: BinaryFun
         if len(args) == 1:
             items = tuple(args[0])
         for x in items:
-            if isinstance(x, (*_SYMBOLIC_NUMBERS, torch.Tensor)):
+            if isinstance(x, (*SYMBOLIC_NUMBERS, torch.Tensor)):
                 return functools.reduce(choose, items)
         return original(items) if len(args) == 1 else original(*args)
 
@@ -143,7 +143,7 @@ def _wrap_chunk_size(original: Any) -> Function:
 def _wrap_divmod(original: Any) -> Function:
     @functools.wraps(original)
     def division(x: Any, y: Any) -> Any:
-        if isinstance(x, _SYMBOLIC_NUMBERS) or isinstance(y, _SYMBOLIC_NUMBERS):
+        if isinstance(x, SYMBOLIC_NUMBERS) or isinstance(y, SYMBOLIC_NUMBERS):
             return x // y, x % y
         return original(x, y)
 
@@ -153,7 +153,7 @@ def _wrap_divmod(original: Any) -> Function:
 def _wrap_pow(original: Any) -> Function:
     @functools.wraps(original)
     def power(x: Any, y: Any) -> Any:
-        if isinstance(x, _SYMBOLIC_NUMBERS) or isinstance(y, _SYMBOLIC_NUMBERS):
+        if isinstance(x, SYMBOLIC_NUMBERS) or isinstance(y, SYMBOLIC_NUMBERS):
             return x**y
         return original(x, y)
 

@@ -28,8 +28,8 @@ from graphport.process import Patch, Replacement
 from graphport.program import ExportedProgram
 from graphport.source import Location
 from graphport.symbolic import Expr, evaluate
-from graphport.symbolic.bridge import from_torch
-from graphport.tensors.abstract import AbstractTensor
+from graphport.symbolic.bridge import SYMBOLIC, SYMBOLIC_NUMBERS, from_torch
+from graphport.tensors.abstract import AbstractTensor, get_val
 from graphport.types import PyTree
 
 # Exactly these: a subclass may do anything when it is looked into.
@@ -302,14 +302,14 @@ def _make_leaves(program: ExportedProgram, env: dict[Expr, int]) -> list[object]
     inputs = placeholders[len(placeholders) - len(given) :]
     leaves = []
     for node, x in zip(inputs, given, strict=True):
-        val = node.meta["val"]
+        val = get_val(node)
         if isinstance(val, AbstractTensor):
             sizes = [int(evaluate(s, env)) for s in val._abstract.sizes]
             if any(s < 0 for s in sizes):
                 return None
             same = sizes == list(x.shape)
             leaves.append(x if same else _make_empty(sizes, x))
-        elif isinstance(val, (torch.SymInt, torch.SymFloat)):
+        elif isinstance(val, SYMBOLIC_NUMBERS):
             leaves.append(type(x)(evaluate(from_torch(val), env)))
         else:
             leaves.append(x)
@@ -342,7 +342,7 @@ def _patch_size_text() -> Iterator[Replacement]:
             fix="compute with the number itself",
         )
 
-    for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
+    for kind in SYMBOLIC:
         yield kind, "__str__", refuse
         yield kind, "__repr__", refuse
 

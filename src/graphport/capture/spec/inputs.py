@@ -16,6 +16,7 @@ from graphport.arguments import NONE, TEXT, check_arguments, format_value
 from graphport.compat.torch import pytree
 from graphport.errors import InputError
 from graphport.huggingface import caches
+from graphport.symbolic.bridge import SYMBOLIC
 from graphport.tensors.concrete import concrete_number, require_plain
 from graphport.types import PyTree
 
@@ -83,7 +84,6 @@ CONSTANT_TYPES = (
     torch.memory_format,
     torch.layout,
 )
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _CONVERSIONS: dict[type, Callable[[Any], Any]] = {
     str: str.__str__,
     int: int.__int__,
@@ -167,9 +167,9 @@ def bind_inputs(
         args, kwargs = pytree.tree_map(
             _identity, (args, kwargs)
         )  # which makes tuples of torch.Size
-    if not within and any(issubclass(type(leaf), _SYMBOLIC) for leaf in given):
+    if not within and any(issubclass(type(leaf), SYMBOLIC) for leaf in given):
         args, kwargs = pytree.tree_map_only(
-            _SYMBOLIC, lambda s: concrete_number(s, "the value"), (args, kwargs)
+            SYMBOLIC, lambda s: concrete_number(s, "the value"), (args, kwargs)
         )
     caches.register_caches(args, kwargs)
     signature = signature_of(target)
@@ -317,7 +317,7 @@ def _check_leaf(leaf: object, path: str) -> None:
     if issubclass(kind, torch.Tensor):
         require_plain(leaf, f"the input at {path}", path.lstrip("*"), InputError)
         return
-    if issubclass(kind, (*CONSTANT_TYPES, *_SYMBOLIC)):
+    if issubclass(kind, (*CONSTANT_TYPES, *SYMBOLIC)):
         return
     name = f"{kind.__module__}.{kind.__qualname__}"
     if kind.__module__ == "numpy":

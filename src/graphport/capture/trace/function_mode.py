@@ -37,14 +37,13 @@ from graphport.ops import get_op_info
 from graphport.ops.sizes import expect_condition, numel
 from graphport.ops.strides import is_contiguous_by
 from graphport.symbolic import Expr, ge, ne, symbols
-from graphport.symbolic.bridge import from_torch, sym_ite
+from graphport.symbolic.bridge import NUMBERS, SYMBOLIC, from_torch, is_symbolic, sym_ite
 from graphport.tensors.abstract import AbstractTensor
 from graphport.types import Args, Argument, Function, Kwargs
 
 aten = torch.ops.aten
 _OPERATORS = (OpOverload, OpOverloadPacket)
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_NUMBERS = (bool, int, float, complex, *_SYMBOLIC)
+_NUMBERS = (complex, *NUMBERS)
 Override = Callable[..., Any]
 
 HIGHER_ORDER = "higher-order operators that nothing else is known of"
@@ -150,7 +149,7 @@ def _decide_flags(func: FunctionType, args: Args, kwargs: Kwargs) -> tuple[Argum
     The branch is the user's: asked within torch, it would count as a question about sizes that
     makes no difference to the result.
     """
-    if not any(isinstance(x, _SYMBOLIC) for x in (*args, *(kwargs or {}).values())):
+    if not any(is_symbolic(x) for x in (*args, *(kwargs or {}).values())):
         return args, kwargs
     try:
         bound = inspect.signature(func).bind(*args, **(kwargs or {}))
@@ -159,7 +158,7 @@ def _decide_flags(func: FunctionType, args: Args, kwargs: Kwargs) -> tuple[Argum
     for name, value in bound.arguments.items():
         parameter = bound.signature.parameters[name]
         is_flag = type(parameter.default) is bool or parameter.annotation in _BOOL_ANNOTATIONS
-        if is_flag and isinstance(value, _SYMBOLIC):
+        if is_flag and is_symbolic(value):
             bound.arguments[name] = bool(value)
     return bound.args, bound.kwargs
 
@@ -353,7 +352,7 @@ def linspace_or_logspace(tracer: Tracer, func: Function, args: Args, kwargs: Kwa
     """The schema says that `steps` is a plain integer; as a value of the graph it may be a size."""
     names, ops = _SPACE_FUNCTIONS[func]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    if not any(isinstance(given.get(n), _SYMBOLIC) for n in names) or given.get("out") is not None:
+    if not any(is_symbolic(given.get(n)) for n in names) or given.get("out") is not None:
         return NotImplemented
     options = {k: given[k] for k in ("dtype", "device") if given.get(k) is not None}
     op = ops[tuple(isinstance(given[n], torch.Tensor) for n in names[:2])]
@@ -367,7 +366,7 @@ def call_with_symbolic_count(
     """With a size for a count: see `handlers.composites`."""
     given = (*args, *kwargs.values())
     counts = [s for x in given for s in (x.shape if isinstance(x, torch.Tensor) else (x,))]
-    if not any(isinstance(x, _SYMBOLIC) for x in counts):
+    if not any(is_symbolic(x) for x in counts):
         return NotImplemented
     is_plain = kwargs.get("layout") in (None, torch.strided) and not kwargs.get("requires_grad")
     if kwargs.get("out") is not None or not is_plain:
@@ -378,7 +377,7 @@ def call_with_symbolic_count(
 @register_override(functional.one_hot, aten.one_hot.default)
 def one_hot(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """The number of classes may be a size, whatever the schema says."""
-    if not any(isinstance(x, _SYMBOLIC) for x in (*args, *kwargs.values())):
+    if not any(is_symbolic(x) for x in (*args, *kwargs.values())):
         return NotImplemented
     given = dict(zip(("self", "num_classes"), args, strict=False)) | kwargs
     t = given.get("self", given.get("tensor", given.get("input")))
@@ -401,7 +400,7 @@ def tensor(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argume
 def _is_symbolic(x: object) -> bool:
     if isinstance(x, (list, tuple)):
         return any(_is_symbolic(y) for y in x)
-    return isinstance(x, (*_SYMBOLIC, AbstractTensor))
+    return isinstance(x, (*SYMBOLIC, AbstractTensor))
 
 
 def _number_dtype(x: object) -> torch.dtype:

@@ -13,21 +13,14 @@ from torch.fx import Node
 
 from graphport.capture.trace.state import State
 from graphport.ops import Abstract
+from graphport.ops.registry import overloads
+from graphport.tensors.abstract import holds_number
 
 aten = torch.ops.aten
 
 # Their results are contiguous, whatever the strides of their operands.
 _CONTIGUOUS_RESULTS = frozenset(
-    {
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.baddbmm.default,
-        aten.linear.default,
-        aten.matmul.default,
-        aten.embedding.default,
-        aten.index_select.default,
-    }
+    overloads("mm addmm bmm baddbmm linear matmul embedding index_select")
 )
 
 
@@ -64,15 +57,12 @@ class Layouts:
         )
 
     def _reads(self, node: Node) -> list[Node]:
-        return [n for n in node.all_input_nodes if not isinstance(n.meta.get("val"), _NUMBER_TYPES)]
+        return [n for n in node.all_input_nodes if not holds_number(n)]
 
 
 def has_same_layout(a: Abstract, b: Abstract) -> bool:
     """Whether two tensors of the same sizes have the same strides."""
     return (a.is_contiguous and b.is_contiguous) or a.strides == b.strides
-
-
-_NUMBER_TYPES = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _is_contiguous_clone(node: Node) -> bool:

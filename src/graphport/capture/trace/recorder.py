@@ -27,11 +27,12 @@ from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
 from graphport.ops.meta import check_by_meta, check_element_by_kernel
 from graphport.program import RESERVED, make_identifier
+from graphport.program.codegen import Names
 from graphport.symbolic import Expr, Scope
 from graphport.symbolic.bridge import to_torch
 from graphport.symbolic.integers import split_terms
 from graphport.symbolic.nodes import walk_postorder
-from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor
+from graphport.tensors.abstract import AbstractTensor, get_val, make_abstract_tensor, set_val
 from graphport.types import Args, Argument, Kwargs, NodeTarget
 
 aten = torch.ops.aten
@@ -137,19 +138,22 @@ class Recorder:
             {k: self.argument(v) for k, v in kwargs.items()},
             name,
         )
-        node.meta.update(self.metadata(to_val(out)))
+        self._annotate(node, to_val(out))
         mode = torch.is_grad_enabled()
         if mode is not self.grad_mode:
             self.grad_modes[node] = mode
         return node
 
-    def metadata(self, val: object) -> dict[str, Any]:
+    def _annotate(self, node: Node, val: object) -> None:
+        """Note what a node holds, and where it comes from."""
+        set_val(node, val)
         if self.inherited is not None:
-            return {"val": val, **self.inherited}
-        meta = {"val": val, "nn_module_stack": self.stack, "stack_trace": self.stack_trace()}
+            node.meta.update(self.inherited)
+            return
+        node.meta["nn_module_stack"] = self.stack
+        node.meta["stack_trace"] = self.stack_trace()
         if self.torch_fn is not None:
-            meta["torch_fn"] = self.torch_fn
-        return meta
+            node.meta["torch_fn"] = self.torch_fn
 
     @contextmanager
     def inherit_metadata(self, old: Node, prefix: str = "") -> Iterator[None]:
@@ -213,7 +217,7 @@ class Recorder:
         got = self.graph.create_node(
             "call_function", operator.getitem, (node, index), {}, "getitem"
         )
-        got.meta.update(node.meta, val=node.meta["val"][index])
+        set_val(got, get_val(node)[index], node.meta)
         return got
 
     # Subgraphs
@@ -247,14 +251,14 @@ class Recorder:
     def open(self, outer: Node) -> Node:
         """An input of this graph for a node of the one around it; its sizes can be read from it."""
         frame = self.frame
-        inner = frame.inputs[outer] = frame.open(outer.name, copy_val(outer.meta["val"]))
+        inner = frame.inputs[outer] = frame.open(outer.name, copy_val(get_val(outer)))
         self.added.append(inner)
         self.define_sizes(inner)
         return inner
 
     def define_sizes(self, node: Node, *, on_entry: bool = True) -> None:
         """Let sizes that nothing else in this graph gives be read from a node."""
-        val = node.meta["val"]
+        val = get_val(node)
         if isinstance(val, AbstractTensor):
             for d, s in enumerate(val._abstract.sizes):
                 if type(s) is Expr and s.kind == "symbol" and s not in self.frame.sources:
@@ -349,7 +353,7 @@ class Recorder:
         made = self.graph.create_node(
             "call_function", aten.sym_size.int, (node, dim), {}, "sym_size_int"
         )
-        made.meta.update(self.metadata(to_torch(value)))
+        self._annotate(made, to_torch(value))
         return made
 
     def size(self, e: Any) -> Argument:
@@ -413,7 +417,7 @@ class Recorder:
         if e.const:
             join = operator.add if e.const > 0 else operator.sub
             total = self.apply(join, (total, abs(e.const)), e)
-        total.meta["val"] = to_torch(e)
+        set_val(total, to_torch(e))
         return total
 
     def _fold(self, function: Callable[..., Any], parts: list[Any], e: Expr) -> Node:
@@ -424,12 +428,12 @@ class Recorder:
 
     def apply(self, function: Callable[..., Any], args: tuple[Argument, ...], e: Expr) -> Node:
         """A call of a function on numbers, whose result is `e`."""
-        values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+        values = [get_val(a) if isinstance(a, Node) else a for a in args]
         name = function.__name__.strip("_")
         node = self.graph.create_node("call_function", function, args, {}, name)
         # sym_ite wants both branches symbolic.
         val = to_torch(e) if function is torch.sym_ite else function(*values)
-        node.meta.update(self.metadata(val))
+        self._annotate(node, val)
         return node
 
 
@@ -454,7 +458,7 @@ def copy_val(val: object) -> object:
 def describe_argument(x: Argument) -> Any:
     """An argument as a shape rule sees it."""
     if type(x) is Node:
-        val = x.meta["val"]
+        val = get_val(x)
         return val._abstract if isinstance(val, AbstractTensor) else val
     if type(x) in (list, tuple):
         return [describe_argument(y) for y in x]
@@ -473,20 +477,14 @@ def to_val(out: object) -> object:
 # Unique names of graph inputs. The user's own names win; what clashes gets `_1`, `_2`, ...
 
 
-class Namespace:
-    """Hands out each name once."""
+class Namespace(Names):
+    """Hands out each name once, as an identifier."""
 
     def __init__(self) -> None:
-        self._used: set[str] = set(RESERVED)
+        super().__init__(RESERVED)
 
     def unique(self, wanted: str) -> str:
-        name = make_identifier(wanted)
-        candidate, n = name, 0
-        while candidate in self._used:
-            n += 1
-            candidate = f"{name}_{n}"
-        self._used.add(candidate)
-        return candidate
+        return super().unique(make_identifier(wanted))
 
     def placeholder(self, graph: Graph, name: str) -> Node:
         """An input under exactly this name, also where torch.fx would avoid a builtin's."""
@@ -543,7 +541,7 @@ class Frame:
             node = self.graph.create_node("placeholder", name, (), {}, name="gp_input")
         node.name = name
         used.add(name)
-        node.meta = {"val": val}
+        set_val(node, val)
         self.entry = node
         return node
 

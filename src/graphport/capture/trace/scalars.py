@@ -14,18 +14,16 @@ from torch.fx import Graph, Node
 
 from graphport.capture.trace.recorder import Recorder
 from graphport.compat.torch import OpOverload
+from graphport.ops.registry import overload_table, overloads
 from graphport.ops.sizes import is_proven
 from graphport.program.check_steps import ASSERTION_PREFIX
 from graphport.symbolic import Expr, Fact, ge, le, max_, min_, symbolic_repr, symbols
+from graphport.tensors.abstract import holds_number
 from graphport.types import Argument, Function, Kwargs
 
 aten = torch.ops.aten
 
-ASSERTION_OPS = (
-    aten._assert_scalar.default,
-    aten.sym_constrain_range.default,
-    aten.sym_constrain_range_for_size.default,
-)
+ASSERTION_OPS = overloads("_assert_scalar sym_constrain_range sym_constrain_range_for_size")
 """What a program asserts."""
 
 
@@ -130,18 +128,12 @@ def _collect_arithmetic(check: Node) -> set[Node]:
     found, waiting = {check}, [check]
     while waiting:
         for n in waiting.pop().all_input_nodes:
-            is_arithmetic = n.op == "call_function" and isinstance(n.meta.get("val"), _NUMBERS)
-            if is_arithmetic and n not in found and all(map(_is_number, n.all_input_nodes)):
+            is_arithmetic = n.op == "call_function" and holds_number(n)
+            if is_arithmetic and n not in found and all(map(holds_number, n.all_input_nodes)):
                 found.add(n)
                 waiting.append(n)
     return found
 
-
-def _is_number(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), _NUMBERS)
-
-
-_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 _LIMITS = {"min": operator.ge, "max": operator.le}
 
@@ -172,23 +164,19 @@ def _divide_truncating(a: Argument, b: Argument) -> Argument:
     return a // b if positive else None
 
 
-_ARITHMETIC: dict[OpOverload, Function] = {
-    aten.add.Tensor: operator.add,
-    aten.add.Scalar: operator.add,
-    aten.sub.Tensor: operator.sub,
-    aten.sub.Scalar: operator.sub,
-    aten.mul.Tensor: operator.mul,
-    aten.mul.Scalar: operator.mul,
-    aten.rsub.Scalar: lambda a, b: b - a,
-    aten.rsub.Tensor: lambda a, b: b - a,
-    aten.neg.default: operator.neg,
-    aten.floor_divide.default: operator.floordiv,
-    aten.maximum.default: max_,
-    aten.minimum.default: min_,
-    aten.clone.default: lambda a: a,
-    aten._to_copy.default: lambda a: a,
-    aten.scalar_tensor.default: lambda a: a,
-}
+_ARITHMETIC: dict[OpOverload, Function] = overload_table(
+    {
+        "add.Tensor,Scalar": operator.add,
+        "sub.Tensor,Scalar": operator.sub,
+        "mul.Tensor,Scalar": operator.mul,
+        "rsub.Scalar,Tensor": lambda a, b: b - a,
+        "neg": operator.neg,
+        "floor_divide": operator.floordiv,
+        "maximum": max_,
+        "minimum": min_,
+        "clone _to_copy scalar_tensor": lambda a: a,
+    }
+)
 _DIVISION = {"floor": operator.floordiv, "trunc": _divide_truncating}
 _IGNORED_KEYWORDS = ("dtype", "device", "layout", "pin_memory", "memory_format")
 

@@ -32,11 +32,11 @@ from graphport.program import (
     SymbolicArgument,
     TensorArgument,
 )
-from graphport.symbolic.bridge import from_torch
+from graphport.symbolic.bridge import SYMBOLIC, from_torch, is_symbolic
+from graphport.tensors.abstract import get_val
 from graphport.types import PyTree
 
 aten = torch.ops.aten
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def build_graph_signature(
@@ -108,10 +108,10 @@ def _state_spec(entry: StateEntry) -> InputSpec:
 
 
 def _input_spec(node: Node) -> InputSpec:
-    val = node.meta["val"]
+    val = get_val(node)
     if isinstance(val, torch.Tensor):
         return InputSpec(InputKind.USER_INPUT, TensorArgument(node.name))
-    if isinstance(val, _SYMBOLIC):
+    if is_symbolic(val):
         return InputSpec(InputKind.USER_INPUT, SymbolicArgument(node.name))
     return InputSpec(InputKind.USER_INPUT, ConstantArgument(node.name, val))
 
@@ -119,14 +119,12 @@ def _input_spec(node: Node) -> InputSpec:
 def _output_spec(result: object) -> OutputSpec:
     if not isinstance(result, Node):
         return OutputSpec(OutputKind.USER_OUTPUT, ConstantArgument("", result))
-    val = result.meta.get("val")
+    val = get_val(result)
     argument = TensorArgument if isinstance(val, torch.Tensor) else SymbolicArgument
     return OutputSpec(OutputKind.USER_OUTPUT, argument(result.name))
 
 
 # `preserve_module_call_signature`: records arguments and results of the named modules.
-
-_SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass
@@ -170,7 +168,7 @@ class CallSignatures:
         """Note the result of a call; what is not made in it is made to be."""
         leaves, call.out_spec = pytree.tree_flatten(result)
         for i, leaf in enumerate(leaves):
-            if not isinstance(leaf, (torch.Tensor, *_SYMBOLIC_TYPES, *CONSTANT_TYPES)):
+            if not isinstance(leaf, (torch.Tensor, *SYMBOLIC, *CONSTANT_TYPES)):
                 raise InputError(
                     f"the module {call.path!r} cannot keep its call signature: it returns a "
                     f"{type(leaf).__module__}.{type(leaf).__qualname__}",
@@ -195,7 +193,7 @@ class CallSignatures:
     def _read(self, x: object) -> Any:
         if isinstance(x, torch.Tensor):
             return self.tracer.read(self.tracer.value(x))
-        return self.tracer.recorder.size(from_torch(x)) if isinstance(x, _SYMBOLIC_TYPES) else x
+        return self.tracer.recorder.size(from_torch(x)) if is_symbolic(x) else x
 
     @property
     def nodes(self) -> set[Node]:
@@ -247,7 +245,7 @@ def make_argument(value: object) -> Argument:
     """A flat argument or result, as a signature says it."""
     if not isinstance(value, Node):
         return ConstantArgument("", value)
-    is_tensor = isinstance(value.meta.get("val"), torch.Tensor)
+    is_tensor = isinstance(get_val(value), torch.Tensor)
     return TensorArgument(value.name) if is_tensor else SymbolicArgument(value.name)
 
 

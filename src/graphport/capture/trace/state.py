@@ -21,7 +21,7 @@ from graphport.capture.trace.values import Value
 from graphport.compat.torch import DisableTorchFunction, is_functorch_wrapped_tensor
 from graphport.ops import Abstract
 from graphport.program import CONSTANTS, InputKind
-from graphport.tensors.abstract import contiguous_strides, make_abstract_tensor
+from graphport.tensors.abstract import contiguous_strides, make_abstract_tensor, set_val
 from graphport.tensors.concrete import (
     is_lazy,
     offset_of,
@@ -164,7 +164,7 @@ class State:
         with self.graph.inserting_before(self.first_input):
             node = self.names.placeholder(self.graph, label)
         abstract = describe_tensor(t, self.device)
-        node.meta = {"val": make_abstract_tensor(abstract, t.requires_grad)}
+        set_val(node, make_abstract_tensor(abstract, t.requires_grad))
         value = Value(abstract, node, origin=node)
         value.storage.has_offset = has_storage_offset(t)
         value.storage.elements = storage_elements(t)
@@ -196,7 +196,7 @@ class State:
             names = self._attribute_names().get(id(x)) or [f"lifted_object_{len(self.entries)}"]
             with self.graph.inserting_before(self.first_input):
                 node = self.names.placeholder(self.graph, self.names.unique(f"obj_{names[0]}"))
-            node.meta = {"val": x}
+            set_val(node, x)
             entry = StateEntry(x, InputKind.CUSTOM_OBJ, names, node, None)
             self.entries.append(entry)
             self._by_id[id(x)] = entry

@@ -28,12 +28,18 @@ from graphport.errors import UserError
 from graphport.ops import Abstract
 from graphport.program import make_graph_module
 from graphport.symbolic import Expr, Truth
-from graphport.symbolic.bridge import from_torch, to_torch
-from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor
+from graphport.symbolic.bridge import from_torch, is_symbolic, python_type, to_torch
+from graphport.tensors.abstract import (
+    AbstractTensor,
+    describe,
+    get_val,
+    has_val,
+    make_abstract_tensor,
+    set_val,
+)
 from graphport.types import Argument, Function, NodeTarget
 
 aten = torch.ops.aten
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Subgraph:
@@ -115,15 +121,15 @@ class Subgraph:
         # Described with what only this graph knows: inputs of others, its own nodes, those within.
         described = [recorder.added[opened:], *(g.nodes for g in list_frame_graphs(self.frame))]
         for node in itertools.chain.from_iterable(described):
-            if "val" in node.meta:
-                node.meta["val"] = _refresh_val(node.meta["val"])
+            if has_val(node):
+                set_val(node, _refresh_val(get_val(node)))
 
     def _result(self, x: object, i: int) -> Argument:
         if isinstance(x, torch.Tensor):
             value = self.tracer.value(x)
             self._memory[i], self.lies[i] = value.storage, value.abstract
             return self.tracer.read(value)
-        if isinstance(x, _SYMBOLIC):
+        if is_symbolic(x):
             self._kinds[i] = python_type(x)
             return self.tracer.recorder.size(from_torch(x))
         if isinstance(x, CONSTANT_TYPES):
@@ -140,8 +146,8 @@ class Subgraph:
     def contiguous(self, i: int) -> None:
         """Make a result contiguous, as the caller expects it."""
         node = self.results[i]
-        if isinstance(node, Node) and isinstance(node.meta["val"], AbstractTensor):
-            if not node.meta["val"]._abstract.is_contiguous:
+        if isinstance(node, Node) and isinstance(get_val(node), AbstractTensor):
+            if not describe(node).is_contiguous:
                 recorder = self.tracer.recorder
                 with recorder.enter_frame(self.frame):
                     self.results[i] = recorder.emit(
@@ -207,14 +213,6 @@ class Subgraph:
 
     def module(self) -> GraphModule:
         return build_graph_module(self.frame)
-
-
-_PYTHON_TYPES = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-
-
-def python_type(x: object) -> type:
-    """The Python type that a described value has when the program runs."""
-    return _PYTHON_TYPES.get(type(x), type(x))
 
 
 def _unwrap_user_function(fn: Function) -> object:

@@ -51,8 +51,14 @@ from graphport.ops.sizes import expect_condition, numel
 from graphport.ops.strides import is_dense
 from graphport.program.checks import InputChecks
 from graphport.symbolic import Expr, ge, lt
-from graphport.symbolic.bridge import from_torch, to_torch
-from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor
+from graphport.symbolic.bridge import SYMBOLIC, from_torch, is_symbolic, to_expression, to_torch
+from graphport.tensors.abstract import (
+    AbstractTensor,
+    describe,
+    get_val,
+    make_abstract_tensor,
+    set_val,
+)
 from graphport.tensors.concrete import has_own_dispatch
 from graphport.types import Args, Argument, Kwargs
 
@@ -82,7 +88,6 @@ def register_handler(*ops: OpOverload | str) -> Callable[[Handler], Handler]:
     return register
 
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _OBJECT = torch.ScriptObject
 
 
@@ -307,7 +312,7 @@ class Tracer(TorchDispatchMode):
 
     def _guard_stride_order(self, node: Node) -> None:
         """Of dims of one stride operators put the longer one first, which is then written down."""
-        val = node.meta.get("val")
+        val = get_val(node)
         if not isinstance(val, AbstractTensor) or val._abstract._strides is None:
             return
         dims = zip(val._abstract.strides, val._abstract.sizes, strict=True)
@@ -317,7 +322,7 @@ class Tracer(TorchDispatchMode):
 
     def _settle_format(self, node: Node) -> None:
         """Refuse strides that are contiguous at the sizes of the example, and not in general."""
-        val = node.meta.get("val")
+        val = get_val(node)
         if not isinstance(val, AbstractTensor) or val._abstract.is_contiguous:
             return
         if not any(type(n) is Expr for n in (*val._abstract.sizes, *val._abstract.strides)):
@@ -427,7 +432,7 @@ class Tracer(TorchDispatchMode):
 
     def wrap(self, value: Value, grad: bool = False) -> AbstractTensor:
         """A tensor for the user to hold: the one that describes the value's node."""
-        t: AbstractTensor = value.node.meta["val"]
+        t: AbstractTensor = get_val(value.node)
         if t._value is not None:
             t = make_abstract_tensor(value.abstract)
         else:
@@ -476,7 +481,7 @@ class Tracer(TorchDispatchMode):
         """An argument as rules take it, with tensors that have the strides of eager."""
         if isinstance(x, torch.Tensor):
             return self.value(x).abstract
-        return from_torch(x) if isinstance(x, _SYMBOLIC) else x
+        return to_expression(x)
 
     # Arguments
 
@@ -492,7 +497,7 @@ class Tracer(TorchDispatchMode):
             return self.read(v)
         if isinstance(x, (list, tuple)):
             return [self.lower(y) for y in x]
-        if isinstance(x, _SYMBOLIC):
+        if is_symbolic(x):
             return from_torch(x)
         if type(x) is torch.Generator:
             raise UnsupportedError(
@@ -545,7 +550,7 @@ def _chooses_format(node: Node) -> bool:
     """Whether an operator may ask its operands for their memory format, as convolutions do."""
     if not isinstance(node.target, OpOverload) or torch.Tag.pointwise in node.target.tags:
         return False
-    val = node.meta.get("val")  # lines, images and volumes have formats
+    val = get_val(node)  # lines, images and volumes have formats
     return isinstance(val, AbstractTensor) and val.dim() >= 3 and not get_op_info(node.target).view
 
 
@@ -580,12 +585,12 @@ def _has_elements_for(whole: Abstract, recipe: tuple[Any, ...]) -> bool:
 
 
 def _has_same_strides(node: Node, seen: Abstract) -> bool:
-    abstract: Abstract = node.meta["val"]._abstract
+    abstract: Abstract = describe(node)
     return abstract is seen or abstract.strides == seen.strides
 
 
 def is_contiguous(node: Node) -> bool:
-    abstract: Abstract = node.meta["val"]._abstract
+    abstract: Abstract = describe(node)
     return abstract.is_contiguous
 
 
@@ -699,7 +704,7 @@ def _fold_constant(
         return
     data = [tracer.value(a).literal for a in found]
     if any(d is None or d.numel() > _FOLD_LIMIT for d in data) or any(
-        isinstance(a, (list, tuple, *_SYMBOLIC)) for a in (*args, *kwargs.values())
+        isinstance(a, (list, tuple, *SYMBOLIC)) for a in (*args, *kwargs.values())
     ):
         return
     supply = iter(data)
@@ -877,7 +882,7 @@ def rebind(t: AbstractTensor, value: Value) -> None:
             fix="compute a new tensor and return it",
         )
     if t._node is not None:
-        t._node.meta["val"] = make_abstract_tensor(t._abstract)
+        set_val(t._node, make_abstract_tensor(t._abstract))
         t._node = None
     # The assignment asks the dispatcher about the tensors; that is no part of the program.
     with DisableTorchDispatch(), DisableTorchFunction():

@@ -31,6 +31,8 @@ from graphport.capture.trace.tracer import (
 from graphport.capture.trace.values import Value
 from graphport.compat.torch import OpOverload, pytree
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
+from graphport.ops.registry import overload_table
+from graphport.tensors.abstract import get_val
 from graphport.types import Args, Argument, Kwargs
 
 aten = torch.ops.aten
@@ -186,20 +188,18 @@ def keep_view(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument
     return tracer.wrap(Value.view(base, out, node, info.op, rest), wants_grad(args))
 
 
-_TRAINING_HANDLERS: dict[Any, Handler] = {
-    aten.dropout.default: dropout,
-    aten.alpha_dropout.default: dropout,
-    aten.feature_dropout.default: dropout,
-    aten.feature_alpha_dropout.default: dropout,
-    aten.batch_norm.default: batch_norm,
-    aten.instance_norm.default: batch_norm,
-    aten.contiguous.default: contiguous,
-    aten.view.default: keep_view,
-    aten.detach.default: record_view,
-    aten.copy_.default: copy_,
-    aten.lift_fresh.default: keep_literal,
-    aten.lift_fresh_copy.default: record_pure,
-}
+_TRAINING_HANDLERS: dict[Any, Handler] = overload_table(
+    {
+        "dropout alpha_dropout feature_dropout feature_alpha_dropout": dropout,
+        "batch_norm instance_norm": batch_norm,
+        "contiguous": contiguous,
+        "view": keep_view,
+        "detach": record_view,
+        "copy_": copy_,
+        "lift_fresh": keep_literal,
+        "lift_fresh_copy": record_pure,
+    }
+)
 
 
 # Detaches what `torch.no_grad()` and `detach()` inside of a program exclude from differentiation.
@@ -218,7 +218,7 @@ def can_have_gradient(node: Node, state: Collection[Node], known: dict[Node, boo
     waiting = [node]
     while waiting:
         top = waiting[-1]
-        val = top.meta.get("val")
+        val = get_val(top)
         reads = [] if top.target is aten.detach.default else top.all_input_nodes
         if top in known:
             waiting.pop()
@@ -240,7 +240,7 @@ def detach_no_grad_results(recorder: Recorder, results: Iterable[object]) -> dic
     returned = {r for r in results if isinstance(r, Node)}
     apart: dict[Node, Node] = {}
     for node in list(inside):
-        val = node.meta["val"]
+        val = get_val(node)
         # An autograd.Function runs without gradients too, but its results have them.
         if node not in tracked or not isinstance(val, torch.Tensor) or val.requires_grad:
             continue
@@ -260,7 +260,7 @@ def _find_tracked(recorder: Recorder, inside: dict[Node, None]) -> set[Node]:
     """Nodes that a run of the graph would differentiate through."""
     tracked: set[Node] = set()
     for node in recorder.graph.nodes:
-        val = node.meta.get("val")
+        val = get_val(node)
         if node.op == "placeholder":
             if isinstance(val, torch.Tensor) and val.requires_grad:
                 tracked.add(node)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,21 @@ from graphport.symbolic import Expr, ge, ne
 if TYPE_CHECKING:
     from graphport.onnx.emit.builder import Builder
     from graphport.onnx.emit.sizes import Sizes
+
+
+def emit_arange(b: Builder, n: Any) -> Value:
+    """0, 1, ..., n - 1 as int64; `n` is a size, or a value."""
+    if type(n) is int:
+        return b.constant(torch.arange(n))
+    if isinstance(n, Value):
+        return b.shaped(emit_range(b, n), (None,))
+    return b.shaped(emit_range(b, b.sizes.number(n)), (n,))
+
+
+def emit_range(b: Builder, count: Value) -> Value:
+    """0, 1, ... below a count, as many as nobody knows."""
+    made: Value = b.Range(b.scalar(0, torch.int64), count, b.scalar(1, torch.int64))
+    return made
 
 
 def compute_expression(sizes: Sizes, x: Expr) -> Value:

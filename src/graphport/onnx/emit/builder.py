@@ -86,15 +86,11 @@ Number = bool | int | float | Expr
 Operand = Value | Number
 
 # The result is not determined by the inputs.
-_IMPURE = {
-    "Bernoulli",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Multinomial",
-    "Dropout",
-}
+_IMPURE = set(
+    """
+        Bernoulli RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Dropout
+    """.split()
+)
 
 # What is beyond these is infinite, or not a number; Cast would give the largest number instead.
 _NOT_SATURATED = {torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}

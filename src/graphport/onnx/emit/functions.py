@@ -17,6 +17,7 @@ from typing import Any
 from graphport.errors import InputError
 from graphport.onnx.emit.builder import make_hashable
 from graphport.onnx.emit.ir import Graph, Node, Value
+from graphport.program.codegen import find_free_name
 
 DOMAIN = "graphport.modules"
 
@@ -78,7 +79,7 @@ def outline_modules(graph: Graph, wanted: Sequence[Any]) -> OutlinedGraph:
         function = functions.get(key)
         if function is None:
             taken = {f.name for f in functions.values()}
-            made.name = _unique_name(made.name, taken)
+            made.name = find_free_name(made.name, taken.__contains__)  # its calls differ
             function = functions[key] = made
         call = Node(function.name, list(made.inputs), {}, DOMAIN, nodes[0].origin)
         call.outputs = list(made.outputs)
@@ -86,15 +87,6 @@ def outline_modules(graph: Graph, wanted: Sequence[Any]) -> OutlinedGraph:
         items.append(nodes)
     ordered = [calls[i] if i in calls else items[i][0] for i in _sort_topologically(items)]
     return OutlinedGraph(ordered, list(functions.values()))
-
-
-def _unique_name(name: str, taken: set[str]) -> str:
-    """A name that is not taken: a class whose calls differ is several functions."""
-    count, free = 0, name
-    while free in taken:
-        count += 1
-        free = f"{name}_{count}"
-    return free
 
 
 # Which nodes belong together

@@ -20,13 +20,13 @@ Cosh CumProd CumSum Elu Erf Exp Floor Gelu HardSigmoid HardSwish Hardmax Identit
 LayerNormalization LeakyRelu Log LogSoftmax LpNormalization Mish Neg Not RMSNormalization
 RandomNormalLike RandomUniformLike Reciprocal Relu Round ScatterElements ScatterND Selu Sigmoid Sign
 Sin Sinh Softmax Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu Trilu ReverseSequence
-EyeLike QuickGelu FastGelu GroupNormalization InstanceNormalization RotaryEmbedding""".split()  # noqa: SIM905
+EyeLike QuickGelu FastGelu GroupNormalization InstanceNormalization RotaryEmbedding""".split()
 
 _BROADCAST = """Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual
-Less LessOrEqual Max Min Mod Mul Or PRelu Pow Sub Sum Where Xor Mean""".split()  # noqa: SIM905
+Less LessOrEqual Max Min Mod Mul Or PRelu Pow Sub Sum Where Xor Mean""".split()
 
 _REDUCE = """ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin
-ReduceProd ReduceSum ReduceSumSquare""".split()  # noqa: SIM905
+ReduceProd ReduceSum ReduceSumSquare""".split()
 
 
 def infer_shape(op: str, inputs: Inputs, attributes: Attributes) -> Shape | None:

@@ -19,15 +19,15 @@ from graphport.errors import InputError, UnsupportedError
 from graphport.huggingface import caches
 from graphport.onnx.emit import ir
 from graphport.onnx.emit.ir import Complex, Graph, Value, source_weights
-from graphport.onnx.emit.model import Names
 from graphport.onnx.emit.schemas import ONNX_OF
 from graphport.onnx.lower import lowerer
 from graphport.onnx.lowerings.complex import view_as_complex, view_as_real
 from graphport.onnx.options import ExportOptions
 from graphport.program import ExportedProgram
+from graphport.program.codegen import Names
 from graphport.program.signature import InputKind, OutputKind
 from graphport.symbolic import Expr
-from graphport.tensors.abstract import Abstract, describe_value
+from graphport.tensors.abstract import Abstract, describe, get_val
 from graphport.tensors.lazy import lacks_data
 from graphport.types import Argument
 
@@ -139,7 +139,7 @@ class InterfaceBuilder:
     def _input(self, node: Node, spec: Any, flat: int) -> Argument:
         if node not in self.named:
             return getattr(spec.arg, "value", self.program.constants.get(spec.target or ""))
-        result, name = describe_value(node.meta.get("val")), self.named[node]
+        result, name = describe(node), self.named[node]
         number = isinstance(result, Expr)
         dtype, shape = (_NUMBER_DTYPES[result.type], ()) if number else (result.dtype, result.sizes)
         is_complex = dtype.is_complex
@@ -306,7 +306,7 @@ def _placeholders(program: ExportedProgram) -> list[Node]:
 
 def _is_input(node: Node) -> bool:
     """Whether a placeholder is an input of the model: a tensor, or a number that may vary."""
-    return isinstance(describe_value(node.meta.get("val")), Abstract | Expr)
+    return isinstance(describe(node), Abstract | Expr)
 
 
 def _is_shared(weight: Node, mutated: bool) -> bool:
@@ -314,7 +314,7 @@ def _is_shared(weight: Node, mutated: bool) -> bool:
     linear = torch.ops.aten.linear.default
     if mutated or any(u.target is not linear or u.args[1] is not weight for u in weight.users):
         return True
-    return len({u.args[0].meta["val"].dim() == 2 for u in weight.users}) > 1
+    return len({get_val(u.args[0]).dim() == 2 for u in weight.users}) > 1
 
 
 def _name_results(spec: TreeSpec) -> list[str | None]:

@@ -25,6 +25,7 @@ from graphport.onnx.emit.functions import DOMAIN, Function, OutlinedGraph
 from graphport.onnx.emit.ir import Graph, Node, Value
 from graphport.onnx.emit.schemas import ONNX_OF
 from graphport.program import ExportedProgram
+from graphport.program.codegen import Names
 from graphport.source import locate_stack_trace
 from graphport.symbolic import Expr
 
@@ -72,22 +73,6 @@ def _drop_outputs(node: Node, needed: set[Value]) -> None:
         del node.outputs[i]
         for graph in node.graphs():
             del graph.outputs[i + first]
-
-
-class Names:
-    """Unique names for values, by what they were called when they were made."""
-
-    def __init__(self) -> None:
-        self.used: set[str] = set()
-        self._count: dict[str, int] = {}
-
-    def unique(self, wanted: str) -> str:
-        name = wanted
-        while name in self.used:
-            count = self._count[wanted] = self._count.get(wanted, 0) + 1
-            name = f"{wanted}_{count}"
-        self.used.add(name)
-        return name
 
 
 def assign_names(graph: Graph) -> None:

@@ -21,7 +21,9 @@ from graphport.onnx.lower.registry import (
     with_optional_cast,
 )
 from graphport.onnx.lowerings.attention import ROWS_TO_HEADS, is_transposed_from_rows, merge_heads
+from graphport.ops.registry import overloads
 from graphport.symbolic import Expr
+from graphport.tensors.abstract import get_val
 
 if TYPE_CHECKING:
     from graphport.onnx.lower.lowerer import Lowerer
@@ -287,12 +289,7 @@ def gelu(lowerer: Lowerer, node: Node) -> Value | None:
 # Rotary position embedding
 
 _ROTARY = Call(ADD, Call(MUL, X, tensor("cos")), Call(MUL, tensor("turned"), tensor("sin")))
-_SAME_IN_HALVES = (
-    aten.cos.default,
-    aten.sin.default,
-    aten._to_copy.default,
-    aten.unsqueeze.default,
-)
+_SAME_IN_HALVES = overloads("cos sin _to_copy unsqueeze")
 
 
 @fusion(ADD)
@@ -337,9 +334,9 @@ def _is_rotated_half(turned: Node, x: Node) -> bool:
     if turned.target is not aten.cat.default or len(turned.args[0]) != 2:
         return False
     dim = turned.args[1] if len(turned.args) > 1 else 0
-    size = x.meta["val"].shape[-1]
+    size = get_val(x).shape[-1]
     second, first = turned.args[0]
-    if dim not in (-1, x.meta["val"].dim() - 1) or not isinstance(size, int) or size % 2:
+    if dim not in (-1, get_val(x).dim() - 1) or not isinstance(size, int) or size % 2:
         return False
     if second.target is not aten.neg.default:
         return False
@@ -351,9 +348,9 @@ def _is_slice_of(node: object, x: Node, start: int, end: int) -> bool:
         return False
     defaults: tuple[Any, ...] = (0, None, None)
     of, dim, first, last, *step = list(node.args) + list(defaults[len(node.args) - 1 :])
-    size = x.meta["val"].shape[-1]
+    size = get_val(x).shape[-1]
     bounds = range(size)[slice(first, last)] if _are_static(first, last) else None
-    plain = of is x and dim in (-1, x.meta["val"].dim() - 1) and step in ([], [1])
+    plain = of is x and dim in (-1, get_val(x).dim() - 1) and step in ([], [1])
     return plain and bounds == range(start, end)
 
 
@@ -366,10 +363,10 @@ def _is_repeated_half(x: Any) -> bool:
     while isinstance(x, Node):
         if x.target is aten.cat.default:
             parts, dim = x.args[0], x.args[1] if len(x.args) > 1 else 0
-            last = dim in (-1, x.meta["val"].dim() - 1)
+            last = dim in (-1, get_val(x).dim() - 1)
             return last and len(parts) == 2 and parts[0] is parts[1]
         scaled = x.target is MUL and not isinstance(x.args[1], Node | Expr)
-        moved = x.target is aten.unsqueeze.default and x.args[1] in (-1, x.meta["val"].dim() - 1)
+        moved = x.target is aten.unsqueeze.default and x.args[1] in (-1, get_val(x).dim() - 1)
         if moved or (not scaled and x.target not in _SAME_IN_HALVES):
             return False
         x = x.args[0]

@@ -36,12 +36,13 @@ from graphport.onnx.lower.registry import (
     is_known,
 )
 from graphport.onnx.target.targets import Target
+from graphport.ops.registry import overloads
 from graphport.ops.sizes import numel
 from graphport.program.bounds import check_call_bounds
 from graphport.program.check_steps import ASSERTION_PREFIX
 from graphport.source import locate_stack_trace
 from graphport.symbolic import Expr, ne
-from graphport.tensors.abstract import Abstract, AbstractTensor, describe_value
+from graphport.tensors.abstract import Abstract, AbstractTensor, describe, get_val
 from graphport.types import Argument, NodeTarget
 
 aten = torch.ops.aten
@@ -87,7 +88,7 @@ def fold_constant(lowerer: Lowerer, node: Node) -> Any:
 
 def is_made_of_numbers(node: Node) -> bool:
     """Whether a tensor is made from fixed numbers alone: it needs no lowering."""
-    op, val = node.target, node.meta.get("val")
+    op, val = node.target, get_val(node)
     return (
         isinstance(op, OpOverload)
         and op.namespace == "aten"
@@ -135,11 +136,7 @@ def is_uninitialised(target: NodeTarget) -> bool:
 __all__ = ["Lowerer", "choose_opset", "find_missing", "report_missing"]
 
 # A file stops where they do not hold.
-_ASSERTIONS = {
-    aten._assert_async.msg,
-    aten._assert_async.default,
-    aten._assert_scalar.default,
-}
+_ASSERTIONS = set(overloads("_assert_async.msg,default _assert_scalar"))
 # Say something that is asserted or known besides, and compute nothing.
 _NO_OPS = {
     aten.sym_constrain_range_for_size.default,
@@ -193,7 +190,7 @@ class Lowerer:
 
     def _call(self, node: Node) -> Lowered:
         target: Any = node.target
-        result = describe_value(node.meta.get("val"))
+        result = describe(node)
         if target in _NO_OPS:
             return None
         if target is operator.getitem and not isinstance(result, _NUMBERS):
@@ -218,9 +215,7 @@ class Lowerer:
         if isinstance(result, _NUMBERS):
             if isinstance(value, Value):
                 b.sizes.learn_number(result, value)
-            truth = (
-                self.describe_node(node.args[0]).dtype is torch.bool
-            )  # capture counts it as 0 or 1
+            truth = describe(node.args[0]).dtype is torch.bool  # capture counts it as 0 or 1
             return ne(result, 0) if truth else result
         return self._finish(node, value, result)
 
@@ -277,10 +272,6 @@ class Lowerer:
         return value
 
     # Arguments
-
-    def describe_node(self, node: Node) -> Any:
-        """What capture knows of a node."""
-        return describe_value(node.meta.get("val"))
 
     def values(self, x: Argument) -> Any:
         """Arguments with nodes replaced by their values, within lists and dicts."""
@@ -342,7 +333,7 @@ def _is_known(node: Node, known: Callable[[object], bool]) -> bool:
         return target in HIGHER_ORDER
     if not isinstance(target, OpOverload) or target in _ASSERTIONS | _NO_OPS:
         return True  # arithmetic on numbers
-    if isinstance(describe_value(node.meta.get("val")), _NUMBERS) or is_made_of_numbers(node):
+    if isinstance(describe(node), _NUMBERS) or is_made_of_numbers(node):
         return True
     if is_complex(node) and target in LOWERINGS:
         return target in COMPLEX or target in BY_PARTS
@@ -351,9 +342,7 @@ def _is_known(node: Node, known: Callable[[object], bool]) -> bool:
 
 def is_complex(node: Node) -> bool:
     """Whether an operand or the result of a node is complex."""
-    return any(
-        _has_complex(describe_value(n.meta.get("val"))) for n in (node, *node.all_input_nodes)
-    )
+    return any(_has_complex(describe(n)) for n in (node, *node.all_input_nodes))
 
 
 def _has_complex(about: object) -> bool:

@@ -21,6 +21,8 @@ from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import InputError, UnsupportedError
 from graphport.onnx.emit.builder import Number
 from graphport.onnx.emit.ir import Complex, Value
+from graphport.ops.registry import overload_table
+from graphport.tensors.abstract import get_val
 
 aten = torch.ops.aten
 
@@ -32,17 +34,11 @@ Fn = Callable[..., Lowered]
 F = TypeVar("F", bound=Fn)
 
 # Where and how memory is kept, not what is computed.
-_IRRELEVANT = {
-    "device",
-    "layout",
-    "pin_memory",
-    "memory_format",
-    "non_blocking",
-    "copy",
-    "generator",
-    "implicit",
-    "enable_gqa_check",
-}
+_IRRELEVANT = set(
+    """
+        device layout pin_memory memory_format non_blocking copy generator implicit enable_gqa_check
+    """.split()
+)
 
 
 class Lowering:
@@ -170,9 +166,9 @@ def is_known(op: OpOverload) -> bool:
     return op in LOWERINGS
 
 
-def lower_table(rows: Mapping[OpOverload, Any], make: Callable[[Any], Fn]) -> None:
-    """Register many operators that differ in one thing: `make` gives the lowering of a row."""
-    for op, row in rows.items():
+def lower_table(rows: Mapping[str, Any], make: Callable[[Any], Fn]) -> None:
+    """Register operators that differ in one thing, by names: `make` gives the lowering of a row."""
+    for op, row in overload_table(rows).items():
         _register(op, make(row))
 
 
@@ -290,7 +286,7 @@ class Conversion(Pattern):
 
     def find(self, x: Any, found: Bindings) -> Iterator[Bindings]:
         if isinstance(x, Node) and x.target is aten._to_copy.default:
-            if x.meta["val"].dtype.is_floating_point:
+            if get_val(x).dtype.is_floating_point:
                 yield from _match_one(self.pattern, x.args[0], found)
 
 

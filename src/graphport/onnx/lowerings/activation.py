@@ -232,8 +232,8 @@ def _with_half(of_row: Any) -> Any:
     return lambda b, self, dim, half_to_float: plain(b, self, dim)
 
 
-lower_table({aten.softmax.int: softmax, aten.log_softmax.int: log_softmax}, _with_dtype)
-lower_table({aten._softmax.default: softmax, aten._log_softmax.default: log_softmax}, _with_half)
+lower_table({"softmax.int": softmax, "log_softmax.int": log_softmax}, _with_dtype)
+lower_table({"_softmax": softmax, "_log_softmax": log_softmax}, _with_half)
 
 
 @lower(aten._safe_softmax.default)

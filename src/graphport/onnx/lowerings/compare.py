@@ -12,6 +12,7 @@ from graphport.onnx.emit.builder import Builder, Operand
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.elementwise import cast_operands, emit_power_of_two
+from graphport.ops.registry import overloads
 from graphport.symbolic import Expr
 
 aten = torch.ops.aten
@@ -29,16 +30,11 @@ def _compare(op: str) -> Any:
 
 lower_table(
     {
-        aten.eq.Tensor: "Equal",
-        aten.eq.Scalar: "Equal",
-        aten.ge.Tensor: "GreaterOrEqual",
-        aten.ge.Scalar: "GreaterOrEqual",
-        aten.gt.Tensor: "Greater",
-        aten.gt.Scalar: "Greater",
-        aten.le.Tensor: "LessOrEqual",
-        aten.le.Scalar: "LessOrEqual",
-        aten.lt.Tensor: "Less",
-        aten.lt.Scalar: "Less",
+        "eq.Tensor,Scalar": "Equal",
+        "ge.Tensor,Scalar": "GreaterOrEqual",
+        "gt.Tensor,Scalar": "Greater",
+        "le.Tensor,Scalar": "LessOrEqual",
+        "lt.Tensor,Scalar": "Less",
     },
     _compare,
 )
@@ -65,11 +61,7 @@ def _lower_isinf(**which: int) -> Any:
 
 
 lower_table(
-    {
-        aten.isinf.default: {},
-        aten.isposinf.default: {"detect_negative": 0},
-        aten.isneginf.default: {"detect_positive": 0},
-    },
+    {"isinf": {}, "isposinf": {"detect_negative": 0}, "isneginf": {"detect_positive": 0}},
     lambda which: _lower_isinf(**which),
 )
 
@@ -105,11 +97,7 @@ def _logical(op: str) -> Any:
 
 
 lower_table(
-    {
-        aten.logical_and.default: "And",
-        aten.logical_or.default: "Or",
-        aten.logical_xor.default: "Xor",
-    },
+    {"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor"},
     _logical,
 )
 
@@ -130,11 +118,7 @@ def _bitwise(op: str) -> Any:
 
 
 lower_table(
-    {
-        getattr(getattr(aten, f"bitwise_{op.lower()}"), overload): op
-        for op in ("And", "Or", "Xor")
-        for overload in ("Tensor", "Scalar", "Scalar_Tensor")
-    },
+    {f"bitwise_{op.lower()}.Tensor,Scalar,Scalar_Tensor": op for op in ("And", "Or", "Xor")},
     _bitwise,
 )
 
@@ -150,11 +134,9 @@ def _to_int64(b: Builder, *xs: Operand) -> list[Value]:
 
 
 @lower(
-    aten.bitwise_left_shift.Tensor,
-    aten.bitwise_left_shift.Tensor_Scalar,
-    aten.bitwise_left_shift.Scalar_Tensor,
-    aten.__lshift__.Tensor,
-    aten.__lshift__.Scalar,
+    *overloads("""
+        bitwise_left_shift.Tensor,Tensor_Scalar,Scalar_Tensor __lshift__.Tensor,Scalar
+    """)
 )
 def bitwise_left_shift(b: Builder, self: Operand, other: Operand) -> Value:
     if b.result.dtype.is_floating_point:  # __lshift__ of floats
@@ -165,11 +147,9 @@ def bitwise_left_shift(b: Builder, self: Operand, other: Operand) -> Value:
 
 
 @lower(
-    aten.bitwise_right_shift.Tensor,
-    aten.bitwise_right_shift.Tensor_Scalar,
-    aten.bitwise_right_shift.Scalar_Tensor,
-    aten.__rshift__.Tensor,
-    aten.__rshift__.Scalar,
+    *overloads("""
+        bitwise_right_shift.Tensor,Tensor_Scalar,Scalar_Tensor __rshift__.Tensor,Scalar
+    """)
 )
 def bitwise_right_shift(b: Builder, self: Operand, other: Operand) -> Value:
     if b.result.dtype.is_floating_point:
@@ -198,12 +178,7 @@ def _extreme(op: str, logical: str) -> Any:
 
 
 lower_table(
-    {
-        aten.maximum.default: ("Max", "Or"),
-        aten.minimum.default: ("Min", "And"),
-        aten.max.other: ("Max", "Or"),
-        aten.min.other: ("Min", "And"),
-    },
+    {"maximum max.other": ("Max", "Or"), "minimum min.other": ("Min", "And")},
     lambda ops: _extreme(*ops),
 )
 
@@ -222,7 +197,7 @@ def _lower_ignoring_nan(op: str, logical: str) -> Any:
 
 
 lower_table(
-    {aten.fmax.default: ("Max", "Or"), aten.fmin.default: ("Min", "And")},
+    {"fmax": ("Max", "Or"), "fmin": ("Min", "And")},
     lambda ops: _lower_ignoring_nan(*ops),
 )
 

@@ -20,6 +20,7 @@ from graphport.onnx.lower.registry import BY_PARTS, LOWERINGS, fusion, lower_com
 from graphport.onnx.lowerings.factory import emit_linspace
 from graphport.onnx.lowerings.linalg import einsum as real_einsum
 from graphport.onnx.lowerings.linalg import emit_matmul
+from graphport.ops.registry import overloads
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import Abstract
 
@@ -33,70 +34,16 @@ Operand = Any
 """A `Complex`, a `Value` of real numbers, or a number."""
 
 BY_PARTS.update(
-    (
-        aten.reshape.default,
-        aten.view.default,
-        aten._unsafe_view.default,
-        aten.permute.default,
-        aten.transpose.int,
-        aten.t.default,
-        aten.unsqueeze.default,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.expand.default,
-        aten.slice.Tensor,
-        aten.select.int,
-        aten.cat.default,
-        aten.stack.default,
-        aten.split.Tensor,
-        aten.split_with_sizes.default,
-        aten.split.sizes,
-        aten.chunk.default,
-        aten.unbind.int,
-        aten.flip.default,
-        aten.roll.default,
-        aten.clone.default,
-        aten.contiguous.default,
-        aten.detach.default,
-        aten.alias.default,
-        aten.lift_fresh_copy.default,
-        aten.repeat.default,
-        aten.index_select.default,
-        aten.gather.default,
-        aten.index.Tensor,
-        aten.sum.default,
-        aten.sum.dim_IntList,
-        aten.mean.default,
-        aten.mean.dim,
-        aten.cumsum.default,
-        aten.neg.default,
-        aten.diagonal.default,
-        aten.tril.default,
-        aten.triu.default,
-        aten.unfold.default,
-        aten.flatten.using_ints,
-        aten.trace.default,
-        aten.narrow.default,
-        aten.movedim.int,
-        aten.reflection_pad1d.default,
-        aten.replication_pad1d.default,
-        aten.copy.default,
-        aten.where.self,
-        aten.select_copy.int,
-        aten.repeat_interleave.self_int,
-        aten.tile.default,
-        aten.rot90.default,
-        aten.fft_fftshift.default,
-        aten.fft_ifftshift.default,
-        aten.index_put.default,
-        aten.slice_scatter.default,
-        aten.select_scatter.default,
-        aten.constant_pad_nd.default,
-        aten.masked_fill.Scalar,
-        aten.where.ScalarOther,
-        aten.where.ScalarSelf,
-    )
+    overloads("""
+        reshape view _unsafe_view permute transpose.int t unsqueeze squeeze.default,dim,dims expand
+        slice.Tensor select.int cat stack split.Tensor split_with_sizes split.sizes chunk unbind.int
+        flip roll clone contiguous detach alias lift_fresh_copy repeat index_select gather
+        index.Tensor sum.default,dim_IntList mean.default,dim cumsum neg diagonal tril triu unfold
+        flatten.using_ints trace narrow movedim.int reflection_pad1d replication_pad1d copy
+        where.self select_copy.int repeat_interleave.self_int tile rot90 fft_fftshift fft_ifftshift
+        index_put slice_scatter select_scatter constant_pad_nd masked_fill.Scalar
+        where.ScalarOther,ScalarSelf
+    """)
 )
 
 
@@ -222,12 +169,7 @@ def resolve_conj(b: Builder, self: Complex) -> Complex:
     return self
 
 
-@lower_complex(
-    aten.linspace.default,
-    aten.linspace.Tensor_Tensor,
-    aten.linspace.Tensor_Scalar,
-    aten.linspace.Scalar_Tensor,
-)
+@lower_complex(*overloads("linspace.default,Tensor_Tensor,Tensor_Scalar,Scalar_Tensor"))
 def linspace(b: Builder, start: Operand, end: Operand, steps: Any, dtype: object) -> Complex:
     """Both parts go from end to end."""
     kind = b.result.dtype.to_real()

@@ -7,8 +7,7 @@ forgotten after it: nothing outside can be computed from its values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +17,9 @@ from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Graph, Value
 from graphport.onnx.emit.sizes import dtype_of_number
 from graphport.onnx.lower.registry import LOWERINGS, higher_order
+from graphport.onnx.lowerings.loops import close_subgraph, open_subgraph
 from graphport.symbolic import Expr
-from graphport.tensors.abstract import Abstract
+from graphport.tensors.abstract import Abstract, describe
 
 if TYPE_CHECKING:
     from graphport.onnx.lower.lowerer import Lowerer
@@ -30,23 +30,11 @@ ops = torch.ops.higher_order
 # Subgraphs
 
 
-@contextmanager
-def open_subgraph(b: Builder, name: str) -> Iterator[Graph]:
-    """What is emitted meanwhile goes to a subgraph."""
-    outer = b.graph
-    graph = b.graph = Graph(name, outer)
-    try:
-        with b.sizes.inner():
-            yield graph
-    finally:
-        b.graph = outer
-
-
-def _lower_subgraph(lowerer: Lowerer, module: GraphModule, inputs: Sequence[object]) -> list[Any]:
+def _lower_subgraph(lowerer: Lowerer, module: GraphModule, inputs: Sequence[Any]) -> list[Any]:
     """Lower a graph whose inputs are these values and numbers; its results, in a list."""
     holders = [n for n in module.graph.nodes if n.op == "placeholder"]
     for holder, given in zip(holders, inputs, strict=True):
-        about = lowerer.describe_node(holder)
+        about = describe(holder)
         if isinstance(about, Expr) and about is not given:
             lowerer.b.sizes.learn_number(about, _to_tensor(lowerer.b, given, about))
             given = about
@@ -74,16 +62,6 @@ def _to_tensor(b: Builder, x: object, about: Any) -> Value:
         about = x
     dtype = about.dtype if isinstance(about, (Abstract, Value)) else dtype_of_number(about)
     return b.cast(x if isinstance(x, Value) else b.sizes.number(x), dtype)
-
-
-def close_subgraph(b: Builder, graph: Graph, results: Sequence[Value]) -> None:
-    """Make values the outputs of a graph: each made in it, and none twice."""
-    for value in map(b.assertions.add_control_dependency, results):
-        shape = value.shape
-        while value.graph is not graph or value.producer is None or value in graph.outputs:
-            value = b.Identity(value)
-            value.shape = shape
-        graph.outputs.append(value)
 
 
 def _add_input(graph: Graph, name: str, about: object) -> Value:
@@ -191,7 +169,7 @@ def _emit_scan(
     first = [_to_tensor(b, x, r) for x, r in zip(init, b.result, strict=False)]
     with open_subgraph(b, "body") as graph:
         inputs = [
-            _add_input(graph, f"{h.name}_in", lowerer.describe_node(h))
+            _add_input(graph, f"{h.name}_in", describe(h))
             for h in _placeholders(body)[: len(init) + len(xs)]
         ]
         results = _lower_subgraph(lowerer, body, [*inputs, *additional])

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
+from graphport.onnx.emit.arithmetic import emit_range
 from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
@@ -276,8 +277,7 @@ class Numbers:
         """0, 1, ..., n - 1."""
         if type(n) is int:
             return Numbers(b, torch.arange(n))
-        zero, one = b.scalar(0, torch.int64), b.scalar(1, torch.int64)
-        return Numbers(b, b.Range(zero, b.sizes.number(n), one))
+        return Numbers(b, emit_range(b, b.sizes.number(n)))
 
     @property
     def node(self) -> Value:

@@ -130,6 +130,4 @@ def _neutral_value(dtype: torch.dtype, largest: bool) -> float:
     return info.min if largest else info.max
 
 
-lower_table(
-    {aten.cummax.default: "GreaterOrEqual", aten.cummin.default: "LessOrEqual"}, _lower_extreme
-)
+lower_table({"cummax": "GreaterOrEqual", "cummin": "LessOrEqual"}, _lower_extreme)

@@ -226,9 +226,7 @@ def _avg_pool_backward(n: int) -> Any:
     return lowering
 
 
-lower_table(
-    {aten.avg_pool2d_backward.default: 2, aten.avg_pool3d_backward.default: 3}, _avg_pool_backward
-)
+lower_table({"avg_pool2d_backward": 2, "avg_pool3d_backward": 3}, _avg_pool_backward)
 
 
 def _adaptive_avg_pool_backward(n: int) -> Any:
@@ -244,10 +242,7 @@ def _adaptive_avg_pool_backward(n: int) -> Any:
 
 
 lower_table(
-    {
-        aten._adaptive_avg_pool2d_backward.default: 2,
-        aten._adaptive_avg_pool3d_backward.default: 3,
-    },
+    {"_adaptive_avg_pool2d_backward": 2, "_adaptive_avg_pool3d_backward": 3},
     _adaptive_avg_pool_backward,
 )
 
@@ -271,9 +266,9 @@ def _replication_pad_backward(n: int) -> Any:
 
 lower_table(
     {
-        aten.replication_pad1d_backward.default: 1,
-        aten.replication_pad2d_backward.default: 2,
-        aten.replication_pad3d_backward.default: 3,
+        "replication_pad1d_backward": 1,
+        "replication_pad2d_backward": 2,
+        "replication_pad3d_backward": 3,
     },
     _replication_pad_backward,
 )
@@ -282,48 +277,40 @@ lower_table(
 # Back to where the maxima were
 
 
-@lower(aten.max_pool2d_with_indices_backward.default)
-def max_pool2d_with_indices_backward(
-    b: Builder,
-    grad_output: Value,
-    self: Value,
-    kernel_size: object,
-    stride: object,
-    padding: object,
-    dilation: object,
-    ceil_mode: bool,
-    indices: Value,
-) -> Value:
-    return _scatter_to_maxima(b, grad_output, indices, 2)
+def _max_pool_backward(n: int) -> Any:
+    def lowering(
+        b: Builder,
+        grad_output: Value,
+        self: Value,
+        kernel_size: object,
+        stride: object,
+        padding: object,
+        dilation: object,
+        ceil_mode: bool,
+        indices: Value,
+    ) -> Value:
+        return _scatter_to_maxima(b, grad_output, indices, n)
+
+    return lowering
 
 
-@lower(aten.max_pool3d_with_indices_backward.default)
-def max_pool3d_with_indices_backward(
-    b: Builder,
-    grad_output: Value,
-    self: Value,
-    kernel_size: object,
-    stride: object,
-    padding: object,
-    dilation: object,
-    ceil_mode: bool,
-    indices: Value,
-) -> Value:
-    return _scatter_to_maxima(b, grad_output, indices, 3)
+lower_table(
+    {"max_pool2d_with_indices_backward": 2, "max_pool3d_with_indices_backward": 3},
+    _max_pool_backward,
+)
 
 
-@lower(aten.adaptive_max_pool2d_backward.default)
-def adaptive_max_pool2d_backward(
-    b: Builder, grad_output: Value, self: Value, indices: Value
-) -> Value:
-    return _scatter_to_maxima(b, grad_output, indices, 2)
+def _adaptive_max_pool_backward(n: int) -> Any:
+    def lowering(b: Builder, grad_output: Value, self: Value, indices: Value) -> Value:
+        return _scatter_to_maxima(b, grad_output, indices, n)
+
+    return lowering
 
 
-@lower(aten.adaptive_max_pool3d_backward.default)
-def adaptive_max_pool3d_backward(
-    b: Builder, grad_output: Value, self: Value, indices: Value
-) -> Value:
-    return _scatter_to_maxima(b, grad_output, indices, 3)
+lower_table(
+    {"adaptive_max_pool2d_backward": 2, "adaptive_max_pool3d_backward": 3},
+    _adaptive_max_pool_backward,
+)
 
 
 def _scatter_to_maxima(b: Builder, grad: Value, indices: Value, n: int) -> Value:

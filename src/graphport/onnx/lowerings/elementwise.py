@@ -61,17 +61,7 @@ def _lower_unary(op: str) -> Any:
 
 
 lower_table(
-    {
-        aten.abs.default: "Abs",
-        aten.cos.default: "Cos",
-        aten.exp.default: "Exp",
-        aten.log.default: "Log",
-        aten.neg.default: "Neg",
-        aten.reciprocal.default: "Reciprocal",
-        aten.sin.default: "Sin",
-        aten.sqrt.default: "Sqrt",
-        aten.tanh.default: "Tanh",
-    },
+    {op.lower(): op for op in "Abs Cos Exp Log Neg Reciprocal Sin Sqrt Tanh".split()},
     _lower_unary,
 )
 
@@ -86,7 +76,7 @@ def _lower_rounding(op: str) -> Any:
 
 
 lower_table(
-    {aten.ceil.default: "Ceil", aten.floor.default: "Floor", aten.round.default: "Round"},
+    {"ceil": "Ceil", "floor": "Floor", "round": "Round"},
     _lower_rounding,
 )
 
@@ -154,9 +144,7 @@ def _lower_scaling(factor: float) -> Any:
     return lowering
 
 
-lower_table(
-    {aten.deg2rad.default: math.pi / 180, aten.rad2deg.default: 180 / math.pi}, _lower_scaling
-)
+lower_table({"deg2rad": math.pi / 180, "rad2deg": 180 / math.pi}, _lower_scaling)
 
 
 # Arithmetic
@@ -302,7 +290,7 @@ def _to_copy(b: Builder, self: Value, dtype: object) -> Value:
 
 
 lower_table(
-    {aten.to.dtype: "dtype", aten.to.device: "dtype"},
+    {"to.dtype,device": "dtype"},
     lambda _: lambda b, self, dtype: b.cast(self, b.result.dtype),
 )
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
-from graphport.onnx.lowerings.shape import emit_arange
+from graphport.ops.registry import overloads
 from graphport.symbolic import Expr, floordiv, ge, max_, type_of
 
 aten = torch.ops.aten
@@ -53,15 +54,9 @@ def _lower_new(value: int) -> Any:
     return lowering
 
 
-lower_table(
-    {aten.zeros.default: 0, aten.ones.default: 1, aten.empty.memory_format: 0}, _lower_by_size
-)
-lower_table(
-    {aten.zeros_like.default: 0, aten.ones_like.default: 1, aten.empty_like.default: 0}, _lower_like
-)
-lower_table(
-    {aten.new_zeros.default: 0, aten.new_ones.default: 1, aten.new_empty.default: 0}, _lower_new
-)
+lower_table({"zeros": 0, "ones": 1, "empty.memory_format": 0}, _lower_by_size)
+lower_table({"zeros_like": 0, "ones_like": 1, "empty_like": 0}, _lower_like)
+lower_table({"new_zeros": 0, "new_ones": 1, "new_empty": 0}, _lower_new)
 
 
 @lower(aten.empty_strided.default)
@@ -147,22 +142,12 @@ def _emit_range(b: Builder, start: Number, end: Number, step: Number) -> Value:
     return b.Add(steps, b.scalar(start, kind))
 
 
-@lower(
-    aten.linspace.default,
-    aten.linspace.Tensor_Tensor,
-    aten.linspace.Tensor_Scalar,
-    aten.linspace.Scalar_Tensor,
-)
+@lower(*overloads("linspace.default,Tensor_Tensor,Tensor_Scalar,Scalar_Tensor"))
 def linspace(b: Builder, start: Number, end: Number, steps: Size, dtype: object) -> Value:
     return emit_linspace(b, start, end, steps, b.result.dtype)
 
 
-@lower(
-    aten.logspace.default,
-    aten.logspace.Tensor_Tensor,
-    aten.logspace.Tensor_Scalar,
-    aten.logspace.Scalar_Tensor,
-)
+@lower(*overloads("logspace.default,Tensor_Tensor,Tensor_Scalar,Scalar_Tensor"))
 def logspace(
     b: Builder, start: Number, end: Number, steps: Size, base: float, dtype: object
 ) -> Value:

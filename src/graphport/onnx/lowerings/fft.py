@@ -20,6 +20,7 @@ from graphport.onnx.lower.registry import lower_complex
 from graphport.onnx.lowerings.complex import view_as_complex, view_as_real
 from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.onnx.lowerings.shape import slice_dim
+from graphport.ops.sizes import invert_permutation
 from graphport.symbolic import Expr
 
 aten = torch.ops.aten
@@ -160,7 +161,7 @@ def _multiply_along(b: Builder, x: list[Value], dim: int, matrix: torch.Tensor) 
     rows = [b.transpose(v, order) for v in x]
     row = rows[0] if len(rows) == 1 else b.Concat(*rows, axis=rank - 1)
     out = emit_matmul(b, row, b.constant(matrix.to(row.dtype)))
-    return b.transpose(out, [order.index(i) for i in range(rank)])
+    return b.transpose(out, invert_permutation(order))
 
 
 def _half_spectrum_to_real(b: Builder, x: Complex, dim: int, n: int) -> Value:

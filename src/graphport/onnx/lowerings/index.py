@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.inference import broadcast_shapes
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.factory import emit_full
-from graphport.onnx.lowerings.shape import emit_arange, wrap_dim
+from graphport.ops.sizes import wrap_dim
 from graphport.symbolic import max_, prod
 
 aten = torch.ops.aten

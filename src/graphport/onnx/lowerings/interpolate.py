@@ -59,15 +59,7 @@ def _emit_resize(b: Builder, x: Value, factors: Any, out: Sequence[object], **ho
     return b.reshape(b.shaped(made, (*front, *out)), (batch, channels, *out)) if moved else made
 
 
-_LAYOUT_BARRIERS = {
-    "Conv",
-    "ConvTranspose",
-    "MaxPool",
-    "AveragePool",
-    "Reshape",
-    "Flatten",
-    "Einsum",
-}
+_LAYOUT_BARRIERS = set("Conv ConvTranspose MaxPool AveragePool Reshape Flatten Einsum".split())
 
 
 def _can_be_transposed(x: Value, depth: int = 8) -> bool:
@@ -360,30 +352,27 @@ _INTERPOLATING: dict[int, Callable[[Any], Any]] = {
     ),
 }
 _LINEAR, _CUBIC = _lower_interpolation("linear"), _lower_interpolation("cubic")
+_SMOOTH_LINEAR = _lower_interpolation("linear", antialias=True)
+_SMOOTH_CUBIC = _lower_interpolation("cubic", antialias=True)
 
 
-def _register(n: int, packet: Any, fn: object, calls: dict[int, Callable[[Any], Any]]) -> None:
-    lower_table({packet.default: n, packet.vec: 0}, lambda kind: calls[kind](fn))
+def _register(n: int, name: str, fn: object, calls: dict[int, Callable[[Any], Any]]) -> None:
+    lower_table({name: n, f"{name}.vec": 0}, lambda kind: calls[kind](fn))
 
 
 for _row in (
-    (1, aten.upsample_nearest1d, _lower_nearest(False), _NEAREST),
-    (2, aten.upsample_nearest2d, _lower_nearest(False), _NEAREST),
-    (3, aten.upsample_nearest3d, _lower_nearest(False), _NEAREST),
-    (1, aten._upsample_nearest_exact1d, _lower_nearest(True), _NEAREST),
-    (2, aten._upsample_nearest_exact2d, _lower_nearest(True), _NEAREST),
-    (3, aten._upsample_nearest_exact3d, _lower_nearest(True), _NEAREST),
-    (1, aten.upsample_linear1d, _LINEAR, _INTERPOLATING),
-    (2, aten.upsample_bilinear2d, _LINEAR, _INTERPOLATING),
-    (3, aten.upsample_trilinear3d, _LINEAR, _INTERPOLATING),
-    (2, aten.upsample_bicubic2d, _CUBIC, _INTERPOLATING),
-    (
-        2,
-        aten._upsample_bilinear2d_aa,
-        _lower_interpolation("linear", antialias=True),
-        _INTERPOLATING,
-    ),
-    (2, aten._upsample_bicubic2d_aa, _lower_interpolation("cubic", antialias=True), _INTERPOLATING),
+    (1, "upsample_nearest1d", _lower_nearest(False), _NEAREST),
+    (2, "upsample_nearest2d", _lower_nearest(False), _NEAREST),
+    (3, "upsample_nearest3d", _lower_nearest(False), _NEAREST),
+    (1, "_upsample_nearest_exact1d", _lower_nearest(True), _NEAREST),
+    (2, "_upsample_nearest_exact2d", _lower_nearest(True), _NEAREST),
+    (3, "_upsample_nearest_exact3d", _lower_nearest(True), _NEAREST),
+    (1, "upsample_linear1d", _LINEAR, _INTERPOLATING),
+    (2, "upsample_bilinear2d", _LINEAR, _INTERPOLATING),
+    (3, "upsample_trilinear3d", _LINEAR, _INTERPOLATING),
+    (2, "upsample_bicubic2d", _CUBIC, _INTERPOLATING),
+    (2, "_upsample_bilinear2d_aa", _SMOOTH_LINEAR, _INTERPOLATING),
+    (2, "_upsample_bicubic2d_aa", _SMOOTH_CUBIC, _INTERPOLATING),
 ):
     _register(*_row)
 

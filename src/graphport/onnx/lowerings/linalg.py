@@ -18,6 +18,7 @@ from graphport.onnx.emit.builder import Builder, Number, is_float32
 from graphport.onnx.emit.ir import Node, Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.reduce import sum_axes
+from graphport.ops.registry import overloads
 from graphport.symbolic import Expr, ge, min_
 
 aten = torch.ops.aten
@@ -108,14 +109,7 @@ def _match_empty_batch(b: Builder, x: Value, other: Value) -> Value:
     return x if sizes == list(wide) else b.expand(x, (*sizes, *(x.shape or ())[-2:]))
 
 
-@lower(
-    aten.matmul.default,
-    aten.mm.default,
-    aten.bmm.default,
-    aten.mv.default,
-    aten.dot.default,
-    aten.vdot.default,
-)
+@lower(*overloads("matmul mm bmm mv dot vdot"))
 def matmul(b: Builder, self: Value, other: Value) -> Value:
     return emit_matmul(b, self, other)
 

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Graph, Shape, Value
+
+
+@contextmanager
+def open_subgraph(b: Builder, name: str) -> Iterator[Graph]:
+    """What is written meanwhile goes to a graph of its own."""
+    outer = b.graph
+    graph = b.graph = Graph(name, outer)
+    try:
+        with b.sizes.inner():
+            yield graph
+    finally:
+        b.graph = outer
+
+
+def close_subgraph(b: Builder, graph: Graph, results: Sequence[Value]) -> None:
+    """Make values the outputs of a graph: each made in it, and none twice."""
+    for value in map(b.assertions.add_control_dependency, results):
+        shape = value.shape
+        while value.graph is not graph or value.producer is None or value in graph.outputs:
+            value = b.Identity(value)
+            value.shape = shape
+        graph.outputs.append(value)
 
 
 def emit_loop(
@@ -20,28 +44,43 @@ def emit_loop(
 
     It is run at least once.
     """
-    outer = b.graph
-    body = Graph("body", outer)
-    count = Value("iteration", torch.int64, (), body)
-    going = Value("going", torch.bool, (), body)
-    inner = [Value("state", s.dtype, s.shape, body) for s in states]
-    body.inputs = [count, going, *inner]
-    b.graph = body
-    try:
+    with open_subgraph(b, "body") as body:
+        inner = _add_loop_inputs(body, ("iteration", "going"), states, ["state"] * len(states))[2:]
         more, new = step(*inner)
-        body.outputs = [_ensure_local(b, v) for v in (more, *new)]
-    finally:
-        b.graph = outer
+        close_subgraph(b, body, [more, *new])
     limit = None if trips is None else b.scalar(trips, torch.int64)
-    made = b.Loop(
-        limit,
-        b.scalar(True, torch.bool),
-        *states,
-        body=body,
-        outputs=len(states),
-        dtype=states[0].dtype,
-    )
-    return _copy_types((made,) if len(states) == 1 else made, states)
+    return _emit_loop(b, limit, b.scalar(True, torch.bool), states, body)
+
+
+def emit_counted_loop(
+    b: Builder, count: Any, first: Sequence[Value], step: Callable[..., Sequence[Value]]
+) -> tuple[Value, ...]:
+    """What values have become after `step(number, *values)` for each number below count."""
+    if count == 0:
+        return tuple(first)
+    with open_subgraph(b, "body") as body:
+        names = [f"carried_{i}" for i in range(len(first))]
+        number, goes, *carried = _add_loop_inputs(body, ("number", "goes"), first, names)
+        close_subgraph(b, body, [goes, *step(number, *carried)])
+    trips = count if isinstance(count, Value) else b.sizes.number(count)
+    return _emit_loop(b, trips, None, first, body)
+
+
+def _add_loop_inputs(
+    body: Graph, names: tuple[str, str], states: Sequence[Value], own: Sequence[str]
+) -> list[Value]:
+    """The number of the step, whether it goes on, and states."""
+    body.inputs = [Value(names[0], torch.int64, (), body), Value(names[1], torch.bool, (), body)]
+    body.inputs += [Value(n, s.dtype, s.shape, body) for n, s in zip(own, states, strict=True)]
+    return body.inputs
+
+
+def _emit_loop(
+    b: Builder, trips: Value | None, begins: Value | None, states: Sequence[Value], body: Graph
+) -> tuple[Value, ...]:
+    count = len(states)
+    made = b.Loop(trips, begins, *states, body=body, outputs=count, dtype=states[0].dtype)
+    return _copy_types((made,) if count == 1 else made, states)
 
 
 def emit_scan(
@@ -55,19 +94,11 @@ def emit_scan(
     `step(*states, *elements)` gives the new states. ONNX Runtime wants the first dim for this: it
     fails on empty sequences, and on others that are empty along another dim.
     """
-    outer = b.graph
-    body = Graph("body", outer)
-    inner = [Value("state", s.dtype, s.shape, body) for s in states]
-    elements = [
-        Value("element", s.dtype, None if s.shape is None else s.shape[1:], body) for s in sequences
-    ]
-    body.inputs = [*inner, *elements]
-    b.graph = body
-    try:
-        new = [_ensure_local(b, v) for v in step(*inner, *elements)]
-        body.outputs = [*new, *(b.Identity(v) for v in new)]
-    finally:
-        b.graph = outer
+    with open_subgraph(b, "body") as body:
+        body.inputs = [Value("state", s.dtype, s.shape, body) for s in states]
+        body.inputs += [Value("element", s.dtype, s.shape and s.shape[1:], body) for s in sequences]
+        new = step(*body.inputs)
+        close_subgraph(b, body, [*new, *new])
     made = b.Scan(
         *states,
         *sequences,
@@ -85,12 +116,6 @@ def prepend_number(b: Builder, x: Value, axis: int, number: float) -> Value:
     pads = [int(d == axis) for d in range(x.rank)] + [0] * x.rank
     sizes = [None if s is None else s + int(d == axis) for d, s in enumerate(x.shape or ())]
     return b.shaped(b.Pad(x, pads, b.scalar(number, like=x)), sizes)
-
-
-def _ensure_local(b: Builder, v: Value) -> Value:
-    """A result of a body is computed in it."""
-    own = v.producer is not None and v.graph is b.graph
-    return v if own else b.Identity(v)
 
 
 def _copy_types(

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
+from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower, lower_named
 from graphport.onnx.lowerings.activation import log_sigmoid, log_softmax
 from graphport.onnx.lowerings.conv import Numbers, sizes_of
 from graphport.onnx.lowerings.linalg import emit_matmul, linear
+from graphport.onnx.lowerings.loops import emit_counted_loop
 from graphport.onnx.lowerings.numerics.factorizations import (
     as_column,
-    emit_arange,
-    emit_counted_loop,
     take_at,
 )
 from graphport.onnx.lowerings.reduce import (
@@ -500,7 +500,7 @@ def _unflatten_targets(
     """Targets that are given one after another, each in a row; what is behind one is not read."""
     if isinstance(lengths, Value):
         width, starts = None, b.Sub(b.CumSum(wanted, b.scalar(0, torch.int64)), wanted)
-        places = _emit_arange(b, b.ReduceMax(wanted, [0], keepdims=0))
+        places = emit_arange(b, b.ReduceMax(wanted, [0], keepdims=0))
     else:
         width, starts = max(lengths), b.constant(torch.tensor([0, *accumulate(lengths[:-1])]))
         places = emit_arange(b, width)
@@ -509,16 +509,12 @@ def _unflatten_targets(
     return b.shaped(b.Gather(targets, index, axis=0), (batch, width))
 
 
-def _emit_arange(b: Builder, size: Value) -> Value:
-    return b.shaped(b.Range(b.scalar(0, torch.int64), size, 1), (None,))
-
-
 def _label_positions(b: Builder, x: Value) -> Value:
     """The positions in each row."""
     _, width = x.shape or ()
     if width is not None:
         return emit_arange(b, width)
-    return _emit_arange(b, b.squeeze(b.Shape(x, start=1, end=2), 0))
+    return emit_arange(b, b.squeeze(b.Shape(x, start=1, end=2), 0))
 
 
 def _insert_blanks(b: Builder, labels: Value, lengths: Value, blank: int) -> Value:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from graphport.onnx.emit.arithmetic import quotient
+from graphport.onnx.emit.arithmetic import emit_arange, quotient
 from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
@@ -30,7 +30,6 @@ from graphport.onnx.lowerings.conv import (
 )
 from graphport.onnx.lowerings.reduce import find_extreme as place_of
 from graphport.onnx.lowerings.reduce import reduce_extreme, sum_axes
-from graphport.onnx.lowerings.shape import emit_arange
 from graphport.symbolic import eq, ge, max_
 
 aten = torch.ops.aten
@@ -106,12 +105,9 @@ def _lower_max_pool(n: int) -> Any:
 
 lower_table(
     {
-        aten.max_pool1d.default: 1,
-        aten.max_pool1d_with_indices.default: 1,
-        aten.max_pool2d.default: 2,
-        aten.max_pool2d_with_indices.default: 2,
-        aten.max_pool3d.default: 3,
-        aten.max_pool3d_with_indices.default: 3,
+        "max_pool1d max_pool1d_with_indices": 1,
+        "max_pool2d max_pool2d_with_indices": 2,
+        "max_pool3d max_pool3d_with_indices": 3,
     },
     _lower_max_pool,
 )
@@ -299,7 +295,7 @@ def _avg_pool1d(
 
 
 lower(aten.avg_pool1d.default)(_avg_pool1d)
-lower_table({aten.avg_pool2d.default: 2, aten.avg_pool3d.default: 3}, _lower_avg_pool)
+lower_table({"avg_pool2d": 2, "avg_pool3d": 3}, _lower_avg_pool)
 
 
 def window_counts(
@@ -388,11 +384,9 @@ def _average_windows(b: Builder, x: Value, axis: int, dim: _AdaptiveWindows) -> 
 
 lower_table(
     {
-        aten.adaptive_avg_pool1d.default: 1,
-        aten.adaptive_avg_pool2d.default: 2,
-        aten._adaptive_avg_pool2d.default: 2,
-        aten.adaptive_avg_pool3d.default: 3,
-        aten._adaptive_avg_pool3d.default: 3,
+        "adaptive_avg_pool1d": 1,
+        "adaptive_avg_pool2d _adaptive_avg_pool2d": 2,
+        "adaptive_avg_pool3d _adaptive_avg_pool3d": 3,
     },
     _lower_adaptive_avg_pool,
 )
@@ -429,11 +423,7 @@ def _lower_adaptive_max_pool(n: int) -> Any:
 
 
 lower_table(
-    {
-        aten.adaptive_max_pool1d.default: 1,
-        aten.adaptive_max_pool2d.default: 2,
-        aten.adaptive_max_pool3d.default: 3,
-    },
+    {"adaptive_max_pool1d": 1, "adaptive_max_pool2d": 2, "adaptive_max_pool3d": 3},
     _lower_adaptive_max_pool,
 )
 
@@ -520,6 +510,6 @@ def _window_starts(
 
 
 lower_table(
-    {aten.fractional_max_pool2d.default: (1, 0), aten.fractional_max_pool3d.default: (0, 1, 2)},
+    {"fractional_max_pool2d": (1, 0), "fractional_max_pool3d": (0, 1, 2)},
     _lower_fractional_max_pool,
 )

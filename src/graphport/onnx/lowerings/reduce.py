@@ -234,8 +234,8 @@ def _lower_moments(root: bool) -> Any:
     return lowering
 
 
-lower_table({aten.var.correction: False, aten.std.correction: True}, _lower_moment)
-lower_table({aten.var_mean.correction: False, aten.std_mean.correction: True}, _lower_moments)
+lower_table({"var.correction": False, "std.correction": True}, _lower_moment)
+lower_table({"var_mean.correction": False, "std_mean.correction": True}, _lower_moments)
 
 
 # any, all
@@ -261,21 +261,11 @@ def _lower_truth_of_all(op: str) -> Any:
 
 
 lower_table(
-    {
-        aten.any.default: "ReduceMax",
-        aten.all.default: "ReduceMin",
-        aten._is_any_true.default: "ReduceMax",
-        aten._is_all_true.default: "ReduceMin",
-    },
+    {"any _is_any_true": "ReduceMax", "all _is_all_true": "ReduceMin"},
     _lower_truth_of_all,
 )
 lower_table(
-    {
-        aten.any.dim: "ReduceMax",
-        aten.all.dim: "ReduceMin",
-        aten.any.dims: "ReduceMax",
-        aten.all.dims: "ReduceMin",
-    },
+    {"any.dim,dims": "ReduceMax", "all.dim,dims": "ReduceMin"},
     _lower_truth,
 )
 
@@ -304,8 +294,8 @@ def _lower_extreme_along(op: str) -> Any:
     return lambda b, self, dim, keepdim: reduce_extreme(b, op, self, axes_of(self, dim), keepdim)
 
 
-lower_table({aten.max.default: "ReduceMax", aten.min.default: "ReduceMin"}, _lower_extreme_of_all)
-lower_table({aten.amax.default: "ReduceMax", aten.amin.default: "ReduceMin"}, _lower_extreme_along)
+lower_table({"max": "ReduceMax", "min": "ReduceMin"}, _lower_extreme_of_all)
+lower_table({"amax": "ReduceMax", "amin": "ReduceMin"}, _lower_extreme_along)
 
 
 @lower(aten.aminmax.default)
@@ -346,7 +336,7 @@ def _lower_arg_extreme(op: str) -> Any:
     return lowering
 
 
-lower_table({aten.argmax.default: "ArgMax", aten.argmin.default: "ArgMin"}, _lower_arg_extreme)
+lower_table({"argmax": "ArgMax", "argmin": "ArgMin"}, _lower_arg_extreme)
 
 
 def _lower_extreme_with_index(op: str) -> Any:
@@ -369,7 +359,7 @@ def _gather_extremes(
     return b.squeeze(values, axis), b.squeeze(place, axis)
 
 
-lower_table({aten.max.dim: "ArgMax", aten.min.dim: "ArgMin"}, _lower_extreme_with_index)
+lower_table({"max.dim": "ArgMax", "min.dim": "ArgMin"}, _lower_extreme_with_index)
 
 
 # Norms
@@ -492,8 +482,8 @@ def _lower_median_dim(skip: bool) -> Any:
     return lowering
 
 
-lower_table({aten.median.default: False, aten.nanmedian.default: True}, _lower_median)
-lower_table({aten.median.dim: False, aten.nanmedian.dim: True}, _lower_median_dim)
+lower_table({"median": False, "nanmedian": True}, _lower_median)
+lower_table({"median.dim": False, "nanmedian.dim": True}, _lower_median_dim)
 
 
 @lower(aten.mode.default)

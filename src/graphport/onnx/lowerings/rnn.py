@@ -231,21 +231,11 @@ def _lower_packed_rnn(kind: _CellKind) -> Any:
 
 
 lower_table(
-    {
-        aten.lstm.input: _LSTM,
-        aten.gru.input: _GRU,
-        aten.rnn_tanh.input: _TANH,
-        aten.rnn_relu.input: _RELU,
-    },
+    {"lstm.input": _LSTM, "gru.input": _GRU, "rnn_tanh.input": _TANH, "rnn_relu.input": _RELU},
     _lower_rnn,
 )
 lower_table(
-    {
-        aten.lstm.data: _LSTM,
-        aten.gru.data: _GRU,
-        aten.rnn_tanh.data: _TANH,
-        aten.rnn_relu.data: _RELU,
-    },
+    {"lstm.data": _LSTM, "gru.data": _GRU, "rnn_tanh.data": _TANH, "rnn_relu.data": _RELU},
     _lower_packed_rnn,
 )
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
-from graphport.onnx.emit.arithmetic import floor_quotient
+from graphport.onnx.emit.arithmetic import emit_arange, floor_quotient
 from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower
@@ -25,7 +25,7 @@ from graphport.onnx.lowerings.index import (
     count_not_above,
     flatten_value,
 )
-from graphport.onnx.lowerings.shape import wrap_dim
+from graphport.ops.sizes import invert_permutation, wrap_dim
 from graphport.symbolic import eq, ge, ite, max_
 
 aten = torch.ops.aten
@@ -291,7 +291,7 @@ def index_put(b: Builder, self: Value, indices: Indices, values: Value, accumula
         updates,
         reduce,
     )
-    return b.transpose(out, _invert_permutation(order))
+    return b.transpose(out, invert_permutation(order))
 
 
 def _write_all(b: Builder, self: Value, values: Value, accumulate: bool) -> Value:
@@ -331,11 +331,7 @@ def _expand_updates(
         parts.append(b.Shape(rows, start=0, end=depth))
         parts += [b.sizes.vector(rest[at:])] if rest[at:] else []
         out = b.Expand(values, parts[0] if len(parts) == 1 else b.Concat(*parts, axis=0))
-    return b.transpose(out, _invert_permutation(places.back(self.rank))) if at else out
-
-
-def _invert_permutation(perm: list[int]) -> list[int]:
-    return sorted(range(len(perm)), key=perm.__getitem__)
+    return b.transpose(out, invert_permutation(places.back(self.rank))) if at else out
 
 
 # Masks
@@ -369,7 +365,7 @@ def slice_scatter(
     first = _slice_start(b, 0 if start is None else start, size)
     if step == 1:
         return _insert_slice(b, self, dim, first, src)
-    index = b.Add(b.Mul(_emit_arange(b, count), step), b.sizes.number(first))
+    index = b.Add(b.Mul(emit_arange(b, count), step), b.sizes.number(first))
     return _index_write(b, self, dim, b.shaped(index, (count,)), src, "none")
 
 
@@ -389,12 +385,12 @@ def diagonal_scatter(
 ) -> Value:
     dims = [wrap_dim(dim1, self.rank), wrap_dim(dim2, self.rank)]
     order = [*dims, *(d for d in range(self.rank) if d not in dims)]
-    step = _emit_arange(b, (src.shape or ())[-1])
+    step = emit_arange(b, (src.shape or ())[-1])
     rows = b.Concat(
         *(b.unsqueeze(b.Add(step, max(start, 0)), 1) for start in (-offset, offset)), axis=1
     )
     new = b.transpose(b.cast(src, self.dtype), [src.rank - 1, *range(src.rank - 1)])
-    return b.transpose(b.ScatterND(b.transpose(self, order), rows, new), _invert_permutation(order))
+    return b.transpose(b.ScatterND(b.transpose(self, order), rows, new), invert_permutation(order))
 
 
 def _slice_start(b: Builder, start: Any, size: Any) -> Any:
@@ -417,14 +413,6 @@ def _insert_slice(b: Builder, self: Value, dim: int, first: Any, src: Value) -> 
 
 def _is_same_size(b: Builder, x: object, y: object) -> bool:
     return x == y or b.scope.decide(eq(x, y)) is True
-
-
-def _emit_arange(b: Builder, count: Any) -> Value:
-    """0, 1, 2, ... up to a count."""
-    if type(count) is int:
-        return b.constant(torch.arange(count))
-    one = b.scalar(1, torch.int64)
-    return b.shaped(b.Range(b.scalar(0, torch.int64), b.sizes.number(count), one), (count,))
 
 
 # Bags of embeddings

@@ -12,23 +12,21 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
+from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.emit.schemas import ONNX_OF
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.conv import list_dims
+from graphport.ops.registry import overloads
+from graphport.ops.sizes import wrap_dim
 from graphport.symbolic import Expr, eq, ge, lt, max_, min_, mod, prod
-from graphport.tensors.abstract import Abstract, AbstractTensor, permute_strides
+from graphport.tensors.abstract import Abstract, AbstractTensor, get_val, permute_strides
 
 aten = torch.ops.aten
 
 SLICE_END = (1 << 63) - 1
 """Beyond the end of every dim, as in torch and in ONNX."""
-
-
-def wrap_dim(dim: int, rank: int) -> int:
-    """A dim counted from the front; a tensor without dims has one in torch's eyes."""
-    return dim % max(rank, 1)
 
 
 @lower(
@@ -50,14 +48,7 @@ def clone(b: Builder, self: Value) -> Value:
     return self
 
 
-@lower(
-    aten.reshape.default,
-    aten.view.default,
-    aten.view_copy.default,
-    aten._unsafe_view.default,
-    aten._reshape_alias.default,
-    aten._reshape_copy.default,
-)
+@lower(*overloads("reshape view view_copy _unsafe_view _reshape_alias _reshape_copy"))
 def reshape(b: Builder, self: Value, shape: object) -> Value:
     return b.reshape(self, b.result.sizes)
 
@@ -121,12 +112,7 @@ def squeeze(b: Builder, self: Value) -> Value:
     return _squeeze_dims(b, self, range(self.rank))
 
 
-@lower(
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.squeeze_copy.dim,
-    aten.squeeze_copy.dims,
-)
+@lower(*overloads("squeeze.dim,dims squeeze_copy.dim,dims"))
 def squeeze_dim(b: Builder, self: Value, dim: int | Sequence[int]) -> Value:
     dims = [dim] if isinstance(dim, int) else dim
     return _squeeze_dims(b, self, [wrap_dim(d, self.rank) for d in dims] if self.rank else [])
@@ -218,11 +204,7 @@ def split(b: Builder, self: Value, split_size: object, dim: int) -> tuple[Value,
     return _emit_split(b, self, wrap_dim(dim, self.rank))
 
 
-@lower(
-    aten.split_with_sizes.default,
-    aten.split_with_sizes_copy.default,
-    aten.unsafe_split_with_sizes.default,
-)
+@lower(*overloads("split_with_sizes split_with_sizes_copy unsafe_split_with_sizes"))
 def split_with_sizes(b: Builder, self: Value, split_sizes: object, dim: int) -> tuple[Value, ...]:
     return _emit_split(b, self, wrap_dim(dim, self.rank))
 
@@ -357,7 +339,7 @@ def _flatten_storage(
     b: Builder, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any
 ) -> tuple[Value, Value, list[int]]:
     """The elements of a tensor in storage order, their positions, and the order of its dims."""
-    about = b.origin.args[0].meta["val"]
+    about = get_val(b.origin.args[0])
     assert isinstance(about, AbstractTensor)
     known: Abstract = about._abstract
     order = sorted(range(known.rank), key=lambda d: _stride_key(b, known, d))
@@ -393,14 +375,6 @@ def _strided_positions(
         along = b.Mul(emit_arange(b, n), b.sizes.number(step))
         total = b.Add(total, b.unsqueeze(along, *range(1, len(size) - d)))
     return b.shaped(total, tuple(size))
-
-
-def emit_arange(b: Builder, count: Any) -> Value:
-    """0, 1, ... as int64."""
-    if type(count) is int:
-        return b.constant(torch.arange(count))
-    zero, one = (b.scalar(n, torch.int64) for n in (0, 1))
-    return b.shaped(b.Range(zero, b.sizes.number(count), one), (count,))
 
 
 # Padding: with a constant, by reflection, with the edge, around the other side.

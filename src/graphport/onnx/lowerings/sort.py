@@ -17,7 +17,7 @@ from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.index import at_least_1d, flatten_value
 from graphport.onnx.lowerings.scatter import expand_number
-from graphport.onnx.lowerings.shape import wrap_dim
+from graphport.ops.sizes import wrap_dim
 from graphport.symbolic import prod
 
 aten = torch.ops.aten

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
+from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.factory import emit_full
-from graphport.onnx.lowerings.shape import emit_arange, wrap_dim
+from graphport.ops.sizes import wrap_dim
 from graphport.symbolic import prod
 
 aten = torch.ops.aten

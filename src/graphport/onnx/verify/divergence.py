@@ -24,7 +24,7 @@ from graphport.onnx.write.weights import materialise
 from graphport.program import ExportedProgram
 from graphport.program.module import find_attribute_paths
 from graphport.source import locate_stack_trace
-from graphport.tensors.abstract import Abstract, describe_value
+from graphport.tensors.abstract import Abstract, describe
 from graphport.tensors.lazy import lacks_data
 from graphport.types import Argument, PyTree
 
@@ -188,7 +188,7 @@ def find_precisions(graph: Graph) -> dict[str, torch.dtype]:
     found: dict[str, torch.dtype] = {}
     for node in graph.nodes:
         kinds = [found[i.name] for i in node.all_input_nodes if i.name in found]
-        val = describe_value(node.meta.get("val"))
+        val = describe(node)
         tensors = [
             v for v in (val if isinstance(val, tuple) else (val,)) if isinstance(v, Abstract)
         ]

@@ -17,7 +17,7 @@ from graphport.onnx.verify.drawing import Need
 from graphport.program import ExportedProgram
 from graphport.program.signature import InputKind
 from graphport.symbolic import Expr, Size, evaluate, prod, symbols
-from graphport.tensors.abstract import Abstract, describe_value
+from graphport.tensors.abstract import Abstract, describe
 from graphport.types import Kwargs
 
 
@@ -148,41 +148,13 @@ RULES: dict[str, dict[str, RuleMaker]] = {
 _INDEX_LIST_OPS = {"index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"}
 """Operators with a list `indices`, one for each dim."""
 
-_MOVEMENT_OPS = {
-    "view",
-    "reshape",
-    "_unsafe_view",
-    "flatten",
-    "unflatten",
-    "unsqueeze",
-    "squeeze",
-    "expand",
-    "expand_as",
-    "permute",
-    "transpose",
-    "t",
-    "movedim",
-    "slice",
-    "select",
-    "narrow",
-    "clone",
-    "contiguous",
-    "detach",
-    "alias",
-    "lift_fresh",
-    "lift_fresh_copy",
-    "to",
-    "_to_copy",
-    "repeat",
-    "long",
-    "unbind",
-    "split",
-    "chunk",
-    "getitem",
-    "view_as",
-    "broadcast_to",
-    "flip",
-}
+_MOVEMENT_OPS = set(
+    """
+        view reshape _unsafe_view flatten unflatten unsqueeze squeeze expand expand_as permute
+        transpose t movedim slice select narrow clone contiguous detach alias lift_fresh
+        lift_fresh_copy to _to_copy repeat long unbind split chunk getitem view_as broadcast_to flip
+    """.split()
+)
 _SHIFT_SIGNS = {"add": 1, "sub": -1, "add_": 1, "sub_": -1}
 
 
@@ -228,14 +200,12 @@ def _follow_input(node: Node, shift: int, seen: set[Node]) -> Iterator[Rule]:
 def _match_rules(user: Node, name: str, operand: Node) -> Iterator[Rule]:
     call = _bind_call(user)
     if name in _INDEX_LIST_OPS:
-        sizes = describe_value(call["self"].meta["val"]).sizes
+        sizes = describe(call["self"]).sizes
         for size, index in zip(sizes, call["indices"], strict=False):
             if index is operand:
                 yield Rule(-size, size - 1)
         return
-    abstract = {
-        k: describe_value(v.meta.get("val")) if isinstance(v, Node) else v for k, v in call.items()
-    }
+    abstract = {k: describe(v) if isinstance(v, Node) else v for k, v in call.items()}
     for argument, need_of in RULES.get(name, {}).items():
         if call.get(argument) is operand:
             rule = need_of(abstract)

@@ -20,7 +20,8 @@ from torch.fx import Interpreter, Node
 
 from graphport.onnx.verify.compare import Tolerance, compare_results
 from graphport.onnx.verify.divergence import Probe
-from graphport.tensors.abstract import Abstract, describe_value
+from graphport.ops.registry import overload_table, overloads
+from graphport.tensors.abstract import Abstract, describe
 from graphport.types import Args, Argument
 
 aten = torch.ops.aten
@@ -41,50 +42,28 @@ class Choice:
     """Whether no place comes twice."""
 
 
-_CHOICES: dict[Any, Choice] = {
-    aten.argmax.default: Choice(),
-    aten.argmin.default: Choice(),
-    aten.argsort.default: Choice(dim=-1, once=True),
-    aten.argsort.stable: Choice(dim=-1, once=True),
-    aten.max.dim: Choice(1),
-    aten.min.dim: Choice(1),
-    aten.sort.default: Choice(1, -1, once=True),
-    aten.sort.stable: Choice(1, -1, once=True),
-    aten.topk.default: Choice(1, -1, once=True),
-    aten.median.dim: Choice(1, -1),
-    aten.nanmedian.dim: Choice(1, -1),
-    aten.kthvalue.default: Choice(1, -1),
-    aten.cummax.default: Choice(1),
-    aten.cummin.default: Choice(1),
-    aten.max_pool2d_with_indices.default: Choice(1, spatial=2),
-    aten.max_pool3d_with_indices.default: Choice(1, spatial=3),
-    aten.adaptive_max_pool2d.default: Choice(1, spatial=2),
-    aten.adaptive_max_pool3d.default: Choice(1, spatial=3),
-}
+_CHOICES: dict[Any, Choice] = overload_table(
+    {
+        "argmax argmin": Choice(),
+        "argsort.default,stable": Choice(dim=-1, once=True),
+        "max.dim min.dim": Choice(1),
+        "sort.default,stable topk": Choice(1, -1, once=True),
+        "median.dim nanmedian.dim kthvalue": Choice(1, -1),
+        "cummax cummin": Choice(1),
+        "max_pool2d_with_indices": Choice(1, spatial=2),
+        "max_pool3d_with_indices": Choice(1, spatial=3),
+        "adaptive_max_pool2d": Choice(1, spatial=2),
+        "adaptive_max_pool3d": Choice(1, spatial=3),
+    }
+)
 
 # Floats that jump where their operand passes a number.
-_DISCONTINUOUS = {
-    aten.floor.default,
-    aten.ceil.default,
-    aten.round.default,
-    aten.round.decimals,
-    aten.trunc.default,
-    aten.fix.default,
-    aten.frac.default,
-    aten.sign.default,
-    aten.sgn.default,
-    aten.heaviside.default,
-    aten.remainder.Tensor,
-    aten.remainder.Scalar,
-    aten.fmod.Tensor,
-    aten.fmod.Scalar,
-    aten.floor_divide.default,
-    aten.div.Tensor_mode,
-    aten.div.Scalar_mode,
-    aten.median.default,
-    aten.nanmedian.default,
-    aten.mode.default,
-}
+_DISCONTINUOUS = set(
+    overloads("""
+        floor ceil round.default,decimals trunc fix frac sign sgn heaviside remainder.Tensor,Scalar
+        fmod.Tensor,Scalar floor_divide div.Tensor_mode,Scalar_mode median nanmedian mode
+    """)
+)
 
 
 class Ties:
@@ -133,7 +112,7 @@ def _is_decision(node: Node) -> bool:
 
 
 def _list_dtypes(node: Node) -> list[torch.dtype]:
-    val = describe_value(node.meta.get("val"))
+    val = describe(node)
     parts = val if isinstance(val, tuple) else (val,)
     return [v.dtype for v in parts if isinstance(v, Abstract)]
 

@@ -20,7 +20,8 @@ from graphport.partition.place import mark_effect_dependencies, sort_topological
 from graphport.partition.problem import make_problem
 from graphport.program import ExportedProgram
 from graphport.symbolic import Scope
-from graphport.tensors.abstract import get_shape, to_expression
+from graphport.symbolic.bridge import to_expression
+from graphport.tensors.abstract import get_shape, get_val
 
 aten = torch.ops.aten
 
@@ -202,7 +203,7 @@ def _estimate_cost(node: Node, scope: Scope) -> float:
 
 
 def _count_elements(node: Node, scope: Scope) -> float:
-    val = node.meta.get("val")
+    val = get_val(node)
     parts = val if isinstance(val, (tuple, list)) else (val,)
     return sum(_multiply_sizes(p.shape, scope) for p in parts if isinstance(p, torch.Tensor))
 

@@ -27,6 +27,7 @@ from graphport.partition.pipelines.stages import Front, Route
 from graphport.partition.pipelines.wire import Message
 from graphport.program import ConstantArgument
 from graphport.program.module import CallGuard
+from graphport.tensors.concrete import storage_key
 from graphport.types import PyTree
 
 _POLL_SECONDS = 0.2
@@ -181,8 +182,8 @@ class Batch:
     ) -> dict[str, object]:
         """Clones of values that alias inputs which are about to be overwritten, or state."""
         front = self.driver.front
-        theirs = {_get_storage_pointer(x) for x in given.values()} - {None}
-        overwritten = {_get_storage_pointer(given[target]) for target in front.written}
+        theirs = {storage_key(x) for x in given.values()} - {None}
+        overwritten = {storage_key(given[target]) for target in front.written}
         state = {*front.updates.values()}
         wanted = {
             *state,
@@ -192,7 +193,7 @@ class Batch:
         return {
             name: known[name].clone()
             for name in wanted
-            if _get_storage_pointer(known[name]) in (theirs if name in state else overwritten)
+            if storage_key(known[name]) in (theirs if name in state else overwritten)
         }
 
     def progress(self, stage: int, died: bool = False) -> str:
@@ -201,12 +202,6 @@ class Batch:
         at = min(self.finished.get(stage, 0) + 1, total)
         later = " or later" if died and at < total else ""
         return f"in micro-batch {at} of {total}{later}" if total > 1 else "during a run"
-
-
-def _get_storage_pointer(x: Any) -> int | None:
-    """The address of the storage, equal for tensors that alias."""
-    is_dense = isinstance(x, torch.Tensor) and x.layout is torch.strided
-    return x.untyped_storage().data_ptr() if is_dense else None
 
 
 def _listen_to_stage(post: Mailbox, stage: int, events: queue.SimpleQueue[Event]) -> None:

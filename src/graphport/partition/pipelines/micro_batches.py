@@ -17,9 +17,11 @@ from torch.fx import GraphModule, Node
 from graphport.compat.torch import HigherOrderOperator, OpOverload, pytree
 from graphport.errors import StageError
 from graphport.ops.batch import BatchCall, find_batch_dim, mixes_batch
+from graphport.ops.registry import packets
 from graphport.program import ExportedProgram, InputKind, OutputKind
 from graphport.symbolic import Expr, evaluate, symbols
-from graphport.tensors.abstract import collect_symbols, get_shape, to_expression
+from graphport.symbolic.bridge import to_expression
+from graphport.tensors.abstract import collect_symbols, get_shape, get_val
 from graphport.types import PyTree
 
 aten = torch.ops.aten
@@ -85,7 +87,7 @@ class SplitBatch:
         for name, first in parts[0].items():
             node = self.values[name]
             where = _find_split_dim(node, self.symbol)
-            number = to_expression(node.meta.get("val"))
+            number = to_expression(get_val(node))
             if where is not None and isinstance(first, torch.Tensor):
                 found[name] = torch.cat([p[name] for p in parts], dim=where[0])
             elif isinstance(number, Expr) and self.symbol in symbols(number):
@@ -137,9 +139,7 @@ def _list_results(program: ExportedProgram) -> list[Node]:
 def _find_split_dim(node: Node, symbol: Expr) -> tuple[int, Any] | None:
     """The dim of a tensor that is the batch, and its items per one of the batch; 0 of a number."""
     shape = get_shape(node)
-    return find_batch_dim(
-        (to_expression(node.meta.get("val")),) if shape is None else shape, symbol
-    )
+    return find_batch_dim((to_expression(get_val(node)),) if shape is None else shape, symbol)
 
 
 def _slice_input(x: object, where: tuple[int, Any] | None, start: int, count: int) -> PyTree:
@@ -232,7 +232,7 @@ class _IndependenceCheck:
             self._calls(graph)
 
     def _call(self, node: Node) -> None:
-        val = node.meta.get("val")
+        val = get_val(node)
         parts = val if isinstance(val, (tuple, list)) else (val,)
         if not any(isinstance(x, torch.Tensor) for x in parts):
             return  # sizes
@@ -319,51 +319,23 @@ def _find_source_line(node: Node) -> str | None:
     return " ".join(lines[-2:]) or None
 
 
-_INDEX_OPS = (aten.index, aten.index_put, aten._unsafe_index, aten._unsafe_index_put)
+_INDEX_OPS = packets("index index_put _unsafe_index _unsafe_index_put")
 
 # Show the same numbers in other dims.
-_VIEW_OPS = (
-    aten.unsqueeze,
-    aten.squeeze,
-    aten.view,
-    aten.reshape,
-    aten.expand,
-    aten._to_copy,
-    aten.clone,
-    aten.alias,
-    aten.detach,
-    aten.to,
-    aten.contiguous,
+_VIEW_OPS = packets(
+    "unsqueeze squeeze view reshape expand _to_copy clone alias detach to contiguous"
 )
 
 # Take no more from a tensor than its dtype, device and sizes.
-_NEW_TENSOR_OPS = (
-    aten.new_zeros,
-    aten.new_ones,
-    aten.new_full,
-    aten.new_empty,
-    aten.zeros_like,
-    aten.ones_like,
-    aten.full_like,
-    aten.empty_like,
-    aten.rand_like,
-    aten.randn_like,
-)
+_NEW_TENSOR_OPS = packets("""
+    new_zeros new_ones new_full new_empty zeros_like ones_like full_like empty_like rand_like
+    randn_like
+""")
 
 # Tensors of the batch's size that hold the same for every item, or as good as that.
 _UNIFORM_OPS = (
     *_NEW_TENSOR_OPS,
-    aten.zeros,
-    aten.ones,
-    aten.full,
-    aten.empty,
-    aten.expand,
-    aten.repeat,
-    aten.tile,
-    aten.scalar_tensor,
-    aten.rand,
-    aten.randn,
-    aten.randint,
+    *packets("zeros ones full empty expand repeat tile scalar_tensor rand randn randint"),
 )
 
 # Loops over the first dim of what this argument lists.

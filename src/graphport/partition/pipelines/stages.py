@@ -39,7 +39,7 @@ from graphport.program import (
 )
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import to_torch
-from graphport.tensors.abstract import collect_symbols, get_shape, iter_numbers
+from graphport.tensors.abstract import collect_symbols, get_shape, get_val, iter_numbers, set_val
 
 FRONT = -1
 """Where the user calls the pipeline, among the numbers of stages."""
@@ -165,7 +165,7 @@ class _StageCutter:
     def _flatten_tuples(self) -> None:
         """Let every use of several values name them one by one, where they were made."""
         for node in list(self.place):
-            if not isinstance(node.meta.get("val"), (tuple, list)):
+            if not isinstance(get_val(node), (tuple, list)):
                 continue
             for user in [u for u in node.users if u.target is not operator.getitem]:
                 user.replace_input_with(node, self._elements(node))
@@ -175,9 +175,9 @@ class _StageCutter:
     def _elements(self, node: Node) -> list[Node]:
         found = []
         with self.graph.inserting_after(node):
-            for i, val in enumerate(node.meta["val"]):
+            for i, val in enumerate(get_val(node)):
                 new = self.graph.call_function(operator.getitem, (node, i))
-                new.meta = {**node.meta, "val": val}
+                set_val(new, val, node.meta)
                 self.place[new] = self.place[node]
                 found.append(new)
         return found
@@ -258,7 +258,7 @@ class _StageCutter:
             with self.graph.inserting_after(after):
                 args = (node, shape.index(symbol))
                 new = self.graph.call_function(torch.ops.aten.sym_size.int, args)
-            new.meta = {"val": to_torch(symbol)}
+            set_val(new, to_torch(symbol))
             self.place[new] = self.place.get(node, 0)
             symbol_nodes[symbol] = new
             return
@@ -371,7 +371,7 @@ def _make_argument(node: Node) -> TensorArgument | SymbolicArgument:
 
 def _make_input_shape(node: Node) -> InputShape:
     """What a stage expects of a value; one that is no tensor is taken as it comes."""
-    shape, val = get_shape(node), node.meta.get("val")
+    shape, val = get_shape(node), get_val(node)
     if shape is not None:
         return InputShape(node.name, shape, val.dtype, device=val.device)
     number = _get_number(node)

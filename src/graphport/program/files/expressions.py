@@ -12,14 +12,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-
 from graphport.errors import SerializationError
 from graphport.program.files import json_reader
 from graphport.program.files.json_reader import Item, format_excerpt
 from graphport.program.files.values import encode_number, read_number
 from graphport.symbolic import Expr, Fact, Range, Scope, type_of
-from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.symbolic.bridge import from_torch, is_symbolic, to_torch
 from graphport.symbolic.division import divide_exactly
 from graphport.symbolic.evaluation import build
 from graphport.symbolic.facts import Contradiction
@@ -27,7 +25,6 @@ from graphport.symbolic.floats import FUNCTIONS
 from graphport.symbolic.integers import mul, pow_, scale, split_terms, sum_
 from graphport.symbolic.nodes import operands, record_factors
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _TYPES = {"int": int, "float": float, "bool": bool}
 _FACT_KINDS = {"assumed": "assumed", "guard": "guard", "expect": "expect"}
 
@@ -127,7 +124,7 @@ class ExpressionTable:
 
     def symbolic(self, x: object) -> Any:
         """One of torch's symbolic numbers; None for anything else."""
-        return {"symbolic": self(from_torch(x))} if isinstance(x, SYMBOLIC) else None
+        return {"symbolic": self(from_torch(x))} if is_symbolic(x) else None
 
     def ranges(self, ranges: Mapping[Expr, Range]) -> list[list[Any]]:
         return [

@@ -32,7 +32,13 @@ from graphport.program.files.values import (
     read_dtype,
 )
 from graphport.program.module import make_graph_module
-from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor
+from graphport.tensors.abstract import (
+    AbstractTensor,
+    get_other_metadata,
+    get_val,
+    has_val,
+    make_abstract_tensor,
+)
 
 _DTYPE_NAMES = {v: k for k, v in DTYPES.items()}
 _OPS = ("placeholder", "get_attr", "call_function", "output")
@@ -105,9 +111,9 @@ class GraphWriter:
         return row
 
     def _metadata(self, node: Node, row: dict[str, Any], where: str) -> None:
-        meta = dict(node.meta)
-        if "val" in meta:
-            row["val"] = encode_value(meta.pop("val"), where, self.val)
+        meta = get_other_metadata(node)
+        if has_val(node):
+            row["val"] = encode_value(get_val(node), where, self.val)
         if meta.get("stack_trace") is not None:
             row["stack_trace"] = self._texts.setdefault(meta.pop("stack_trace"), len(self._texts))
         if "nn_module_stack" in meta:
@@ -260,7 +266,7 @@ class GraphReader:
             graph._graph_namespace._used_names.add(name)
         node.meta = self._metadata(fields)
         if op == "call_function" and "val" in fields:
-            check_result_type(fields["val"], target, node.meta["val"])
+            check_result_type(fields["val"], target, get_val(node))
         return node
 
     def _arguments(

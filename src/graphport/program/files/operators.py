@@ -39,6 +39,8 @@ from graphport.compat.torch import (
 from graphport.errors import InputError, SerializationError
 from graphport.program.bounds import CHECKS
 from graphport.program.files.json_reader import Item, format_excerpt
+from graphport.symbolic.bridge import NUMBERS
+from graphport.tensors.abstract import get_val
 from graphport.types import Argument, NodeTarget
 
 
@@ -230,80 +232,24 @@ class AllowedOperators:
 # no library is imported for it.
 
 _ON_NUMBERS: dict[Any, tuple[str, ...]] = {
-    operator: (
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "pow",
-        "neg",
-        "pos",
-        "abs",
-        "lshift",
-        "rshift",
-        "and_",
-        "or_",
-        "xor",
-        "invert",
-        "not_",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "getitem",
-        "index",
+    operator: tuple(
+        """
+            add sub mul truediv floordiv mod pow neg pos abs lshift rshift and_ or_ xor invert not_
+            eq ne lt le gt ge getitem index
+        """.split()
     ),
-    math: (
-        "floor",
-        "ceil",
-        "trunc",
-        "sqrt",
-        "exp",
-        "log",
-        "log2",
-        "log10",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "pow",
+    math: tuple(
+        """
+            floor ceil trunc sqrt exp log log2 log10 sin cos tan asin acos atan sinh cosh tanh pow
+        """.split()
     ),
     builtins: ("round", "abs", "min", "max", "int", "float", "bool", "pow"),
-    torch: (
-        "sym_float",
-        "sym_int",
-        "sym_max",
-        "sym_min",
-        "sym_not",
-        "sym_ite",
-        "sym_sum",
-        "sym_and",
-        "sym_or",
-        "sym_sqrt",
-        "_sym_sqrt",
-        "_sym_cos",
-        "_sym_cosh",
-        "_sym_sin",
-        "_sym_sinh",
-        "_sym_tan",
-        "_sym_tanh",
-        "_sym_asin",
-        "_sym_acos",
-        "_sym_atan",
-        "_sym_log2",
-        "_sym_log10",
-        "_sym_exp",
-        "_sym_log",
-        "_check",
+    torch: tuple(
+        """
+            sym_float sym_int sym_max sym_min sym_not sym_ite sym_sum sym_and sym_or sym_sqrt
+            _sym_sqrt _sym_cos _sym_cosh _sym_sin _sym_sinh _sym_tan _sym_tanh _sym_asin _sym_acos
+            _sym_atan _sym_log2 _sym_log10 _sym_exp _sym_log _check
+        """.split()
     ),
 }
 
@@ -319,23 +265,13 @@ for _name, _function in FUNCTIONS.items():
     _FUNCTION_NAMES.setdefault(_function, _name)
 
 # Those that call graphs of the program or operators, and nothing else of Python's.
-HIGHER_ORDER = (
-    "cond",
-    "while_loop",
-    "map_impl",
-    "scan",
-    "associative_scan",
-    "auto_functionalized",
-    "auto_functionalized_v2",
-    "autograd_function_apply",
-    "wrap_with_set_grad_enabled",
-    "wrap_with_autocast",
-    "tag_activation_checkpoint",
-    "wrap_activation_checkpoint",
-    "invoke_subgraph",
-    "strict_mode",
-    "out_dtype",
-    "hints_wrapper",
+HIGHER_ORDER = tuple(
+    """
+        cond while_loop map_impl scan associative_scan auto_functionalized auto_functionalized_v2
+        autograd_function_apply wrap_with_set_grad_enabled wrap_with_autocast
+        tag_activation_checkpoint wrap_activation_checkpoint invoke_subgraph strict_mode out_dtype
+        hints_wrapper
+    """.split()
 )
 
 
@@ -427,7 +363,6 @@ def require_target_name(target: NodeTarget, where: str) -> str:
 # counted and looked at by those who write Python or ONNX for a call: they are what the operator's
 # schema says, and what is said of the result is of the type that the operator returns.
 
-_NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
 _TRUTHS = (bool, torch.SymBool)
 _UNARY = {operator.neg, operator.pos, operator.abs, operator.invert, operator.not_, operator.index}
 
@@ -436,7 +371,7 @@ Predicate = Callable[[Any], bool]
 
 def _described_value(x: object) -> object:
     """What an argument is: a node is what is said of it."""
-    return x.meta.get("val") if isinstance(x, Node) else x
+    return get_val(x) if isinstance(x, Node) else x
 
 
 def _instances_of(*types: type) -> Predicate:
@@ -444,14 +379,14 @@ def _instances_of(*types: type) -> Predicate:
 
 
 _KINDS: dict[str, Predicate] = {
-    "TensorType": _instances_of(torch.Tensor, *_NUMBERS, complex),
-    "IntType": _instances_of(*_NUMBERS),
-    "SymIntType": _instances_of(*_NUMBERS),
-    "FloatType": _instances_of(*_NUMBERS),
-    "BoolType": _instances_of(*_NUMBERS),
-    "SymBoolType": _instances_of(*_NUMBERS),
-    "NumberType": _instances_of(*_NUMBERS, complex),
-    "ComplexType": _instances_of(*_NUMBERS, complex),
+    "TensorType": _instances_of(torch.Tensor, *NUMBERS, complex),
+    "IntType": _instances_of(*NUMBERS),
+    "SymIntType": _instances_of(*NUMBERS),
+    "FloatType": _instances_of(*NUMBERS),
+    "BoolType": _instances_of(*NUMBERS),
+    "SymBoolType": _instances_of(*NUMBERS),
+    "NumberType": _instances_of(*NUMBERS, complex),
+    "ComplexType": _instances_of(*NUMBERS, complex),
     "StringType": lambda x: isinstance(x, str),
     "ScalarTypeType": lambda x: isinstance(x, torch.dtype),
     "DeviceObjType": lambda x: isinstance(x, torch.device),
@@ -535,7 +470,7 @@ def check_call_types(
     if not isinstance(target, OperatorBase):
         numbers = [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else [arg])]
         if kwargs or not all(
-            isinstance(_described_value(x), (*_NUMBERS, type(None))) for x in numbers
+            isinstance(_described_value(x), (*NUMBERS, type(None))) for x in numbers
         ):
             item.fail(f"{target.__name__} takes numbers")
 

@@ -18,7 +18,7 @@ from graphport.program.check_steps import is_same_constant
 from graphport.program.exported import CallSpec, ExportedProgram
 from graphport.program.files import archive, json_reader, tensors
 from graphport.program.files.archive import Archive
-from graphport.program.files.expressions import SYMBOLIC, Expressions
+from graphport.program.files.expressions import Expressions
 from graphport.program.files.graphs import GraphReader
 from graphport.program.files.json_reader import Item, format_excerpt, parse_json
 from graphport.program.files.operators import AllowedOperators, Targets
@@ -32,6 +32,8 @@ from graphport.program.files.tensors import Tensors
 from graphport.program.files.values import Decoder, Trees, Values
 from graphport.program.files.writing import FORMAT, VERSION
 from graphport.program.signature import GraphSignature, InputKind, OutputKind, TensorArgument
+from graphport.symbolic.bridge import NUMBERS
+from graphport.tensors.abstract import get_val
 
 _DIALECTS = {name: name for name in ("ATEN", "TRAINING")}
 _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
@@ -116,19 +118,11 @@ _UNEXPECTED_ERRORS = (
 )
 
 _TABLES = ("symbols", "expressions", "facts", "texts", "module_stacks", "tensors")
-_PARTS = (
-    "graph",
-    "signature",
-    "state_dict",
-    "constants",
-    "range_constraints",
-    "call",
-    "argument_names",
-    "example_inputs",
-    "checks",
-    "module_calls",
-    "dialect",
-    "notes",
+_PARTS = tuple(
+    """
+        graph signature state_dict constants range_constraints call argument_names example_inputs
+        checks module_calls dialect notes
+    """.split()
 )
 
 
@@ -271,7 +265,7 @@ def _check_descriptions(item: Item, program: ExportedProgram) -> None:
     shapes = iter(program.checks.inputs)
     nodes = program.graph.find_nodes(op="placeholder")
     for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
-        val, name = node.meta.get("val"), format_excerpt(node.name)
+        val, name = get_val(node), format_excerpt(node.name)
         if spec.kind is InputKind.USER_INPUT:
             shape = next(shapes)
             if shape.sizes is not None:
@@ -279,7 +273,7 @@ def _check_descriptions(item: Item, program: ExportedProgram) -> None:
                     val, shape.sizes, shape.dtype
                 )
             elif shape.number is not None:
-                fits = isinstance(val, (*SYMBOLIC, int, float))
+                fits = isinstance(val, NUMBERS)
             else:
                 fits = is_same_constant(val, shape.value)
             if not fits:

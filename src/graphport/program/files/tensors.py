@@ -22,18 +22,12 @@ from graphport.errors import SerializationError
 from graphport.program.files import json_reader
 from graphport.program.files.json_reader import Item, format_excerpt, parse_json
 from graphport.program.files.values import DTYPES, read_device, read_dtype
+from graphport.tensors.concrete import count_spanned
 
 _DTYPE_NAMES = {v: k for k, v in DTYPES.items()}
 _CHUNK = 1 << 24
 # The start of a part of a storage is rounded down to this: the width of the widest dtype.
 _WIDEST_ITEM = 16
-
-
-def count_spanned(sizes: Any, strides: Any) -> int:
-    """How many elements of its storage a tensor spans, from its first one."""
-    if 0 in sizes:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
 # Writing

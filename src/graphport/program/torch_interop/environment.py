@@ -48,11 +48,9 @@ from graphport.program.checks import InputChecks
 from graphport.program.exported import ExportedProgram
 from graphport.program.torch_interop.expressions import ToSympy
 from graphport.symbolic import Expr, Number, Range, Value, evaluate, symbols
-from graphport.symbolic.bridge import from_torch
+from graphport.symbolic.bridge import from_torch, is_symbolic
 from graphport.symbolic.printing import to_str
 from graphport.tensors.abstract import AbstractTensor
-
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 # Hints to try in place of sizes of 0 and 1, and how many combinations of them.
 _TRIAL_SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16)
@@ -248,7 +246,7 @@ class TorchEnvironment:
         """The `val` of a node: in the simplest form that is known, or exactly as it is told."""
         if isinstance(val, AbstractTensor):
             return self._tensor(val, as_told)
-        if isinstance(val, _SYMBOLIC):
+        if is_symbolic(val):
             e = from_torch(val)
             return self.number(e if as_told else self.scope.simplify(e))
         if isinstance(val, (list, tuple)):

@@ -29,12 +29,11 @@ from graphport.program.torch_interop.expressions import (
     get_example_values,
 )
 from graphport.symbolic import Expr, Range, Scope, Truth, ge, le
-from graphport.symbolic.bridge import from_torch, to_torch
-from graphport.tensors.abstract import contiguous_strides, make_abstract_tensor
+from graphport.symbolic.bridge import from_torch, is_symbolic, to_torch
+from graphport.tensors.abstract import contiguous_strides, get_val, make_abstract_tensor
 
 aten = torch.ops.aten
 
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _METADATA = ("stack_trace", "torch_fn", "source_fn_stack", "custom")
 _SYMBOLIC_ARGUMENTS = (theirs.SymIntArgument, theirs.SymFloatArgument, theirs.SymBoolArgument)
 _DIALECTS = ("ATEN", "TRAINING")
@@ -202,13 +201,13 @@ class _Conversion:
             meta.setdefault("stack_trace", "")
             meta["nn_module_stack"] = self._stack(node.meta.get("nn_module_stack"))
         if node.op != "get_attr":
-            meta["val"] = self._value(node.meta.get("val"), node)
+            meta["val"] = self._value(get_val(node), node)
         return meta
 
-    def _value(self, val: object, node: Node) -> Any:
+    def _value(self, val: Any, node: Node) -> Any:
         if isinstance(val, torch.Tensor):
             return self._tensor(val, node)
-        if isinstance(val, _SYMBOLIC):
+        if is_symbolic(val):
             return to_torch(self.expr(val.node.expr))
         if isinstance(val, (list, tuple)):
             return tuple(self._value(x, node) for x in val)
@@ -228,8 +227,8 @@ class _Conversion:
         about = Abstract(sizes, t.dtype, t.device, None if plain else strides, offset)
         return make_abstract_tensor(about, t.requires_grad)
 
-    def _number(self, x: object) -> Any:
-        return self.expr(x.node.expr) if isinstance(x, _SYMBOLIC) else x
+    def _number(self, x: Any) -> Any:
+        return self.expr(x.node.expr) if is_symbolic(x) else x
 
     # The signature
 
@@ -258,7 +257,7 @@ class _Conversion:
     def _shape(self, path: str, argument: Any, nodes: dict[str, Node]) -> InputShape:
         if isinstance(argument, ours.ConstantArgument):
             return InputShape(path, value=argument.value)
-        val = nodes[argument.name].meta["val"]
+        val = get_val(nodes[argument.name])
         if isinstance(val, torch.Tensor):
             about = val._abstract
             return InputShape(path, about.sizes, about.dtype, device=about.device)
@@ -355,8 +354,8 @@ def _is_unbacked(symbol: object) -> bool:
 def _find_shape_env(program: export.ExportedProgram) -> Any:
     """The shape environment that the sizes of a program belong to; None if all are fixed."""
     for node in program.graph.nodes:
-        for val in pytree.tree_leaves(node.meta.get("val")):
-            if isinstance(val, _SYMBOLIC):
+        for val in pytree.tree_leaves(get_val(node)):
+            if is_symbolic(val):
                 return val.node.shape_env
             mode = getattr(val, "fake_mode", None)
             if mode is not None and mode.shape_env is not None:
@@ -392,7 +391,7 @@ def _find_assertions(module: GraphModule) -> Iterator[Expr]:
     """Conditions that the graph asserts."""
     for node in module.graph.nodes:
         if node.target is aten._assert_scalar.default and isinstance(node.args[0], Node):
-            val = node.args[0].meta["val"]
+            val = get_val(node.args[0])
             cond = from_torch(val) if isinstance(val, torch.SymBool) else None
             if isinstance(cond, Expr):
                 yield cond

@@ -23,7 +23,8 @@ from graphport.program.exported import ExportedProgram
 from graphport.program.module import collect_state
 from graphport.program.torch_interop.environment import TorchEnvironment, make_outgoing_stacks
 from graphport.symbolic import Expr, bitand, bitor
-from graphport.symbolic.bridge import from_torch
+from graphport.symbolic.bridge import from_torch, python_type
+from graphport.tensors.abstract import get_val, has_val, set_val
 from graphport.types import Argument
 
 aten = torch.ops.aten
@@ -36,9 +37,6 @@ _MUTATIONS = {
     ours.OutputKind.USER_INPUT_MUTATION,
 }
 _SYMBOLIC_ARGUMENTS = {
-    torch.SymInt: theirs.SymIntArgument,
-    torch.SymFloat: theirs.SymFloatArgument,
-    torch.SymBool: theirs.SymBoolArgument,
     int: theirs.SymIntArgument,
     float: theirs.SymFloatArgument,
     bool: theirs.SymBoolArgument,
@@ -75,7 +73,7 @@ def convert(program: ExportedProgram) -> export.ExportedProgram:
 def _check_texts(program: ExportedProgram) -> None:
     """Refuse what torch would write into Python code as it is: keys of inputs, inputs of text."""
     keywords = program.call_spec.in_spec.child(1).context
-    said = [n.meta.get("val") for n in program.graph.find_nodes(op="placeholder")]
+    said = [get_val(n) for n in program.graph.find_nodes(op="placeholder")]
     leaves = [*said, *pytree.tree_leaves(program.example_inputs)]
     texts = [x for x in leaves if isinstance(x, str)]
     try:
@@ -146,11 +144,11 @@ class _Conversion:
 
     def _xor(self, graph: Graph, node: Node, args: tuple[object, ...]) -> Node:
         """torch's programs have no a ^ b: it is (a | b) - (a & b)."""
-        values = [from_torch(a.meta["val"]) if isinstance(a, Node) else a for a in node.args]
+        values = [from_torch(get_val(a)) if isinstance(a, Node) else a for a in node.args]
         parts = []
         for function, meaning in ((operator.or_, bitor), (operator.and_, bitand)):
             part = graph.call_function(function, args)
-            part.meta = {**self._metadata(node), "val": self.environment.number(meaning(*values))}
+            set_val(part, self.environment.number(meaning(*values)), self._metadata(node))
             parts.append(part)
         return graph.call_function(operator.sub, tuple(parts))
 
@@ -158,9 +156,9 @@ class _Conversion:
         meta = {key: node.meta[key] for key in _METADATA if key in node.meta}
         if node.op in ("call_function", "get_attr"):
             meta["nn_module_stack"] = self.stack(node.meta.get("nn_module_stack"))
-        if "val" in node.meta:
+        if has_val(node):
             # The sizes of inputs are where symbols are defined.
-            meta["val"] = self.environment.value(node.meta["val"], as_told=is_input)
+            meta["val"] = self.environment.value(get_val(node), as_told=is_input)
             bindings = self.environment.bindings(meta["val"])
             if bindings and node.op == "call_function":
                 meta["unbacked_bindings"] = bindings
@@ -182,7 +180,7 @@ def _separate_outputs(graph: Graph, program: ExportedProgram) -> None:
         if not isinstance(value, Node):
             continue
         if isinstance(spec.arg, ours.SymbolicArgument):
-            number = program.scope.simplify(from_torch(own[i].meta["val"]))
+            number = program.scope.simplify(from_torch(get_val(own[i])))
             results[i] = value if isinstance(number, Expr) else number
         elif spec.kind in _MUTATIONS and value in seen:
             with graph.inserting_before(output):
@@ -257,7 +255,7 @@ def _convert_argument(argument: ours.Argument, value: object) -> Argument:
                 f"torch.export has no inputs and outputs that are a {type(value).__name__}: {value}"
             )
         return theirs.ConstantArgument(argument.name, value)
-    kind = _SYMBOLIC_ARGUMENTS.get(type(value.meta["val"]), theirs.TensorArgument)
+    kind = _SYMBOLIC_ARGUMENTS.get(python_type(get_val(value)), theirs.TensorArgument)
     return kind(value.name)
 
 
@@ -301,16 +299,16 @@ def insert_bounds_assertions(graph: Graph, node: Node) -> None:
 
     def make(function: Any, *args: Argument) -> Any:
         made = graph.call_function(function, args)
-        values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
+        values = [get_val(a) if isinstance(a, Node) else a for a in args]
         made.meta = {k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack")}
-        made.meta["val"] = function(*values)
+        set_val(made, function(*values))
         return made
 
     with graph.inserting_before(node):
         try:
             for condition in _CONDITIONS[check](make, *args):
                 made = graph.call_function(aten._assert_scalar.default, (condition, _MESSAGE))
-                made.meta = {**condition.meta, "val": None}
+                set_val(made, None, condition.meta)
         except (IndexError, TypeError) as error:
             raise UnsupportedError(
                 f"{node.name} has arguments that {node.target} cannot take: {error}"
@@ -383,7 +381,7 @@ def _lstm(
     """The sizes of weights are those of tensors of the program, and the others are compared."""
     directions = 2 if both else 1
     hidden, cells = (_emit_size(make, t, -1) for t in hx)
-    is_projected = hx[0].meta["val"].shape[-1] != hx[1].meta["val"].shape[-1]
+    is_projected = get_val(hx[0]).shape[-1] != get_val(hx[1]).shape[-1]
     kinds = 2 + 2 * bool(biases) + is_projected
     if len(params) != kinds * layers * directions:
         raise IndexError(f"{layers} layers with {len(params)} weights")

@@ -26,6 +26,7 @@ from graphport.program.unflatten.dataflow import (
 )
 from graphport.program.unflatten.dedupe import CallBodies, CallBody
 from graphport.program.unflatten.module import CapturedModule, Tree
+from graphport.tensors.abstract import get_other_metadata, get_val, has_val, set_val
 from graphport.types import PyTree
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Builder:
 
     def take(self, value: Node, name: str | None = None) -> Node:
         node = self.graph.create_node("placeholder", name or value.name, (), {})
-        node.meta = {"val": value.meta.get("val")}
+        set_val(node, get_val(value))
         self.new.setdefault(value, node)
         return node
 
@@ -124,7 +125,7 @@ class Builder:
             for function, number, neutral in steps:
                 if number != neutral:
                     made = self.graph.call_function(function, (made, number))
-                    made.meta = {k: v for k, v in value.meta.items() if k != "val"}
+                    made.meta = get_other_metadata(value)
             made.meta = dict(value.meta)
             return made
         assert isinstance(way, Recomputed), f"{value.name} is not known in {self.call.key!r}"
@@ -134,7 +135,8 @@ class Builder:
         """State, read once."""
         if target not in self._attributes:
             made = self.graph.create_node("get_attr", target, (), {}, _name_attribute(target))
-            made.meta = {k: v for k, v in value.meta.items() if k == "val"}
+            if has_val(value):
+                set_val(made, get_val(value))
             self._attributes[target] = made
         return self._attributes[target]
 
@@ -173,7 +175,7 @@ class Builder:
             found = unpack_results(self.graph, made, inner.signature.out_spec, wanted)
         made.meta = meta
         for value, node in found.items():
-            node.meta = {**meta, "val": value.meta.get("val")}
+            set_val(node, get_val(value), meta)
             self.new[value] = node
 
     def _call_module(

@@ -19,20 +19,16 @@ import torch
 from torch.fx import Node
 
 from graphport.compat.torch import HigherOrderOperator, OpOverload
+from graphport.ops.registry import overloads
 from graphport.program.signature import InputKind, ModuleCallSignature
+from graphport.tensors.abstract import holds_number
 
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
 
 aten = torch.ops.aten
 
-_SIZE_OPERATORS = {
-    aten.sym_size.int,
-    aten.sym_stride.int,
-    aten.sym_numel.default,
-    aten.sym_storage_offset.default,
-}
-NUMBER_TYPES = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
+_SIZE_OPERATORS = set(overloads("sym_size.int sym_stride.int sym_numel sym_storage_offset"))
 
 
 @dataclass(eq=False)
@@ -102,14 +98,10 @@ class Call:
         return found[::-1]
 
 
-def is_number(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), NUMBER_TYPES)
-
-
 def is_size(node: Node) -> bool:
     """A number that is made from sizes by a pure function, and can be made again anywhere."""
     target = node.target
-    if node.op != "call_function" or not is_number(node):
+    if node.op != "call_function" or not holds_number(node):
         return False
     if isinstance(target, OpOverload):
         return target in _SIZE_OPERATORS

@@ -18,15 +18,14 @@ from torch.fx import Node
 from graphport import errors, source
 from graphport.program.signature import ConstantArgument, OutputKind
 from graphport.program.unflatten.calls import (
-    NUMBER_TYPES,
     Call,
     State,
-    is_number,
     is_size,
     operands,
 )
 from graphport.symbolic import Expr, evaluate, symbols
-from graphport.symbolic.bridge import from_torch
+from graphport.symbolic.bridge import NUMBERS, from_torch
+from graphport.tensors.abstract import get_val, holds_number
 from graphport.types import PyTree
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class Dataflow:
         self._kept = [c for c in (*root.calls(), *root.silent) if c.signature is not None]
         for numbers in (False, True):
             for value, call in self._uses():
-                if is_number(value) is numbers:
+                if holds_number(value) is numbers:
                     self.need(value, call)
 
     def leaves(self, arguments: PyTree) -> list[PyTree]:
@@ -165,7 +164,7 @@ class Dataflow:
         state = value if value in self.state.names else self.writes.find_holding_state(value, call)
         if state is not None:
             return self._state(value, state, call)
-        if is_number(value):
+        if holds_number(value):
             return self._number(value, call)
         return self._value(value, call)
 
@@ -243,7 +242,7 @@ class Dataflow:
         is_here = value in self._home and call.encloses(self._home[value])
         if value in self.inputs[call] or is_here:
             return self._value(value, call)
-        found = self._size(value.meta["val"], call)
+        found = self._size(get_val(value), call)
         if found is not None:
             self.ways[call][value] = found
             return []
@@ -254,7 +253,7 @@ class Dataflow:
     def _operands(self, value: Node, call: Call) -> Iterator[Step]:
         """The numbers that one is made of, up to a tensor that does not come to the call."""
         for operand in operands(value):
-            if is_number(operand) or operand in self.state.names:
+            if holds_number(operand) or operand in self.state.names:
                 yield self._need, operand, call
             elif operand not in self.ways[call]:
                 return
@@ -282,7 +281,7 @@ class Dataflow:
                 return None
         else:
             number = scope.simplify(number)
-        given = [(v, v.meta.get("val")) for v in self.inputs[call]]
+        given = [(v, get_val(v)) for v in self.inputs[call]]
         sizes: list[tuple[Node, int | None, Any]] = [
             (v, d, from_torch(s))
             for v, val in given
@@ -290,9 +289,7 @@ class Dataflow:
             for d, s in enumerate(val.shape)
         ]
         if call.signature is not None:  # which cannot be given more
-            sizes += [
-                (v, None, from_torch(val)) for v, val in given if isinstance(val, NUMBER_TYPES)
-            ]
+            sizes += [(v, None, from_torch(val)) for v, val in given if isinstance(val, NUMBERS)]
         for value, dim, size in sizes:
             if number in (size, scope.simplify(size)):
                 return FromSize(value, dim)
@@ -415,7 +412,7 @@ class BufferWrites:
         same = self._same_place(value, call, before)
         if same is None or same.target is not value.target:
             return None
-        one, other = same.meta["val"], value.meta["val"]
+        one, other = get_val(same), get_val(value)
         if one.dtype is not other.dtype or tuple(one.shape) != tuple(other.shape):
             return None
         return same if any(self._is_within(u, call) for u in same.users) else None

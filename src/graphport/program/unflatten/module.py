@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import itertools
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch.fx.node import Node, map_arg
 
 from graphport.compat.torch import HigherOrderOperator, OpOverload, forward_from_src, print_readable
 from graphport.errors import ForwardError
-from graphport.program.codegen import rename_clashes, require_attributes
+from graphport.program.codegen import find_free_name, rename_clashes, require_attributes
 from graphport.program.module import (
     CallGuard,
     collect_state,
@@ -351,16 +351,14 @@ class Tree:
         known = self._references.setdefault(id(module), {})
         if path not in known:
             wanted = self.attribute(path.rpartition(".")[2]) or "program"
-            names = itertools.chain([wanted], (f"{wanted}_{i}" for i in itertools.count(1)))
             taken = set(module._elsewhere) | set(dir(type(module)))
-            known[path] = next(n for n in names if n not in taken)
+            known[path] = find_free_name(wanted, taken.__contains__)
             module._elsewhere[known[path]] = self.at(path)
         return known[path]
 
     def child(self, module: CapturedModule, name: str, inner: nn.Module) -> str:
         """A subgraph of a module, as its child."""
-        names = itertools.chain([name], (f"{name}_{i}" for i in itertools.count(1)))
-        free = next(n for n in names if not hasattr(module, n))
+        free = find_free_name(name, partial(hasattr, module))
         module.add_module(free, inner)
         return free
 

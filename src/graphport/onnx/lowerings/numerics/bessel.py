@@ -144,10 +144,10 @@ def _lower_oscillating(row: tuple[Formula, int]) -> Any:
 
 lower_table(
     {
-        aten.special_bessel_j0.default: (_j, 0),
-        aten.special_bessel_j1.default: (_j, 1),
-        aten.special_bessel_y0.default: (_y, 0),
-        aten.special_bessel_y1.default: (_y, 1),
+        "special_bessel_j0": (_j, 0),
+        "special_bessel_j1": (_j, 1),
+        "special_bessel_y0": (_y, 0),
+        "special_bessel_y1": (_y, 1),
     },
     _lower_oscillating,
 )
@@ -221,18 +221,18 @@ def _lower_of_x(formula: Callable[[Builder, Value], Value]) -> Any:
 
 lower_table(
     {
-        aten.special_modified_bessel_i0.default: bessel_i(0, False),
-        aten.special_modified_bessel_i1.default: bessel_i(1, False),
-        aten.special_modified_bessel_k0.default: _k(0, False),
-        aten.special_modified_bessel_k1.default: _k(1, False),
+        "special_modified_bessel_i0": bessel_i(0, False),
+        "special_modified_bessel_i1": bessel_i(1, False),
+        "special_modified_bessel_k0": _k(0, False),
+        "special_modified_bessel_k1": _k(1, False),
     },
     lower_in_float64,
 )
 lower_table(
     {
-        aten.special_scaled_modified_bessel_k0.default: _k(0, True),
-        aten.special_scaled_modified_bessel_k1.default: _k(1, True),
-        aten.special_spherical_bessel_j0.default: _spherical_j0,
+        "special_scaled_modified_bessel_k0": _k(0, True),
+        "special_scaled_modified_bessel_k1": _k(1, True),
+        "special_spherical_bessel_j0": _spherical_j0,
     },
     _lower_of_x,
 )

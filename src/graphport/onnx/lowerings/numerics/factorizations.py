@@ -13,52 +13,22 @@ from typing import Any
 import torch
 
 from graphport.errors import UnsupportedError
+from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower
-from graphport.onnx.lowerings.control import close_subgraph, open_subgraph
 from graphport.onnx.lowerings.linalg import emit_matmul
+from graphport.onnx.lowerings.loops import emit_counted_loop
 from graphport.onnx.lowerings.reduce import reduce_extreme
 from graphport.symbolic import ge, min_
 
 aten = torch.ops.aten
-
-# Loops over the columns and rows of matrices
-
-
-def emit_counted_loop(
-    b: Builder,
-    count: object,
-    first: Sequence[Value],
-    step: Callable[..., Sequence[Value]],
-) -> list[Value]:
-    """What values have become after `step(number, *values)` for each number below count."""
-    if count == 0:
-        return list(first)
-    with open_subgraph(b, "body") as graph:
-        number, goes = Value("number", torch.int64, (), graph), Value("goes", torch.bool, (), graph)
-        carried = [Value(f"carried_{i}", v.dtype, v.shape, graph) for i, v in enumerate(first)]
-        graph.inputs += [number, goes, *carried]
-        close_subgraph(b, graph, [goes, *step(number, *carried)])
-    trips = count if isinstance(count, Value) else b.sizes.number(count)
-    made = b.Loop(trips, None, *first, outputs=len(first), dtype=first[0].dtype, body=graph)
-    out = [made] if len(first) == 1 else list(made)
-    for value, start in zip(out, first, strict=True):
-        value.dtype, value.shape = start.dtype, start.shape
-    return out
 
 
 def reverse_index(b: Builder, count: object) -> Callable[[Value], Value]:
     """The numbers below count from the last one on, of those from the first on."""
     last = b.Sub(b.sizes.number(count), 1)
     return lambda i: b.Sub(last, i)
-
-
-def emit_arange(b: Builder, n: Any) -> Value:
-    """0, 1, ..., n - 1."""
-    if isinstance(n, int):
-        return b.constant(torch.arange(n))
-    return b.shaped(b.Range(b.scalar(0, torch.int64), b.sizes.number(n), 1), (n,))
 
 
 def take_at(b: Builder, x: Value, i: Value, axis: int) -> Value:
@@ -250,14 +220,14 @@ def linalg_lu_solve(
         y = solve_triangular(b, turned, right, upper=False)
         y = solve_triangular(b, turned, y, upper=True, unit=True)
         out = _permute_rows(
-            b, y, b.expand(_invert_permutation(b, perm), (*batch, *(perm.shape or ())[-1:]))
+            b, y, b.expand(_emit_inverse_permutation(b, perm), (*batch, *(perm.shape or ())[-1:]))
         )
     else:
         out = _solve_lu(b, LU, perm, right)
     return out if left else transpose_matrices(b, b.shaped(out, right.shape or ()))
 
 
-def _invert_permutation(b: Builder, perm: Value) -> Value:
+def _emit_inverse_permutation(b: Builder, perm: Value) -> Value:
     """The order that undoes another."""
     n = (perm.shape or ())[-1]
     found = b.Equal(as_row(b, perm), as_column(b, emit_arange(b, n)))
