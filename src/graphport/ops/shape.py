@@ -11,6 +11,7 @@ from graphport.ops import promote
 from graphport.ops.registry import overloads, shape_rule
 from graphport.ops.sizes import (
     expect_condition,
+    guard_as_stated,
     guard_condition,
     is_first_of,
     is_provably_equal,
@@ -265,6 +266,8 @@ def is_one(size: Size) -> bool:
     if scope.hint(size) == 1:
         scope.specialize(size)
         return True
+    if scope.hint(size) is None and is_proven(le(size, 1)):
+        return guard_as_stated(eq(size, 1))  # 0 or 1, as data decides: an error
     expect_condition(ne(size, 1))
     return False
 

@@ -369,3 +369,16 @@ def test_the_first_of_elements_goes_with_all_of_them(combine: Any) -> None:
     example = torch.tensor([1.0, -2, 3, 4])
     others = [(-example,), (example - 2,), (example - 3,), (example - 9,)]
     check(f, (example,), others=others)
+
+
+@pytest.mark.parametrize("dim", [(), (0,)])
+def test_squeezing_a_dim_of_0_or_1(dim: tuple[int, ...]) -> None:
+    """A larger one is taken not to be 1: that would leave 0 alone, and refuse the example."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[x > 0].squeeze(*dim)
+
+    with pytest.raises(DataDependentError, match=r"== 1"):
+        gp.export(Model(), (torch.ones(1),))
+    check(Model(), (torch.ones(3),))
