@@ -17,26 +17,29 @@ from graphport.compat.torch import IntInfinity, NegativeIntInfinity
 from graphport.compat.torch import sympy_functions as torch_functions
 from graphport.errors import UnsupportedError
 from graphport.program.checks import InputShape
-from graphport.symbolic import Expr, Truth, Value
+from graphport.symbolic import Expr, Number, Truth, Value
 from graphport.symbolic.floats import FUNCTIONS
 from graphport.symbolic.nodes import walk_postorder
 
 _f = torch_functions
 
+Operation = Callable[..., Value]
+"""On numbers and expressions of ours."""
+
 _MAX_SYMPY_OPERATIONS = 4096
 """sympy writes expressions out, and takes seconds for longer ones."""
 
 
-def _mod(a: Any, b: Any) -> Any:
+def _mod(a: sympy.Basic, b: sympy.Basic) -> sympy.Basic:
     """torch tells the two apart: its own `Mod` is for what is not negative."""
     return (_f.Mod if a.is_nonnegative and b.is_nonnegative else _f.PythonMod)(a, b)
 
 
-def _float_floor(a: object, b: object) -> Any:
+def _float_floor(a: object, b: object) -> sympy.Basic:
     return _f.ToFloat(_f.FloorToInt(_f.FloatTrueDiv(a, b)))
 
 
-_TO_SYMPY: dict[str, Callable[..., Any]] = {
+_TO_SYMPY: dict[str, Callable[..., sympy.Basic]] = {
     "floordiv": _f.FloorDiv,
     "mod": _mod,
     "min": _f.Min,
@@ -76,7 +79,7 @@ _TO_SYMPY: dict[str, Callable[..., Any]] = {
     },
 }
 
-_RELATIONS: dict[str, Callable[..., Any]] = {
+_RELATIONS: dict[str, Callable[..., sympy.Basic]] = {
     "ge0": sympy.Ge,
     "eq0": sympy.Eq,
     "feq": sympy.Eq,
@@ -92,10 +95,10 @@ class ToSympy:
     positive. `evaluate=False` keeps them, for conditions that are to be checked.
     """
 
-    def __init__(self, symbol: Callable[[Expr], Any], *, evaluate: bool = True) -> None:
+    def __init__(self, symbol: Callable[[Expr], sympy.Basic], *, evaluate: bool = True) -> None:
         self._symbol = symbol
         self._evaluate = evaluate
-        self._done: dict[Expr, Any] = {}
+        self._done: dict[Expr, sympy.Basic] = {}
 
     def __call__(self, e: Value) -> sympy.Basic:
         if type(e) is not Expr:
@@ -113,7 +116,7 @@ class ToSympy:
             known = self._done[e] = self._translate(e)
         return known
 
-    def _translate(self, e: Expr) -> Any:
+    def _translate(self, e: Expr) -> sympy.Basic:
         if e.kind == "symbol":
             return self._symbol(e)
         if e.kind == "add":
@@ -127,7 +130,7 @@ class ToSympy:
             raise UnsupportedError(f"torch has no function {e.kind!r} on sizes, in {e}")
         return _TO_SYMPY[e.kind](*map(self, e.args))
 
-    def _sides(self, e: Expr) -> tuple[Any, Any]:
+    def _sides(self, e: Expr) -> tuple[sympy.Basic, sympy.Basic]:
         """e == left - right without a minus sign on either side: `s0 >= 3`, not `s0 - 3 >= 0`."""
         terms, const = (e.args, e.const) if e.kind == "add" else (((e, 1),), 0)
         left = [coef * self(term) for term, coef in terms if coef > 0]
@@ -137,8 +140,8 @@ class ToSympy:
         return sympy.Add(*left), sympy.Add(*right, -const)
 
 
-def _reduce_pairwise(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def folded(first: Any, *rest: object) -> Any:
+def _reduce_pairwise(operation: Operation) -> Operation:
+    def folded(first: Value, *rest: Value) -> Value:
         for x in rest:
             first = operation(first, x)
         return first
@@ -146,13 +149,13 @@ def _reduce_pairwise(operation: Callable[[Any, Any], Any]) -> Callable[..., Any]
     return folded
 
 
-def _convert_power(base: Any, exponent: Any) -> Any:
+def _convert_power(base: Value, exponent: Value) -> Value:
     if type(exponent) is not int or exponent < 0:
         raise UnsupportedError(f"sizes are integers, and {base}**({exponent}) need not be one")
     return symbolic.pow_(base, exponent)
 
 
-def _convert_piecewise(*branches: tuple[Any, Any]) -> Any:
+def _convert_piecewise(*branches: tuple[Value, Truth]) -> Value:
     """A Piecewise, whose last branch is taken when no other is."""
     result = branches[-1][0]
     for value, cond in reversed(branches[:-1]):
@@ -160,7 +163,7 @@ def _convert_piecewise(*branches: tuple[Any, Any]) -> Any:
     return result
 
 
-_FROM_SYMPY: dict[str, Callable[..., Any]] = {
+_FROM_SYMPY: dict[str, Callable[..., Value | tuple[Value, Truth]]] = {
     "Add": lambda *args: symbolic.sum_(args),
     "Mul": lambda *args: symbolic.prod(args),
     "Pow": _convert_power,
@@ -211,17 +214,17 @@ _FROM_SYMPY: dict[str, Callable[..., Any]] = {
 class FromSympy:
     """Translates sympy expressions, given what each symbol is."""
 
-    def __init__(self, symbol: Callable[[Any], Value]) -> None:
+    def __init__(self, symbol: Callable[[sympy.Symbol], Value]) -> None:
         self._symbol = symbol
-        self._done: dict[Any, Any] = {}
+        self._done: dict[sympy.Basic, Any] = {}
 
-    def __call__(self, e: Any) -> Any:
+    def __call__(self, e: sympy.Basic) -> Any:
         known = self._done.get(e)
         if known is None:
             known = self._done[e] = self._translate(e)
         return known
 
-    def _translate(self, e: Any) -> Any:
+    def _translate(self, e: sympy.Basic) -> Any:
         if isinstance(e, sympy.Symbol):
             return self._symbol(e)
         constant = _convert_constant(e)
@@ -233,7 +236,7 @@ class FromSympy:
         return _FROM_SYMPY[name](*map(self, e.args))
 
 
-def _convert_constant(e: Any) -> Any:
+def _convert_constant(e: sympy.Basic) -> Number | None:
     if e is sympy.true or e is sympy.false:
         return bool(e)
     if isinstance(e, sympy.Integer):
@@ -243,7 +246,7 @@ def _convert_constant(e: Any) -> Any:
     return None
 
 
-def convert_bound(x: Any) -> float:
+def convert_bound(x: sympy.Basic) -> float:
     """An end of a range of torch's as a number: an int, or a float that may be infinite."""
     if isinstance(x, IntInfinity) or x == sympy.oo:
         return float("inf")
@@ -264,7 +267,7 @@ def get_example_values(shape_env: Any) -> Any:
 #
 # A condition is read as an expression of ours; nothing of it is executed.
 
-_BINARY: dict[type, Callable[..., Any]] = {
+_BINARY: dict[type, Operation] = {
     ast.Add: symbolic.add,
     ast.Sub: symbolic.sub,
     ast.Mult: symbolic.mul,
@@ -278,12 +281,12 @@ _BINARY: dict[type, Callable[..., Any]] = {
     ast.BitOr: symbolic.bitor,
     ast.BitXor: symbolic.bitxor,
 }
-_UNARY: dict[type, Callable[..., Any]] = {
+_UNARY: dict[type, Operation] = {
     ast.USub: symbolic.neg,
     ast.UAdd: lambda a: a,
     ast.Not: symbolic.not_,
 }
-_COMPARISONS: dict[type, Callable[..., Any]] = {
+_COMPARISONS: dict[type, Callable[..., Truth]] = {
     ast.Eq: symbolic.eq,
     ast.NotEq: symbolic.ne,
     ast.Lt: symbolic.lt,
@@ -293,8 +296,8 @@ _COMPARISONS: dict[type, Callable[..., Any]] = {
 }
 
 
-def _make_extreme(of_two: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def extreme(first: Any, *rest: object) -> Any:
+def _make_extreme(of_two: Operation) -> Operation:
+    def extreme(first: Value, *rest: Value) -> Value:
         for x in rest:
             first = of_two(first, x)
         return first
@@ -302,7 +305,7 @@ def _make_extreme(of_two: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return extreme
 
 
-_CALLS: dict[str, Callable[..., Any]] = {
+_CALLS: dict[str, Operation] = {
     "min": _make_extreme(symbolic.min_),
     "max": _make_extreme(symbolic.max_),
     "abs": symbolic.abs_,

@@ -21,6 +21,7 @@ from graphport.symbolic.ranges import FULL, TRUTH, inf
 from graphport.symbolic.validate.parse import parse_term
 from graphport.symbolic.validate.terms import (
     TYPE_NAMES,
+    Exact,
     Inexact,
     Term,
     Terms,
@@ -53,7 +54,7 @@ class Claim:
     symbols: Mapping[str, Term]
     ranges: Mapping[str, Range]
 
-    def allows(self, env: Mapping[str, Any], done: dict[Term, Any]) -> bool:
+    def allows(self, env: Mapping[str, Any], done: dict[Term, Exact]) -> bool:
         """Whether the claim says something about these values."""
         try:
             return all(env[name] in r for name, r in self.ranges.items()) and all(
@@ -62,9 +63,9 @@ class Claim:
         except (Undefined, Inexact):
             return False
 
-    def refute(self, env: Mapping[str, object]) -> Counterexample | None:
+    def refute(self, env: Mapping[str, Exact]) -> Counterexample | None:
         """The counterexample that these values are, if they are one."""
-        done: dict[Term, Any] = {}
+        done: dict[Term, Exact] = {}
         if not self.allows(env, done):
             return None
         try:

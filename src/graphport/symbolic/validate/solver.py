@@ -15,13 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from typing import Any
 
 import z3
 
 from graphport.symbolic import Range
 from graphport.symbolic.validate import Claim, Counterexample
-from graphport.symbolic.validate.terms import EVALUATORS, Inexact, Term, Undefined, evaluate_term
+from graphport.symbolic.validate.terms import (
+    EVALUATORS,
+    Exact,
+    Inexact,
+    Term,
+    Undefined,
+    evaluate_term,
+)
 
 # z3's steps for one answer: a few seconds.
 EFFORT = 10_000_000
@@ -80,25 +86,25 @@ class _Encoder:
             float: z3.RealSort(self.context),
             bool: z3.BoolSort(self.context),
         }
-        self._values: dict[Term, Any] = {}
-        self._defined: dict[Term, Any] = {}
+        self._values: dict[Term, z3.ExprRef] = {}
+        self._defined: dict[Term, z3.ExprRef] = {}
         # Functions applied: (z3's function, what it computes, the arguments).
-        self._applied: list[tuple[Any, Callable[..., Any], tuple[Term, ...]]] = []
-        self._told: set[Any] = set()
+        self._applied: list[tuple[z3.FuncDeclRef, Callable[..., Exact], tuple[Term, ...]]] = []
+        self._told: set[tuple[str, tuple[Exact, ...]]] = set()
         self._symbols = {
             name: z3.Const(name, self._sorts[symbol.type]) for name, symbol in claim.symbols.items()
         }
 
     # Numbers
 
-    def constant(self, value: Any) -> Any:
+    def constant(self, value: Exact) -> z3.ExprRef:
         if type(value) is bool:
             return z3.BoolVal(value, self.context)
         if type(value) is int:
             return z3.IntVal(value, self.context)
         return z3.RealVal(str(value), self.context)
 
-    def assumptions(self) -> Iterator[Any]:
+    def assumptions(self) -> Iterator[z3.ExprRef]:
         for name, r in self.claim.ranges.items():
             if self.claim.symbols[name].type is not bool:
                 yield from self._within(self._symbols[name], r)
@@ -106,21 +112,21 @@ class _Encoder:
             yield self.defined(cond)
             yield self.value(cond)
 
-    def _within(self, symbol: Any, r: Range) -> Iterator[object]:
+    def _within(self, symbol: z3.ExprRef, r: Range) -> Iterator[z3.ExprRef]:
         for bound, holds in ((r.lower, symbol.__ge__), (r.upper, symbol.__le__)):
             if abs(bound) != math.inf:
                 exact = Fraction(bound)
                 yield holds(self.constant(exact if exact.denominator > 1 else int(exact)))
 
-    def equal(self, a: Term, b: Term) -> Any:
+    def equal(self, a: Term, b: Term) -> z3.ExprRef:
         x, y = self.value(a), self.value(b)
         if a.type is not b.type:
             x, y = (z3.ToReal(v) if t.type is int else v for v, t in ((x, a), (y, b)))
         return x == y
 
-    def values(self, model: Any) -> dict[str, Any]:
+    def values(self, model: z3.ModelRef) -> dict[str, Exact]:
         """The values of the symbols in a model."""
-        env: dict[str, Any] = {}
+        env: dict[str, Exact] = {}
         for name, symbol in self._symbols.items():
             value = model.eval(symbol, model_completion=True)
             if z3.is_bool(value):
@@ -135,7 +141,7 @@ class _Encoder:
 
     # Terms
 
-    def value(self, term: Term) -> Any:
+    def value(self, term: Term) -> z3.ExprRef:
         known = self._values.get(term)
         if known is None:
             known = self._values[term] = self._encode(term)
@@ -157,7 +163,9 @@ class _Encoder:
         plain = _Z3_OPERATORS.get(term.op)
         return plain(*args) if plain is not None else self._apply(term.op, *term.args)
 
-    def _apply(self, op: str, *args: Term, laws: Callable[..., Any] | None = None) -> object:
+    def _apply(
+        self, op: str, *args: Term, laws: Callable[..., Iterator[z3.ExprRef]] | None = None
+    ) -> z3.ExprRef:
         """A function of which z3 knows no more than `laws`."""
         result = int if all(part.type is int for part in args) else float
         sorts = [self._sorts[part.type] for part in args]
@@ -169,7 +177,7 @@ class _Encoder:
             self.solver.add(*laws(function, *values))
         return applied
 
-    def refine(self, env: dict[str, object]) -> bool:
+    def refine(self, env: dict[str, Exact]) -> bool:
         """Assert the values of functions at these arguments; False if z3 has them all."""
         news = []
         for function, compute, terms in self._applied:
@@ -184,7 +192,7 @@ class _Encoder:
         self.solver.add(*news)
         return bool(news)
 
-    def _floordiv(self, term: Term) -> Any:
+    def _floordiv(self, term: Term) -> z3.ExprRef:
         a, b = term.args
         x, y = self.value(a), self.value(b)
         if term.type is float:
@@ -194,7 +202,7 @@ class _Encoder:
             return x / y if b.value > 0 else -x / self.constant(-b.value or 1)
         return self._apply("floordiv", a, b, laws=_floor_laws)
 
-    def _mod(self, term: Term) -> Any:
+    def _mod(self, term: Term) -> z3.ExprRef:
         """a - b*(a // b), for either sign of b."""
         a, b = term.args
         x, y = self.value(a), self.value(b)
@@ -208,7 +216,7 @@ class _Encoder:
             return self._product(self.value(base), exponent.value)
         return self._apply("natural_pow", base, exponent, laws=_power_laws)
 
-    def _pow(self, term: Term) -> Any:
+    def _pow(self, term: Term) -> z3.ExprRef:
         base, exponent = term.args
         n = _read_integer(exponent)
         if n is None or abs(n) > _MAX_PRODUCT:
@@ -216,13 +224,13 @@ class _Encoder:
         product = self._product(self.value(base), abs(n))
         return product if n >= 0 else 1 / product
 
-    def _product(self, x: Any, n: int) -> Any:
+    def _product(self, x: z3.ExprRef, n: int) -> z3.ExprRef:
         result = self.constant(1) if x.is_int() else self.constant(Fraction(1))
         for _ in range(n):
             result = result * x
         return result
 
-    def _power_of_two(self, count: Term) -> Any:
+    def _power_of_two(self, count: Term) -> z3.ExprRef:
         if count.op == "number" and 0 <= count.value <= 4096:
             return self.constant(1 << count.value)
         return self._apply("natural_pow", Term("number", int, value=2), count, laws=_power_laws)
@@ -230,11 +238,11 @@ class _Encoder:
     def _lshift(self, term: Term) -> object:
         return self.value(term.args[0]) * self._power_of_two(term.args[1])
 
-    def _rshift(self, term: Term) -> Any:
+    def _rshift(self, term: Term) -> z3.ExprRef:
         # The divisor is positive, where z3 rounds down.
         return self.value(term.args[0]) / self._power_of_two(term.args[1])
 
-    def _bitand(self, term: Term) -> Any:
+    def _bitand(self, term: Term) -> z3.ExprRef:
         result = self._apply("bitand", *term.args, laws=_bitand_laws)
         for a, mask in (term.args, term.args[::-1]):
             if mask.op == "number" and mask.value > 0 and not mask.value & (mask.value + 1):
@@ -263,7 +271,7 @@ class _Encoder:
 
     # Where a term has a value
 
-    def defined(self, term: Term) -> Any:
+    def defined(self, term: Term) -> z3.ExprRef:
         known = self._defined.get(term)
         if known is None:
             known = self._defined[term] = self._definedness(term)
@@ -293,13 +301,13 @@ def _read_integer(exponent: Term) -> int | None:
     return int(exponent.value)
 
 
-def _floor_laws(f: Any, a: Any, b: Any) -> Iterator[object]:
+def _floor_laws(f: z3.FuncDeclRef, a: z3.ExprRef, b: z3.ExprRef) -> Iterator[z3.ExprRef]:
     q = f(a, b)
     yield z3.Implies(b > 0, z3.And(b * q <= a, a < b * q + b))
     yield z3.Implies(b < 0, z3.And(b * q >= a, a > b * q + b))
 
 
-def _power_laws(f: Any, a: Any, n: Any) -> Iterator[object]:
+def _power_laws(f: z3.FuncDeclRef, a: z3.ExprRef, n: z3.ExprRef) -> Iterator[z3.ExprRef]:
     p = f(a, n)
     yield z3.Implies(n == 0, p == 1)
     yield z3.Implies(n == 1, p == a)
@@ -308,7 +316,7 @@ def _power_laws(f: Any, a: Any, n: Any) -> Iterator[object]:
     yield z3.Implies(z3.And(n >= 0, a >= 2), p > n)
 
 
-def _bitand_laws(f: Any, a: Any, b: Any) -> Iterator[object]:
+def _bitand_laws(f: z3.FuncDeclRef, a: z3.ExprRef, b: z3.ExprRef) -> Iterator[z3.ExprRef]:
     r = f(a, b)
     yield r == f(b, a)
     yield z3.Implies(a == b, r == a)
@@ -319,18 +327,18 @@ def _bitand_laws(f: Any, a: Any, b: Any) -> Iterator[object]:
     yield z3.Implies(z3.And(a < 0, b < 0), r < 0)
 
 
-def _root_laws(f: Any, a: Any) -> Iterator[object]:
+def _root_laws(f: z3.FuncDeclRef, a: z3.ExprRef) -> Iterator[z3.ExprRef]:
     r = f(a)
     yield z3.Implies(a >= 0, z3.And(r >= 0, r * r == a))
 
 
-def _round_half_to_even(x: Any) -> Any:
+def _round_half_to_even(x: z3.ExprRef) -> z3.ExprRef:
     down = z3.ToInt(x)
     left = 2 * (x - z3.ToReal(down))
     return z3.If(z3.Or(left < 1, z3.And(left == 1, down % 2 == 0)), down, down + 1)
 
 
-_Z3_OPERATORS: dict[str, Callable[..., Any]] = {
+_Z3_OPERATORS: dict[str, Callable[..., z3.ExprRef]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -359,15 +367,15 @@ def _divisor_domain(a: object, b: object) -> bool:
     return b != 0
 
 
-def _power_domain(a: Any, n: Any) -> object:
+def _power_domain(a: z3.ExprRef, n: z3.ExprRef) -> z3.ExprRef:
     return z3.Or(a > 0, z3.And(a == 0, n >= 0), z3.And(a < 0, z3.IsInt(n)))
 
 
-def _count_domain(a: object, n: Any) -> bool:
+def _count_domain(a: object, n: z3.ExprRef) -> bool:
     return n >= 0
 
 
-_DOMAINS: dict[str, Callable[..., Any]] = {
+_DOMAINS: dict[str, Callable[..., z3.ExprRef]] = {
     **dict.fromkeys(("floordiv", "mod", "truediv"), _divisor_domain),
     **dict.fromkeys(("natural_pow", "lshift", "rshift"), _count_domain),
     "pow": _power_domain,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-from graphport.symbolic import Expr, Range
+from graphport.symbolic import Expr, Range, Value
 from graphport.symbolic import symbols as symbols_of
 
 Exact: TypeAlias = "int | Fraction"
@@ -90,7 +90,7 @@ def _raise_inexact(*args: Exact) -> Exact:
     raise Inexact
 
 
-EVALUATORS: dict[str, Callable[..., Any]] = {
+EVALUATORS: dict[str, Callable[..., Exact]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -134,8 +134,8 @@ EVALUATORS.update(dict.fromkeys(OPAQUE_FUNCTIONS, _raise_inexact))
 
 
 def evaluate_term(
-    term: Term, env: Mapping[str, object], done: dict[Term, Any] | None = None
-) -> object:
+    term: Term, env: Mapping[str, Exact], done: dict[Term, Exact] | None = None
+) -> Exact:
     """The value where the symbols are as in `env`: an int, a Fraction or a bool.
 
     Raises Undefined where Python would raise, and Inexact where the value is not computable.
@@ -144,7 +144,7 @@ def evaluate_term(
     done = {} if done is None else done
     if term in done:
         return done[term]
-    result: Any
+    result: Exact
     if term.op in ("number", "infinite"):
         result = term.value
     elif term.op == "symbol":
@@ -192,7 +192,9 @@ class Terms:
         # The ranges of the symbols that came with one.
         self.declared: dict[str, Range] = {}
 
-    def _node(self, op: str, type_: type, *args: Term, value: object = None) -> Term:
+    def _node(
+        self, op: str, type_: type, *args: Term, value: Exact | float | str | None = None
+    ) -> Term:
         identity = (op, type_, args, type(value), value)
         node = self._nodes.get(identity)
         if node is None:
@@ -320,7 +322,7 @@ class Terms:
 
     # From expressions
 
-    def from_expr(self, e: Any) -> Term:
+    def from_expr(self, e: Value) -> Term:
         """The term of an `Expr` or of a number."""
         if type(e) is not Expr:
             return self.number(e)
@@ -328,7 +330,7 @@ class Terms:
             self.declare(symbol)
         return self._from_expr(e)
 
-    def _from_expr(self, e: Any) -> Term:
+    def _from_expr(self, e: Value) -> Term:
         if type(e) is not Expr:
             return self.number(e)
         known = self._translated.get(e)
