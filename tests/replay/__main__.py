@@ -69,6 +69,7 @@ def spawn(checkout: Path, out: Path, only: str) -> None:
     """Record with the graphport and the programs of a checkout."""
     path = os.pathsep.join([str(checkout / "src"), str(checkout)])
     env = os.environ | {
+        "PYTHONHASHSEED": "0",  # some models go over sets of names
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "100",
