@@ -12,7 +12,7 @@ TESTED := $(VENV)/.installed-test
 SITE   := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-cpus check lint replay accept bench docs wheel size clean
+.PHONY: help setup demo test test-all test-cpus check lint replay accept bench bench-against docs wheel size clean
 
 help:
 	@echo "make demo      a transformer to a verified ONNX file, with timings"
@@ -23,6 +23,7 @@ help:
 	@echo "make replay    export a fixed set here and with AGAINST=HEAD, and compare: a refactoring"
 	@echo "make accept    rewrite the texts that tests compare in full (TESTS=tests), and show them"
 	@echo "make bench     measure against torch.export and torch.onnx, rewrite docs/benchmarks.md"
+	@echo "make bench-against   the speed of this checkout against the commit AGAINST"
 	@echo "make docs      the documentation as a site, in build/site; fails on a broken link"
 	@echo "make wheel     a wheel and an sdist in build/dist, tried in a fresh environment"
 	@echo "make size      lines per file, largest first"
@@ -91,6 +92,9 @@ bench: $(TESTED)
 	@$(PIP) -e ".[bench]" -c constraints.txt
 	@$(PY) -m compileall -q src/graphport
 	@$(PY) benchmarks/bench.py --write
+
+bench-against: $(TESTED)
+	@$(PY) benchmarks/against.py --commit $(AGAINST)
 
 docs: $(SITE)
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
