@@ -148,7 +148,7 @@ def find_mutated_values(graph: Graph, modules: Mapping[str, nn.Module]) -> set[N
 
 
 def get_attribute_storage_key(target: str, modules: Mapping[str, nn.Module]) -> Any:
-    """The memory of an attribute, or its name; `modules` has the graph's own at no path."""
+    """The storage key of an attribute, or its name; `modules` has the graph's own at no path."""
     found: Any = modules.get("")
     for part in target.split("."):
         found = getattr(found, part, None)

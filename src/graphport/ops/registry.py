@@ -299,7 +299,7 @@ BY_KERNEL = frozenset(
     """.split()
     # products and distances
     + "_cdist_forward _pdist_forward addmv bilinear cdist dist dot linalg_cross mv vdot".split()
-    # matrices taken apart
+    # matrix decompositions
     + """
         _linalg_det _linalg_eigh _linalg_eigvals _linalg_slogdet _linalg_solve_ex _linalg_svd
         cholesky_inverse cholesky_solve corrcoef geqrf linalg_cholesky_ex linalg_eig
