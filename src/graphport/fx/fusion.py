@@ -16,35 +16,19 @@ from graphport.arguments import FLAG, check_arguments
 from graphport.compat.torch import DropoutNd
 from graphport.fx.graphs import copy_pruned_module, get_first_argument, to_graph_module
 from graphport.fx.layers import GraphState, Layer, LayerFinder, Norm, get_rank
+from graphport.ops.registry import overloads
 from graphport.program import ExportedProgram
 from graphport.tensors.abstract import get_val
 
 aten = torch.ops.aten
 
+_DROPOUT_OPS = "dropout feature_dropout alpha_dropout feature_alpha_dropout".split()
 _DROPOUT_FUNCTIONS = frozenset(
     {
-        F.dropout,
-        F.dropout1d,
-        F.dropout2d,
-        F.dropout3d,
-        F.alpha_dropout,
-        F.feature_alpha_dropout,
-        torch.dropout,
-        torch.dropout_,
-        torch.feature_dropout,
-        torch.feature_dropout_,
-        torch.alpha_dropout,
-        torch.alpha_dropout_,
-        torch.feature_alpha_dropout,
-        torch.feature_alpha_dropout_,
-        aten.dropout.default,
-        aten.dropout_.default,
-        aten.feature_dropout.default,
-        aten.feature_dropout_.default,
-        aten.alpha_dropout.default,
-        aten.alpha_dropout_.default,
-        aten.feature_alpha_dropout.default,
-        aten.feature_alpha_dropout_.default,
+        *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d),
+        *(F.alpha_dropout, F.feature_alpha_dropout),
+        *(getattr(torch, f"{name}{end}") for name in _DROPOUT_OPS for end in ("", "_")),
+        *overloads(" ".join(f"{name} {name}_" for name in _DROPOUT_OPS)),
     }
 )
 

@@ -258,7 +258,8 @@ def get_other_metadata(node: Node) -> dict[str, Any]:
 
 def describe(node: Any) -> Any:
     """What a node holds in our own terms: `Abstract` tensors, numbers, tuples of them."""
-    return _describe(node.meta.get("val"))
+    val = node.meta.get("val")
+    return val._abstract if isinstance(val, AbstractTensor) else _describe(val)
 
 
 def _describe(val: Any) -> Any:

@@ -36,7 +36,7 @@ from graphport.capture.trace.values import Value
 from graphport.compat.torch import OpOverload, is_within, pytree, suggest_memory_format
 from graphport.errors import ExportError, InputError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, get_op_info
-from graphport.ops.registry import overloads
+from graphport.ops.registry import overload_table, overloads
 from graphport.ops.shape import CopiedResult
 from graphport.ops.sizes import broadcast, wrap_dim
 from graphport.program import ExportedProgram
@@ -643,21 +643,14 @@ def _ratio(have: Argument, size: Argument, scale: float | None, doubled: bool = 
     return sym_ite(size == 2 * have, 0.5, ratio) if doubled else ratio
 
 
-SIZE_DEPENDENT: Table = {
-    aten.isin.Tensor_Tensor: isin,
-    aten.linspace.default: linspace,
-    aten.linspace.Tensor_Tensor: linspace,
-    aten.linspace.Tensor_Scalar: linspace,
-    aten.linspace.Scalar_Tensor: linspace,
-    aten.logspace.default: logspace,
-    aten.logspace.Tensor_Tensor: logspace,
-    aten.logspace.Tensor_Scalar: logspace,
-    aten.logspace.Scalar_Tensor: logspace,
-    aten.split.Tensor: split,
-    **dict.fromkeys(
-        (aten.upsample_linear1d.vec, aten.upsample_bilinear2d.vec, aten.upsample_trilinear3d.vec),
-        upsample_linear,
-    ),
-    aten.upsample_bicubic2d.vec: upsample_bicubic2d,
-    aten.upsample_nearest2d.vec: upsample_nearest2d,
-}
+SIZE_DEPENDENT: Table = overload_table(
+    {
+        "isin.Tensor_Tensor": isin,
+        "linspace.default,Tensor_Tensor,Tensor_Scalar,Scalar_Tensor": linspace,
+        "logspace.default,Tensor_Tensor,Tensor_Scalar,Scalar_Tensor": logspace,
+        "split.Tensor": split,
+        "upsample_linear1d.vec upsample_bilinear2d.vec upsample_trilinear3d.vec": upsample_linear,
+        "upsample_bicubic2d.vec": upsample_bicubic2d,
+        "upsample_nearest2d.vec": upsample_nearest2d,
+    }
+)

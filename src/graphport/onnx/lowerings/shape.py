@@ -30,17 +30,8 @@ SLICE_END = (1 << 63) - 1
 
 
 @lower(
-    aten.clone.default,
-    aten.alias.default,
-    aten.alias_copy.default,
-    aten.detach.default,
-    aten.detach_copy.default,
-    aten.contiguous.default,
-    aten.lift_fresh.default,
-    aten.lift_fresh_copy.default,
-    aten.lift.default,
-    aten.resolve_conj.default,
-    aten.resolve_neg.default,
+    *overloads("clone alias alias_copy detach detach_copy contiguous lift_fresh lift_fresh_copy"),
+    *overloads("lift resolve_conj resolve_neg"),
     torch.ops.prims.device_put.default,
 )
 def clone(b: Builder, self: Value) -> Value:
