@@ -6,7 +6,7 @@ import argparse
 import itertools
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeAlias
 
 from graphport.errors import UsageError
 
@@ -117,6 +117,7 @@ examples:
   graphport bench models.py:build --threads 1 --no-inductor --json
 """
 
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 EXIT_CODES = "exit codes: 0 done; 1 the export or a check failed; 2 the command line is at fault"
 
 
@@ -129,126 +130,140 @@ def build_parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"graphport {_get_version()}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for add in (_add_export, _add_inspect, _add_verify, _add_partition, _add_bench, _add_doctor):
+        add(commands)
+    return top
 
-    export = _add_command(
+
+def _add_export(commands: Commands) -> None:
+    command = _add_command(
         commands, "export", "a model as an ONNX file", f"{MODELS}\n{EXPORT}\n{EXIT_CODES}"
     )
-    export.add_argument("model", metavar="MODEL", help="what to export: see below")
-    _add_allow(export)
-    export.add_argument("-o", "--output", metavar="FILE.onnx", required=True)
-    _add_inputs(export)
-    export.add_argument(
+    command.add_argument("model", metavar="MODEL", help="what to export: see below")
+    _add_allow(command)
+    command.add_argument("-o", "--output", metavar="FILE.onnx", required=True)
+    _add_inputs(command)
+    command.add_argument(
         "--target",
         choices=("onnx", "ort"),
         default="onnx",
         help="onnx: standard operators only (default); ort: those of ONNX Runtime "
         "too, where they are faster",
     )
-    export.add_argument(
+    command.add_argument(
         "--opset",
         type=int,
         metavar="N",
         help="default: 24; for ort, the newest that the installed ONNX Runtime supports",
     )
-    export.add_argument(
+    command.add_argument(
         "--verify",
         action="store_true",
         help="compare with PyTorch, at the example sizes and at others",
     )
-    _add_sizes(export)
-    export.add_argument(
+    _add_sizes(command)
+    command.add_argument(
         "--external-data",
         action="store_true",
         help="weights in a second file beside it, FILE.*.data (default: from 1.5 GB on)",
     )
-    export.add_argument(
+    command.add_argument(
         "--weights",
         metavar="FILE|FOLDER",
         help="weights of a model that was built without them (gp.fake_mode): "
         ".safetensors, .pt, .bin, or a sharded checkpoint",
     )
-    export.add_argument("--report", metavar="FILE", help="write a report: .html, .md or .txt")
+    command.add_argument("--report", metavar="FILE", help="write a report: .html, .md or .txt")
 
-    inspect = _add_command(
+
+def _add_inspect(commands: Commands) -> None:
+    command = _add_command(
         commands, "inspect", "what an ONNX file or a saved program holds", EXIT_CODES
     )
-    inspect.add_argument("file", metavar="FILE", help="model.onnx or program.gpx")
-    _add_allow(inspect)
-    inspect.add_argument("--graph", action="store_true", help="every node too")
-    inspect.add_argument(
+    command.add_argument("file", metavar="FILE", help="model.onnx or program.gpx")
+    _add_allow(command)
+    command.add_argument("--graph", action="store_true", help="every node too")
+    command.add_argument(
         "--depth", type=int, default=2, metavar="N", help="levels of modules to list (default: 2)"
     )
 
-    verify = _add_command(
+
+def _add_verify(commands: Commands) -> None:
+    command = _add_command(
         commands,
         "verify",
         "an ONNX file against the model that it was made from",
         f"{MODELS}\n{EXIT_CODES}",
     )
-    verify.add_argument("file", metavar="FILE.onnx")
-    verify.add_argument(
+    command.add_argument("file", metavar="FILE.onnx")
+    command.add_argument(
         "--against", metavar="MODEL", required=True, help="the model in PyTorch: see below"
     )
-    _add_allow(verify)
-    _add_inputs(verify)
-    verify.add_argument(
+    _add_allow(command)
+    _add_inputs(command)
+    command.add_argument(
         "--rtol", type=_parse_tolerance, metavar="X", help="relative error that is accepted"
     )
-    verify.add_argument(
+    command.add_argument(
         "--atol", type=_parse_tolerance, metavar="X", help="absolute error that is accepted"
     )
-    _add_sizes(verify)
+    _add_sizes(command)
 
-    partition = _add_command(
+
+def _add_partition(commands: Commands) -> None:
+    command = _add_command(
         commands, "partition", "a model over several devices", f"{DEVICES}\n{MODELS}\n{EXIT_CODES}"
     )
-    partition.add_argument("model", metavar="MODEL", help="what to partition: see below")
-    _add_allow(partition)
-    partition.add_argument("--devices", metavar="FILE.toml", required=True)
-    _add_inputs(partition)
-    partition.add_argument(
+    command.add_argument("model", metavar="MODEL", help="what to partition: see below")
+    _add_allow(command)
+    command.add_argument("--devices", metavar="FILE.toml", required=True)
+    _add_inputs(command)
+    command.add_argument(
         "--mode",
         choices=("size_based", "sparse_nn", "cost_aware", "kl_based", "optimal"),
         default="optimal",
         help="algorithm (default: optimal); the last three profile the operators first",
     )
-    partition.add_argument(
+    command.add_argument(
         "--objective",
         choices=("bottleneck", "latency"),
         default="bottleneck",
         help="bottleneck: most micro-batches per second (default); latency: soonest result",
     )
-    partition.add_argument(
+    command.add_argument(
         "--saturate-host", action="store_true", help="replicate partitions on idle devices"
     )
-    partition.add_argument(
+    command.add_argument(
         "--runs", type=_parse_positive, default=5, metavar="N", help="runs to measure (default: 5)"
     )
-    partition.add_argument("--svg", metavar="FILE", help="write a picture of the result")
+    command.add_argument("--svg", metavar="FILE", help="write a picture of the result")
 
-    bench = _add_command(
+
+def _add_bench(commands: Commands) -> None:
+    command = _add_command(
         commands,
         "bench",
         "eager, torch.compile and ONNX Runtime side by side",
         f"{BENCH}\n{MODELS}\n{EXIT_CODES}",
     )
-    bench.add_argument("model", metavar="MODEL", help="what to run: see below")
-    _add_allow(bench)
-    _add_inputs(bench)
-    bench.add_argument(
+    command.add_argument("model", metavar="MODEL", help="what to run: see below")
+    _add_allow(command)
+    _add_inputs(command)
+    command.add_argument(
         "--threads", type=_parse_positive, metavar="N", help="threads of each (default: PyTorch's)"
     )
-    bench.add_argument(
+    command.add_argument(
         "--seconds", type=float, default=2.0, metavar="S", help="to measure each (default: 2)"
     )
-    bench.add_argument(
+    command.add_argument(
         "--no-inductor", action="store_true", help="leave out PyTorch's own compiler"
     )
 
+
+def _add_doctor(commands: Commands) -> None:
     _add_command(
         commands, "doctor", "versions, execution providers, and what is missing", EXIT_CODES
     )
-    return top
 
 
 def _parse_positive(text: str) -> int:
@@ -332,7 +347,7 @@ def _add_sizes(command: argparse.ArgumentParser) -> None:
 
 
 def _add_command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    commands: Commands,
     name: str,
     purpose: str,
     epilog: str,

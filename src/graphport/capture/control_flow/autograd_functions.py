@@ -16,8 +16,9 @@ from torch.fx import Node
 from torch.utils.checkpoint import CheckpointFunction
 
 from graphport import process, source
+from graphport.capture.trace.kinds import wants_grad
 from graphport.capture.trace.subgraph import Subgraph
-from graphport.capture.trace.tracer import Tracer, wants_grad
+from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.values import Value
 from graphport.compat.torch import OpOverload, pytree
 from graphport.errors import ExportError, UnsupportedError

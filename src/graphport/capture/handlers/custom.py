@@ -18,16 +18,14 @@ import torch
 from graphport import process, source
 from graphport.capture.handlers.data_dependent import locate_size, make_size_reader
 from graphport.capture.trace.function_mode import register_override
+from graphport.capture.trace.kinds import decompose, record_pure, wants_grad
 from graphport.capture.trace.recorder import Frame, describe_argument
 from graphport.capture.trace.tracer import (
     COMPOSITE,
     MUTATING,
     WITH_FAKE_IMPL,
     Tracer,
-    decompose,
-    record_pure,
     register_handler,
-    wants_grad,
 )
 from graphport.compat.torch import can_auto_functionalize, fake_impl, pytree
 from graphport.errors import MutationError, UnsupportedError

@@ -11,7 +11,8 @@ from torch.fx import Node
 
 from graphport import source
 from graphport.capture.trace.concrete_run import disable_tracing
-from graphport.capture.trace.tracer import Tracer, record_pure, register_handler
+from graphport.capture.trace.kinds import record_pure
+from graphport.capture.trace.tracer import Tracer, register_handler
 from graphport.errors import DataDependentError, ShapeError
 from graphport.ops import Abstract, OpInfo, get_op_info, sizes
 from graphport.ops.index import MASK_DTYPES, check_masks, index

@@ -9,18 +9,16 @@ import torch
 
 from graphport import source
 from graphport.capture.trace import values
-from graphport.capture.trace.recorder import describe_argument
-from graphport.capture.trace.tracer import (
-    Tracer,
+from graphport.capture.trace.kinds import (
     cast_to_target,
     decompose,
     record_inplace,
     record_pure,
     record_view,
-    register_handler,
-    trace_decomposition,
     wants_grad,
 )
+from graphport.capture.trace.recorder import describe_argument
+from graphport.capture.trace.tracer import Tracer, register_handler, trace_decomposition
 from graphport.capture.trace.training import can_have_gradient
 from graphport.capture.trace.values import Value
 from graphport.compat.torch import torch_check

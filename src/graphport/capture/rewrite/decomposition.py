@@ -17,21 +17,13 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from graphport.capture.rewrite.rewrite import Functionalisation, Rewriter, makes_symbols
+from graphport.capture.trace.kinds import decompose, record_pure, record_view
 from graphport.capture.trace.layout import Layouts
 from graphport.capture.trace.recorder import Recorder
 from graphport.capture.trace.scalars import hoist_assertions
 from graphport.capture.trace.state import State
 from graphport.capture.trace.subgraph import Subgraph
-from graphport.capture.trace.tracer import (
-    COMPOSITE,
-    HANDLERS,
-    Handler,
-    Tracer,
-    decompose,
-    record_pure,
-    record_view,
-    trace_decomposition,
-)
+from graphport.capture.trace.tracer import COMPOSITE, HANDLERS, Handler, Tracer, trace_decomposition
 from graphport.capture.trace.values import Value
 from graphport.compat.torch import OpOverload, is_within, pytree, suggest_memory_format
 from graphport.errors import ExportError, InputError, UnsupportedError

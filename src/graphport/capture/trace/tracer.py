@@ -10,7 +10,6 @@ Mutation becomes a new value as it happens; see `values`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -21,14 +20,19 @@ from torch.fx import Node
 from graphport import source
 from graphport.capture.trace import values
 from graphport.capture.trace.concrete_run import ConcreteRun
-from graphport.capture.trace.layout import Layouts
-from graphport.capture.trace.recorder import Recorder, describe_argument
-from graphport.capture.trace.scalars import Assertions, infer_scalar
+from graphport.capture.trace.layout import (
+    Layouts,
+    chooses_format,
+    guard_stride_order,
+    is_contiguous_clone,
+    layout_error,
+    settle_format,
+)
+from graphport.capture.trace.recorder import Recorder
+from graphport.capture.trace.scalars import Assertions
 from graphport.capture.trace.state import State
 from graphport.capture.trace.values import Value
 from graphport.compat.torch import (
-    DisableTorchDispatch,
-    DisableTorchFunction,
     HigherOrderOperator,
     OpOverload,
     TorchDispatchMode,
@@ -36,28 +40,21 @@ from graphport.compat.torch import (
     pytree,
 )
 from graphport.errors import MutationError, UnsupportedError
-from graphport.ops import Abstract, get_op_info, infer_by_meta, promote
+from graphport.ops import Abstract, get_op_info
 from graphport.ops.effects import INVERSES, invert_view, scatter_view
 from graphport.ops.meta import (
-    SymbolicSizesError,
-    check_out_by_kernel,
-    find_decompositions,
     find_fake_impl,
-    specialise_to_example,
 )
 from graphport.ops.registry import OpInfo
-from graphport.ops.shape import CopiedResult
 from graphport.ops.sizes import expect_condition, numel
-from graphport.ops.strides import is_dense
 from graphport.program.checks import InputChecks
-from graphport.symbolic import Expr, ge, lt
-from graphport.symbolic.bridge import SYMBOLIC, from_torch, is_symbolic, to_expression, to_torch
+from graphport.symbolic import Expr, lt
+from graphport.symbolic.bridge import from_torch, is_symbolic, to_expression, to_torch
 from graphport.tensors.abstract import (
     AbstractTensor,
     describe,
     get_val,
     make_abstract_tensor,
-    set_val,
 )
 from graphport.tensors.concrete import has_own_dispatch
 from graphport.types import Args, Argument, Kwargs
@@ -65,9 +62,15 @@ from graphport.types import Args, Argument, Kwargs
 aten = torch.ops.aten
 Handler = Callable[["Tracer", OpInfo, Any, dict[str, Any]], Any]
 
-WITH_FAKE_IMPL = "custom operators with a fake implementation"
+PURE = "operators that read tensors and make new ones"
+VIEW = "operators whose result shares memory with their first argument"
+INPLACE = "operators that write to their first argument, and come in another form"
+INPLACE_VIEW = "operators that make their first argument a view of what it was"
+OUT = "operators that write to tensors given as out="
 MUTATING = "operators that write to their arguments, and come in no other form"
+DECOMPOSED = "operators of torch's own that are made of others"
 COMPOSITE = "custom operators that are made of others"
+WITH_FAKE_IMPL = "custom operators with a fake implementation"
 # Composite operators of torch's own are decomposed unless a rule describes them whole.
 _OWN_NAMESPACES = ("aten", "prims", "prim")
 HANDLERS: dict[OpOverload | str, Handler] = {}
@@ -168,12 +171,10 @@ class Tracer(TorchDispatchMode):
             )
         info = get_op_info(op)
         special = (HANDLERS.get(key) for key in (op, op.name(), op.namespace))
-        handler = next(filter(None, special), None) or _default_handler(info)
+        handler = next(filter(None, special), None) or HANDLERS[_classify(info)]
         if _has_default_dtype(op):
             handler = _wrap_with_dtype(handler, self.default_dtype)
-        return HANDLERS[WITH_FAKE_IMPL] if handler is record_pure and find_fake_impl(
-            op
-        ) is not None else handler, info
+        return handler, info
 
     # Values
 
@@ -253,7 +254,7 @@ class Tracer(TorchDispatchMode):
         self, owner: Value, recipe: tuple[object, ...], where: source.Location | None
     ) -> None:
         """Refuse as_strided beyond the elements of a tensor that the graph has a copy of."""
-        moved = owner.storage.mutated or not _has_same_strides(owner.node, owner.abstract)
+        moved = owner.storage.mutated or not has_same_strides(owner.node, owner.abstract)
         if moved and not owner.abstract.is_contiguous:
             raise MutationError(
                 "as_strided of a tensor that is not dense is read after a write, which has no "
@@ -297,43 +298,18 @@ class Tracer(TorchDispatchMode):
         while waiting:
             top = waiting.pop()
             if top in self.unsteady:
-                raise _layout_error(top)
+                raise layout_error(top)
             around = [outer[top]] if top in outer else []
             reads = [n for n in (*top.all_input_nodes, *around) if n not in seen]
             seen.update(reads)
             waiting.extend(n for n in reads if not layouts.is_certain(n))
         for n in seen:
-            self._guard_stride_order(n)
-            if _chooses_format(n):
+            guard_stride_order(n)
+            if chooses_format(n):
                 for read in n.all_input_nodes:
-                    self._settle_format(read)
+                    settle_format(read)
         within = node.graph is not self.recorder.outermost
         self.fixed_layouts.update(self.inputs if within else seen.intersection(self.inputs))
-
-    def _guard_stride_order(self, node: Node) -> None:
-        """Of dims of one stride operators put the longer one first, which is then written down."""
-        val = get_val(node)
-        if not isinstance(val, AbstractTensor) or val._abstract._strides is None:
-            return
-        dims = zip(val._abstract.strides, val._abstract.sizes, strict=True)
-        for (step, size), (other_step, other) in itertools.combinations(dims, 2):
-            if step != 0 and step == other_step and not expect_condition(ge(size, other)):
-                expect_condition(lt(size, other))
-
-    def _settle_format(self, node: Node) -> None:
-        """Refuse strides that are contiguous at the sizes of the example, and not in general."""
-        val = get_val(node)
-        if not isinstance(val, AbstractTensor) or val._abstract.is_contiguous:
-            return
-        if not any(type(n) is Expr for n in (*val._abstract.sizes, *val._abstract.strides)):
-            return  # of fixed sizes the shape rules decide it
-        if values.lies_in_order(val._abstract):
-            raise UnsupportedError(
-                "the program depends on the memory layout of a tensor, which is ambiguous at the "
-                "sizes of the example",
-                where=source.locate_stack_trace(node.meta.get("stack_trace")),
-                fix="choose example inputs with sizes other than 0 and 1",
-            )
 
     def note_possible_alias(
         self, base: Value, copy: Value, node: Node, shared: Callable[[], bool]
@@ -470,7 +446,7 @@ class Tracer(TorchDispatchMode):
         """A result with the strides of eager, where a written operand has others in the graph."""
         given = [t for t in pytree.tree_leaves((args, kwargs)) if type(t) is AbstractTensor]
         if (
-            all(_has_same_strides(t._value.node, t._value.abstract) for t in given)
+            all(has_same_strides(t._value.node, t._value.abstract) for t in given)
             or info.rule is None
         ):
             return out
@@ -539,36 +515,11 @@ class Tracer(TorchDispatchMode):
             # The strides of a new value are those that its operator chooses; here they matter. An
             # offset is one in the storage, and an input may have a storage offset of its own.
             begins = base.op != "placeholder"
-            if len(args) > 2 if not begins else not _is_contiguous_clone(base):
+            if len(args) > 2 if not begins else not is_contiguous_clone(base):
                 base = self.recorder.emit(
                     aten.clone.default, base, memory_format=torch.contiguous_format
                 )
         return self.recorder.emit(op, base, *args)
-
-
-def _chooses_format(node: Node) -> bool:
-    """Whether an operator may ask its operands for their memory format, as convolutions do."""
-    if not isinstance(node.target, OpOverload) or torch.Tag.pointwise in node.target.tags:
-        return False
-    val = get_val(node)  # lines, images and volumes have formats
-    return isinstance(val, AbstractTensor) and val.dim() >= 3 and not get_op_info(node.target).view
-
-
-def _layout_error(node: Node) -> UnsupportedError:
-    made_at = source.locate_stack_trace(node.meta.get("stack_trace"))
-    return UnsupportedError(
-        "the program depends on the memory layout of a tensor that a branch or loop has returned "
-        "or carries: in eager it may differ between branches or steps"
-        + (f"\n  it comes from {made_at}" if made_at is not None else ""),
-        where=source.locate_user_line(),
-        fix="give it one layout: x.contiguous(), before a loop and of what branches return",
-    )
-
-
-def _is_contiguous_clone(node: Node) -> bool:
-    """Whether a node is contiguous however the operators before it are decomposed."""
-    copies = node.target is aten.clone.default
-    return copies and node.kwargs.get("memory_format") is torch.contiguous_format
 
 
 def _is_within_memory(view: Value, whole: Abstract) -> bool:
@@ -584,7 +535,7 @@ def _has_elements_for(whole: Abstract, recipe: tuple[Any, ...]) -> bool:
     return 0 in size or expect_condition(lt(last, numel(whole.sizes)))
 
 
-def _has_same_strides(node: Node, seen: Abstract) -> bool:
+def has_same_strides(node: Node, seen: Abstract) -> bool:
     abstract: Abstract = describe(node)
     return abstract is seen or abstract.strides == seen.strides
 
@@ -594,16 +545,19 @@ def is_contiguous(node: Node) -> bool:
     return abstract.is_contiguous
 
 
-def _default_handler(info: OpInfo) -> Handler:
+def _classify(info: OpInfo) -> str:
+    """The kind of an operator that has no handler of its own."""
     if info.outs:
-        return record_out_variant
+        return OUT
     if info.mutated and info.functional is None:
-        return decompose if info.composite else HANDLERS[MUTATING]
+        return DECOMPOSED if info.composite else MUTATING
     if info.mutated:
-        return record_inplace_view if torch.Tag.inplace_view in info.op.tags else record_inplace
+        return INPLACE_VIEW if torch.Tag.inplace_view in info.op.tags else INPLACE
     if info.rule is None and info.composite:
-        return decompose if info.op.namespace in _OWN_NAMESPACES else HANDLERS[COMPOSITE]
-    return record_view if info.view else record_pure
+        return DECOMPOSED if info.op.namespace in _OWN_NAMESPACES else COMPOSITE
+    if info.view:
+        return VIEW
+    return WITH_FAKE_IMPL if find_fake_impl(info.op) is not None else PURE
 
 
 def _has_default_dtype(op: OpOverload) -> bool:
@@ -624,297 +578,6 @@ def _wrap_with_dtype(handler: Handler, default: torch.dtype) -> Handler:
         return made
 
     return make
-
-
-def wants_grad(args: Any) -> bool:
-    """Whether autograd would track the result."""
-    if not torch.is_grad_enabled():
-        return False
-    for a in args:
-        if isinstance(a, torch.Tensor):
-            if a.requires_grad:
-                return True
-        elif type(a) in (list, tuple) and wants_grad(a):
-            return True
-    return False
-
-
-def record_pure(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    """An operator that reads tensors and makes new ones."""
-    lowered = [tracer.lower(a) for a in args]
-    keywords = {k: tracer.lower(v) for k, v in kwargs.items()} if kwargs else kwargs
-    try:
-        out, node = tracer.recorder.record(info, lowered, keywords)
-    except SymbolicSizesError:
-        return _record_specialised(tracer, info, args, kwargs)
-    if tracer.has_written:
-        out = tracer.describe_as_in_eager(info, args, kwargs, out)
-    result = tracer.fresh(out, node, wants_grad(args))
-    _fold_constant(tracer, info, args, kwargs, result)
-    if type(out) is Abstract and not out.sizes and out.dtype is torch.int64:
-        tracer.value(result).number = infer_scalar(
-            info.op, [_scalar_operand(tracer, a) for a in args], kwargs
-        )
-    return result
-
-
-def _record_specialised(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    """An operator that torch cannot describe at symbolic sizes: decompose it, or specialise."""
-    for parts in find_decompositions(info.op):
-        try:
-            with tracer:
-                return parts(*args, **kwargs)
-        except (RuntimeError, TypeError, AssertionError):
-            continue
-    for t in pytree.tree_leaves((args, kwargs)):
-        if isinstance(t, torch.Tensor):
-            for size in tracer.value(t).abstract.sizes:
-                tracer.scope.specialize(size)
-    lowered, keywords = [tracer.lower(a) for a in args], pytree.tree_map(tracer.lower, kwargs)
-    out = infer_by_meta(
-        info.op,
-        specialise_to_example([describe_argument(a) for a in lowered]),
-        specialise_to_example({k: describe_argument(v) for k, v in keywords.items()}),
-    )
-    return tracer.fresh(out, tracer.recorder.node(info.op, lowered, keywords, out, info.name))
-
-
-def _scalar_operand(tracer: Tracer, x: object) -> Argument:
-    """An operand of arithmetic on integers: a Python number, an expression, None if unknown."""
-    if not isinstance(x, torch.Tensor):
-        return from_torch(x) if isinstance(x, torch.SymInt) else x
-    value = tracer.value(x)
-    if value.number is not None and value.version == value.storage.version:
-        return value.number
-    data = value.literal
-    return data.item() if data is not None and not data.ndim and data.dtype is torch.int64 else None
-
-
-_FOLD_LIMIT = 1024  # elements; literals of programs are small, and folding runs real kernels
-
-
-def _fold_constant(
-    tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs, result: object
-) -> None:
-    """Keep the data of what is computed from literals, so that Python may look at it."""
-    if type(result) is not AbstractTensor or torch.Tag.nondeterministic_seeded in info.op.tags:
-        return
-    found = [a for a in args if isinstance(a, torch.Tensor)]
-    if not found:
-        return
-    data = [tracer.value(a).literal for a in found]
-    if any(d is None or d.numel() > _FOLD_LIMIT for d in data) or any(
-        isinstance(a, (list, tuple, *SYMBOLIC)) for a in (*args, *kwargs.values())
-    ):
-        return
-    supply = iter(data)
-    literal = [next(supply) if isinstance(a, torch.Tensor) else a for a in args]
-    tracer.value(result).constant = info.op(*literal, **kwargs)
-
-
-def record_view(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    """An operator whose result shares memory with its first argument."""
-    base = tracer.value(args[0])
-    rest = tuple(tracer.lower(a) for a in args[1:])
-    node = tracer.read(base)
-    op = info.op
-    if op is aten.view_as_real.default:
-        node = tracer.resolve_conj(node)
-    if op is aten.view.default and (
-        tracer.decomposing or base.op is aten.contiguous.default or not is_contiguous(node)
-    ):
-        # What can be viewed at capture may have to be copied when inputs come in another layout.
-        info = get_op_info(aten.reshape.default)
-    out = info.rule(base.abstract, *rest, **kwargs) if info.rule is not None else None
-    viewed = node
-    if type(out) is CopiedResult and not is_dense(base.abstract):
-        # Of a non-dense tensor, other sizes may give a view; torch's kernel decides by the strides
-        # that are known here whether its data is contiguous.
-        node = tracer.recorder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
-    if out is None:
-        out, made = tracer.recorder.record(info, (node, *rest), kwargs)
-    elif _has_same_strides(node, base.abstract):
-        made = tracer.recorder.node(info.op, (node, *rest), kwargs, out, info.name)
-    else:  # a written value has the strides that the operators choose that compute it
-        made = tracer.recorder.record(info, (node, *rest), kwargs)[1]
-    grad = op is not aten.detach.default and wants_grad(args[:1])
-    if isinstance(out, Abstract):
-        if type(out) is CopiedResult:
-            copy = Value(out, made)
-            seen, sizes = base.abstract, out.sizes
-            tracer.note_possible_alias(base, copy, viewed, lambda: values.can_view_as(seen, sizes))
-            return tracer.wrap(copy, grad)
-        value = Value.view(base, out, made, info.op, rest)
-        if op is aten.reshape.default or (op is aten.view.default and tracer.decomposing):
-            value.viewed = node
-        if base.literal is not None and not any(type(r) is Expr for r in pytree.tree_leaves(rest)):
-            value.constant = op(base.literal, *args[1:], **kwargs)
-        return tracer.wrap(value, grad)
-    return [
-        tracer.wrap(Value.view(base, piece, tracer.recorder.item(made, i), *recipe), grad)
-        for i, (piece, recipe) in enumerate(
-            zip(out, _split_recipes(op, base, out, rest), strict=True)
-        )
-    ]
-
-
-def _split_recipes(op: OpOverload, base: Value, out: list[Abstract], rest: Any) -> list[Argument]:
-    """How each result of a view with several results is made again on its own."""
-    if op is aten.unbind.int:
-        dim = rest[0] if rest else 0
-        return [(aten.select.int, (dim, i)) for i in range(len(out))]
-    dim = rest[1] if len(rest) > 1 else 0
-    recipes, first = [], 0
-    for piece in out:
-        last = first + piece.sizes[dim]
-        recipes.append((aten.slice.Tensor, (dim, first, last)))
-        first = last
-    return recipes
-
-
-def record_inplace(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    """An operator that writes to its first argument: the new value, then the write."""
-    if info.mutated != (0,):
-        return HANDLERS[MUTATING](tracer, info, args, kwargs)
-    target = args[0]
-    results = tracer.call(info.functional, *info.arranged(args), **kwargs)
-    many, uniform = isinstance(target, (list, tuple)), info.op in _FILL_OPS
-    for t, result in zip(target, results, strict=True) if many else ((target, results),):
-        value, new = tracer.value(t), tracer.value(result)
-        node = cast_to_target(tracer, value.abstract, new.abstract, tracer.read(new), info.op)
-        tracer.write(value, node, uniform)
-    return target if info.op._schema.returns else None
-
-
-_FILL_OPS = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
-
-
-def cast_to_target(
-    tracer: Tracer, want: Abstract, have: Abstract, node: Node, op: OpOverload
-) -> Node:
-    """A result as the dtype and size of the tensor that it is written to."""
-    if have.sizes != want.sizes and not all(map(tracer.scope.same, have.sizes, want.sizes)):
-        raise MutationError(
-            f"{op}: output with shape {list(want.sizes)} doesn't match the broadcast shape "
-            f"{list(have.sizes)}",
-            where=source.locate_user_line(),
-        )
-    if have.dtype is want.dtype:
-        return node
-    if promote.dtype_category(have.dtype) > promote.dtype_category(want.dtype):
-        raise MutationError(
-            f"{op}: result type {have.dtype} can't be cast to the desired output type {want.dtype}",
-            where=source.locate_user_line(),
-        )
-    return tracer.recorder.emit(aten._to_copy.default, node, dtype=want.dtype)
-
-
-def record_out_variant(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    """`out=`: the result is computed, then written to the tensors given for it."""
-    if info.functional is None:
-        raise UnsupportedError(
-            f"{info.op} has no form without out=", where=source.locate_user_line()
-        )
-    names = [a.name for a in info.op._schema.arguments if a.is_out]
-    given = [kwargs[n] for n in names]
-    rest = {k: v for k, v in kwargs.items() if k not in names}
-    targets = given[0] if isinstance(given[0], (list, tuple)) else given
-    if len(names) == 1 and info.functional_dtype and len(targets) == 1:
-        rest.setdefault("dtype", targets[0].dtype)
-    results = tracer.call(info.functional, *info.arranged(args), **rest)
-    single = not isinstance(results, (list, tuple))
-    made = [results] if single else results
-    if any(t.dtype is not r.dtype for t, r in zip(targets, made, strict=True)):
-        check_out(tracer, info, args, rest, dict(zip(names, given, strict=True)), made)
-    for target, result in zip(targets, made, strict=True):
-        rebind_or_write(tracer, target, result, info.op)
-    if not info.op._schema.returns:
-        return None
-    return targets[0] if single else tuple(targets)
-
-
-def check_out(
-    tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs, given: dict[str, Any], made: Any
-) -> None:
-    """That the operator writes to tensors of these dtypes, which are not those of its results."""
-    own = {a.name for a in info.op._schema.arguments}
-    lists = isinstance(next(iter(given.values())), (list, tuple))
-    fit = dict.fromkeys(given, made) if lists else dict(zip(given, made, strict=True))
-    call = args, {k: v for k, v in kwargs.items() if k in own}, given, fit
-
-    check_out_by_kernel(info.op, *(pytree.tree_map(tracer.describe, part) for part in call))
-
-
-def rebind_or_write(tracer: Tracer, target: object, result: object, op: OpOverload) -> None:
-    """Write a result to a tensor given as `out=`; an empty one takes the result's size."""
-    value, new = tracer.value(target), tracer.value(result)
-    have, want = new.abstract, value.abstract
-    if have.rank == want.rank and all(map(tracer.scope.same, have.sizes, want.sizes)):
-        tracer.write(value, cast_to_target(tracer, want, have, tracer.read(new), op))
-    elif type(target) is AbstractTensor and _can_resize(tracer, value, have):
-        rebind(target, new)
-    else:
-        raise MutationError(
-            f"{op}: out= has size {list(want.sizes)}, but the result has {list(have.sizes)}",
-            where=source.locate_user_line(),
-            fix="pass out= a tensor of the result's size, or assign the result",
-        )
-
-
-def _can_resize(tracer: Tracer, value: Value, have: Abstract) -> bool:
-    """Whether torch would resize the tensor for the result, and nobody but the program sees it."""
-    whole = value
-    while whole.parent is not None and whole.op in (aten.alias.default, aten.detach.default):
-        whole = whole.parent
-    if whole.parent is not None or whole.storage.origin is not None:
-        return False
-    want = value.abstract
-    return 0 in want.sizes or not all(map(tracer.scope.is_backed, (*want.sizes, *have.sizes)))
-
-
-def rebind(t: AbstractTensor, value: Value) -> None:
-    """Make a tensor that the user holds mean another value, sizes included."""
-    held = t._value
-    if isinstance(held, Value) and held.node.graph is not value.node.graph:
-        raise MutationError(
-            "a branch or loop body gives another size or shape to a tensor from outside of it",
-            where=source.locate_user_line(),
-            fix="compute a new tensor and return it",
-        )
-    if t._node is not None:
-        set_val(t._node, make_abstract_tensor(t._abstract))
-        t._node = None
-    # The assignment asks the dispatcher about the tensors; that is no part of the program.
-    with DisableTorchDispatch(), DisableTorchFunction():
-        t.data = make_abstract_tensor(value.abstract)
-    t._abstract = value.abstract
-    t._value = value
-
-
-def record_inplace_view(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    """`t_`, `squeeze_`, ...: the tensor itself becomes a view of what it was."""
-    target = args[0]
-    if type(target) is not AbstractTensor or info.functional is None:
-        raise MutationError(
-            f"{info.op} would change the shape of a parameter, buffer or input of the program",
-            where=source.locate_user_line(),
-            fix=f"use the form that returns a new tensor: {info.name.rstrip('_')}(...)",
-        )
-    if tracer.value(target).storage.origin is not None and tracer.value(target).parent is None:
-        raise MutationError(
-            f"{info.op} would change the shape of an input of the program",
-            where=source.locate_user_line(),
-            fix=f"use the form that returns a new tensor: {info.name.rstrip('_')}(...)",
-        )
-    seen = tracer.call(info.functional, *args, **kwargs)
-    rebind(target, tracer.value(seen))
-    return target
-
-
-def decompose(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    """A composite operator without a rule: torch's own kernel decomposes it."""
-    result = trace_decomposition(tracer, info.op.decompose, args, kwargs)
-    return record_pure(tracer, info, args, kwargs) if result is NotImplemented else result
 
 
 def trace_decomposition(

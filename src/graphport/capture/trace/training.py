@@ -15,19 +15,15 @@ import torch
 from torch.fx import Node
 
 from graphport.capture.trace import values
-from graphport.capture.trace.recorder import Recorder, describe_argument
-from graphport.capture.trace.tracer import (
-    HANDLERS,
-    MUTATING,
-    Handler,
-    Tracer,
+from graphport.capture.trace.kinds import (
     cast_to_target,
-    is_contiguous,
     record_inplace,
     record_pure,
     record_view,
     wants_grad,
 )
+from graphport.capture.trace.recorder import Recorder, describe_argument
+from graphport.capture.trace.tracer import HANDLERS, MUTATING, Handler, Tracer, is_contiguous
 from graphport.capture.trace.values import Value
 from graphport.compat.torch import OpOverload, pytree
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
