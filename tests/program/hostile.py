@@ -596,7 +596,7 @@ def report(program: Any) -> str:
 
 
 def inspect(data: bytes) -> str:
-    from graphport.cli.main import main
+    from graphport.cli import main
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "program.gpx"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from graphport.runtime.memory import FrozenWeights
+from graphport.runtime.region import FrozenWeights
 
 DTYPES = [
     torch.float32,

@@ -18,7 +18,6 @@ from graphport.arguments import FLAG, NAMES, NONE, TABLE, check_arguments, one_o
 from graphport.capture.control_flow import (  # noqa: F401  register their operators
     autograd_functions,
     cond,
-    grad_regions,
     loops,
 )
 from graphport.capture.handlers import (  # noqa: F401  register their operators
@@ -30,9 +29,11 @@ from graphport.capture.handlers import (  # noqa: F401  register their operators
     operators,
 )
 from graphport.capture.rewrite import decomposition  # noqa: F401
-from graphport.capture.soundness import irrelevant_guards, messages, side_effects
+from graphport.capture.soundness import messages, side_effects
 from graphport.capture.soundness.constraints import (
+    Answers,
     Constraints,
+    drop_irrelevant_guards,
     solve_constraints,
     substitute_symbols,
 )
@@ -49,10 +50,10 @@ from graphport.capture.spec.inputs import (
 from graphport.capture.spec.shapes import AdditionalInputs
 from graphport.capture.spec.symbols import Spec
 from graphport.capture.trace import registries
-from graphport.capture.trace.concrete_run import ConcreteRun
 from graphport.capture.trace.function_mode import FunctionMode
 from graphport.capture.trace.modules import ModuleTracker
 from graphport.capture.trace.recorder import Namespace, Recorder
+from graphport.capture.trace.scalars import ConcreteRun
 from graphport.capture.trace.signatures import (
     CallSignatures,
     build_graph_signature,
@@ -72,7 +73,11 @@ from graphport.capture.trace.subgraph import (
     list_module_graphs,
 )
 from graphport.capture.trace.tracer import Tracer
-from graphport.capture.trace.training import TrainingTracer, detach_no_grad_results
+from graphport.capture.trace.training import (
+    TrainingTracer,
+    detach_no_grad_results,
+    wrap_grad_regions,
+)
 from graphport.capture.trace.values import (
     Storage,
     Value,
@@ -91,7 +96,6 @@ from graphport.errors import (
 )
 from graphport.huggingface import cache_shapes, caches
 from graphport.ops import Abstract
-from graphport.ops.strides import is_dense
 from graphport.process import raise_interrupt, restore_on_exit, undo_on_exit
 from graphport.program import (
     CallSpec,
@@ -107,6 +111,7 @@ from graphport.symbolic.bridge import SYMBOLIC, from_torch, to_torch
 from graphport.tensors.abstract import (
     AbstractTensor,
     describe,
+    is_dense,
     make_abstract_tensor,
     permute_strides,
     set_val,
@@ -234,7 +239,7 @@ def _capture_program(
     with NO_GC, RECURSION_LIMIT, MODE_FLAGS, disable_current_modes():
         first = _Capture(mod, root, inputs, dynamic_shapes, options)
 
-        def answered(answers: irrelevant_guards.Answers) -> ExportedProgram:
+        def answered(answers: Answers) -> ExportedProgram:
             silent = replace(options, is_recapture=True)
             other = _Capture(mod, root, inputs, dynamic_shapes, silent)
             other.scope.answers = answers
@@ -243,12 +248,10 @@ def _capture_program(
         try:
             program = first.run()
             if first.refused:
-                program = (
-                    irrelevant_guards.drop_irrelevant_guards(first.refused, answered) or program
-                )
+                program = drop_irrelevant_guards(first.refused, answered) or program
             return program, program.scope.passed_over
         except ConstraintViolationError as error:
-            same = irrelevant_guards.drop_irrelevant_guards(error.questions, answered)
+            same = drop_irrelevant_guards(error.questions, answered)
             if same is None:
                 raise
             return same, same.scope.passed_over
@@ -659,7 +662,7 @@ class _Capture:
         output = self.recorder.graph.output(tuple(results))
         output.meta = {}
         eliminate_dead_code(self.recorder.graph, self.kept.nodes)
-        grad_regions.wrap_grad_regions(self.recorder)
+        wrap_grad_regions(self.recorder)
         return list(output.args[0])
 
     def _program(

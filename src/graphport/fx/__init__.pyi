@@ -1,7 +1,5 @@
 """The public names, each with its place: for type checkers, and for `__init__.py`."""
 
-from graphport.fx.annotate import AnnotateTypesWithSchema as AnnotateTypesWithSchema
-from graphport.fx.annotate import annotate_getitem_nodes as annotate_getitem_nodes
 from graphport.fx.assert_tracer import RewritingTracer as RewritingTracer
 from graphport.fx.folders import to_folder as to_folder
 from graphport.fx.fusion import fuse as fuse
@@ -15,8 +13,10 @@ from graphport.fx.meta_tracer import meta_trace as meta_trace
 from graphport.fx.mkldnn import gen_mkl_autotuner as gen_mkl_autotuner
 from graphport.fx.mkldnn import optimize_for_inference as optimize_for_inference
 from graphport.fx.mkldnn import use_mkl_length as use_mkl_length
+from graphport.fx.normalize import AnnotateTypesWithSchema as AnnotateTypesWithSchema
 from graphport.fx.normalize import NormalizeArgs as NormalizeArgs
 from graphport.fx.normalize import NormalizeOperators as NormalizeOperators
+from graphport.fx.normalize import annotate_getitem_nodes as annotate_getitem_nodes
 from graphport.fx.schemas import create_type_hint as create_type_hint
 from graphport.fx.schemas import normalize_function as normalize_function
 from graphport.fx.schemas import normalize_module as normalize_module

@@ -1,4 +1,4 @@
-"""Facts of each operator: shape rules by family, effects, strides, type promotion."""
+"""Facts of each operator: shape rules by family, effects, type promotion."""
 
 from graphport.ops import (  # noqa: F401  register their rules
     attention,

@@ -7,8 +7,7 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import broadcast, require_equal, require_expandable
-from graphport.ops.strides import preserve_strides
-from graphport.tensors.abstract import Abstract, Sizes
+from graphport.tensors.abstract import Abstract, Sizes, preserve_strides
 
 aten = torch.ops.aten
 

@@ -9,8 +9,7 @@ from graphport.ops import promote
 from graphport.ops.promote import Promotion
 from graphport.ops.registry import Rule, overloads, packets, register_rule, shape_rule
 from graphport.ops.sizes import broadcast, require_equal, wrap_dim
-from graphport.ops.strides import elementwise_strides
-from graphport.tensors.abstract import Abstract
+from graphport.tensors.abstract import Abstract, elementwise_strides
 from graphport.types import Argument
 
 aten = torch.ops.aten

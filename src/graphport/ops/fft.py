@@ -10,9 +10,15 @@ from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import require, require_nonempty, wrap_dim
-from graphport.ops.strides import get_example_size, preserve_strides
 from graphport.symbolic import ge
-from graphport.tensors.abstract import Abstract, Size, Sizes, permute_strides
+from graphport.tensors.abstract import (
+    Abstract,
+    Size,
+    Sizes,
+    get_example_size,
+    permute_strides,
+    preserve_strides,
+)
 
 aten = torch.ops.aten
 

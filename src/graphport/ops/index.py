@@ -17,9 +17,8 @@ from graphport.ops.sizes import (
     require_sizes,
     wrap_dim,
 )
-from graphport.ops.strides import elementwise_strides, preserve_strides
 from graphport.symbolic import Expr, ge, le
-from graphport.tensors.abstract import Abstract, Size, Sizes
+from graphport.tensors.abstract import Abstract, Size, Sizes, elementwise_strides, preserve_strides
 
 aten = torch.ops.aten
 

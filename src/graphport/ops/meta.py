@@ -18,10 +18,16 @@ from graphport.compat.torch import (
 from graphport.errors import UnsupportedError
 from graphport.ops.registry import BY_KERNEL
 from graphport.ops.sizes import numel
-from graphport.ops.strides import get_example_size, get_typical_size
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, is_symbolic, to_torch
-from graphport.tensors.abstract import Abstract, Sizes, contiguous_strides, permute_strides
+from graphport.tensors.abstract import (
+    Abstract,
+    Sizes,
+    contiguous_strides,
+    get_example_size,
+    get_typical_size,
+    permute_strides,
+)
 from graphport.types import Argument
 
 _META = torch.device("meta")

@@ -9,9 +9,15 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import numel, require, require_equal, require_sizes
-from graphport.ops.strides import get_example_size, preserve_strides
 from graphport.symbolic import ge
-from graphport.tensors.abstract import Abstract, Size, channels_last_strides, matches
+from graphport.tensors.abstract import (
+    Abstract,
+    Size,
+    channels_last_strides,
+    get_example_size,
+    matches,
+    preserve_strides,
+)
 
 aten = torch.ops.aten
 

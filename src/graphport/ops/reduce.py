@@ -11,9 +11,8 @@ from graphport.ops import promote
 from graphport.ops.promote import Promotion
 from graphport.ops.registry import Rule, overloads, register_rule, shape_rule
 from graphport.ops.sizes import require, require_equal, require_sizes, wrap_dim, wrap_dims
-from graphport.ops.strides import preserve_strides
 from graphport.symbolic import le
-from graphport.tensors.abstract import Abstract, Size, Sizes
+from graphport.tensors.abstract import Abstract, Size, Sizes, preserve_strides
 
 aten = torch.ops.aten
 Dims = int | Sequence[int] | None

@@ -29,9 +29,14 @@ from graphport.ops.sizes import (
     wrap_distinct,
     wrap_index,
 )
-from graphport.ops.strides import preserve_strides
 from graphport.symbolic import Expr, eq, ge, le, max_, min_, ne, symbols
-from graphport.tensors.abstract import Abstract, Size, Sizes, channels_last_strides
+from graphport.tensors.abstract import (
+    Abstract,
+    Size,
+    Sizes,
+    channels_last_strides,
+    preserve_strides,
+)
 
 aten = torch.ops.aten
 

@@ -14,8 +14,11 @@ from graphport.errors import PartitionError
 from graphport.partition.config import Device, format_device_memory
 from graphport.partition.costs import (
     PartitionLatency,
+    Problem,
     get_latency_of_one_partition,
     get_latency_of_partitioned_graph,
+    place_partitions,
+    resolve_node_keys,
 )
 from graphport.partition.partition import (
     SOURCE_OPS,
@@ -36,7 +39,6 @@ from graphport.partition.place import (
     set_parents_and_children,
     sort_topologically,
 )
-from graphport.partition.problem import Problem, place_partitions, resolve_node_keys
 
 
 def aot_based(job: Problem) -> list[Partition]:

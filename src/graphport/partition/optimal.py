@@ -36,7 +36,13 @@ from torch.fx import Node
 
 from graphport.errors import PartitionError
 from graphport.partition.config import Device, PartitionMode, format_device_memory
-from graphport.partition.costs import get_latency_of_one_partition, node_seconds
+from graphport.partition.costs import (
+    Problem,
+    get_latency_of_one_partition,
+    graph_bytes,
+    make_whole_partition,
+    node_seconds,
+)
 from graphport.partition.modes import aot_based
 from graphport.partition.orders import Order, list_orders, weigh_order
 from graphport.partition.partition import (
@@ -53,7 +59,6 @@ from graphport.partition.place import (
     set_parents_and_children,
     sort_topologically,
 )
-from graphport.partition.problem import Problem, graph_bytes, make_whole_partition
 
 SMALL = 40
 MODERATE = 2000

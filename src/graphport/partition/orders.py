@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from torch.fx import Node
 
-from graphport.partition.costs import node_seconds
+from graphport.partition.costs import Problem, node_seconds
 from graphport.partition.partition import (
     SOURCE_OPS,
     get_effect_dependencies,
@@ -28,7 +28,6 @@ from graphport.partition.partition import (
     output_bytes,
     total_bytes,
 )
-from graphport.partition.problem import Problem
 
 Edge = tuple[int, int, int]
 """From a position (-1: from before all), to a later one, with a weight."""

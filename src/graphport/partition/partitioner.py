@@ -20,7 +20,14 @@ from graphport.partition.config import (
     check_config,
     check_device_ids,
 )
-from graphport.partition.costs import get_node_latency
+from graphport.partition.costs import (
+    Problem,
+    check_memory,
+    get_node_latency,
+    graph_bytes,
+    make_problem,
+    make_whole_partition,
+)
 from graphport.partition.modes import (
     aot_based,
     cost_aware,
@@ -35,13 +42,6 @@ from graphport.partition.place import (
     map_nodes_to_partitions,
     mark_effect_dependencies,
     set_parents_and_children,
-)
-from graphport.partition.problem import (
-    Problem,
-    check_memory,
-    graph_bytes,
-    make_problem,
-    make_whole_partition,
 )
 from graphport.program import ExportedProgram
 

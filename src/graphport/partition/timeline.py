@@ -42,6 +42,7 @@ from graphport.partition.costs import (
     get_bottleneck_of_partitioned_graph,
     get_device_loads,
     get_node_latency,
+    make_problem,
     node_seconds,
     transfer_seconds,
 )
@@ -52,7 +53,6 @@ from graphport.partition.place import (
     mark_effect_dependencies,
     sort_topologically,
 )
-from graphport.partition.problem import make_problem
 from graphport.program import ExportedProgram
 from graphport.program.atomic_write import write_text
 

@@ -14,11 +14,11 @@ from torch.fx import GraphModule
 from graphport.compat.torch import disable_current_modes
 from graphport.errors import ExportError, InputError
 from graphport.onnx.target.session import forkable_lock
-from graphport.runtime import explain
 from graphport.runtime.compiled import CompiledGraph
 from graphport.runtime.graphs import static_inputs
 from graphport.runtime.options import OrtBackendOptions, select_providers
 from graphport.runtime.region import SessionRecord
+from graphport.runtime.regions import log_plan, report_backend
 from graphport.types import PyTree
 
 log = logging.getLogger("graphport.ort")
@@ -92,7 +92,7 @@ class OrtBackend:
             log.warning("a graph runs in PyTorch: %s", str(error))
             return module
         self._made[next(_NUMBERS)] = made
-        explain.log_plan(made)
+        log_plan(made)
         return made
 
     @property
@@ -107,7 +107,7 @@ class OrtBackend:
 
     def explain(self) -> str:
         """Which operators run on ONNX Runtime, which in PyTorch, and why."""
-        return explain.report_backend(self)
+        return report_backend(self)
 
     # Instances
 

@@ -20,16 +20,18 @@ from graphport.onnx.write.weights import inline_weights
 from graphport.ops.sizes import invert_permutation
 from graphport.program import ExportedProgram, InputChecks
 from graphport.program.control import copy_subgraph, use_python_kernels
-from graphport.runtime import explain
 from graphport.runtime.graphs import capture_graph, find_read_layouts, layout_of
-from graphport.runtime.memory import (
+from graphport.runtime.region import (
     FrozenWeights,
+    LoweredRegion,
+    Region,
+    SessionRecord,
     find_mutated_inputs,
     has_overlap,
+    lower_regions,
     make_allocators,
 )
-from graphport.runtime.region import LoweredRegion, Region, SessionRecord, lower_regions
-from graphport.runtime.regions import Plan, make_plan
+from graphport.runtime.regions import Plan, dump_model, fallback_error, make_plan
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import Abstract, describe
 from graphport.types import PyTree
@@ -159,7 +161,7 @@ class CompiledGraph:
         while True:
             regions = lower_regions(self.plan, taken_in, self.backend.options.export)
             if self.backend.options.strict and self.plan.reasons:
-                raise explain.fallback_error(self.plan, self.missing)
+                raise fallback_error(self.plan, self.missing)
             made = self._regions(regions, static)
             if made is not None:
                 run = _assemble_plan(self.plan, regions, made)
@@ -201,7 +203,7 @@ class CompiledGraph:
         self.records.append(record)
         if options.dump_prefix is not None:
             written = inline_weights(model, part.graph.initializers) if tensors else model
-            explain.dump_model(options.dump_prefix, written, str(self.module.graph))
+            dump_model(options.dump_prefix, written, str(self.module.graph))
         static_inputs = [n in static for n in part.part.inputs]
         outputs, inputs = part.graph.outputs, part.part.inputs
         # A model that the user's functions have changed may give other sizes.

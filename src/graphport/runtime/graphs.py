@@ -15,13 +15,12 @@ from graphport.capture.spec.symbols import Declare
 from graphport.capture.trace.state import describe_tensor, has_storage_offset
 from graphport.compat.torch import HigherOrderOperator, is_traceable_wrapper_subclass
 from graphport.errors import ShapeError, UnsupportedError
-from graphport.ops.strides import is_dense
 from graphport.program import ExportedProgram
 from graphport.program.torch_interop.expressions import FromSympy, convert_bound, get_example_values
 from graphport.source import keep_user_frames, locate_stack_trace
 from graphport.symbolic import Expr, Range, Scope
 from graphport.symbolic.bridge import SYMBOLIC_NUMBERS
-from graphport.tensors.abstract import Size
+from graphport.tensors.abstract import Size, is_dense
 
 
 class TorchSizes:

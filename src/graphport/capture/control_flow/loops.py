@@ -29,10 +29,9 @@ from graphport.capture.trace.values import Value
 from graphport.compat.torch import pytree
 from graphport.errors import MutationError, UserError
 from graphport.ops import Abstract
-from graphport.ops.strides import is_dense
 from graphport.symbolic import Range
 from graphport.symbolic.bridge import python_type, to_torch
-from graphport.tensors.abstract import describe
+from graphport.tensors.abstract import describe, is_dense
 from graphport.types import Args, Argument, Function, Kwargs
 
 aten = torch.ops.aten

@@ -15,9 +15,9 @@ from graphport.compat.torch import assert_async
 from graphport.ops import OpInfo
 from graphport.ops.registry import overloads
 from graphport.ops.sizes import require, wrap_dim
-from graphport.ops.strides import get_example_size
 from graphport.symbolic import ge
 from graphport.symbolic.bridge import sym_ite
+from graphport.tensors.abstract import get_example_size
 from graphport.types import Args, Argument, Device, Dtype, Kwargs
 
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ import torch
 from torch.fx import Node
 
 from graphport import source
-from graphport.capture.trace.concrete_run import disable_tracing
 from graphport.capture.trace.kinds import record_pure
+from graphport.capture.trace.scalars import disable_tracing
 from graphport.capture.trace.tracer import Tracer, register_handler
 from graphport.errors import DataDependentError, ShapeError
 from graphport.ops import Abstract, OpInfo, get_op_info, sizes

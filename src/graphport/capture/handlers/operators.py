@@ -37,7 +37,6 @@ from graphport.ops.sizes import (
     require_sizes,
     wrap_dim,
 )
-from graphport.ops.strides import get_example_size, is_dense
 from graphport.symbolic import Expr, ge, gt, le, min_
 from graphport.symbolic.bridge import from_torch, to_torch
 from graphport.tensors.abstract import (
@@ -46,6 +45,8 @@ from graphport.tensors.abstract import (
     channels_last_strides,
     contiguous_strides,
     describe,
+    get_example_size,
+    is_dense,
 )
 from graphport.types import Args, Argument, Kwargs
 

@@ -22,7 +22,7 @@ from graphport import source
 from graphport.capture.handlers import composites
 from graphport.capture.handlers.composites import SYMBOLIC_COUNTS
 from graphport.capture.handlers.data_dependent import assume_example_data, assume_example_number
-from graphport.capture.trace.concrete_run import disable_tracing
+from graphport.capture.trace.scalars import disable_tracing
 from graphport.capture.trace.tracer import Tracer
 from graphport.compat.torch import (
     DisableTorchFunctionSubclass,
@@ -35,10 +35,9 @@ from graphport.compat.torch import (
 from graphport.errors import DataDependentError, MutationError, ShapeError, UnsupportedError
 from graphport.ops import get_op_info
 from graphport.ops.sizes import expect_condition, numel
-from graphport.ops.strides import is_contiguous_by
 from graphport.symbolic import Expr, ge, ne, symbols
 from graphport.symbolic.bridge import NUMBERS, SYMBOLIC, from_torch, is_symbolic, sym_ite
-from graphport.tensors.abstract import AbstractTensor
+from graphport.tensors.abstract import AbstractTensor, is_contiguous_by
 from graphport.types import Args, Argument, Function, Kwargs
 
 aten = torch.ops.aten

@@ -41,10 +41,9 @@ from graphport.ops.meta import (
 )
 from graphport.ops.registry import OpInfo
 from graphport.ops.shape import CopiedResult
-from graphport.ops.strides import is_dense
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import SYMBOLIC, from_torch
-from graphport.tensors.abstract import AbstractTensor, make_abstract_tensor, set_val
+from graphport.tensors.abstract import AbstractTensor, is_dense, make_abstract_tensor, set_val
 from graphport.types import Args, Argument, Kwargs
 
 aten = torch.ops.aten

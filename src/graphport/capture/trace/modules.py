@@ -19,9 +19,9 @@ from graphport.capture.trace.recorder import Recorder
 from graphport.capture.trace.signatures import CallSignatures
 from graphport.compat.torch import DisableTorchDispatch, DisableTorchFunction, PyTreeCodeGen, pytree
 from graphport.errors import DataDependentError, ExportError, UnsupportedError
-from graphport.ops.strides import get_example_size
 from graphport.program.checks import InputChecks
 from graphport.program.module import CallGuard
+from graphport.tensors.abstract import get_example_size
 from graphport.types import PyTree
 
 Stack = dict[str, tuple[str, str]]

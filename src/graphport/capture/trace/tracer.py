@@ -19,7 +19,6 @@ from torch.fx import Node
 
 from graphport import source
 from graphport.capture.trace import values
-from graphport.capture.trace.concrete_run import ConcreteRun
 from graphport.capture.trace.layout import (
     Layouts,
     chooses_format,
@@ -29,7 +28,7 @@ from graphport.capture.trace.layout import (
     settle_format,
 )
 from graphport.capture.trace.recorder import Recorder
-from graphport.capture.trace.scalars import Assertions
+from graphport.capture.trace.scalars import Assertions, ConcreteRun
 from graphport.capture.trace.state import State
 from graphport.capture.trace.values import Value
 from graphport.compat.torch import (

@@ -20,10 +20,10 @@ from torch.fx import Node
 from graphport import source
 from graphport.compat.torch import DisableTorchFunction, OpOverload, disable_current_modes
 from graphport.errors import MutationError
-from graphport.ops import Abstract, strides
+from graphport.ops import Abstract
 from graphport.ops.sizes import expect_condition
 from graphport.symbolic import Expr, eq, lt, not_
-from graphport.tensors.abstract import Size, Sizes
+from graphport.tensors.abstract import Size, Sizes, is_contiguous_by
 from graphport.tensors.concrete import offset_of, sizes_of, strides_of
 from graphport.types import Argument
 
@@ -357,7 +357,7 @@ def has_strides(a: Abstract, strides: Sizes) -> bool:
 
 def lies_in_order(a: Abstract) -> bool:
     """Whether a tensor is contiguous."""
-    return strides.is_contiguous_by(a, _holds_in_example)
+    return is_contiguous_by(a, _holds_in_example)
 
 
 def can_view_as(a: Abstract, sizes: Sizes) -> bool:

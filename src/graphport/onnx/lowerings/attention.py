@@ -20,8 +20,8 @@ from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import is_all_true, lower, lower_named
 from graphport.onnx.lowerings.activation import emit_dropout
+from graphport.onnx.lowerings.control import close_subgraph, open_subgraph
 from graphport.onnx.lowerings.linalg import emit_matmul
-from graphport.onnx.lowerings.loops import close_subgraph, open_subgraph
 from graphport.onnx.lowerings.reduce import log_sum_exp, reduce_extreme
 from graphport.symbolic import ge
 

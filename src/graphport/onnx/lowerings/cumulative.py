@@ -10,8 +10,8 @@ import torch
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import Fn, lower, lower_table
+from graphport.onnx.lowerings.control import emit_scan, prepend_number
 from graphport.onnx.lowerings.elementwise import HALVES
-from graphport.onnx.lowerings.loops import emit_scan, prepend_number
 from graphport.onnx.lowerings.reduce import is_nonempty
 from graphport.onnx.lowerings.special import log_add_exp
 

@@ -16,7 +16,7 @@ from graphport.onnx.emit.arithmetic import floor_quotient, modulo, quotient, tru
 from graphport.onnx.emit.builder import Builder, Number, Operand
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower, lower_table
-from graphport.onnx.lowerings.loops import emit_loop
+from graphport.onnx.lowerings.control import emit_loop
 from graphport.symbolic import Expr, ge, ne, prod
 
 aten = torch.ops.aten

@@ -14,9 +14,9 @@ from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower, lower_named
 from graphport.onnx.lowerings.activation import log_sigmoid, log_softmax
+from graphport.onnx.lowerings.control import emit_counted_loop
 from graphport.onnx.lowerings.conv import Numbers, sizes_of
 from graphport.onnx.lowerings.linalg import emit_matmul, linear
-from graphport.onnx.lowerings.loops import emit_counted_loop
 from graphport.onnx.lowerings.numerics.factorizations import (
     as_column,
     take_at,

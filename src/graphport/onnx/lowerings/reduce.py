@@ -14,8 +14,8 @@ import torch
 from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
+from graphport.onnx.lowerings.control import emit_scan, prepend_number
 from graphport.onnx.lowerings.elementwise import HALVES
-from graphport.onnx.lowerings.loops import emit_scan, prepend_number
 from graphport.symbolic import Expr, ge
 
 aten = torch.ops.aten

@@ -14,10 +14,10 @@ from graphport.arguments import FUNCTION, NAMES, integer
 from graphport.errors import StageError
 from graphport.fx.manipulation import size_bytes
 from graphport.partition.config import Device, NodeLatency, PartitionerConfig, PartitionMode
+from graphport.partition.costs import make_problem
 from graphport.partition.optimal import optimal
 from graphport.partition.partition import Partition, PartitionResult
 from graphport.partition.place import mark_effect_dependencies, sort_topologically
-from graphport.partition.problem import make_problem
 from graphport.program import ExportedProgram
 from graphport.symbolic import Scope
 from graphport.symbolic.bridge import to_expression

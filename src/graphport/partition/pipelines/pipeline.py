@@ -21,8 +21,7 @@ from graphport.compat.torch import TreeSpec
 from graphport.errors import PipelineError, StageError
 from graphport.partition.pipelines import cut, stage_server
 from graphport.partition.pipelines.cut import Stages, assign_stages
-from graphport.partition.pipelines.driver import Driver
-from graphport.partition.pipelines.launch import Processes
+from graphport.partition.pipelines.driver import Driver, Processes
 from graphport.partition.pipelines.micro_batches import SplitBatch, WholeBatch
 from graphport.partition.pipelines.rendezvous import Failures, Rendezvous
 from graphport.partition.pipelines.stage_server import (

@@ -18,7 +18,7 @@ from numpy.polynomial.chebyshev import cheb2poly
 from graphport.onnx.emit.builder import Builder, Operand
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower, lower_table
-from graphport.onnx.lowerings.loops import emit_loop
+from graphport.onnx.lowerings.control import emit_loop
 
 aten = torch.ops.aten
 

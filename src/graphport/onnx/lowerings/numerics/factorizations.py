@@ -17,8 +17,8 @@ from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower
+from graphport.onnx.lowerings.control import emit_counted_loop
 from graphport.onnx.lowerings.linalg import emit_matmul
-from graphport.onnx.lowerings.loops import emit_counted_loop
 from graphport.onnx.lowerings.reduce import reduce_extreme
 from graphport.symbolic import ge, min_
 

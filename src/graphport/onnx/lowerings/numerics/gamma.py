@@ -14,7 +14,7 @@ import torch
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower
-from graphport.onnx.lowerings.loops import emit_loop
+from graphport.onnx.lowerings.control import emit_loop
 from graphport.onnx.lowerings.numerics.chebyshev import emit_polynomial, erfc, log_gamma
 from graphport.onnx.lowerings.special import log1p_of
 

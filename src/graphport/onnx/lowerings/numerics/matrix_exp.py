@@ -15,8 +15,8 @@ import torch
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
+from graphport.onnx.lowerings.control import emit_counted_loop
 from graphport.onnx.lowerings.linalg import emit_matmul
-from graphport.onnx.lowerings.loops import emit_counted_loop
 from graphport.onnx.lowerings.numerics.factorizations import eye_mask
 from graphport.onnx.lowerings.reduce import widen_input
 from graphport.symbolic import ge, prod

@@ -17,8 +17,8 @@ import torch
 from graphport.onnx.emit.builder import Builder, Operand
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower
+from graphport.onnx.lowerings.control import emit_loop
 from graphport.onnx.lowerings.elementwise import widen_operand
-from graphport.onnx.lowerings.loops import emit_loop
 from graphport.onnx.lowerings.special import acos_of
 from graphport.symbolic import Expr
 
