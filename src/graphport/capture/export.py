@@ -90,7 +90,6 @@ from graphport.errors import (
     ExportError,
     ForwardError,
     InputError,
-    InternalError,
     ShapeError,
     UserError,
 )
@@ -126,6 +125,16 @@ from graphport.tensors.concrete import (
 from graphport.types import PyTree
 
 aten = torch.ops.aten
+
+
+def run_stages(capture: _Capture) -> ExportedProgram:
+    """The stages of a capture, in their order."""
+    leaves = capture.open_inputs()
+    capture.lift_state()
+    outputs, out_spec = capture.trace(leaves)
+    results = capture.record_outputs(outputs)
+    outcome = capture.solve()
+    return capture.assemble(results, out_spec, outcome)
 
 
 @check_arguments(
@@ -202,17 +211,10 @@ def capture(
         raise
     except Exception as error:  # the user's objects are asked for much, and may do anything
         where = source.locate_error(error)
-        raise forward_error(error, where) if where else _internal_error(error) from error
+        raise (
+            messages.forward_error(error, where) if where else messages.internal_error(error)
+        ) from error
     return program, passed_over
-
-
-_FAULTS = (KeyError, AttributeError, AssertionError, NameError)
-"""What code of ours never raises on purpose."""
-
-
-def _internal_error(error: Exception, where: source.Location | None = None) -> InternalError:
-    what = f"{type(error).__name__} as the program was captured{_format_error(error)}"
-    return InternalError(what, where=where)
 
 
 def _check_recapture(
@@ -243,10 +245,10 @@ def _capture_program(
             silent = replace(options, is_recapture=True)
             other = _Capture(mod, root, inputs, dynamic_shapes, silent)
             other.scope.answers = answers
-            return other.run()
+            return run_stages(other)
 
         try:
-            program = first.run()
+            program = run_stages(first)
             if first.refused:
                 program = drop_irrelevant_guards(first.refused, answered) or program
             return program, program.scope.passed_over
@@ -261,7 +263,7 @@ def _capture_program(
         # An operator refused sizes of 0 or 1 in the example, which it was answered they are not.
         second = _Capture(mod, root, inputs, dynamic_shapes, options)
         second.scope.generic = False
-        return second.run(), second.scope.passed_over
+        return run_stages(second), second.scope.passed_over
 
 
 def _is_tensor(kind: type) -> bool:
@@ -357,10 +359,13 @@ class _Capture:
             given[node] = self.recorder.frame.submodules[node.target]
         return given
 
-    def run(self) -> ExportedProgram:
-        leaves = self._open_inputs()
+    def lift_state(self) -> None:
+        """A graph input for each parameter and buffer of the module."""
         self.state.lift_module()
         self._find_inputs_aliasing_state()
+
+    def trace(self, leaves: list[PyTree]) -> tuple[list[PyTree], pytree.TreeSpec]:
+        """Run the program between two looks at the user's objects, which it leaves as they were."""
         snapshot = Snapshot((self.root, *list_holders(self.mod)))
         surroundings = side_effects.GlobalsSnapshot(self.mod, self.root)
         self.modules.on_initialised = snapshot.renew
@@ -369,7 +374,10 @@ class _Capture:
             outputs, out_spec = self._call(leaves)
             self._find_replaced_buffers(snapshot)
             self._report_changes(snapshot, surroundings)
-        # The program has returned: what is recorded now has no line of the user's.
+        return outputs, out_spec
+
+    def record_outputs(self, outputs: list[PyTree]) -> list[PyTree]:
+        """The program has returned: what is recorded now has no line of the user's."""
         with self.recorder.override_metadata({"nn_module_stack": {}, "stack_trace": ""}):
             if self.options.keep_views:
                 self._separate_written(outputs)
@@ -377,13 +385,17 @@ class _Capture:
                 self._copy_shared_outputs(outputs)
             results = [self._output(x, i) for i, x in enumerate(outputs)]
             self.tracer.assertions.finish()
+        return results
+
+    def solve(self) -> Constraints:
+        """What the guards demand of the sizes, substituted where it is a solution."""
         outcome = solve_constraints(self.spec, self.options.guards)
         self.refused = outcome.refused
         if outcome.forms:
             for graph in list_frame_graphs(self.recorder.frame):
                 substitute_symbols(graph, outcome.forms)
         self.spec.substitute(outcome.forms, outcome.ranges)
-        return self._program(results, out_spec, outcome)
+        return outcome
 
     def _report_changes(self, snapshot: Snapshot, around: side_effects.GlobalsSnapshot) -> None:
         """What the program did to Python beyond its results."""
@@ -407,7 +419,7 @@ class _Capture:
         options = replace(self.options, is_recapture=True)
         again = _Capture(self.mod, self.root, self.inputs, self.dynamic_shapes, options)
         try:
-            leaves = again._open_inputs()
+            leaves = again.open_inputs()
             again.state.lift_module()
             again._call(leaves)
         except ExportError:
@@ -420,7 +432,7 @@ class _Capture:
 
     # Inputs
 
-    def _open_inputs(self) -> list[PyTree]:
+    def open_inputs(self) -> list[PyTree]:
         """A graph input and an abstract value for each flat input."""
         leaves = []
         for leaf in self.inputs.leaves:
@@ -515,11 +527,11 @@ class _Capture:
             refused = messages.translate_torch_error(error, where)
             if (
                 refused is None
-                and isinstance(error, _FAULTS)
+                and isinstance(error, messages.FAULTS)
                 and source.is_raised_by_graphport(error)
             ):
-                raise _internal_error(error, where) from error
-            raise refused or forward_error(error, where) from error
+                raise messages.internal_error(error, where) from error
+            raise refused or messages.forward_error(error, where) from error
 
     def _flatten(self, result: PyTree) -> tuple[list[Any], pytree.TreeSpec]:
         try:
@@ -665,7 +677,7 @@ class _Capture:
         wrap_grad_regions(self.recorder)
         return list(output.args[0])
 
-    def _program(
+    def assemble(
         self, results: list[PyTree], out_spec: Any, outcome: Constraints
     ) -> ExportedProgram:
         graph = self.recorder.graph
@@ -757,37 +769,3 @@ def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...
         return given._strides
     order = sorted(range(len(sizes)), key=lambda d: (-given.strides[d], d))
     return permute_strides(sizes, order)
-
-
-_NO_DEVICE = "Torch not compiled with"  # CUDA, XPU, ... enabled
-
-
-def _format_error(error: Exception) -> str:
-    try:
-        return f": {error}" if str(error) else ""
-    except Exception:  # noqa: BLE001  whatever the user's `__str__` raises
-        return ""
-
-
-def forward_error(error: Exception, where: source.Location | None) -> Exception:
-    """The user's exception, with the place; it can be caught as the user's own class too."""
-    said = _format_error(error)
-    what = f"{type(error).__name__} in the program{said}"
-    fix: tuple[str, ...] = ()
-    if _NO_DEVICE in said:
-        what = f"the program uses a device that is missing here{said}"
-        fix = ("x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",)
-    if isinstance(error, RecursionError):
-        what = (
-            "RecursionError in the program: its modules and functions call one another more deeply"
-            " than Python's recursion limit allows, in eager as well"
-        )
-        fix = ("sys.setrecursionlimit(10_000), before the model is called",)
-    try:
-        both = type("ForwardError", (ForwardError, type(error)), {"__module__": "graphport.errors"})
-        made = both(what, where=where, fix=fix)
-    except TypeError:  # a class that cannot be combined, or not be made from a text
-        made = ForwardError(what, where=where, fix=fix)
-    for name, value in vars(error).items():
-        vars(made).setdefault(name, value)
-    return made

@@ -6,7 +6,8 @@ Models may branch on `torch.onnx.is_in_onnx_export()`, which is true while the m
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from types import FrameType, ModuleType
@@ -40,37 +41,27 @@ from graphport.types import PyTree
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# `torch.onnx.is_in_onnx_export()`, which models branch on.
-#
-# torch keeps the answer in a module, for all threads alike. Here that module looks at the stack of
-# the thread that asks: there is no state that an error, an interrupt or another thread could leave
-# behind.
 
-
-def call_for_onnx(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function; `torch.onnx.is_in_onnx_export()` is true within."""
-    return fn(*args, **kwargs)
-
-
-class _ExportFlags(ModuleType):
-    @property
-    def _is_onnx_exporting(self) -> bool:
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            if frame.f_code is call_for_onnx.__code__:
-                return True
-            frame = frame.f_back
-        return bool(vars(self)["_is_onnx_exporting"])
-
-    @_is_onnx_exporting.setter
-    def _is_onnx_exporting(self, value: bool) -> None:
-        vars(self)["_is_onnx_exporting"] = value
-
-
-onnx_export_flags.__class__ = _ExportFlags
-
-
-# The export: capture, decompose, lower, verify.
+def run_stages(
+    model: Any, args: PyTree, kwargs: PyTree, shapes: PyTree, axes: Any, options: ExportOptions
+) -> ONNXProgram:
+    """The stages of an export, by the names under which a report shows their times."""
+    took: dict[str, float] = {}
+    write_report = _open_report(options)
+    with _time_stage("capture", took):
+        captured = _capture_program(model, args, kwargs, shapes, axes, options)
+    with _time_stage("lower", took):
+        program = lower_program(captured, options)
+    _keep_eager(program, captured, model, args, kwargs)
+    found = None
+    if options.verify is not False:
+        with _time_stage("verify", took):
+            how = options.verify if isinstance(options.verify, Mapping) else {}
+            found = program.verify(**how)
+    write_report(program, took, found)
+    if found is not None and not found.ok:
+        raise MismatchError(found)
+    return program
 
 
 @restore_on_exit
@@ -112,30 +103,36 @@ def export(
         report=report,
         module_functions=module_functions,
     )
-    if report is not None:
-        # Reports stand above exports, which they describe.
-        from graphport.report import check_path, write
+    return run_stages(model, args, kwargs, dynamic_shapes, dynamic_axes, options)
 
-        check_path(report)
+
+@contextmanager
+def _time_stage(name: str, took: dict[str, float]) -> Iterator[None]:
     began = perf_counter()
-    captured = _capture_program(model, args, kwargs, dynamic_shapes, dynamic_axes, options)
-    lowering = perf_counter()
-    program = lower_program(captured, options)
-    timings = {"capture": lowering - began, "lower": perf_counter() - lowering}
+    yield
+    took[name] = perf_counter() - began
+
+
+def _open_report(options: ExportOptions) -> Callable[..., None]:
+    """What writes the report, if there is to be one: its path is checked before all else."""
+    path = options.report
+    if path is None:
+        return lambda program, took, found: None
+    # Reports stand above exports, which they describe.
+    from graphport.report import check_path, write
+
+    check_path(path)
+    return lambda program, took, found: write(program, path, took, found)
+
+
+def _keep_eager(
+    program: ONNXProgram, captured: ExportedProgram, model: object, args: PyTree, kwargs: PyTree
+) -> None:
+    """What the program is verified against, and with."""
     if captured is not model and callable(model) and not _is_torch_program(model):
         program.eager = model
     elif args or kwargs:
         program.example_inputs = (args, kwargs or {})
-    found = None
-    if verify is not False:
-        verifying = perf_counter()
-        found = program.verify(**(verify if isinstance(verify, Mapping) else {}))
-        timings["verify"] = perf_counter() - verifying
-    if report is not None:
-        write(program, report, timings, found)
-    if found is not None and not found.ok:
-        raise MismatchError(found)
-    return program
 
 
 def _capture_program(
@@ -246,3 +243,33 @@ def _can_decompose(op: OpOverload) -> bool:
     info = get_op_info(op)
     aliases = any(a.alias_info is not None for a in op._schema.arguments)
     return info.composite and not info.mutated and not aliases
+
+
+# `torch.onnx.is_in_onnx_export()`, which models branch on.
+#
+# torch keeps the answer in a module, for all threads alike. Here that module looks at the stack of
+# the thread that asks: there is no state that an error, an interrupt or another thread could leave
+# behind.
+
+
+def call_for_onnx(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function; `torch.onnx.is_in_onnx_export()` is true within."""
+    return fn(*args, **kwargs)
+
+
+class _ExportFlags(ModuleType):
+    @property
+    def _is_onnx_exporting(self) -> bool:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame.f_code is call_for_onnx.__code__:
+                return True
+            frame = frame.f_back
+        return bool(vars(self)["_is_onnx_exporting"])
+
+    @_is_onnx_exporting.setter
+    def _is_onnx_exporting(self, value: bool) -> None:
+        vars(self)["_is_onnx_exporting"] = value
+
+
+onnx_export_flags.__class__ = _ExportFlags

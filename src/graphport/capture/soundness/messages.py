@@ -16,7 +16,13 @@ from torch import nn
 
 from graphport import source
 from graphport.compat.torch import is_within
-from graphport.errors import DataDependentError, ExportError, UnsupportedError
+from graphport.errors import (
+    DataDependentError,
+    ExportError,
+    ForwardError,
+    InternalError,
+    UnsupportedError,
+)
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import from_torch, is_symbolic
 from graphport.symbolic.explain import VariableNames
@@ -148,3 +154,48 @@ def _iterate_members(variables: Mapping[str, object]) -> Iterator[tuple[str, obj
 def _add_name(found: dict[Expr, str], e: object, text: str) -> None:
     if isinstance(e, Expr):
         found.setdefault(e, text)
+
+
+# What an exception becomes: the user's own, with the place, or a fault of ours.
+
+FAULTS = (KeyError, AttributeError, AssertionError, NameError)
+"""What code of ours never raises on purpose."""
+
+
+def internal_error(error: Exception, where: source.Location | None = None) -> InternalError:
+    what = f"{type(error).__name__} as the program was captured{_format_error(error)}"
+    return InternalError(what, where=where)
+
+
+_NO_DEVICE = "Torch not compiled with"  # CUDA, XPU, ... enabled
+
+
+def _format_error(error: Exception) -> str:
+    try:
+        return f": {error}" if str(error) else ""
+    except Exception:  # noqa: BLE001  whatever the user's `__str__` raises
+        return ""
+
+
+def forward_error(error: Exception, where: source.Location | None) -> Exception:
+    """The user's exception, with the place; it can be caught as the user's own class too."""
+    said = _format_error(error)
+    what = f"{type(error).__name__} in the program{said}"
+    fix: tuple[str, ...] = ()
+    if _NO_DEVICE in said:
+        what = f"the program uses a device that is missing here{said}"
+        fix = ("x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",)
+    if isinstance(error, RecursionError):
+        what = (
+            "RecursionError in the program: its modules and functions call one another more deeply"
+            " than Python's recursion limit allows, in eager as well"
+        )
+        fix = ("sys.setrecursionlimit(10_000), before the model is called",)
+    try:
+        both = type("ForwardError", (ForwardError, type(error)), {"__module__": "graphport.errors"})
+        made = both(what, where=where, fix=fix)
+    except TypeError:  # a class that cannot be combined, or not be made from a text
+        made = ForwardError(what, where=where, fix=fix)
+    for name, value in vars(error).items():
+        vars(made).setdefault(name, value)
+    return made
