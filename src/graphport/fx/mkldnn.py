@@ -40,6 +40,7 @@ from graphport.fx.mkldnn_support import (
 )
 from graphport.fx.shape_prop import ShapeProp
 from graphport.program import ExportedProgram
+from graphport.program.extract import RegionGraph, list_inputs
 from graphport.types import PyTree
 
 
@@ -101,13 +102,13 @@ def gen_mkl_autotuner(
 
 
 def _extract_subgraph(gm: GraphModule, part: MklSubgraph) -> GraphModule:
-    graph = Graph()
-    inside: dict[Node, Node] = {n: graph.placeholder(n.name) for n in part.start_nodes}
-    values = dict.fromkeys(a for n in part.nodes for a in n.all_input_nodes if a not in inside)
-    for node in (*(v for v in values if v.op == "get_attr"), *part.nodes):
-        inside[node] = graph.node_copy(node, inside.__getitem__)
-    graph.output(tuple(inside[n] for n in part.end_nodes))
-    return GraphModule(gm, graph)
+    region = RegionGraph()
+    for node in part.start_nodes:
+        region.take(node)
+    values = [n for n in list_inputs(part.nodes) if n.op == "get_attr"]
+    region.copy(*(v for v in values if v not in region.mapping), *part.nodes)
+    region.graph.output(tuple(region.mapping[n] for n in part.end_nodes))
+    return GraphModule(gm, region.graph)
 
 
 def _measure_seconds(module: nn.Module, args: list[torch.Tensor], iters: int, warmup: int) -> float:

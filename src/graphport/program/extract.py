@@ -1,4 +1,4 @@
-"""Extracts a region of a graph as a program of its own.
+"""Extracts a region of a graph as a graph, and as a program of its own.
 
 Its inputs are the tensors that it takes from outside, and those sizes that none of them shows.
 Numbers within are expressions in these. Weights are part of the program, or inputs like others.
@@ -6,7 +6,7 @@ Numbers within are expressions in these. Weights are part of the program, or inp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,92 @@ from graphport.program import (
 )
 from graphport.program.module import make_graph_module
 from graphport.program.signature import SymbolicArgument
-from graphport.symbolic import Expr, Scope, symbols
-from graphport.tensors.abstract import Abstract, describe, get_val, permute_strides, set_val
+from graphport.symbolic import Expr, Scope
+from graphport.tensors.abstract import (
+    Abstract,
+    collect_symbols,
+    describe,
+    get_shape,
+    get_val,
+    iter_numbers,
+    permute_strides,
+    set_val,
+)
+
+
+class RegionGraph:
+    """A copy of nodes of a graph, as a graph that takes what they read from outside."""
+
+    def __init__(self) -> None:
+        self.graph, self.root = Graph(), nn.Module()
+        self.mapping: dict[Node, Node] = {}
+        """By node of the graph, its copy, or the input that stands for it."""
+
+    def take(self, node: Node) -> Node:
+        """An input for a node outside."""
+        new = self.mapping[node] = self.graph.placeholder(node.name)
+        return new
+
+    def copy(self, *nodes: Node) -> None:
+        for node in nodes:
+            self.mapping[node] = self.graph.node_copy(node, self.mapping.__getitem__)
+
+    def attach(self, reference: Node, module: nn.Module) -> None:
+        """A subgraph, and what refers to it."""
+        self.root.add_module(str(reference.target), module)
+        self.copy(reference)
+
+    def close(self, results: Sequence[Node]) -> GraphModule:
+        """End the graph with copies, or what else it has made of them."""
+        self.graph.output(tuple(results)).meta = {}
+        return make_graph_module(self.root, self.graph)
+
+
+def list_inputs(nodes: Iterable[Node]) -> list[Node]:
+    """What nodes read, each once, in their order."""
+    return list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes))
+
+
+def find_hidden_symbols(nodes: Iterable[Node], taken: Iterable[Node]) -> list[Expr]:
+    """The symbols in the metadata of nodes that what they take shows neither as size nor number."""
+    needed = {s for n in nodes for m in (n, *n.all_input_nodes) for s in collect_symbols(m)}
+    shown = {e for n in taken for e in iter_numbers(n)}
+    return sorted(needed - shown, key=str)
+
+
+def make_argument(node: Node) -> TensorArgument | SymbolicArgument:
+    kind = TensorArgument if get_shape(node) is not None else SymbolicArgument
+    return kind(node.name)
+
+
+def make_region_program(
+    whole: ExportedProgram,
+    module: GraphModule,
+    signature: GraphSignature,
+    state: Mapping[str, Any],
+    inputs: Sequence[Node],
+    checks: InputChecks,
+) -> ExportedProgram:
+    """The program of a region; `state` are its weights, `inputs` the nodes that it takes."""
+    constants = whole.constants.keys() - whole.state_dict.keys()
+    results = [s for s in signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    return ExportedProgram(
+        graph_module=module,
+        graph_signature=signature,
+        state_dict={k: v for k, v in state.items() if k not in constants},
+        constants={k: v for k, v in state.items() if k in constants},
+        range_constraints=whole.range_constraints,
+        call_spec=CallSpec(
+            pytree.tree_structure(((0,) * len(inputs), {})),
+            pytree.tree_structure((0,) * len(results)),
+        ),
+        example_inputs=((None,) * len(inputs), {}),
+        checks=checks,
+        argument_names=[n.name for n in inputs],
+        scope=whole.scope,
+        from_file=whole.from_file,
+    )
+
 
 # Memory layouts at the borders of a region.
 #
@@ -59,7 +143,7 @@ def find_dim_order(about: Abstract, scope: Scope) -> DimOrder | None:
     return order if fits and order != tuple(range(about.rank)) else None
 
 
-# The region as a program.
+# A region for ONNX Runtime.
 
 
 @dataclass(frozen=True)
@@ -103,47 +187,47 @@ class _Extraction:
         symbol_nodes: Mapping[Expr, Node],
         elsewhere: Collection[Node],
     ) -> None:
-        self.region = region
+        self.nodes = region
         self.elsewhere = elsewhere
         self.inside = set(region)
         self.whole = whole
         self.weights = weights
         self.symbol_nodes = symbol_nodes
-        self.graph, self.root = Graph(), nn.Module()
-        self.mapping: dict[Node, Node] = {}
+        self.region = RegionGraph()
         self.specs: list[InputSpec] = []
         self.inputs: list[Node] = []
         self.state: dict[str, Any] = {}
 
     def made(self) -> Subprogram:
-        sources = dict.fromkeys(n for node in self.region for n in node.all_input_nodes)
-        outside = [n for n in sources if n not in self.inside]
+        outside = [n for n in list_inputs(self.nodes) if n not in self.inside]
         tensors = [n for n in outside if isinstance(describe(n), Abstract)]
-        for node in tensors:
-            self._open(node)
-        for node in self._further_sizes(tensors):
-            self._open(node)
+        sizes = [self.symbol_nodes.get(s) for s in find_hidden_symbols(self.nodes, tensors)]
+        for node in (*tensors, *(n for n in sizes if n is not None and n not in self.inside)):
+            if node not in self.region.mapping:
+                self._open(node)
         for node in outside:
-            if node not in self.mapping:
+            if node not in self.region.mapping:
                 self._take_in(node)
-        for node in self.region:
-            new = self.graph.node_copy(node, lambda n: self.mapping[n])
-            new.meta = node.meta
-            self.mapping[node] = new
+        self.region.copy(*self.nodes)
         outputs = [
             n
-            for n in self.region
+            for n in self.nodes
             if any(u not in self.inside for u in n.users) and not isinstance(describe(n), tuple)
         ]
         orders = tuple(map(self._order, outputs))
         results = tuple(map(self._laid_out, outputs, orders))
-        self.graph.output(results).meta = {}
+        signature = GraphSignature(
+            self.specs,
+            [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in results],
+        )
+        module = self.region.close(results)
+        checks = InputChecks([], {}, [])
         return Subprogram(
-            self._program(results),
+            make_region_program(self.whole, module, signature, self.state, self.inputs, checks),
             tuple(self.inputs),
             tuple(outputs),
             orders,
-            {new: old for old, new in self.mapping.items()},
+            {new: old for old, new in self.region.mapping.items()},
         )
 
     def _order(self, node: Node) -> DimOrder | None:
@@ -154,30 +238,17 @@ class _Extraction:
         return find_dim_order(about, self.whole.scope)
 
     def _laid_out(self, node: Node, order: DimOrder | None) -> Node:
-        inner = self.mapping[node]
+        inner = self.region.mapping[node]
         if order is None:
             return inner
         about = describe(node)
-        new = self.graph.call_function(torch.ops.aten.permute.default, (inner, list(order)))
+        new = self.region.graph.call_function(torch.ops.aten.permute.default, (inner, list(order)))
         set_val(new, about.like(tuple(about.sizes[d] for d in order)), node.meta)
         return new
 
-    def _further_sizes(self, tensors: list[Node]) -> list[Node]:
-        """Nodes that tell the symbols of the region which no tensor shows as a size."""
-        shown = {s for n in tensors for s in describe(n).sizes if isinstance(s, Expr)}
-        made = {s for n in self.region for s in _free_symbols(describe(n))}
-        asked = {
-            s for n in self.region for a in n.all_input_nodes for s in _free_symbols(describe(a))
-        }
-        wanted = sorted((made | asked) - shown, key=lambda s: s.name)
-        nodes = self.symbol_nodes
-        return [nodes[s] for s in wanted if s in nodes and nodes[s] not in self.inside]
-
     def _open(self, node: Node) -> None:
         """A placeholder for a node outside: a weight, a constant, or an input."""
-        if node in self.mapping:
-            return
-        new = self.mapping[node] = self.graph.placeholder(node.name)
+        new = self.region.take(node)
         set_val(new, get_val(node))
         if node in self.weights or node.op == "get_attr":
             constant = node.op == "get_attr"
@@ -188,45 +259,12 @@ class _Extraction:
             self.specs.append(InputSpec(kind, TensorArgument(new.name), new.name))
             return
         self.inputs.append(node)
-        is_tensor = isinstance(describe(node), Abstract)
-        argument = TensorArgument(new.name) if is_tensor else SymbolicArgument(new.name)
-        self.specs.append(InputSpec(InputKind.USER_INPUT, argument, None))
+        self.specs.append(InputSpec(InputKind.USER_INPUT, make_argument(new), None))
 
     def _take_in(self, node: Node) -> None:
         """What is no tensor: a subgraph, or a number."""
         if node.op == "get_attr":
-            name = str(node.target)
-            self.root.add_module(name, getattr(self.whole.graph_module, name))
-            new = self.graph.get_attr(name)
-        else:
-            new = self.graph.call_function(number)
+            self.region.attach(node, getattr(self.whole.graph_module, str(node.target)))
+            return
+        new = self.region.mapping[node] = self.region.graph.call_function(number)
         new.meta = dict(node.meta)
-        self.mapping[node] = new
-
-    def _program(self, results: tuple[Node, ...]) -> ExportedProgram:
-        signature = GraphSignature(
-            self.specs,
-            [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in results],
-        )
-        leaves = pytree.tree_structure(((0,) * len(self.inputs), {}))
-        module: GraphModule = make_graph_module(self.root, self.graph)
-        return ExportedProgram(
-            graph_module=module,
-            graph_signature=signature,
-            state_dict=self.state,
-            constants={},
-            range_constraints=self.whole.range_constraints,
-            call_spec=CallSpec(leaves, pytree.tree_structure((0,) * len(results))),
-            example_inputs=((), {}),
-            checks=InputChecks([], {}, []),
-            argument_names=[n.name for n in self.inputs],
-            scope=self.whole.scope,
-        )
-
-
-def _free_symbols(about: object) -> set[Expr]:
-    """The symbols in a description."""
-    if isinstance(about, tuple):
-        return {s for part in about for s in _free_symbols(part)}
-    numbers = about.sizes if isinstance(about, Abstract) else (about,)
-    return {s for e in numbers if isinstance(e, Expr) for s in symbols(e)}

@@ -14,7 +14,12 @@ from torch.fx import Node
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from graphport import source
-from graphport.compat.torch import OpOverload, disabled_torch_function_impl, make_wrapper_subclass
+from graphport.compat.torch import (
+    OpOverload,
+    disabled_torch_function_impl,
+    make_wrapper_subclass,
+    pytree,
+)
 from graphport.errors import DataDependentError, UnsupportedError
 from graphport.symbolic import Expr, eq, evaluate, symbols
 from graphport.symbolic.bridge import NUMBERS, to_expression, to_torch
@@ -282,8 +287,7 @@ def get_shape(node: Node) -> tuple[Any, ...] | None:
 
 def iter_numbers(node: Node) -> Iterator[object]:
     """The sizes of the tensors that a node gives, and the numbers."""
-    val = get_val(node)
-    for part in val if isinstance(val, (tuple, list)) else (val,):
+    for part in pytree.tree_leaves(get_val(node)):
         if isinstance(part, torch.Tensor):
             yield from map(to_expression, part.shape)
         else:

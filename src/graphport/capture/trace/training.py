@@ -16,8 +16,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch import nn
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from graphport.capture.trace import values
 from graphport.capture.trace.function_mode import register_override
@@ -34,7 +33,7 @@ from graphport.capture.trace.values import Value
 from graphport.compat.torch import OpOverload, pytree
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
 from graphport.ops.registry import overload_table
-from graphport.program import make_graph_module
+from graphport.program.extract import RegionGraph, list_inputs
 from graphport.symbolic.bridge import NUMBERS
 from graphport.tensors.abstract import get_val, set_val
 from graphport.types import Args, Argument, Function, Kwargs
@@ -313,24 +312,20 @@ def _find_grad_mode(recorder: Recorder, node: Node) -> bool:
 
 def _wrap_grad_region(recorder: Recorder, mode: bool, nodes: list[Node]) -> None:
     inside = set(nodes)
-    reads = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes))
+    reads = list_inputs(nodes)
     taken = [n for n in reads if n not in inside and n.op != "get_attr"]
     given = [n for n in nodes if any(u not in inside for u in n.users)]
-    graph, root = Graph(), nn.Module()
-    new: dict[Node, Node] = {}
+    region = RegionGraph()
     for n in taken:
-        new[n] = graph.placeholder(n.name)
-        set_val(new[n], copy_val(get_val(n)))
+        set_val(region.take(n), copy_val(get_val(n)))
     for n in reads:
         if n.op == "get_attr":
-            new[n] = graph.node_copy(n)
-            root.add_module(str(n.target), recorder.frame.submodules.pop(str(n.target)))
-    for n in nodes:
-        new[n] = graph.node_copy(n, new.__getitem__)
-    graph.output(tuple(new[n] for n in given)).meta = {}
+            region.attach(n, recorder.frame.submodules.pop(str(n.target)))
+    region.copy(*nodes)
+    module = region.close([region.mapping[n] for n in given])
     outer = recorder.graph
     with outer.inserting_before(nodes[0]):
-        reference = recorder.attach("submod", make_graph_module(root, graph), first=1)
+        reference = recorder.attach("submod", module, first=1)
         args: tuple[Argument, ...] = (mode, reference, *taken)
         call = outer.create_node(
             "call_function", wrap_with_set_grad_enabled, args, {}, "wrap_with_set_grad_enabled"

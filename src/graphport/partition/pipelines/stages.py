@@ -17,13 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx import Graph, Node
 
-from graphport.compat.torch import pytree
 from graphport.errors import UnsupportedError
 from graphport.program import (
-    CallSpec,
     ConstantArgument,
     ExportedProgram,
     GraphSignature,
@@ -33,13 +30,18 @@ from graphport.program import (
     InputSpec,
     OutputKind,
     OutputSpec,
-    SymbolicArgument,
     TensorArgument,
-    make_graph_module,
+)
+from graphport.program.extract import (
+    RegionGraph,
+    find_hidden_symbols,
+    list_inputs,
+    make_argument,
+    make_region_program,
 )
 from graphport.symbolic import Expr
 from graphport.symbolic.bridge import to_torch
-from graphport.tensors.abstract import collect_symbols, get_shape, get_val, iter_numbers, set_val
+from graphport.tensors.abstract import get_shape, get_val, iter_numbers, set_val
 
 FRONT = -1
 """Where the user calls the pipeline, among the numbers of stages."""
@@ -237,11 +239,7 @@ class _StageCutter:
         }
         for k in range(self.count):
             inside = [n for n, stage in self.place.items() if stage == k]
-            needed = {
-                s for n in inside for m in (n, *n.all_input_nodes) for s in collect_symbols(m)
-            }
-            shown = {e for n in self._taken(k) for e in iter_numbers(n)}
-            for symbol in sorted(needed - shown, key=str):
+            for symbol in find_hidden_symbols(inside, self._taken(k)):
                 if symbol not in symbol_nodes:
                     self._read_size(symbol, symbol_nodes)
                 node = symbol_nodes.get(symbol)
@@ -267,9 +265,7 @@ class _StageCutter:
 
     def _taken(self, k: int) -> list[Node]:
         """The values that a stage takes from elsewhere."""
-        used = dict.fromkeys(
-            n for node, stage in self.place.items() if stage == k for n in node.all_input_nodes
-        )
+        used = list_inputs(node for node, stage in self.place.items() if stage == k)
         return [
             n
             for n in dict.fromkeys((*used, *self.extra_inputs[k]))
@@ -295,78 +291,37 @@ class _StageCutter:
         )
         if not inside and not given:
             return Stage(route, None)
-        part = _StageBuilder(self.program, inside, taken, given, self.state_updates[k], self.spec)
-        return Stage(route, part.made())
+        changes = self.state_updates[k]
+        return Stage(route, _build_stage(self.program, inside, taken, given, changes, self.spec))
 
 
-class _StageBuilder:
-    """Builds the program of a stage."""
-
-    def __init__(
-        self,
-        whole: ExportedProgram,
-        inside: Sequence[Node],
-        taken: Sequence[Node],
-        given: Sequence[Node],
-        changes: Sequence[tuple[OutputSpec, Node]],
-        specs: Mapping[Node, InputSpec],
-    ) -> None:
-        self.whole, self.inside, self.taken = whole, inside, taken
-        self.given, self.changes, self.specs = given, changes, specs
-        self.graph, self.root = Graph(), nn.Module()
-        self.mapping: dict[Node, Node] = {}
-
-    def made(self) -> ExportedProgram:
-        whole = self.whole
-        used = dict.fromkeys(n for node in self.inside for n in node.all_input_nodes)
-        used.update(dict.fromkeys(self.given))
-        own = [n for n in used if n in self.specs and n not in self.taken]
-        inputs = [self._state(n) for n in own] + [self._input(n) for n in self.taken]
-        for node in (n for n in used if n.op == "get_attr"):
-            name = str(node.target)
-            self.root.add_module(name, getattr(whole.graph_module, name))
-            self.mapping[node] = self.graph.node_copy(node)
-        for node in self.inside:
-            self.mapping[node] = self.graph.node_copy(node, lambda n: self.mapping[n])
-        written = [(self.mapping[n], spec) for spec, n in self.changes]
-        given = [self.mapping[n] for n in self.given]
-        self.graph.output((*(n for n, _ in written), *given)).meta = {}
-        outputs = [OutputSpec(s.kind, TensorArgument(n.name), s.target) for n, s in written]
-        outputs += [OutputSpec(OutputKind.USER_OUTPUT, _make_argument(n), None) for n in given]
-        state = {str(s.target): whole.tensor(str(s.target)) for s in inputs if s.target}
-        return ExportedProgram(
-            graph_module=make_graph_module(self.root, self.graph),
-            graph_signature=GraphSignature(inputs, outputs),
-            state_dict={k: v for k, v in state.items() if k in whole.state_dict},
-            constants={k: v for k, v in state.items() if k not in whole.state_dict},
-            range_constraints=whole.range_constraints,
-            call_spec=CallSpec(
-                pytree.tree_structure(((0,) * len(self.taken), {})),
-                pytree.tree_structure((0,) * len(given)),
-            ),
-            example_inputs=((None,) * len(self.taken), {}),
-            checks=InputChecks(list(map(_make_input_shape, self.taken)), whole.checks.ranges, ()),
-            argument_names=[n.name for n in self.taken],
-            scope=whole.scope,
-            from_file=whole.from_file,
-        )
-
-    def _placeholder(self, node: Node) -> Node:
-        new = self.mapping[node] = self.graph.placeholder(node.name)
+def _build_stage(
+    whole: ExportedProgram,
+    inside: Sequence[Node],
+    taken: Sequence[Node],
+    given: Sequence[Node],
+    changes: Sequence[tuple[OutputSpec, Node]],
+    specs: Mapping[Node, InputSpec],
+) -> ExportedProgram:
+    """The program of a stage."""
+    region, inputs = RegionGraph(), list[InputSpec]()
+    used = dict.fromkeys((*list_inputs(inside), *given))
+    for node in (*(n for n in used if n in specs and n not in taken), *taken):
+        new = region.take(node)
         new.name, new.meta = node.name, dict(node.meta)
-        return new
-
-    def _state(self, node: Node) -> InputSpec:
-        self._placeholder(node)
-        return self.specs[node]
-
-    def _input(self, node: Node) -> InputSpec:
-        return InputSpec(InputKind.USER_INPUT, _make_argument(self._placeholder(node)), None)
-
-
-def _make_argument(node: Node) -> TensorArgument | SymbolicArgument:
-    kind = TensorArgument if get_shape(node) is not None else SymbolicArgument
-    return kind(node.name)
+        own = InputSpec(InputKind.USER_INPUT, make_argument(new), None)
+        inputs.append(own if node in taken else specs[node])
+    for node in (n for n in used if n.op == "get_attr"):
+        region.attach(node, getattr(whole.graph_module, str(node.target)))
+    region.copy(*inside)
+    written = [(region.mapping[n], spec) for spec, n in changes]
+    results = [region.mapping[n] for n in given]
+    module = region.close((*(n for n, _ in written), *results))
+    outputs = [OutputSpec(s.kind, TensorArgument(n.name), s.target) for n, s in written]
+    outputs += [OutputSpec(OutputKind.USER_OUTPUT, make_argument(n), None) for n in results]
+    state = {str(s.target): whole.tensor(str(s.target)) for s in inputs if s.target}
+    checks = InputChecks(list(map(_make_input_shape, taken)), whole.checks.ranges, ())
+    return make_region_program(whole, module, GraphSignature(inputs, outputs), state, taken, checks)
 
 
 def _make_input_shape(node: Node) -> InputShape:
