@@ -157,7 +157,7 @@ ROWS: dict[str, str] = {
 
 # Private attributes of objects, which are read where the objects are: what this torch must have.
 MEMBERS: dict[str, str] = {
-    "torch._ops:OpOverload": "_schema _opname _overloadname _overloadpacket _op_dk",
+    "torch._ops:OpOverload": "_schema _opname _overloadname _op_dk",
     "torch._library.custom_ops:CustomOpDef": "_opoverload",
     "torch.library:Library": "_register_fake",
     "torch.nn:Module": "_parameters _buffers _modules _non_persistent_buffers_set _get_name "

@@ -29,15 +29,18 @@ from graphport.compat.torch import (
     set_grad_enabled,
 )
 from graphport.fx.graphs import get_first_argument
+from graphport.ops.effects import (
+    collect_nodes,
+    find_aliased_arguments,
+    find_mutated_arguments,
+    may_alias,
+    may_alias_all,
+)
 from graphport.tensors.concrete import storage_key
 from graphport.types import Argument
 
 aten = torch.ops.aten
 
-# Write running statistics (arguments 3 and 4) if argument 5 is set; their schemas do not say so.
-_STATISTICS = frozenset(
-    {aten.batch_norm.default, aten.instance_norm.default, aten.native_batch_norm.default}
-)
 _MODE_SWITCHES = frozenset({set_grad_enabled, enter_autocast, exit_autocast})
 _INPLACE_OPERATORS = frozenset(
     getattr(operator, name)
@@ -45,22 +48,13 @@ _INPLACE_OPERATORS = frozenset(
         iadd iand ifloordiv ilshift imod imul imatmul ior ipow irshift isub itruediv ixor setitem
     """.split()
 )
-# By the name of a function or method: results may alias the first argument.
-_VIEWS = frozenset(
+# Functions and methods of Python beside those that have the name of an operator: results may alias
+# the first argument.
+_PYTHON_VIEWS = frozenset(
     """
-        adjoint alias alpha_dropout as_strided bfloat16 bool broadcast_to byte char chunk conj
-        contiguous cpu cuda data detach diagonal double dropout dropout1d dropout2d dropout3d dsplit
-        expand expand_as feature_alpha_dropout feature_dropout flatten float getattr getitem half
-        hsplit imag int long mH mT H T moveaxis movedim narrow permute pixel_shuffle pixel_unshuffle
-        positive ravel real requires_grad_ reshape reshape_as resolve_conj resolve_neg select short
-        split split_with_sizes squeeze sum_to_size swapaxes swapdims t tensor_split to to_dense
-        transpose type type_as unbind unflatten unfold unsafe_chunk unsafe_split
-        unsafe_split_with_sizes unsqueeze view view_as view_as_complex view_as_real vsplit
+        H T bfloat16 bool byte char double dropout1d dropout2d dropout3d float getattr getitem half
+        int long requires_grad_ short type
     """.split()
-)
-# And these any argument.
-_VIEWS_OF_ALL = frozenset(
-    {"atleast_1d", "atleast_2d", "atleast_3d", "broadcast_tensors", "einsum", "meshgrid"}
 )
 _VIEW_MODULES = (
     nn.Identity,
@@ -96,14 +90,9 @@ def find_mutated_inputs(node: Node, modules: Mapping[str, nn.Module]) -> list[No
     """The values that a call mutates."""
     if node.op in ("placeholder", "get_attr", "output"):
         return []
-    out = _collect_nodes(node.kwargs.get("out"))
     if isinstance(node.target, OpOverload):
-        if node.target in _STATISTICS:
-            mean, var, training = (_get_argument(node, node.target, place) for place in (3, 4, 5))
-            return _collect_nodes([mean, var]) if training else []
-        return [
-            n for arg, n in _iter_aliased_arguments(node, node.target) if arg.alias_info.is_write
-        ]
+        return find_mutated_arguments(node)
+    out = collect_nodes(node.kwargs.get("out"))
     if node.op == "call_module":
         in_place = getattr(modules.get(str(node.target)), "inplace", False) is True
     else:
@@ -113,26 +102,23 @@ def find_mutated_inputs(node: Node, modules: Mapping[str, nn.Module]) -> list[No
             or node.kwargs.get("inplace") is True
             or (name.endswith("_") and not name.startswith("__") and name != "requires_grad_")
         )
-    return _collect_nodes(get_first_argument(node)) + out if in_place else out
+    return collect_nodes(get_first_argument(node)) + out if in_place else out
 
 
 def find_aliased_inputs(node: Node, modules: Mapping[str, nn.Module]) -> list[Node]:
     """The values that the result of a call may alias."""
-    target = node.target
+    if isinstance(node.target, OpOverload):
+        return find_aliased_arguments(node) or find_mutated_inputs(node, modules)
     name = _target_name(node)
     if node.op == "call_module":
-        views = isinstance(modules.get(str(target)), _VIEW_MODULES)
-    elif isinstance(target, OpOverload):
-        if any(r.alias_info is not None for r in target._schema.returns):
-            return [n for _, n in _iter_aliased_arguments(node, target)]
-        # A composite operator may hand on what it was given, and its schema does not say so.
-        name = target._overloadpacket.__name__
-        views = name in _VIEWS
-    else:
-        views = node.op in ("call_function", "call_method") and name in _VIEWS
-    if name in _VIEWS_OF_ALL and node.op in ("call_function", "call_method"):
+        views = isinstance(modules.get(str(node.target)), _VIEW_MODULES)
+    elif node.op not in ("call_function", "call_method"):
+        return []
+    elif may_alias_all(name):
         return node.all_input_nodes
-    return _collect_nodes(get_first_argument(node)) if views else find_mutated_inputs(node, modules)
+    else:
+        views = name in _PYTHON_VIEWS or may_alias(name)
+    return collect_nodes(get_first_argument(node)) if views else find_mutated_inputs(node, modules)
 
 
 def find_mutated_values(graph: Graph, modules: Mapping[str, nn.Module]) -> set[Node]:
@@ -289,27 +275,6 @@ def _find_mode_dependencies(graph: Graph) -> Iterator[tuple[Node, Node]]:
 
 def _target_name(node: Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
-
-
-def _iter_aliased_arguments(node: Node, op: OpOverload) -> Iterator[tuple[Any, Node]]:
-    """The arguments with alias information in the schema, and what was passed for them."""
-    for place, arg in enumerate(op._schema.arguments):
-        if arg.alias_info is not None:
-            for n in _collect_nodes(_get_argument(node, op, place)):
-                yield arg, n
-
-
-def _get_argument(node: Node, op: OpOverload, place: int) -> Argument:
-    """What an argument of an operator is, by position or by name."""
-    if place < len(node.args):
-        return node.args[place]
-    return node.kwargs.get(op._schema.arguments[place].name)
-
-
-def _collect_nodes(x: object) -> list[Node]:
-    if isinstance(x, (list, tuple)):
-        return [n for part in x for n in _collect_nodes(part)]
-    return [x] if isinstance(x, Node) else []
 
 
 def _as_list(node: Node | None) -> list[Node]:

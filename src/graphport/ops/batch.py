@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from graphport.ops.effects import STATISTICS
 from graphport.ops.registry import packets
 from graphport.symbolic import Expr, substitute, symbols
 from graphport.tensors.abstract import Size, get_shape
@@ -219,6 +220,12 @@ def _over_normalized(call: BatchCall) -> bool:
     return _over_last(len(call.given["normalized_shape"]))(call)
 
 
+def _over_batch(call: BatchCall) -> bool:
+    """Of a norm that takes its statistics from the batch, or has channels in the place of it."""
+    return bool(call.given["training"]) or call.dim not in (0, None)
+
+
+_TRAINED_NORMS = " ".join(name for name, flag in STATISTICS.items() if flag == "training")
 _ROWS: dict[str, Callable[[BatchCall], bool]] = {
     """
     softmax _softmax log_softmax _log_softmax cumsum cumprod _safe_softmax cummax cummin
@@ -249,10 +256,8 @@ _ROWS: dict[str, Callable[[BatchCall], bool]] = {
     "flip roll rot90": _along("dims"),
     "cat concat concatenate": _concatenates_batch,
     "view reshape _unsafe_view flatten unflatten": _reorders_batch,
-    """
-    batch_norm _native_batch_norm_legit native_batch_norm _native_batch_norm_legit_functional
-    """: lambda call: bool(call.given["training"]) or call.dim not in (0, None),
-    "_batch_norm_with_update": _always,
+    f"{_TRAINED_NORMS} _native_batch_norm_legit _native_batch_norm_legit_functional": _over_batch,
+    "batch_norm_update_stats _batch_norm_with_update _batch_norm_with_update_functional": _always,
     "layer_norm native_layer_norm rms_norm _fused_rms_norm": _over_normalized,
     "group_norm native_group_norm instance_norm": _beyond_first,
     """

@@ -1,4 +1,4 @@
-"""Effects of operators: inverses of views, and the inputs that a graph mutates.
+"""Effects of operators: what they write to and alias, and inverses of views.
 
 What a write through a view does to the tensor that is viewed, for each view operator: given the
 base and a new value for the view, the new base. `emit` records an operator and returns its value;
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from graphport.compat.torch import OpOverload
+from graphport.compat.torch import OpOverload, OpOverloadPacket
 from graphport.ops.registry import overloads
 from graphport.ops.sizes import numel, wrap_dim
 from graphport.tensors.abstract import Abstract, Size
@@ -126,35 +127,120 @@ def invert_view(
     return own(emit, base, shape, new, *args)
 
 
-# Finds the inputs that a graph in training form mutates, and clones what backward needs of them.
+# What calls of operators write to, and what their results may alias. Where schemas are silent,
+# eager decides (`tests/ops/test_effects.py`).
 
-# Write running statistics (arguments 3 and 4) if argument 5 is set; their schemas do not say so.
-_UPDATES_STATISTICS = (aten.batch_norm.default, aten.instance_norm.default)
-# Returns them instead, and keeps what it was given for the backward pass.
-_FUNCTIONAL_BATCH_NORM = aten._native_batch_norm_legit_functional.default
+STATISTICS: dict[str, str | None] = {
+    "batch_norm": "training",
+    "_batch_norm_impl_index": "training",
+    "native_batch_norm": "training",
+    "cudnn_batch_norm": "training",
+    "miopen_batch_norm": "training",
+    "instance_norm": "use_input_stats",
+    "batch_norm_update_stats": None,
+    "batch_norm_gather_stats": None,
+    "batch_norm_gather_stats_with_counts": None,
+}
+"""Write `running_mean` and `running_var`, undeclared, if an argument is set, or always."""
+
+_UNDECLARED_VIEWS = frozenset(
+    """
+        _cast_Byte _cast_Char _cast_Double _cast_Float _cast_Half _cast_Int _cast_Long _cast_Short
+        _unsafe_view alpha_dropout conj_physical data dropout feature_alpha_dropout feature_dropout
+        lift pixel_shuffle pixel_unshuffle sum_to_size to_dense type_as unsafe_chunk unsafe_split
+        unsafe_split_with_sizes
+    """.split()
+)
+_UNDECLARED_VIEWS_OF_ALL = frozenset(
+    """
+        atleast_1d atleast_2d atleast_3d broadcast_tensors cartesian_prod einsum histogramdd
+        meshgrid
+    """.split()
+)
+
+CONTIGUOUS_RESULTS = frozenset(
+    overloads("mm addmm bmm baddbmm linear matmul embedding index_select")
+)
+"""Their results are contiguous, whatever the strides of their operands."""
+
+
+def may_alias_all(name: str) -> bool:
+    """Whether results of an operator of this name may alias any argument."""
+    return name in _UNDECLARED_VIEWS_OF_ALL
+
+
+@cache
+def may_alias(name: str) -> bool:
+    """Whether results of an operator of this name may alias its first argument."""
+    packet = getattr(aten, name, None)
+    known = packet.overloads() if isinstance(packet, OpOverloadPacket) else ()
+    return name in _UNDECLARED_VIEWS or any(
+        r.alias_info is not None and not r.alias_info.is_write
+        for overload in known
+        for r in getattr(packet, overload)._schema.returns
+    )
+
+
+def find_mutated_arguments(node: Node) -> list[Node]:
+    """What the call of an operator writes to."""
+    op: Any = node.target
+    given, packet = _bind_arguments(node), op.overloadpacket.__name__
+    names = [a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
+    if packet in STATISTICS and (STATISTICS[packet] is None or given.get(STATISTICS[packet])):
+        names += ["running_mean", "running_var"]
+    return [n for name in names for n in collect_nodes(given.get(name))]
+
+
+def find_aliased_arguments(node: Node) -> list[Node]:
+    """What the result of an operator may alias."""
+    op: Any = node.target
+    packet, arguments = op.overloadpacket.__name__, op._schema.arguments
+    if may_alias_all(packet):
+        return node.all_input_nodes
+    names = [a.name for a in arguments if a.alias_info is not None]
+    if not any(r.alias_info is not None for r in op._schema.returns):
+        names = [a.name for a in arguments[:1] if packet in _UNDECLARED_VIEWS]
+    given = _bind_arguments(node)
+    return [n for name in names for n in collect_nodes(given.get(name))]
+
+
+def _bind_arguments(node: Node) -> dict[Any, Any]:
+    op: Any = node.target
+    names = (a.name for a in op._schema.arguments)
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+def collect_nodes(x: object) -> list[Node]:
+    if isinstance(x, (list, tuple)):
+        return [n for part in x for n in collect_nodes(part)]
+    return [x] if isinstance(x, Node) else []
+
+
+# Finds the inputs that a graph in training form mutates, and clones what backward needs of them.
 
 
 def find_mutated_inputs(module: GraphModule) -> set[str]:
     """Names of the mutated inputs, found through views and subgraphs."""
     found: set[Node] = set()
-    for node in module.graph.nodes:
-        if node.op == "call_function":
-            found.update(find_base(target) for target in _find_mutated_arguments(module, node))
+    calls = [n for n in module.graph.nodes if n.op == "call_function"]
+    left = [target for node in calls for target in _find_written_nodes(module, node)]
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            if node.target is operator.getitem:
+                left += collect_nodes(node.args[0])
+            elif isinstance(node.target, OpOverload):
+                left += find_aliased_arguments(node)
     return {n.name for n in found if n.op == "placeholder"}
 
 
-def _find_mutated_arguments(module: GraphModule, node: Node) -> list[Node]:
-    """What a call writes to."""
-    op: Any = node.target
-    if op in _UPDATES_STATISTICS and node.args[5]:
-        return [n for n in node.args[3:5] if isinstance(n, Node)]
-    if isinstance(op, OpOverload):
-        given = dict(zip((a.name for a in op._schema.arguments), node.args, strict=False))
-        given.update(node.kwargs)
-        names = [a.name for a in op._schema.arguments if a.alias_info and a.alias_info.is_write]
-        return [n for name in names for n in _flatten_nodes(given.get(name))]
+def _find_written_nodes(module: GraphModule, node: Node) -> list[Node]:
+    """What a call writes to, also within a subgraph."""
+    if isinstance(node.target, OpOverload):
+        return find_mutated_arguments(node)
     inner = [n for n in node.all_input_nodes if n.op == "get_attr"]
-    if op is not torch.ops.higher_order.wrap_with_set_grad_enabled or not inner:
+    if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or not inner:
         return []
     graph: Any = getattr(module, str(inner[0].target))
     inside = find_mutated_inputs(graph)
@@ -164,6 +250,10 @@ def _find_mutated_arguments(module: GraphModule, node: Node) -> list[Node]:
         for n, name in zip(node.args[2:], inputs, strict=True)
         if name in inside and isinstance(n, Node)
     ]
+
+
+# Returns running statistics instead of writing them, and keeps what it was given for backward.
+_FUNCTIONAL_BATCH_NORM = aten._native_batch_norm_legit_functional.default
 
 
 def clone_running_statistics(graph: Graph) -> None:
@@ -181,12 +271,6 @@ def clone_running_statistics(graph: Graph) -> None:
 def clone_for_backward(t: torch.Tensor) -> torch.Tensor:
     """A copy, where there may be a backward pass: also of what torch.compile makes."""
     return t.clone() if torch.is_grad_enabled() and not torch.compiler.is_exporting() else t
-
-
-def _flatten_nodes(x: object) -> list[Node]:
-    if isinstance(x, (list, tuple)):
-        return [n for n in x if isinstance(n, Node)]
-    return [x] if isinstance(x, Node) else []
 
 
 def find_base(node: Node) -> Node:

@@ -18,17 +18,12 @@ from graphport.capture.trace.values import lies_in_order
 from graphport.compat.torch import OpOverload
 from graphport.errors import UnsupportedError
 from graphport.ops import Abstract, get_op_info
-from graphport.ops.registry import overloads
+from graphport.ops.effects import CONTIGUOUS_RESULTS
 from graphport.ops.sizes import expect_condition
 from graphport.symbolic import Expr, ge, lt
 from graphport.tensors.abstract import AbstractTensor, get_val, holds_number
 
 aten = torch.ops.aten
-
-# Their results are contiguous, whatever the strides of their operands.
-_CONTIGUOUS_RESULTS = frozenset(
-    overloads("mm addmm bmm baddbmm linear matmul embedding index_select")
-)
 
 
 class Layouts:
@@ -58,7 +53,7 @@ class Layouts:
         if node in self._unsteady:
             return False
         return (
-            node.target in _CONTIGUOUS_RESULTS
+            node.target in CONTIGUOUS_RESULTS
             or is_contiguous_clone(node)
             or all(self._known[n] for n in self._reads(node))
         )
