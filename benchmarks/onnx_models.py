@@ -67,12 +67,7 @@ def export_ours(case: Case, dynamic: bool, path: Path, target: str = "onnx") -> 
 def export_torch(case: Case, dynamic: bool, path: Path) -> None:
     shapes = case.spec(torch.export.Dim) if dynamic else None
     program = torch.onnx.export(
-        case.model,
-        case.args,
-        kwargs=case.kwargs,
-        dynamic_shapes=shapes,
-        dynamo=True,
-        verbose=False,
+        case.model, case.args, kwargs=case.kwargs, dynamic_shapes=shapes, dynamo=True, verbose=False
     )
     assert program is not None
     program.save(path)

@@ -38,11 +38,7 @@ Point = tuple[CodeType, str, int]
 
 _PACKAGE = os.path.dirname(graphport.__file__) + os.sep
 _UNDOING = ("process.py", "settings.py", "fake_mode.py", "modules.py", "snapshot.py", "sizes.py")
-_AROUND = (
-    contextlib.__file__,
-    torch.utils._python_dispatch.__file__,
-    torch.overrides.__file__,
-)
+_AROUND = (contextlib.__file__, torch.utils._python_dispatch.__file__, torch.overrides.__file__)
 
 
 @functools.cache

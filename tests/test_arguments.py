@@ -278,10 +278,7 @@ CALLS: dict[str, Call] = {
         **RATE,
     ),
     "gp.partition.get_device_loads": named(
-        gp.partition.get_device_loads,
-        partitions=PARTS,
-        node_to_latency_mapping=LATENCIES,
-        **RATE,
+        gp.partition.get_device_loads, partitions=PARTS, node_to_latency_mapping=LATENCIES, **RATE
     ),
     "gp.partition.get_comm_latency_between": named(
         gp.partition.get_comm_latency_between,

@@ -14,11 +14,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 @pytest.mark.parametrize(
-    ("example", "says"),
-    [
-        (quickstart, "equal to eager"),
-        (transformer, "batch=2, seq=16; "),
-    ],
+    ("example", "says"), [(quickstart, "equal to eager"), (transformer, "batch=2, seq=16; ")]
 )
 def test_runs(example: object, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     example.main()

@@ -20,15 +20,7 @@ from torch import nn
 
 import graphport as gp
 from graphport.process import _PATCHES, Patch, restore_on_exit
-from tests.interrupts import (
-    Point,
-    difference,
-    interrupt,
-    model_state,
-    points,
-    process_state,
-    said,
-)
+from tests.interrupts import Point, difference, interrupt, model_state, points, process_state, said
 
 
 class Branching(nn.Module):

@@ -276,8 +276,7 @@ def test_names_within_a_region_of_another_gradient_mode() -> None:
 
 library = torch.library.Library("gp_behaviour", "DEF")
 library.define(
-    "foo(Tensor(a!) x, Tensor(b!) z) -> (Tensor, Tensor, Tensor)",
-    tags=torch.Tag.pt2_compliant_tag,
+    "foo(Tensor(a!) x, Tensor(b!) z) -> (Tensor, Tensor, Tensor)", tags=torch.Tag.pt2_compliant_tag
 )
 library.define("foo_mutated(Tensor(a!) x) -> (Tensor, Tensor)")
 library.define("foo_functional(Tensor x) -> Tensor")

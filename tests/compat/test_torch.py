@@ -186,8 +186,7 @@ def test_every_way_to_a_private_name_is_seen(source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["import torch\ntorch.ops.aten._conj.default", "import torch\ntorch.Tensor.__len__"],
+    "source", ["import torch\ntorch.ops.aten._conj.default", "import torch\ntorch.Tensor.__len__"]
 )
 def test_operators_and_protocols_are_not_private(source: str) -> None:
     assert not list(find_private(source))

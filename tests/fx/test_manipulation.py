@@ -65,12 +65,7 @@ def test_sizes_of_parameters_by_their_own_dtype() -> None:
 def test_sizes_of_several_results_and_of_none() -> None:
     gm = symbolic_trace(lambda x: (x.chunk(2), x.size(0), torch.topk(x, 1)))
     get_size_of_all_nodes(gm, [torch.zeros(2, 6)])
-    assert sizes(gm) == {
-        "x": (48, 48),
-        "chunk": (48, 48),
-        "size": (0, 0),
-        "topk": (8 + 16, 8 + 16),
-    }
+    assert sizes(gm) == {"x": (48, 48), "chunk": (48, 48), "size": (0, 0), "topk": (8 + 16, 8 + 16)}
 
 
 def test_sizes_of_programs() -> None:

@@ -51,13 +51,7 @@ class Pictures(nn.Module):
 MODELS = [
     (Several(), torch.randn(4, 3)),
     (Pictures(), torch.randn(2, 3, 8, 8)),
-    (
-        nn.Sequential(
-            nn.Embedding(9, 4),
-            nn.LSTM(4, 5),
-        ),
-        torch.randint(9, (3, 2)),
-    ),
+    (nn.Sequential(nn.Embedding(9, 4), nn.LSTM(4, 5)), torch.randint(9, (3, 2))),
     (
         nn.Sequential(nn.Conv3d(1, 2, 1).to(memory_format=torch.channels_last_3d)),
         torch.randn(1, 1, 2, 2, 2).to(memory_format=torch.channels_last_3d),
@@ -81,8 +75,7 @@ def test_quantised_tensors_as_the_reference() -> None:
     compare(nn.ReLU(), torch.quantize_per_tensor(torch.randn(2), 0.1, 3, torch.quint8))
     scales, points = torch.tensor([0.1, 0.2]), torch.tensor([1, 2])
     compare(
-        nn.Identity(),
-        torch.quantize_per_channel(torch.randn(2, 3), scales, points, 0, torch.qint8),
+        nn.Identity(), torch.quantize_per_channel(torch.randn(2, 3), scales, points, 0, torch.qint8)
     )
 
 

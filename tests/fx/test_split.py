@@ -106,11 +106,7 @@ def test_names_of_modules_lead_back() -> None:
 
     names: dict[str, str] = {}
     split = split_module(gm, None, callback, names)
-    assert names == {
-        "submod_1.lin": "lin",
-        "submod_2.lin": "lin",
-        "submod_2.deep.0": "deep.0",
-    }
+    assert names == {"submod_1.lin": "lin", "submod_2.lin": "lin", "submod_2.deep.0": "deep.0"}
     for new, old in names.items():
         assert split.get_submodule(new) is gm.get_submodule(old)
     x = torch.randn(2, 4)

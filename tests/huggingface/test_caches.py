@@ -155,10 +155,7 @@ CACHES: dict[str, tuple[Any, list[str]]] = {
     "minimax": (minimax, [".layers[0]['keys']", ".layers[0]['values']", ".linear_cache[1]"]),
     "mimi": (mimi, [".padding_cache[0]"]),
     "padding": (padding, ["['first']['cache']"]),
-    "reformer": (
-        reformer,
-        [".seen_tokens", ".buckets_cache[0]", ".states_cache[0]"],
-    ),
+    "reformer": (reformer, [".seen_tokens", ".buckets_cache[0]", ".states_cache[0]"]),
     "xlstm": (
         xlstm,
         [".seqlen_offset", ".rnn_state[0][0]", ".rnn_state[0][1]", ".rnn_state[0][2]"],

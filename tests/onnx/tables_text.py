@@ -10,10 +10,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 OURS, THEIRS = "graphport", "torch.onnx"
 MARKS = {"ok": "yes", "wrong": "**wrong**", "not run": "not run", "crash": "crash"}
-COLUMNS = {
-    "operators": ("float32", "int64", "bool", "float16"),
-    "models": ("dynamic", "static"),
-}
+COLUMNS = {"operators": ("float32", "int64", "bool", "float16"), "models": ("dynamic", "static")}
 
 Verdicts = dict[tuple[str, str, str], Any]
 """Result by name, case and exporter."""

@@ -212,10 +212,7 @@ def test_encoder_and_decoder(name: str) -> None:
     empty = hf.EncoderDecoderCache(
         hf.DynamicCache(config=model.config), hf.DynamicCache(config=model.config)
     )
-    example = {
-        "encoder_outputs": BaseModelOutput(states[:2]),
-        "decoder_input_ids": PROMPT[:2, :2],
-    }
+    example = {"encoder_outputs": BaseModelOutput(states[:2]), "decoder_input_ids": PROMPT[:2, :2]}
     shapes: dict[str, Any] = {
         "encoder_outputs": {"last_hidden_state": {0: batch, 1: source}},
         "decoder_input_ids": {0: batch, 1: new},

@@ -315,10 +315,7 @@ def test_nested_inputs() -> None:
         return z
 
     t = lambda: torch.randn(3)
-    check(
-        module(f),
-        ({"a": t(), "c": t()}, (t(), (t(), t())), [[t(), t()], [t(), t(), t()]]),
-    )
+    check(module(f), ({"a": t(), "c": t()}, (t(), (t(), t())), [[t(), t()], [t(), t(), t()]]))
 
 
 def test_nested_outputs() -> None:

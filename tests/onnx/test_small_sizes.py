@@ -349,10 +349,7 @@ ROWS = torch.tensor([[1, -INF], [-INF, -INF], [INF, 1], [NAN, 1], [1, 2]], dtype
 
 @pytest.mark.parametrize(
     "fn",
-    [
-        lambda x: F.log_softmax(x, -1),
-        lambda x: torch.cdist(x, torch.ones(2, 2).double(), 0.0),
-    ],
+    [lambda x: F.log_softmax(x, -1), lambda x: torch.cdist(x, torch.ones(2, 2).double(), 0.0)],
     ids=["log_softmax", "cdist"],
 )
 def test_doubles_that_are_not_finite(fn: Program) -> None:

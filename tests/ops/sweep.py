@@ -19,14 +19,7 @@ from torch.utils import _pytree as pytree
 import graphport as gp
 from tests.helpers import assert_same, clone, compare_metadata
 
-DTYPES = (
-    torch.float32,
-    torch.int64,
-    torch.bool,
-    torch.complex64,
-    torch.float16,
-    torch.bfloat16,
-)
+DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64, torch.float16, torch.bfloat16)
 
 HALVES = (torch.float16, torch.bfloat16)
 WIDER = {

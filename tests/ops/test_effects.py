@@ -16,11 +16,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 import graphport as gp
 from graphport.compat.torch import OpOverload, pytree
 from graphport.fx.effects import find_mutated_values
-from graphport.ops.effects import (
-    CONTIGUOUS_RESULTS,
-    find_aliased_arguments,
-    find_mutated_arguments,
-)
+from graphport.ops.effects import CONTIGUOUS_RESULTS, find_aliased_arguments, find_mutated_arguments
 
 aten = torch.ops.aten
 

@@ -26,12 +26,7 @@ ROWS = [
     ),
     *(
         row(lambda a, fn=fn: fn(a), "b t", name=fn.__name__)
-        for fn in (
-            torch.zeros_like,
-            torch.ones_like,
-            torch.rand_like,
-            torch.randn_like,
-        )
+        for fn in (torch.zeros_like, torch.ones_like, torch.rand_like, torch.randn_like)
     ),
     row(lambda a: torch.full((2, a.shape[1]), 7), "b t", name="full_int"),
     row(lambda a: torch.full(a.shape, 0.5), "b t", name="full"),

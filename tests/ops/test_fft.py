@@ -24,12 +24,7 @@ ROWS = [
     ),
     *(
         row(fn, "b t c", least=SOME, name=fn.__name__)
-        for fn in (
-            torch.fft.rfft,
-            torch.fft.rfft2,
-            torch.fft.rfftn,
-            torch.fft.ihfft,
-        )
+        for fn in (torch.fft.rfft, torch.fft.rfft2, torch.fft.rfftn, torch.fft.ihfft)
     ),
     row(lambda a: torch.fft.rfft(a, n=6, dim=1), "b 5 c", least=SOME, name="rfft_n"),
     row(

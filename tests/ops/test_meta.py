@@ -25,10 +25,7 @@ BY_DATA = {
     "gradient": "same device",
 }
 # A kernel that needs probabilities says nothing of zeros.
-OTHERS = {
-    ("multinomial", "Long tensor out"),
-    ("multinomial", "2^24"),
-}
+OTHERS = {("multinomial", "Long tensor out"), ("multinomial", "2^24")}
 
 
 def is_excused(name: str, text: str) -> bool:

@@ -65,12 +65,7 @@ ROWS = [
     ),
     *(
         row(lambda a, fn=fn: fn(a), "b t", least=SOME, name=f"{fn.__name__}_all")
-        for fn in (
-            torch.max,
-            torch.min,
-            torch.argmax,
-            torch.median,
-        )
+        for fn in (torch.max, torch.min, torch.argmax, torch.median)
     ),
     row(lambda a: a.sum((0, 2)), "b t c", name="sum_dims"),
     row(lambda a: a.sum((0, -1), keepdim=True), "b t c", name="sum_dims_keepdim"),

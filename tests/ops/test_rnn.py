@@ -51,12 +51,7 @@ def test_projection() -> None:
     spec = ((gp.Dim("batch", min=1), gp.Dim("length", min=1), None),)
     others = [(torch.randn(1, 7, 6),)]
     check(
-        model,
-        (torch.randn(2, 5, 6),),
-        dynamic_shapes=spec,
-        others=others,
-        rtol=CLOSE,
-        atol=CLOSE,
+        model, (torch.randn(2, 5, 6),), dynamic_shapes=spec, others=others, rtol=CLOSE, atol=CLOSE
     )
 
 

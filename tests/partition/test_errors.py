@@ -104,11 +104,7 @@ def test_mappings() -> None:
     text = refused(gm, (1,), aot, node_to_partition_mapping=ids)
     assert "places partition 0 on no device, and the devices are [0]" in text
     text = refused(
-        gm,
-        (1,),
-        aot,
-        node_to_partition_mapping=ids,
-        partition_to_logical_device_mapping={0: [5]},
+        gm, (1,), aot, node_to_partition_mapping=ids, partition_to_logical_device_mapping={0: [5]}
     )
     assert "places partition 0 on [5]" in text
     circular = {node: i % 2 for i, node in enumerate(ops)}

@@ -120,11 +120,7 @@ OPERATIONS = {
     "copy_": (lambda p: p.tensor(p.b, p.s).copy_(p.tensor(p.b, p.s)), "b, s", []),
     "topk": (lambda p: seq(p).topk(3, -1).values, "b, s, 3", []),
     "roll": (lambda p: seq(p).roll(1, 1), "b, s, 64", []),
-    "conv2d, same": (
-        lambda p: F.conv2d(image(p), weight(8, 3, 3, 3), padding=1),
-        "b, 8, h, w",
-        [],
-    ),
+    "conv2d, same": (lambda p: F.conv2d(image(p), weight(8, 3, 3, 3), padding=1), "b, 8, h, w", []),
     "conv2d, strided": (
         lambda p: F.conv2d(image(p), weight(8, 3, 3, 3), stride=2),
         "b, 8, (h + 1)//2 - 1, (w + 1)//2 - 1",
@@ -148,17 +144,9 @@ OPERATIONS = {
         "b, 3, h//2, 3*w",
         [],
     ),
-    "batch_norm": (
-        lambda p: F.batch_norm(image(p), weight(3), weight(3)),
-        "b, 3, h, w",
-        [],
-    ),
+    "batch_norm": (lambda p: F.batch_norm(image(p), weight(3), weight(3)), "b, 3, h, w", []),
     "pad": (lambda p: F.pad(image(p), (1, 2, 3, 4)), "b, 3, h + 7, w + 3", []),
-    "channels last": (
-        lambda p: image(p).to(memory_format=torch.channels_last),
-        "b, 3, h, w",
-        [],
-    ),
+    "channels last": (lambda p: image(p).to(memory_format=torch.channels_last), "b, 3, h, w", []),
     "a chain": (
         lambda p: F.conv2d(
             F.max_pool2d(F.conv2d(image(p), weight(4, 3, 3, 3), padding=1), 2),

@@ -86,10 +86,7 @@ FORMS = [
     (eq(seq % 4, 0), "seq % 4 == 0"),
     (eq(u, -3), "u0 == -3"),
     (and_(ge(batch, 4), ne(seq, 2)), "batch >= 4 and seq != 2"),
-    (
-        or_(and_(ge(batch, 4), ge(seq, 4)), eq(u, 0)),
-        "(batch >= 4 and seq >= 4) or u0 == 0",
-    ),
+    (or_(and_(ge(batch, 4), ge(seq, 4)), eq(u, 0)), "(batch >= 4 and seq >= 4) or u0 == 0"),
     (not_(lt(f, 2.0)), "not f1 < 2.0"),
     (ite(ge(batch, 4), batch, seq), "(batch if batch >= 4 else seq)"),
     (sqrt(batch), "math.sqrt(float(batch))"),
@@ -162,11 +159,7 @@ def test_the_text_evaluates_to_the_value(tree):
 
 @pytest.mark.parametrize(
     ("r", "text"),
-    [
-        (Range(2, 64), "[2, 64]"),
-        (Range(0, math.inf), "[0, oo]"),
-        (Range(-math.inf, 5), "[-oo, 5]"),
-    ],
+    [(Range(2, 64), "[2, 64]"), (Range(0, math.inf), "[0, oo]"), (Range(-math.inf, 5), "[-oo, 5]")],
 )
 def test_ranges(r, text):
     assert str(r) == text

@@ -87,11 +87,7 @@ ROWS = {
         lambda x: eq(x.n // x.s * x.s + x.n % x.s, x.n),
         True,
     ),
-    "padding to a multiple": (
-        lambda x: [],
-        lambda x: eq((x.n + (-x.n) % 4) % 4, 0),
-        True,
-    ),
+    "padding to a multiple": (lambda x: [], lambda x: eq((x.n + (-x.n) % 4) % 4, 0), True),
     "padding two sizes to a multiple": (
         lambda x: [],
         lambda x: eq(
@@ -100,22 +96,14 @@ ROWS = {
         ),
         True,
     ),
-    "an exact quotient": (
-        lambda x: [eq(x.n % 4, 0)],
-        lambda x: eq(x.n // 4 * 4, x.n),
-        True,
-    ),
+    "an exact quotient": (lambda x: [eq(x.n % 4, 0)], lambda x: eq(x.n // 4 * 4, x.n), True),
     "an exact quotient by a symbol": (
         lambda x: [eq(x.n % x.s, 0)],
         lambda x: eq(x.n // x.s * x.s, x.n),
         True,
     ),
     "a range of a quotient": (lambda x: [ge(x.n // 4, 3)], lambda x: ge(x.n, 12), True),
-    "a range of a quotient from above": (
-        lambda x: [le(x.n // 4, 3)],
-        lambda x: le(x.n, 15),
-        True,
-    ),
+    "a range of a quotient from above": (lambda x: [le(x.n // 4, 3)], lambda x: le(x.n, 15), True),
     # min, max, abs, choice
     "min": (lambda x: [], lambda x: le(min_(x.n, x.m), x.m), True),
     "max": (lambda x: [], lambda x: ge(max_(x.n, x.m) + 1, x.m), True),
@@ -125,11 +113,7 @@ ROWS = {
     "max of what is learnt": (lambda x: [le(max_(x.u, x.v), 2)], lambda x: le(x.v, 2), True),
     "clamp": (lambda x: [], lambda x: le(max_(0, min_(x.u, x.n)), x.n), True),
     "abs": (lambda x: [], lambda x: ge(abs_(x.u), x.u), True),
-    "choice": (
-        lambda x: [],
-        lambda x: ge(ite(ge(x.u, 0), x.n, x.s), 0),
-        True,
-    ),
+    "choice": (lambda x: [], lambda x: ge(ite(ge(x.u, 0), x.n, x.s), 0), True),
     # facts
     "a fact itself": (lambda x: [ge(x.n, x.m)], lambda x: ge(x.n, x.m), True),
     "a fact and some room": (lambda x: [ge(x.n, x.m)], lambda x: ge(x.n + 3, x.m), True),
@@ -149,11 +133,7 @@ ROWS = {
         lambda x: ge(x.n, 1),
         True,
     ),
-    "between two bounds": (
-        lambda x: [ge(x.u, 4), le(x.u, 4)],
-        lambda x: eq(x.u, 4),
-        True,
-    ),
+    "between two bounds": (lambda x: [ge(x.u, 4), le(x.u, 4)], lambda x: eq(x.u, 4), True),
     # equalities
     "equal": (lambda x: [eq(x.n, x.m)], lambda x: eq(x.b * x.n, x.m * x.b), True),
     "equal, through a third": (
@@ -163,11 +143,7 @@ ROWS = {
     ),
     "ranges of equals": (lambda x: [eq(x.n, x.s)], lambda x: ge(x.n, 2), True),
     "a value": (lambda x: [eq(x.n, 7)], lambda x: eq(x.n % 2, 1), True),
-    "a linear equation": (
-        lambda x: [eq(x.u, 2 * x.n + 1)],
-        lambda x: eq(x.u % 2, 0),
-        False,
-    ),
+    "a linear equation": (lambda x: [eq(x.u, 2 * x.n + 1)], lambda x: eq(x.u % 2, 0), False),
     "an equation without unit coefficient": (
         lambda x: [eq(2 * x.u, 3 * x.v)],
         lambda x: ge(4 * x.u, 6 * x.v),
@@ -193,11 +169,7 @@ ROWS = {
     "and": (lambda x: [], lambda x: and_(ge(x.n, 3), ge(x.s, 2)), None),
     "and, refuted": (lambda x: [], lambda x: and_(ge(x.n, 3), le(x.s, 1)), False),
     "or": (lambda x: [], lambda x: or_(ge(x.n, 3), ge(x.s * x.h, 2)), True),
-    "parts of a learnt and": (
-        lambda x: [and_(ge(x.n, 3), ge(x.m, 4))],
-        lambda x: ge(x.m, 2),
-        True,
-    ),
+    "parts of a learnt and": (lambda x: [and_(ge(x.n, 3), ge(x.m, 4))], lambda x: ge(x.m, 2), True),
     "a learnt or is itself": (
         lambda x: [or_(ge(x.n, 3), ge(x.m, 4))],
         lambda x: or_(ge(x.m, 4), ge(x.n, 3)),

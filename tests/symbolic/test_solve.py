@@ -225,12 +225,7 @@ SOLUTIONS: dict[str, tuple[tuple[str, ...], dict[str, int], dict[str, str], list
     "two bounds that meet": (("ge(x, 4)", "le(x, 4)"), {"x": 4}, {"x": "4"}, []),
     "equality": (("eq(x, y)",), {"x": 4, "y": 4}, {"y": "x"}, []),
     "the earlier stays": (("eq(y, x + 1)",), {"x": 4, "y": 5}, {"y": "x + 1"}, []),
-    "the later is the root": (
-        ("eq(x, 2*y + 1)",),
-        {"x": 5, "y": 2},
-        {"x": "2*y + 1"},
-        [],
-    ),
+    "the later is the root": (("eq(x, 2*y + 1)",), {"x": 5, "y": 2}, {"x": "2*y + 1"}, []),
     "a chain": (
         ("eq(x + 1, y)", "eq(y + 1, z)"),
         {"x": 4, "y": 5, "z": 6},
@@ -256,18 +251,8 @@ SOLUTIONS: dict[str, tuple[tuple[str, ...], dict[str, int], dict[str, str], list
         [],
     ),
     "a multiple": (("eq(mod(x, 4), 0)",), {"x": 8}, {"x": "4*_x"}, []),
-    "a remainder": (
-        ("eq(mod(x, 5), 3)",),
-        {"x": 8},
-        {"x": "5*_x - 2", "_x in": "[1, oo]"},
-        [],
-    ),
-    "two remainders": (
-        ("eq(mod(x, 4), 1)", "eq(mod(x, 3), 2)"),
-        {"x": 5},
-        {"x": "12*__x + 5"},
-        [],
-    ),
+    "a remainder": (("eq(mod(x, 5), 3)",), {"x": 8}, {"x": "5*_x - 2", "_x in": "[1, oo]"}, []),
+    "two remainders": (("eq(mod(x, 4), 1)", "eq(mod(x, 3), 2)"), {"x": 5}, {"x": "12*__x + 5"}, []),
     "a remainder of a relation": (
         ("eq(x + 1, y)", "eq(mod(y, 3), 0)", "ge(x, 5)", "le(x, 36)"),
         {"x": 11, "y": 12},
@@ -297,12 +282,7 @@ SOLUTIONS: dict[str, tuple[tuple[str, ...], dict[str, int], dict[str, str], list
         [],
     ),
     "a sum": (("eq(x + y, 7)",), {"x": 3, "y": 4}, {}, ["x + y == 7"]),
-    "a sum of two dims": (
-        ("eq(x, y + z)",),
-        {"x": 7, "y": 3, "z": 4},
-        {},
-        ["x == y + z"],
-    ),
+    "a sum of two dims": (("eq(x, y + z)",), {"x": 7, "y": 3, "z": 4}, {}, ["x == y + z"]),
     "an inequality of two": (("ge(x, y + 1)",), {"x": 5, "y": 4}, {}, ["x > y"]),
 }
 

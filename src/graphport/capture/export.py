@@ -15,11 +15,7 @@ from torch.fx import GraphModule, Node
 
 from graphport import source
 from graphport.arguments import FLAG, NAMES, NONE, TABLE, check_arguments, one_of
-from graphport.capture.control_flow import (  # noqa: F401  register their operators
-    autograd_functions,
-    cond,
-    loops,
-)
+from graphport.capture.control_flow import autograd_functions, cond, loops  # noqa: F401  register their operators
 from graphport.capture.handlers import (  # noqa: F401  register their operators
     collectives,
     composites,
@@ -78,11 +74,7 @@ from graphport.capture.trace.training import (
     detach_no_grad_results,
     wrap_grad_regions,
 )
-from graphport.capture.trace.values import (
-    Storage,
-    Value,
-    note_overlap,
-)
+from graphport.capture.trace.values import Storage, Value, note_overlap
 from graphport.compat.torch import OpOverload, disable_current_modes, pytree
 from graphport.errors import (
     ConstraintViolationError,

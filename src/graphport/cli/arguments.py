@@ -347,10 +347,7 @@ def _add_sizes(command: argparse.ArgumentParser) -> None:
 
 
 def _add_command(
-    commands: Commands,
-    name: str,
-    purpose: str,
-    epilog: str,
+    commands: Commands, name: str, purpose: str, epilog: str
 ) -> argparse.ArgumentParser:
     made = _make_parser(
         commands.add_parser, name=name, help=purpose, description=purpose, epilog=epilog

@@ -131,11 +131,7 @@ def verification_to_json(report: Any) -> dict[str, object]:
         ],
         "first_divergence": None
         if where is None
-        else {
-            "node": str(where.node),
-            "module": where.module,
-            "source": str(where.source),
-        },
+        else {"node": str(where.node), "module": where.module, "source": str(where.source)},
     }
 
 

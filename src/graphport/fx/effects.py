@@ -74,12 +74,7 @@ _RANDOM_FUNCTIONS = frozenset(
         multi_head_attention_forward
     """.split()
 )
-_RANDOM_MODULES = (
-    DropoutNd,
-    nn.RReLU,
-    nn.FractionalMaxPool2d,
-    nn.FractionalMaxPool3d,
-)
+_RANDOM_MODULES = (DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 # Where functions are from that draw only if they are known to.
 _KNOWN_PACKAGES = frozenset({"torch", "_operator", "operator", "builtins", "math", "graphport"})
 

@@ -690,11 +690,7 @@ def is_torch_module(module: nn.Module) -> bool:
 
 
 @check_arguments(
-    root=MODULE,
-    target=TEXT,
-    args=ARGS,
-    kwargs=DICT | NONE,
-    normalize_to_only_use_kwargs=FLAG,
+    root=MODULE, target=TEXT, args=ARGS, kwargs=DICT | NONE, normalize_to_only_use_kwargs=FLAG
 )
 def normalize_module(
     root: nn.Module,

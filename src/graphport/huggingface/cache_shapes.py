@@ -170,10 +170,7 @@ def _expand_part(place: str, spec: object, part: Any) -> Any:
         return (
             _expand_by_name(place, wish, part)
             if isinstance(part, list)
-            else {
-                **wish,
-                **_expand_children(place, wish, part),
-            }
+            else {**wish, **_expand_children(place, wish, part)}
         )
     if isinstance(wish, (list, tuple)) and len(wish) == len(part):
         return _expand_children(place, dict(zip(_list_keys(part), wish, strict=True)), part)

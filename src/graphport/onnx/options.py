@@ -71,8 +71,7 @@ class ExportOptions:
         known = TARGETS[self.target].opsets
         if self.opset is not None and not (type(self.opset) is int and self.opset in known):
             raise InputError(
-                f"opset={self.opset!r} is not supported",
-                fix=f"one from {known[0]} to {known[-1]}",
+                f"opset={self.opset!r} is not supported", fix=f"one from {known[0]} to {known[-1]}"
             )
         if not isinstance(self.verify, bool):
             VerifyOptions.of(self.verify)

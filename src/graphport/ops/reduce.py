@@ -44,14 +44,8 @@ def reduces(promotion: Promotion) -> Rule:
     return rule
 
 
-register_rule(
-    overloads("sum.default,dim_IntList prod.dim_int nansum"),
-    reduces(promote.to_sum),
-)
-register_rule(
-    overloads("nanmean amax amin max min median nanmedian"),
-    reduces(promote.keep_dtype),
-)
+register_rule(overloads("sum.default,dim_IntList prod.dim_int nansum"), reduces(promote.to_sum))
+register_rule(overloads("nanmean amax amin max min median nanmedian"), reduces(promote.keep_dtype))
 register_rule([aten.logsumexp.default], reduces(promote.to_float))
 register_rule(
     overloads("any.default,dim,dims all.default,dim,dims"),

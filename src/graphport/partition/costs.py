@@ -143,9 +143,7 @@ def _get_comm_latency(parent: Partition, child: Partition, rate: float) -> float
 
 
 @check_arguments(
-    partitions=PARTITIONS,
-    partition_to_latency_mapping=DICT,
-    transfer_rate_bytes_per_sec=number(0),
+    partitions=PARTITIONS, partition_to_latency_mapping=DICT, transfer_rate_bytes_per_sec=number(0)
 )
 def get_latency_of_partitioned_graph(
     partitions: Sequence[Partition],

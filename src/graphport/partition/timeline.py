@@ -59,16 +59,7 @@ from graphport.program.atomic_write import write_text
 LEFT, RIGHT, ROW, TOP, EDGE = 350, 860, 74, 92, 24
 """Widths of the two halves, height of a row, room for the title, margin."""
 
-COLOURS = (
-    "#2f6fb3",
-    "#b4561d",
-    "#2c8a5f",
-    "#b03a63",
-    "#6b4fb0",
-    "#1f8796",
-    "#8f6d12",
-    "#9a3f9e",
-)
+COLOURS = ("#2f6fb3", "#b4561d", "#2c8a5f", "#b03a63", "#6b4fb0", "#1f8796", "#8f6d12", "#9a3f9e")
 """Of micro-batches, in turn: white reads well on each, and each shows on either background."""
 
 STYLE = """

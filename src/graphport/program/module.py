@@ -42,12 +42,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-_STATE = (
-    InputKind.PARAMETER,
-    InputKind.BUFFER,
-    InputKind.CONSTANT_TENSOR,
-    InputKind.CUSTOM_OBJ,
-)
+_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.CUSTOM_OBJ)
 _MUTATIONS = {
     OutputKind.BUFFER_MUTATION,
     OutputKind.PARAMETER_MUTATION,

@@ -81,10 +81,7 @@ def plan_steps(
 
 
 def _compute_levels(
-    graph: Graph,
-    taken: Callable[[Node], bool],
-    ordered: Callable[[Node], bool],
-    final: set[Node],
+    graph: Graph, taken: Callable[[Node], bool], ordered: Callable[[Node], bool], final: set[Node]
 ) -> dict[Node, int]:
     levels: dict[Node, int] = {}
     reached = 0

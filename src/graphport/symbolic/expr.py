@@ -127,9 +127,7 @@ min_ = _make_promoting("min_", integers.min_, floats.min_)
 max_ = _make_promoting("max_", integers.max_, floats.max_)
 eq = _make_promoting("eq", _eq, logic.feq)
 ne = _make_promoting(
-    "ne",
-    lambda a, b: logic.not_(_eq(a, b)),
-    lambda a, b: logic.not_(logic.feq(a, b)),
+    "ne", lambda a, b: logic.not_(_eq(a, b)), lambda a, b: logic.not_(logic.feq(a, b))
 )
 ge = _make_promoting("ge", _ge, lambda a, b: logic.fle(b, a))
 le = _make_promoting("le", lambda a, b: _ge(b, a), logic.fle)

@@ -315,10 +315,7 @@ def test_map_with_closures_sizes_and_modules():
 
         def forward(self, x, k):
             n = x.shape[0]
-            return gp.map(
-                lambda row: self.linear(row) * n + k.item(),
-                x,
-            ).sum(0)
+            return gp.map(lambda row: self.linear(row) * n + k.item(), x).sum(0)
 
     args = (torch.randn(3, 4), torch.tensor(2))
     check(

@@ -131,12 +131,7 @@ LEAKS = {
     Inherited: "LAST",
     closed_over: "last",
 }
-STATE = {
-    Counter: "self.step",
-    Ring: "self.seen",
-    Forgetful: "self.first",
-    InBranch: "self.step",
-}
+STATE = {Counter: "self.step", Ring: "self.seen", Forgetful: "self.first", InBranch: "self.step"}
 SPEC = {"x": {0: Dim("n")}}
 
 

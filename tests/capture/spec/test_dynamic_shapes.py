@@ -95,9 +95,7 @@ def test_broadcasting_against_one_does_not_fix_a_dim() -> None:
 def test_range_constraints_have_roots_and_derived_dims() -> None:
     d = gp.Dim("d", min=1, max=2)
     ep = gp.export(
-        lambda x, y: x + y[1:],
-        (torch.ones(2), torch.ones(3)),
-        dynamic_shapes=({0: d}, {0: d + 1}),
+        lambda x, y: x + y[1:], (torch.ones(2), torch.ones(3)), dynamic_shapes=({0: d}, {0: d + 1})
     )
     assert {str(k): (r.lower, r.upper) for k, r in ep.range_constraints.items()} == {
         "d": (1, 2),

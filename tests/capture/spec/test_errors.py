@@ -680,10 +680,7 @@ MAKING: list[tuple[Any, str]] = [
     ),
     (lambda: Dim.AUTO(min=3, max=1), "Dim.AUTO(min=3, max=1): max=1 is smaller than min=3"),
     (lambda: Dim.DYNAMIC(max="8"), "Dim.DYNAMIC(max=8): a limit is a number, got '8'"),
-    (
-        lambda: Dim.STATIC(max=8),
-        "Dim.STATIC takes no range\n  fix  Dim.DYNAMIC(min=..., max=...)",
-    ),
+    (lambda: Dim.STATIC(max=8), "Dim.STATIC takes no range\n  fix  Dim.DYNAMIC(min=..., max=...)"),
     (
         lambda: Dim.AUTO(max=8)(min=1),
         "Dim.AUTO(max=8) takes no range\n  fix  Dim.DYNAMIC(min=..., max=...)",

@@ -68,11 +68,7 @@ CONTAINERS = {
         lambda v: v["z"] - v["a"],
         ["v_z", "v_a"],
     ),
-    "defaultdict": (
-        collections.defaultdict(list, k=[t()]),
-        lambda v: v["k"][0] * 2,
-        ["v_k_0"],
-    ),
+    "defaultdict": (collections.defaultdict(list, k=[t()]), lambda v: v["k"][0] * 2, ["v_k_0"]),
     "deque": (collections.deque([t(), t()]), lambda v: v[0] - v[1], ["v_0", "v_1"]),
     "dataclass": (Point(t(), t()), lambda v: v.x + v.y * v.scale, ["v_x", "v_y", "v_scale"]),
     "registered": (Bag([t(), t()], "q"), lambda v: v.items[0] - v.items[1], ["v_0", "v_1"]),

@@ -218,10 +218,7 @@ def turned(x: Tensor) -> Tensor:
     return v
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [flatten_input, flatten_result, read_flattened, contiguous, turned],
-)
+@pytest.mark.parametrize("fn", [flatten_input, flatten_result, read_flattened, contiguous, turned])
 def test_views_that_another_layout_makes_copies(fn: Callable[..., Any]) -> None:
     run = check(fn, torch.randn(3, 4), spec=({0: n, 1: m},)).module()
     for x in (

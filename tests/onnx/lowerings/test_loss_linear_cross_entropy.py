@@ -8,9 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules.linear_cross_entropy import (
-    _linear_cross_entropy_batch_chunked as whole,
-)
+from torch.nn.modules.linear_cross_entropy import _linear_cross_entropy_batch_chunked as whole
 from torch.nn.modules.linear_cross_entropy import (
     _linear_cross_entropy_batch_chunked_no_reduction as each,
 )

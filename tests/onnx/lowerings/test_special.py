@@ -52,14 +52,7 @@ WIDE: dict[str, Callable[..., Any]] = {
 }
 NARROW: dict[str, Callable[..., Any]] = {
     f.__name__: f
-    for f in (
-        torch.asin,
-        torch.acos,
-        torch.atanh,
-        torch.erfinv,
-        torch.special.ndtri,
-        torch.logit,
-    )
+    for f in (torch.asin, torch.acos, torch.atanh, torch.erfinv, torch.special.ndtri, torch.logit)
 }
 # Relative; the function itself is ill-conditioned where torch and a formula differ by more.
 PRECISION = {torch.float32: 4e-6, torch.float64: 1e-12}

@@ -327,8 +327,7 @@ def test_names_of_keyword_arguments(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["__class__", "__dict__", "_modules.x", "forward", "training", "", "a..b", "a" * 5000],
+    "name", ["__class__", "__dict__", "_modules.x", "forward", "training", "", "a..b", "a" * 5000]
 )
 def test_names_of_tensors(name: str) -> None:
     def rename(d: Any) -> None:

@@ -174,12 +174,7 @@ def in_tensors(data: bytes, rng: random.Random) -> bytes:
     return packed(document, mutate_bytes(tensors, rng))
 
 
-CHANGES = {
-    "bytes": mutate_bytes,
-    "document": in_document,
-    "text": in_text,
-    "tensors": in_tensors,
-}
+CHANGES = {"bytes": mutate_bytes, "document": in_document, "text": in_text, "tensors": in_tensors}
 QUICK = {"bytes": 100, "document": 250, "text": 30, "tensors": 40}
 LONG = {"bytes": 3000, "document": 6000, "text": 500, "tensors": 1000}
 

@@ -227,10 +227,7 @@ CASES: dict[str, Case] = {
         wrong=((randn(7),), (randn(2),), (randn(102),)),
     ),
     "selecting": Case(
-        Selecting,
-        (randn(6, 3),),
-        lambda Dim: {"x": {0: Dim("n")}},
-        others=((randn(9, 3),),),
+        Selecting, (randn(6, 3),), lambda Dim: {"x": {0: Dim("n")}}, others=((randn(9, 3),),)
     ),
     "sliced": Case(
         Sliced,

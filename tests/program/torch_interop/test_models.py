@@ -14,10 +14,7 @@ from torch import nn
 import graphport as gp
 from tests.helpers import assert_same
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")]
 
 SMALL: dict[str, Any] = {"vocab_size": 50}
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -31,13 +28,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
         )
     ),
     "gpt2": lambda: transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            **SMALL,
-            n_embd=32,
-            n_layer=1,
-            n_head=4,
-            use_cache=False,
-        )
+        transformers.GPT2Config(**SMALL, n_embd=32, n_layer=1, n_head=4, use_cache=False)
     ),
     "llama": lambda: transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
@@ -52,13 +43,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "t5": lambda: transformers.T5Model(
         transformers.T5Config(
-            **SMALL,
-            d_model=32,
-            d_kv=8,
-            d_ff=64,
-            num_layers=1,
-            num_heads=4,
-            use_cache=False,
+            **SMALL, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, use_cache=False
         )
     ),
 }

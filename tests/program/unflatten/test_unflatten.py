@@ -600,10 +600,7 @@ def test_it_is_moved_copied_and_pickled():
     want = used(*inputs[0], **inputs[1])
     for copied in (copy.deepcopy(used), pickle.loads(pickle.dumps(used))):
         torch.testing.assert_close(copied(*inputs[0], **inputs[1]), want)
-    for made in (
-        copy.deepcopy(gp.unflatten(ep)),
-        pickle.loads(pickle.dumps(gp.unflatten(ep))),
-    ):
+    for made in (copy.deepcopy(gp.unflatten(ep)), pickle.loads(pickle.dumps(gp.unflatten(ep)))):
         torch.testing.assert_close(made(*inputs[0], **inputs[1]), plain)
         assert made.a.lin is made.b.lin and made.a.lin.weight is not model.a.lin.weight
     moved = gp.unflatten(ep)

@@ -18,12 +18,7 @@ from graphport import errors
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.inference import infer_shape
 from graphport.onnx.emit.ir import Attributes, Derived, Graph, Node, Shape, Value, weight_versions
-from graphport.onnx.emit.schemas import (
-    ONNX_OF,
-    TORCH_OF,
-    Signature,
-    fixed_dtype,
-)
+from graphport.onnx.emit.schemas import ONNX_OF, TORCH_OF, Signature, fixed_dtype
 from graphport.onnx.emit.sizes import Sizes
 from graphport.onnx.target.targets import TARGETS
 from graphport.ops import promote

@@ -96,10 +96,7 @@ def _logical(op: str) -> Any:
     return lowering
 
 
-lower_table(
-    {"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor"},
-    _logical,
-)
+lower_table({"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor"}, _logical)
 
 
 @lower(aten.logical_not.default)
@@ -196,10 +193,7 @@ def _lower_ignoring_nan(op: str, logical: str) -> Any:
     return lowering
 
 
-lower_table(
-    {"fmax": ("Max", "Or"), "fmin": ("Min", "And")},
-    lambda ops: _lower_ignoring_nan(*ops),
-)
+lower_table({"fmax": ("Max", "Or"), "fmin": ("Min", "And")}, lambda ops: _lower_ignoring_nan(*ops))
 
 
 @lower(aten.clamp.default, aten.clamp.Tensor, aten.clip.default, aten.clip.Tensor)

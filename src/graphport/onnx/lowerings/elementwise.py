@@ -61,8 +61,7 @@ def _lower_unary(op: str) -> Any:
 
 
 lower_table(
-    {op.lower(): op for op in "Abs Cos Exp Log Neg Reciprocal Sin Sqrt Tanh".split()},
-    _lower_unary,
+    {op.lower(): op for op in "Abs Cos Exp Log Neg Reciprocal Sin Sqrt Tanh".split()}, _lower_unary
 )
 
 
@@ -75,10 +74,7 @@ def _lower_rounding(op: str) -> Any:
     return lowering
 
 
-lower_table(
-    {"ceil": "Ceil", "floor": "Floor", "round": "Round"},
-    _lower_rounding,
-)
+lower_table({"ceil": "Ceil", "floor": "Floor", "round": "Round"}, _lower_rounding)
 
 
 @lower(aten.trunc.default, aten.fix.default)
@@ -290,8 +286,7 @@ def _to_copy(b: Builder, self: Value, dtype: object) -> Value:
 
 
 lower_table(
-    {"to.dtype,device": "dtype"},
-    lambda _: lambda b, self, dtype: b.cast(self, b.result.dtype),
+    {"to.dtype,device": "dtype"}, lambda _: lambda b, self, dtype: b.cast(self, b.result.dtype)
 )
 
 

@@ -165,13 +165,7 @@ def _attribute_or_none(x: Any) -> float | None:
 
 @lower(aten.addmm.dtype, aten.baddbmm.dtype)
 def addmm_dtype(
-    b: Builder,
-    self: Value,
-    mat1: Value,
-    mat2: Value,
-    out_dtype: Any,
-    beta: Number,
-    alpha: Number,
+    b: Builder, self: Value, mat1: Value, mat2: Value, out_dtype: Any, beta: Number, alpha: Number
 ) -> Value:
     return _add_scaled(b, self, mm_dtype(b, mat1, mat2, out_dtype), beta, alpha)
 
@@ -320,12 +314,7 @@ def corrcoef(b: Builder, self: Value) -> Value:
 
 @lower(aten._grouped_mm.default)
 def _grouped_mm(
-    b: Builder,
-    self: Value,
-    mat2: Value,
-    offs: Value | None,
-    bias: Value | None,
-    out_dtype: Any,
+    b: Builder, self: Value, mat2: Value, offs: Value | None, bias: Value | None, out_dtype: Any
 ) -> Value:
     """One product per group. What is past the last offset is not defined: the last group has it."""
     x, y = b.common(self, mat2, dtype=out_dtype or b.result.dtype)

@@ -17,10 +17,7 @@ from graphport.onnx.lowerings.activation import log_sigmoid, log_softmax
 from graphport.onnx.lowerings.control import emit_counted_loop
 from graphport.onnx.lowerings.conv import Numbers, sizes_of
 from graphport.onnx.lowerings.linalg import emit_matmul, linear
-from graphport.onnx.lowerings.numerics.factorizations import (
-    as_column,
-    take_at,
-)
+from graphport.onnx.lowerings.numerics.factorizations import as_column, take_at
 from graphport.onnx.lowerings.reduce import (
     average_axes,
     axes_of,

@@ -91,12 +91,7 @@ def randn_like(b: Builder, self: Value, dtype: object) -> Value:
     return _draw_normal(b)
 
 
-@lower(
-    aten.normal.Tensor_Tensor,
-    aten.normal.Tensor_float,
-    aten.normal.float_Tensor,
-    needs=DRAWS,
-)
+@lower(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor, needs=DRAWS)
 def normal(b: Builder, mean: Operand, std: Operand) -> Value:
     return _draw_scaled_normal(b, mean, std)
 

@@ -260,14 +260,8 @@ def _lower_truth_of_all(op: str) -> Any:
     return lambda b, self: _lower_truth(op)(b, self, None, False)
 
 
-lower_table(
-    {"any _is_any_true": "ReduceMax", "all _is_all_true": "ReduceMin"},
-    _lower_truth_of_all,
-)
-lower_table(
-    {"any.dim,dims": "ReduceMax", "all.dim,dims": "ReduceMin"},
-    _lower_truth,
-)
+lower_table({"any _is_any_true": "ReduceMax", "all _is_all_true": "ReduceMin"}, _lower_truth_of_all)
+lower_table({"any.dim,dims": "ReduceMax", "all.dim,dims": "ReduceMin"}, _lower_truth)
 
 
 # Extremes

@@ -208,10 +208,7 @@ def _convert_state(
 
 
 def _convert_signature(
-    program: ExportedProgram,
-    module: GraphModule,
-    nodes: dict[str, Node],
-    paths: _Paths,
+    program: ExportedProgram, module: GraphModule, nodes: dict[str, Node], paths: _Paths
 ) -> theirs.ExportGraphSignature:
     signature = program.graph_signature
     results = module.graph.output_node().args[0]

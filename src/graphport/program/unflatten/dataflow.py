@@ -17,12 +17,7 @@ from torch.fx import Node
 
 from graphport import errors, source
 from graphport.program.signature import ConstantArgument, OutputKind
-from graphport.program.unflatten.calls import (
-    Call,
-    State,
-    is_size,
-    operands,
-)
+from graphport.program.unflatten.calls import Call, State, is_size, operands
 from graphport.symbolic import Expr, evaluate, symbols
 from graphport.symbolic.bridge import NUMBERS, from_torch
 from graphport.tensors.abstract import get_val, holds_number

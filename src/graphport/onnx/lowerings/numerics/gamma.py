@@ -160,10 +160,7 @@ def _evaluate_large_order(b: Builder, a: Value, x: Value) -> tuple[Value, Value]
     z = b.Mul(eta, b.Sqrt(b.Mul(a, 0.5)))
     density = b.Mul(b.Exp(b.Neg(b.Mul(z, z))), b.Sqrt(b.Mul(inverse, 0.5 / math.pi)))
     rest = b.Mul(density, total)
-    return (
-        b.Sub(b.Mul(erfc(b, b.Neg(z)), 0.5), rest),
-        b.Add(b.Mul(erfc(b, z), 0.5), rest),
-    )
+    return (b.Sub(b.Mul(erfc(b, b.Neg(z)), 0.5), rest), b.Add(b.Mul(erfc(b, z), 0.5), rest))
 
 
 def _incomplete_gamma(b: Builder, self: Value, other: Value, upper: bool) -> Value:
