@@ -249,6 +249,20 @@ def test_views_that_channels_last_makes_copies() -> None:
             run(other.clone())
 
 
+def test_copies_that_another_layout_makes_views_of_one_tensor() -> None:
+    """A write to one shows in the other, although neither is a view of the other."""
+
+    def fn(x: Tensor) -> Tensor:
+        z = x * 1
+        one, other = z.flatten(0, 1), z.reshape(-1)
+        other[:1].fill_(7)
+        return one
+
+    run = check(fn, torch.randn(3, 4, 2).transpose(0, 1)).module()
+    with pytest.raises(RuntimeError, match="to have strides"):
+        run(torch.randn(4, 3, 2))
+
+
 def test_memory_with_gaps() -> None:
     """Whether flatten is a view is a matter of the strides here, and those of the sizes."""
 

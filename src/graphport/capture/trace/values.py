@@ -188,15 +188,23 @@ def note_possible_alias(
 
 
 def mark_aliases_stale(storage: Storage) -> None:
-    """After a write: possible aliases are stale until they are resolved."""
-    for found in storage.possible_aliases:
-        found.where = source.locate_user_line()
-        other = found.storages[found.storages[0] is storage]
-        if other.origin is not None and found.outlives_call:
-            found.resolve()
-        else:
+    """After a write: possible aliases, and theirs, are stale until they are resolved."""
+    where = source.locate_user_line()
+    written, waiting, seen = storage, [storage], set[PossibleAlias]()
+    while waiting:
+        storage = waiting.pop()
+        for found in storage.possible_aliases:
+            other = found.storages[found.storages[0] is storage]
+            if found.is_resolved or found in seen or other is written:
+                continue
+            seen.add(found)
+            found.where = where
+            if other.origin is not None and found.outlives_call:
+                found.resolve()
+                continue
             other.version += 1
             found.stale.add(other)
+            waiting.append(other)
 
 
 def resolve_stale_aliases(storage: Storage) -> None:
