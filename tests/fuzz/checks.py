@@ -372,6 +372,8 @@ class Checker:
             text = describe(error)
             # What as_strided reads beyond a tensor is not given to a file.
             stopped = re.search(r"Name:'(requires [^']*|as_strided\w*)'", text)
+            if stopped is None and any("as_strided" in line for line in self.program.lines):
+                stopped = re.search(r"(Gather) node.*element out of data bounds", text)
             if stopped is not None or str(case) in self.refused:
                 reason = plain(stopped[1]) if stopped is not None else "fails, as .module() does"
                 self.tally.refusals[f"{route}, at the call: {reason}"] += 1

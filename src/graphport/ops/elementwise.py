@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from graphport.errors import ShapeError
@@ -9,7 +11,7 @@ from graphport.ops import promote
 from graphport.ops.promote import Promotion
 from graphport.ops.registry import Rule, overloads, packets, register_rule, shape_rule
 from graphport.ops.sizes import broadcast, require_equal, wrap_dim
-from graphport.tensors.abstract import Abstract, elementwise_strides
+from graphport.tensors.abstract import Abstract, elementwise_strides, preserve_strides
 from graphport.types import Argument
 
 aten = torch.ops.aten
@@ -36,10 +38,22 @@ def elementwise(operands: int, promotion: Promotion, wraps: bool = True) -> Rule
         a, b = own[0], own[1]
         if a.dtype is b.dtype and len(own) == 2 and a.sizes is b.sizes:
             return map_elements(own, promotion(a.dtype))
-        return map_elements(own, promotion(promote.result_type(args[:operands])))
+        common = promote.result_type(args[:operands])
+        dtype = promotion(common)
+        return map_elements(cast_layouts(own, common if dtype is torch.bool else dtype), dtype)
 
     rule.elementwise = True  # type: ignore[attr-defined]
     return rule
+
+
+def cast_layouts(own: Sequence[Abstract], dtype: torch.dtype) -> list[Abstract]:
+    """Operands as they are after a cast to one dtype, which gives each element its own memory."""
+    return [
+        a
+        if a.dtype is dtype or a._strides is None or a.device.type != "cpu"
+        else Abstract(a.sizes, dtype, a.device, preserve_strides(a))
+        for a in own
+    ]
 
 
 def map_elements(
@@ -175,7 +189,7 @@ def div_mode(self: Abstract, other: object, *, rounding_mode: str | None) -> Abs
 @shape_rule(aten.where.self)
 def where(condition: Abstract, self: Abstract, other: Abstract) -> Abstract:
     dtype = self.dtype if self.dtype is other.dtype else promote.result_type((self, other))
-    return map_elements((condition, self, other), dtype)
+    return map_elements([condition, *cast_layouts((self, other), dtype)], dtype)
 
 
 @shape_rule(aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)

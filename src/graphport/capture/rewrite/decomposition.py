@@ -179,7 +179,7 @@ def _keeps_layout(node: Node, made: object) -> bool:
     if not isinstance(node.target, OpOverload):
         return True
     info, whole = get_op_info(node.target), isinstance(made, Node) and made.target is node.target
-    if whole or info.view or info.rule is None or torch.Tag.pointwise in node.target.tags:
+    if whole or info.view or info.rule is None or hasattr(info.rule, "elementwise"):
         return True
     try:
         out = info.rule(

@@ -399,9 +399,9 @@ class Tracer(TorchDispatchMode):
         return node
 
     def wrap(self, value: Value, grad: bool = False) -> AbstractTensor:
-        """A tensor for the user to hold: the one that describes the value's node."""
+        """A tensor for the user to hold: the one of the value's node, if it lies as in eager."""
         t: AbstractTensor = get_val(value.node)
-        if t._value is not None:
+        if t._value is not None or not has_same_strides(value.node, value.abstract):
             t = make_abstract_tensor(value.abstract)
         else:
             t._node = value.node
