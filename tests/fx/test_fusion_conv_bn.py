@@ -347,3 +347,14 @@ def test_a_program_that_was_split_is_called_as_before() -> None:
     close(fused(batch, flag=flag), ep.module()(batch, flag=flag))
     with pytest.raises(Exception, match="to be equal to 2"):
         fused({"x": torch.randn(5, 3, 4)}, flag=flag)
+
+
+def test_weights_are_folded_in_float64_and_rounded_once() -> None:
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64).eval()
+    for t in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+        nn.init.uniform_(t, 0.1, 3)
+    factor = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+    exact = conv.weight.double() * factor.reshape(-1, 1, 1, 1)
+    fused = fuse(nn.Sequential(conv, norm).eval())
+    assert torch.equal(fused.get_submodule("0").weight, exact.float())

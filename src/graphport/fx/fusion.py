@@ -14,8 +14,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphport.arguments import FLAG, check_arguments
 from graphport.compat.torch import DropoutNd
-from graphport.fx.graphs import copy_pruned_module, get_first_argument, to_graph_module
+from graphport.fx.graphs import copy_graph_module, get_first_argument, to_graph_module
 from graphport.fx.layers import GraphState, Layer, LayerFinder, Norm, get_rank
+from graphport.ops.norm import fold_batch_norm
 from graphport.ops.registry import overloads
 from graphport.program import ExportedProgram
 from graphport.tensors.abstract import get_val
@@ -54,7 +55,7 @@ def remove_dropout(model: nn.Module | ExportedProgram) -> GraphModule:
 
 def copy_without_dropout(gm: GraphModule) -> GraphModule:
     """A copy of a graph, as far as it is not a dropout layer."""
-    gm = copy_pruned_module(gm)
+    gm = copy_graph_module(gm, only_used=True)
     modules = dict(gm.named_modules(remove_duplicate=False))
     found = [*_find_layers(gm.graph, modules), *_find_decomposed_layers(gm.graph)]
     gone: dict[Node, Node] = {}
@@ -64,7 +65,7 @@ def copy_without_dropout(gm: GraphModule) -> GraphModule:
         for node in reversed(calls):
             gm.graph.erase_node(node)
     # Made anew, so that what is no longer called is no longer there.
-    return copy_pruned_module(gm)
+    return copy_graph_module(gm, only_used=True)
 
 
 # The calls of a layer, what it is given, and the one that has its result.
@@ -122,9 +123,6 @@ def _find_dropout_result(node: Node, modules: dict[str, nn.Module]) -> Node | No
 
 
 # Folds batch norms into the convolution or linear layer before them.
-#
-# At inference a batch norm multiplies each channel and adds to it, by numbers that are known. So
-# does the layer before it, whose weight and bias can do both.
 
 
 @check_arguments(inplace=FLAG, no_trace=FLAG)
@@ -155,7 +153,7 @@ def fuse(
     """
     gm = to_graph_module(model, "fuse", inline=not no_trace)
     if not inplace:
-        gm = copy_pruned_module(gm, deep=True)
+        gm = copy_graph_module(gm, only_used=True, deep=True)
     layers, state = LayerFinder(gm), GraphState(gm)
     for node in list(gm.graph.nodes):
         norm = layers.norm(node)
@@ -178,19 +176,12 @@ def _can_fold(layer: Layer, norm: Norm) -> bool:
     )
 
 
-def fold_batch_norm(layer: Layer, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+def _fold_layer(layer: Layer, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
     """Weight and bias of a layer that does what the layer and the norm do."""
-    dtype = torch.promote_types(layer.weight.dtype, torch.float32)
     with torch.no_grad():
-        factor = torch.rsqrt(norm.var.to(dtype) + norm.eps)
-        if norm.weight is not None:
-            factor = factor * norm.weight.to(dtype)
-        offset = -norm.mean.to(dtype)
-        if layer.bias is not None:
-            offset = offset + layer.bias.to(dtype)
-        offset = offset * factor
-        if norm.bias is not None:
-            offset = offset + norm.bias.to(dtype)
+        factor, offset = fold_batch_norm(
+            layer.bias, norm.mean, norm.var, norm.weight, norm.bias, norm.eps
+        )
         like = layer.weight if layer.bias is None else layer.bias
         return _cast_like(layer.weight, layer.scaled(factor)), _cast_like(like, offset)
 
@@ -204,7 +195,7 @@ def _cast_like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 
 def _replace_layer(state: GraphState, layers: LayerFinder, layer: Layer, norm: Norm) -> None:
-    weight, bias = fold_batch_norm(layer, norm)
+    weight, bias = _fold_layer(layer, norm)
     node = layer.node
     if node.op == "call_module":
         module: Any = layers.modules[str(node.target)]

@@ -51,15 +51,39 @@ def locate_node(node: Node) -> source.Location | None:
 # is called, so that a rewritten `ep.module()` still checks its inputs.
 
 
-def copy_graph_module(gm: GraphModule) -> GraphModule:
-    """`gm` with a graph of its own. Call `recompile` on it when the graph is as it should be."""
+def copy_graph_module(
+    gm: GraphModule, *, only_used: bool = False, deep: bool = False
+) -> GraphModule:
+    """`gm` with a graph of its own, and all that it has, or `only_used` by the graph.
+
+    That is shared, or copied too. Call `recompile` when the graph is as it should be.
+    """
     require_graph_module(gm)
-    new = GraphModule(nn.Module(), Graph(), gm._get_name())
+    if only_used:
+        result, memo = make_empty_module(gm), dict[int, Any]() if deep else None
+        for node in gm.graph.nodes:
+            if node.op in ("call_module", "get_attr"):
+                assign_attribute(result, str(node.target), gm, memo=memo)
+        adopt_calling_convention(result, _copy_graph(gm.graph), gm)
+        return result
+    result = GraphModule(nn.Module(), Graph(), gm._get_name())
     for name, value in vars(gm).items():
         if name not in ("_graph", "_code"):
-            vars(new)[name] = _rebind_attribute(value, gm, new)
-    new.graph = copy.deepcopy(gm.graph)
-    return new
+            vars(result)[name] = _rebind_attribute(value, gm, result)
+    result.graph = _copy_graph(gm.graph)
+    return result
+
+
+def _copy_graph(old: Graph) -> Graph:
+    """Metadata are copied one level deep, so that both graphs can be annotated."""
+    graph = Graph()
+    copied = graph.graph_copy(old, {}, return_output_node=True)
+    if copied is not None:
+        value, output = copied
+        new = graph.output(value)
+        new.meta, new.type = dict(output.meta), output.type
+    graph.set_codegen(old._codegen)
+    return graph
 
 
 def _rebind_attribute(value: object, old: nn.Module, new: nn.Module) -> Argument:
@@ -157,25 +181,6 @@ def _inline_nodes(
             if node.op in ("call_module", "get_attr"):
                 new.target = f"{path}{node.target}"
     raise AssertionError("a graph has an output")
-
-
-def copy_pruned_module(gm: GraphModule, *, deep: bool = False) -> GraphModule:
-    """A module with a copy of the graph. It shares what is called and read, or copies that too."""
-    result = make_empty_module(gm)
-    graph = Graph()
-    mapping: dict[Any, Any] = {}
-    # Metadata are copied one level deep, so that both graphs can be annotated.
-    output = graph.graph_copy(gm.graph, mapping, return_output_node=True)
-    assert output is not None
-    value, old = output
-    new = graph.output(value)
-    new.meta, new.type = dict(old.meta), old.type
-    memo: dict[int, Any] | None = {} if deep else None
-    for node in gm.graph.nodes:
-        if node.op in ("call_module", "get_attr"):
-            assign_attribute(result, str(node.target), gm, memo=memo)
-    adopt_calling_convention(result, graph, gm)
-    return result
 
 
 def make_empty_module(gm: GraphModule, *, lazy: bool = False) -> GraphModule:

@@ -19,6 +19,7 @@ from torch.fx import GraphModule, Node
 
 from graphport.fx.effects import find_mutated_storages, get_attribute_storage_key
 from graphport.fx.graphs import get_attribute, list_path_prefixes
+from graphport.ops.norm import scale_channels
 from graphport.program.codegen import find_free_name
 from graphport.program.module import register_state
 from graphport.tensors.abstract import get_val, has_val
@@ -129,12 +130,7 @@ class Layer:
 
     def scaled(self, factor: torch.Tensor) -> torch.Tensor:
         """The weight of a layer whose results are those of this one, times a factor by channel."""
-        w = self.weight.to(factor.dtype)
-        if not self.transposed:
-            return w * factor.reshape(-1, *[1] * (w.dim() - 1))
-        # (inputs, outputs of one group, ...): the inputs of a group lead to its outputs only
-        grouped = w.reshape(self.groups, -1, *w.shape[1:])
-        return (grouped * factor.reshape(self.groups, 1, -1, *[1] * self.spatial)).reshape_as(w)
+        return scale_channels(self.weight, factor, self.groups if self.transposed else None)
 
 
 @dataclass(frozen=True)

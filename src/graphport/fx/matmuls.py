@@ -24,7 +24,7 @@ from graphport.fx.effects import (
     find_mutated_values,
     is_random,
 )
-from graphport.fx.graphs import copy_pruned_module, get_first_argument, to_graph_module
+from graphport.fx.graphs import copy_graph_module, get_first_argument, to_graph_module
 from graphport.fx.layers import GraphState, LayerFinder, get_rank, get_tensor_metadata
 from graphport.fx.schemas import is_torch_module
 from graphport.fx.shape_prop import AbstractDispatchMode
@@ -198,10 +198,10 @@ def merge_matmul(model: nn.Module | ExportedProgram) -> GraphModule:
         >>> [str(m) for m in merge_matmul(Model()).children()]
         ['Linear(in_features=4, out_features=10, bias=True)']
     """
-    gm = copy_pruned_module(to_graph_module(model, "merge_matmul"))
+    gm = copy_graph_module(to_graph_module(model, "merge_matmul"), only_used=True)
     _MatmulMerger(gm).run()
     gm.graph.lint()
-    return copy_pruned_module(gm)
+    return copy_graph_module(gm, only_used=True)
 
 
 class _MatmulMerger:

@@ -29,7 +29,7 @@ from graphport.arguments import (
 )
 from graphport.fx.effects import find_mutated_inputs, infer_storages
 from graphport.fx.fusion import copy_without_dropout, fuse
-from graphport.fx.graphs import copy_pruned_module, get_first_argument, to_graph_module
+from graphport.fx.graphs import copy_graph_module, get_first_argument, to_graph_module
 from graphport.fx.layers import GraphState, LayerFinder
 from graphport.fx.mkldnn_support import (
     BINARY,
@@ -92,7 +92,7 @@ def gen_mkl_autotuner(
                 known.append(graph.fx_graph)
             inputs = [torch.randn(n.meta["tensor_meta"].shape) for n in graph.start_nodes]
             dense = _extract_subgraph(gm, graph)
-            blocked = copy_pruned_module(dense)
+            blocked = copy_graph_module(dense, only_used=True)
             _convert_subgraphs(blocked, LayerFinder(blocked), _find_subgraphs(blocked))
             return _measure_seconds(blocked, inputs, iters, warmup) < _measure_seconds(
                 dense, inputs, iters, warmup
@@ -164,7 +164,10 @@ def optimize_for_inference(
     if layout is not False and "heuristic" not in layout:
         raise errors.GraphError("mkldnn_layout_optimize has no heuristic", fix=fix)
     gm = to_graph_module(model, "optimize_for_inference", tracer=tracer)
-    gm = fuse(gm, no_trace=True) if config["conv_bn_fuse"] else copy_pruned_module(gm, deep=True)
+    if config["conv_bn_fuse"]:
+        gm = fuse(gm, no_trace=True)
+    else:
+        gm = copy_graph_module(gm, only_used=True, deep=True)
     if config["remove_dropout"]:
         gm = copy_without_dropout(gm)
     if layout is not False and torch.backends.mkldnn.is_available():

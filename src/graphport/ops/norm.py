@@ -320,3 +320,40 @@ def instance_norm(
     check_statistics(input, running_mean, running_var, use_input_stats)
     _check_channels(input, "instance_norm", weight, bias, running_mean, running_var)
     return input.like()
+
+
+# A batch norm by fixed statistics multiplies each channel and adds to it. So does a convolution or
+# linear layer before it, whose weight and bias can do both. In float64, and rounded once.
+
+
+def fold_batch_norm(
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    scale: torch.Tensor | None,
+    shift: torch.Tensor | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a layer with this bias is multiplied by, by channel, and its bias from then on."""
+    factor = (var.double() + eps).rsqrt()
+    if scale is not None:
+        factor = factor * scale.double()
+    # Rounded as eager rounds it, which adds the bias before it subtracts the mean.
+    wide = torch.promote_types(mean.dtype, torch.float32)
+    offset = (-mean if bias is None else bias.to(wide) - mean.to(wide)).double() * factor
+    return factor, offset if shift is None else offset + shift.double()
+
+
+def scale_channels(
+    weight: torch.Tensor, factor: torch.Tensor, transposed_groups: int | None = None
+) -> torch.Tensor:
+    """The weight of a layer whose results are multiplied by a factor by channel.
+
+    That of a transposed convolution is (inputs, outputs of one group, ...): the inputs of a group
+    lead to its outputs only.
+    """
+    w, ones = weight.to(factor.dtype), [1] * (weight.dim() - 2)
+    if transposed_groups is None:
+        return w * factor.reshape(-1, 1, *ones)
+    grouped = w.reshape(transposed_groups, -1, *w.shape[1:])
+    return (grouped * factor.reshape(transposed_groups, 1, -1, *ones)).reshape_as(w)

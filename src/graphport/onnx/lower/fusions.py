@@ -21,6 +21,7 @@ from graphport.onnx.lower.registry import (
     with_optional_cast,
 )
 from graphport.onnx.lowerings.attention import ROWS_TO_HEADS, is_transposed_from_rows, merge_heads
+from graphport.ops.norm import fold_batch_norm, scale_channels
 from graphport.ops.registry import overloads
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import get_val
@@ -237,15 +238,9 @@ class _FoldedParameter:
         rest = iter(given)
         parts: list[Any] = [next(rest) if there else None for there in self.present]
         bias, scale, shift, mean, var = parts
-        wide = torch.float64
-        factor = (var.to(wide) + self.eps).rsqrt()
-        if scale is not None:
-            factor = factor * scale.to(wide)
-        if self.part == "weight":
-            shape = [-1] + [1] * (kernel.dim() - 1)
-            return (kernel.to(wide) * factor.reshape(shape)).to(kernel.dtype)
-        out = (-mean if bias is None else bias - mean).to(wide) * factor
-        return (out if shift is None else out + shift.to(wide)).to(kernel.dtype)
+        factor, offset = fold_batch_norm(bias, mean, var, scale, shift, self.eps)
+        new = scale_channels(kernel, factor) if self.part == "weight" else offset
+        return new.to(kernel.dtype)
 
 
 # Activation
