@@ -314,7 +314,7 @@ class Checker:
         causes = self._causes(case) - {BEYOND}
         if causes:
             return sorted(causes)[0]
-        noisy = [again(seed) for seed in range(6)]
+        noisy = [again(seed) for seed in range(20)]
         return "rounding" if within(found, want, noisy) else ""
 
     def _decomposed(self, ep: gp.ExportedProgram, cases: list[Case]) -> bool:
@@ -441,7 +441,7 @@ class Checker:
             with Diagnosis(noise):
                 return trained(model, self.inputs(case), model)
 
-        return within(found, want, [again(seed) for seed in range(6)])
+        return within(found, want, [again(seed) for seed in range(20)])
 
 
 def trained(

@@ -300,6 +300,15 @@ def test_views_of_what_lies_otherwise_once_taken_apart(inside: bool, dynamic: bo
         compare(core, model, ((torch.randn(b, n, 8),), {}))
 
 
+def test_a_result_that_is_contiguous_in_every_layout_stays_so() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(x > 0, 0.5).view(-1)
+
+    core = gp.export(fn, (torch.randn(2, 3),)).run_decompositions().module()
+    x = torch.randn(3, 2).t()
+    torch.testing.assert_close(core(x), fn(x))
+
+
 LAYERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "encoder layer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1),
     "encoder layer, length first": (lambda: nn.TransformerEncoderLayer(8, 2, 16), 1),

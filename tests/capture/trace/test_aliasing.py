@@ -263,6 +263,25 @@ def test_copies_that_another_layout_makes_views_of_one_tensor() -> None:
         run(torch.randn(4, 3, 2))
 
 
+def test_strides_that_are_read_after_a_write() -> None:
+    """Those of eager, although the written value lies otherwise in the graph."""
+
+    def fn(x: Tensor) -> Tensor:
+        x.unfold(-1, 2, 2).add_(2)
+        y = x.diff(dim=0)
+        return y.as_strided(y.shape, y.stride())
+
+    check(fn, torch.randn(5, 4, 5).permute(1, 2, 0))
+
+
+def test_a_diagonal_without_elements_begins_where_its_tensor_does() -> None:
+    def fn(x: Tensor) -> Tensor:
+        x.diagonal(1).as_strided((1,), (1,)).add_(2)
+        return x * 1
+
+    check(fn, torch.randn(2, 1))
+
+
 def test_memory_with_gaps() -> None:
     """Whether flatten is a view is a matter of the strides here, and those of the sizes."""
 

@@ -264,3 +264,13 @@ def test_cosine_similarity_of_halves_that_are_zero() -> None:
     x = torch.zeros(2, 3, dtype=torch.float16)
     program = gp.onnx.export(F.cosine_similarity, (x, x))
     assert program(x, x).isnan().all() and torch.cosine_similarity(x, x).isnan().all()
+
+
+def test_a_mean_over_sizes_that_broadcasting_leaves_open() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.huber_loss(torch.arange(max(x.shape[0], 3), dtype=torch.float32), x.sin())
+
+    x = torch.rand(3)
+    program = gp.onnx.export(fn, (x,), dynamic_shapes=({0: gp.Dim.AUTO},))
+    for given in (x, torch.rand(5)):
+        torch.testing.assert_close(program(given), fn(given))

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphport.onnx.emit.ir import Attributes, Shape, Size, Value
-from graphport.symbolic import Expr
 
 Inputs = list[Value | None]
 Rule = Callable[[Inputs, Attributes], Shape | None]
@@ -53,8 +52,6 @@ def _broadcast_size(a: Any, b: Any) -> Size | None:
     if (type(a) is int and a == 1) or a is b:
         return b
     if (type(b) is int and b == 1) or a == b:
-        return a
-    if type(a) is Expr and type(b) is Expr and a.scope.same(a, b):
         return a
     return a if type(a) is int else b if type(b) is int else None
 

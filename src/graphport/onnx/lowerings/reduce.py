@@ -169,9 +169,12 @@ def count_nonzero(b: Builder, self: Value, dim: Dims) -> Value:
 
 def average_axes(b: Builder, x: Value, axes: list[int], keepdim: bool) -> Value:
     """ReduceMean, which ONNX Runtime takes to be 0 for nothing; torch says nan."""
-    count = count_of(x, axes)
     if not x.rank:
         return x
+    if None in (x.shape or ()):  # sizes that broadcasting has left open
+        ones = b.shaped(b.Expand(b.scalar(1, like=widen_input(b, x)), b.Shape(x)), x.shape or ())
+        return b.Div(*(sum_axes(b, v, axes, keepdim) for v in (widen_input(b, x), ones)))
+    count = count_of(x, axes)
     if is_nonempty(b, count):
         return apply_reduction(b, "ReduceMean", x, axes, keepdim)
     x = widen_input(b, x)  # halves hold neither the sum nor the count
