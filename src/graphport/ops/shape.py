@@ -428,8 +428,9 @@ def diagonal(self: Abstract, offset: int, dim1: int, dim2: int) -> Abstract:
         length = max_(length, 0)
     strides = self.strides
     keep = [d for d in range(self.rank) if d not in (a, b)]
-    # A diagonal without elements begins where the tensor does.
-    skipped = 0 if length == 0 else below * strides[a] + right * strides[b]
+    skipped = below * strides[a] + right * strides[b]
+    if offset and not is_proven(ge(length, 1)):
+        skipped = skipped * min_(length, 1)  # without elements it begins where the tensor does
     return self.view(
         (*(self.sizes[d] for d in keep), length),
         (*(strides[d] for d in keep), strides[a] + strides[b]),
