@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 import graphport as gp
-from graphport.program.check_steps import is_same_constant
+from graphport.program.input_checks import is_same_constant
 from graphport.tensors.abstract import AbstractTensor
 
 SMALL = 1 << 22

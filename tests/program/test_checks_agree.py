@@ -18,7 +18,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from graphport.program import InputChecks, InputShape
-from graphport.program.check_steps import Binds, Solves
+from graphport.program.input_checks import Binds, Solves
 from graphport.symbolic import (
     Expr,
     Range,

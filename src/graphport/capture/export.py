@@ -25,7 +25,7 @@ from graphport.capture.handlers import (  # noqa: F401  register their operators
     operators,
 )
 from graphport.capture.rewrite import decomposition  # noqa: F401
-from graphport.capture.soundness import messages, side_effects
+from graphport.capture.soundness import refusals, side_effects
 from graphport.capture.soundness.constraints import (
     Answers,
     Constraints,
@@ -204,7 +204,7 @@ def capture(
     except Exception as error:  # the user's objects are asked for much, and may do anything
         where = source.locate_error(error)
         raise (
-            messages.forward_error(error, where) if where else messages.internal_error(error)
+            refusals.forward_error(error, where) if where else refusals.internal_error(error)
         ) from error
     return program, passed_over
 
@@ -316,7 +316,7 @@ class _Capture:
         self.options = options
         self.dynamic_shapes = dynamic_shapes
         self.scope = Scope()
-        self.scope.vocabulary = messages.collect_variable_names
+        self.scope.vocabulary = refusals.collect_variable_names
         self.spec = Spec(inputs, dynamic_shapes, self.scope)
         self.recorder = Recorder(self.scope)
         if root is not None:
@@ -516,14 +516,14 @@ class _Capture:
         except Exception as error:
             raise_interrupt(error, handled)
             where = self._locate_error(error)
-            refused = messages.translate_torch_error(error, where)
+            refused = refusals.translate_torch_error(error, where)
             if (
                 refused is None
-                and isinstance(error, messages.FAULTS)
+                and isinstance(error, refusals.FAULTS)
                 and source.is_raised_by_graphport(error)
             ):
-                raise messages.internal_error(error, where) from error
-            raise refused or messages.forward_error(error, where) from error
+                raise refusals.internal_error(error, where) from error
+            raise refused or refusals.forward_error(error, where) from error
 
     def _flatten(self, result: PyTree) -> tuple[list[Any], pytree.TreeSpec]:
         try:

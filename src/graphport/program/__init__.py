@@ -1,7 +1,7 @@
 """`ExportedProgram`: graph, signature, state, input checks and the callable module."""
 
 from graphport.ops.effects import find_base
-from graphport.program.checks import InputChecks, InputShape
+from graphport.program.call_checks import InputChecks, InputShape
 from graphport.program.codegen import CONSTANTS, RESERVED, make_identifier
 from graphport.program.exported import CallSpec, ExportedProgram, ModuleCall
 from graphport.program.module import make_graph_module

@@ -15,7 +15,7 @@ from graphport import errors
 from graphport.arguments import FLAG, ITERABLE, NONE, TABLE, check_arguments, format_value
 from graphport.compat.torch import OpOverload, TreeSpec
 from graphport.errors import InputError
-from graphport.program.checks import InputChecks
+from graphport.program.call_checks import InputChecks
 from graphport.program.module import build_module
 from graphport.program.signature import GraphSignature, InputKind, ModuleCallSignature
 from graphport.program.verifier import verify_program

@@ -18,8 +18,7 @@ from graphport.compat.torch import LazyGraphModule, PyTreeCodeGen, PyTreeInfo, p
 from graphport.errors import NoDataError
 from graphport.ops.effects import clone_running_statistics, find_base, find_mutated_inputs
 from graphport.program.bounds import insert_bounds_checks
-from graphport.program.check_steps import variable_name
-from graphport.program.checks import InputChecks
+from graphport.program.call_checks import InputChecks
 from graphport.program.codegen import (
     CONSTANTS,
     AttributePaths,
@@ -32,6 +31,7 @@ from graphport.program.codegen import (
     make_unique_identifiers,
 )
 from graphport.program.control import copy_subgraph, use_python_kernels
+from graphport.program.input_checks import variable_name
 from graphport.program.signature import GraphSignature, InputKind, OutputKind
 from graphport.tensors.concrete import storage_key
 from graphport.tensors.lazy import WeightlessTensor, lacks_data

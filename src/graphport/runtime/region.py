@@ -38,8 +38,8 @@ from graphport.onnx.program import convert_result
 from graphport.onnx.target.session import Session, forkable_lock, to_ort_value, to_tensor
 from graphport.onnx.target.targets import ORT
 from graphport.program import ExportedProgram, InputKind
-from graphport.program.check_steps import MAX_OPERATIONS
 from graphport.program.extract import Subprogram, extract_region
+from graphport.program.input_checks import MAX_OPERATIONS
 from graphport.runtime.regions import Plan
 from graphport.symbolic import Expr, symbols
 from graphport.symbolic.printing import to_str

@@ -13,13 +13,13 @@ from torch.fx.node import map_arg
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from graphport import process, source
-from graphport.capture.soundness import messages
+from graphport.capture.soundness import refusals
 from graphport.capture.trace import registries
 from graphport.capture.trace.recorder import Recorder
 from graphport.capture.trace.signatures import CallSignatures
 from graphport.compat.torch import DisableTorchDispatch, DisableTorchFunction, PyTreeCodeGen, pytree
 from graphport.errors import DataDependentError, ExportError, UnsupportedError
-from graphport.program.checks import InputChecks
+from graphport.program.call_checks import InputChecks
 from graphport.program.module import CallGuard
 from graphport.tensors.abstract import get_example_size
 from graphport.types import PyTree
@@ -96,7 +96,7 @@ class ModuleTracker:
         if has_origin_metadata(module):
             return self._retrace(original, module, args, kwargs)
         path = self._paths.get(id(module))
-        messages.refuse_layer(module, args, path)
+        refusals.refuse_layer(module, args, path)
         if path is None:
             return original(module, *args, **kwargs)
         if self.signatures is None or path not in self.signatures.paths:

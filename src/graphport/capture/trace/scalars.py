@@ -22,7 +22,7 @@ from graphport.compat.torch import DisableTorchFunction, OpOverload, disable_cur
 from graphport.errors import DataDependentError, NoDataError
 from graphport.ops.registry import overload_table, overloads
 from graphport.ops.sizes import is_proven
-from graphport.program.check_steps import ASSERTION_PREFIX
+from graphport.program.input_checks import ASSERTION_PREFIX
 from graphport.symbolic import Expr, Fact, ge, le, max_, min_, symbolic_repr, symbols
 from graphport.tensors.abstract import holds_number
 from graphport.tensors.lazy import WeightlessTensor, lacks_data

@@ -44,7 +44,7 @@ from graphport.ops.effects import INVERSES, invert_view, scatter_view
 from graphport.ops.meta import find_fake_impl
 from graphport.ops.registry import OpInfo
 from graphport.ops.sizes import expect_condition, numel
-from graphport.program.checks import InputChecks
+from graphport.program.call_checks import InputChecks
 from graphport.symbolic import Expr, lt
 from graphport.symbolic.bridge import from_torch, is_symbolic, to_expression, to_torch
 from graphport.tensors.abstract import AbstractTensor, describe, get_val, make_abstract_tensor

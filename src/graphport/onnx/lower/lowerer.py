@@ -39,7 +39,7 @@ from graphport.onnx.target.targets import Target
 from graphport.ops.registry import overloads
 from graphport.ops.sizes import numel
 from graphport.program.bounds import check_call_bounds
-from graphport.program.check_steps import ASSERTION_PREFIX
+from graphport.program.input_checks import ASSERTION_PREFIX
 from graphport.source import locate_stack_trace
 from graphport.symbolic import Expr, ne
 from graphport.tensors.abstract import Abstract, AbstractTensor, describe, get_val

@@ -23,7 +23,7 @@ from graphport.capture.soundness.constraints import format_definition
 from graphport.capture.spec.walk import SizeSpec
 from graphport.errors import ConstraintViolationError, SizeWarning
 from graphport.program import ExportedProgram
-from graphport.program.check_steps import EVALUATION_ERRORS
+from graphport.program.input_checks import EVALUATION_ERRORS
 from graphport.source import Location
 from graphport.symbolic import Expr, Fact, Range, evaluate, symbols
 from graphport.symbolic.dims import Dim

@@ -23,7 +23,7 @@ from graphport.errors import InputError
 from graphport.onnx.verify import needs
 from graphport.onnx.verify.drawing import draw_any, draw_like, repeat_example
 from graphport.program import ExportedProgram, InputChecks
-from graphport.program.check_steps import EVALUATION_ERRORS
+from graphport.program.input_checks import EVALUATION_ERRORS
 from graphport.symbolic import Expr, evaluate, symbols
 from graphport.tensors.lazy import lacks_data
 

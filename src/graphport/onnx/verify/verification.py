@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from graphport import source
-from graphport.capture.soundness.messages import forward_error
+from graphport.capture.soundness.refusals import forward_error
 from graphport.capture.soundness.snapshot import Snapshot, list_holders
 from graphport.compat.torch import pytree
 from graphport.errors import ExportError, RequirementError

@@ -18,6 +18,9 @@ from typing import Any, NoReturn
 from graphport.errors import SerializationError
 from graphport.program.files import json_reader
 
+FORMAT = "graphport program"
+VERSION = 1
+"""Of the document: what changes its fields is a new one. `reading.py` says which it takes."""
 PROGRAM = "program.json"
 TENSORS = "tensors.safetensors"
 MEMBERS = (PROGRAM, TENSORS)

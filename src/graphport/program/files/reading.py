@@ -14,7 +14,6 @@ import torch
 from graphport.arguments import FLAG, NAMES, check_arguments
 from graphport.compat.torch import pytree
 from graphport.errors import SerializationError, VerificationError
-from graphport.program.check_steps import is_same_constant
 from graphport.program.exported import CallSpec, ExportedProgram
 from graphport.program.files import archive, json_reader, tensors
 from graphport.program.files.archive import Archive
@@ -30,7 +29,7 @@ from graphport.program.files.signature import (
 )
 from graphport.program.files.tensors import Tensors
 from graphport.program.files.values import Decoder, Trees, Values
-from graphport.program.files.writing import FORMAT, VERSION
+from graphport.program.input_checks import is_same_constant
 from graphport.program.signature import GraphSignature, InputKind, OutputKind, TensorArgument
 from graphport.symbolic.bridge import NUMBERS
 from graphport.tensors.abstract import get_val
@@ -231,15 +230,15 @@ class _Reader:
 
 
 def _check_version(document: Item) -> None:
-    if type(document.value) is not dict or document.value.get("format") != FORMAT:
+    if type(document.value) is not dict or document.value.get("format") != archive.FORMAT:
         document.fail("not a program of graphport: it does not say that it is one")
     version = document.value.get("version")
     if type(version) is not int or version < 1:
         document.fail(f"unknown version {format_excerpt(version)} of the format")
-    if version > VERSION:
+    if version > archive.VERSION:
         document.fail(
-            f"version {version} of the format is newer than {VERSION}, the latest that this "
-            "graphport reads",
+            f"version {version} of the format is newer than {archive.VERSION}, the latest that "
+            "this graphport reads",
             "pip install -U graphport",
         )
 

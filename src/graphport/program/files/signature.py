@@ -7,7 +7,7 @@ from typing import Any
 
 from graphport.compat.torch import TreeSpec
 from graphport.errors import SerializationError
-from graphport.program.checks import InputChecks, InputShape
+from graphport.program.call_checks import InputChecks, InputShape
 from graphport.program.exported import CallSpec, ModuleCall
 from graphport.program.files import json_reader
 from graphport.program.files.expressions import Expressions, ExpressionTable

@@ -30,9 +30,6 @@ from graphport.program.files.signature import (
 from graphport.program.files.tensors import TensorTable
 from graphport.program.files.values import encode_value
 
-FORMAT = "graphport program"
-VERSION = 1
-
 
 @restore_on_exit
 def save(program: ExportedProgram, file: object) -> None:
@@ -87,8 +84,8 @@ def _encode_document(program: ExportedProgram, tensors: TensorTable) -> dict[str
     expressions = ExpressionTable(program.scope)
     graphs = GraphWriter(expressions)
     document = {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": archive.FORMAT,
+        "version": archive.VERSION,
         "producer": _describe_producer(),
         "graph": graphs.graph(program.graph_module, "the graph"),
         "signature": encode_signature(program.graph_signature),

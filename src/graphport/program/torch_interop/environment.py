@@ -43,9 +43,9 @@ from graphport.compat.torch import (
     int_oo,
 )
 from graphport.errors import UnsupportedError
-from graphport.program.check_steps import MAX_OPERATIONS, Binds, Equals, Holds, Place, Solves
-from graphport.program.checks import InputChecks
+from graphport.program.call_checks import InputChecks
 from graphport.program.exported import ExportedProgram
+from graphport.program.input_checks import MAX_OPERATIONS, Binds, Equals, Holds, Place, Solves
 from graphport.program.torch_interop.expressions import ToSympy
 from graphport.symbolic import Expr, Number, Range, Value, evaluate, symbols
 from graphport.symbolic.bridge import from_torch, is_symbolic

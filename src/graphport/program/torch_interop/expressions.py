@@ -16,7 +16,7 @@ from graphport import symbolic
 from graphport.compat.torch import IntInfinity, NegativeIntInfinity
 from graphport.compat.torch import sympy_functions as torch_functions
 from graphport.errors import UnsupportedError
-from graphport.program.checks import InputShape
+from graphport.program.call_checks import InputShape
 from graphport.symbolic import Expr, Number, Truth, Value
 from graphport.symbolic.floats import FUNCTIONS
 from graphport.symbolic.nodes import walk_postorder

@@ -18,7 +18,7 @@ from graphport.compat.torch import pytree
 from graphport.errors import InputError, ShapeError, UnsupportedError
 from graphport.ops import Abstract
 from graphport.program import signature as ours
-from graphport.program.checks import InputChecks, InputShape
+from graphport.program.call_checks import InputChecks, InputShape
 from graphport.program.exported import CallSpec, ExportedProgram, ModuleCall
 from graphport.program.module import make_graph_module
 from graphport.program.torch_interop.environment import make_incoming_stacks

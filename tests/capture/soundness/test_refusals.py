@@ -53,7 +53,7 @@ def test_a_constant_of_another_layout_is_refused_at_an_operator():
 def test_sparse_tensors_made_by_the_program(make):
     said = refusal(lambda x: torch.mm(make(x), torch.ones(4, 2)), X)
     assert "a sparse tensor" in said
-    assert "test_messages.py" in said
+    assert "test_refusals.py" in said
 
 
 def test_a_traced_module_is_captured():

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from graphport.errors import InternalError
-from graphport.program.check_steps import (
+from graphport.program.input_checks import (
     EVALUATION_ERRORS,
     Binds,
     Code,
