@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import re
 import sys
 import time
 import traceback
@@ -144,11 +145,33 @@ def _work(results: Connection, options: Options, start: int, stop: int) -> None:
 
 # What is told
 
+KINDS = {
+    "at the call: a size that the example or Dim does not allow": r"at the call.*(shape|requires)|"
+    r"at the call.*Runtime assertion",
+    "at the call: another layout, on which the program depends": r"at the call.*(strides|offset)",
+    "at the call: inputs that share memory, one of which is written to": r"at the call.*memory",
+    "at export: a write that has no functional form, or to shared memory": r"MutationError",
+    "at export: a size or a branch that needs more than Dim says": r"ConstraintViolation|SizeWarn",
+    "at export: depends on data": r"DataDependentError",
+    "at export: no ONNX lowering": r"MissingLoweringError",
+    "at export: not supported": r"UnsupportedError",
+}
+
+
+def by_kind(refusals: Counter[str]) -> Counter[str]:
+    """Refusals by what they are about, the first kind that a text fits."""
+    found: Counter[str] = Counter()
+    for text, count in refusals.items():
+        fits = (kind for kind, pattern in KINDS.items() if re.search(pattern, text))
+        found[next(fits, "other")] += count
+    return found
+
 
 def summary(total: Tally, most: int = 40) -> str:
     lines = [f"{total.programs} programs"]
     sections: list[tuple[str, Counter[Any]]] = [
         ("checks", total.checks),
+        ("refusals by kind", by_kind(total.refusals)),
         ("refusals", total.refusals),
         ("excused", total.excused),
         ("accepted, where eager raises", total.accepted),
