@@ -24,24 +24,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from graphport import source
-from graphport.compat.torch import (
-    DispatchKey,
-    autocast_supported_devices,
-    dispatch_tls_local_exclude_set,
-    dispatch_tls_set_dispatch_key_excluded,
-    get_current_dispatch_mode_stack,
-    get_current_function_mode_stack,
-    get_torch_function_state,
-    len_torch_dispatch_stack,
-    len_torch_function_stack,
-    locate,
-    pop_torch_dispatch_stack,
-    pop_torch_function_stack,
-    push_on_torch_dispatch_stack,
-    push_on_torch_function_stack,
-    set_grad_enabled,
-    set_torch_function_state,
-)
+from graphport.compat import torch as compat
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -254,7 +237,7 @@ _THREAD_LOCALS: list[threading.local] = [source.running]
 # Whatever a guard of torch's may exclude: modes, autograd, autocast.
 _EXCLUDABLE_KEYS = [
     key
-    for name, key in DispatchKey.__members__.items()
+    for name, key in compat.DispatchKey.__members__.items()
     if (name.startswith(("Autocast", "Python")) and name != "PythonDispatcher")
     or name
     in (
@@ -265,14 +248,14 @@ _EXCLUDABLE_KEYS = [
         "PreDispatch",
     )
 ]
-_DEVICES = autocast_supported_devices()
+_DEVICES = compat.autocast_supported_devices()
 
 
 # What torch notes of modes besides their stack, each as an owner and an attribute.
 MODE_FLAGS = (
-    locate("is_in_torch_dispatch_mode"),
-    locate("is_in_non_infra_torch_dispatch_mode"),
-    locate("is_in_any_mode_without_ignore_compile_internals"),
+    compat.locate("is_in_torch_dispatch_mode"),
+    compat.locate("is_in_non_infra_torch_dispatch_mode"),
+    compat.locate("is_in_any_mode_without_ignore_compile_internals"),
 )
 
 
@@ -285,11 +268,11 @@ class _Record:
         self.handled = sys.exc_info()[1]
         self._outer = _thread_state.record
         self._locals = [dict(vars(local)) for local in _THREAD_LOCALS]
-        self._function_modes = get_current_function_mode_stack()
-        self._dispatch_modes = get_current_dispatch_mode_stack()
+        self._function_modes = compat.get_current_function_mode_stack()
+        self._dispatch_modes = compat.get_current_dispatch_mode_stack()
         self._mode_flags = [getattr(*flag) for flag in MODE_FLAGS]
-        self._function_state = get_torch_function_state()
-        self._excluded = dispatch_tls_local_exclude_set()
+        self._function_state = compat.get_torch_function_state()
+        self._excluded = compat.dispatch_tls_local_exclude_set()
         self._autocast = [torch.get_autocast_dtype(device) for device in _DEVICES]
         self._autocast_cache = torch.is_autocast_cache_enabled()
         self._grad_mode = torch.is_grad_enabled()
@@ -309,27 +292,27 @@ class _Record:
         _thread_state.record = self._outer
 
     def _restore_thread(self) -> None:
-        if not _is_same_list(get_current_function_mode_stack(), self._function_modes):
-            while len_torch_function_stack():
-                pop_torch_function_stack()
+        if not _is_same_list(compat.get_current_function_mode_stack(), self._function_modes):
+            while compat.len_torch_function_stack():
+                compat.pop_torch_function_stack()
             for mode in self._function_modes:
-                push_on_torch_function_stack(mode)
-        if not _is_same_list(get_current_dispatch_mode_stack(), self._dispatch_modes):
-            while len_torch_dispatch_stack():
-                pop_torch_dispatch_stack(None)
+                compat.push_on_torch_function_stack(mode)
+        if not _is_same_list(compat.get_current_dispatch_mode_stack(), self._dispatch_modes):
+            while compat.len_torch_dispatch_stack():
+                compat.pop_torch_dispatch_stack(None)
             for mode in self._dispatch_modes:
-                push_on_torch_dispatch_stack(mode)
+                compat.push_on_torch_dispatch_stack(mode)
             for flag, value in zip(MODE_FLAGS, self._mode_flags, strict=True):
                 setattr(*flag, value)
-        set_torch_function_state(self._function_state)
-        if dispatch_tls_local_exclude_set() != self._excluded:
+        compat.set_torch_function_state(self._function_state)
+        if compat.dispatch_tls_local_exclude_set() != self._excluded:
             for key in _EXCLUDABLE_KEYS:
-                dispatch_tls_set_dispatch_key_excluded(key, self._excluded.has(key))
+                compat.dispatch_tls_set_dispatch_key_excluded(key, self._excluded.has(key))
         for device, dtype in zip(_DEVICES, self._autocast, strict=True):
             if torch.get_autocast_dtype(device) is not dtype:
                 torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(self._autocast_cache)
-        set_grad_enabled(self._grad_mode)
+        compat.set_grad_enabled(self._grad_mode)
 
 
 def _is_same_list(a: list[object], b: list[object]) -> bool:

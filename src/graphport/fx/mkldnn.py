@@ -16,17 +16,9 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node, Tracer
 from torch.fx.node import map_arg
 
+from graphport import arguments as kinds
 from graphport import errors
-from graphport.arguments import (
-    ARGS,
-    DICT,
-    NONE,
-    TENSOR,
-    TRACER,
-    check_arguments,
-    instance_of,
-    integer,
-)
+from graphport.arguments import check_arguments
 from graphport.fx.effects import find_mutated_inputs, infer_storages
 from graphport.fx.fusion import copy_without_dropout, fuse
 from graphport.fx.graphs import copy_graph_module, get_first_argument, to_graph_module
@@ -60,13 +52,15 @@ class MklSubgraph:
 Heuristic = Callable[[MklSubgraph], bool]
 
 
-@check_arguments(graph=instance_of("an MklSubgraph", f"{__name__}:MklSubgraph"))
+@check_arguments(graph=kinds.instance_of("an MklSubgraph", f"{__name__}:MklSubgraph"))
 def use_mkl_length(graph: MklSubgraph) -> bool:
     """A heuristic: whether there are more than two nodes, such that converting tensors pays."""
     return len(graph.nodes) > 2
 
 
-@check_arguments(example_inputs=TENSOR | ARGS, iters=integer(0), warmup=integer(0))
+@check_arguments(
+    example_inputs=kinds.TENSOR | kinds.ARGS, iters=kinds.integer(0), warmup=kinds.integer(0)
+)
 def gen_mkl_autotuner(
     example_inputs: torch.Tensor | Sequence[PyTree], iters: int = 10, warmup: int = 1
 ) -> Heuristic:
@@ -127,7 +121,7 @@ _PASSES: dict[str, Any] = {
 }
 
 
-@check_arguments(pass_config=DICT | NONE, tracer=TRACER)
+@check_arguments(pass_config=kinds.DICT | kinds.NONE, tracer=kinds.TRACER)
 def optimize_for_inference(
     model: nn.Module | ExportedProgram,
     pass_config: dict[str, Any] | None = None,

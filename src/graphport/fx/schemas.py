@@ -22,17 +22,8 @@ import torch
 from torch import nn
 from torch.fx import Node, Proxy
 
-from graphport.arguments import (
-    ARGS,
-    DICT,
-    FLAG,
-    FUNCTION,
-    HASHABLE,
-    MODULE,
-    NONE,
-    TEXT,
-    check_arguments,
-)
+from graphport import arguments as kinds
+from graphport.arguments import check_arguments
 from graphport.compat.torch import (
     HigherOrderOperator,
     OpOverload,
@@ -121,7 +112,7 @@ def resolve_type_hint(hint: object) -> object:
         return None
 
 
-@check_arguments(signature_type=HASHABLE, argument_type=HASHABLE)
+@check_arguments(signature_type=kinds.HASHABLE, argument_type=kinds.HASHABLE)
 def type_matches(signature_type: object, argument_type: Any) -> bool:
     """Whether a parameter of one type takes an argument of the other.
 
@@ -470,12 +461,12 @@ def _can_bind(signature: Signature, args: Sequence[object], kwargs: Mapping[str,
 
 
 @check_arguments(
-    target=FUNCTION,
-    args=ARGS,
-    kwargs=DICT | NONE,
-    arg_types=ARGS | NONE,
-    kwarg_types=DICT | NONE,
-    normalize_to_only_use_kwargs=FLAG,
+    target=kinds.FUNCTION,
+    args=kinds.ARGS,
+    kwargs=kinds.DICT | kinds.NONE,
+    arg_types=kinds.ARGS | kinds.NONE,
+    kwarg_types=kinds.DICT | kinds.NONE,
+    normalize_to_only_use_kwargs=kinds.FLAG,
 )
 def normalize_function(
     target: Target,
@@ -690,7 +681,11 @@ def is_torch_module(module: nn.Module) -> bool:
 
 
 @check_arguments(
-    root=MODULE, target=TEXT, args=ARGS, kwargs=DICT | NONE, normalize_to_only_use_kwargs=FLAG
+    root=kinds.MODULE,
+    target=kinds.TEXT,
+    args=kinds.ARGS,
+    kwargs=kinds.DICT | kinds.NONE,
+    normalize_to_only_use_kwargs=kinds.FLAG,
 )
 def normalize_module(
     root: nn.Module,

@@ -9,21 +9,8 @@ from typing import Any
 
 import torch
 
-from graphport.arguments import (
-    ANYTHING,
-    CLASS,
-    DICT,
-    FLAG,
-    FUNCTION,
-    NAMES,
-    NONE,
-    PATH,
-    TEXT,
-    check_fields,
-    format_value,
-    mapping,
-    several,
-)
+from graphport import arguments as kinds
+from graphport.arguments import check_fields, format_value
 from graphport.capture.spec.inputs import bind_inputs
 from graphport.capture.spec.shapes import build_spec
 from graphport.capture.spec.walk import SizeSpec, walk_spec
@@ -34,15 +21,15 @@ from graphport.types import PyTree
 
 
 @check_fields(
-    input_names=NAMES | NONE,
-    output_names=NAMES | NONE,
-    optimize=FLAG,
-    verify=FLAG | DICT,
-    custom_lowerings=mapping(ANYTHING, FUNCTION) | NONE,
-    report=PATH | NONE,
-    module_functions=several(CLASS | TEXT),
-    dynamic_shapes=FLAG | NONE,
-    share_weights=FLAG,
+    input_names=kinds.NAMES | kinds.NONE,
+    output_names=kinds.NAMES | kinds.NONE,
+    optimize=kinds.FLAG,
+    verify=kinds.FLAG | kinds.DICT,
+    custom_lowerings=kinds.mapping(kinds.ANYTHING, kinds.FUNCTION) | kinds.NONE,
+    report=kinds.PATH | kinds.NONE,
+    module_functions=kinds.several(kinds.CLASS | kinds.TEXT),
+    dynamic_shapes=kinds.FLAG | kinds.NONE,
+    share_weights=kinds.FLAG,
 )
 @dataclass(frozen=True)
 class ExportOptions:

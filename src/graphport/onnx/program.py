@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from graphport.arguments import (
-    ERROR,
-    FLAG,
-    NONE,
-    NUMBER,
-    PATH,
-    TENSOR,
-    check_arguments,
-    one_of,
-    require_kind,
-)
+from graphport import arguments as kinds
+from graphport.arguments import check_arguments, require_kind
 from graphport.compat.torch import pytree
 from graphport.errors import InputError, RequirementError
 from graphport.onnx.emit.functions import outline_modules
@@ -246,12 +237,12 @@ class ONNXProgram:
         pairs = zip(leaves, self.interface.results, strict=True)
         given = [x for x, r in pairs if r.kind not in ("constant", "input")]
         for x in given:
-            require_kind("each result in out", x, TENSOR | NUMBER)
+            require_kind("each result in out", x, kinds.TENSOR | kinds.NUMBER)
         return [_to_model_tensor(x) for x in given]
 
     # Verification
 
-    @check_arguments(rtol=ERROR | NONE, atol=ERROR | NONE)
+    @check_arguments(rtol=kinds.ERROR | kinds.NONE, atol=kinds.ERROR | kinds.NONE)
     def verify(
         self,
         args: tuple[PyTree, ...] | None = None,
@@ -288,7 +279,7 @@ class ONNXProgram:
 
     # Files
 
-    @check_arguments(path=PATH, external_data=FLAG | one_of("auto"))
+    @check_arguments(path=kinds.PATH, external_data=kinds.FLAG | kinds.one_of("auto"))
     def save(
         self, path: str | Path, external_data: bool | str = "auto", state_dict: Any = None
     ) -> None:

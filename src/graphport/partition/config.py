@@ -6,21 +6,12 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from graphport.arguments import (
-    ANYTHING,
-    FLAG,
-    TEXT,
-    check_fields,
-    instance_of,
-    integer,
-    mapping,
-    number,
-    several,
-)
+from graphport import arguments as kinds
+from graphport.arguments import check_fields
 from graphport.errors import PartitionError
 
 
-@check_fields(name=TEXT, available_mem_bytes=number(0), logical_id=integer())
+@check_fields(name=kinds.TEXT, available_mem_bytes=kinds.number(0), logical_id=kinds.integer())
 class Device(NamedTuple):
     """A place for partitions; `logical_id` is what a result refers to it by."""
 
@@ -29,10 +20,10 @@ class Device(NamedTuple):
     logical_id: int
 
 
-DEVICES = several(instance_of("a Device", f"{__name__}:Device"))
+DEVICES = kinds.several(kinds.instance_of("a Device", f"{__name__}:Device"))
 
 
-@check_fields(mem_latency_sec=number(0), computer_latency_sec=number(0))
+@check_fields(mem_latency_sec=kinds.number(0), computer_latency_sec=kinds.number(0))
 class NodeLatency(NamedTuple):
     """What one node takes: moving its memory, and computing. The two overlap."""
 
@@ -57,16 +48,18 @@ LATENCY_MODES = (PartitionMode.cost_aware, PartitionMode.kl_based, PartitionMode
 OBJECTIVES = ("bottleneck", "latency")
 
 
-_LATENCY = instance_of("a NodeLatency", f"{__name__}:NodeLatency")
+_LATENCY = kinds.instance_of("a NodeLatency", f"{__name__}:NodeLatency")
 
 
 @check_fields(
     devices=DEVICES,
-    transfer_rate_bytes_per_sec=number(0),
-    node_to_latency_mapping=mapping(ANYTHING, _LATENCY),
-    node_to_partition_mapping=mapping(ANYTHING, integer(0)),
-    partition_to_logical_device_mapping=mapping(integer(0), several(integer())),
-    saturate_host=FLAG,
+    transfer_rate_bytes_per_sec=kinds.number(0),
+    node_to_latency_mapping=kinds.mapping(kinds.ANYTHING, _LATENCY),
+    node_to_partition_mapping=kinds.mapping(kinds.ANYTHING, kinds.integer(0)),
+    partition_to_logical_device_mapping=kinds.mapping(
+        kinds.integer(0), kinds.several(kinds.integer())
+    ),
+    saturate_host=kinds.FLAG,
 )
 class PartitionerConfig(NamedTuple):
     """The devices and the mode; the modes that weigh time also need what time things take.

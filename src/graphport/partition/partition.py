@@ -16,18 +16,8 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from graphport.arguments import (
-    ITERABLE,
-    NODE,
-    NONE,
-    PATH,
-    Kind,
-    check_arguments,
-    instance_of,
-    integer,
-    require_kind,
-    several,
-)
+from graphport import arguments as kinds
+from graphport.arguments import check_arguments, require_kind
 from graphport.errors import PartitionError
 from graphport.partition.config import Device, NodeLatency
 
@@ -57,7 +47,7 @@ def _get_sizes(node: Node) -> Any:
     return sizes
 
 
-@check_arguments(node=NODE, nodes=Kind("a set", lambda x: isinstance(x, AbstractSet)))
+@check_arguments(node=kinds.NODE, nodes=kinds.Kind("a set", lambda x: isinstance(x, AbstractSet)))
 def get_extra_size_of(node: Node, nodes: set[Node]) -> int:
     """The bytes that a partition of `nodes` needs more to have `node` too."""
     taken = sum(output_bytes(n) for n in node.all_input_nodes if n not in nodes)
@@ -95,14 +85,14 @@ def _count_memory(nodes: set[Node]) -> tuple[int, dict[Node, int]]:
     return own + sum(taken.values()), taken
 
 
-PARTITION = instance_of("a Partition", f"{__name__}:Partition")
-PARTITIONS = several(PARTITION)
+PARTITION = kinds.instance_of("a Partition", f"{__name__}:Partition")
+PARTITIONS = kinds.several(PARTITION)
 
 
 class Partition:
     """Nodes that run together, on the devices `logical_device_ids`."""
 
-    @check_arguments(partition_id=integer(), nodes=ITERABLE)
+    @check_arguments(partition_id=kinds.integer(), nodes=kinds.ITERABLE)
     def __init__(self, partition_id: int, nodes: Iterable[Node] = ()) -> None:
         self.partition_id = partition_id
         self.nodes: set[Node] = set()
@@ -114,7 +104,7 @@ class Partition:
         """The values that come from other partitions, and the bytes that they use here."""
         self.logical_device_ids: list[int] = []
         for node in nodes:
-            require_kind("each of nodes", node, NODE)
+            require_kind("each of nodes", node, kinds.NODE)
             self.nodes.update(n for n in node.all_input_nodes if n.op in SOURCE_OPS)
             self.nodes.add(node)
         if self.nodes:
@@ -133,14 +123,14 @@ class Partition:
     def recalculate_mem_size(self) -> None:
         self.used_mem_bytes, self.taken = _count_memory(self.nodes)
 
-    @check_arguments(node=NODE)
+    @check_arguments(node=kinds.NODE)
     def add_node(self, node: Node) -> None:
         """Add a node, and the inputs and constants that it reads."""
         self.nodes.update(n for n in node.all_input_nodes if n.op in SOURCE_OPS)
         self.nodes.add(node)
         self.recalculate_mem_size()
 
-    @check_arguments(node=NODE)
+    @check_arguments(node=kinds.NODE)
     def remove_node(self, node: Node) -> None:
         """Remove a node, and the inputs and constants that no other node here reads."""
         if node not in self.nodes:
@@ -197,7 +187,7 @@ class PartitionResult:
     chosen: str = ""
     """How `PartitionMode.optimal` found it."""
 
-    @check_arguments(path=PATH | NONE, micro_batches=integer(1))
+    @check_arguments(path=kinds.PATH | kinds.NONE, micro_batches=kinds.integer(1))
     def svg(self, path: str | Path | None = None, micro_batches: int = 6) -> str:
         """A picture of the partitions and of the pipeline's timeline, also written to `path`."""
         from graphport.partition.timeline import picture

@@ -16,19 +16,8 @@ from typing import NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from graphport.arguments import (
-    DICT,
-    GRAPH_MODULE,
-    NONE,
-    PATH,
-    POSITIVE,
-    PROGRAM,
-    check_arguments,
-    instance_of,
-    integer,
-    number,
-    several,
-)
+from graphport import arguments as kinds
+from graphport.arguments import check_arguments
 from graphport.errors import PartitionError
 from graphport.fx.manipulation import get_size_of_all_nodes
 from graphport.partition.config import (
@@ -78,9 +67,9 @@ text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f
 
 
 @check_arguments(
-    result=instance_of("a PartitionResult", "graphport.partition.partition:PartitionResult"),
-    path=PATH | NONE,
-    micro_batches=integer(1),
+    result=kinds.instance_of("a PartitionResult", "graphport.partition.partition:PartitionResult"),
+    path=kinds.PATH | kinds.NONE,
+    micro_batches=kinds.integer(1),
 )
 def picture(result: PartitionResult, path: str | Path | None = None, micro_batches: int = 6) -> str:
     """The text of an SVG picture of a result, also written to `path`.
@@ -369,11 +358,11 @@ class Scaling(NamedTuple):
 
 
 @check_arguments(
-    fx_module=GRAPH_MODULE | PROGRAM,
-    node_to_latency_mapping=DICT,
-    transfer_rate_bytes_per_sec=POSITIVE,
-    devices=several(integer(1)),
-    memory_bytes=number(0) | NONE,
+    fx_module=kinds.GRAPH_MODULE | kinds.PROGRAM,
+    node_to_latency_mapping=kinds.DICT,
+    transfer_rate_bytes_per_sec=kinds.POSITIVE,
+    devices=kinds.several(kinds.integer(1)),
+    memory_bytes=kinds.number(0) | kinds.NONE,
 )
 def simulate(
     fx_module: GraphModule | ExportedProgram,

@@ -10,14 +10,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from graphport.compat.torch import (
-    ATTENTION_KERNELS,
-    aot_autograd,
-    core_aten_decompositions,
-    is_traceable_wrapper_subclass,
-    locate,
-    make_boxed_func,
-)
+from graphport.compat import torch as compat
 from graphport.process import Patch, Replacement, Switch, restore_on_exit
 from graphport.runtime.backend import OrtBackend, needs_gradients
 from graphport.runtime.graphs import needs_derivatives
@@ -41,23 +34,23 @@ def compile_graph(
 ) -> Callable[..., object]:
     wanted = needs_gradients(inputs) or needs_derivatives(module)
     # Tensor subclasses are unwrapped by AOTAutograd.
-    wanted = wanted or any(map(is_traceable_wrapper_subclass, inputs))
+    wanted = wanted or any(map(compat.is_traceable_wrapper_subclass, inputs))
     if not (backend.options.use_aot_autograd and wanted):
         return backend.compile(module, inputs, inference=True)
 
     def compiler(graph: GraphModule, examples: Sequence[object]) -> Callable[..., object]:
-        return make_boxed_func(backend.compile(graph, examples, inference=False))
+        return compat.make_boxed_func(backend.compile(graph, examples, inference=False))
 
     # Attention is decomposed into operators with a backward in ONNX: torch's kernels have none.
     with _DECOMPOSED_ATTENTION:
-        return aot_autograd(fw_compiler=compiler, decompositions=_backward_decompositions())(
+        return compat.aot_autograd(fw_compiler=compiler, decompositions=_backward_decompositions())(
             module, inputs
         )
 
 
 def _disable_fused_attention() -> Iterator[Replacement]:
-    for name in ATTENTION_KERNELS:
-        read, write = locate(f"get_{name}_sdp_enabled"), locate(f"set_sdp_use_{name}")
+    for name in compat.ATTENTION_KERNELS:
+        read, write = compat.locate(f"get_{name}_sdp_enabled"), compat.locate(f"set_sdp_use_{name}")
         yield Switch(getattr(*read), getattr(*write)), "", name == "math"
 
 
@@ -67,6 +60,6 @@ _DECOMPOSED_ATTENTION = Patch(_disable_fused_attention)
 def _backward_decompositions() -> dict[Any, Callable[..., Any]]:
     """Decompositions of backward operators without a lowering; forward operators stay whole."""
     table: dict[Any, Callable[..., Any]] = {
-        op: fn for op, fn in core_aten_decompositions().items() if "backward" in str(op)
+        op: fn for op, fn in compat.core_aten_decompositions().items() if "backward" in str(op)
     }
     return table

@@ -28,14 +28,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from graphport.compat.torch import (
-    HigherOrderOperator,
-    OperatorBase,
-    OpOverload,
-    dispatch_get_all_op_names,
-    higher_order_registry,
-    jit_get_schemas_for_operator,
-)
+from graphport.compat import torch as compat
 from graphport.errors import InputError, SerializationError
 from graphport.program.bounds import CHECKS
 from graphport.program.files.json_reader import Item, format_excerpt
@@ -199,10 +192,10 @@ class AllowedOperators:
             )
         self._allowed = frozenset(names)
 
-    def __call__(self, op: OpOverload) -> bool:
+    def __call__(self, op: compat.OpOverload) -> bool:
         return self._is_known(op) or self._is_allowed(op)
 
-    def _is_known(self, op: OpOverload) -> bool:
+    def _is_known(self, op: compat.OpOverload) -> bool:
         schema = op._schema
         name = schema.name.rpartition("::")[2]
         if any(argument.is_out for argument in schema.arguments):
@@ -211,11 +204,11 @@ class AllowedOperators:
             name = name.removesuffix("_")
         return name in _TABLES.get(op.namespace, ())
 
-    def _is_allowed(self, op: OpOverload) -> bool:
+    def _is_allowed(self, op: compat.OpOverload) -> bool:
         names = (ANYTHING, op.namespace, op._schema.name, op.name())
         return not self._allowed.isdisjoint(names)
 
-    def refusal(self, op: OpOverload) -> tuple[str, str]:
+    def refusal(self, op: compat.OpOverload) -> tuple[str, str]:
         """What to say of an operator that may not be called, and how to allow it."""
         name, why = op.namespace, f"is of another library, {op.namespace!r}"
         if op.namespace in _TABLES:
@@ -277,9 +270,9 @@ HIGHER_ORDER = tuple(
 
 def encode_target(target: NodeTarget) -> str | None:
     """The name of what a node calls; None if a file cannot say it."""
-    if isinstance(target, OpOverload):
+    if isinstance(target, compat.OpOverload):
         return target.name()
-    if isinstance(target, HigherOrderOperator):
+    if isinstance(target, compat.HigherOrderOperator):
         return f"higher_order.{target.name()}" if target.name() in HIGHER_ORDER else None
     try:
         return _FUNCTION_NAMES.get(target)
@@ -302,9 +295,9 @@ class Targets:
             known = self._known[name] = self._find(item, name)
         return known
 
-    def operator(self, item: Item) -> OpOverload:
+    def operator(self, item: Item) -> compat.OpOverload:
         found = self(item)
-        if not isinstance(found, OpOverload):
+        if not isinstance(found, compat.OpOverload):
             item.fail(f"{format_excerpt(item.value)} is not an operator")
         return found
 
@@ -313,7 +306,7 @@ class Targets:
         if family == "higher_order" and dot:
             if rest not in HIGHER_ORDER:
                 item.fail(f"unknown higher-order operator {format_excerpt(rest)}")
-            found = higher_order_registry.get(rest)
+            found = compat.higher_order_registry.get(rest)
             if found is None:
                 item.fail(f"this torch, {torch.__version__}, has no higher-order operator {rest}")
             return found
@@ -321,14 +314,14 @@ class Targets:
             item.fail(f"{format_excerpt(name)} is neither an operator nor a function on sizes")
         packet, _, overload = name.partition(".")
         try:
-            schemas = jit_get_schemas_for_operator(packet)
+            schemas = compat.jit_get_schemas_for_operator(packet)
         except (RuntimeError, TypeError, ValueError):  # no name of an operator, or no UTF-8
             schemas = []
         if overload not in [schema.overload_name for schema in schemas]:
             self._unknown(item, name)
         namespace, _, packet = packet.partition("::")
         found = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default", None)
-        if not isinstance(found, OpOverload) or found.name() != name:
+        if not isinstance(found, compat.OpOverload) or found.name() != name:
             item.fail(f"the operator {format_excerpt(name)} cannot be called from Python")
         if not self._permits(found):
             item.fail(*self._permits.refusal(found))
@@ -336,7 +329,7 @@ class Targets:
 
     def _unknown(self, item: Item, name: str) -> None:
         namespace = name.partition("::")[0]
-        registered = dispatch_get_all_op_names()
+        registered = compat.dispatch_get_all_op_names()
         if any(other.startswith(f"{namespace}::") for other in registered):
             fix = f"run with the version that the file was written with: {self._producer}"
             if namespace not in ("aten", "prims", "prim"):
@@ -410,14 +403,14 @@ def _make_predicate(kind: Any, count: int | None = None) -> Predicate:
 
 
 @functools.cache
-def _list_tensor_parameters(op: OpOverload) -> tuple[str, ...]:
+def _list_tensor_parameters(op: compat.OpOverload) -> tuple[str, ...]:
     """Parameters that are tensors, by name."""
     return tuple(a.name for a in op._schema.arguments if a.real_type.kind() == "TensorType")
 
 
 @functools.cache
 def _read_schema(
-    op: OpOverload,
+    op: compat.OpOverload,
 ) -> tuple[int, dict[str, Predicate], tuple[str, ...], bool, Predicate]:
     """How many positional ones, what each takes, those that are needed; whether it returns a view,
     and whether a result fits.
@@ -459,7 +452,7 @@ def _make_result_predicate(kinds: list[Any]) -> Predicate:
 def check_call_types(
     item: Item, target: NodeTarget, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
-    if isinstance(target, OpOverload):
+    if isinstance(target, compat.OpOverload):
         _check_operator(item, target, args, kwargs)
     elif getattr(target, "__module__", "") == "_operator":
         if len(args) != (1 if target in _UNARY else 2) or kwargs:
@@ -467,7 +460,7 @@ def check_call_types(
         if target is operator.getitem:
             _check_getitem(item, *args)
             return
-    if not isinstance(target, OperatorBase):
+    if not isinstance(target, compat.OperatorBase):
         numbers = [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else [arg])]
         if kwargs or not all(
             isinstance(_described_value(x), (*NUMBERS, type(None))) for x in numbers
@@ -476,7 +469,7 @@ def check_call_types(
 
 
 def _check_operator(
-    item: Item, op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+    item: Item, op: compat.OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
     positional, takes, needed, is_view, _ = _read_schema(op)
     given = {**dict(zip(takes, args, strict=False)), **kwargs}
@@ -512,5 +505,5 @@ def _check_getitem(item: Item, container: object, index: Argument) -> None:
 
 def check_result_type(item: Item, target: NodeTarget, val: object) -> None:
     """Whether what is said of a result is of the type that an operator returns."""
-    if isinstance(target, OpOverload) and not _read_schema(target)[-1](val):
+    if isinstance(target, compat.OpOverload) and not _read_schema(target)[-1](val):
         item.fail(f"{format_excerpt(type(val).__name__)} is not what {target} returns")

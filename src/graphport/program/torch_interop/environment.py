@@ -28,20 +28,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StrictMinMaxConstraint,
 )
 
-from graphport.compat.torch import (
-    ConstantSource,
-    FakeTensor,
-    FakeTensorMode,
-    GetItemSource,
-    GuardSource,
-    LocalSource,
-    Source,
-    TensorProperty,
-    TensorPropertySource,
-    ValueRanges,
-    free_unbacked_symbols_with_path,
-    int_oo,
-)
+from graphport.compat import torch as compat
 from graphport.errors import UnsupportedError
 from graphport.program.call_checks import InputChecks
 from graphport.program.exported import ExportedProgram
@@ -58,14 +45,14 @@ _MAX_TRIALS = 200
 
 
 @dataclasses.dataclass(frozen=True)
-class ComputedSource(Source):
+class ComputedSource(compat.Source):
     """The root of a derived dim: computed from an input, and no size of any."""
 
     text: str
 
     @functools.cached_property
-    def guard_source(self) -> GuardSource:
-        return GuardSource.LOCAL
+    def guard_source(self) -> compat.GuardSource:
+        return compat.GuardSource.LOCAL
 
     @property
     def _name_template(self) -> str:
@@ -74,7 +61,7 @@ class ComputedSource(Source):
 
 def to_value_range(r: Range, *, of: type = int) -> object:
     """A range of ours as torch has them."""
-    infinity = sympy.oo if of is float else int_oo
+    infinity = sympy.oo if of is float else compat.int_oo
     ends = [
         infinity
         if end == math.inf
@@ -85,7 +72,7 @@ def to_value_range(r: Range, *, of: type = int) -> object:
         else sympy.Integer(int(end))
         for end in (r.lower, r.upper)
     ]
-    return ValueRanges(*ends)
+    return compat.ValueRanges(*ends)
 
 
 class TorchEnvironment:
@@ -96,11 +83,11 @@ class TorchEnvironment:
         self.scope = program.scope
         self.ranges = program.range_constraints
         self.shape_env = ShapeEnv(trace_asserts=True)
-        self.mode = FakeTensorMode(
+        self.mode = compat.FakeTensorMode(
             shape_env=self.shape_env, allow_non_fake_inputs=True, export=True
         )
         self.symbols: dict[Expr, Any] = {}
-        self.sources: dict[Expr, Source] = {}
+        self.sources: dict[Expr, compat.Source] = {}
         """Where each symbol of the inputs has its value from."""
         self.expr = ToSympy(self._symbol)
         self.exactly = ToSympy(self._symbol, evaluate=False)
@@ -130,7 +117,7 @@ class TorchEnvironment:
             for e in (*(shape.sizes or ()), shape.number):
                 for s in symbols(e) if isinstance(e, Expr) else ():
                     # No input tells it by itself; torch leaves out guards on such symbols.
-                    self.sources.setdefault(s, ConstantSource(s.name))
+                    self.sources.setdefault(s, compat.ConstantSource(s.name))
 
     def _symbol(self, s: Expr) -> object:
         known = self.symbols.get(s)
@@ -141,13 +128,15 @@ class TorchEnvironment:
 
     def _backed(self, s: Expr) -> object:
         limits = self.ranges.get(s) or s.span
-        source = self.sources.get(s) or ConstantSource(s.name)
+        source = self.sources.get(s) or compat.ConstantSource(s.name)
         made = self._create(self.hints[s], source, limits, is_size=limits.lower >= 0)
         if parse_symbol_index(s.name) is None:
             self.shape_env.source_name_to_debug_name[source.name] = s.name
         return made
 
-    def _create(self, hint: Number, source: Source, limits: Range, *, is_size: bool) -> object:
+    def _create(
+        self, hint: Number, source: compat.Source, limits: Range, *, is_size: bool
+    ) -> object:
         generic = type(hint) is not int or (hint >= 2 and limits.upper >= 2)
         constraint = StrictMinMaxConstraint(vr=to_value_range(limits), warn_only=False)
         return self.shape_env.create_symbol(
@@ -206,7 +195,7 @@ class TorchEnvironment:
             yield from _express_range(self.symbols[step.symbol], step.limits)
         elif isinstance(step, Equals):
             # torch compares sizes that are the same symbol, if one of them tells it.
-            is_size = isinstance(self.sources.get(step.expr), TensorPropertySource)
+            is_size = isinstance(self.sources.get(step.expr), compat.TensorPropertySource)
             if not is_size or self.symbols[step.expr] in replaced:
                 yield self._is_equal(step)
 
@@ -253,7 +242,7 @@ class TorchEnvironment:
             return type(val)(self.value(x, as_told=as_told) for x in val)
         return val
 
-    def _tensor(self, val: AbstractTensor, as_told: bool) -> FakeTensor:
+    def _tensor(self, val: AbstractTensor, as_told: bool) -> compat.FakeTensor:
         about = val._abstract
         sizes, strides = (
             [self.number(s if as_told else self.scope.simplify(s)) for s in numbers]
@@ -267,7 +256,7 @@ class TorchEnvironment:
         # Whether the memory is contiguous is asked here, and no condition on the inputs.
         with self.shape_env.suppress_guards():
             meta = torch.empty_strided(sizes, strides, dtype=about.dtype, device="meta")
-            return FakeTensor(
+            return compat.FakeTensor(
                 self.mode, meta.requires_grad_(val.requires_grad), torch.device(about.device)
             )
 
@@ -277,7 +266,9 @@ class TorchEnvironment:
             return {}
         pending = set(self._met)
         self._met.clear()
-        return free_unbacked_symbols_with_path(val, (), shape_env=self.shape_env, pending=pending)
+        return compat.free_unbacked_symbols_with_path(
+            val, (), shape_env=self.shape_env, pending=pending
+        )
 
     def range_constraints(self) -> dict[Any, Any]:
         """By symbol, and by every form of one that an input has."""
@@ -325,12 +316,12 @@ def _format_expression(e: Value, names: dict[Expr, str]) -> str:
     return to_str(e, names)
 
 
-def _make_source(place: Place) -> Source:
+def _make_source(place: Place) -> compat.Source:
     """A flat input, or one of its sizes; torch finds out how the user calls it."""
-    leaf = GetItemSource(LocalSource("flat_args"), place.index)
+    leaf = compat.GetItemSource(compat.LocalSource("flat_args"), place.index)
     if place.dim is None:
         return leaf
-    return TensorPropertySource(leaf, TensorProperty.SIZE, place.dim)
+    return compat.TensorPropertySource(leaf, compat.TensorProperty.SIZE, place.dim)
 
 
 def _choose_hints(program: ExportedProgram, given: list[Expr]) -> dict[Expr, Number]:
