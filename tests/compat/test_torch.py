@@ -53,8 +53,9 @@ def find_uses(source: str) -> Iterator[str]:
         if within(name, HERE):
             yield name.removeprefix(f"{HERE}.").split(".")[0]
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id in ("locate", "places_of", "is_within"):
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).removeprefix("compat.")
+            if name in ("locate", "places_of", "is_within"):
                 parts = getattr(node.args[-1], "values", [node.args[-1]])
                 yield "".join(p.value if isinstance(p, ast.Constant) else ".*" for p in parts)
 
