@@ -6,7 +6,7 @@ import torch
 
 from graphport.errors import ShapeError
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import broadcast, require_equal, require_expandable
+from graphport.ops.sizes import broadcast, establish_equal, establish_expandable
 from graphport.tensors.abstract import Abstract, Sizes, preserve_strides
 
 aten = torch.ops.aten
@@ -30,26 +30,16 @@ def scaled_dot_product_attention(
             f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
         )
     _check_arguments(query, key, value, attn_mask, dropout_p, enable_gqa)
-    require_equal(
-        query.sizes[-1],
-        key.sizes[-1],
-        "attention: query {0} and key {1} differ in last dim",
-        query,
-        key,
-    )
-    require_equal(
-        key.sizes[-2],
-        value.sizes[-2],
-        "attention: key {0} and value {1} differ in length",
-        key,
-        value,
-    )
+    if not establish_equal(query.sizes[-1], key.sizes[-1]):
+        raise ShapeError(f"attention: query {query} and key {key} differ in last dim")
+    if not establish_equal(key.sizes[-2], value.sizes[-2]):
+        raise ShapeError(f"attention: key {key} and value {value} differ in length")
     lead = _infer_batch_sizes(query, key, value, enable_gqa)
     sizes = (*lead, query.sizes[-2], value.sizes[-1])
     if attn_mask is not None:
         scores = (*lead, query.sizes[-2], key.sizes[-2])
-        message = "attention: a mask {0} for query {1} and key {2}"
-        require_expandable(attn_mask.sizes, scores, message, attn_mask, query, key)
+        if not establish_expandable(attn_mask.sizes, scores):
+            raise ShapeError(f"attention: a mask {attn_mask} for query {query} and key {key}")
     fused = _is_fused(query, key, value, dropout_p, enable_gqa)
     if is_causal and attn_mask is not None and not fused:
         raise ShapeError("attention: is_causal and attn_mask exclude each other here")
@@ -93,14 +83,11 @@ def _infer_batch_sizes(query: Abstract, key: Abstract, value: Abstract, grouped:
     heads = lead[-1]
     for own in (key.sizes[-3], value.sizes[-3]):
         if own is not heads and not (type(own) is int and own == 0):
-            require_equal(
-                heads % own,
-                0,
-                "Number of heads in key and value must divide the number of heads in "
-                "query, but got {0} and {1}",
-                own,
-                heads,
-            )
+            if not establish_equal(heads % own, 0):
+                raise ShapeError(
+                    "Number of heads in key and value must divide the number of heads in query, "
+                    f"but got {own} and {heads}"
+                )
     return (*broadcast(lead[:-1], key.sizes[:-3], value.sizes[:-3]), heads)
 
 

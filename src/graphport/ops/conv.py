@@ -11,10 +11,10 @@ from graphport.errors import ShapeError
 from graphport.ops.registry import Rule, overloads, shape_rule
 from graphport.ops.sizes import (
     choose_branch,
-    require,
-    require_equal,
+    establish,
+    establish_equal,
+    establish_sizes,
     require_nonempty,
-    require_sizes,
 )
 from graphport.symbolic import Expr, floor, ge, ite, mul, to_float
 from graphport.tensors.abstract import Abstract, Size, Sizes, channels_last_strides
@@ -84,15 +84,11 @@ def _check_channels(
     expected, made = weight.sizes[0], weight.sizes[1] * groups
     if not transposed:
         expected, made = made, expected
-    require_equal(
-        input.sizes[channel],
-        expected,
-        "convolution: weight {0} expects {1} channels, but the input {2} has {3}",
-        weight,
-        expected,
-        input,
-        input.sizes[channel],
-    )
+    if not establish_equal(input.sizes[channel], expected):
+        raise ShapeError(
+            f"convolution: weight {weight} expects {expected} channels, but the input {input} has "
+            f"{input.sizes[channel]}"
+        )
     if input.dtype is not weight.dtype:
         raise ShapeError(
             f"Input type ({input.dtype}) and weight type ({weight.dtype}) should be the same"
@@ -102,17 +98,11 @@ def _check_channels(
             f"Input type ({input.dtype}) and bias type ({bias.dtype}) should be the same"
         )
     if groups != 1:
-        require_equal(
-            weight.sizes[0] % groups,
-            0,
-            "convolution: weight {0} does not divide into {1} groups",
-            weight,
-            groups,
-        )
+        if not establish_equal(weight.sizes[0] % groups, 0):
+            raise ShapeError(f"convolution: weight {weight} does not divide into {groups} groups")
     if bias is not None:
-        require_sizes(
-            bias.sizes, (made,), "convolution: expected a bias of {0} elements, got {1}", made, bias
-        )
+        if not establish_sizes(bias.sizes, (made,)):
+            raise ShapeError(f"convolution: expected a bias of {made} elements, got {bias}")
 
 
 def _check_window(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> None:
@@ -186,9 +176,8 @@ def _conv(
         for i in range(n)
     )
     for s in spatial:
-        require(
-            ge(s, 1), "conv{0}d: the kernel of {1} is larger than the input {2}", n, weight, input
-        )
+        if not establish(ge(s, 1)):
+            raise ShapeError(f"conv{n}d: the kernel of {weight} is larger than the input {input}")
     sizes = (*input.sizes[: lead - 1], weight.sizes[0], *spatial)
     return _laid_out_convolution(sizes, input, weight)
 
@@ -276,12 +265,10 @@ def _infer_pool_sizes(
         for i in range(n)
     ]
     for s in out:
-        require(
-            ge(s, 1),
-            "pooling of {0} with a window of {1}: the output would be too small",
-            self,
-            list(kernels),
-        )
+        if not establish(ge(s, 1)):
+            raise ShapeError(
+                f"pooling of {self} with a window of {list(kernels)}: the output would be too small"
+            )
     return (*self.sizes[:lead], *out)
 
 
@@ -386,27 +373,13 @@ def fractional_max_pool(
     for size, kernel, out in zip(
         self.sizes[-n:], _expand_param(kernel_size, n), _expand_param(output_size, n), strict=True
     ):
-        require(
-            ge(size, out + kernel - 1),
-            "fractional_max_pool: a pool of {0} is too large for {1}",
-            kernel,
-            self,
-        )
-    require_sizes(
-        random_samples.sizes[-2:],
-        (self.sizes[-1 - n], n),
-        "fractional_max_pool: samples {1} for {0}",
-        self,
-        random_samples,
-    )
+        if not establish(ge(size, out + kernel - 1)):
+            raise ShapeError(f"fractional_max_pool: a pool of {kernel} is too large for {self}")
+    if not establish_sizes(random_samples.sizes[-2:], (self.sizes[-1 - n], n)):
+        raise ShapeError(f"fractional_max_pool: samples {random_samples} for {self}")
     if self.rank == n + 2:
-        require_equal(
-            random_samples.sizes[0],
-            self.sizes[0],
-            "fractional_max_pool: samples {1} for {0}",
-            self,
-            random_samples,
-        )
+        if not establish_equal(random_samples.sizes[0], self.sizes[0]):
+            raise ShapeError(f"fractional_max_pool: samples {random_samples} for {self}")
     sizes = (*self.sizes[: self.rank - len(output_size)], *output_size)
     return self.like(sizes), self.like(sizes, torch.int64)
 
@@ -463,9 +436,8 @@ def _scale_size(size: Size, factor: float) -> Size:
 def pixel_shuffle(self: Abstract, upscale_factor: int) -> Abstract:
     *lead, c, h, w = self.sizes
     r = upscale_factor
-    require_equal(
-        c % (r * r), 0, "pixel_shuffle: the channels of {0} are not a multiple of {1}", self, r * r
-    )
+    if not establish_equal(c % (r * r), 0):
+        raise ShapeError(f"pixel_shuffle: the channels of {self} are not a multiple of {r * r}")
     return _lay_out((*lead, c // (r * r), h * r, w * r), self)
 
 
@@ -477,7 +449,8 @@ def pixel_unshuffle(self: Abstract, downscale_factor: int) -> Abstract:
         return _lay_out(self.sizes, self)
     require_nonempty("pixel_unshuffle", self, self.sizes)
     for s in (h, w):
-        require_equal(s % r, 0, "pixel_unshuffle: {0} of {1} is not a multiple of {2}", s, self, r)
+        if not establish_equal(s % r, 0):
+            raise ShapeError(f"pixel_unshuffle: {s} of {self} is not a multiple of {r}")
     return _lay_out((*lead, c * (r * r), h // r, w // r), self)
 
 
@@ -485,20 +458,13 @@ def pixel_unshuffle(self: Abstract, downscale_factor: int) -> Abstract:
 def grid_sampler(input: Abstract, grid: Abstract, *_: object) -> Abstract:
     if input.rank != grid.rank:
         raise ShapeError(f"grid_sampler: expected as many dims in grid and input: {input}, {grid}")
-    require_equal(
-        input.sizes[0],
-        grid.sizes[0],
-        "grid_sampler: batch sizes of input {0} and grid {1} differ",
-        input,
-        grid,
-    )
-    require_equal(
-        grid.sizes[-1],
-        input.rank - 2,
-        "grid_sampler: expected grid to have size {0} in last dimension, but got {1}",
-        input.rank - 2,
-        grid,
-    )
+    if not establish_equal(input.sizes[0], grid.sizes[0]):
+        raise ShapeError(f"grid_sampler: batch sizes of input {input} and grid {grid} differ")
+    if not establish_equal(grid.sizes[-1], input.rank - 2):
+        raise ShapeError(
+            f"grid_sampler: expected grid to have size {input.rank - 2} in last dimension, but got "
+            f"{grid}"
+        )
     require_nonempty("grid_sampler", input, input.sizes[2:])
     return input.like((*input.sizes[:2], *grid.sizes[1:-1]))
 
@@ -509,26 +475,20 @@ def affine_grid_generator(theta: Abstract, size: Sizes, align_corners: bool) -> 
     dims = len(spatial)
     wanted = (batch, dims, dims + 1)
     for have, want in zip(theta.sizes, wanted, strict=True):
-        require_equal(
-            have,
-            want,
-            "Expected a batch of affine matrices of shape {1} for size {2}. Got {0}.",
-            theta,
-            wanted,
-            size,
-        )
+        if not establish_equal(have, want):
+            raise ShapeError(
+                f"Expected a batch of affine matrices of shape {wanted} for size {size}. Got "
+                f"{theta}."
+            )
     return theta.like((batch, *spatial, dims))
 
 
 @shape_rule(aten.channel_shuffle.default)
 def channel_shuffle(self: Abstract, groups: int) -> Abstract:
-    require_equal(
-        self.sizes[1] % groups,
-        0,
-        "channel_shuffle: the channels of {0} do not divide into {1} groups",
-        self,
-        groups,
-    )
+    if not establish_equal(self.sizes[1] % groups, 0):
+        raise ShapeError(
+            f"channel_shuffle: the channels of {self} do not divide into {groups} groups"
+        )
     return _lay_out(self.sizes, self)
 
 
@@ -553,21 +513,13 @@ def col2im(
 ) -> Abstract:
     kernels = _expand_param(kernel_size, 2)
     *lead, channels, columns = self.sizes
-    require_equal(
-        channels % (kernels[0] * kernels[1]),
-        0,
-        "col2im: {0} is not a multiple of the kernel {1}",
-        self,
-        kernels,
-    )
+    if not establish_equal(channels % (kernels[0] * kernels[1]), 0):
+        raise ShapeError(f"col2im: {self} is not a multiple of the kernel {kernels}")
     image = self.like((channels, *output_size))
     places = _infer_pool_sizes(image, 2, kernel_size, stride, padding, dilation, False)[-2:]
-    require_equal(
-        columns,
-        places[0] * places[1],
-        "col2im: {0} has {1} columns, but the window has {2} places",
-        self,
-        columns,
-        places[0] * places[1],
-    )
+    if not establish_equal(columns, places[0] * places[1]):
+        raise ShapeError(
+            f"col2im: {self} has {columns} columns, but the window has {places[0] * places[1]} "
+            "places"
+        )
     return self.like((*lead, channels // (kernels[0] * kernels[1]), *output_size))

@@ -10,7 +10,7 @@ from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.promote import Promotion
 from graphport.ops.registry import Rule, overloads, packets, register_rule, shape_rule
-from graphport.ops.sizes import broadcast, require_equal, wrap_dim
+from graphport.ops.sizes import broadcast, establish_equal, wrap_dim
 from graphport.tensors.abstract import Abstract, elementwise_strides, preserve_strides
 from graphport.types import Argument
 
@@ -228,9 +228,8 @@ def normal_both(mean: Abstract, std: Abstract, *, generator: object) -> Abstract
 @shape_rule(aten.glu.default)
 def glu(self: Abstract, dim: int) -> Abstract:
     dim = wrap_dim(dim, self.rank)
-    require_equal(
-        self.sizes[dim] % 2, 0, "glu: halving dimension {0} of {1}, which is not even", dim, self
-    )
+    if not establish_equal(self.sizes[dim] % 2, 0):
+        raise ShapeError(f"glu: halving dimension {dim} of {self}, which is not even")
     half = self.sizes[dim] // 2
     sizes = (*self.sizes[:dim], half, *self.sizes[dim + 1 :])
     return map_elements((Abstract(sizes, self.dtype, self.device, self.strides),), self.dtype)
@@ -243,7 +242,8 @@ def prelu(self: Abstract, weight: Abstract) -> Abstract:
         raise ShapeError(f"prelu: a weight of {weight} does not fit an input of {self}")
     if type(count) is not int or count != 1:
         channels = self.sizes[1] if self.rank > 1 else 1
-        require_equal(count, channels, "prelu: {0} weights for {1} channels", count, channels)
+        if not establish_equal(count, channels):
+            raise ShapeError(f"prelu: {count} weights for {channels} channels")
     return map_elements((self,), self.dtype)
 
 

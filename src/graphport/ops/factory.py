@@ -10,7 +10,7 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops.registry import overloads, shape_rule
 from graphport.ops.shape import apply_memory_format
-from graphport.ops.sizes import expect_condition, require, require_at_example
+from graphport.ops.sizes import establish, expect_condition, is_false_at_example
 from graphport.symbolic import Expr, Value, ceil, ge, le, lt, sub, truediv
 from graphport.tensors.abstract import Abstract, Size, Sizes, permute_strides
 from graphport.types import Argument, Device, Dtype
@@ -66,9 +66,8 @@ def scalar_tensor(s: object, *, dtype: Dtype, device: Device, **_: object) -> Ab
 
 def _checked_strides(strides: Sequence[Size]) -> Sizes:
     for s in strides:
-        require_at_example(
-            ge(s, 0), "Storage size calculation overflowed with strides={0}", list(strides)
-        )
+        if is_false_at_example(ge(s, 0)):
+            raise ShapeError(f"Storage size calculation overflowed with strides={list(strides)}")
     return tuple(strides)
 
 
@@ -171,8 +170,10 @@ def randint(
 def randint_low(
     low: Size, high: Size, size: Sequence[Size], *, dtype: Dtype, device: Device, **_: object
 ) -> Abstract:
-    text = "random_ expects 'from' to be less than 'to', but got from={0} >= to={1}"
-    require(lt(low, high), text, low, high)
+    if not establish(lt(low, high)):
+        raise ShapeError(
+            f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
+        )
     return make_abstract(size, dtype or torch.int64, device)
 
 
@@ -249,12 +250,9 @@ def multinomial(
 ) -> Abstract:
     if not self.dtype.is_floating_point:
         raise ShapeError(f"multinomial only supports floating-point dtypes, got: {self.dtype}")
-    require(ge(num_samples, 1), "cannot sample {0} samples", num_samples)
+    if not establish(ge(num_samples, 1)):
+        raise ShapeError(f"cannot sample {num_samples} samples")
     if not replacement:
-        require(
-            le(num_samples, self.sizes[-1]),
-            "cannot sample {0} of {1} without replacement",
-            num_samples,
-            self,
-        )
+        if not establish(le(num_samples, self.sizes[-1])):
+            raise ShapeError(f"cannot sample {num_samples} of {self} without replacement")
     return self.like((*self.sizes[:-1], num_samples), torch.int64)

@@ -9,7 +9,7 @@ import torch
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import require, require_nonempty, wrap_dim
+from graphport.ops.sizes import establish, require_nonempty, wrap_dim
 from graphport.symbolic import ge
 from graphport.tensors.abstract import (
     Abstract,
@@ -68,13 +68,11 @@ def _fft_c2r(
     *others, last = [wrap_dim(d, self.rank) for d in dim]
     half = last_dim_size // 2 + 1
     # The kernel takes as many from memory, whether they are there or not.
-    require(
-        ge(self.sizes[last], half),
-        "_fft_c2r: a result of {0} needs the first {1} of a spectrum, got {2}",
-        last_dim_size,
-        half,
-        self.sizes[last],
-    )
+    if not establish(ge(self.sizes[last], half)):
+        raise ShapeError(
+            f"_fft_c2r: a result of {last_dim_size} needs the first {half} of a spectrum, got "
+            f"{self.sizes[last]}"
+        )
     source = _fft_c2c(self, others, normalization, False) if others else self
     sizes = (*self.sizes[:last], last_dim_size, *self.sizes[last + 1 :])
     return _lay_out_transformed(source, sizes, [last], promote.REAL_OF[self.dtype])

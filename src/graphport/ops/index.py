@@ -10,11 +10,11 @@ from graphport.errors import ShapeError
 from graphport.ops.registry import overloads, shape_rule
 from graphport.ops.sizes import (
     broadcast,
+    establish,
+    establish_equal,
+    establish_expandable,
+    establish_sizes,
     numel,
-    require,
-    require_equal,
-    require_expandable,
-    require_sizes,
     wrap_dim,
 )
 from graphport.symbolic import Expr, ge, le
@@ -45,13 +45,11 @@ def check_masks(self: Abstract, indices: Sequence[Abstract | None]) -> int:
         if i is None or i.dtype not in MASK_DTYPES:
             at += 1
         else:
-            require_sizes(
-                i.sizes,
-                self.sizes[at : at + i.rank],
-                "The shape of the mask {0} does not match the shape of the indexed tensor {1}",
-                i,
-                self,
-            )
+            if not establish_sizes(i.sizes, self.sizes[at : at + i.rank]):
+                raise ShapeError(
+                    f"The shape of the mask {i} does not match the shape of the indexed tensor "
+                    f"{self}"
+                )
             at += i.rank
     return at
 
@@ -107,22 +105,18 @@ def index_put(
             raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     if any(i.dtype in MASK_DTYPES for i in used):
         rest = self.sizes[check_masks(self, indices) :]
-        require_expandable(
-            values.sizes[max(0, values.rank - len(rest)) :],
-            rest,
-            "shape mismatch: value tensor {0} cannot be broadcast to what is indexed of {1}",
-            values,
-            self,
-        )
+        if not establish_expandable(values.sizes[max(0, values.rank - len(rest)) :], rest):
+            raise ShapeError(
+                f"shape mismatch: value tensor {values} cannot be broadcast to what is indexed of "
+                f"{self}"
+            )
     elif used:
         sizes = infer_index_sizes(self, indices)
-        require_expandable(
-            values.sizes,
-            sizes,
-            "shape mismatch: value tensor {0} cannot be broadcast to indexing result of shape {1}",
-            values,
-            list(sizes),
-        )
+        if not establish_expandable(values.sizes, sizes):
+            raise ShapeError(
+                f"shape mismatch: value tensor {values} cannot be broadcast to indexing result of "
+                f"shape {list(sizes)}"
+            )
     return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
 
 
@@ -170,14 +164,8 @@ def _require_within(index: Abstract, other: Abstract, dim: int | None, what: str
         return
     for d, (have, most) in enumerate(zip(index.sizes, other.sizes, strict=False)):
         if d != dim and have is not most:
-            require(
-                le(have, most),
-                "{0}: index {1} is larger than {2} in dim {3}",
-                what,
-                index,
-                other,
-                d,
-            )
+            if not establish(le(have, most)):
+                raise ShapeError(f"{what}: index {index} is larger than {other} in dim {d}")
 
 
 @shape_rule(*overloads("scatter.src,value,reduce,value_reduce scatter_add scatter_reduce.two"))
@@ -209,15 +197,11 @@ def index_add(
     _require_row(index, "index_add")
     if self.rank and source.rank:
         count = index.sizes[0] if index.rank else 1
-        require_sizes(
-            source.sizes,
-            (*self.sizes[:dim], count, *self.sizes[dim + 1 :]),
-            "{0} slices of {1} in dim {2} are to be written, but the source is {3}",
-            count,
-            self,
-            dim,
-            source,
-        )
+        if not establish_sizes(source.sizes, (*self.sizes[:dim], count, *self.sizes[dim + 1 :])):
+            raise ShapeError(
+                f"{count} slices of {self} in dim {dim} are to be written, but the source is "
+                f"{source}"
+            )
     return self.like()
 
 
@@ -237,13 +221,8 @@ def masked_scatter(self: Abstract, mask: Abstract, source: Abstract) -> Abstract
 
 @shape_rule(aten.put.default)
 def put(self: Abstract, index: Abstract, source: Abstract, accumulate: bool) -> Abstract:
-    require_equal(
-        numel(index.sizes),
-        numel(source.sizes),
-        "put: index {0} and source {1} differ in the number of elements",
-        index,
-        source,
-    )
+    if not establish_equal(numel(index.sizes), numel(source.sizes)):
+        raise ShapeError(f"put: index {index} and source {source} differ in the number of elements")
     return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
 
 
@@ -279,7 +258,8 @@ def embedding(weight: Abstract, indices: Abstract, *_: object) -> Abstract:
 @shape_rule(aten.one_hot.default)
 def one_hot(self: Abstract, num_classes: Size) -> Abstract:
     if isinstance(num_classes, Expr):
-        require(ge(num_classes, 1), "one_hot: {0} classes", num_classes)
+        if not establish(ge(num_classes, 1)):
+            raise ShapeError(f"one_hot: {num_classes} classes")
     elif num_classes < 0:
         raise ShapeError(
             "one_hot: the number of classes depends on the data; pass num_classes explicitly"
@@ -312,21 +292,15 @@ def searchsorted(
     sorter: Abstract | None,
 ) -> Abstract:
     if sorted_sequence.rank > 1:
-        require_sizes(
-            self.sizes[:-1],
-            sorted_sequence.sizes[:-1],
-            "searchsorted: {0} and {1} differ in another dim than the last",
-            sorted_sequence,
-            self,
-        )
+        if not establish_sizes(self.sizes[:-1], sorted_sequence.sizes[:-1]):
+            raise ShapeError(
+                f"searchsorted: {sorted_sequence} and {self} differ in another dim than the last"
+            )
     if sorter is not None:
-        require_sizes(
-            sorter.sizes,
-            sorted_sequence.sizes,
-            "searchsorted: sorter {0} and sequence {1} differ in size",
-            sorter,
-            sorted_sequence,
-        )
+        if not establish_sizes(sorter.sizes, sorted_sequence.sizes):
+            raise ShapeError(
+                f"searchsorted: sorter {sorter} and sequence {sorted_sequence} differ in size"
+            )
     return self.like(dtype=torch.int32 if out_int32 else torch.int64)
 
 
@@ -352,13 +326,11 @@ def _embedding_bag(
 ) -> tuple[Abstract, ...]:
     """The bags, and what the backward pass needs: the bag of each index, sizes of bags, maxima."""
     if per_sample_weights is not None:
-        require_sizes(
-            per_sample_weights.sizes,
-            indices.sizes,
-            "embedding_bag: per_sample_weights {0} and indices {1} differ in size",
-            per_sample_weights,
-            indices,
-        )
+        if not establish_sizes(per_sample_weights.sizes, indices.sizes):
+            raise ShapeError(
+                f"embedding_bag: per_sample_weights {per_sample_weights} and indices {indices} "
+                "differ in size"
+            )
     bags = offsets.sizes[0] - int(include_last_offset)
     out = weight.like((bags, weight.sizes[1]))
     fast = mode == _SUM and padding_idx < 0 and weight.dtype is not torch.float64

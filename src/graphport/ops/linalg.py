@@ -13,11 +13,11 @@ from graphport.ops.meta import infer_layout_by_meta
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import (
     broadcast,
+    establish_equal,
+    establish_expandable,
+    establish_sizes,
     guard_equal,
-    require_equal,
-    require_expandable,
     require_nonempty,
-    require_sizes,
     wrap_dim,
 )
 from graphport.tensors.abstract import Abstract, Size
@@ -35,14 +35,11 @@ def _require_dtype(a: Abstract, b: Abstract, what: str) -> None:
 
 def _require_inner(a: Size, b: Size, what: str, x: Abstract, y: Abstract) -> None:
     if a is not b:
-        require_equal(
-            a,
-            b,
-            "{2}: inner sizes of {0} and {1} differ: mat1 and mat2 shapes cannot be multiplied",
-            x,
-            y,
-            what,
-        )
+        if not establish_equal(a, b):
+            raise ShapeError(
+                f"{what}: inner sizes of {x} and {y} differ: mat1 and mat2 shapes cannot be "
+                "multiplied"
+            )
 
 
 def _add_term(term: Abstract | None, out: Abstract, what: str) -> Abstract:
@@ -52,9 +49,8 @@ def _add_term(term: Abstract | None, out: Abstract, what: str) -> Abstract:
             f"{what}: self and mat2 must have the same dtype, but got {term.dtype} and {out.dtype}"
         )
     if term is not None and term.sizes != out.sizes[-1:]:
-        require_expandable(
-            term.sizes, out.sizes, "{2}: {0} cannot be added to a product of {1}", term, out, what
-        )
+        if not establish_expandable(term.sizes, out.sizes):
+            raise ShapeError(f"{what}: {term} cannot be added to a product of {out}")
     return out
 
 
@@ -77,9 +73,8 @@ def bmm(self: Abstract, mat2: Abstract) -> Abstract:
     if self.rank != 3 or mat2.rank != 3:
         raise ShapeError(f"bmm: both operands must have 3 dims, got {self} and {mat2}")
     _require_dtype(self, mat2, "bmm")
-    require_equal(
-        self.sizes[0], mat2.sizes[0], "bmm: batch sizes of {0} and {1} differ", self, mat2
-    )
+    if not establish_equal(self.sizes[0], mat2.sizes[0]):
+        raise ShapeError(f"bmm: batch sizes of {self} and {mat2} differ")
     _require_inner(self.sizes[2], mat2.sizes[1], "bmm", self, mat2)
     return self.like((self.sizes[0], self.sizes[1], mat2.sizes[2]))
 
@@ -107,14 +102,8 @@ def addr(self: Abstract, vec1: Abstract, vec2: Abstract, **_: object) -> Abstrac
     for vec in (vec1, vec2):
         _require_rank(vec, 1, "addr")
     column, row = vec1.like((vec1.sizes[0], 1)), vec2.like((1, vec2.sizes[0]))
-    require_expandable(
-        self.sizes,
-        (vec1.sizes[0], vec2.sizes[0]),
-        "addr: {0} cannot be added to a product of {1} and {2}",
-        self,
-        vec1,
-        vec2,
-    )
+    if not establish_expandable(self.sizes, (vec1.sizes[0], vec2.sizes[0])):
+        raise ShapeError(f"addr: {self} cannot be added to a product of {vec1} and {vec2}")
     return map_elements((self, column, row), promote.result_type((self, vec1, vec2)))
 
 
@@ -224,14 +213,10 @@ def einsum(equation: str, tensors: Sequence[Abstract], *, path: object) -> Abstr
             if seen is None or (type(seen) is int and seen == 1):
                 extent[letter] = size
             elif size is not seen and not (type(size) is int and size == 1):
-                require_equal(
-                    size,
-                    seen,
-                    "einsum: {0!r} has size {1} in one operand and {2} in another",
-                    letter,
-                    seen,
-                    size,
-                )
+                if not establish_equal(size, seen):
+                    raise ShapeError(
+                        f"einsum: {letter!r} has size {seen} in one operand and {size} in another"
+                    )
     if not arrow:
         letters = inputs.replace(",", "").replace("...", "")
         once = sorted(c for c in set(letters) if letters.count(c) == 1)
@@ -260,9 +245,8 @@ def linalg_cross(self: Abstract, other: Abstract, *, dim: int) -> Abstract:
         raise ShapeError(f"linalg.cross: inputs must have as many dims: {self} and {other}")
     for t in (self, other):
         size = t.sizes[wrap_dim(dim, t.rank)]
-        require_equal(
-            size, 3, "linalg.cross: inputs dimension {0} must have length 3, got {1}", dim, t
-        )
+        if not establish_equal(size, 3):
+            raise ShapeError(f"linalg.cross: inputs dimension {dim} must have length 3, got {t}")
     return self.like(broadcast(self.sizes, other.sizes))
 
 
@@ -279,11 +263,6 @@ def bilinear(
 ) -> Abstract:
     _require_inner(input1.sizes[-1], weight.sizes[1], "bilinear", input1, weight)
     _require_inner(input2.sizes[-1], weight.sizes[2], "bilinear", input2, weight)
-    require_sizes(
-        input1.sizes[:-1],
-        input2.sizes[:-1],
-        "bilinear: input batch dimensions do not match: {0} and {1}",
-        input1,
-        input2,
-    )
+    if not establish_sizes(input1.sizes[:-1], input2.sizes[:-1]):
+        raise ShapeError(f"bilinear: input batch dimensions do not match: {input1} and {input2}")
     return _add_term(bias, input1.like((*input1.sizes[:-1], weight.sizes[0])), "bilinear")

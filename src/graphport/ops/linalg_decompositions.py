@@ -10,13 +10,13 @@ from graphport.ops.registry import shape_rule
 from graphport.ops.shape import is_one
 from graphport.ops.sizes import (
     broadcast,
+    establish_equal,
+    establish_sizes,
     expect_condition,
     guard_condition,
     guard_equal,
+    is_false_at_example,
     is_proven,
-    require_at_example,
-    require_equal,
-    require_sizes,
 )
 from graphport.symbolic import eq, le, min_
 from graphport.tensors.abstract import Abstract, Size, Sizes, permute_strides
@@ -39,7 +39,8 @@ def _require_matrix(a: Abstract, what: str) -> tuple[Sizes, Size, Size]:
 
 def _require_square(a: Abstract, what: str) -> tuple[Sizes, Size]:
     batch, m, n = _require_matrix(a, what)
-    require_equal(m, n, "{0}: {1} is not a batch of square matrices", what, a)
+    if not establish_equal(m, n):
+        raise ShapeError(f"{what}: {a} is not a batch of square matrices")
     return batch, n
 
 
@@ -88,9 +89,8 @@ def geqrf(self: Abstract) -> tuple[Abstract, Abstract]:
 @shape_rule(aten.linalg_householder_product.default)
 def linalg_householder_product(input: Abstract, tau: Abstract) -> Abstract:
     batch, m, n = _require_matrix(input, "linalg.householder_product")
-    require_sizes(
-        tau.sizes[:-1], batch, "householder_product: {0} and tau {1} do not fit", input, tau
-    )
+    if not establish_sizes(tau.sizes[:-1], batch):
+        raise ShapeError(f"householder_product: {input} and tau {tau} do not fit")
     if not expect_condition(le(tau.sizes[-1], n)) or not expect_condition(le(n, m)):
         raise ShapeError(f"householder_product: {input} and tau {tau} do not fit")
     return _make_column_major(input, input.sizes)
@@ -102,15 +102,12 @@ def ormqr(
 ) -> Abstract:
     batch, rows, columns = _require_matrix(self, "ormqr")
     side = input3.sizes[-2 if left else -1]
-    require_equal(side, rows, "ormqr: {0} and {1} do not fit", self, input3)
-    require_sizes(
-        input2.sizes,
-        (*batch, _min_size(side, columns)),
-        "ormqr: tau {1} does not fit {0}",
-        self,
-        input2,
-    )
-    require_sizes(input3.sizes[:-2], batch, "ormqr: {0} and {1} do not fit", self, input3)
+    if not establish_equal(side, rows):
+        raise ShapeError(f"ormqr: {self} and {input3} do not fit")
+    if not establish_sizes(input2.sizes, (*batch, _min_size(side, columns))):
+        raise ShapeError(f"ormqr: tau {input2} does not fit {self}")
+    if not establish_sizes(input3.sizes[:-2], batch):
+        raise ShapeError(f"ormqr: {self} and {input3} do not fit")
     return _make_column_major(input3, input3.sizes)
 
 
@@ -162,13 +159,8 @@ def cholesky_solve(self: Abstract, input2: Abstract, upper: bool) -> Abstract:
 def _infer_solution_sizes(a: Abstract, b: Abstract, left: bool) -> Sizes:
     """Sizes of X in A X = B, or in X A = B."""
     batch = broadcast(a.sizes[:-2], b.sizes[:-2])
-    require_equal(
-        a.sizes[-1],
-        b.sizes[-2 if left else -1],
-        "solving with {0}: the right side {1} does not fit",
-        a,
-        b,
-    )
+    if not establish_equal(a.sizes[-1], b.sizes[-2 if left else -1]):
+        raise ShapeError(f"solving with {a}: the right side {b} does not fit")
     return (*batch, *b.sizes[-2:])
 
 
@@ -197,7 +189,8 @@ def _linalg_solve_ex(
     )
     if B.rank == 1 or (B.rank == A.rank - 1 and all(map(guard_equal, B.sizes, A.sizes))):
         # The vectors are a matrix with one column while they are solved for.
-        require_equal(n, B.sizes[-1], "linalg.solve: {0} and {1} do not fit", A, B)
+        if not establish_equal(n, B.sizes[-1]):
+            raise ShapeError(f"linalg.solve: {A} and {B} do not fit")
         sizes = (*broadcast(batch, B.sizes[:-1]), n)
         rank = len(sizes)
         laid_out = permute_strides(sizes, [rank - 1, *range(rank - 1)])
@@ -254,11 +247,12 @@ def lu_unpack(
                 f"torch.int32 dtype, got {LU_pivots}"
             )
         # Of fewer, eager reads the memory behind them.
-        message = "torch.lu_unpack: pivots {0} do not fit {1}"
         wanted = (*LU_data.sizes[:-2], lower.sizes[-1])
-        require_at_example(LU_pivots.rank == len(wanted), message, LU_pivots, LU_data)
-        for have, want in zip(LU_pivots.sizes, wanted, strict=True):
-            require_at_example(eq(have, want), message, LU_pivots, LU_data)
+        if LU_pivots.rank != len(wanted) or any(
+            is_false_at_example(eq(have, want))
+            for have, want in zip(LU_pivots.sizes, wanted, strict=True)
+        ):
+            raise ShapeError(f"torch.lu_unpack: pivots {LU_pivots} do not fit {LU_data}")
     if not unpack_data:
         lower = upper = _make_empty(LU_data)
     return (p if unpack_pivots else _make_empty(LU_data)), lower, upper
@@ -319,13 +313,8 @@ def linalg_lstsq(
             "torch.linalg.lstsq: input.dim() must be greater or equal to other.dim() "
             f"and (input.dim() - other.dim()) <= 1, got {self} and {b}"
         )
-    require_equal(
-        m,
-        b.sizes[-1 if vector else -2],
-        "torch.linalg.lstsq: the rows of input {0} should match other {1}",
-        self,
-        b,
-    )
+    if not establish_equal(m, b.sizes[-1 if vector else -2]):
+        raise ShapeError(f"torch.linalg.lstsq: the rows of input {self} should match other {b}")
     shared = broadcast(batch, b.sizes[: -1 if vector else -2])
     columns: Sizes = () if vector else (b.sizes[-1],)
     # The solution is the head of a buffer with room for the larger of the two sides.
@@ -363,13 +352,8 @@ def cov(
     observations = self.sizes[-1:] or (1,)
     for weights in (fweights, aweights):
         if weights is not None:
-            require_sizes(
-                weights.sizes,
-                observations,
-                "cov(): weights {0} for the observations of {1}",
-                weights,
-                self,
-            )
+            if not establish_sizes(weights.sizes, observations):
+                raise ShapeError(f"cov(): weights {weights} for the observations of {self}")
     # A single variable gives a number, not a matrix of one.
     one = self.rank < 2 or is_one(self.sizes[0])
     sizes = () if one else (self.sizes[0], self.sizes[0])

@@ -10,10 +10,10 @@ from graphport.ops.elementwise import map_elements
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import (
     broadcast,
-    require_equal,
-    require_expandable,
+    establish_equal,
+    establish_expandable,
+    establish_sizes,
     require_nonempty,
-    require_sizes,
 )
 from graphport.tensors.abstract import Abstract, Size
 from graphport.types import Argument
@@ -54,17 +54,11 @@ def kl_div(self: Abstract, target: Abstract, reduction: int, *, log_target: bool
 def binary_cross_entropy(
     self: Abstract, target: Abstract, weight: Abstract | None, reduction: int
 ) -> Abstract:
-    require_sizes(
-        target.sizes, self.sizes, "binary_cross_entropy: {0} and {1} differ in size", self, target
-    )
+    if not establish_sizes(target.sizes, self.sizes):
+        raise ShapeError(f"binary_cross_entropy: {self} and {target} differ in size")
     if weight is not None:
-        require_expandable(
-            weight.sizes,
-            self.sizes,
-            "binary_cross_entropy: a weight of {0} does not fit {1}",
-            weight,
-            self,
-        )
+        if not establish_expandable(weight.sizes, self.sizes):
+            raise ShapeError(f"binary_cross_entropy: a weight of {weight} does not fit {self}")
     return _reduce_loss(self.like(), reduction)
 
 
@@ -89,18 +83,11 @@ def _check_labels(
     classes = self.sizes[min(self.rank - 1, 1)]
     batch = self.sizes[:1] if self.rank > 1 else ()
     wanted = self.sizes if probable else (*batch, *self.sizes[2:])
-    require_sizes(
-        target.sizes, wanted, "{0}: input {1} and target {2} do not fit", what, self, target
-    )
+    if not establish_sizes(target.sizes, wanted):
+        raise ShapeError(f"{what}: input {self} and target {target} do not fit")
     if weight is not None:
-        require_sizes(
-            weight.sizes,
-            (classes,),
-            "{0}: a weight of {1} for the classes of {2}",
-            what,
-            weight,
-            self,
-        )
+        if not establish_sizes(weight.sizes, (classes,)):
+            raise ShapeError(f"{what}: a weight of {weight} for the classes of {self}")
 
 
 @shape_rule(aten.nll_loss_nd.default)
@@ -156,21 +143,11 @@ def multi_margin_loss(
     reduction: int,
 ) -> Abstract:
     rows, classes = self.sizes[:-1], self.sizes[-1:]
-    require_sizes(
-        target.sizes or (1,),
-        rows or (1,),
-        "multi_margin_loss: {0} and {1} do not fit",
-        self,
-        target,
-    )
+    if not establish_sizes(target.sizes or (1,), rows or (1,)):
+        raise ShapeError(f"multi_margin_loss: {self} and {target} do not fit")
     if weight is not None:
-        require_sizes(
-            weight.sizes,
-            classes or (1,),
-            "multi_margin_loss: a weight of {0} for the classes of {1}",
-            weight,
-            self,
-        )
+        if not establish_sizes(weight.sizes, classes or (1,)):
+            raise ShapeError(f"multi_margin_loss: a weight of {weight} for the classes of {self}")
     return self.like(() if reduction else target.sizes)
 
 
@@ -179,13 +156,8 @@ def multilabel_margin_loss_forward(
     self: Abstract, target: Abstract, reduction: int
 ) -> tuple[Abstract, Abstract]:
     """A rule, since torch's decomposition is wrong on rows with fewer labels than classes."""
-    require_sizes(
-        self.sizes or (1,),
-        target.sizes or (1,),
-        "multilabel_margin_loss: {0} and {1} differ in size",
-        self,
-        target,
-    )
+    if not establish_sizes(self.sizes or (1,), target.sizes or (1,)):
+        raise ShapeError(f"multilabel_margin_loss: {self} and {target} differ in size")
     return self.like(() if reduction else self.sizes[:-1]), self.like(target.sizes)
 
 
@@ -212,21 +184,11 @@ def ctc_loss(
         if isinstance(lengths, Abstract) and lengths.dtype not in _INTEGRAL:
             raise ShapeError(f"ctc_loss: lengths must be integral, got {lengths}")
         sizes = lengths.sizes if isinstance(lengths, Abstract) else (len(lengths),)
-        require_sizes(
-            sizes or (1,),
-            batch or (1,),
-            "ctc_loss: {0} lengths for a batch of {1}",
-            list(sizes),
-            log_probs,
-        )
+        if not establish_sizes(sizes or (1,), batch or (1,)):
+            raise ShapeError(f"ctc_loss: {list(sizes)} lengths for a batch of {log_probs}")
     if targets.rank == 2 and batch:
-        require_equal(
-            targets.sizes[0],
-            batch[0],
-            "ctc_loss: batch sizes of {0} and {1} differ",
-            log_probs,
-            targets,
-        )
+        if not establish_equal(targets.sizes[0], batch[0]):
+            raise ShapeError(f"ctc_loss: batch sizes of {log_probs} and {targets} differ")
     return log_probs.like(() if reduction else batch)
 
 

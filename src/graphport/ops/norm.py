@@ -8,7 +8,7 @@ import torch
 
 from graphport.errors import ShapeError
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import numel, require, require_equal, require_sizes
+from graphport.ops.sizes import establish, establish_equal, establish_sizes, numel
 from graphport.symbolic import ge
 from graphport.tensors.abstract import (
     Abstract,
@@ -28,24 +28,16 @@ def _check_normalized_shape(
     shape = tuple(normalized_shape)
     if not shape:
         raise ShapeError(f"{what}: normalized_shape must have at least one dim")
-    require_sizes(
-        input.sizes[-len(shape) :],
-        shape,
-        "{0}: normalized_shape {1} does not fit the input {2}",
-        what,
-        normalized_shape,
-        input,
-    )
+    if not establish_sizes(input.sizes[-len(shape) :], shape):
+        raise ShapeError(
+            f"{what}: normalized_shape {normalized_shape} does not fit the input {input}"
+        )
     for a in affine:
         if a is not None:
-            require_sizes(
-                a.sizes,
-                shape,
-                "{0}: normalized_shape {1} does not fit a weight of {2}",
-                what,
-                normalized_shape,
-                a,
-            )
+            if not establish_sizes(a.sizes, shape):
+                raise ShapeError(
+                    f"{what}: normalized_shape {normalized_shape} does not fit a weight of {a}"
+                )
 
 
 def _is_nothing(input: Abstract) -> bool:
@@ -82,14 +74,8 @@ def _check_channels(input: Abstract, what: str, *by_channel: Abstract | None) ->
     _check_dtypes(input, what, *by_channel)
     for a in by_channel:
         if a is not None:
-            require_sizes(
-                a.sizes,
-                input.sizes[1:2],
-                "{0}: {1} does not fit the channels of {2}",
-                what,
-                a,
-                input,
-            )
+            if not establish_sizes(a.sizes, input.sizes[1:2]):
+                raise ShapeError(f"{what}: {a} does not fit the channels of {input}")
 
 
 def _lay_out(input: Abstract) -> Abstract:
@@ -106,7 +92,8 @@ def _lay_out(input: Abstract) -> Abstract:
 
 def require_elements(input: Abstract) -> None:
     """Statistics of nothing are refused by the kernels that compute them; `batch_norm` has none."""
-    require(ge(numel(input.sizes), 1), "batch_norm: {0} has no elements", input)
+    if not establish(ge(numel(input.sizes), 1)):
+        raise ShapeError(f"batch_norm: {input} has no elements")
 
 
 @shape_rule(aten.layer_norm.default)
@@ -161,14 +148,11 @@ def group_norm(
     cudnn_enabled: bool,
 ) -> Abstract:
     _check_groups(num_groups)
-    require_equal(
-        input.sizes[1] % num_groups,
-        0,
-        "group_norm: {0} channels of {1} do not divide into {2} groups",
-        input.sizes[1],
-        input,
-        num_groups,
-    )
+    if not establish_equal(input.sizes[1] % num_groups, 0):
+        raise ShapeError(
+            f"group_norm: {input.sizes[1]} channels of {input} do not divide into {num_groups} "
+            "groups"
+        )
     _check_channels(input, "group_norm", weight, bias)
     return _lay_out(input)
 
@@ -184,23 +168,16 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Abstract, Abstract, Abstract]:
-    require_equal(
-        numel(input.sizes),
-        N * C * HxW,
-        "native_group_norm: {0} does not have {1}*{2}*{3} elements",
-        input,
-        N,
-        C,
-        HxW,
-    )
+    if not establish_equal(numel(input.sizes), N * C * HxW):
+        raise ShapeError(f"native_group_norm: {input} does not have {N}*{C}*{HxW} elements")
     _check_groups(group)
-    require_equal(
-        C % group, 0, "native_group_norm: {0} channels do not divide into {1} groups", C, group
-    )
+    if not establish_equal(C % group, 0):
+        raise ShapeError(f"native_group_norm: {C} channels do not divide into {group} groups")
     _check_dtypes(input, "native_group_norm", weight, bias)
     for a in (weight, bias):
         if a is not None:
-            require_sizes(a.sizes, (C,), "native_group_norm: {0} does not fit {1} channels", a, C)
+            if not establish_sizes(a.sizes, (C,)):
+                raise ShapeError(f"native_group_norm: {a} does not fit {C} channels")
     stats = input.like((N, group), (input if weight is None else weight).dtype)
     return _lay_out(input), stats, stats
 
@@ -217,8 +194,8 @@ def batch_norm(
 ) -> Abstract:
     check_statistics(input, running_mean, running_var, training)
     if input.rank < 2:  # eager hands nothing on as it is, before it asks for channels
-        what = "batch_norm: the input needs a dimension of channels, got {0}"
-        require_equal(numel(input.sizes), 0, what, input)
+        if not establish_equal(numel(input.sizes), 0):
+            raise ShapeError(f"batch_norm: the input needs a dimension of channels, got {input}")
         return _lay_out(input)
     _check_channels(input, "batch_norm", weight, bias, running_mean, running_var)
     return _lay_out(input)

@@ -10,7 +10,7 @@ from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.promote import Promotion
 from graphport.ops.registry import Rule, overloads, register_rule, shape_rule
-from graphport.ops.sizes import require, require_equal, require_sizes, wrap_dim, wrap_dims
+from graphport.ops.sizes import establish, establish_equal, establish_sizes, wrap_dim, wrap_dims
 from graphport.symbolic import le
 from graphport.tensors.abstract import Abstract, Size, Sizes, preserve_strides
 
@@ -90,14 +90,10 @@ def kthvalue(self: Abstract, k: Size, dim: int, keepdim: bool) -> tuple[Abstract
 def _check_count(self: Abstract, k: Size, dim: int, what: str) -> None:
     size = self.sizes[wrap_dim(dim, self.rank)] if self.rank else 1
     if k is not size:
-        require(
-            le(k, size),
-            "{0}: selected number k = {1} is out of range for dimension {2} of {3}",
-            what,
-            k,
-            dim,
-            self,
-        )
+        if not establish(le(k, size)):
+            raise ShapeError(
+                f"{what}: selected number k = {k} is out of range for dimension {dim} of {self}"
+            )
 
 
 @shape_rule(aten.var.correction, aten.std.correction)
@@ -202,13 +198,10 @@ def histc(self: Abstract, bins: int, min: object, max: object) -> Abstract:
 
 def _check_weight(weight: Abstract | None, elements: Sizes) -> None:
     if weight is not None:
-        require_sizes(
-            weight.sizes,
-            elements,
-            "histogram: a weight of {0} for elements of size {1}",
-            weight,
-            list(elements),
-        )
+        if not establish_sizes(weight.sizes, elements):
+            raise ShapeError(
+                f"histogram: a weight of {weight} for elements of size {list(elements)}"
+            )
 
 
 @shape_rule(aten.histogram.bin_ct)
@@ -229,9 +222,8 @@ def histogram_edges(
 
 def _check_points(self: Abstract, bins: Sequence[object], weight: Abstract | None) -> None:
     """A point for each row, a coordinate for each way to count."""
-    require_equal(
-        self.sizes[-1], len(bins), "histogramdd: {1} bins for points of {0}", self, len(bins)
-    )
+    if not establish_equal(self.sizes[-1], len(bins)):
+        raise ShapeError(f"histogramdd: {len(bins)} bins for points of {self}")
     _check_weight(weight, self.sizes[:-1])
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from graphport.errors import ShapeError
 from graphport.ops.registry import overloads, shape_rule
-from graphport.ops.sizes import require_equal
+from graphport.ops.sizes import establish_equal
 from graphport.tensors.abstract import Abstract, permute_strides
 
 aten = torch.ops.aten
@@ -26,14 +27,10 @@ def _infer_output(
 def _check_batch(input: Abstract, state: Abstract, batch_first: bool, what: str) -> None:
     if input.rank == 3:
         batch = input.sizes[0 if batch_first else 1]
-        require_equal(
-            batch,
-            state.sizes[1],
-            "{0}: the input {1} and the hidden state {2} differ in batch size",
-            what,
-            input,
-            state,
-        )
+        if not establish_equal(batch, state.sizes[1]):
+            raise ShapeError(
+                f"{what}: the input {input} and the hidden state {state} differ in batch size"
+            )
 
 
 @shape_rule(*overloads("lstm.input gru.input rnn_tanh.input rnn_relu.input"))

@@ -10,17 +10,17 @@ from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.registry import overloads, shape_rule
 from graphport.ops.sizes import (
+    establish,
+    establish_equal,
     expect_condition,
     guard_as_stated,
     guard_condition,
+    is_false_at_example,
     is_first_of,
     is_provably_equal,
     is_proven,
     numel,
-    require,
-    require_at_example,
     require_branch,
-    require_equal,
     require_nonempty,
     scope_of,
     slice_bounds,
@@ -88,9 +88,8 @@ def infer_size(self: Abstract, shape: Sequence[Size]) -> Sizes:
         sizes = tuple(shape)
         count = numel(sizes)
         if count is not total:
-            require_equal(
-                count, total, "shape {0} is invalid for input of size {1}", list(sizes), total
-            )
+            if not establish_equal(count, total):
+                raise ShapeError(f"shape {list(sizes)} is invalid for input of size {total}")
         return sizes
     if len(unknown) > 1:
         raise ShapeError("only one dimension can be inferred")
@@ -103,9 +102,8 @@ def infer_size(self: Abstract, shape: Sequence[Size]) -> Sizes:
         )
     expect_condition(ne(rest, 0))
     if rest is not total:
-        require(
-            eq(total % rest, 0), "shape {0} is invalid for input of size {1}", list(shape), total
-        )
+        if not establish(eq(total % rest, 0)):
+            raise ShapeError(f"shape {list(shape)} is invalid for input of size {total}")
         inferred: Size = total // rest
         if isinstance(inferred, Expr):
             inferred = inferred.scope.simplify(inferred)
@@ -202,15 +200,11 @@ def expand(self: Abstract, size: Sequence[Size], **_: object) -> Abstract:
             strides.append(0)
             moved = True
         else:
-            require_equal(
-                want,
-                have,
-                "The expanded size of the tensor ({0}) must match the existing size ({1}) at "
-                "non-singleton dimension {2}",
-                want,
-                have,
-                i,
-            )
+            if not establish_equal(want, have):
+                raise ShapeError(
+                    f"The expanded size of the tensor ({want}) must match the existing size "
+                    f"({have}) at non-singleton dimension {i}"
+                )
             sizes.append(have)
             strides.append(step)
     return self.view(tuple(sizes), tuple(strides) if moved else self._strides)
@@ -220,7 +214,8 @@ def _resolve_expand_size(want: Size) -> Size:
     """A number of the program may be the -1 of "as it is": then only if its example is."""
     if type(want) is int or expect_condition(ge(want, 0)):
         return want
-    require_equal(want, -1, "expand: {0} is not a size", want)
+    if not establish_equal(want, -1):
+        raise ShapeError(f"expand: {want} is not a size")
     return -1
 
 
@@ -336,12 +331,10 @@ def split_bounds(size: Size, split_size: Size) -> list[tuple[Size, Size]]:
             raise ShapeError(
                 f"split expects split_size be non-negative, but got split_size={split_size}"
             )
-        require_equal(
-            size,
-            0,
-            "split_size can only be 0 if dimension size is 0, but got dimension size of {0}",
-            size,
-        )
+        if not establish_equal(size, 0):
+            raise ShapeError(
+                f"split_size can only be 0 if dimension size is 0, but got dimension size of {size}"
+            )
         return [(0, 0)]
     count = (size + (split_size - 1)) // split_size
     if isinstance(count, Expr):
@@ -362,15 +355,11 @@ def split_with_sizes(self: Abstract, split_sizes: Sequence[Size], dim: int) -> l
     for length in split_sizes:
         out.append(slice_at(self, dim, total, length))
         total = total + length
-    require_equal(
-        total,
-        self.sizes[dim],
-        "split_with_sizes expects split_sizes to sum to {1} (the size at dimension "
-        "{2}), but got {0}",
-        total,
-        self.sizes[dim],
-        dim,
-    )
+    if not establish_equal(total, self.sizes[dim]):
+        raise ShapeError(
+            f"split_with_sizes expects split_sizes to sum to {self.sizes[dim]} (the size at "
+            f"dimension {dim}), but got {total}"
+        )
     return out
 
 
@@ -442,15 +431,14 @@ def diagonal(self: Abstract, offset: int, dim1: int, dim2: int) -> Abstract:
 def unfold(self: Abstract, dimension: int, size: Size, step: Size) -> Abstract:
     dim = wrap_dim(dimension, self.rank)
     extent = self.sizes[dim] if self.rank else 1
-    require_at_example(ge(size, 0), "size is {0} but must be >= 0", size)
-    require_at_example(ge(step, 1), "step is {0} but must be > 0", step)
-    require(
-        le(size, extent),
-        "maximum size for tensor at dimension {0} is {1} but size is {2}",
-        dim,
-        extent,
-        size,
-    )
+    if is_false_at_example(ge(size, 0)):
+        raise ShapeError(f"size is {size} but must be >= 0")
+    if is_false_at_example(ge(step, 1)):
+        raise ShapeError(f"step is {step} but must be > 0")
+    if not establish(le(size, extent)):
+        raise ShapeError(
+            f"maximum size for tensor at dimension {dim} is {extent} but size is {size}"
+        )
     if not self.rank:
         return self.view((size,), (1,))
     count = (self.sizes[dim] - size) // step + 1
@@ -469,12 +457,13 @@ def as_strided(
     if len(size) != len(stride):
         raise ShapeError(f"mismatch in length of strides and shape: {list(size)}, {list(stride)}")
     for s in stride:
-        require_at_example(
-            ge(s, 0),
-            "as_strided: Negative strides are not supported at the moment, got strides: {0}",
-            list(stride),
-        )
-    require_at_example(ge(offset, 0), "Tensor: invalid storage offset {0}", offset)
+        if is_false_at_example(ge(s, 0)):
+            raise ShapeError(
+                "as_strided: Negative strides are not supported at the moment, got strides: "
+                f"{list(stride)}"
+            )
+    if is_false_at_example(ge(offset, 0)):
+        raise ShapeError(f"Tensor: invalid storage offset {offset}")
     return self.view(tuple(size), tuple(stride), offset)
 
 
@@ -498,7 +487,8 @@ def view_as_complex(self: Abstract) -> Abstract:
         )
     if not self.rank:
         raise ShapeError("Input tensor must have one or more dimensions")
-    require_equal(self.sizes[-1], 2, "view_as_complex: the last dimension must have size 2")
+    if not establish_equal(self.sizes[-1], 2):
+        raise ShapeError("view_as_complex: the last dimension must have size 2")
     strides = None if self._strides is None else tuple(s // 2 for s in self._strides[:-1])
     return Abstract(self.sizes[:-1], promote.COMPLEX_OF[self.dtype], self.device, strides)
 
@@ -519,14 +509,10 @@ def cat(tensors: Sequence[Abstract], dim: int) -> Abstract:
             )
         for d in range(first.rank):
             if d != dim and t.sizes[d] is not first.sizes[d]:
-                require_equal(
-                    t.sizes[d],
-                    first.sizes[d],
-                    "Sizes of tensors must match except in dimension {2}: {0} and {1}",
-                    t,
-                    first,
-                    dim,
-                )
+                if not establish_equal(t.sizes[d], first.sizes[d]):
+                    raise ShapeError(
+                        f"Sizes of tensors must match except in dimension {dim}: {t} and {first}"
+                    )
         total = total + t.sizes[dim]
     sizes = (*first.sizes[:dim], total, *first.sizes[dim + 1 :])
     dtype = promote.result_type(tensors)
@@ -549,9 +535,10 @@ def stack(tensors: Sequence[Abstract], dim: int) -> Abstract:
         if t.rank != first.rank:
             raise ShapeError(f"stack expects each tensor to be equal size, but got {first} and {t}")
         for a, b in zip(t.sizes, first.sizes, strict=True):
-            require_equal(
-                a, b, "stack expects each tensor to be equal size, but got {0} and {1}", first, t
-            )
+            if not establish_equal(a, b):
+                raise ShapeError(
+                    f"stack expects each tensor to be equal size, but got {first} and {t}"
+                )
     sizes = (*first.sizes[:dim], len(tensors), *first.sizes[dim:])
     return Abstract(sizes, promote.result_type(tensors), first.device)
 
@@ -578,12 +565,10 @@ def repeat(self: Abstract, repeats: Sequence[Size]) -> Abstract:
             "of tensor"
         )
     for r in repeats:
-        require_at_example(
-            ge(r, 0),
-            "Trying to create tensor with negative dimension: {0} repeated {1}",
-            self,
-            list(repeats),
-        )
+        if is_false_at_example(ge(r, 0)):
+            raise ShapeError(
+                f"Trying to create tensor with negative dimension: {self} repeated {list(repeats)}"
+            )
     own = (1,) * lead + self.sizes
     return self.like(tuple(s * r for s, r in zip(own, repeats, strict=True)))
 
@@ -622,14 +607,11 @@ def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: object) -> Abstr
     for i in range(len(pad) // 2):
         ends = pad[2 * i : 2 * i + 2]
         removed = sum(p for p in ends if type(p) is int and p < 0)
-        require(
-            ge(sizes[-1 - i] + removed, 0),
-            "padding {0} of {1} cuts off more than there is",
-            list(pad),
-            self,
-        )
+        if not establish(ge(sizes[-1 - i] + removed, 0)):
+            raise ShapeError(f"padding {list(pad)} of {self} cuts off more than there is")
         sizes[-1 - i] = sizes[-1 - i] + ends[0] + ends[1]
-        require(ge(sizes[-1 - i], 0), "padding {0} of {1} leaves a negative size", list(pad), self)
+        if not establish(ge(sizes[-1 - i], 0)):
+            raise ShapeError(f"padding {list(pad)} of {self} leaves a negative size")
     out = tuple(sizes)
     if all(type(p) is int and p <= 0 for p in pad):  # then it is a copy of a slice
         cut = Abstract(out, self.dtype, self.device, self._strides)
@@ -643,14 +625,11 @@ def constant_pad_nd(self: Abstract, pad: Sequence[Size], value: object) -> Abstr
 )
 def reflection_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
     for i, p in enumerate(padding):
-        require(
-            le(p + 1, self.sizes[-1 - i // 2]),
-            "Padding size should be less than the corresponding input dimension, but got "
-            "{0} at dimension {1} of {2}",
-            p,
-            self.rank - 1 - i // 2,
-            self,
-        )
+        if not establish(le(p + 1, self.sizes[-1 - i // 2])):
+            raise ShapeError(
+                f"Padding size should be less than the corresponding input dimension, but got {p} "
+                f"at dimension {self.rank - 1 - i // 2} of {self}"
+            )
     return replication_pad(self, padding)
 
 
@@ -662,7 +641,8 @@ def replication_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
     require_nonempty("padding", self, self.sizes[self.rank - n - 1 :])
     padded = [self.sizes[-1 - i] + padding[2 * i] + padding[2 * i + 1] for i in range(n)]
     for size in padded:
-        require(ge(size, 1), "padding {0} of {1} leaves nothing", list(padding), self)
+        if not establish(ge(size, 1)):
+            raise ShapeError(f"padding {list(padding)} of {self} leaves nothing")
     sizes = (*self.sizes[:-n], *reversed(padded))
     layout = channels_last_strides(sizes) if self.is_channels_last else None
     return Abstract(sizes, self.dtype, self.device, layout)
@@ -671,9 +651,8 @@ def replication_pad(self: Abstract, padding: Sequence[Size]) -> Abstract:
 @shape_rule(aten._pad_circular.default)
 def _pad_circular(self: Abstract, pad: Sequence[Size]) -> Abstract:
     for i, p in enumerate(pad):
-        require(
-            le(p, self.sizes[-1 - i // 2]), "Padding value causes wrapping around more than once."
-        )
+        if not establish(le(p, self.sizes[-1 - i // 2])):
+            raise ShapeError("Padding value causes wrapping around more than once.")
     return self.like(constant_pad_nd(self, pad, 0).sizes)
 
 

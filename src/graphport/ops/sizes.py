@@ -103,24 +103,25 @@ def _ask_as_user(ask: Callable[[Expr], bool], cond: Expr) -> bool:
         scope.internal, scope.stating = before
 
 
-def require_equal(a: Size, b: Size, message: str, *values: object) -> None:
-    if a is not b and not _is_satisfied(eq(_pick_min_operand(a, b), _pick_min_operand(b, a))):
-        raise ShapeError(message.format(*values))
+# What an operator needs of its sizes becomes a fact; False where the example has it otherwise, and
+# the rule says what is wrong.
 
 
-def require_sizes(have: Sizes, want: Sizes, message: str, *values: object) -> None:
+def establish_equal(a: Size, b: Size) -> bool:
+    return a is b or _is_satisfied(eq(_pick_min_operand(a, b), _pick_min_operand(b, a)))
+
+
+def establish_sizes(have: Sizes, want: Sizes) -> bool:
     """That a tensor has just these sizes."""
     if len(have) != len(want):
-        raise ShapeError(message.format(*values))
-    for a, b in zip(have, want, strict=True):
-        if a is not b and a != b:
-            require_equal(a, b, message, *values)
+        return False
+    return all(a is b or a == b or establish_equal(a, b) for a, b in zip(have, want, strict=True))
 
 
-def require_expandable(have: Sizes, want: Sizes, message: str, *values: object) -> None:
+def establish_expandable(have: Sizes, want: Sizes) -> bool:
     """That a tensor can be expanded to these sizes. Of data the operator itself makes sure."""
     if len(have) > len(want):
-        raise ShapeError(message.format(*values))
+        return False
     for a, b in zip(reversed(have), reversed(want), strict=False):
         if a is b or a == b or a == 1:
             continue
@@ -130,8 +131,9 @@ def require_expandable(have: Sizes, want: Sizes, message: str, *values: object) 
             continue
         if hints[0] == 1 and hints[1] != 1 and scope is not None:
             scope.specialize(a)
-        else:
-            require_equal(a, b, message, *values)
+        elif not establish_equal(a, b):
+            return False
+    return True
 
 
 def _pick_min_operand(x: Size, other: Size) -> Size:
@@ -155,26 +157,25 @@ def _is_satisfied(cond: bool | Expr) -> bool:
     return guard_as_stated(cond)
 
 
-def require(cond: bool | Expr, message: str, *values: object) -> None:
-    """What an operator needs of its sizes; see `choose_branch`."""
+def establish(cond: bool | Expr) -> bool:
+    """Any other condition; see `choose_branch`."""
     answer = choose_branch(cond)
-    if not (_is_satisfied(cond) if answer is None else answer):
-        raise ShapeError(message.format(*values))
+    return _is_satisfied(cond) if answer is None else answer
 
 
-def require_at_example(cond: bool | Expr, message: str, *values: object) -> None:
-    """What an operator checks itself when it runs: refused where the example has it otherwise.
+def is_false_at_example(cond: bool | Expr) -> bool:
+    """Whether to refuse what an operator checks itself when it runs.
 
     Nothing is written down, so that no size is asked for more than eager does.
     """
-    if (cond if isinstance(cond, bool) else cond.scope.hint(cond)) is False:
-        raise ShapeError(message.format(*values))
+    return (cond if isinstance(cond, bool) else cond.scope.hint(cond)) is False
 
 
 def require_nonempty(what: str, self: Abstract, sizes: Iterable[Size]) -> None:
     """That there is something in each of these dims: windows and transforms refuse to have none."""
     for s in sizes:
-        require(ge(s, 1), "{0}: only the batch may be empty, but got {1}", what, self)
+        if not establish(ge(s, 1)):
+            raise ShapeError(f"{what}: only the batch may be empty, but got {self}")
 
 
 def numel(sizes: Iterable[Size]) -> Size:
@@ -265,12 +266,12 @@ def _broadcast_dim(x: Size, y: Size, a: Sizes, b: Sizes, dim: int) -> Size:
     scope = scope_of(x, y)
     hint_x, hint_y = scope.hint(x), scope.hint(y)
     if hint_x is None or hint_y is None or hint_x == hint_y:
-        require_equal(x, y, _describe_mismatch(a, b, dim, x, y))
-        return x if type(x) is int else y if type(y) is int else x
-    if hint_y == 1:
+        if establish_equal(x, y):
+            return x if type(x) is int else y if type(y) is int else x
+    elif hint_y == 1:
         scope.specialize(y)
         return x
-    if hint_x == 1:
+    elif hint_x == 1:
         scope.specialize(x)
         return y
     raise ShapeError(_describe_mismatch(a, b, dim, x, y))
@@ -299,13 +300,8 @@ def wrap_index(index: Size, size: Size, what: str) -> Size:
             raise IndexError(f"{what}: index {index} is out of bounds for a size of {size}")
         return index + size if index < 0 else index
     if type(index) is int:
-        require(
-            lt(index, size) if index >= 0 else ge(size, -index),
-            "{0}: index {1} is out of bounds for a size of {2}",
-            what,
-            index,
-            size,
-        )
+        if not establish(lt(index, size) if index >= 0 else ge(size, -index)):
+            raise ShapeError(f"{what}: index {index} is out of bounds for a size of {size}")
         return index + size if index < 0 else index
     if scope_of(index).hint(lt(index, size)) is None:  # the operator checks it when it runs
         return index + size if is_proven(lt(index, 0)) else index
@@ -313,19 +309,9 @@ def wrap_index(index: Size, size: Size, what: str) -> Size:
     if from_front is None:
         return ite(ge(index, 0), index, index + size)
     position = index if from_front else index + size
-    require(
-        lt(position, size) if from_front else ge(position, 0),
-        "{0}: index {1} is out of bounds for a size of {2}",
-        what,
-        index,
-        size,
-    )
+    if not establish(lt(position, size) if from_front else ge(position, 0)):
+        raise ShapeError(f"{what}: index {index} is out of bounds for a size of {size}")
     return position
-
-
-def select_tensors(args: Iterable[object]) -> list[Abstract]:
-    """The abstract tensors among the arguments of a rule."""
-    return [a for a in args if isinstance(a, Abstract)]
 
 
 # Slice bounds: start and length, clamped as in Python, for symbolic sizes.

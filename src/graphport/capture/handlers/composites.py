@@ -12,9 +12,10 @@ from torch import Tensor
 
 from graphport.capture.trace.tracer import Tracer, register_handler, trace_decomposition
 from graphport.compat.torch import assert_async
+from graphport.errors import ShapeError
 from graphport.ops import OpInfo
 from graphport.ops.registry import overloads
-from graphport.ops.sizes import require, wrap_dim
+from graphport.ops.sizes import establish, wrap_dim
 from graphport.symbolic import ge
 from graphport.symbolic.bridge import sym_ite
 from graphport.tensors.abstract import get_example_size
@@ -37,13 +38,11 @@ def gradient(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argume
             tracer, info.op.decompose, args, kwargs
         )  # which says what is wrong
     for d in dims:
-        require(
-            ge(sizes[d], order + 1),
-            "torch.gradient expected each dimension size to be at "
-            "least edge_order+1, got {0} in dim {1}",
-            sizes[d],
-            d,
-        )
+        if not establish(ge(sizes[d], order + 1)):
+            raise ShapeError(
+                "torch.gradient expected each dimension size to be at least edge_order+1, got "
+                f"{sizes[d]} in dim {d}"
+            )
     return [
         trace_decomposition(tracer, _gradient_along, (x, d, space, order), {})
         for d, space in zip(dims, spaces, strict=True)

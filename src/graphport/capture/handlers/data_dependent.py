@@ -19,11 +19,11 @@ from graphport.ops.index import MASK_DTYPES, check_masks, index
 from graphport.ops.shape import permute, transpose
 from graphport.ops.sizes import (
     broadcast,
+    establish_equal,
+    establish_sizes,
     expect_condition,
+    is_false_at_example,
     numel,
-    require_at_example,
-    require_equal,
-    require_sizes,
     wrap_dim,
 )
 from graphport.symbolic import Expr, eq, ge, ne, not_, type_of
@@ -42,7 +42,8 @@ def item(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     if value.number is not None and value.version == value.storage.version:
         return to_torch(value.number)
     elements = numel(value.abstract.sizes)
-    require_equal(elements, 1, "a Tensor with {0} elements cannot be converted to Scalar", elements)
+    if not establish_equal(elements, 1):
+        raise ShapeError(f"a Tensor with {elements} elements cannot be converted to Scalar")
     dtype = value.abstract.dtype
     if dtype.is_complex:
         error = DataDependentError(
@@ -349,14 +350,14 @@ def bincount(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argume
     if x.rank != 1 or x.dtype.is_floating_point or x.dtype.is_complex:
         raise ShapeError(f"bincount only supports 1-d non-negative integral inputs, got {x}")
     least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
-    require_at_example(ge(tracer.lower(least), 0), "minlength should be >= 0, got {0}", least)
+    if is_false_at_example(ge(tracer.lower(least), 0)):
+        raise ShapeError(f"minlength should be >= 0, got {least}")
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     dtype = torch.int64
     if weights is not None:
         given = tracer.value(weights).abstract
-        require_sizes(
-            given.sizes, x.sizes, "bincount: weights {0} and input {1} differ in length", given, x
-        )
+        if not establish_sizes(given.sizes, x.sizes):
+            raise ShapeError(f"bincount: weights {given} and input {x} differ in length")
         dtype = given.dtype
         dtype = torch.float32 if dtype is torch.float32 else torch.float64
     sized = UnbackedResult(tracer)

@@ -30,11 +30,11 @@ from graphport.ops.registry import overloads
 from graphport.ops.shape import infer_size, slice_at
 from graphport.ops.sizes import (
     broadcast,
+    establish_sizes,
     expect_condition,
+    is_false_at_example,
     is_provably_equal,
     is_proven,
-    require_at_example,
-    require_sizes,
     wrap_dim,
 )
 from graphport.symbolic import Expr, ge, gt, le, min_
@@ -149,15 +149,11 @@ def _require_storage(owner: Value, view: Abstract) -> None:
     outside = owner.storage.origin is not None
     room = owner.storage.elements if outside else _storage_extent(owner.abstract)
     if room is not None:
-        require_at_example(
-            le(view.offset + _storage_extent(view), room),
-            "setStorage: sizes {0}, strides {1}, storage offset {2} are out of bounds for storage "
-            "of {3} elements",
-            list(view.sizes),
-            list(view.strides),
-            view.offset,
-            room,
-        )
+        if is_false_at_example(le(view.offset + _storage_extent(view), room)):
+            raise ShapeError(
+                f"setStorage: sizes {list(view.sizes)}, strides {list(view.strides)}, storage "
+                f"offset {view.offset} are out of bounds for storage of {room} elements"
+            )
 
 
 def _storage_extent(a: Abstract) -> Size:
@@ -502,13 +498,10 @@ def scatter_view(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Ar
     view = viewing.apply_rule(describe_argument(base), *rest, **keywords)
     if info.op is aten.as_strided_scatter.default:
         _require_storage(tracer.value(args[0]), view)
-    require_sizes(
-        describe_argument(new).sizes,
-        view.sizes,
-        "expected src to have the size of the view, {1}, but got {0}",
-        describe_argument(new),
-        view,
-    )
+    if not establish_sizes(describe_argument(new).sizes, view.sizes):
+        raise ShapeError(
+            f"expected src to have the size of the view, {view}, but got {describe_argument(new)}"
+        )
     return record_pure(tracer, info, args, kwargs)
 
 
