@@ -15,6 +15,7 @@ from torch import nn
 
 import graphport as gp
 from graphport.errors import InputError, MissingLoweringError, UnsupportedError
+from graphport.onnx.lower.registry import Lowering
 from graphport.onnx.target.targets import ONNX
 from tests.onnx.helpers import check_onnx
 
@@ -267,6 +268,13 @@ def test_arguments_that_a_lowering_does_not_take() -> None:
         gp.onnx.export(
             lambda x: scale(x, 3.0), (x,), custom_lowerings={"onnx_names::scale": lambda b, x: x}
         )
+
+
+def test_arguments_that_a_lowering_ignores() -> None:
+    lowering = Lowering(torch.ops.onnx_names.scale.default, lambda b, x: x, ignores="by")
+    assert lowering.bind((1, 3.0), {}) == lowering.bind((1,), {"by": 2.0}) == {"x": 1}
+    with pytest.raises(InputError, match="takes amount, which is no argument of it"):
+        Lowering(torch.ops.onnx_names.scale.default, lambda b, x: x, ignores="by amount")
 
 
 def test_supported_ops() -> None:

@@ -1,9 +1,10 @@
 """Registry of lowerings, from operator overloads to functions that emit ONNX, and patterns.
 
 A lowering is a function of the builder and of the operator's arguments under their schema names. An
-argument that it does not name must hold its default, or be one that says nothing about the result;
-anything else is refused, so that nothing is ignored in silence. Keys are overload objects: a typo
-fails at import, and so do registering twice and a name that the schema does not have.
+argument that it does not name must hold its default, or be one that says nothing about the result:
+of any operator, or of this one, as `ignores` says. Anything else is refused, so that nothing is
+ignored in silence. Keys are overload objects: a typo fails at import, and so do registering twice
+and a name that the schema does not have.
 """
 
 from __future__ import annotations
@@ -46,12 +47,15 @@ class Lowering:
 
     __slots__ = ("arguments", "defaults", "fn", "named", "op", "unnamed")
 
-    def __init__(self, op: OpOverload, fn: Fn, first: OpOverload | None = None) -> None:
+    def __init__(
+        self, op: OpOverload, fn: Fn, first: OpOverload | None = None, ignores: str = ""
+    ) -> None:
         if not callable(fn):
             raise InputError(f"the lowering for {op} is {fn!r}", fix="a function (b, ...)")
         self.op = op
         self.fn = fn
         self.named = {p.name for p in list(inspect.signature(fn).parameters.values())[1:]}
+        ignored = set(ignores.split())
         schema = op._schema.arguments
         theirs = (first or op)._schema.arguments
         # Under the names of the first operator: `mat2` of mm is the `other` of matmul.
@@ -59,7 +63,7 @@ class Lowering:
             a.name: _argument_name(a if a.name in self.named or i >= len(theirs) else theirs[i])
             for i, a in enumerate(schema)
         }
-        unknown = sorted(self.named - set(self.arguments.values()))
+        unknown = sorted((self.named | ignored) - set(self.arguments.values()))
         if unknown:
             raise InputError(
                 f"the lowering for {op} takes {', '.join(unknown)}, which is no argument of it",
@@ -75,9 +79,8 @@ class Lowering:
             for k, v in defaults.items()
             if k in self.named and v is not inspect.Parameter.empty
         }
-        self.unnamed = {
-            k: v for k, v in defaults.items() if k not in self.named and k not in _IRRELEVANT
-        }
+        allowed = self.named | ignored | _IRRELEVANT
+        self.unnamed = {k: v for k, v in defaults.items() if k not in allowed}
 
     def bind(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments by name, those that the function takes."""
@@ -107,8 +110,8 @@ def _is_same(value: Any, default: Any) -> bool:
 LOWERINGS: dict[OpOverload, Lowering] = {}
 NEEDS: dict[OpOverload, Sequence[str]] = {}
 """Operators of ONNX that the lowerings of some operators cannot do without."""
-_LOWERINGS_BY_NAME: dict[str, Fn] = {}
-"""Operators of packages that may not be there, by their names."""
+_LOWERINGS_BY_NAME: dict[str, tuple[Fn, str]] = {}
+"""Operators of packages that may not be there, by their names; with the arguments to ignore."""
 COMPLEX: dict[OpOverload, Lowering] = {}
 """For operators with complex operands or results."""
 BY_PARTS: set[OpOverload] = set()
@@ -117,15 +120,16 @@ HIGHER_ORDER: dict[HigherOrderOperator, Fn] = {}
 FUSIONS: dict[OpOverload, list[Fn]] = {}
 
 
-def lower(*ops: OpOverload, needs: Sequence[str] = ()) -> Callable[[F], F]:
+def lower(*ops: OpOverload, needs: Sequence[str] = (), ignores: str = "") -> Callable[[F], F]:
     """Register a lowering for operators that take the same arguments; the first gives the names.
 
-    `needs` are operators of ONNX that a runtime may have kernels of in older opsets only.
+    `needs` are operators of ONNX that a runtime may have kernels of in older opsets only, `ignores`
+    the names of arguments that make no difference.
     """
 
     def register(fn: F) -> F:
         for op in ops:
-            _register(op, fn, ops[0])
+            _register(op, fn, ops[0], ignores)
             if needs:
                 NEEDS[op] = needs
         return fn
@@ -146,14 +150,14 @@ def lower_complex(*ops: OpOverload) -> Callable[[F], F]:
     return register
 
 
-def lower_named(*names: str) -> Callable[[F], F]:
+def lower_named(*names: str, ignores: str = "") -> Callable[[F], F]:
     """Register a lowering for operators of other packages: `transformers::grouped_mm_fallback`."""
 
     def register(fn: F) -> F:
         for name in names:
             if name in _LOWERINGS_BY_NAME:
                 raise ValueError(f"{name} has a lowering already")
-            _LOWERINGS_BY_NAME[name] = fn
+            _LOWERINGS_BY_NAME[name] = fn, ignores
         return fn
 
     return register
@@ -162,20 +166,21 @@ def lower_named(*names: str) -> Callable[[F], F]:
 def is_known(op: OpOverload) -> bool:
     """Whether an operator has a lowering."""
     if op not in LOWERINGS and isinstance(op, OpOverload) and op.name() in _LOWERINGS_BY_NAME:
-        _register(op, _LOWERINGS_BY_NAME[op.name()])
+        fn, ignores = _LOWERINGS_BY_NAME[op.name()]
+        _register(op, fn, ignores=ignores)
     return op in LOWERINGS
 
 
-def lower_table(rows: Mapping[str, Any], make: Callable[[Any], Fn]) -> None:
+def lower_table(rows: Mapping[str, Any], make: Callable[[Any], Fn], ignores: str = "") -> None:
     """Register operators that differ in one thing, by names: `make` gives the lowering of a row."""
     for op, row in overload_table(rows).items():
-        _register(op, make(row))
+        _register(op, make(row), ignores=ignores)
 
 
-def _register(op: OpOverload, fn: Fn, first: OpOverload | None = None) -> None:
+def _register(op: OpOverload, fn: Fn, first: OpOverload | None = None, ignores: str = "") -> None:
     if op in LOWERINGS:
         raise ValueError(f"{op} has a lowering already")
-    LOWERINGS[op] = Lowering(op, fn, first)
+    LOWERINGS[op] = Lowering(op, fn, first, ignores)
 
 
 def higher_order(op: HigherOrderOperator) -> Callable[[F], F]:

@@ -30,7 +30,7 @@ ROWS_TO_HEADS = [0, 2, 1, 3]
 """Between [batch, length, heads, size] and [batch, heads, length, size]."""
 
 
-@lower(aten.scaled_dot_product_attention.default)
+@lower(aten.scaled_dot_product_attention.default, ignores="enable_gqa")
 def scaled_dot_product_attention(
     b: Builder,
     query: Value,
@@ -40,7 +40,6 @@ def scaled_dot_product_attention(
     dropout_p: float,
     is_causal: bool,
     scale: Number,
-    enable_gqa: bool,
 ) -> Value:
     return _lower_attention(b, query, key, value, attn_mask, is_causal, scale, b.result, dropout_p)
 

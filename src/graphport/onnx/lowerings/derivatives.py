@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import mul
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,49 +35,48 @@ aten = torch.ops.aten
 # Convolution
 
 
-@lower(aten.convolution_backward.default)
+class _Steps(NamedTuple):
+    """How the windows of a convolution go, by spatial dim."""
+
+    stride: list[int]
+    pads: list[Any]
+    dilation: list[int]
+    groups: int
+
+
+@lower(aten.convolution_backward.default, ignores="bias_sizes output_padding")
 def convolution_backward(
     b: Builder,
     grad_output: Value,
     input: Value,
     weight: Value,
-    bias_sizes: object,
     stride: object,
     padding: object,
     dilation: object,
     transposed: bool,
-    output_padding: object,
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
     """The input's is the other kind of convolution, the weight's one of the input with the rest."""
     n = weight.rank - 2
-    strides, pads, holes = (per_dim(v, n) for v in (stride, padding, dilation))
+    steps = _Steps(per_dim(stride, n), per_dim(padding, n), per_dim(dilation, n), groups)
     to_input, to_weight, to_bias = output_mask
     found: list[Value | None] = [None, None, None]
     if to_input:
         make = _transposed_input_gradient if transposed else _input_gradient
-        found[0] = make(b, grad_output, input, weight, strides, pads, holes, groups)
+        found[0] = make(b, grad_output, input, weight, steps)
     if to_weight:
         wide, narrow = (grad_output, input) if transposed else (input, grad_output)
-        found[1] = _weight_gradient(b, wide, narrow, weight, strides, pads, holes, groups)
+        found[1] = _weight_gradient(b, wide, narrow, weight, steps)
     if to_bias:
         rest = [d for d in range(grad_output.rank) if d != 1]
         found[2] = b.ReduceSum(grad_output, rest, keepdims=0)
     return tuple(found)
 
 
-def _input_gradient(
-    b: Builder,
-    grad: Value,
-    input: Value,
-    weight: Value,
-    stride: list[int],
-    pads: list[Any],
-    dilation: list[int],
-    groups: int,
-) -> Value:
+def _input_gradient(b: Builder, grad: Value, input: Value, weight: Value, steps: _Steps) -> Value:
     """The other kind of convolution, which goes as far as the windows did."""
+    stride, pads, dilation, groups = steps
     reach = [
         (o - 1) * s + d * (k - 1) + 1
         for o, s, d, k in zip(
@@ -95,31 +94,17 @@ def _input_gradient(
 
 
 def _transposed_input_gradient(
-    b: Builder,
-    grad: Value,
-    input: Value,
-    weight: Value,
-    stride: list[int],
-    pads: list[object],
-    dilation: list[int],
-    groups: int,
+    b: Builder, grad: Value, input: Value, weight: Value, steps: _Steps
 ) -> Value:
+    stride, pads, dilation, groups = steps
     out = convolve(b, grad, weight, None, stride, pads, pads, dilation, groups)
     # An output padding of a stride or more makes windows that no element has made.
     return _crop_dims(b, out, sizes_of(input)[2:])
 
 
-def _weight_gradient(
-    b: Builder,
-    wide: Value,
-    narrow: Value,
-    weight: Value,
-    stride: list[int],
-    pads: list[Any],
-    dilation: list[int],
-    groups: int,
-) -> Value:
+def _weight_gradient(b: Builder, wide: Value, narrow: Value, weight: Value, steps: _Steps) -> Value:
     """`wide` convolved with `narrow`, channels for batches: strides and dilations change places."""
+    stride, pads, dilation, groups = steps
     n = len(stride)
     batch, channels, *size = sizes_of(wide)
     kernel, few, places = sizes_of(weight)[2:], sizes_of(narrow)[1], sizes_of(narrow)[2:]
@@ -278,18 +263,16 @@ lower_table(
 
 
 def _max_pool_backward(n: int) -> Any:
-    def lowering(
-        b: Builder,
-        grad_output: Value,
-        self: Value,
-        kernel_size: object,
-        stride: object,
-        padding: object,
-        dilation: object,
-        ceil_mode: bool,
-        indices: Value,
-    ) -> Value:
-        return _scatter_to_maxima(b, grad_output, indices, n)
+    """Windows that share their maximum add up there."""
+
+    def lowering(b: Builder, grad_output: Value, indices: Value) -> Value:
+        sizes = b.result.sizes
+        front = sizes[:-n]
+        flat = (*front, reduce(mul, sizes_of(grad_output)[-n:]))
+        zeros = b.expand(b.scalar(0, grad_output.dtype), (*front, reduce(mul, sizes[-n:])))
+        write = make_element_writer(b, -1, b.reshape(indices, flat))
+        out = write_updates(b, write, zeros, b.reshape(grad_output, flat), "sum")
+        return b.reshape(b.shaped(out, (*front, reduce(mul, sizes[-n:]))), sizes)
 
     return lowering
 
@@ -297,28 +280,10 @@ def _max_pool_backward(n: int) -> Any:
 lower_table(
     {"max_pool2d_with_indices_backward": 2, "max_pool3d_with_indices_backward": 3},
     _max_pool_backward,
+    ignores="self kernel_size stride padding dilation ceil_mode",
 )
-
-
-def _adaptive_max_pool_backward(n: int) -> Any:
-    def lowering(b: Builder, grad_output: Value, self: Value, indices: Value) -> Value:
-        return _scatter_to_maxima(b, grad_output, indices, n)
-
-    return lowering
-
-
 lower_table(
     {"adaptive_max_pool2d_backward": 2, "adaptive_max_pool3d_backward": 3},
-    _adaptive_max_pool_backward,
+    _max_pool_backward,
+    ignores="self",
 )
-
-
-def _scatter_to_maxima(b: Builder, grad: Value, indices: Value, n: int) -> Value:
-    """Windows that share their maximum add up there."""
-    sizes = b.result.sizes
-    front = sizes[:-n]
-    flat = (*front, reduce(mul, sizes_of(grad)[-n:]))
-    zeros = b.expand(b.scalar(0, grad.dtype), (*front, reduce(mul, sizes[-n:])))
-    write = make_element_writer(b, -1, b.reshape(indices, flat))
-    out = write_updates(b, write, zeros, b.reshape(grad, flat), "sum")
-    return b.reshape(b.shaped(out, (*front, reduce(mul, sizes[-n:]))), sizes)

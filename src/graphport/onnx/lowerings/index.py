@@ -80,15 +80,8 @@ def take(b: Builder, self: Value, index: Value) -> Value:
     return b.Gather(flatten_value(b, self), cast_index(b, index), axis=0)
 
 
-@lower(aten.embedding.default)
-def embedding(
-    b: Builder,
-    weight: Value,
-    indices: Value,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
-    sparse: bool,
-) -> Value:
+@lower(aten.embedding.default, ignores="padding_idx scale_grad_by_freq sparse")
+def embedding(b: Builder, weight: Value, indices: Value) -> Value:
     """The row of the padding is a row like others; only its gradient is not."""
     return b.Gather(weight, cast_index(b, indices), axis=0)
 

@@ -275,7 +275,10 @@ class _LinearLayer:
         return b.Mul(away, b.unsqueeze(share, 1))
 
 
-@lower_named("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
+@lower_named(
+    "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction",
+    ignores="batch_chunk_size acc_policy acc_dtype",
+)
 def linear_cross_entropy_of_each(
     b: Builder,
     input: Value,
@@ -284,15 +287,15 @@ def linear_cross_entropy_of_each(
     linear_bias: Value | None,
     weight: Value | None,
     ignore_index: int,
-    batch_chunk_size: object,
-    acc_policy: str,
-    acc_dtype: object,
 ) -> Value:
     layer = _LinearLayer(b, input, linear_weight, linear_bias, target, weight, ignore_index)
     return layer.loss("none")
 
 
-@lower_named("torch_nn::_linear_cross_entropy_batch_chunked")
+@lower_named(
+    "torch_nn::_linear_cross_entropy_batch_chunked",
+    ignores="batch_chunk_size acc_policy acc_dtype allow_retain_graph",
+)
 def linear_cross_entropy(
     b: Builder,
     input: Value,
@@ -303,10 +306,6 @@ def linear_cross_entropy(
     reduction: str,
     ignore_index: int,
     label_smoothing: float,
-    batch_chunk_size: object,
-    acc_policy: str,
-    acc_dtype: object,
-    allow_retain_graph: bool,
     compute_input_grad: bool,
     compute_linear_weight_grad: bool,
     compute_linear_bias_grad: bool,

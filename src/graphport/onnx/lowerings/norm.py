@@ -42,7 +42,7 @@ def _promote_floats(b: Builder, *values: Value | None) -> list[Value | None]:
 # Batches
 
 
-@lower(aten.batch_norm.default)
+@lower(aten.batch_norm.default, ignores="momentum cudnn_enabled")
 def batch_norm(
     b: Builder,
     input: Value,
@@ -51,9 +51,7 @@ def batch_norm(
     running_mean: Value | None,
     running_var: Value | None,
     training: bool,
-    momentum: float,
     eps: float,
-    cudnn_enabled: bool,
 ) -> Value:
     if training or running_mean is None or running_var is None:
         return _BatchStatistics(b, input, eps).normalise(weight, bias)
@@ -176,21 +174,15 @@ def _batch_norm_with_update_functional(
     return batch.normalise(weight, bias), batch.mean, batch.inverse(), reserve, *new
 
 
-@lower(aten._native_batch_norm_legit.no_stats)
+@lower(aten._native_batch_norm_legit.no_stats, ignores="training momentum")
 def _native_batch_norm_legit_no_stats(
-    b: Builder,
-    input: Value,
-    weight: Value | None,
-    bias: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> Any:
     batch = _BatchStatistics(b, input, eps)
     return batch.normalise(weight, bias), batch.mean, batch.inverse()
 
 
-@lower(aten.native_batch_norm.default)
+@lower(aten.native_batch_norm.default, ignores="momentum")
 def native_batch_norm(
     b: Builder,
     input: Value,
@@ -199,7 +191,6 @@ def native_batch_norm(
     running_mean: Value | None,
     running_var: Value | None,
     training: bool,
-    momentum: float,
     eps: float,
 ) -> Any:
     if training or running_mean is None or running_var is None:
@@ -228,7 +219,7 @@ def _native_batch_norm_legit_no_training(
 # The last dims
 
 
-@lower(aten.layer_norm.default)
+@lower(aten.layer_norm.default, ignores="cudnn_enable")
 def layer_norm(
     b: Builder,
     input: Value,
@@ -236,7 +227,6 @@ def layer_norm(
     weight: Value | None,
     bias: Value | None,
     eps: float,
-    cudnn_enable: bool,
 ) -> Value:
     x, w, c = _promote_floats(b, input, weight, bias)
     assert x is not None
@@ -266,7 +256,7 @@ def native_layer_norm(
     mean = b.ReduceMean(x, axes)
     apart = b.Sub(x, mean)
     inverse = _inverse_std(b, b.ReduceMean(b.Mul(apart, apart), axes), eps)
-    return layer_norm(b, input, normalized_shape, weight, bias, eps, True), mean, inverse
+    return layer_norm(b, input, normalized_shape, weight, bias, eps), mean, inverse
 
 
 def _is_nonempty(b: Builder, sizes: Sequence[Size]) -> bool:
@@ -320,15 +310,9 @@ def _fused_rms_norm(
 # Groups of channels, and planes
 
 
-@lower(aten.group_norm.default)
+@lower(aten.group_norm.default, ignores="cudnn_enabled")
 def group_norm(
-    b: Builder,
-    input: Value,
-    num_groups: int,
-    weight: Value | None,
-    bias: Value | None,
-    eps: float,
-    cudnn_enabled: bool,
+    b: Builder, input: Value, num_groups: int, weight: Value | None, bias: Value | None, eps: float
 ) -> Value:
     """Groups as planes. ONNX Runtime decomposes GroupNormalization into more than this."""
     sizes: tuple[Any, ...] = sizes_of(input)
@@ -383,11 +367,11 @@ def native_group_norm(
     own = (*sizes[:2], prod(sizes[2:]))
     if len(own) < 3 or not all(map(b.scope.same, (N, C, HxW), own)):
         input = b.reshape(input, (N, C, HxW))  # eager reads the storage, whatever the strides
-    out = group_norm(b, input, group, weight, bias, eps, True)
+    out = group_norm(b, input, group, weight, bias, eps)
     return b.reshape(out, sizes), mean, inverse
 
 
-@lower(aten.instance_norm.default)
+@lower(aten.instance_norm.default, ignores="momentum cudnn_enabled")
 def instance_norm(
     b: Builder,
     input: Value,
@@ -396,9 +380,7 @@ def instance_norm(
     running_mean: Value | None,
     running_var: Value | None,
     use_input_stats: bool,
-    momentum: float,
     eps: float,
-    cudnn_enabled: bool,
 ) -> Value:
     if not use_input_stats:
         assert running_mean is not None

@@ -286,14 +286,9 @@ def histogram_by_edges(
     return _histogram(b, [flatten_value(b, self)], [bins], weight, density), bins
 
 
-@lower(aten._histogramdd_bin_edges.default)
+@lower(aten._histogramdd_bin_edges.default, ignores="weight density")
 def histogramdd_edges(
-    b: Builder,
-    self: Value,
-    bins: Sequence[int],
-    range: Sequence[float] | None,
-    weight: Value | None,
-    density: bool,
+    b: Builder, self: Value, bins: Sequence[int], range: Sequence[float] | None
 ) -> list[Value]:
     ranges = [
         None if range is None else range[2 * d : 2 * d + 2] for d in builtins.range(len(bins))
@@ -313,7 +308,7 @@ def histogramdd(
     weight: Value | None,
     density: bool,
 ) -> Value:
-    edges = histogramdd_edges(b, self, bins, range, weight, density)
+    edges = histogramdd_edges(b, self, bins, range)
     return _histogram(b, _split_coordinates(b, self), edges, weight, density)
 
 
