@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from graphport.errors import ShapeError
-from graphport.ops.registry import overloads, shape_rule
+from graphport.ops.registry import RULES, overloads, shape_rule
 from graphport.ops.sizes import (
     broadcast,
     establish,
@@ -346,22 +346,10 @@ def _embedding_bag_forward_only(
     offsets: Abstract,
     scale_grad_by_freq: bool,
     mode: int,
-    sparse: bool,
-    per_sample_weights: Abstract | None,
-    include_last_offset: bool,
-    padding_idx: int,
+    *rest: object,
 ) -> tuple[Abstract, ...]:
-    out, bag_of, counts, maxima = _embedding_bag(
-        weight,
-        indices,
-        offsets,
-        scale_grad_by_freq,
-        mode,
-        sparse,
-        per_sample_weights,
-        include_last_offset,
-        padding_idx,
-    )
+    rule = RULES[aten._embedding_bag.default]
+    out, bag_of, counts, maxima = rule(weight, indices, offsets, scale_grad_by_freq, mode, *rest)
     if mode == _SUM:  # neither is computed
         return out, bag_of, offsets.like(), offsets.like()
     return out, bag_of, counts, maxima

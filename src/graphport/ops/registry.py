@@ -114,22 +114,6 @@ def _read_default(argument: torch.Argument) -> object:
 class OpInfo:
     """What the schema of an operator says, worked out once."""
 
-    __slots__ = (
-        "_defaults",
-        "_order",
-        "checked",
-        "composite",
-        "elementwise",
-        "functional",
-        "functional_dtype",
-        "mutated",
-        "name",
-        "op",
-        "outs",
-        "rule",
-        "view",
-    )
-
     op: OpOverload
     name: str
     rule: Rule | None

@@ -347,6 +347,3 @@ def _list_child_keys(spec: TreeSpec) -> list[str] | None:
         # Half of a surrogate pair is text in Python, and nowhere else.
         return [str(k).encode("utf-8", "replace").decode() for k in context]
     return None
-
-
-__all__ = ["Input", "Interface", "InterfaceBuilder", "Result"]

@@ -133,8 +133,6 @@ def is_uninitialised(target: NodeTarget) -> bool:
 # pattern that ONNX has an operator for is recognised at its last node, and what it made superfluous
 # is removed in the end.
 
-__all__ = ["Lowerer", "choose_opset", "find_missing", "report_missing"]
-
 # A file stops where they do not hold.
 _ASSERTIONS = set(overloads("_assert_async.msg,default _assert_scalar"))
 # Say something that is asserted or known besides, and compute nothing.
