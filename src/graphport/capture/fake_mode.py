@@ -35,16 +35,8 @@ from graphport.compat.torch import (
 from graphport.errors import SerializationError
 from graphport.program.files import json_reader, tensors
 from graphport.program.files.tensors import Entry
+from graphport.tensors import lazy
 from graphport.tensors.abstract import contiguous_strides
-from graphport.tensors.lazy import (
-    Memory,
-    WeightlessTensor,
-    defer_factory,
-    drop_data,
-    get_python_attributes,
-    make_weightless,
-    refer_to_file,
-)
 from graphport.tensors.lazy_source import FileRegion, Geometry
 from graphport.types import Args, Argument, Kwargs
 
@@ -100,7 +92,7 @@ class _DeferringMode(TorchDispatchMode):
     ) -> Argument:
         kwargs = kwargs or {}
         if _is_factory(op):
-            later = defer_factory(op, args, kwargs, _DEFERRED_BYTES)
+            later = lazy.defer_factory(op, args, kwargs, _DEFERRED_BYTES)
             if later is not None:
                 return later
         return op(*args, **kwargs)
@@ -150,7 +142,7 @@ def _patch_initialisers() -> None:
     original = getattr(owner, name)
 
     def trunc_normal(tensor: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
-        if type(tensor) is not WeightlessTensor:
+        if type(tensor) is not lazy.WeightlessTensor:
             return original(tensor, *args, **kwargs)
         with torch.no_grad():
             return tensor.normal_()
@@ -164,13 +156,13 @@ def _patch_initialisers() -> None:
 def _new_parameter(
     original: Any, kind: object, data: Any = None, requires_grad: bool = True
 ) -> object:
-    if type(data) is WeightlessTensor:
+    if type(data) is lazy.WeightlessTensor:
         source = data._memory.source
         if source is not None and not source.is_saved and not _is_loading():
             data._memory.source = None
     elif type(data) in (torch.Tensor, nn.Parameter) and not _is_loading():
         if data.device.type != "meta" and data.layout is torch.strided:
-            data = drop_data(data)
+            data = lazy.drop_data(data)
     return original(kind, data, requires_grad)
 
 
@@ -186,13 +178,13 @@ def _set_attribute(original: Any, module: object, name: str, value: object) -> N
 
 def _materialise(value: object) -> Any:
     """What a constructor made, if that was put off; what came from a file stays there."""
-    if type(value) is not WeightlessTensor or isinstance(value, nn.Parameter):
+    if type(value) is not lazy.WeightlessTensor or isinstance(value, nn.Parameter):
         return value
     source = value._memory.source
     if source is None or source.is_saved or _is_loading():
         return value
     real = value.read().to(value.device).requires_grad_(value.requires_grad)
-    vars(real).update(get_python_attributes(value))
+    vars(real).update(lazy.get_python_attributes(value))
     return real
 
 
@@ -272,7 +264,7 @@ class Shard:
         if self._device.type == "meta":
             return torch.empty(sizes, dtype=dtype, device="meta")
         region = FileRegion(self._path, name, self._start + entry.start, entry.size, self._stamp)
-        return refer_to_file(
+        return lazy.refer_to_file(
             region, Geometry(dtype, sizes, contiguous_strides(sizes), 0), self._device
         )
 
@@ -351,18 +343,18 @@ class _CheckpointTensors:
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path, self.device = path, device
         self.stamp = FileRegion.stamp_of(path)
-        self.memories: dict[tuple[int, int], tuple[torch.UntypedStorage, Memory]] = {}
+        self.memories: dict[tuple[int, int], tuple[torch.UntypedStorage, lazy.Memory]] = {}
         """By place and length: torch makes a storage anew each time a tensor refers to it."""
 
-    def tensor(self, storage: Any, offset: int, sizes: Any, strides: Any) -> WeightlessTensor:
+    def tensor(self, storage: Any, offset: int, sizes: Any, strides: Any) -> lazy.WeightlessTensor:
         untyped = storage._untyped_storage
         at, nbytes = place = untyped._checkpoint_offset, untyped.nbytes()
         known = self.memories.get(place)
         if known is None:
             region = FileRegion(self.path, f"bytes {at} to {at + nbytes}", at, nbytes, self.stamp)
-            known = self.memories[place] = (untyped, Memory(region))
+            known = self.memories[place] = (untyped, lazy.Memory(region))
         geometry = Geometry(storage.dtype, tuple(sizes), tuple(strides), offset)
-        return make_weightless(geometry.over(known[0]), self.device, known[1])
+        return lazy.make_weightless(geometry.over(known[0]), self.device, known[1])
 
 
 def _rebuild_tensor(

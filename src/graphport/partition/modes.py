@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from graphport.errors import PartitionError
+from graphport.partition import place
 from graphport.partition.config import Device, format_device_memory
 from graphport.partition.costs import (
     PartitionLatency,
@@ -26,18 +27,6 @@ from graphport.partition.partition import (
     count_bytes,
     get_effect_dependencies,
     get_extra_size_of,
-)
-from graphport.partition.place import (
-    combine_partitions,
-    get_device_partition_stats,
-    get_device_to_partitions_mapping,
-    map_nodes_to_partitions,
-    reaches_itself,
-    reorganize_partitions,
-    reset_partition_device,
-    set_bfs_levels,
-    set_parents_and_children,
-    sort_topologically,
 )
 
 
@@ -66,8 +55,8 @@ def aot_based(job: Problem) -> list[Partition]:
                 fix=f"{{{partition.partition_id!r}: [{min(known)}], ...}}",
             )
         partition.logical_device_ids = devices
-    set_parents_and_children(partitions)
-    if sort_topologically(partitions) is None:
+    place.set_parents_and_children(partitions)
+    if place.sort_topologically(partitions) is None:
         raise PartitionError(
             "the partitions of node_to_partition_mapping depend on each other",
             fix="ids whose partitions have no cycle",
@@ -130,10 +119,10 @@ def _find_device(free: list[Device], needed: int) -> Device | None:
 
 def cost_aware(job: Problem) -> list[Partition]:
     partitions = [Partition(i, [node]) for i, node in enumerate(job.ops)]
-    reorganize_partitions(partitions)
+    place.reorganize_partitions(partitions)
     known = {p: get_latency_of_one_partition(p, job.latencies) for p in partitions}
     while len(partitions) > 1:
-        set_bfs_levels(partitions)
+        place.set_bfs_levels(partitions)
         cost = get_latency_of_partitioned_graph(partitions, known, job.rate)
         best = None
         near = [
@@ -145,13 +134,13 @@ def cost_aware(job: Problem) -> list[Partition]:
             new = _estimate_combined_latency(job, a, b, partitions, known)
             if new <= cost:
                 best, cost = (a, b), new
-        reset_partition_device(partitions)
+        place.reset_partition_device(partitions)
         if best is None:
             break
-        partitions = combine_partitions(*best, partitions)
+        partitions = place.combine_partitions(*best, partitions)
         known[partitions[-1]] = get_latency_of_one_partition(partitions[-1], job.latencies)
-        get_device_to_partitions_mapping(partitions, job.devices)
-    reset_partition_device(partitions)
+        place.get_device_to_partitions_mapping(partitions, job.devices)
+    place.reset_partition_device(partitions)
     place_partitions(job, partitions)
     return partitions
 
@@ -166,12 +155,12 @@ def _estimate_combined_latency(
     """The latency with two partitions as one; infinite if they cannot be."""
     if count_bytes(a.nodes | b.nodes) > job.largest.available_mem_bytes:
         return math.inf
-    trial = combine_partitions(a, b, partitions)
+    trial = place.combine_partitions(a, b, partitions)
     both = trial[-1]
-    if reaches_itself(both):
+    if place.reaches_itself(both):
         return math.inf
-    reset_partition_device(trial)
-    if not get_device_to_partitions_mapping(trial, job.devices):
+    place.reset_partition_device(trial)
+    if not place.get_device_to_partitions_mapping(trial, job.devices):
         return math.inf
     latencies = {**known, both: get_latency_of_one_partition(both, job.latencies)}
     return get_latency_of_partitioned_graph(trial, latencies, job.rate)
@@ -192,7 +181,7 @@ def kl_based(job: Problem) -> list[Partition]:
     known = {p: get_latency_of_one_partition(p, job.latencies) for p in partitions}
     cost = get_latency_of_partitioned_graph(partitions, known, job.rate)
     for node in job.ops:
-        home = map_nodes_to_partitions(partitions)[node]
+        home = place.map_nodes_to_partitions(partitions)[node]
         best = partitions
         for there in partitions:
             for other in (*there.ops(), None) if there is not home else ():
@@ -202,7 +191,7 @@ def kl_based(job: Problem) -> list[Partition]:
                     best, cost = trial, new
         partitions = best
         known = {p: get_latency_of_one_partition(p, job.latencies) for p in partitions}
-    reset_partition_device(partitions)
+    place.reset_partition_device(partitions)
     if partitions is start:
         for partition, ids in zip(start, homes, strict=True):
             partition.logical_device_ids = ids
@@ -229,11 +218,11 @@ def _estimate_latency(job: Problem, trial: list[Partition], known: KnownLatencie
     """The latency of partitions; infinite if they cannot be."""
     if any(p.used_mem_bytes > job.largest.available_mem_bytes for p in trial):
         return math.inf
-    reorganize_partitions(trial)
-    if sort_topologically(trial) is None:
+    place.reorganize_partitions(trial)
+    if place.sort_topologically(trial) is None:
         return math.inf
-    reset_partition_device(trial)
-    if not get_device_to_partitions_mapping(trial, job.devices):
+    place.reset_partition_device(trial)
+    if not place.get_device_to_partitions_mapping(trial, job.devices):
         return math.inf
     latencies = {p: known.get(p) or get_latency_of_one_partition(p, job.latencies) for p in trial}
     return get_latency_of_partitioned_graph(trial, latencies, job.rate)
@@ -246,7 +235,7 @@ def _estimate_latency(job: Problem, trial: list[Partition], known: KnownLatencie
 
 
 def saturate_host(partitions: Sequence[Partition], devices: Sequence[Device]) -> None:
-    stats = get_device_partition_stats(partitions, devices)
+    stats = place.get_device_partition_stats(partitions, devices)
     used = [d for d in devices if stats.device_to_partitions[d]]
     idle = [d for d in devices if not stats.device_to_partitions[d]]
     while len(idle) >= len(used):
@@ -363,7 +352,7 @@ def _make_partitions(
         held.add(node)
         used += extra
     partitions = [Partition(i, group) for i, group in enumerate(groups)]
-    reorganize_partitions(partitions)
+    place.reorganize_partitions(partitions)
     dense = [p for p, kind in zip(partitions, kinds, strict=True) if not kind]
     sparse = [p for p, kind in zip(partitions, kinds, strict=True) if kind]
     partitions, dense = _combine_smallest(partitions, dense, memory)
@@ -379,14 +368,14 @@ def _combine_smallest(
     Levels at most one apart: there is no way from one to the other past a third.
     """
     while True:
-        set_bfs_levels(partitions)
+        place.set_bfs_levels(partitions)
         by_size = sorted(some, key=lambda p: p.used_mem_bytes)
         for other in reversed(by_size[1:]):
             smallest = by_size[0]
             if abs(smallest.bfs_level - other.bfs_level) > 1:
                 continue
             if count_bytes(smallest.nodes | other.nodes) <= memory:
-                partitions = combine_partitions(other, smallest, partitions)
+                partitions = place.combine_partitions(other, smallest, partitions)
                 some = [*(p for p in some if p is not smallest and p is not other), partitions[-1]]
                 break
         else:

@@ -12,6 +12,7 @@ from graphport.arguments import MODULE, NONE, check_arguments, instance_of
 from graphport.errors import InputError
 from graphport.fx.manipulation import get_size_of_all_nodes
 from graphport.fx.split import split_module
+from graphport.partition import modes
 from graphport.partition.config import (
     LATENCY_MODES,
     Device,
@@ -28,14 +29,6 @@ from graphport.partition.costs import (
     make_problem,
     make_whole_partition,
 )
-from graphport.partition.modes import (
-    aot_based,
-    cost_aware,
-    kl_based,
-    saturate_host,
-    size_based,
-    sparse_nn,
-)
 from graphport.partition.optimal import Plan, bound_plan, optimal
 from graphport.partition.partition import DAG, DAGNode, Partition, PartitionResult
 from graphport.partition.place import (
@@ -46,10 +39,10 @@ from graphport.partition.place import (
 from graphport.program import ExportedProgram
 
 MODES: dict[PartitionMode, Callable[[Problem], list[Partition]]] = {
-    PartitionMode.size_based: size_based,
-    PartitionMode.sparse_nn: sparse_nn,
-    PartitionMode.cost_aware: cost_aware,
-    PartitionMode.kl_based: kl_based,
+    PartitionMode.size_based: modes.size_based,
+    PartitionMode.sparse_nn: modes.sparse_nn,
+    PartitionMode.cost_aware: modes.cost_aware,
+    PartitionMode.kl_based: modes.kl_based,
 }
 """What cuts a graph that no single device holds."""
 
@@ -113,7 +106,7 @@ class Partitioner:
         self.partitions = plan.partitions
         set_parents_and_children(self.partitions)
         if config.saturate_host:
-            saturate_host(self.partitions, self.devices)
+            modes.saturate_host(self.partitions, self.devices)
             if plan.bound is not None and any(
                 len(p.logical_device_ids) > 1 for p in plan.partitions
             ):
@@ -142,7 +135,7 @@ class Partitioner:
 def _make_plan(job: Problem) -> Plan:
     mode = job.config.mode
     if mode is PartitionMode.aot_based:
-        return Plan(aot_based(job), mode.name)
+        return Plan(modes.aot_based(job), mode.name)
     if mode in LATENCY_MODES:
         for node in job.ops:
             get_node_latency(node, job.latencies)

@@ -10,16 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import onnx
 import torch
-from onnx import (
-    AttributeProto,
-    FunctionProto,
-    GraphProto,
-    ModelProto,
-    NodeProto,
-    TensorProto,
-    ValueInfoProto,
-)
 
 from graphport.onnx.emit.functions import DOMAIN, Function, OutlinedGraph
 from graphport.onnx.emit.ir import Graph, Node, Value
@@ -123,12 +115,12 @@ def build_model_proto(
     doc: str = "",
     metadata: Mapping[str, str] | None = None,
     outlined: OutlinedGraph | None = None,
-) -> ModelProto:
+) -> onnx.ModelProto:
     """The model without the data of its weights: `weights` adds those.
 
     With `outlined`, what the graph does written with functions.
     """
-    model = ModelProto()
+    model = onnx.ModelProto()
     model.ir_version = _IR_VERSION[opset]
     model.producer_name = "graphport"
     model.doc_string = doc
@@ -151,7 +143,7 @@ def build_model_proto(
     return model
 
 
-def _write_function(function: Function, opset: int, proto: FunctionProto) -> None:
+def _write_function(function: Function, opset: int, proto: onnx.FunctionProto) -> None:
     """A body under the names of its first call, weights without the path of their module."""
     formal = function.names()
     proto.name, proto.domain = function.name, DOMAIN
@@ -173,7 +165,7 @@ def _write_function(function: Function, opset: int, proto: FunctionProto) -> Non
         inner.input.extend(named)
 
 
-def _write_graph(graph: Graph, nodes: Sequence[Node], proto: GraphProto) -> None:
+def _write_graph(graph: Graph, nodes: Sequence[Node], proto: onnx.GraphProto) -> None:
     proto.name = graph.name
     for v in graph.inputs:
         write_value(v, proto.input.add())
@@ -188,7 +180,7 @@ def _write_graph(graph: Graph, nodes: Sequence[Node], proto: GraphProto) -> None
             write_value(made, proto.value_info.add())
 
 
-def write_value(v: Value, proto: ValueInfoProto) -> None:
+def write_value(v: Value, proto: onnx.ValueInfoProto) -> None:
     """The name, element type and sizes of a value."""
     proto.name = v.name
     kind = proto.type.tensor_type
@@ -204,7 +196,7 @@ def write_value(v: Value, proto: ValueInfoProto) -> None:
             dim.dim_param = str(s)
 
 
-def _write_node(node: Node, proto: NodeProto) -> None:
+def _write_node(node: Node, proto: onnx.NodeProto) -> None:
     proto.op_type = node.op
     if node.domain:
         proto.domain = node.domain
@@ -244,39 +236,39 @@ def _source_line(trace: str | None) -> str:
     return "" if found is None else str(found)
 
 
-def _write_attribute(name: str, value: Any, proto: AttributeProto) -> None:
+def _write_attribute(name: str, value: Any, proto: onnx.AttributeProto) -> None:
     proto.name = name
     if isinstance(value, bool | int):
-        proto.type, proto.i = AttributeProto.INT, int(value)
+        proto.type, proto.i = onnx.AttributeProto.INT, int(value)
     elif isinstance(value, float):
-        proto.type, proto.f = AttributeProto.FLOAT, value
+        proto.type, proto.f = onnx.AttributeProto.FLOAT, value
     elif isinstance(value, str):
-        proto.type, proto.s = AttributeProto.STRING, value.encode()
+        proto.type, proto.s = onnx.AttributeProto.STRING, value.encode()
     elif isinstance(value, torch.Tensor):
-        proto.type = AttributeProto.TENSOR
+        proto.type = onnx.AttributeProto.TENSOR
         write_tensor("", value, proto.t)
     elif isinstance(value, Graph):
-        proto.type = AttributeProto.GRAPH
+        proto.type = onnx.AttributeProto.GRAPH
         _write_graph(value, value.nodes, proto.g)
     elif all(isinstance(x, int) for x in value):
-        proto.type = AttributeProto.INTS
+        proto.type = onnx.AttributeProto.INTS
         proto.ints.extend(value)
     elif all(isinstance(x, float | int) for x in value):
-        proto.type = AttributeProto.FLOATS
+        proto.type = onnx.AttributeProto.FLOATS
         proto.floats.extend(value)
     else:
-        proto.type = AttributeProto.STRINGS
+        proto.type = onnx.AttributeProto.STRINGS
         proto.strings.extend(x.encode() for x in value)
 
 
-def write_header(name: str, tensor: torch.Tensor, proto: TensorProto) -> None:
+def write_header(name: str, tensor: torch.Tensor, proto: onnx.TensorProto) -> None:
     """All of a tensor but its data."""
     proto.name = name
     proto.data_type = ONNX_OF[tensor.dtype]
     proto.dims.extend(tensor.shape)
 
 
-def write_tensor(name: str, tensor: torch.Tensor, proto: TensorProto) -> None:
+def write_tensor(name: str, tensor: torch.Tensor, proto: onnx.TensorProto) -> None:
     """A tensor with its data."""
     write_header(name, tensor, proto)
     proto.raw_data = bytes(tensor_bytes(tensor))
@@ -287,17 +279,6 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     # One element is contiguous with any stride, but to view it the stride has to be 1.
     flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
     return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
-
-
-__all__ = [
-    "assign_names",
-    "build_model_proto",
-    "prune",
-    "tensor_bytes",
-    "write_header",
-    "write_tensor",
-    "write_value",
-]
 
 
 # Metadata of a model: its dynamic sizes, which ONNX itself only names, for tools that read it.

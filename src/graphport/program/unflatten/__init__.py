@@ -22,17 +22,8 @@ from graphport.program.bounds import insert_bounds_checks
 from graphport.program.codegen import RESERVED, is_identifier, make_unique_identifiers
 from graphport.program.control import copy_subgraph, use_python_kernels
 from graphport.program.module import UserSignature, require_weights
+from graphport.program.unflatten import dataflow
 from graphport.program.unflatten.calls import Call, State, build_call_tree, operands
-from graphport.program.unflatten.dataflow import (
-    BufferWrites,
-    Dataflow,
-    FromOtherModule,
-    FromSize,
-    FromState,
-    Recomputed,
-    ValueOrigin,
-    is_view_of,
-)
 from graphport.program.unflatten.dedupe import CallBodies, CallBody
 from graphport.program.unflatten.module import CapturedModule, Tree, UnflattenedModule
 from graphport.tensors.abstract import get_other_metadata, get_val, has_val, set_val
@@ -67,8 +58,8 @@ def unflatten(program: ExportedProgram) -> UnflattenedModule:
     """
     root, home = build_call_tree(program)
     state = State(program)
-    writes = BufferWrites(program, root, home, state)
-    flow = Dataflow(program, root, home, state, writes)
+    writes = dataflow.BufferWrites(program, root, home, state)
+    flow = dataflow.Dataflow(program, root, home, state, writes)
     pieces = CallBodies(root, flow, program.graph_module)
     whole = UnflattenedModule(root.kind, Graph(), program)
     tree = Tree(whole, state, (piece.call.path for piece in pieces))
@@ -106,7 +97,7 @@ class Builder:
         module: CapturedModule,
         piece: CallBody,
         pieces: CallBodies,
-        flow: Dataflow,
+        flow: dataflow.Dataflow,
         tree: Tree,
     ) -> None:
         self.module = module
@@ -163,7 +154,7 @@ class Builder:
 
     def _number_operands(self, value: Node) -> list[Node]:
         """The values that a number is made of in this call."""
-        is_computed = isinstance(self.flow.ways[self.call].get(value), Recomputed)
+        is_computed = isinstance(self.flow.ways[self.call].get(value), dataflow.Recomputed)
         return operands(value) if is_computed and value not in self.new else []
 
     def _make(self, value: Node) -> Node:
@@ -171,14 +162,14 @@ class Builder:
             return self._graph(value)
         return self._reached(value, self.flow.ways[self.call][value])
 
-    def _reached(self, value: Node, way: ValueOrigin) -> Node:
-        if isinstance(way, FromState):
+    def _reached(self, value: Node, way: dataflow.ValueOrigin) -> Node:
+        if isinstance(way, dataflow.FromState):
             return self._attribute(self.tree.attribute(way.name), value)
-        if isinstance(way, FromOtherModule):
+        if isinstance(way, dataflow.FromOtherModule):
             owner, _, last = way.name.rpartition(".")
             name = self.tree.reference(self.module, owner)
             return self._attribute(f"{name}.{self.tree.attribute(last)}", value)
-        if isinstance(way, FromSize):
+        if isinstance(way, dataflow.FromSize):
             steps = (
                 (aten.sym_size.int, way.dim, None),
                 (operator.sub, way.offset, 0),
@@ -191,7 +182,9 @@ class Builder:
                     made.meta = get_other_metadata(value)
             made.meta = dict(value.meta)
             return made
-        assert isinstance(way, Recomputed), f"{value.name} is not known in {self.call.key!r}"
+        assert isinstance(way, dataflow.Recomputed), (
+            f"{value.name} is not known in {self.call.key!r}"
+        )
         return self.graph.node_copy(value, self.value)
 
     def _attribute(self, target: str, value: Node) -> Node:
@@ -299,7 +292,7 @@ class Builder:
         for value, _ in pairs:
             if isinstance(value, Node) and value not in values:
                 values[value] = self.value(value)
-                if is_view_of(value, memory):
+                if dataflow.is_view_of(value, memory):
                     copy = self.graph.call_function(aten.clone.default, (values[value],))
                     copy.meta = dict(value.meta)
                     values[value] = copy
