@@ -11,7 +11,7 @@ A row that attends to nothing is 0 in torch, and so it is here.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,18 @@ ROWS_TO_HEADS = [0, 2, 1, 3]
 """Between [batch, length, heads, size] and [batch, heads, length, size]."""
 
 
+class _Call(NamedTuple):
+    """What is computed: the operands, and what is known of the result."""
+
+    q: Value
+    k: Value
+    v: Value
+    mask: Value | None
+    is_causal: bool
+    scale: Any
+    result: Any
+
+
 @lower(aten.scaled_dot_product_attention.default, ignores="enable_gqa")
 def scaled_dot_product_attention(
     b: Builder,
@@ -41,7 +53,8 @@ def scaled_dot_product_attention(
     is_causal: bool,
     scale: Number,
 ) -> Value:
-    return _lower_attention(b, query, key, value, attn_mask, is_causal, scale, b.result, dropout_p)
+    call = _Call(query, key, value, attn_mask, is_causal, scale, b.result)
+    return _lower_attention(b, call, dropout_p)
 
 
 @lower(aten._scaled_dot_product_flash_attention_for_cpu.default)
@@ -55,43 +68,33 @@ def _scaled_dot_product_flash_attention_for_cpu(
     attn_mask: Value | None,
     scale: Number,
 ) -> tuple[Value, Value]:
-    out = _lower_attention(
-        b, query, key, value, attn_mask, is_causal, scale, b.result[0], dropout_p
-    )
+    call = _Call(query, key, value, attn_mask, is_causal, scale, b.result[0])
+    out = _lower_attention(b, call, dropout_p)
     q, k = (b.cast(x, torch.float32) for x in (query, key))
     scores = _scores(b, q, k, _list_masks(b, attn_mask, is_causal, query, key), scale)
     return out, log_sum_exp(b, scores, [scores.rank - 1], False)
 
 
-def _lower_attention(
-    b: Builder,
-    query: Value,
-    key: Value,
-    value: Value,
-    mask: Value | None,
-    is_causal: bool,
-    scale: Any,
-    result: Any,
-    dropout: float,
-) -> Value:
-    if scale is None:
-        size = query.shape[-1] if query.shape else 1
+def _lower_attention(b: Builder, call: _Call, dropout: float) -> Value:
+    if call.scale is None:
+        size = call.q.shape[-1] if call.q.shape else 1
         if isinstance(size, int):
-            scale = size**-0.5 if size else 1.0
-    if mask is not None and is_all_true(mask):
-        mask = None
-    if not dropout and _can_fuse(b, query, key, value, mask, scale):
-        out = _emit_fused(b, query, key, value, mask, is_causal, scale, result)
+            call = call._replace(scale=size**-0.5 if size else 1.0)
+    if call.mask is not None and is_all_true(call.mask):
+        call = call._replace(mask=None)
+    if not dropout and _can_fuse(b, call):
+        out = _emit_fused(b, call)
         if out is not None:
             return out
-    return _emit_decomposed(b, query, key, value, mask, is_causal, scale, result, dropout)
+    return _emit_decomposed(b, call, dropout)
 
 
 # As one operator
 
 
-def _can_fuse(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scale: Number) -> bool:
+def _can_fuse(b: Builder, call: _Call) -> bool:
     """Whether `Attention` takes the operands as they are."""
+    q, k, v, mask, _, scale, _ = call
     if not (b.has("Attention", q.dtype) and q.rank == k.rank == v.rank == 4):
         return False
     if not isinstance(scale, (int, float)) or scale <= 0:
@@ -103,16 +106,8 @@ def _can_fuse(b: Builder, q: Value, k: Value, v: Value, mask: Value | None, scal
     return heads and kh == vh and qb == kb == vb and ks == vs
 
 
-def _emit_fused(
-    b: Builder,
-    q: Value,
-    k: Value,
-    v: Value,
-    mask: Value | None,
-    is_causal: bool,
-    scale: float,
-    result: Any,
-) -> Value | None:
+def _emit_fused(b: Builder, call: _Call) -> Value | None:
+    q, k, v, mask, is_causal, scale, result = call
     batch, heads, length, size = result.sizes
     if _list_maybe_empty(b, (q.shape or ())[3], size):
         return None  # ONNX Runtime refuses heads of no numbers, of which every row counts alike
@@ -218,18 +213,9 @@ def merge_heads(b: Builder, x: Value) -> Value:
 # Decomposed
 
 
-def _emit_decomposed(
-    b: Builder,
-    q: Value,
-    k: Value,
-    v: Value,
-    mask: Value | None,
-    is_causal: bool,
-    scale: Number,
-    result: Any,
-    dropout: float,
-) -> Value:
+def _emit_decomposed(b: Builder, call: _Call, dropout: float) -> Value:
     """softmax(q @ k.T * scale + mask) @ v, in one dtype that ONNX Runtime computes in."""
+    q, k, v, mask, is_causal, scale, result = call
     dtype = torch.float32 if q.dtype is torch.bfloat16 or _has_float16_mask(q, mask) else q.dtype
     if mask is not None and mask.dtype.is_floating_point and mask.dtype is not q.dtype:
         dtype = mask.dtype
