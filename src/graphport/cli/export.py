@@ -37,7 +37,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         with console.step(f"writing {options.output}", "save"):
             program.save(
                 options.output,
-                external_data=_get_external_data(options),
+                external_data=options.external_data or "auto",
                 state_dict=options.weights,
             )
     if options.report:
@@ -112,7 +112,3 @@ def _count_written_bytes(options: argparse.Namespace) -> int:
     from graphport.onnx.write import weights
 
     return weights.measure_model(Path(options.output))
-
-
-def _get_external_data(options: argparse.Namespace) -> bool | str:
-    return True if options.external_data else "auto"

@@ -52,18 +52,9 @@ class SymNode:
     methods unwrap ints and bools only, so a constant float stays in its shell.
     """
 
-    __slots__ = (
-        "_expr",
-        "constant",
-        "is_bool",
-        "is_float",
-        "is_int",
-        "pytype",
-        "results",
-        "shape_env",
-        "shell",
-        "simplified",
-    )
+    __slots__ = """
+        _expr constant is_bool is_float is_int pytype results shape_env shell simplified
+    """.split()
 
     def __init__(self, value: Value, env: ShapeEnv) -> None:
         self._expr: Any = value

@@ -77,24 +77,9 @@ class Arena:
 class Expr:
     """A symbolic int, float or bool. See the module for the shapes, `expr` for the operations."""
 
-    __slots__ = (
-        "_symbols",
-        "arena",
-        "args",
-        "const",
-        "factors",
-        "hinted",
-        "index",
-        "key",
-        "kind",
-        "memo",
-        "name",
-        "order",
-        "peer",
-        "size",
-        "span",
-        "type",
-    )
+    __slots__ = """
+        _symbols arena args const factors hinted index key kind memo name order peer size span type
+    """.split()
 
     def __init__(
         self,
@@ -287,7 +272,7 @@ def polynomial(arena: Arena, terms: dict[Expr, int], const: int) -> Size:
         if const == 0 and kept[0][1] == 1:
             return kept[0][0]
     else:
-        kept.sort(key=_term_order)
+        kept.sort(key=lambda term: term[0].order)
     args = tuple(kept)
     identity = ("add", args, const)
     node = arena.nodes.get(identity)
@@ -306,10 +291,6 @@ def record_factors(e: Size, factors: tuple[Expr, ...]) -> None:
     if type(e) is Expr and e.kind == "add" and e.factors is None:
         e.factors = factors
         e.arena.products.setdefault(e.args, e)
-
-
-def _term_order(term: tuple[Expr, int]) -> tuple[object, ...]:
-    return term[0].order
 
 
 def memoise(operation: _Op) -> _Op:

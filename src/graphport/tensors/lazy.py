@@ -223,7 +223,7 @@ def refer_to_file(region: FileRegion, geometry: Geometry, device: torch.device) 
 
 def drop_data(t: torch.Tensor) -> WeightlessTensor:
     """A tensor like another one, without its data."""
-    return make_weightless(_make_inner(t), t.device, _get_memory(t))
+    return make_weightless(_make_inner(t), t.device, t.untyped_storage()._weightless[1])
 
 
 def refer_to_tensor(t: torch.Tensor) -> WeightlessTensor:
@@ -260,10 +260,6 @@ def _make_inner(t: torch.Tensor) -> torch.Tensor:
             Memory(),
         )
     return Geometry.of(t).over(twin[0])
-
-
-def _get_memory(t: torch.Tensor) -> Memory:
-    return t.untyped_storage()._weightless[1]
 
 
 # Operators

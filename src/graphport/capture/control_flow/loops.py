@@ -212,10 +212,6 @@ def _capture_to_fixpoint(
             carried.add(base, where)
 
 
-def _list_outside(*graphs: Subgraph) -> list[Any]:
-    return list(dict.fromkeys(n for g in graphs for n in g.outside))
-
-
 @register_override(higher_order.while_loop)
 def while_loop(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     cond_fn, body_fn, given, additional = args
@@ -243,7 +239,7 @@ def while_loop(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Ar
         )
     carried.check(body)
     body.add_written(carried.bases)
-    outside = _list_outside(test, body)
+    outside = list(dict.fromkeys((*test.outside, *body.outside)))
     graphs = [test.finish(outside, single=True), body.finish(outside)]
     first = carried.first()
     made = record_call(tracer, func, (*graphs, first, outside), carried.after(), [*first, *outside])

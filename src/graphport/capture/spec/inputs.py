@@ -164,9 +164,8 @@ def bind_inputs(
             fix="pass the tensors in a flat container",
         ) from None
     if _has_torch_size(pytree.tree_structure((args, kwargs))):
-        args, kwargs = pytree.tree_map(
-            _identity, (args, kwargs)
-        )  # which makes tuples of torch.Size
+        # Which makes tuples of torch.Size.
+        args, kwargs = pytree.tree_map(lambda x: x, (args, kwargs))
     if not within and any(issubclass(type(leaf), SYMBOLIC) for leaf in given):
         args, kwargs = pytree.tree_map_only(
             SYMBOLIC, lambda s: concrete_number(s, "the value"), (args, kwargs)
@@ -211,10 +210,6 @@ def bind_inputs(
 
 def _has_torch_size(spec: pytree.TreeSpec) -> bool:
     return spec.type is torch.Size or any(map(_has_torch_size, spec.children()))
-
-
-def _identity(x: object) -> PyTree:
-    return x
 
 
 def unwrap_compiled(target: Any) -> PyTree:

@@ -33,16 +33,9 @@ aten = torch.ops.aten
 class Storage:
     """Memory that several values may share."""
 
-    __slots__ = (
-        "base",
-        "elements",
-        "has_offset",
-        "layout_dependent",
-        "mutated",
-        "origin",
-        "possible_aliases",
-        "version",
-    )
+    __slots__ = """
+        base elements has_offset layout_dependent mutated origin possible_aliases version
+    """.split()
 
     def __init__(self, base: Value, origin: object = None) -> None:
         self.base = base
@@ -63,18 +56,9 @@ class Storage:
 class Value:
     """The current meaning of a tensor that the user holds."""
 
-    __slots__ = (
-        "abstract",
-        "args",
-        "constant",
-        "node",
-        "number",
-        "op",
-        "parent",
-        "storage",
-        "version",
-        "viewed",
-    )
+    __slots__ = """
+        abstract args constant node number op parent storage version viewed
+    """.split()
 
     def __init__(self, abstract: Abstract, node: Node, origin: object = None) -> None:
         self.abstract = abstract

@@ -205,11 +205,9 @@ def cross_entropy_loss(
     axis = 0 if x.rank == 1 else 1
     log = log_softmax(b, x, axis)
     count: Any = sizes_of(x)[axis]
-    by_class = (
-        None
-        if weight is None
-        else _unsqueeze_class_weight(b, b.cast(weight, x.dtype), x.rank - axis - 1)
-    )
+    by_class = None
+    if weight is not None:
+        by_class = b.unsqueeze(b.cast(weight, x.dtype), *range(1, x.rank - axis))
     scaled = log if by_class is None else b.Mul(log, by_class)
     share = (
         b.Div(b.scalar(label_smoothing, x.dtype), count)
@@ -229,10 +227,6 @@ def cross_entropy_loss(
     soft = classes.masked(b.Neg(sum_axes(b, scaled, [axis], False)))
     soft = classes.reduced(soft, reduction)
     return b.Add(b.Mul(hard, 1 - label_smoothing), b.Mul(soft, share))
-
-
-def _unsqueeze_class_weight(b: Builder, weight: Value, after: int) -> Value:
-    return b.unsqueeze(weight, *range(1, after + 1))
 
 
 # Of a linear layer, in chunks of rows to save memory: what it gives is the same without them.

@@ -384,15 +384,12 @@ def _draw_integers(
     values = None
     if low < 0 <= high and len(t[t < 0].unique()) == 1:
         # One negative number among others is a sign, such as the label that is ignored.
-        values, low = _draw_signs(t, sizes, generator), int(t[t >= 0].min())
+        values = torch.rand(sizes, generator=generator) < float((t < 0).double().mean())
+        low = int(t[t >= 0].min())
     if need.varies and need.high is not None:
         low, high = min(low, need.high), need.high
     drawn = _draw_uniform(low, max(low, high), sizes, generator, _distinct_dim(t))
     return drawn if values is None else torch.where(values, int(t.min()), drawn)
-
-
-def _draw_signs(t: Tensor, sizes: list[int], generator: torch.Generator) -> Tensor:
-    return torch.rand(sizes, generator=generator) < float((t < 0).double().mean())
 
 
 _FLAT = "flat"

@@ -197,7 +197,7 @@ class Expressions:
             lower=lower,
             upper=upper,
             type=type_,
-            hint=_read_hint(fields["hint"], type_) if "hint" in fields else None,
+            hint=type_(_HINTS[type_](fields["hint"])) if "hint" in fields else None,
             origin=fields["origin"].words() if "origin" in fields else None,
         )
 
@@ -405,7 +405,3 @@ _HINTS: dict[type, Callable[[Item], Any]] = {
     float: read_number,
     bool: lambda item: item.truth(),
 }
-
-
-def _read_hint(item: Item, type_: type) -> Any:
-    return type_(_HINTS[type_](item))

@@ -295,7 +295,7 @@ class Tree:
         """Give every module its state and its children."""
         for name, t, persistent in collect_state(program):
             self._register(name, t, persistent)
-        for path in sorted(self.modules, key=_count_parts):
+        for path in sorted(self.modules, key=lambda path: path.count(".")):
             self._attach_module(path)
         for module in self.root.modules():
             _sort_numbered(module)
@@ -361,10 +361,6 @@ class Tree:
         free = find_free_name(name, partial(hasattr, module))
         module.add_module(free, inner)
         return free
-
-
-def _count_parts(path: str) -> int:
-    return path.count(".")
 
 
 def _sort_numbered(module: nn.Module) -> None:
