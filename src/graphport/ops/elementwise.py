@@ -80,7 +80,7 @@ register_rule(
         sign sgn positive ceil floor trunc frac round.default,decimals bitwise_not conj_physical
         relu relu6 gelu silu mish elu celu selu leaky_relu hardtanh hardswish hardsigmoid softplus
         hardshrink softshrink threshold zero fill.Scalar,Tensor nan_to_num dropout alpha_dropout
-        rrelu bernoulli.default,p uniform exponential normal_functional random cauchy geometric
+        bernoulli.default,p uniform exponential normal_functional random cauchy geometric
         log_normal poisson
     """),
     elementwise(1, promote.keep_dtype),
@@ -89,6 +89,14 @@ register_rule(
 
 @shape_rule(aten.log_sigmoid.default)
 def log_sigmoid(self: Abstract) -> Abstract:
+    """Contiguous, whatever the strides of its operand."""
+    return self.like()
+
+
+@shape_rule(aten.rrelu.default)
+def rrelu(
+    self: Abstract, lower: float, upper: float, training: bool, generator: object
+) -> Abstract:
     """Contiguous, whatever the strides of its operand."""
     return self.like()
 
@@ -124,7 +132,7 @@ register_rule(
 )
 register_rule(
     overloads("""
-        add.Tensor,Scalar sub.Tensor,Scalar mul.Tensor,Scalar rsub.Tensor,Scalar maximum minimum
+        add.Tensor,Scalar sub.Tensor,Scalar mul.Tensor,Scalar rsub.Scalar maximum minimum
         fmax fmin remainder.Tensor,Scalar,Scalar_Tensor fmod.Tensor,Scalar pow.Tensor_Tensor,Scalar
         bitwise_and.Tensor,Scalar,Scalar_Tensor bitwise_or.Tensor,Scalar,Scalar_Tensor
         bitwise_xor.Tensor,Scalar,Scalar_Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
@@ -171,6 +179,12 @@ register_rule(
 register_rule([aten.addcdiv.default], elementwise(3, promote.to_float))
 register_rule([aten.lerp.Scalar], elementwise(2, promote.keep_dtype))
 register_rule([aten.lerp.Tensor], elementwise(3, promote.keep_dtype))
+
+
+@shape_rule(aten.rsub.Tensor)
+def rsub(self: Abstract, other: Abstract, *, alpha: object) -> Abstract:
+    """other - self: the layout of the first operand counts first."""
+    return elementwise(2, promote.keep_dtype)(other, self)
 
 
 @shape_rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)

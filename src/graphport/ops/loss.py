@@ -40,14 +40,24 @@ def mse_loss(self: Abstract, target: Abstract, reduction: int) -> Abstract:
     return _reduce_loss(_broadcast_pair(self, target), reduction)
 
 
-@shape_rule(aten.smooth_l1_loss.default, aten.huber_loss.default)
+@shape_rule(aten.smooth_l1_loss.default)
 def smooth_l1_loss(self: Abstract, target: Abstract, reduction: int, beta: float) -> Abstract:
     return _reduce_loss(_broadcast_pair(self, target), reduction)
 
 
+@shape_rule(aten.huber_loss.default)
+def huber_loss(self: Abstract, target: Abstract, reduction: int, delta: float) -> Abstract:
+    loss = _broadcast_pair(self, target)
+    if self.sizes != loss.sizes:
+        return _reduce_loss(loss, reduction)
+    return _reduce_loss(map_elements((self,), loss.dtype), reduction)  # laid out as the input
+
+
 @shape_rule(aten.kl_div.default)
 def kl_div(self: Abstract, target: Abstract, reduction: int, *, log_target: bool) -> Abstract:
-    return _reduce_loss(_broadcast_pair(self, target), reduction)
+    product = _broadcast_pair(target, self)
+    own = map_elements((target,), target.dtype)
+    return _reduce_loss(map_elements((own, product), product.dtype), reduction)
 
 
 @shape_rule(aten.binary_cross_entropy.default)
@@ -59,7 +69,7 @@ def binary_cross_entropy(
     if weight is not None:
         if not establish_expandable(weight.sizes, self.sizes):
             raise ShapeError(f"binary_cross_entropy: a weight of {weight} does not fit {self}")
-    return _reduce_loss(self.like(), reduction)
+    return _reduce_loss(map_elements((self,), self.dtype), reduction)
 
 
 @shape_rule(aten.binary_cross_entropy_with_logits.default)
@@ -70,8 +80,11 @@ def binary_cross_entropy_with_logits(
     pos_weight: Abstract | None,
     reduction: int,
 ) -> Abstract:
-    own = [a for a in (self, target, weight, pos_weight) if a is not None]
-    return _reduce_loss(map_elements(own, promote.result_type(own)), reduction)
+    own = [a for a in (target, self, weight, pos_weight) if a is not None]
+    loss = map_elements(own, promote.result_type(own))
+    if target.sizes == loss.sizes:
+        loss = map_elements((target,), loss.dtype)  # torch begins with 1 - target, and writes to it
+    return _reduce_loss(loss, reduction)
 
 
 def _check_labels(

@@ -540,7 +540,13 @@ def stack(tensors: Sequence[Abstract], dim: int) -> Abstract:
                     f"stack expects each tensor to be equal size, but got {first} and {t}"
                 )
     sizes = (*first.sizes[:dim], len(tensors), *first.sizes[dim:])
-    return Abstract(sizes, promote.result_type(tensors), first.device)
+    if dim == first.rank:
+        return cat([unsqueeze(t, dim) for t in tensors], dim).like(sizes)
+    joined = cat(tensors, dim)
+    if joined._strides is None:
+        return joined.like(sizes)
+    own = joined.strides  # of one dim, which is then split
+    return joined.view(sizes, (*own[:dim], own[dim] * first.sizes[dim], *own[dim:]))
 
 
 @shape_rule(aten.block_diag.default)

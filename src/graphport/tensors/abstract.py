@@ -141,6 +141,8 @@ def matches(sizes: Sizes, strides: Sizes, expected: Sizes) -> bool:
 
 def _channels_vary_fastest(sizes: Sequence[int], strides: Sequence[int]) -> bool:
     """torch's `suggest_memory_format`, which has an answer also where sizes of 1 allow several."""
+    if strides[1] == 0:
+        return False
     least = 0
     for d in (1, *range(len(sizes) - 1, 1, -1), 0):
         if sizes[d] == 0 or strides[d] < least or (d == 0 and least == strides[1]):
