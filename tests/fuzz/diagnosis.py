@@ -138,6 +138,8 @@ class Diagnosis(TorchDispatchMode):
             self.causes.add("tensor without elements that eager gives back as it is")
         if name == "_euclidean_dist":
             self.causes.add("distances of many rows, which eager takes from a product")
+        if name in ("median", "nanmedian") and _is_expanded(first):
+            self.causes.add("median of an expanded tensor, which eager gets wrong")
         if name == "angle" and _is_next_to_a_cut(first):
             self.causes.add("angle of a number as good as negative")
         if name in _SIGNS and _has_zero(given.get(_SIGNS[name], first)):
@@ -222,6 +224,10 @@ def _same_place(t: torch.Tensor, u: torch.Tensor) -> bool:
     return same and all(
         a == b or n == 1 for n, a, b in zip(t.shape, t.stride(), u.stride(), strict=True)
     )
+
+
+def _is_expanded(t: torch.Tensor) -> bool:
+    return any(step == 0 and n > 1 for n, step in zip(t.shape, t.stride(), strict=True))
 
 
 def _ties(t: Any, dim: Any) -> bool:

@@ -107,9 +107,15 @@ def native_dropout(input: Abstract, p: float, train: bool | None) -> tuple[Abstr
 
 
 register_rule([aten.abs.default], elementwise(1, promote.to_real))
-register_rule(
-    [aten.angle.default], elementwise(1, lambda dtype: promote.to_real(promote.to_float(dtype)))
-)
+
+
+@shape_rule(aten.angle.default)
+def angle(self: Abstract) -> Abstract:
+    """Of complex numbers contiguous, whatever the strides of its operand."""
+    dtype = promote.to_real(promote.to_float(self.dtype))
+    return self.like(dtype=dtype) if self.dtype.is_complex else map_elements((self,), dtype)
+
+
 register_rule(
     [aten.square.default],
     elementwise(1, lambda dtype: torch.int64 if dtype is torch.bool else dtype),
