@@ -300,7 +300,9 @@ and what kernels warn of, which would be told at capture: `std` of one value, de
 """
 
 
-_ELEMENTWISE_NAMES = set("div huber_loss normal randint_like random smooth_l1_loss where".split())
+_ELEMENTWISE_NAMES = set(
+    "angle div huber_loss normal randint_like random rrelu rsub smooth_l1_loss where".split()
+)
 
 
 def _takes_more_than_sizes(rule: Rule | None, name: str) -> bool:
