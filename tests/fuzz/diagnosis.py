@@ -60,7 +60,7 @@ _INDEXED = {
 BEYOND = "position beyond a tensor without elements"
 """Which eager lets pass, and nobody else does."""
 _AMPLIFIES = ("norm", "var", "std")
-"""What divides by differences, which may be all rounding."""
+"""What divides by differences, which may be all rounding: noise is that of the operands."""
 _ADDS_UP = set(
     "linalg_cross convolution mm bmm addmm baddbmm addbmm mv addmv dot vdot sum mean cumsum".split()
 )
@@ -95,7 +95,8 @@ class Diagnosis(TorchDispatchMode):
             self._look(name, func, given)
             return func(*args, **kwargs)
         known = [t.detach().clone() for t in _floats((args, kwargs))]
-        if any(part in name for part in _AMPLIFIES) and args and isinstance(args[0], torch.Tensor):
+        amplifies = name in _ADDS_UP or any(part in name for part in _AMPLIFIES)
+        if amplifies and args and isinstance(args[0], torch.Tensor):
             noisy = args[0].clone()
             self._disturb(noisy, [], [])
             args = (noisy, *args[1:])
