@@ -696,3 +696,12 @@ def test_as_strided_of_a_copy_that_is_none_at_some_sizes() -> None:
 def test_as_strided_of_a_conjugate(fn: Callable[[Tensor], Tensor]) -> None:
     y = torch.randn(4, dtype=torch.complex64)
     torch.testing.assert_close(gp.export(fn, (y,)).module()(y), fn(y))
+
+
+def test_as_strided_of_a_conjugate_with_gaps() -> None:
+    def fn(y: Tensor) -> Tensor:
+        z = y.conj()
+        return z.as_strided(z.shape, z.stride())
+
+    y = torch.randn(8, dtype=torch.complex64)[::2]
+    torch.testing.assert_close(gp.export(fn, (y,)).module()(y), fn(y))

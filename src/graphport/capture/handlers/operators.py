@@ -113,11 +113,20 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argu
         )
     if given and value.storage.origin in tracer.inputs:
         tracer.from_start.add(value.storage.origin)
-    owner = value
+    owner, signs = value, list[object]()
     while owner.parent is not None and owner.parent.abstract.dtype is value.abstract.dtype:
         if owner.op in _SIGN_VIEWS:
-            break  # it reads the storage with another sign
+            signs.append(owner.op)
+            if not given:  # it is described as if it began its storage
+                offset = offset + owner.parent.abstract.offset - owner.abstract.offset
         owner = owner.parent
+    if signs:  # the storage is read with another sign
+        moved = given or offset != owner.abstract.offset
+        recipe = (size, stride, offset) if moved else (size, stride)
+        out = as_strided(tracer, info, (tracer.hold(owner, wants_grad(args[:1])), *recipe), {})
+        for op in reversed(signs):
+            out = tracer.call(op, out)
+        return out
     offset = offset - owner.abstract.offset
     whole = owner
     if not owner.abstract.is_contiguous and is_dense(owner.abstract):
