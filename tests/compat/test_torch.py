@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ OF_OTHERS |= {"_sess", "_ortvalue", "_get_c_value"}
 """Private attributes of Python's and of ONNX Runtime's."""
 
 
+parse = functools.cache(ast.parse)
+
+
 def is_private(name: str) -> bool:
     return within(name, "torch") and bool(re.search(r"\._(?!_)", name))
 
@@ -41,7 +45,7 @@ def find_private(source: str, package: str = "graphport") -> Iterator[tuple[int,
     for line, name in mentions(source, package):
         if is_private(name) and not within(name, "torch.ops"):
             yield line, name
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if PRIVATE_PATH.fullmatch(node.value):
                 yield node.lineno, node.value
@@ -52,7 +56,7 @@ def find_uses(source: str) -> Iterator[str]:
     for _, name in mentions(source, "graphport"):
         if within(name, HERE):
             yield name.removeprefix(f"{HERE}.").split(".")[0]
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func).removeprefix("compat.")
             if name in ("locate", "places_of", "is_within"):
@@ -123,7 +127,7 @@ def test_nothing_else_has_a_private_name() -> None:
 
 def test_nothing_else_reads_a_private_member() -> None:
     """As far as the source tells: an attribute that nothing here defines is another package's."""
-    trees = {place: ast.parse(source) for place, source in SOURCES.items()}
+    trees = {place: parse(source) for place, source in SOURCES.items()}
     known = OF_OTHERS | {m for members in compat.MEMBERS.values() for m in members.split()}
     known |= {name for tree in trees.values() for name in find_definitions(tree)}
     offenders = [

@@ -64,13 +64,14 @@ def test_strides_as_in_eager(name: str) -> None:
 OTHERWISE = {
     "unsafe_chunk unsafe_split": "parts of the memory of the input, which are copies here",
     "cauchy exponential geometric log_normal normal uniform": "writes to an input with gaps",
-    "nn.functional.adaptive_avg_pool3d nn.functional.conv1d nn.functional.conv2d "
+    "nn.functional.adaptive_avg_pool3d nn.functional.adaptive_max_pool3d nn.functional.avg_pool3d "
+    "nn.functional.max_pool3d nn.functional.conv1d nn.functional.conv2d "
     "nn.functional.conv3d nn.functional.conv_transpose1d nn.functional.conv_transpose2d "
     "nn.functional.conv_transpose3d": "channels last, of one item",
     "nn.functional.max_unpool1d nn.functional.max_unpool2d nn.functional.max_unpool3d": "images "
     "of few pixels, channels last",
     "linalg.solve_ex linalg.solve": "several right sides with gaps",
-    "fft.hfftn": "of an expanded input",
+    "fft.hfft fft.hfft2 fft.hfftn": "of an expanded input",
     "cfloat conj_physical float positive": "gives the input back",
 }
 
@@ -132,6 +133,8 @@ def test_strides_of_every_operator(seed: int) -> None:
         dtype = torch.float32 if seed < 3 else torch.complex64
         if dtype not in op.dtypes or op.name in excused or "jiterator" in op.name:
             continue
+        if seed == 1 and rng.random() > 0.3:
+            continue  # a part of them is quick
         samples = list(op.sample_inputs("cpu", dtype))
         for sample in rng.sample(samples, min(1 if seed == 1 else 4, len(samples))):
             problem = compare_layouts(op, sample, rng)
