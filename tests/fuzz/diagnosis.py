@@ -126,6 +126,8 @@ class Diagnosis(TorchDispatchMode):
                 for t in _tensors(given.get(argument.name)):
                     self._look_at_write(name, func, t, given)
         first = next(iter(given.values()), None)
+        if name.endswith("_scatter") and isinstance(first, torch.Tensor) and overlaps_itself(first):
+            self.causes.add("write to memory that overlaps itself")  # the copy has its strides
         if name in _CHOICES and not given.get("stable"):
             if _ties(first, given.get("dim")):
                 self.causes.add("tie")

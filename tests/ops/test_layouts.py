@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -141,3 +141,57 @@ def test_strides_of_every_operator(seed: int) -> None:
             if problem:
                 wrong[op.formatted_name] = problem
     assert not wrong
+
+
+def overloads_of_numbers_and_tensors() -> Iterator[tuple[Any, list[str]]]:
+    """Operators that need one or two tensors and at most a number, with the kinds of these."""
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        for overload in getattr(packet, "overloads", list)():
+            schema = getattr(packet, overload)._schema
+            needed = [str(a.type) for a in schema.arguments if not a.has_default_value()]
+            if schema.is_mutable or len(schema.returns) != 1 or len(needed) > 2:
+                continue
+            if "Tensor" in needed and {*needed} <= {"Tensor", "number"}:
+                yield getattr(packet, overload), needed
+
+
+LAYOUTS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda t: t.permute(0, 2, 1),
+    lambda t: t.permute(2, 0, 1)[1:],
+    lambda t: t[:, ::2, 1:],
+    lambda t: t[:1].expand(3, 3, 4),
+    lambda t: t[:, :1].expand(2, 3, 4).permute(2, 0, 1),
+]
+NOT_THE_USERS = (
+    "conj_physical copy lift_fresh_copy linalg_pinv nonzero one_hot positive resize_as "
+    "_standard_gamma"
+)
+"""Gives the input back, is called by torch alone, has sizes that depend on data, or is deprecated."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("number", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_strides_of_every_overload(number: bool) -> None:
+    """Those with a number, and the rest."""
+    wrong, compared = {}, 0
+    for op, kinds in overloads_of_numbers_and_tensors():
+        if ("number" in kinds) != number or op._opname in NOT_THE_USERS.split():
+            continue
+        for dtype in (torch.float32, torch.int64):
+            for relaid in LAYOUTS:
+                t = relaid((torch.rand(2, 3, 4) * 4 + 0.5).to(dtype))
+                fn = lambda t, op=op, kinds=kinds: op(*(2 if k == "number" else t for k in kinds))
+                try:
+                    wanted = fn(t.clone() if t.is_contiguous() else t)
+                    result = gp.export(fn, (t,)).graph.output_node().args[0][0]
+                except (RuntimeError, ValueError, TypeError, LookupError, gp.errors.ExportError):
+                    continue
+                if isinstance(wanted, torch.Tensor) and wanted.numel():
+                    compared += 1
+                    steps = zip(
+                        wanted.shape, describe(result).strides, wanted.stride(), strict=True
+                    )
+                    if any(n != 1 and have != want for n, have, want in steps):
+                        wrong[str(op)] = t.stride(), describe(result).strides, wanted.stride()
+    assert compared > 300 and not wrong, (compared, wrong)

@@ -257,6 +257,21 @@ def test_optimiser_that_is_compiled(optimizer: str) -> None:
         pair.compare()
 
 
+def test_branches_by_size() -> None:
+    """The condition is an input of the backward graph."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x * 2
+            y.add_(1)
+            return torch.cond(x.shape[0] > 2, torch.sin, torch.cos, (y,))
+
+    pair = Pair(Model(), dynamic=True)
+    for rows in (2, 4, 3, 2):
+        pair.step(torch.randn(rows, 3, requires_grad=True))
+    assert counts(pair.backend) == [1, 1], pair.backend.explain()
+
+
 def test_gradients_add_up() -> None:
     pair = Pair(mlp(), dynamic=False)
     for i in range(4):

@@ -81,7 +81,7 @@ register_rule(
         relu relu6 gelu silu mish elu celu selu leaky_relu hardtanh hardswish hardsigmoid softplus
         hardshrink softshrink threshold zero fill.Scalar,Tensor nan_to_num dropout alpha_dropout
         bernoulli.default,p uniform exponential normal_functional random cauchy geometric
-        log_normal poisson
+        log_normal
     """),
     elementwise(1, promote.keep_dtype),
 )
@@ -90,6 +90,11 @@ register_rule(
 @shape_rule(aten.log_sigmoid.default)
 def log_sigmoid(self: Abstract) -> Abstract:
     """Contiguous, whatever the strides of its operand."""
+    return self.like()
+
+
+@shape_rule(aten.poisson.default)
+def poisson(self: Abstract, generator: object) -> Abstract:
     return self.like()
 
 
@@ -139,7 +144,7 @@ register_rule(
 register_rule(
     overloads("""
         add.Tensor,Scalar sub.Tensor,Scalar mul.Tensor,Scalar rsub.Scalar maximum minimum
-        fmax fmin remainder.Tensor,Scalar,Scalar_Tensor fmod.Tensor,Scalar pow.Tensor_Tensor,Scalar
+        fmax fmin remainder.Tensor,Scalar,Scalar_Tensor fmod.Tensor,Scalar pow.Tensor_Tensor
         bitwise_and.Tensor,Scalar,Scalar_Tensor bitwise_or.Tensor,Scalar,Scalar_Tensor
         bitwise_xor.Tensor,Scalar,Scalar_Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor
         floor_divide.default,Scalar hypot nextafter logaddexp logaddexp2 heaviside gcd lcm
@@ -193,6 +198,12 @@ def rsub(self: Abstract, other: Abstract, *, alpha: object) -> Abstract:
     return elementwise(2, promote.keep_dtype)(other, self)
 
 
+@shape_rule(aten.pow.Scalar)
+def pow_scalar(self: Argument, exponent: Abstract) -> Abstract:
+    """Contiguous, whatever the strides of the exponent."""
+    return elementwise(2, promote.keep_dtype)(self, exponent).like()
+
+
 @shape_rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(self: Abstract, mask: Abstract, value: object) -> Abstract:
     """A contiguous copy, filled."""
@@ -232,17 +243,17 @@ def polar(abs: Abstract, angle: Abstract) -> Abstract:
 
 @shape_rule(aten.normal.Tensor_float)
 def normal(mean: Abstract, std: float, *, generator: object) -> Abstract:
-    return map_elements((mean,), mean.dtype)
+    return map_elements((mean,), mean.dtype).like()
 
 
 @shape_rule(aten.normal.float_Tensor)
 def normal_std(mean: float, std: Abstract, *, generator: object) -> Abstract:
-    return map_elements((std,), std.dtype)
+    return map_elements((std,), std.dtype).like()
 
 
 @shape_rule(aten.normal.Tensor_Tensor)
 def normal_both(mean: Abstract, std: Abstract, *, generator: object) -> Abstract:
-    return map_elements((mean, std), mean.dtype)
+    return map_elements((mean, std), mean.dtype).like()
 
 
 @shape_rule(aten.glu.default)

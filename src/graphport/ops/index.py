@@ -304,8 +304,8 @@ def searchsorted(
     return self.like(dtype=torch.int32 if out_int32 else torch.int64)
 
 
-@shape_rule(aten.isin.Tensor_Tensor)
-def isin(elements: Abstract, test_elements: Abstract, **_: object) -> Abstract:
+@shape_rule(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)
+def isin(elements: Abstract, test_elements: object, **_: object) -> Abstract:
     return elements.like(dtype=torch.bool)
 
 

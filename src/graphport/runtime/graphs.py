@@ -19,7 +19,7 @@ from graphport.program import ExportedProgram
 from graphport.program.torch_interop.expressions import FromSympy, convert_bound, get_example_values
 from graphport.source import keep_user_frames, locate_stack_trace
 from graphport.symbolic import Expr, Range, Scope
-from graphport.symbolic.bridge import SYMBOLIC_NUMBERS
+from graphport.symbolic.bridge import SYMBOLIC
 from graphport.tensors.abstract import Size, is_dense
 
 
@@ -45,7 +45,7 @@ class TorchSizes:
         expr = FromSympy(symbol)
 
         def number(x: Any) -> Any:
-            return expr(x.node.expr) if isinstance(x, SYMBOLIC_NUMBERS) else x
+            return expr(x.node.expr) if isinstance(x, SYMBOLIC) else x
 
         found: list[tuple[Any, ...] | Expr | None] = []
         for value in self.values:
@@ -63,7 +63,7 @@ class TorchSizes:
 def _shape_env(value: object) -> object:
     """The shape environment that a value has symbols of."""
     parts = value.shape if isinstance(value, torch.Tensor) else (value,)
-    return next((x.node.shape_env for x in parts if isinstance(x, SYMBOLIC_NUMBERS)), None)
+    return next((x.node.shape_env for x in parts if isinstance(x, SYMBOLIC)), None)
 
 
 def _declare_symbol(symbol: object, env: Any, declare: Declare) -> Expr:

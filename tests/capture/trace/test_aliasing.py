@@ -698,6 +698,30 @@ def test_as_strided_of_a_conjugate(fn: Callable[[Tensor], Tensor]) -> None:
     torch.testing.assert_close(gp.export(fn, (y,)).module()(y), fn(y))
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda y: y.resolve_conj(),
+        lambda y: y.conj().resolve_conj(),
+        lambda y: y.conj()[1:].resolve_conj(),
+        lambda y: y.conj().conj().resolve_conj(),
+        lambda y: y.conj().resolve_neg(),
+        lambda y: y.conj().imag.resolve_neg(),
+        lambda y: y.imag.resolve_neg(),
+    ],
+)
+def test_resolving_a_sign_copies_what_has_one(fn: Callable[[Tensor], Tensor]) -> None:
+    def both(y: Tensor) -> Tensor:
+        z = fn(y)
+        y.real.add_(1)
+        y.imag.add_(1)
+        return z
+
+    y = torch.randn(4, dtype=torch.complex64)
+    for program in (gp.export(both, (y.clone(),)), gp.export(both, (y,)).run_decompositions()):
+        torch.testing.assert_close(program.module()(y.clone()), both(y.clone()))
+
+
 def test_as_strided_of_a_conjugate_with_gaps() -> None:
     def fn(y: Tensor) -> Tensor:
         z = y.conj()

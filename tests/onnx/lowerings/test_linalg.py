@@ -304,6 +304,20 @@ def test_a_cast_between_a_transpose_and_a_product() -> None:
     check_onnx(lambda x, y, w: F.bilinear(turned(x), turned(x), w), (x, x, torch.randn(2, 4, 4)))
 
 
+def test_a_product_of_what_a_scan_gives() -> None:
+    """Its sizes are known of the result alone; fused with its transpose, 0 ends the process."""
+    x = torch.randn(2, 3, 4)
+    for target in ("onnx", "ort"):
+        for turn in (lambda t: t, lambda t: t.mT):
+            check_onnx(
+                lambda x, turn=turn: turn(x.cummax(2).values) @ turn(x.mT),
+                (x,),
+                dynamic_shapes=({1: gp.Dim("n"), 2: gp.Dim("m")},),
+                others=[(x[:, :0],), (x[..., :0],), (x[:, :0, :0],), (x[:, :1, :1],)],
+                target=target,
+            )
+
+
 def test_products_over_nothing_are_zero() -> None:
     """Of a batch ONNX Runtime clears the first one only: the others are what memory was."""
     n = gp.Dim("n")

@@ -149,6 +149,17 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argu
 
 
 _SIGN_VIEWS = (aten._conj.default, aten._neg_view.default)
+_RESOLVED = dict(
+    zip((aten.resolve_conj.default, aten.resolve_neg.default), _SIGN_VIEWS, strict=True)
+)
+
+
+@register_handler(*_RESOLVED)
+def resolve_sign(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
+    """A copy of what is read with another sign than it is stored with, else the tensor itself."""
+    value = tracer.value(args[0])
+    signs = sum(v.op is _RESOLVED[info.op] for v in value.ancestry())
+    return tracer.call(aten.clone.default, args[0]) if signs % 2 else args[0]
 
 
 def _require_storage(owner: Value, view: Abstract) -> None:

@@ -73,7 +73,10 @@ def operand(b: Builder, x: Value, other: int) -> Value:
         if x.rank != other:
             made = b.Transpose(b.Cast(source, dtype=x.dtype, **cast.attributes), perm=perm)
             return operand(b, made, other)
-    if not _can_be_empty(b, (source.shape or ())[:1]):
+    known = [
+        s for s in ((source.shape or (None,))[0], (x.shape or ())[perm.index(0)]) if s is not None
+    ]
+    if known and not _can_be_empty(b, known[:1]):
         return x
     if turned is not x.producer:
         return b.unsqueeze(x, 0)
