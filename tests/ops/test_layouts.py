@@ -167,7 +167,7 @@ NOT_THE_USERS = (
     "conj_physical copy lift_fresh_copy linalg_pinv nonzero one_hot positive resize_as "
     "_standard_gamma"
 )
-"""Gives the input back, is called by torch alone, has sizes that depend on data, or is deprecated."""
+"""Gives the input back, is for torch alone, deprecated, or has sizes that depend on data."""
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -149,17 +149,22 @@ def as_strided(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argu
 
 
 _SIGN_VIEWS = (aten._conj.default, aten._neg_view.default)
-_RESOLVED = dict(
-    zip((aten.resolve_conj.default, aten.resolve_neg.default), _SIGN_VIEWS, strict=True)
-)
 
 
-@register_handler(*_RESOLVED)
+@register_handler(aten.resolve_conj.default, aten.resolve_neg.default)
 def resolve_sign(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     """A copy of what is read with another sign than it is stored with, else the tensor itself."""
-    value = tracer.value(args[0])
-    signs = sum(v.op is _RESOLVED[info.op] for v in value.ancestry())
+    path = list(tracer.value(args[0]).ancestry())
+    conjugations = sum(v.op is aten._conj.default for v in path)
+    negations = sum(v.op is aten._neg_view.default for v in path)
+    if any(v.op is aten.select.int and v.args == (-1, 1) and _is_pair(v.parent) for v in path):
+        negations += conjugations  # the imaginary part of a conjugate
+    signs = conjugations if info.op is aten.resolve_conj.default else negations
     return tracer.call(aten.clone.default, args[0]) if signs % 2 else args[0]
+
+
+def _is_pair(value: Value | None) -> bool:
+    return value is not None and value.op is aten.view_as_real.default
 
 
 def _require_storage(owner: Value, view: Abstract) -> None:
