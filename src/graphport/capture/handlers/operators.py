@@ -157,14 +157,16 @@ def resolve_sign(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Ar
     path = list(tracer.value(args[0]).ancestry())
     conjugations = sum(v.op is aten._conj.default for v in path)
     negations = sum(v.op is aten._neg_view.default for v in path)
-    if any(v.op is aten.select.int and v.args == (-1, 1) and _is_pair(v.parent) for v in path):
-        negations += conjugations  # the imaginary part of a conjugate
+    if any(map(_is_imaginary_part, path)):
+        negations += conjugations
     signs = conjugations if info.op is aten.resolve_conj.default else negations
     return tracer.call(aten.clone.default, args[0]) if signs % 2 else args[0]
 
 
-def _is_pair(value: Value | None) -> bool:
-    return value is not None and value.op is aten.view_as_real.default
+def _is_imaginary_part(value: Value) -> bool:
+    pair = value.parent
+    is_pair = pair is not None and pair.op is aten.view_as_real.default
+    return is_pair and value.op is aten.select.int and value.args[1] == 1
 
 
 def _require_storage(owner: Value, view: Abstract) -> None:
