@@ -103,6 +103,9 @@ class Diagnosis(TorchDispatchMode):
         out = func(*args, **kwargs)
         if name in _ADDS_UP or "norm" in name:
             self._clear_remainders(out, func, args, kwargs)
+        # Few numbers are halves: a function may give its operand, rounded.
+        pointwise = torch.Tag.pointwise in func.tags
+        known = [t for t in known if not (pointwise and t.dtype in _HALVES)]
         self._disturb(out, known, pytree.tree_leaves((args, kwargs)))
         return out
 
@@ -139,6 +142,8 @@ class Diagnosis(TorchDispatchMode):
             self.causes.add(BEYOND)
         if name in _AS_IT_IS and not first.numel():
             self.causes.add("tensor without elements that eager gives back as it is")
+        if name.startswith("_fft") and not bool(torch.isfinite(first).all()):
+            self.causes.add("transform of what is not finite")
         if name == "_euclidean_dist":
             self.causes.add("distances of many rows, which eager takes from a product")
         if name in ("median", "nanmedian") and _is_expanded(first):
