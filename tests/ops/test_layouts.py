@@ -71,8 +71,7 @@ OTHERWISE = {
     "nn.functional.max_unpool1d nn.functional.max_unpool2d nn.functional.max_unpool3d": "images "
     "of few pixels, channels last",
     "linalg.solve_ex linalg.solve": "several right sides with gaps",
-    "fft.hfft fft.hfft2 fft.hfftn": "of an expanded input",
-    "cfloat conj_physical float positive": "gives the input back",
+    "fft.hfft fft.hfft2 fft.hfftn native_dropout_backward": "of an expanded input",
 }
 
 
@@ -164,10 +163,9 @@ LAYOUTS: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda t: t[:, :1].expand(2, 3, 4).permute(2, 0, 1),
 ]
 NOT_THE_USERS = (
-    "conj_physical copy lift_fresh_copy linalg_pinv nonzero one_hot positive resize_as "
-    "_standard_gamma"
+    "argwhere copy lift_fresh_copy linalg_pinv nonzero one_hot resize_as _standard_gamma"
 )
-"""Gives the input back, is for torch alone, deprecated, or has sizes that depend on data."""
+"""Is for torch alone, deprecated, or has sizes that depend on data."""
 
 
 @pytest.mark.filterwarnings("ignore")

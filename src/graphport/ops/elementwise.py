@@ -77,7 +77,7 @@ def _refuse_bool(dtype: torch.dtype) -> torch.dtype:
 register_rule([aten.neg.default], elementwise(1, _refuse_bool))
 register_rule(
     overloads("""
-        sign sgn positive ceil floor trunc frac round.default,decimals bitwise_not conj_physical
+        sign sgn ceil floor trunc frac round.default,decimals bitwise_not
         relu relu6 gelu silu mish elu celu selu leaky_relu hardtanh hardswish hardsigmoid softplus
         hardshrink softshrink threshold zero fill.Scalar,Tensor nan_to_num dropout alpha_dropout
         bernoulli.default,p uniform exponential normal_functional random cauchy geometric
@@ -85,6 +85,18 @@ register_rule(
     """),
     elementwise(1, promote.keep_dtype),
 )
+
+
+@shape_rule(aten.positive.default)
+def positive(self: Abstract) -> Abstract:
+    """The operand itself."""
+    return self
+
+
+@shape_rule(aten.conj_physical.default)
+def conj_physical(self: Abstract) -> Abstract:
+    """Of real numbers the operand itself."""
+    return map_elements((self,), self.dtype) if self.dtype.is_complex else self
 
 
 @shape_rule(aten.log_sigmoid.default)

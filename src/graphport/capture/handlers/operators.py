@@ -264,7 +264,11 @@ def _convert(
         wanted["dtype"] = dtype
     if device is not None and not _is_same_device(torch.device(device), have.device):
         wanted["device"] = torch.device(device)
-    if memory_format is not None and not _has_memory_format(have, memory_format):
+    # Only channels last are converted to what is contiguous: anything else counts as that.
+    by_default = memory_format is torch.contiguous_format and not have.is_channels_last
+    if memory_format is not None and not by_default and not _has_memory_format(have, memory_format):
+        wanted["memory_format"] = memory_format
+    if by_default and (wanted or copy):
         wanted["memory_format"] = memory_format
     if not wanted and not copy:
         asks_layout = memory_format not in (None, torch.preserve_format)
@@ -305,6 +309,7 @@ def _alias_in_layout(tracer: Tracer, t: object) -> Argument:
     """A tensor that has the layout asked for; in another one of the inputs it is a copy."""
     base = tracer.value(t)
     node = tracer.read(base)
+    tracer.uncopied[node] = True
     value = Value.view(base, base.abstract, node, aten.contiguous.default, ())
     value.viewed = node
     return tracer.wrap(value, wants_grad((t,)))

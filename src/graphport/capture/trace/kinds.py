@@ -25,7 +25,6 @@ from graphport.capture.trace.tracer import (
     VIEW,
     Tracer,
     has_same_strides,
-    is_contiguous,
     register_handler,
     trace_decomposition,
 )
@@ -145,10 +144,7 @@ def record_view(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Arg
     op = info.op
     if op is aten.view_as_real.default:
         node = tracer.resolve_conj(node)
-    if op is aten.view.default and (
-        tracer.decomposing or base.op is aten.contiguous.default or not is_contiguous(node)
-    ):
-        # What can be viewed at capture may have to be copied when inputs come in another layout.
+    if op is aten.view.default and (tracer.decomposing or tracer.must_reshape(node)):
         info = get_op_info(aten.reshape.default)
     out = info.rule(base.abstract, *rest, **kwargs) if info.rule is not None else None
     viewed = node

@@ -40,7 +40,7 @@ from graphport.compat.torch import (
 )
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import Abstract, get_op_info
-from graphport.ops.effects import INVERSES, invert_view, scatter_view
+from graphport.ops.effects import CONTIGUOUS_RESULTS, INVERSES, invert_view, scatter_view
 from graphport.ops.meta import find_fake_impl
 from graphport.ops.registry import OpInfo
 from graphport.ops.sizes import expect_condition, numel
@@ -109,6 +109,8 @@ class Tracer(TorchDispatchMode):
         """The placeholders of the user's inputs."""
         self.fixed_layouts: set[Node] = set()
         """Those of them that must have the strides of the example."""
+        self.uncopied: dict[Node, bool] = {}
+        """Nodes that `contiguous()` gave back as they were, and whether others are made of them."""
         self.unsteady: set[Node] = set()
         """Values whose layout is fixed here, and in eager depends on the branch or step."""
         self.from_start: set[Node] = set()
@@ -302,6 +304,26 @@ class Tracer(TorchDispatchMode):
                     settle_format(read)
         within = node.graph is not self.recorder.outermost
         self.fixed_layouts.update(self.inputs if within else seen.intersection(self.inputs))
+
+    def must_reshape(self, node: Node) -> bool:
+        """Whether a view of a node may have to copy it, in another layout of the inputs.
+
+        Eager's `contiguous()` would have copied then what a view needs to be contiguous.
+        """
+        if not is_contiguous(node):
+            return True
+        waiting = [node] if self.uncopied else []
+        while waiting:
+            top = waiting[-1]
+            missing = [n for n in top.all_input_nodes if n not in self.uncopied]
+            if missing and top not in self.uncopied:
+                waiting.extend(missing)
+                continue
+            waiting.pop()
+            steady = top.target in CONTIGUOUS_RESULTS or is_contiguous_clone(top)
+            reads = not steady and any(self.uncopied[n] for n in top.all_input_nodes)
+            self.uncopied.setdefault(top, reads)
+        return self.uncopied.get(node, False)
 
     def note_possible_alias(
         self, base: Value, copy: Value, node: Node, shared: Callable[[], bool]
@@ -499,7 +521,7 @@ class Tracer(TorchDispatchMode):
         """Record a view; one whose layout is not certain is recorded so that it may copy."""
         if op in (aten.alias.default, aten.contiguous.default):
             return base
-        if op is aten.view.default and not is_contiguous(base):
+        if op is aten.view.default and self.must_reshape(base):
             op = aten.reshape.default
         if op is aten.view_as_real.default:
             base = self.resolve_conj(base)

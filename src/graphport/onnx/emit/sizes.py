@@ -180,7 +180,7 @@ class Sizes:
             if have != want:
                 break
             after += 1
-        if before + after == 1:
+        if not after or before + after == 1:  # sizes may have been noted since, as another's
             return self.element(sizes[0]), 0, 1
         return self.b.Shape(value, start=dim - before, end=dim + after), before, after
 
