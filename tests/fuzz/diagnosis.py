@@ -59,6 +59,8 @@ _INDEXED = {
 } | _PLACES
 BEYOND = "position beyond a tensor without elements"
 """Which eager lets pass, and nobody else does."""
+OUTSIDE = "storage read beyond the elements of a tensor"
+"""By as_strided: of what an operator allocates, and of what is passed in, there may be less."""
 _AMPLIFIES = ("norm", "var", "std")
 """What divides by differences, which may be all rounding: noise is that of the operands."""
 _ADDS_UP = set(
@@ -140,6 +142,10 @@ class Diagnosis(TorchDispatchMode):
             self.causes.add("place written twice")
         if name in _INDEXED and isinstance(first, torch.Tensor) and not first.numel():
             self.causes.add(BEYOND)
+        if name == "as_strided" and _extent(given["size"], given["stride"]) > _extent(
+            first.shape, first.stride()
+        ):
+            self.causes.add(OUTSIDE)
         if name in _AS_IT_IS and not first.numel():
             self.causes.add("tensor without elements that eager gives back as it is")
         if name.startswith("_fft") and not bool(torch.isfinite(first).all()):
@@ -209,6 +215,10 @@ def places(t: torch.Tensor) -> torch.Tensor:
     for n, s in zip(t.shape, t.stride(), strict=True):
         found = (found[:, None] + torch.arange(n) * s * t.element_size()).reshape(-1)
     return found + start
+
+
+def _extent(sizes: Iterable[int], strides: Iterable[int]) -> int:
+    return sum(max(n - 1, 0) * s for n, s in zip(sizes, strides, strict=True))
 
 
 def overlaps_itself(t: torch.Tensor) -> bool:

@@ -223,6 +223,11 @@ class Draft:
                 except FAILURES:
                     space = None
             self.spaces.append(space)
+        if self.spaces[0] is None and code:  # a statement that runs once only
+            self.program.lines.pop()
+            self.spaces = []
+            self.restart()
+        self.names = [n for n in self.names if n in self.example]
 
     @property
     def example(self) -> dict[str, Any]:

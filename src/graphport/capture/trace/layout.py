@@ -15,7 +15,7 @@ from torch.fx import Node
 from graphport import source
 from graphport.capture.trace.state import State
 from graphport.capture.trace.values import lies_in_order
-from graphport.compat.torch import OpOverload
+from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import UnsupportedError
 from graphport.ops import Abstract, get_op_info
 from graphport.ops.effects import CONTIGUOUS_RESULTS
@@ -50,7 +50,7 @@ class Layouts:
     def _decide(self, node: Node) -> bool:
         if node.op == "placeholder":
             return any(entry.node is node for entry in self._state.entries)
-        if node in self._unsteady:
+        if node in self._unsteady or isinstance(node.target, HigherOrderOperator):
             return False
         return (
             node.target in CONTIGUOUS_RESULTS

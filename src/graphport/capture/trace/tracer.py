@@ -316,13 +316,15 @@ class Tracer(TorchDispatchMode):
         while waiting:
             top = waiting[-1]
             missing = [n for n in top.all_input_nodes if n not in self.uncopied]
-            if missing and top not in self.uncopied:
+            if top in self.uncopied or not missing:
+                waiting.pop()
+            else:
                 waiting.extend(missing)
                 continue
-            waiting.pop()
-            steady = top.target in CONTIGUOUS_RESULTS or is_contiguous_clone(top)
-            reads = not steady and any(self.uncopied[n] for n in top.all_input_nodes)
-            self.uncopied.setdefault(top, reads)
+            if top not in self.uncopied:
+                steady = top.target in CONTIGUOUS_RESULTS or is_contiguous_clone(top)
+                made = not steady and any(self.uncopied[n] for n in top.all_input_nodes)
+                self.uncopied[top] = made
         return self.uncopied.get(node, False)
 
     def note_possible_alias(
