@@ -80,8 +80,7 @@ register_rule(
         sign sgn ceil floor trunc frac round.default,decimals bitwise_not
         relu relu6 gelu silu mish elu celu selu leaky_relu hardtanh hardswish hardsigmoid softplus
         hardshrink softshrink threshold zero fill.Scalar,Tensor nan_to_num dropout alpha_dropout
-        bernoulli.default,p uniform exponential normal_functional random cauchy geometric
-        log_normal
+        uniform exponential normal_functional random cauchy geometric log_normal
     """),
     elementwise(1, promote.keep_dtype),
 )
@@ -107,6 +106,16 @@ def log_sigmoid(self: Abstract) -> Abstract:
 
 @shape_rule(aten.poisson.default)
 def poisson(self: Abstract, generator: object) -> Abstract:
+    return self.like()
+
+
+@shape_rule(aten.bernoulli.default)
+def bernoulli(self: Abstract, *, generator: object) -> Abstract:
+    return self.like()
+
+
+@shape_rule(aten.bernoulli.p)
+def bernoulli_p(self: Abstract, p: float, *, generator: object) -> Abstract:
     return self.like()
 
 

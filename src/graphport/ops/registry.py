@@ -301,7 +301,10 @@ and what kernels warn of, which would be told at capture: `std` of one value, de
 
 
 _ELEMENTWISE_NAMES = set(
-    "angle div huber_loss normal randint_like random rrelu rsub smooth_l1_loss where".split()
+    """
+        angle bernoulli conj_physical div huber_loss normal poisson positive pow randint_like random
+        rrelu rsub smooth_l1_loss where
+    """.split()
 )
 
 

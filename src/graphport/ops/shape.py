@@ -585,6 +585,18 @@ def flip(self: Abstract, dims: Sequence[int]) -> Abstract:
     return Abstract(self.sizes, self.dtype, self.device, preserve_strides(self))
 
 
+@shape_rule(aten.rot90.default)
+def rot90(self: Abstract, k: int, dims: Sequence[int]) -> Abstract:
+    """Flipped, then transposed; by no turn a contiguous copy."""
+    if len(dims) != 2 or self.rank < 2:
+        raise ShapeError(f"expected total rotation dims == 2, but got dims = {len(dims)}")
+    first, second = wrap_distinct(dims, self.rank)
+    if k % 4 == 0:
+        return self.like()
+    flipped = flip(self, dims)
+    return flipped if k % 2 == 0 else transpose(flipped, first, second)
+
+
 @shape_rule(aten.roll.default)
 def roll(self: Abstract, shifts: Sequence[Size], dims: Sequence[int]) -> Abstract:
     if not shifts or (len(dims) or 1) != len(shifts):

@@ -122,9 +122,10 @@ class Abstract:
         # Of volumes, kernels differ where both formats fit.
         if self.rank == 4 and all(type(n) is int for n in (*self.sizes, *self._strides)):
             return _channels_vary_fastest(self.sizes, self._strides)  # type: ignore[arg-type]
-        return matches(self.sizes, self._strides, channels_last_strides(self.sizes)) and not (
-            self.is_contiguous
-        )
+        if not matches(self.sizes, self._strides, channels_last_strides(self.sizes)):
+            return False
+        typical = [[*map(get_typical_size, n)] for n in (self.sizes, self._strides)]
+        return not self.is_contiguous and _channels_vary_fastest(*typical)
 
     def __repr__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
@@ -391,8 +392,14 @@ def _align_strides(a: Abstract, sizes: Sizes) -> list[int]:
     lead = len(sizes) - a.rank
     own = zip(a.sizes, a.strides, sizes[lead:], strict=True)
     return [0] * lead + [
-        0 if size == 1 and target != 1 else get_typical_size(stride) for size, stride, target in own
+        0 if _is_one(size) and not _is_one(target) else get_typical_size(stride)
+        for size, stride, target in own
     ]
+
+
+def _is_one(size: Size) -> bool:
+    """Also of a symbol, once it has been broadcast."""
+    return (size.scope.simplify(size) if type(size) is Expr else size) == 1
 
 
 def _compare_dims(dim0: int, dim1: int, operands: list[list[int]], extent: list[int]) -> int:
