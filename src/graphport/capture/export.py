@@ -331,7 +331,8 @@ class _Capture:
         self.modules = ModuleTracker(root, self.recorder)
         self.kept = CallSignatures(root, options.preserve_module_call_signature, self.tracer)
         self.modules.signatures = self.kept
-        self.modules.on_program = self.tracer.inherit_checks
+        self.modules.before_program = self.tracer.expect_facts
+        self.modules.after_program = self.tracer.inherit_checks
         self.input_nodes: list[Node] = []
         self.tracer.inputs = self.input_nodes
         self.input_values: list[Value | None] = []

@@ -41,7 +41,8 @@ class ModuleTracker:
         """Paths of modules, in the order of their first call."""
         self.on_initialised: Callable[[nn.Module], None] = lambda module: None
         """Callback for each lazy module that was initialised."""
-        self.on_program: Callable[[InputChecks, list[Any]], None] = lambda checks, leaves: None
+        self.before_program: Callable[[InputChecks, list[Any]], None] = lambda checks, leaves: None
+        self.after_program: Callable[[InputChecks, list[Any]], None] = lambda checks, leaves: None
         """Callback for each captured program that is called, with its arguments."""
         self.failure: Exception | None = None
         self.failed_in = ""
@@ -126,14 +127,18 @@ class ModuleTracker:
         outer = self._graph
         if outer is None:
             self._graph = self._paths.get(id(module), "")
+        leaves = pytree.tree_leaves((args, kwargs))
+        hooks = (h for h in module._forward_pre_hooks.values() if isinstance(h, CallGuard))
+        checks = [h.checks for h in hooks if h.checks is not None]
+        for each in checks:
+            self.before_program(each, leaves)
         try:
             again = make_interpreted(module, self.recorder, self._graph or "")
             result = original(again, *args, **kwargs)
         finally:
             self._graph = outer
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, CallGuard) and hook.checks is not None:
-                self.on_program(hook.checks, pytree.tree_leaves((args, kwargs)))
+        for each in checks:
+            self.after_program(each, leaves)
         return result
 
 

@@ -45,9 +45,10 @@ from graphport.ops.meta import find_fake_impl
 from graphport.ops.registry import OpInfo
 from graphport.ops.sizes import expect_condition, numel
 from graphport.program.call_checks import InputChecks
-from graphport.symbolic import Expr, lt
+from graphport.symbolic import Expr, lt, substitute, symbols
 from graphport.symbolic.bridge import from_torch, is_symbolic, to_expression, to_torch
-from graphport.tensors.abstract import AbstractTensor, describe, get_val, make_abstract_tensor
+from graphport.symbolic.integers import split_terms
+from graphport.tensors.abstract import AbstractTensor, Size, describe, get_val, make_abstract_tensor
 from graphport.tensors.concrete import has_own_dispatch
 from graphport.types import Args, Argument, Kwargs
 
@@ -204,6 +205,23 @@ class Tracer(TorchDispatchMode):
             # Within a branch or loop it is not followed what is read when.
             others = self.inputs if self.recorder.frame.parent else (origin,)
             later.update(n for n in others if n is not written)
+
+    def expect_facts(self, checks: InputChecks, leaves: list[object]) -> None:
+        """What a captured program checks of its sizes is checked here, and asked no more.
+
+        Its own checks are branches, which would count as those of the user's code.
+        """
+        sizes: dict[Expr, Size] = {}
+        for t, given in zip(leaves, checks.inputs, strict=False):
+            if isinstance(t, torch.Tensor) and t.dim() == len(given.sizes or ()):
+                for want, have in zip(given.sizes or (), self.value(t).abstract.sizes, strict=True):
+                    terms, offset = split_terms(want)
+                    if len(terms) == 1 and terms[0][0].kind == "symbol":
+                        symbol, factor = terms[0]
+                        sizes.setdefault(symbol, (have - offset) // factor)
+        for fact in checks.facts:
+            if all(s in sizes for s in symbols(fact)):
+                self.scope.expect(substitute(fact, sizes))
 
     def inherit_checks(self, checks: InputChecks, leaves: list[object]) -> None:
         """What a captured program reads after a write must not share memory here, either.
