@@ -24,6 +24,8 @@ from tests.helpers import assert_same, clone
 from tests.program.saved import loaded, saved
 
 OPTION = "--every-export"
+APART = {"test_errors", "test_arguments", "test_bad_models", "test_process", "test_docs"}
+"""Modules of tests about `gp.export` itself: its texts, its signature, what it leaves behind."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,8 +50,9 @@ class Again:
         gp.export = self.original
 
     @pytest.fixture(autouse=True)
-    def _no_faults(self) -> Iterator[None]:
+    def _no_faults(self, request: pytest.FixtureRequest) -> Iterator[None]:
         self.faults.clear()
+        gp.export = self.original if request.path.stem in APART else self.export
         yield
         assert not self.faults, "\n".join(self.faults)
 
@@ -86,7 +89,11 @@ class Again:
         if isinstance(want, str):  # an operator that was taken apart may say it in other words
             assert isinstance(got, str), f"taken apart: {got} instead of {want}"
         else:
-            assert_same(got, want, "taken apart")
+            assert not isinstance(got, str), f"taken apart: {got}"
+            pixels = any(x.dtype is torch.uint8 for x in pytree.tree_leaves(want) if _is_tensor(x))
+            assert_same(got, want, "taken apart", rtol=1e-4, atol=1 if pixels else 1e-5)
+        if isinstance(want, str):
+            return  # what fails on its example is not captured again
         kept = {k: options[k] for k in ("dynamic_shapes", "training", "guards") if k in options}
         try:
             args, kwargs = clone(inputs)
@@ -94,7 +101,12 @@ class Again:
         except SpecError:  # written against *args or **kwargs, which have names of their own now
             return
         again.validate()
-        assert_same(_outcome(again, inputs), want, "captured again")
+        got = _outcome(again, inputs)
+        if isinstance(want, tuple) and isinstance(got, tuple):
+            # What the program had as constants are buffers of its module.
+            shared = want[-1].keys() & got[-1].keys()
+            want, got = ((*x[:-1], {n: x[-1][n] for n in sorted(shared)}) for x in (want, got))
+        assert_same(got, want, "captured again")
 
 
 def _copied(inputs: Any) -> Any:
@@ -128,6 +140,10 @@ def _outcome(ep: Any, inputs: Any) -> Any:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return pytree.tree_map(_noted, (out, args, kwargs, dict(module.named_buffers())))
+
+
+def _is_tensor(x: object) -> bool:
+    return isinstance(x, torch.Tensor)
 
 
 def _noted(x: Any) -> Any:

@@ -333,6 +333,7 @@ class _Capture:
         self.modules.signatures = self.kept
         self.modules.before_program = self.tracer.expect_facts
         self.modules.after_program = self.tracer.inherit_checks
+        self.modules.call_operator = self.tracer.call
         self.input_nodes: list[Node] = []
         self.tracer.inputs = self.input_nodes
         self.input_values: list[Value | None] = []

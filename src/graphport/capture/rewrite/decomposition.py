@@ -381,7 +381,9 @@ def take_along_dim(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Arg
     for t, own in ((x, have), (index, at)):
         sizes = [*rest[:dim], own[dim], *rest[dim + 1 :]]
         wide.append(tracer.call(aten.expand.default, t, list(map(to_torch, sizes))))
-    return tracer.call(aten.gather.default, wide[0], dim, wide[1])
+    # Positions before the first and behind the last begin anew, as in eager.
+    places = tracer.call(aten.remainder.Scalar, wide[1], to_torch(have[dim]))
+    return tracer.call(aten.gather.default, wide[0], dim, places)
 
 
 _OWN_DECOMPOSITIONS: dict[OpOverload, Handler] = {

@@ -17,10 +17,17 @@ from graphport.capture.soundness import refusals
 from graphport.capture.trace import registries
 from graphport.capture.trace.recorder import Recorder
 from graphport.capture.trace.signatures import CallSignatures
-from graphport.compat.torch import DisableTorchDispatch, DisableTorchFunction, PyTreeCodeGen, pytree
+from graphport.compat.torch import (
+    DisableTorchDispatch,
+    DisableTorchFunction,
+    OpOverload,
+    PyTreeCodeGen,
+    pytree,
+)
 from graphport.errors import DataDependentError, ExportError, UnsupportedError
 from graphport.program.call_checks import InputChecks
 from graphport.program.module import CallGuard
+from graphport.symbolic.bridge import is_symbolic
 from graphport.tensors.abstract import get_example_size
 from graphport.types import PyTree
 
@@ -43,7 +50,8 @@ class ModuleTracker:
         """Callback for each lazy module that was initialised."""
         self.before_program: Callable[[InputChecks, list[Any]], None] = lambda checks, leaves: None
         self.after_program: Callable[[InputChecks, list[Any]], None] = lambda checks, leaves: None
-        """Callback for each captured program that is called, with its arguments."""
+        """Callbacks for each captured program that is called, with its arguments."""
+        self.call_operator: Callable[..., Any] = lambda op, *args, **kwargs: op(*args, **kwargs)
         self.failure: Exception | None = None
         self.failed_in = ""
         """The innermost module that an exception passed through."""
@@ -133,7 +141,7 @@ class ModuleTracker:
         for each in checks:
             self.before_program(each, leaves)
         try:
-            again = make_interpreted(module, self.recorder, self._graph or "")
+            again = make_interpreted(module, self.recorder, self._graph or "", self.call_operator)
             result = original(again, *args, **kwargs)
         finally:
             self._graph = outer
@@ -189,14 +197,21 @@ def has_origin_metadata(module: object) -> bool:
     )
 
 
-def make_interpreted(module: GraphModule, recorder: Recorder, prefix: str) -> GraphModule:
-    """The module, hooks and state included, whose call runs its graph under its nodes' metadata."""
+def make_interpreted(
+    module: GraphModule, recorder: Recorder, prefix: str, call: Callable[..., Any]
+) -> GraphModule:
+    """The module, hooks and state included, whose call runs its graph under its nodes' metadata.
+
+    `call` is for operators whose schema has integers where their graph has symbolic sizes.
+    """
     made: GraphModule = object.__new__(type(module))
-    vars(made).update(vars(module), forward=_make_forward(module, recorder, prefix))
+    vars(made).update(vars(module), forward=_make_forward(module, recorder, prefix, call))
     return made
 
 
-def _make_forward(module: GraphModule, recorder: Recorder, prefix: str) -> Callable[..., Any]:
+def _make_forward(
+    module: GraphModule, recorder: Recorder, prefix: str, call: Callable[..., Any]
+) -> Callable[..., Any]:
     codegen = module.graph._codegen
     structured = isinstance(codegen, PyTreeCodeGen)
 
@@ -206,7 +221,7 @@ def _make_forward(module: GraphModule, recorder: Recorder, prefix: str) -> Calla
             if structured
             else _bind_arguments(module, args, kwargs)
         )
-        out = _interpret_graph(module, recorder, prefix, leaves)
+        out = _interpret_graph(module, recorder, prefix, call, leaves)
         if structured:
             return pytree.tree_unflatten(list(out), codegen.pytree_info.out_spec)
         return out
@@ -224,7 +239,11 @@ def _bind_arguments(module: GraphModule, args: PyTree, kwargs: PyTree) -> list[A
 
 
 def _interpret_graph(
-    module: GraphModule, recorder: Recorder, prefix: str, leaves: list[object]
+    module: GraphModule,
+    recorder: Recorder,
+    prefix: str,
+    call: Callable[..., Any],
+    leaves: list[object],
 ) -> Any:
     env: dict[Node, Any] = {}
     supply = iter(leaves)
@@ -243,8 +262,23 @@ def _interpret_graph(
             env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
         else:
             with recorder.inherit_metadata(node, prefix):
-                env[node] = node.target(*args, **kwargs)
+                if _has_size_for_integer(node.target, args):
+                    env[node] = call(node.target, *args, **kwargs)
+                else:
+                    env[node] = node.target(*args, **kwargs)
     return None
+
+
+def _has_size_for_integer(op: object, args: PyTree) -> bool:
+    """Whether torch would make a number of a symbolic size: of the sizes of adaptive pools."""
+    if not isinstance(op, OpOverload):
+        return False
+    return any(
+        isinstance(a.real_type, torch.ListType)
+        and a.real_type.getElementType().kind() == "IntType"
+        and any(map(is_symbolic, pytree.tree_leaves(x)))
+        for a, x in zip(op._schema.arguments, args, strict=False)
+    )
 
 
 def _is_refusal(error: Exception) -> bool:
