@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import graphport as gp
-from graphport.errors import SerializationError, SpecError
+from graphport.errors import DataDependentError, SerializationError, SpecError
 from graphport.tensors.lazy import lacks_data
 from tests.helpers import assert_same, clone
 from tests.program.saved import loaded, saved
@@ -59,7 +59,7 @@ class Again:
     def export(self, mod: Any, args: Any, kwargs: Any = None, **options: Any) -> Any:
         if self.busy:
             return self.original(mod, args, kwargs, **options)
-        before = _copied((args, kwargs or {}))
+        before = _copied((args, {} if kwargs is None else kwargs))
         ep = self.original(mod, args, kwargs, **options)
         if before is None or not _has_results(ep):
             return ep
@@ -91,14 +91,17 @@ class Again:
         else:
             assert not isinstance(got, str), f"taken apart: {got}"
             pixels = any(x.dtype is torch.uint8 for x in pytree.tree_leaves(want) if _is_tensor(x))
-            assert_same(got, want, "taken apart", rtol=1e-4, atol=1 if pixels else 1e-5)
+            near = {"rtol": 0.0, "atol": 1.0} if pixels else {}  # each weight is rounded
+            assert_same(got, want, "taken apart", **near)
         if isinstance(want, str):
             return  # what fails on its example is not captured again
         kept = {k: options[k] for k in ("dynamic_shapes", "training", "guards") if k in options}
         try:
             args, kwargs = clone(inputs)
             again = self.original(ep.module(), args, kwargs, **kept)
-        except SpecError:  # written against *args or **kwargs, which have names of their own now
+        except (SpecError, DataDependentError):
+            # The spec is written against *args or **kwargs, which have names of their own now, or
+            # it knows tensors by identity. What an operator checks is not asserted besides.
             return
         again.validate()
         got = _outcome(again, inputs)
@@ -115,9 +118,10 @@ def _copied(inputs: Any) -> Any:
         leaves = pytree.tree_leaves(inputs)
         if any(isinstance(x, torch.Tensor) and lacks_data(x) for x in leaves):
             return None
-        return clone(inputs)
+        copied = clone(inputs)
     except Exception:
         return None
+    return copied if pytree.tree_structure(copied) == pytree.tree_structure(inputs) else None
 
 
 def _has_results(ep: Any) -> bool:

@@ -7,6 +7,7 @@ programs without data. The rest is in test_reference_behaviour.py; docs/parity.m
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -679,6 +680,25 @@ def test_capture_again_keeps_what_the_first_one_fixed() -> None:
     text = "Expected input at *args[0].shape[0] to be >= 3, but got 2"
     with pytest.raises(RuntimeError, match=re.escape(text)):
         gp.export(ep.module(), (torch.ones(2, 5),))
+
+
+@pytest.mark.parametrize(
+    ("fn", "size", "dim"),
+    [
+        (lambda x: F.max_pool1d(x, 3), 7, gp.Dim("n")),
+        (lambda x: F.max_pool1d(x, 3), 8, 2 * gp.Dim("n")),
+        (lambda x: F.adaptive_max_pool2d(x, (None, 3)), 7, gp.Dim("n", min=1)),
+    ],
+)
+def test_capture_again_asks_for_no_more(fn: Callable[..., Any], size: int, dim: Any) -> None:
+    """What the program checks of its sizes are no branches of the user's; sizes stay open."""
+    x, spec = torch.randn(1, size, size), ({1: dim, 2: dim},)
+    once = gp.export(fn, (x,), dynamic_shapes=spec)
+    again = gp.export(once.module(), (x,), dynamic_shapes=spec)
+    assert str(again.range_constraints) == str(once.range_constraints)
+    assert str(again.checks.facts) == str(once.checks.facts)
+    y = torch.randn(1, 12, 12)
+    torch.testing.assert_close(again.module()(y), fn(y))
 
 
 def test_capture_again_on_the_meta_device_keeps_module_stacks() -> None:

@@ -19,6 +19,7 @@ import torch
 
 from graphport.symbolic import Expr, Range, Truth, Value, evaluate, symbolic_repr, symbols
 from graphport.symbolic.printing import to_str
+from graphport.tensors.abstract import AbstractTensor
 from graphport.tensors.concrete import address_range
 from graphport.types import PyTree
 
@@ -513,6 +514,8 @@ class IsNonOverlapping:
 
 def is_non_overlapping(t: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether no two elements of a tensor share memory, and none does with other tensors."""
+    if type(t) is AbstractTensor:
+        return True  # captured again: what is written to is followed there
     if not t.is_contiguous() and _has_internal_overlap(t):
         return False
     extent = address_range(t)

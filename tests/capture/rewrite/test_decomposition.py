@@ -427,3 +427,10 @@ def test_what_is_assumed_of_data_is_checked_before_it_is_relied_on():
             module(torch.tensor([1, -2, -3]))
     names = [n.name for n in core.graph.nodes]
     assert names.index("_assert_scalar") < names.index("_assert_scalar_1")
+
+
+def test_positions_beyond_a_dim_begin_anew() -> None:
+    x, index = torch.randn(3, 4), torch.tensor([[-5, -1, 4, 9]])
+    program = gp.export(lambda x, i: torch.take_along_dim(x, i, 1), (x, index))
+    found = program.run_decompositions().module()(x, index)
+    torch.testing.assert_close(found, torch.take_along_dim(x, index, 1))

@@ -379,6 +379,8 @@ def test_dims_of_torch_are_taken_for_ours() -> None:
     shapes = te.ShapesCollection()
     shapes[T] = {0: d}
     assert sizes_of(gp.export(doubled, ([T],), dynamic_shapes=shapes)) == ["d, 3"]
+    with pytest.raises(gp.errors.SpecError, match="not found in args"):
+        gp.export(doubled, (T.clone(),), dynamic_shapes=shapes)
     more = te.AdditionalInputs()
     more.add((torch.ones(5, 3),))
     assert sizes_of(gp.export(doubled, (T,), dynamic_shapes=more)) == ["s0, 3"]

@@ -50,7 +50,12 @@ def walk_spec(inputs: Inputs, dynamic_shapes: PyTree) -> list[LeafSpec]:
     """The inputs that the spec says something about."""
     builder = getattr(dynamic_shapes, "dynamic_shapes", None)
     if callable(builder):  # gp.ShapesCollection, gp.AdditionalInputs
-        dynamic_shapes = builder(inputs.target, inputs.args, inputs.kwargs)
+        try:
+            dynamic_shapes = builder(inputs.target, inputs.args, inputs.kwargs)
+        except SpecError:
+            raise
+        except ValueError as error:  # torch's collection, of tensors that are not among the inputs
+            raise SpecError(str(error), where="dynamic_shapes") from error
     if dynamic_shapes is None:
         named: NamedSpecs = iter(())
     elif isinstance(dynamic_shapes, Mapping):
