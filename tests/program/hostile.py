@@ -15,6 +15,7 @@ import builtins
 import collections
 import contextlib
 import copy
+import gc
 import io
 import json
 import multiprocessing
@@ -775,6 +776,7 @@ def warm_up() -> None:
 
 
 def _batch(seeds: list[int], everything: bool, done: Any) -> None:
+    gc.freeze()  # what the parent has is not gone through in the time of a file
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
     for seed in seeds:

@@ -204,7 +204,8 @@ def test_a_parent_that_is_killed_at_any_moment_leaves_nothing(moment: int, tmp_p
 
 
 PARENT = """
-import time, torch
+import signal, torch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
 from tests.partition.pipelines import failing
 from tests.partition.pipelines.test_failures import BAD, launched
 pipe = launched("hang")
