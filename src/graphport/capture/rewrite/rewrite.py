@@ -88,6 +88,7 @@ class Rewriter:
             AssertionError,
             AttributeError,
             LookupError,
+            RuntimeError,
             TypeError,
             ValueError,
         ) as error:
