@@ -108,6 +108,15 @@ def test_keys_of_inputs_are_never_code(key: str) -> None:
         program.to_torch()
 
 
+@pytest.mark.parametrize(
+    ("seed", "what"),
+    [(7301004830, "a probability that decompositions ask about"), (7301014605, "an item of one")],
+)
+def test_a_file_that_once_raised_something_else(seed: int, what: str) -> None:
+    hostile.warm_up()
+    assert hostile.try_file(hostile.hostile_file(seed)[1], ("decompose", "onnx")).loaded
+
+
 @pytest.mark.slow
 def test_many_hostile_files() -> None:
     found = hostile.run(1500, seed=random.Random("hostile").randrange(1000))

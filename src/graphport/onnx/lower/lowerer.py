@@ -192,7 +192,11 @@ class Lowerer:
         if target in _NO_OPS:
             return None
         if target is operator.getitem and not isinstance(result, _NUMBERS):
-            return self.env[node.args[0]][node.args[1]]
+            whole: Any = node.args[0]
+            try:
+                return self.env[whole][node.args[1]]
+            except (LookupError, TypeError) as error:  # only in a program from a file
+                raise UnsupportedError(f"{whole} has no result {node.args[1]!r}") from error
         if isinstance(result, _NUMBERS) and not _reads_data(target):
             return result
         b = self.b
