@@ -119,7 +119,7 @@ def _copied(inputs: Any) -> Any:
         if any(isinstance(x, torch.Tensor) and lacks_data(x) for x in leaves):
             return None
         copied = clone(inputs)
-    except Exception:
+    except RuntimeError:  # a subclass, a layout or a depth that torch does not copy
         return None
     return copied if pytree.tree_structure(copied) == pytree.tree_structure(inputs) else None
 
