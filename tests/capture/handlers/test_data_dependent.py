@@ -37,6 +37,16 @@ def test_a_range_is_checked_where_the_value_is_made(program: Callable[..., Any])
         ep.module()(torch.tensor(30))
 
 
+def test_a_range_of_a_count_is_checked_before_an_operator_relies_on_it() -> None:
+    ep = check(
+        lambda x: torch.trapezoid(x.masked_select(x > 0), dim=0),
+        (torch.tensor([1.0, 2.0]),),
+        others=[(torch.tensor([1.0, -2.0]),)],
+    )
+    with pytest.raises(RuntimeError, match="Invalid value range for 0 between"):
+        ep.module()(torch.tensor([-1.0, -2.0]))
+
+
 def test_a_value_used_as_a_size_is_not_negative() -> None:
     ep = check(lambda x: torch.ones(x.item(), 5).sum(), (torch.tensor(3),))
     with pytest.raises(RuntimeError, match="Invalid value range for -1 between"):

@@ -97,6 +97,8 @@ class Assertions:
             return
         recorder = self.recorder
         value = recorder.number(symbol)
+        if value.target is aten.sym_size.int and value.args[0].op != "placeholder":
+            value.args[0].append(value)  # it may have been read only now, at the end
         # On the value itself: what other assertions compute comes only later in the graph.
         with recorder.graph.inserting_before(value.next), recorder.copy_metadata(value):
             recorder.node(
