@@ -1,10 +1,21 @@
-# Everything starts from python3.11, make and pip; each target installs what it needs, once.
+# Everything starts from Python, make and pip; each target installs what it needs, once.
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
-VENV   ?= .venv
+# What it runs on. With other versions, as in `make test TORCH=2.15.0`, it has an environment of its
+# own (.venv-torch2.15); what is not named is as in constraints.txt.
+PYTHON ?= 3.11
+TORCH  ?= 2.13.0
+OTHERS := $(strip $(foreach p,ONNXRUNTIME ONNX NUMPY TRANSFORMERS,$(if $($p),$(shell echo $p | tr A-Z a-z)==$($p))))
+
+minor   = $(word 1,$(subst ., ,$1)).$(word 2,$(subst ., ,$1))
+named  := $(if $(filter-out 3.11,$(PYTHON)),-python$(PYTHON)) \
+          $(if $(filter-out 2.13.0,$(TORCH)),-torch$(call minor,$(TORCH))) \
+          $(foreach o,$(subst ==,,$(OTHERS)),-$(call minor,$o))
+VENV   ?= .venv$(shell echo $(named) | tr -d ' ')
 PY     := $(VENV)/bin/python
-PIP    := $(PY) -m pip --disable-pip-version-check install --quiet
-TORCH  := torch==2.13.0
+python  = $(or $(shell for p in python$(PYTHON) ~/.pyenv/versions/$(PYTHON).*/bin/python $(if $(filter 3.11,$(PYTHON)),python3); \
+          do $$p -c '' 2>/dev/null && echo $$p && break; done),$(error no Python $(PYTHON) here))
+PINS   := $(VENV)/constraints.txt
+PIP    := $(PY) -m pip --disable-pip-version-check install --quiet -c $(PINS)
 
 # A stamp per level of installation: newer than pyproject.toml and constraints.txt means done.
 CORE   := $(VENV)/.installed-core
@@ -29,22 +40,32 @@ help:
 	@echo "make size      lines per file, largest first"
 	@echo "make clean     remove the virtual environment and caches"
 
-$(CORE): pyproject.toml constraints.txt
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@echo "installing $(TORCH) and graphport into $(VENV)"
-	@$(PIP) $(TORCH) -c constraints.txt
-	@$(PIP) -e . -c constraints.txt
+# Free: what is named, and what its version decides.
+FREE := torch $(OTHERS) $(if $(OTHERS),huggingface_hub tokenizers ml_dtypes onnx-ir)
+
+$(PINS): constraints.txt FORCE
+	@test -x $(PY) || $(python) -m venv $(VENV)
+	@(printf '%s\n' $(FREE) | sed 's/==.*//; s/.*/^&==/' | grep -vf - constraints.txt; printf '%s\n' torch==$(TORCH) $(OTHERS)) > $@.new
+	@cmp -s $@ $@.new || cp $@.new $@
+	@rm $@.new
+
+FORCE:
+
+$(CORE): pyproject.toml $(PINS)
+	@echo "installing torch $(TORCH) and graphport into $(VENV)"
+	@$(PIP) torch
+	@$(PIP) -e .
 	@$(PY) -m compileall -q src/graphport
 	@touch $@
 
 $(TESTED): $(CORE)
 	@echo "installing what the tests need"
-	@$(PIP) -e ".[test,examples]" -c constraints.txt
+	@$(PIP) -e ".[test,examples]"
 	@touch $@
 
 $(SITE): $(CORE)
 	@echo "installing what the documentation needs"
-	@$(PIP) -e ".[docs]" -c constraints.txt
+	@$(PIP) -e ".[docs]"
 	@touch $@
 
 setup: $(TESTED)
@@ -89,7 +110,7 @@ accept: $(TESTED)
 
 # Compiled first: where Python may not keep what it compiles, an import would be slow.
 bench: $(TESTED)
-	@$(PIP) -e ".[bench]" -c constraints.txt
+	@$(PIP) -e ".[bench]"
 	@$(PY) -m compileall -q src/graphport
 	@$(PY) benchmarks/bench.py --write
 
@@ -105,11 +126,11 @@ WHEEL := build/wheel
 
 wheel:
 	@rm -rf $(WHEEL) build/dist
-	@$(PYTHON) -m venv $(WHEEL)/build
+	@$(python) -m venv $(WHEEL)/build
 	@$(WHEEL)/build/bin/python -m pip --disable-pip-version-check install --quiet build -c constraints.txt
 	@$(WHEEL)/build/bin/python -m build --outdir build/dist . > $(WHEEL)/log 2>&1 || (cat $(WHEEL)/log; false)
-	@$(PYTHON) -m venv $(WHEEL)/use
-	@$(WHEEL)/use/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH) -c constraints.txt
+	@$(python) -m venv $(WHEEL)/use
+	@$(WHEEL)/use/bin/python -m pip --disable-pip-version-check install --quiet torch -c constraints.txt
 	@$(WHEEL)/use/bin/python -m pip --disable-pip-version-check install --quiet build/dist/*.whl -c constraints.txt
 	@$(WHEEL)/use/bin/python -I tests/documents.py README.md
 	@ls build/dist/*

@@ -75,6 +75,7 @@ from graphport.capture.trace.training import (
     wrap_grad_regions,
 )
 from graphport.capture.trace.values import Storage, Value, note_overlap
+from graphport.compat.operators import aten
 from graphport.compat.torch import OpOverload, disable_current_modes, pytree
 from graphport.errors import (
     ConstraintViolationError,
@@ -115,8 +116,6 @@ from graphport.tensors.concrete import (
     warn_of_torch_function,
 )
 from graphport.types import PyTree
-
-aten = torch.ops.aten
 
 
 def run_stages(capture: _Capture) -> ExportedProgram:

@@ -17,7 +17,8 @@ ATTENTION_KERNELS = ("math", "flash", "mem_efficient", "cudnn", "overrideable")
 
 # "module" or "module:attribute", and what it is for. The name here is the last part, without its
 # underscores, unless the row begins with another: "name = module:attribute". A name that moves
-# from one version of torch to another has several places: "module:attribute or module:attribute".
+# from one version of torch to another has several places: "module:attribute or module:attribute";
+# one that not every version has ends in "or nothing", and is None there.
 ROWS: dict[str, str] = {
     # Containers
     "torch.utils._pytree": "flattens containers and rebuilds them",
@@ -33,6 +34,8 @@ ROWS: dict[str, str] = {
     "torch._C:_dispatch_has_kernel_for_dispatch_key": "whether an operator is composite",
     "torch._C:_dispatch_get_all_op_names": "tells an unknown operator from an unknown library",
     "torch._C:_jit_get_schemas_for_operator": "schemas of an operator, by its name",
+    "torch._C:_jit_get_all_schemas": "those of all operators",
+    "torch._C:parse_schema": "a schema from its text",
     "torch.jit._builtins:_find_builtin": "the operator behind a function",
     "torch._jit_internal:boolean_dispatched": "functions that choose one of two by a flag",
     "torch._C:_jit_try_infer_type": "the type of an attribute of a module",
@@ -114,7 +117,7 @@ ROWS: dict[str, str] = {
     # Modules, and what reads and fills them
     "torch.nn.modules.dropout:_DropoutNd": "the class of all dropouts",
     "trunc_normal = torch.nn.init:_no_grad_trunc_normal_": "an initialiser that looks at data",
-    "torch.nn:LinearCrossEntropyOptions._compute_batch_chunk_size": "rows, maybe symbolic",
+    "torch.nn:LinearCrossEntropyOptions or nothing": "how many rows at once; since 2.13",
     "torch.distributions:Distribution._validate_args": "would look at data during capture",
     "torch.serialization:_open_file_like": "which file torch.load reads",
     "load_zip = torch.serialization:_load": "reads a checkpoint",
@@ -155,7 +158,8 @@ ROWS: dict[str, str] = {
     "GlooOptions = torch.distributed:ProcessGroupGloo._Options": "devices and time limit",
 }
 
-# Private attributes of objects, which are read where the objects are: what this torch must have.
+# Private attributes of objects, which are read where the objects are: what this torch must have, at
+# the first place that it has.
 MEMBERS: dict[str, str] = {
     "torch._ops:OpOverload": "_schema _opname _overloadname _op_dk",
     "torch._library.custom_ops:CustomOpDef": "_opoverload",
@@ -163,6 +167,7 @@ MEMBERS: dict[str, str] = {
     "torch.nn:Module": "_parameters _buffers _modules _non_persistent_buffers_set _get_name "
     "_forward_hooks _forward_pre_hooks _forward_hooks_with_kwargs _forward_pre_hooks_with_kwargs",
     "torch.nn.modules.lazy:LazyModuleMixin": "_infer_parameters",
+    "torch.nn:LinearCrossEntropyOptions or nothing": "_compute_batch_chunk_size",
     "torch.nn:RNNBase": "_flat_weights _flat_weight_refs",
     "torch:Tensor": "_version",
     "torch:TypedStorage": "_untyped_storage",
@@ -179,9 +184,12 @@ MEMBERS: dict[str, str] = {
     "torch._dynamo.trace_rules": "_builtin_function_ids",
     "torch._C._functorch": "_grad_increment_nesting _jvp_increment_nesting",
     "torch._functorch.eager_transforms": "_autograd_grad",
-    "torch._functorch.predispatch": "_make_dual",
+    "torch._VF": "_make_dual",
     "torch.distributed:ProcessGroupGloo._Options": "_devices _timeout",
 }
+
+
+NOTHING = "nothing"
 
 
 def _read_row(row: str) -> tuple[str, tuple[str, ...]]:
@@ -219,6 +227,8 @@ def __getattr__(name: str) -> Any:
 def _search(name: str) -> tuple[Any, str, Any]:
     """Owner, attribute and value, at the first place that exists."""
     for place in places_of(name):
+        if place == NOTHING:
+            return None, "", None
         module, _, path = place.partition(":")
         with suppress(ImportError, AttributeError):
             owner = found = import_module(module)
@@ -227,5 +237,5 @@ def _search(name: str) -> tuple[Any, str, Any]:
             return owner, path.rpartition(".")[2], found
     raise MissingPackageError(
         f"torch {import_module('torch').__version__} has no {' or '.join(places_of(name))}",
-        fix='pip install "torch>=2.13,<2.14"',
+        fix="install a torch that `graphport doctor` shows as tested",
     )

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.compat.operators import aten
 from graphport.compat.torch import (
     DropoutNd,
     HigherOrderOperator,
@@ -38,8 +39,6 @@ from graphport.ops.effects import (
 )
 from graphport.tensors.concrete import storage_key
 from graphport.types import Argument
-
-aten = torch.ops.aten
 
 _MODE_SWITCHES = frozenset({set_grad_enabled, enter_autocast, exit_autocast})
 _INPLACE_OPERATORS = frozenset(

@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
 from graphport.arguments import FLAG, check_arguments
+from graphport.compat.operators import aten
 from graphport.compat.torch import DropoutNd
 from graphport.fx.graphs import copy_graph_module, get_first_argument, to_graph_module
 from graphport.fx.layers import GraphState, Layer, LayerFinder, Norm, get_rank
@@ -20,8 +21,6 @@ from graphport.ops.norm import fold_batch_norm
 from graphport.ops.registry import overloads
 from graphport.program import ExportedProgram
 from graphport.tensors.abstract import get_val
-
-aten = torch.ops.aten
 
 _DROPOUT_OPS = "dropout feature_dropout alpha_dropout feature_alpha_dropout".split()
 _DROPOUT_FUNCTIONS = frozenset(

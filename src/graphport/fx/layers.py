@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import GraphModule, Node
 
+from graphport.compat.operators import aten
 from graphport.fx.effects import find_mutated_storages, get_attribute_storage_key
 from graphport.fx.graphs import get_attribute, list_path_prefixes
 from graphport.ops.norm import scale_channels
@@ -24,8 +25,6 @@ from graphport.program.codegen import find_free_name
 from graphport.program.module import register_state
 from graphport.tensors.abstract import get_val, has_val
 from graphport.tensors.concrete import storage_key
-
-aten = torch.ops.aten
 
 
 class GraphState:

@@ -17,6 +17,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from graphport.compat.operators import aten
 from graphport.compat.torch import OpOverload
 from graphport.fx.effects import (
     find_aliased_inputs,
@@ -32,8 +33,6 @@ from graphport.ops import Abstract
 from graphport.program import ExportedProgram
 from graphport.tensors.abstract import get_val, has_val, make_abstract_tensor, set_val
 from graphport.types import Argument, NodeTarget
-
-aten = torch.ops.aten
 
 _MATMULS = frozenset(
     {

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import Node
 
+from graphport.compat.operators import aten
 from graphport.fx.effects import find_aliased_inputs, find_mutated_inputs
 from graphport.fx.graphs import get_first_argument
 from graphport.fx.layers import LayerFinder, get_rank, get_tensor_metadata
@@ -20,8 +21,6 @@ with warnings.catch_warnings():
     # torch's own modules for the layout are written in TorchScript, which torch warns of.
     warnings.simplefilter("ignore", DeprecationWarning)
     import torch.utils.mkldnn as mkldnn
-
-aten = torch.ops.aten
 
 
 def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

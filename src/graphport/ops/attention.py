@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import ShapeError
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import broadcast, establish_equal, establish_expandable
 from graphport.tensors.abstract import Abstract, Sizes, preserve_strides
-
-aten = torch.ops.aten
 
 
 @shape_rule(aten.scaled_dot_product_attention.default)

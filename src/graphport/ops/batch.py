@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from graphport.ops.effects import STATISTICS
@@ -18,8 +17,6 @@ from graphport.ops.registry import packets
 from graphport.symbolic import Expr, substitute, symbols
 from graphport.tensors.abstract import Size, get_shape
 from graphport.types import Argument
-
-aten = torch.ops.aten
 
 
 def find_batch_dim(shape: Sequence[Size], symbol: Expr) -> tuple[int, Any] | None:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import ShapeError
 from graphport.ops.registry import Rule, overloads, shape_rule
 from graphport.ops.sizes import (
@@ -19,7 +20,6 @@ from graphport.ops.sizes import (
 from graphport.symbolic import Expr, floor, ge, ite, mul, to_float
 from graphport.tensors.abstract import Abstract, Size, Sizes, channels_last_strides
 
-aten = torch.ops.aten
 Ints = int | Sequence[int]
 S = TypeVar("S", bound=Size)
 

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.compat.operators import aten, higher_order
 from graphport.compat.torch import OpOverload, OpOverloadPacket
 from graphport.ops.registry import overloads
 from graphport.ops.sizes import numel, wrap_dim
 from graphport.tensors.abstract import Abstract, Size
 from graphport.types import Args, Argument
-
-aten = torch.ops.aten
 
 Emit = Callable[..., Any]
 Inverse = Callable[..., Any]
@@ -240,7 +239,7 @@ def _find_written_nodes(module: GraphModule, node: Node) -> list[Node]:
     if isinstance(node.target, OpOverload):
         return find_mutated_arguments(node)
     inner = [n for n in node.all_input_nodes if n.op == "get_attr"]
-    if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled or not inner:
+    if node.target is not higher_order.wrap_with_set_grad_enabled or not inner:
         return []
     graph: Any = getattr(module, str(inner[0].target))
     inside = find_mutated_inputs(graph)

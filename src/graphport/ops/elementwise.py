@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.promote import Promotion
@@ -13,8 +14,6 @@ from graphport.ops.registry import Rule, overloads, packets, register_rule, shap
 from graphport.ops.sizes import broadcast, establish_equal, wrap_dim
 from graphport.tensors.abstract import Abstract, elementwise_strides, preserve_strides
 from graphport.types import Argument
-
-aten = torch.ops.aten
 
 
 def elementwise(operands: int, promotion: Promotion, wraps: bool = True) -> Rule:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import ShapeError
 from graphport.ops.registry import overloads, shape_rule
 from graphport.ops.shape import apply_memory_format
@@ -14,8 +15,6 @@ from graphport.ops.sizes import establish, expect_condition, is_false_at_example
 from graphport.symbolic import Expr, Value, ceil, ge, le, lt, sub, truediv
 from graphport.tensors.abstract import Abstract, Size, Sizes, permute_strides
 from graphport.types import Argument, Device, Dtype
-
-aten = torch.ops.aten
 
 
 def make_abstract(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.registry import shape_rule
@@ -19,8 +20,6 @@ from graphport.tensors.abstract import (
     permute_strides,
     preserve_strides,
 )
-
-aten = torch.ops.aten
 
 
 def _sort_by_stride(self: Abstract, dims: Sequence[int]) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import ShapeError
 from graphport.ops.registry import RULES, overloads, shape_rule
 from graphport.ops.sizes import (
@@ -19,8 +20,6 @@ from graphport.ops.sizes import (
 )
 from graphport.symbolic import Expr, ge, le
 from graphport.tensors.abstract import Abstract, Size, Sizes, elementwise_strides, preserve_strides
-
-aten = torch.ops.aten
 
 MASK_DTYPES = (torch.bool, torch.uint8)
 INDEX_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
+from graphport.compat.operators import aten
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.elementwise import map_elements
@@ -21,8 +20,6 @@ from graphport.ops.sizes import (
     wrap_dim,
 )
 from graphport.tensors.abstract import Abstract, Size
-
-aten = torch.ops.aten
 
 
 def _require_dtype(a: Abstract, b: Abstract, what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.registry import shape_rule
@@ -20,8 +21,6 @@ from graphport.ops.sizes import (
 )
 from graphport.symbolic import eq, le, min_
 from graphport.tensors.abstract import Abstract, Size, Sizes, permute_strides
-
-aten = torch.ops.aten
 
 
 def _make_column_major(a: Abstract, sizes: Sizes, dtype: torch.dtype | None = None) -> Abstract:

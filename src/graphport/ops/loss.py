@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.elementwise import map_elements
@@ -17,8 +18,6 @@ from graphport.ops.sizes import (
 )
 from graphport.tensors.abstract import Abstract, Size
 from graphport.types import Argument
-
-aten = torch.ops.aten
 
 
 def _reduce_loss(loss: Abstract, reduction: int) -> Abstract:

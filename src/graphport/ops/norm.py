@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import ShapeError
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import establish, establish_equal, establish_sizes, numel
@@ -18,8 +19,6 @@ from graphport.tensors.abstract import (
     matches,
     preserve_strides,
 )
-
-aten = torch.ops.aten
 
 
 def _check_normalized_shape(

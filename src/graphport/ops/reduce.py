@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.promote import Promotion
@@ -14,7 +15,6 @@ from graphport.ops.sizes import establish, establish_equal, establish_sizes, wra
 from graphport.symbolic import le
 from graphport.tensors.abstract import Abstract, Size, Sizes, preserve_strides
 
-aten = torch.ops.aten
 Dims = int | Sequence[int] | None
 
 

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from graphport.compat import schemas
+from graphport.compat.operators import aten, is_here
 from graphport.compat.torch import (
     OpOverload,
     OpOverloadPacket,
@@ -33,19 +35,20 @@ RULES: dict[OpOverload, Rule] = {}
 def overloads(names: str) -> tuple[OpOverload, ...]:
     """Operators of ATen by name: `overloads("abs add.Tensor,Scalar")`, where `abs` is its default.
 
-    One that torch does not have is an error, at import as everywhere.
+    One that this torch lacks is left out; one that no tested version has is an error.
     """
     parts = (name.partition(".") for name in names.split())
-    return tuple(
-        getattr(getattr(torch.ops.aten, op), form)
+    found = (
+        getattr(getattr(aten, op), form)
         for op, _, forms in parts
         for form in (forms or "default").split(",")
     )
+    return tuple(filter(is_here, found))
 
 
 def packets(names: str) -> tuple[OpOverloadPacket, ...]:
     """Operators of ATen by name, whatever the overload."""
-    return tuple(getattr(torch.ops.aten, name) for name in names.split())
+    return tuple(filter(is_here, (getattr(aten, name) for name in names.split())))
 
 
 def overload_table(rows: Mapping[str, V]) -> dict[OpOverload, V]:
@@ -56,9 +59,11 @@ def overload_table(rows: Mapping[str, V]) -> dict[OpOverload, V]:
 def shape_rule(*ops: OpOverload) -> Callable[[F], F]:
     """Register a rule for operators that take the same arguments; the first gives the names."""
 
+    known = list_known(ops)
+
     def register(fn: F) -> F:
-        for op in ops:
-            _add_rule(op, _with_defaults(fn, op, strict=op is ops[0]))
+        for op in known:
+            _add_rule(op, _with_defaults(fn, op, strict=op is known[0]))
         return fn
 
     return register
@@ -66,8 +71,13 @@ def shape_rule(*ops: OpOverload) -> Callable[[F], F]:
 
 def register_rule(ops: Iterable[OpOverload], rule: Rule) -> None:
     """Register one rule that takes any arguments for many operators."""
-    for op in ops:
+    for op in list_known(ops):
         _add_rule(op, rule)
+
+
+def list_known(ops: Iterable[OpOverload]) -> list[OpOverload]:
+    """Those that this torch has, with the arguments that a rule or lowering of ours takes."""
+    return [op for op in ops if is_here(op) and not schemas.is_changed(op)]
 
 
 def _add_rule(op: OpOverload, rule: Rule) -> None:
@@ -135,6 +145,7 @@ class OpInfo:
     """That overload takes dtype=, which `out=` stands in for."""
 
     def __init__(self, op: OpOverload) -> None:
+        schemas.require_unchanged(op)
         schema = op._schema
         self.op = op
         self.name = schema.name.split("::")[1]

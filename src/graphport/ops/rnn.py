@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from graphport.errors import ShapeError
 from graphport.ops.registry import overloads, shape_rule
 from graphport.ops.sizes import establish_equal
 from graphport.tensors.abstract import Abstract, permute_strides
-
-aten = torch.ops.aten
 
 
 def _infer_output(

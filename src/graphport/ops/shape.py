@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import ShapeError
 from graphport.ops import promote
 from graphport.ops.registry import overloads, shape_rule
@@ -37,8 +38,6 @@ from graphport.tensors.abstract import (
     channels_last_strides,
     preserve_strides,
 )
-
-aten = torch.ops.aten
 
 
 class CopiedResult(Abstract):

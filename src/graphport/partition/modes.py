@@ -10,6 +10,7 @@ from itertools import combinations
 import torch
 from torch.fx import GraphModule, Node
 
+from graphport.compat.operators import aten
 from graphport.errors import PartitionError
 from graphport.partition import place
 from graphport.partition.config import Device, format_device_memory
@@ -267,10 +268,10 @@ _EMBEDDINGS = (
     torch.nn.functional.embedding_bag,
     torch.embedding,
     torch.embedding_bag,
-    torch.ops.aten.embedding,
-    torch.ops.aten.embedding_bag,
-    torch.ops.aten._embedding_bag,
-    torch.ops.aten._embedding_bag_forward_only,
+    aten.embedding,
+    aten.embedding_bag,
+    aten._embedding_bag,
+    aten._embedding_bag_forward_only,
 )
 
 

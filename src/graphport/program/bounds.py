@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.fx import Graph
 
+from graphport.compat.operators import aten
 from graphport.compat.torch import OpOverload
 from graphport.ops.registry import overloads
 from graphport.types import Argument
 
-aten = torch.ops.aten
 Check = Callable[..., torch.Tensor]
 
 

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
 
+from graphport.compat.operators import aten, higher_order
 from graphport.program.bounds import insert_bounds_checks
 from graphport.symbolic import Expr
 from graphport.tensors.abstract import AbstractTensor, get_val
 from graphport.types import Args, Argument
 
-aten = torch.ops.aten
-higher_order = torch.ops.higher_order
 Function = Callable[..., Any]
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.compat.operators import aten
 from graphport.compat.torch import pytree
 from graphport.program import (
     CallSpec,
@@ -242,7 +243,7 @@ class _Extraction:
         if order is None:
             return inner
         about = describe(node)
-        new = self.region.graph.call_function(torch.ops.aten.permute.default, (inner, list(order)))
+        new = self.region.graph.call_function(aten.permute.default, (inner, list(order)))
         set_val(new, about.like(tuple(about.sizes[d] for d in order)), node.meta)
         return new
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.compat.operators import aten
 from graphport.compat.torch import LazyGraphModule, PyTreeCodeGen, PyTreeInfo, pytree
 from graphport.errors import NoDataError
 from graphport.ops.effects import clone_running_statistics, find_base, find_mutated_inputs
@@ -40,7 +41,6 @@ from graphport.types import PyTree
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
 
-aten = torch.ops.aten
 
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.CUSTOM_OBJ)
 _MUTATIONS = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.fx import GraphModule, Node
 
+from graphport.compat.operators import higher_order
 from graphport.compat.torch import HigherOrderOperator, OpOverload, pytree
 from graphport.errors import VerificationError
 from graphport.program.signature import ConstantArgument, InputKind, OutputKind
@@ -108,8 +109,6 @@ def _check_state(program: ExportedProgram) -> list[str]:
 
 
 # Rules for calls of subgraphs: what a call passes to them and what it says that they return.
-
-higher_order = torch.ops.higher_order
 
 
 class ValueType(NamedTuple):

@@ -25,6 +25,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import (
 from torch import nn
 from torch.fx import Node
 
+from graphport.compat.operators import aten
 from graphport.compat.torch import empty_strided_cpu, to_dlpack
 from graphport.errors import ExportError, SessionError
 from graphport.onnx.emit.builder import Builder
@@ -472,7 +473,7 @@ def _lower_region(
 def _find_symbol_nodes(plan: Plan) -> dict[Expr, Node]:
     """By symbol, a node that has its value: a number among the inputs, or a size that is read."""
     found: dict[Expr, Node] = {}
-    graph, read = plan.graph, torch.ops.aten.sym_size.int
+    graph, read = plan.graph, aten.sym_size.int
     for node in graph.nodes:
         about = describe(node)
         if isinstance(about, Expr) and about.kind == "symbol":

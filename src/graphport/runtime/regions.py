@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
-import torch
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.compat.operators import aten
 from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import ExportError, UnsupportedError
 from graphport.fx.effects import is_random
@@ -38,8 +38,6 @@ from graphport.tensors.abstract import Abstract, describe, get_val
 if TYPE_CHECKING:
     from graphport.runtime.backend import OrtBackend
     from graphport.runtime.compiled import CompiledGraph
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)

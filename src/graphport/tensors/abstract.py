@@ -14,6 +14,7 @@ from torch.fx import Node
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from graphport import source
+from graphport.compat.operators import aten
 from graphport.compat.torch import (
     OpOverload,
     disabled_torch_function_impl,
@@ -174,7 +175,7 @@ class AbstractTensor(torch.Tensor):
     ) -> Argument:
         if not all(issubclass(kind, AbstractTensor) for kind in types):
             return NotImplemented  # the other class knows what to do
-        if op is torch.ops.aten.alias.default:  # Tensor.as_subclass
+        if op is aten.alias.default:  # Tensor.as_subclass
             raise UnsupportedError(
                 "a tensor of the program cannot become one of a subclass",
                 where=source.locate_user_line(),
@@ -201,7 +202,7 @@ class AbstractTensor(torch.Tensor):
 
     def __copy__(self) -> Any:
         """What `copy.copy` gives shares the memory."""
-        return torch.ops.aten.alias.default(self)
+        return aten.alias.default(self)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise DataDependentError(

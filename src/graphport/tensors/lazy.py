@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.compat.torch import (
     DisableTorchDispatch,
     DisableTorchFunction,
@@ -47,7 +48,6 @@ from graphport.tensors.lazy_source import (
 )
 from graphport.types import Args, Argument, Kwargs
 
-aten = torch.ops.aten
 _META = torch.device("meta")
 _FILLS = {aten.fill_.Scalar, aten.zero_.default}
 _DATA_DEPENDENT_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -401,7 +401,7 @@ def _has_non_strided(values: object) -> bool:
 def _is_whole(t: WeightlessTensor) -> bool:
     """Whether the tensor spans its storage, each element once."""
     inner = t._inner
-    dense = inner.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(inner)
+    dense = inner.is_contiguous() or aten.is_non_overlapping_and_dense(inner)
     return dense and inner.numel() * inner.element_size() == inner.untyped_storage().nbytes()
 
 

@@ -20,12 +20,13 @@ from graphport.capture.trace.kinds import wants_grad
 from graphport.capture.trace.subgraph import Subgraph
 from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.values import Value
+from graphport.compat.operators import higher_order
 from graphport.compat.torch import OpOverload, pytree
 from graphport.errors import ExportError, UnsupportedError
 from graphport.tensors.abstract import describe, make_abstract_tensor
 from graphport.types import Argument
 
-autograd_function_apply = torch.ops.higher_order.autograd_function_apply
+autograd_function_apply = higher_order.autograd_function_apply
 
 
 class Context:

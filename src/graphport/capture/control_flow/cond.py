@@ -22,6 +22,7 @@ from graphport.capture.trace.function_mode import HIGHER_ORDER, register_overrid
 from graphport.capture.trace.recorder import describe_argument
 from graphport.capture.trace.subgraph import Subgraph
 from graphport.capture.trace.tracer import Tracer
+from graphport.compat.operators import higher_order
 from graphport.compat.torch import (
     DisableTorchDispatch,
     DispatchKey,
@@ -43,8 +44,6 @@ from graphport.symbolic import Expr, Truth, eq, not_
 from graphport.symbolic.bridge import SYMBOLIC_NUMBERS, from_torch, to_expression, to_torch
 from graphport.tensors.abstract import get_val
 from graphport.types import Args, Argument, Function, Kwargs
-
-higher_order = torch.ops.higher_order
 
 
 def patch_control_flow() -> Iterator[Replacement]:

@@ -26,6 +26,7 @@ from graphport.capture.trace.recorder import describe_argument
 from graphport.capture.trace.subgraph import Subgraph
 from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.values import Value
+from graphport.compat.operators import aten, higher_order
 from graphport.compat.torch import pytree
 from graphport.errors import MutationError, UserError
 from graphport.ops import Abstract
@@ -33,9 +34,6 @@ from graphport.symbolic import Range
 from graphport.symbolic.bridge import python_type, to_torch
 from graphport.tensors.abstract import describe, is_dense
 from graphport.types import Args, Argument, Function, Kwargs
-
-aten = torch.ops.aten
-higher_order = torch.ops.higher_order
 
 _INT64 = torch.iinfo(torch.int64)
 _RANGES = {

@@ -18,7 +18,6 @@ from graphport.errors import UnsupportedError
 from graphport.ops import OpInfo
 from graphport.types import Args, Argument, Kwargs
 
-aten = torch.ops.aten
 Tensors = Sequence[torch.Tensor]
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from graphport.capture.trace.tracer import Tracer, register_handler, trace_decomposition
+from graphport.compat.operators import aten
 from graphport.compat.torch import assert_async
 from graphport.errors import ShapeError
 from graphport.ops import OpInfo
@@ -20,8 +21,6 @@ from graphport.symbolic import ge
 from graphport.symbolic.bridge import sym_ite
 from graphport.tensors.abstract import get_example_size
 from graphport.types import Args, Argument, Device, Dtype, Kwargs
-
-aten = torch.ops.aten
 
 
 @register_handler(*overloads("gradient.scalarint,scalararray,array,scalarrayint,scalarrayarray"))

@@ -27,6 +27,7 @@ from graphport.capture.trace.tracer import (
     Tracer,
     register_handler,
 )
+from graphport.compat.operators import higher_order
 from graphport.compat.torch import can_auto_functionalize, fake_impl, pytree
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import OpInfo, get_op_info, infer_by_meta
@@ -112,7 +113,7 @@ def record_composite(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -
     return result
 
 
-auto_functionalized = torch.ops.higher_order.auto_functionalized
+auto_functionalized = higher_order.auto_functionalized
 
 
 @register_handler(MUTATING)

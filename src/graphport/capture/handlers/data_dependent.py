@@ -13,6 +13,7 @@ from graphport import source
 from graphport.capture.trace.kinds import record_pure
 from graphport.capture.trace.scalars import disable_tracing
 from graphport.capture.trace.tracer import Tracer, register_handler
+from graphport.compat.operators import aten
 from graphport.errors import DataDependentError, ShapeError
 from graphport.ops import Abstract, OpInfo, get_op_info, sizes
 from graphport.ops.index import MASK_DTYPES, check_masks, index
@@ -30,8 +31,6 @@ from graphport.symbolic import Expr, eq, ge, ne, not_, type_of
 from graphport.symbolic.bridge import from_torch, to_torch
 from graphport.tensors.abstract import Size
 from graphport.types import Args, Argument, Kwargs
-
-aten = torch.ops.aten
 
 
 @register_handler(aten.item.default, aten._local_scalar_dense.default)

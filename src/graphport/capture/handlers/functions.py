@@ -13,11 +13,10 @@ import torch.nn.functional as F
 
 from graphport.capture.trace.function_mode import register_override, tensor
 from graphport.capture.trace.tracer import Tracer
+from graphport.compat.operators import aten
 from graphport.compat.torch import is_functorch_wrapped_tensor
 from graphport.symbolic.bridge import from_torch
 from graphport.types import Args, Argument, Function, Kwargs
-
-aten = torch.ops.aten
 
 _MASK_DTYPES = (torch.bool, torch.uint8)
 

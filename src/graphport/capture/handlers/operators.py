@@ -21,6 +21,7 @@ from graphport.capture.trace.recorder import describe_argument
 from graphport.capture.trace.tracer import Tracer, register_handler, trace_decomposition
 from graphport.capture.trace.training import can_have_gradient
 from graphport.capture.trace.values import Value
+from graphport.compat.operators import aten
 from graphport.compat.torch import torch_check
 from graphport.errors import DataDependentError, MutationError, ShapeError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, get_op_info
@@ -49,8 +50,6 @@ from graphport.tensors.abstract import (
     is_dense,
 )
 from graphport.types import Args, Argument, Kwargs
-
-aten = torch.ops.aten
 
 
 @register_handler(aten.lift_fresh_copy.default)

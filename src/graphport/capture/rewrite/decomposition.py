@@ -25,6 +25,7 @@ from graphport.capture.trace.state import State
 from graphport.capture.trace.subgraph import Subgraph
 from graphport.capture.trace.tracer import COMPOSITE, HANDLERS, Handler, Tracer, trace_decomposition
 from graphport.capture.trace.values import Value
+from graphport.compat.operators import aten
 from graphport.compat.torch import OpOverload, is_within, pytree, suggest_memory_format
 from graphport.errors import ExportError, InputError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, get_op_info
@@ -37,7 +38,6 @@ from graphport.symbolic.bridge import from_torch, sym_ite, to_expression, to_tor
 from graphport.tensors.abstract import AbstractTensor, describe, get_val, permute_strides
 from graphport.types import Args, Argument, Kwargs
 
-aten = torch.ops.aten
 Table = Mapping[OpOverload, Callable[..., Any]]
 
 # Gradients stop where the program says so, also after its operators have been decomposed.

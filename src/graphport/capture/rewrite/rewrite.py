@@ -29,6 +29,7 @@ from graphport.capture.trace.state import State, split_state
 from graphport.capture.trace.subgraph import Subgraph, build_graph_module, eliminate_dead_code
 from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.values import Value
+from graphport.compat.operators import higher_order
 from graphport.compat.torch import DisableAutocast, HigherOrderOperator, OpOverload, pytree
 from graphport.errors import DataDependentError, ExportError, SerializationError
 from graphport.ops import get_op_info
@@ -39,7 +40,6 @@ from graphport.symbolic.bridge import from_torch, is_symbolic
 from graphport.tensors.abstract import AbstractTensor, get_val, holds_number
 from graphport.types import Argument
 
-aten = torch.ops.aten
 MakeTracer = Callable[[Recorder, State], Tracer]
 
 
@@ -339,8 +339,8 @@ def _returns_single(module: GraphModule) -> bool:
     return not isinstance(output.args[0], (tuple, list))
 
 
-_GRAD_REGION = torch.ops.higher_order.wrap_with_set_grad_enabled
-_AUTOGRAD_FUNCTION = torch.ops.higher_order.autograd_function_apply
+_GRAD_REGION = higher_order.wrap_with_set_grad_enabled
+_AUTOGRAD_FUNCTION = higher_order.autograd_function_apply
 
 
 def makes_symbols(node: Node, recorder: Recorder) -> bool:

@@ -20,6 +20,7 @@ from torch.fx.node import map_arg
 
 from graphport.capture.spec.symbols import Spec
 from graphport.capture.trace.subgraph import list_module_graphs
+from graphport.compat.operators import aten
 from graphport.errors import ConstraintViolationError, ExportError
 from graphport.ops import Abstract
 from graphport.program import ExportedProgram
@@ -393,7 +394,6 @@ def _substitute_sizes(sizes: tuple[Size, ...], forms: Forms) -> tuple[Size, ...]
     return tuple(s if type(s) is int else substitute(s, forms) for s in sizes)
 
 
-aten = torch.ops.aten
 # Captures again with other branch outcomes, to drop guards that do not change the graph.
 #
 # `is_causal = length > 1 and mask is None` asks for the length, and with a mask it comes to the

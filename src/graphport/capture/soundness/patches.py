@@ -24,6 +24,7 @@ from graphport.capture.control_flow.cond import patch_control_flow
 from graphport.capture.handlers.custom import patch_fake_impl_context
 from graphport.compat.torch import (
     AutoDispatchBelowADInplaceOrView,
+    LinearCrossEntropyOptions,
     locate,
     places_of,
     set_is_in_mode_without_ignore_compile_internals,
@@ -52,10 +53,10 @@ def patch_builtins() -> Iterator[Replacement]:
     yield torch.SymFloat, "__format__", _format_by_name
     attention = "scaled_dot_product_attention"
     yield functional, attention, _wrap_attention(functional.scaled_dot_product_attention)
-    chunks: Any = torch.nn.LinearCrossEntropyOptions
-    yield chunks, "__post_init__", _wrap_options_check(chunks.__post_init__)
-    automatic = locate("compute_batch_chunk_size")
-    yield *automatic, _wrap_chunk_size(getattr(*automatic))
+    if chunks := LinearCrossEntropyOptions:
+        yield chunks, "__post_init__", _wrap_options_check(chunks.__post_init__)
+        wrapped = _wrap_chunk_size(chunks._compute_batch_chunk_size)
+        yield chunks, "_compute_batch_chunk_size", wrapped
 
 
 def _restore_dynamo_ids(ours: Sequence[Any], taken: Sequence[Any]) -> None:

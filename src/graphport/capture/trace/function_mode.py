@@ -24,6 +24,7 @@ from graphport.capture.handlers.composites import SYMBOLIC_COUNTS
 from graphport.capture.handlers.data_dependent import assume_example_data, assume_example_number
 from graphport.capture.trace.scalars import disable_tracing
 from graphport.capture.trace.tracer import Tracer
+from graphport.compat.operators import aten
 from graphport.compat.torch import (
     DisableTorchFunctionSubclass,
     HigherOrderOperator,
@@ -40,7 +41,6 @@ from graphport.symbolic.bridge import NUMBERS, SYMBOLIC, from_torch, is_symbolic
 from graphport.tensors.abstract import AbstractTensor, is_contiguous_by
 from graphport.types import Args, Argument, Function, Kwargs
 
-aten = torch.ops.aten
 _OPERATORS = (OpOverload, OpOverloadPacket)
 _NUMBERS = (complex, *NUMBERS)
 Override = Callable[..., Any]
@@ -297,7 +297,7 @@ def contiguous(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Ar
     """torch returns contiguous tensors as they are before the tracer is called."""
     if len(args) > 1:
         args, kwargs = args[:1], {**kwargs, "memory_format": args[1]}
-    return tracer.call(torch.ops.aten.contiguous.default, *args, **kwargs)
+    return tracer.call(aten.contiguous.default, *args, **kwargs)
 
 
 @register_override(torch.Tensor.tolist)

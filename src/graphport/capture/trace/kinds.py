@@ -29,6 +29,7 @@ from graphport.capture.trace.tracer import (
     trace_decomposition,
 )
 from graphport.capture.trace.values import Value
+from graphport.compat.operators import aten
 from graphport.compat.torch import DisableTorchDispatch, DisableTorchFunction, OpOverload, pytree
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import Abstract, get_op_info, infer_by_meta, promote
@@ -44,8 +45,6 @@ from graphport.symbolic import Expr
 from graphport.symbolic.bridge import SYMBOLIC, from_torch
 from graphport.tensors.abstract import AbstractTensor, is_dense, make_abstract_tensor, set_val
 from graphport.types import Args, Argument, Kwargs
-
-aten = torch.ops.aten
 
 
 def wants_grad(args: Any) -> bool:

@@ -15,6 +15,7 @@ from torch.fx import Node
 from graphport import source
 from graphport.capture.trace.state import State
 from graphport.capture.trace.values import lies_in_order
+from graphport.compat.operators import aten
 from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import UnsupportedError
 from graphport.ops import Abstract, get_op_info
@@ -22,8 +23,6 @@ from graphport.ops.effects import CONTIGUOUS_RESULTS
 from graphport.ops.sizes import expect_condition
 from graphport.symbolic import Expr, ge, lt
 from graphport.tensors.abstract import AbstractTensor, get_val, holds_number
-
-aten = torch.ops.aten
 
 
 class Layouts:

@@ -22,6 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from graphport import source
 from graphport.capture.trace.values import Storage, Value
+from graphport.compat.operators import aten
 from graphport.compat.torch import OpOverload, sym_sqrt
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
@@ -34,8 +35,6 @@ from graphport.symbolic.integers import split_terms
 from graphport.symbolic.nodes import walk_postorder
 from graphport.tensors.abstract import AbstractTensor, get_val, make_abstract_tensor, set_val
 from graphport.types import Args, Argument, Kwargs, NodeTarget
-
-aten = torch.ops.aten
 
 # How each kind of size expression is computed by a graph. Sums and products are handled apart.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -18,6 +18,7 @@ from torch.fx.node import map_arg
 
 from graphport import source
 from graphport.capture.trace.recorder import Recorder
+from graphport.compat.operators import aten
 from graphport.compat.torch import DisableTorchFunction, OpOverload, disable_current_modes
 from graphport.errors import DataDependentError, NoDataError
 from graphport.ops.registry import overload_table, overloads
@@ -27,8 +28,6 @@ from graphport.symbolic import Expr, Fact, ge, le, max_, min_, symbolic_repr, sy
 from graphport.tensors.abstract import holds_number
 from graphport.tensors.lazy import WeightlessTensor, lacks_data
 from graphport.types import Argument, Function, Kwargs
-
-aten = torch.ops.aten
 
 ASSERTION_OPS = overloads("_assert_scalar sym_constrain_range sym_constrain_range_for_size")
 """What a program asserts."""

@@ -16,6 +16,7 @@ from graphport.capture.trace import registries
 from graphport.capture.trace.state import StateEntry
 from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.values import Value
+from graphport.compat.operators import aten
 from graphport.compat.torch import pytree
 from graphport.errors import InputError, UnsupportedError
 from graphport.program import (
@@ -35,8 +36,6 @@ from graphport.program import (
 from graphport.symbolic.bridge import SYMBOLIC, from_torch, is_symbolic
 from graphport.tensors.abstract import get_val
 from graphport.types import PyTree
-
-aten = torch.ops.aten
 
 
 def build_graph_signature(

@@ -18,6 +18,7 @@ from torch.fx import Node
 from graphport.capture.trace import registries, values
 from graphport.capture.trace.recorder import Namespace, Recorder
 from graphport.capture.trace.values import Value
+from graphport.compat.operators import aten
 from graphport.compat.torch import DisableTorchFunction, is_functorch_wrapped_tensor
 from graphport.ops import Abstract
 from graphport.program import CONSTANTS, InputKind
@@ -30,8 +31,6 @@ from graphport.tensors.concrete import (
     storage_key,
     strides_of,
 )
-
-aten = torch.ops.aten
 
 _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}
 

@@ -17,6 +17,7 @@ from graphport.capture.trace.layout import has_same_layout
 from graphport.capture.trace.recorder import Frame, OuterWrite, copy_val, describe_argument
 from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.values import Storage, Value
+from graphport.compat.operators import aten
 from graphport.compat.torch import (
     HigherOrderOperator,
     OpOverload,
@@ -38,8 +39,6 @@ from graphport.tensors.abstract import (
     set_val,
 )
 from graphport.types import Argument, Function, NodeTarget
-
-aten = torch.ops.aten
 
 
 class Subgraph:

@@ -31,6 +31,7 @@ from graphport.capture.trace.recorder import Recorder
 from graphport.capture.trace.scalars import Assertions, ConcreteRun
 from graphport.capture.trace.state import State
 from graphport.capture.trace.values import Value
+from graphport.compat.operators import aten
 from graphport.compat.torch import (
     HigherOrderOperator,
     OpOverload,
@@ -52,7 +53,6 @@ from graphport.tensors.abstract import AbstractTensor, Size, describe, get_val, 
 from graphport.tensors.concrete import has_own_dispatch
 from graphport.types import Args, Argument, Kwargs
 
-aten = torch.ops.aten
 Handler = Callable[["Tracer", OpInfo, Any, dict[str, Any]], Any]
 
 PURE = "operators that read tensors and make new ones"

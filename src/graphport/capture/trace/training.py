@@ -30,6 +30,7 @@ from graphport.capture.trace.kinds import (
 from graphport.capture.trace.recorder import Recorder, copy_val, describe_argument
 from graphport.capture.trace.tracer import HANDLERS, MUTATING, Handler, Tracer, is_contiguous
 from graphport.capture.trace.values import Value
+from graphport.compat.operators import aten, higher_order
 from graphport.compat.torch import OpOverload, pytree
 from graphport.ops import Abstract, OpInfo, get_op_info, infer_by_meta
 from graphport.ops.registry import overload_table
@@ -37,8 +38,6 @@ from graphport.program.extract import RegionGraph, list_inputs
 from graphport.symbolic.bridge import NUMBERS
 from graphport.tensors.abstract import get_val, set_val
 from graphport.types import Args, Argument, Function, Kwargs
-
-aten = torch.ops.aten
 
 
 class TrainingTracer(Tracer):
@@ -281,7 +280,7 @@ def _is_differentiable(val: object) -> bool:
     return isinstance(val, torch.Tensor) and (val.is_floating_point() or val.is_complex())
 
 
-wrap_with_set_grad_enabled = torch.ops.higher_order.wrap_with_set_grad_enabled
+wrap_with_set_grad_enabled = higher_order.wrap_with_set_grad_enabled
 _NUMBERS = (str, type(None), *NUMBERS)
 
 

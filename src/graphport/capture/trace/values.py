@@ -18,6 +18,7 @@ import torch
 from torch.fx import Node
 
 from graphport import source
+from graphport.compat.operators import aten
 from graphport.compat.torch import DisableTorchFunction, OpOverload, disable_current_modes
 from graphport.errors import MutationError
 from graphport.ops import Abstract
@@ -26,8 +27,6 @@ from graphport.symbolic import Expr, eq, lt, not_
 from graphport.tensors.abstract import Size, Sizes, is_contiguous_by
 from graphport.tensors.concrete import offset_of, sizes_of, strides_of
 from graphport.types import Argument
-
-aten = torch.ops.aten
 
 
 class Storage:

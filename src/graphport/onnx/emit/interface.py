@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from graphport.compat.operators import aten
 from graphport.compat.torch import TreeSpec
 from graphport.errors import InputError, UnsupportedError
 from graphport.huggingface import caches
@@ -311,7 +312,7 @@ def _is_input(node: Node) -> bool:
 
 def _is_shared(weight: Node, mutated: bool) -> bool:
     """Whether a weight is used otherwise than as that of linear layers, on rows or on more dims."""
-    linear = torch.ops.aten.linear.default
+    linear = aten.linear.default
     if mutated or any(u.target is not linear or u.args[1] is not weight for u in weight.users):
         return True
     return len({get_val(u.args[0]).dim() == 2 for u in weight.users}) > 1

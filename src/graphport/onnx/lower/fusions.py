@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import (
     Call,
@@ -29,7 +30,6 @@ from graphport.tensors.abstract import get_val
 if TYPE_CHECKING:
     from graphport.onnx.lower.lowerer import Lowerer
 
-aten = torch.ops.aten
 MUL, ADD, DIV = aten.mul.Tensor, aten.add.Tensor, aten.div.Tensor
 POW = aten.pow.Tensor_Scalar
 

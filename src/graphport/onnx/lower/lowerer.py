@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from graphport.compat.operators import aten, higher_order
 from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import (
     ExportError,
@@ -44,8 +45,6 @@ from graphport.source import locate_stack_trace
 from graphport.symbolic import Expr, ne
 from graphport.tensors.abstract import Abstract, AbstractTensor, describe, get_val
 from graphport.types import Argument, NodeTarget
-
-aten = torch.ops.aten
 
 _MOST_ELEMENTS = 1 << 16
 """Elements of a result that is kept in the file instead of being computed."""
@@ -303,7 +302,7 @@ _NUMBERS = (Expr, int, float, bool)
 
 
 def _reads_data(target: NodeTarget) -> bool:
-    return target in (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
+    return target in (aten.item.default, aten._local_scalar_dense.default)
 
 
 def has_assertions(module: GraphModule) -> bool:
@@ -324,7 +323,7 @@ def find_missing(module: GraphModule, known: Callable[[object], bool]) -> dict[A
     return found
 
 
-_AUTO_FUNCTIONALIZED = torch.ops.higher_order.auto_functionalized
+_AUTO_FUNCTIONALIZED = higher_order.auto_functionalized
 
 
 def _is_known(node: Node, known: Callable[[object], bool]) -> bool:

@@ -18,14 +18,13 @@ import torch
 from torch.fx import Node
 
 from graphport import source
+from graphport.compat.operators import aten
 from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import InputError, UnsupportedError
 from graphport.onnx.emit.builder import Number
 from graphport.onnx.emit.ir import Complex, Value
-from graphport.ops.registry import overload_table
+from graphport.ops.registry import list_known, overload_table
 from graphport.tensors.abstract import get_val
-
-aten = torch.ops.aten
 
 Lowered: TypeAlias = (
     "Value | Complex | Number | torch.dtype | str | list[Lowered] | tuple[Lowered, ...] | None"
@@ -127,9 +126,11 @@ def lower(*ops: OpOverload, needs: Sequence[str] = (), ignores: str = "") -> Cal
     the names of arguments that make no difference.
     """
 
+    known = list_known(ops)
+
     def register(fn: F) -> F:
-        for op in ops:
-            _register(op, fn, ops[0], ignores)
+        for op in known:
+            _register(op, fn, known[0], ignores)
             if needs:
                 NEEDS[op] = needs
         return fn
@@ -140,11 +141,13 @@ def lower(*ops: OpOverload, needs: Sequence[str] = (), ignores: str = "") -> Cal
 def lower_complex(*ops: OpOverload) -> Callable[[F], F]:
     """Register a lowering for complex operands or results: `Complex` values instead of plain."""
 
+    known = list_known(ops)
+
     def register(fn: F) -> F:
-        for op in ops:
+        for op in known:
             if op in COMPLEX:
                 raise ValueError(f"{op} of complex numbers has a lowering already")
-            COMPLEX[op] = Lowering(op, fn, ops[0])
+            COMPLEX[op] = Lowering(op, fn, known[0])
         return fn
 
     return register
@@ -173,8 +176,9 @@ def is_known(op: OpOverload) -> bool:
 
 def lower_table(rows: Mapping[str, Any], make: Callable[[Any], Fn], ignores: str = "") -> None:
     """Register operators that differ in one thing, by names: `make` gives the lowering of a row."""
-    for op, row in overload_table(rows).items():
-        _register(op, make(row), ignores=ignores)
+    table = overload_table(rows)
+    for op in list_known(table):
+        _register(op, make(table[op]), ignores=ignores)
 
 
 def _register(op: OpOverload, fn: Fn, first: OpOverload | None = None, ignores: str = "") -> None:

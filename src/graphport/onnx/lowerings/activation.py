@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.elementwise import HALVES, widen_operand
 from graphport.onnx.lowerings.special import erf_of, expm1_of, log1p_of
-
-aten = torch.ops.aten
 
 
 @lower(aten.relu.default)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Value
@@ -25,7 +26,6 @@ from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.onnx.lowerings.reduce import log_sum_exp, reduce_extreme
 from graphport.symbolic import ge
 
-aten = torch.ops.aten
 ROWS_TO_HEADS = [0, 2, 1, 3]
 """Between [batch, length, heads, size] and [batch, heads, length, size]."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.arithmetic import floor_quotient
 from graphport.onnx.emit.builder import Builder, Operand
 from graphport.onnx.emit.ir import Value
@@ -14,9 +15,6 @@ from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.elementwise import cast_operands, emit_power_of_two
 from graphport.ops.registry import overloads
 from graphport.symbolic import Expr
-
-aten = torch.ops.aten
-
 
 # Comparison
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.compat.torch import OpOverload
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.builder import Builder, Number
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from graphport.onnx.lower.lowerer import Lowerer
 
-aten = torch.ops.aten
 Operand = Any
 """A `Complex`, a `Value` of real numbers, or a number."""
 

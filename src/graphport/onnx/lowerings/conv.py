@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.arithmetic import emit_range
 from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
 from graphport.symbolic import Expr
-
-aten = torch.ops.aten
 
 
 @lower(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)

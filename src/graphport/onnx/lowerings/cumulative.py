@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import Fn, lower, lower_table
@@ -14,8 +15,6 @@ from graphport.onnx.lowerings.control import emit_scan, prepend_number
 from graphport.onnx.lowerings.elementwise import HALVES
 from graphport.onnx.lowerings.reduce import is_nonempty
 from graphport.onnx.lowerings.special import log_add_exp
-
-aten = torch.ops.aten
 
 
 @lower(aten.cumsum.default)

@@ -11,8 +11,7 @@ from functools import reduce
 from operator import mul
 from typing import Any, NamedTuple
 
-import torch
-
+from graphport.compat.operators import aten
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
@@ -29,8 +28,6 @@ from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.onnx.lowerings.pool import adaptive_bounds, window_counts
 from graphport.onnx.lowerings.scatter import make_element_writer, write_updates
 from graphport.symbolic import ge
-
-aten = torch.ops.aten
 
 # Convolution
 

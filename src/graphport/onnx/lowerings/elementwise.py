@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten, prims
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.arithmetic import floor_quotient, modulo, quotient, truncated_modulo
 from graphport.onnx.emit.builder import Builder, Number, Operand
@@ -18,8 +19,6 @@ from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.control import emit_loop
 from graphport.symbolic import Expr, ge, ne, prod
-
-aten = torch.ops.aten
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -290,7 +289,7 @@ lower_table(
 )
 
 
-@lower(torch.ops.prims.convert_element_type.default)
+@lower(prims.convert_element_type.default)
 def convert_element_type(b: Builder, a: Value, dtype: object) -> Value:
     return b.cast(a, b.result.dtype)
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
 from graphport.ops.registry import overloads
 from graphport.symbolic import Expr, floordiv, ge, max_, type_of
-
-aten = torch.ops.aten
 
 
 def emit_full(b: Builder, sizes: Sequence[Size], value: Number, dtype: torch.dtype) -> Value:

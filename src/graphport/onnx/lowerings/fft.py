@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Complex, Size, Value
 from graphport.onnx.lower.registry import lower_complex
@@ -22,8 +23,6 @@ from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.onnx.lowerings.shape import slice_dim
 from graphport.ops.sizes import invert_permutation
 from graphport.symbolic import Expr
-
-aten = torch.ops.aten
 
 _LARGEST_MATRIX = 1024
 """The greatest length for which the matrix is stored: 4 MB."""

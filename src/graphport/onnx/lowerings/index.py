@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.inference import broadcast_shapes
@@ -20,7 +21,6 @@ from graphport.onnx.lowerings.factory import emit_full
 from graphport.ops.sizes import wrap_dim
 from graphport.symbolic import max_, prod
 
-aten = torch.ops.aten
 Indices = Sequence["Value | None"]
 
 _INDEX_DTYPES = (torch.int64, torch.int32)

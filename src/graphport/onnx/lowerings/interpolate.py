@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Size, Value
@@ -19,8 +20,6 @@ from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.conv import Numbers, is_static, sizes_of
 from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.symbolic import Expr, eq, ge, prod
-
-aten = torch.ops.aten
 
 _RESIZE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

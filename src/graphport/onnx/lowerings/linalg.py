@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.builder import Builder, Number, is_float32
 from graphport.onnx.emit.ir import Node, Value
@@ -20,8 +21,6 @@ from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.reduce import sum_axes
 from graphport.ops.registry import overloads
 from graphport.symbolic import Expr, ge, min_
-
-aten = torch.ops.aten
 
 
 def emit_matmul(b: Builder, x: Value, y: Value) -> Value:

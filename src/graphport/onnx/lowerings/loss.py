@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder, Number
@@ -28,8 +29,6 @@ from graphport.onnx.lowerings.reduce import (
 )
 from graphport.onnx.lowerings.scatter import expand_number
 from graphport.symbolic import Expr, max_
-
-aten = torch.ops.aten
 
 _NONE, _MEAN = 0, 1
 

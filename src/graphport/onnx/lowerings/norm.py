@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.conv import sizes_of
 from graphport.onnx.lowerings.reduce import is_nonempty
 from graphport.symbolic import ge, max_, prod
-
-aten = torch.ops.aten
 
 
 def _emit_full(b: Builder, sizes: Any, number: float, dtype: torch.dtype) -> Value:

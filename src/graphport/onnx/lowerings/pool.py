@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.arithmetic import emit_arange, quotient
 from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Size, Value
@@ -31,8 +32,6 @@ from graphport.onnx.lowerings.conv import (
 from graphport.onnx.lowerings.reduce import find_extreme as place_of
 from graphport.onnx.lowerings.reduce import reduce_extreme, sum_axes
 from graphport.symbolic import eq, ge, max_
-
-aten = torch.ops.aten
 
 
 def _add_batch_dim(

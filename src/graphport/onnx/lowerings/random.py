@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.builder import Builder, Number, Operand
 from graphport.onnx.emit.ir import Size, Value
@@ -18,8 +19,6 @@ from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.activation import leaky_relu
 from graphport.onnx.lowerings.factory import emit_full
 from graphport.symbolic import sub
-
-aten = torch.ops.aten
 
 DRAWS = ("RandomUniform", "RandomNormal")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.builder import Builder, Number
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
@@ -18,7 +19,6 @@ from graphport.onnx.lowerings.control import emit_scan, prepend_number
 from graphport.onnx.lowerings.elementwise import HALVES
 from graphport.symbolic import Expr, ge
 
-aten = torch.ops.aten
 Dims = int | Sequence[int] | None
 
 

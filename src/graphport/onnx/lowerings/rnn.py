@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.conv import pad_dims, sizes_of
 from graphport.symbolic import ge, max_
-
-aten = torch.ops.aten
 
 
 class _CellKind(NamedTuple):

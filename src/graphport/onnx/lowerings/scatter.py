@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.arithmetic import emit_arange, floor_quotient
 from graphport.onnx.emit.builder import Builder, Number
@@ -27,8 +28,6 @@ from graphport.onnx.lowerings.index import (
 )
 from graphport.ops.sizes import invert_permutation, wrap_dim
 from graphport.symbolic import eq, ge, ite, max_
-
-aten = torch.ops.aten
 
 Write = Callable[[Value, Value, str], Value]
 """Data with updates written to it, by a reduction of ONNX."""

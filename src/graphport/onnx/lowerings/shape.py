@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten, prims
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder, Number
@@ -23,8 +24,6 @@ from graphport.ops.sizes import wrap_dim
 from graphport.symbolic import Expr, eq, ge, lt, max_, min_, mod, prod
 from graphport.tensors.abstract import Abstract, AbstractTensor, get_val, permute_strides
 
-aten = torch.ops.aten
-
 SLICE_END = (1 << 63) - 1
 """Beyond the end of every dim, as in torch and in ONNX."""
 
@@ -32,7 +31,7 @@ SLICE_END = (1 << 63) - 1
 @lower(
     *overloads("clone alias alias_copy detach detach_copy contiguous lift_fresh lift_fresh_copy"),
     *overloads("lift resolve_conj resolve_neg"),
-    torch.ops.prims.device_put.default,
+    prims.device_put.default,
 )
 def clone(b: Builder, self: Value) -> Value:
     """Values have no memory: a copy is the same value."""

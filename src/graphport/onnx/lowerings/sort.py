@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.builder import Builder, Number, Operand
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
@@ -19,8 +20,6 @@ from graphport.onnx.lowerings.index import at_least_1d, flatten_value
 from graphport.onnx.lowerings.scatter import expand_number
 from graphport.ops.sizes import wrap_dim
 from graphport.symbolic import prod
-
-aten = torch.ops.aten
 
 _INF = float("inf")
 _END = (1 << 63) - 1

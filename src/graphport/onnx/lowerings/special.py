@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.arithmetic import emit_log_base
 from graphport.onnx.emit.builder import Builder, Operand
@@ -20,8 +21,6 @@ from graphport.onnx.lowerings.compare import is_negative
 from graphport.onnx.lowerings.elementwise import cast_operands, widen_operand
 from graphport.onnx.lowerings.numerics import chebyshev
 from graphport.onnx.lowerings.numerics.chebyshev import emit_fit
-
-aten = torch.ops.aten
 
 Formula = Callable[[Builder, Value], Value]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Size, Value
@@ -13,8 +14,6 @@ from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.factory import emit_full
 from graphport.ops.sizes import wrap_dim
 from graphport.symbolic import prod
-
-aten = torch.ops.aten
 
 
 @lower(aten.unfold.default, aten.unfold_copy.default)

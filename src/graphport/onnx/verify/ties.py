@@ -24,7 +24,6 @@ from graphport.ops.registry import overload_table, overloads
 from graphport.tensors.abstract import Abstract, describe
 from graphport.types import Args, Argument
 
-aten = torch.ops.aten
 Tolerances = Callable[[str], Tolerance]
 
 

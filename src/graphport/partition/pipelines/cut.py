@@ -11,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from graphport.arguments import FUNCTION, NAMES, integer
+from graphport.compat.operators import aten
 from graphport.errors import StageError
 from graphport.fx.manipulation import size_bytes
 from graphport.partition.config import Device, NodeLatency, PartitionerConfig, PartitionMode
@@ -22,8 +23,6 @@ from graphport.program import ExportedProgram
 from graphport.symbolic import Scope
 from graphport.symbolic.bridge import to_expression
 from graphport.tensors.abstract import get_shape, get_val
-
-aten = torch.ops.aten
 
 Stages = int | Sequence[str] | Callable[[Node], int] | PartitionResult
 

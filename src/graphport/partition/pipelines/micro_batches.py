@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from graphport.compat.operators import aten, higher_order
 from graphport.compat.torch import HigherOrderOperator, OpOverload, pytree
 from graphport.errors import StageError
 from graphport.ops.batch import BatchCall, find_batch_dim, mixes_batch
@@ -23,8 +24,6 @@ from graphport.symbolic import Expr, evaluate, symbols
 from graphport.symbolic.bridge import to_expression
 from graphport.tensors.abstract import collect_symbols, get_shape, get_val
 from graphport.types import PyTree
-
-aten = torch.ops.aten
 
 
 class WholeBatch:
@@ -162,7 +161,6 @@ def _slice_input(x: object, where: tuple[int, Any] | None, start: int, count: in
 # The branches and bodies of control flow are followed too. What cannot be seen is a custom operator
 # that mixes items and keeps their number: it is taken to treat them one by one.
 
-higher_order = torch.ops.higher_order
 
 _STATE_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 

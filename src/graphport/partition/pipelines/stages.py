@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from graphport.compat.operators import aten
 from graphport.errors import UnsupportedError
 from graphport.program import (
     ConstantArgument,
@@ -255,7 +256,7 @@ class _StageCutter:
             after = node if node in self.place else list(self.spec)[-1]
             with self.graph.inserting_after(after):
                 args = (node, shape.index(symbol))
-                new = self.graph.call_function(torch.ops.aten.sym_size.int, args)
+                new = self.graph.call_function(aten.sym_size.int, args)
             set_val(new, to_torch(symbol))
             self.place[new] = self.place.get(node, 0)
             symbol_nodes[symbol] = new

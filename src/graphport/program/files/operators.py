@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from graphport.compat import schemas
 from graphport.compat import torch as compat
 from graphport.errors import InputError, SerializationError
 from graphport.program.bounds import CHECKS
@@ -283,8 +284,10 @@ def encode_target(target: NodeTarget) -> str | None:
 class Targets:
     """Looks up names, each once."""
 
-    def __init__(self, producer: str, permits: AllowedOperators) -> None:
+    def __init__(self, producer: str, version: schemas.Version, permits: AllowedOperators) -> None:
         self._producer = producer
+        self._version = version
+        """Of the torch that the file was written with."""
         self._permits = permits
         self._known: dict[str, Any] = dict(FUNCTIONS)
 
@@ -325,13 +328,20 @@ class Targets:
             item.fail(f"the operator {format_excerpt(name)} cannot be called from Python")
         if not self._permits(found):
             item.fail(*self._permits.refusal(found))
+        if not schemas.is_compatible(found, self._version):
+            item.fail(f"{found} has other arguments in torch {torch.__version__}", self._fix())
         return found
 
+    def _fix(self) -> str:
+        return f"run with the version that the file was written with: {self._producer}"
+
     def _unknown(self, item: Item, name: str) -> None:
+        if schemas.is_recorded(name):
+            item.fail(f"torch {torch.__version__} has no operator {name}", self._fix())
         namespace = name.partition("::")[0]
         registered = compat.dispatch_get_all_op_names()
         if any(other.startswith(f"{namespace}::") for other in registered):
-            fix = f"run with the version that the file was written with: {self._producer}"
+            fix = self._fix()
             if namespace not in ("aten", "prims", "prim"):
                 fix = f"import the version of the library that registers {name} before loading"
         else:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from graphport.arguments import FLAG, NAMES, check_arguments
+from graphport.compat.schemas import read_version
 from graphport.compat.torch import pytree
 from graphport.errors import SerializationError, VerificationError
 from graphport.program.exported import CallSpec, ExportedProgram
@@ -146,7 +147,7 @@ class _Reader:
         )
         start += file.members[archive.TENSORS].start
         self.tensors = Tensors(parts["tensors"], entries, data, start)
-        targets = Targets(versions, permits)
+        targets = Targets(versions, read_version(producer["torch"].text()), permits)
         self.values = Values(targets)
         self.trees = Trees(self.values)
         self.expressions = Expressions(parts["symbols"], parts["expressions"], parts["facts"])

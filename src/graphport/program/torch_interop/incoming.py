@@ -14,6 +14,7 @@ from torch import export, nn
 from torch.export import graph_signature as theirs
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.compat.operators import aten
 from graphport.compat.torch import pytree
 from graphport.errors import InputError, ShapeError, UnsupportedError
 from graphport.ops import Abstract
@@ -31,8 +32,6 @@ from graphport.program.torch_interop.expressions import (
 from graphport.symbolic import Expr, Range, Scope, Truth, ge, le
 from graphport.symbolic.bridge import from_torch, is_symbolic, to_torch
 from graphport.tensors.abstract import contiguous_strides, get_val, make_abstract_tensor
-
-aten = torch.ops.aten
 
 _METADATA = ("stack_trace", "torch_fn", "source_fn_stack", "custom")
 _SYMBOLIC_ARGUMENTS = (theirs.SymIntArgument, theirs.SymFloatArgument, theirs.SymBoolArgument)

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import export, nn
 from torch.export import graph_signature as theirs
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.fx import Graph, GraphModule, Node
 
+from graphport.compat.operators import aten
 from graphport.compat.torch import SpecViolationError, TrainingIRVerifier, Verifier, pytree
 from graphport.errors import UnsupportedError
 from graphport.program import bounds
@@ -26,8 +26,6 @@ from graphport.symbolic import Expr, bitand, bitor
 from graphport.symbolic.bridge import from_torch, python_type
 from graphport.tensors.abstract import get_val, has_val, set_val
 from graphport.types import Argument
-
-aten = torch.ops.aten
 
 _VERIFIERS = {"ATEN": Verifier, "TRAINING": TrainingIRVerifier}
 _METADATA = ("stack_trace", "torch_fn", "source_fn_stack", "custom")

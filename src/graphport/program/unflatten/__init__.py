@@ -11,11 +11,11 @@ import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.fx import Graph, Node
 
 from graphport.arguments import PROGRAM, check_arguments
+from graphport.compat.operators import aten
 from graphport.compat.torch import PyTreeInfo, TreeSpec, pytree
 from graphport.ops.effects import clone_running_statistics
 from graphport.program.bounds import insert_bounds_checks
@@ -85,8 +85,6 @@ def unflatten(program: ExportedProgram) -> UnflattenedModule:
 
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
-
-aten = torch.ops.aten
 
 
 class Builder:

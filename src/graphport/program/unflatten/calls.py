@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.fx import Node
 
 from graphport.compat.torch import HigherOrderOperator, OpOverload
@@ -26,7 +25,6 @@ from graphport.tensors.abstract import holds_number
 if TYPE_CHECKING:
     from graphport.program.exported import ExportedProgram
 
-aten = torch.ops.aten
 
 _SIZE_OPERATORS = set(overloads("sym_size.int sym_stride.int sym_numel sym_storage_offset"))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower, lower_table
@@ -25,7 +26,6 @@ from graphport.onnx.lowerings.numerics.chebyshev import (
     lower_in_float64,
 )
 
-aten = torch.ops.aten
 special = torch.special
 
 Formula = Callable[[Builder, Value, Value, int], Value]

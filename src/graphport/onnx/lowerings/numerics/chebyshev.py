@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from numpy.polynomial.chebyshev import cheb2poly
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.builder import Builder, Operand
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower, lower_table
 from graphport.onnx.lowerings.control import emit_loop
-
-aten = torch.ops.aten
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.errors import UnsupportedError
 from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder
@@ -21,8 +22,6 @@ from graphport.onnx.lowerings.control import emit_counted_loop
 from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.onnx.lowerings.reduce import reduce_extreme
 from graphport.symbolic import ge, min_
-
-aten = torch.ops.aten
 
 
 def reverse_index(b: Builder, count: object) -> Callable[[Value], Value]:

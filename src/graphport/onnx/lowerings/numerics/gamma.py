@@ -11,14 +11,13 @@ import math
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.control import emit_loop
 from graphport.onnx.lowerings.numerics.chebyshev import emit_polynomial, erfc, log_gamma
 from graphport.onnx.lowerings.special import log1p_of
-
-aten = torch.ops.aten
 
 _LARGE_ORDER = 1000.0
 """From here on a is large: fewer than 300 steps are needed below, and three terms above."""

@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
@@ -26,8 +27,6 @@ from graphport.onnx.lowerings.numerics.factorizations import (
     take_at,
     transpose_matrices,
 )
-
-aten = torch.ops.aten
 
 _ALPHA = (1 + math.sqrt(17)) / 8
 

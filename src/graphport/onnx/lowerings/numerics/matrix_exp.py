@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Size, Value
 from graphport.onnx.lower.registry import lower
@@ -20,8 +21,6 @@ from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.onnx.lowerings.numerics.factorizations import eye_mask
 from graphport.onnx.lowerings.reduce import widen_input
 from graphport.symbolic import ge, prod
-
-aten = torch.ops.aten
 
 _LARGEST_NORM = {torch.float32: 3.010066362817634, torch.float64: 1.090863719290036}
 """Up to what norm the polynomial is exact to the last bit."""

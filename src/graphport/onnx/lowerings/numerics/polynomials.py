@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from graphport.compat.operators import aten
 from graphport.onnx.emit.builder import Builder, Operand
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.lower.registry import lower
@@ -21,8 +22,6 @@ from graphport.onnx.lowerings.control import emit_loop
 from graphport.onnx.lowerings.elementwise import widen_operand
 from graphport.onnx.lowerings.special import acos_of
 from graphport.symbolic import Expr
-
-aten = torch.ops.aten
 
 Linear = tuple[int, int]
 """A multiple of the degree, and what is added to it."""
