@@ -1,15 +1,24 @@
 # Everything starts from Python, make and pip; each target installs what it needs, once.
 
 # What it runs on. With other versions, as in `make test TORCH=2.15.0`, it has an environment of its
-# own (.venv-torch2.15); what is not named is as in constraints.txt.
+# own (.venv-torch2.15); what is not named is as in constraints.txt. LOWEST=1 is the lower bound of
+# everything that pyproject.toml wants beside the tools of the tests.
 PYTHON ?= 3.11
-TORCH  ?= 2.13.0
 OTHERS := $(strip $(foreach p,ONNXRUNTIME ONNX NUMPY TRANSFORMERS,$(if $($p),$(shell echo $p | tr A-Z a-z)==$($p))))
+ifdef LOWEST
+BOUNDS := $(shell sed -nE 's/.*"((torch|numpy|onnx|onnxruntime|onnx_ir|rich|safetensors|z3-solver|transformers)>=[0-9.]+)".*/\1/p' pyproject.toml | tr -d '>' | sed 's/=/==/')
+OTHERS := $(filter-out torch==%,$(BOUNDS))
+TORCH  := $(patsubst torch==%,%,$(filter torch==%,$(BOUNDS)))
+endif
+TORCH  ?= 2.13.0
 
 minor   = $(word 1,$(subst ., ,$1)).$(word 2,$(subst ., ,$1))
 named  := $(if $(filter-out 3.11,$(PYTHON)),-python$(PYTHON)) \
           $(if $(filter-out 2.13.0,$(TORCH)),-torch$(call minor,$(TORCH))) \
           $(foreach o,$(subst ==,,$(OTHERS)),-$(call minor,$o))
+ifdef LOWEST
+named  := -lowest
+endif
 VENV   ?= .venv$(shell echo $(named) | tr -d ' ')
 PY     := $(VENV)/bin/python
 python  = $(or $(shell for p in python$(PYTHON) ~/.pyenv/versions/$(PYTHON).*/bin/python $(if $(filter 3.11,$(PYTHON)),python3); \
@@ -41,7 +50,7 @@ help:
 	@echo "make clean     remove the virtual environment and caches"
 
 # Free: what is named, and what its version decides.
-FREE := torch $(OTHERS) $(if $(OTHERS),huggingface_hub tokenizers ml_dtypes onnx-ir)
+FREE := torch $(OTHERS) $(if $(OTHERS),huggingface_hub tokenizers ml_dtypes onnx-ir protobuf)
 
 $(PINS): constraints.txt FORCE
 	@test -x $(PY) || $(python) -m venv $(VENV)
@@ -93,10 +102,13 @@ test-cpus: $(TESTED)
 check: lint
 	@$(PY) -m pytest -q -m smoke
 
+# Of the sources alone: in one environment.
 lint: $(TESTED)
+ifeq ($(VENV),.venv)
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+endif
 
 AGAINST ?= HEAD
 TESTS   ?= tests

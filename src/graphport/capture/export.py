@@ -76,6 +76,7 @@ from graphport.capture.trace.training import (
 )
 from graphport.capture.trace.values import Storage, Value, note_overlap
 from graphport.compat.operators import aten
+from graphport.compat.schemas import warn_if_newer
 from graphport.compat.torch import OpOverload, disable_current_modes, pytree
 from graphport.errors import (
     ConstraintViolationError,
@@ -193,6 +194,7 @@ def capture(
     mod: Any, args: PyTree, kwargs: PyTree, dynamic_shapes: PyTree, options: Options
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
     """The program, and the errors that a draft passed over."""
+    warn_if_newer()
     mod = unwrap_compiled(mod)
     try:
         program, passed_over = _capture_program(mod, args, kwargs, dynamic_shapes, options)

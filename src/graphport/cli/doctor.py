@@ -9,6 +9,7 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 
 from graphport.cli.console import Console
+from graphport.compat.versions import TESTED, describe_untested, parse_release
 from graphport.report.document import Block, Document, Section, Table, render_text
 
 NEEDED = ("torch", "numpy", "onnx", "onnxruntime", "onnx_ir", "rich")
@@ -45,9 +46,18 @@ def run(options: argparse.Namespace, console: Console) -> int:
         other_release = ONNX.describe_other_release(versions["onnxruntime"])
     missing = {name: use for name, use in OPTIONAL.items() if find_spec(name) is None}
     own = {"graphport": find_version("graphport"), "python": platform.python_version()}
+    transformers = find_version("transformers")
+    versions = {**own, **versions, **({"transformers": transformers} if transformers else {})}
+    untested = [
+        text
+        for name, version in versions.items()
+        if version and name in TESTED and (text := describe_untested(name, version))
+    ]
     data = {
         "ok": not problems,
-        "versions": {**own, **versions},
+        "versions": versions,
+        "tested": {name: list(TESTED[name]) for name in versions if name in TESTED},
+        "untested": untested,
         "providers": providers,
         "default_opset": opset,
         "other_release": other_release,
@@ -55,14 +65,16 @@ def run(options: argparse.Namespace, console: Console) -> int:
         "missing_optional": missing,
     }
     rows = [
-        (name, version or "missing", needed.get(name, ""))
-        for name, version in {**own, **versions}.items()
+        (name, version or "missing", needed.get(name, ""), " to ".join(TESTED.get(name, ())))
+        for name, version in versions.items()
     ]
     blocks: list[Block] = [Table(("not installed", "for"), list(missing.items()))]
     document = Document(
         "graphport doctor",
         [
-            Section("versions", [Table(("package", "installed", "needed"), rows)]),
+            Section(
+                "versions", [Table(("package", "installed", "needed", "tested"), rows), *untested]
+            ),
             Section(
                 "ONNX Runtime",
                 [
@@ -123,11 +135,11 @@ def is_satisfied(version: str | None, wanted: str) -> bool:
     """
     if version is None:
         return False
-    have = _parse_release(version)
+    have = parse_release(version)
     for part in filter(None, wanted.split(",")):
         match = re.fullmatch(r"\s*(>=|<=|==|!=|<|>)\s*([\w.]+)\s*", part)
         assert match is not None, f"{part} is no range of versions that we write"
-        limit = _parse_release(match[2])
+        limit = parse_release(match[2])
         length = max(len(have), len(limit))
         a, b = (x + (0,) * (length - len(x)) for x in (have, limit))
         if not _COMPARISONS[match[1]](a, b):
@@ -143,9 +155,3 @@ _COMPARISONS = {
     "<": lambda a, b: a < b,
     ">": lambda a, b: a > b,
 }
-
-
-def _parse_release(version: str) -> tuple[int, ...]:
-    """The release of a version, without what marks builds and candidates."""
-    release = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(map(int, release[0].split("."))) if release else ()

@@ -9,9 +9,7 @@ would read their arguments as they were.
 from __future__ import annotations
 
 import inspect
-import re
 import sys
-import warnings
 from functools import cache
 from importlib import import_module
 from itertools import pairwise
@@ -20,7 +18,9 @@ from typing import TypeAlias
 
 import torch
 
+from graphport import source
 from graphport.compat import torch as compat
+from graphport.compat.versions import describe_untested, parse_release
 from graphport.errors import CaptureWarning, UnsupportedError
 
 Version: TypeAlias = tuple[int, int]
@@ -34,8 +34,8 @@ LIBRARIES = ("aten", "prims")
 
 def read_version(text: str) -> Version:
     """The version of torch in the text of one, such as `2.15.0+cu132`; (0, 0) of what is none."""
-    found = re.match(r"(\d{1,4})\.(\d{1,4})", text)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    major, minor, *_ = (*parse_release(text), 0, 0)
+    return major, minor
 
 
 def print_version(version: Version) -> str:
@@ -158,12 +158,7 @@ def is_compatible(op: compat.OpOverload, version: Version) -> bool:
 def warn_if_newer() -> None:
     """Once in a process."""
     if IS_NEWER:
-        warnings.warn(
-            f"torch {torch.__version__} is newer than {print_version(TESTED[-1])}, the newest that "
-            "this graphport is tested with: operators that have changed since are refused",
-            CaptureWarning,
-            stacklevel=2,
-        )
+        source.warn(str(describe_untested("torch", torch.__version__)), CaptureWarning)
 
 
 if __name__ == "__main__":

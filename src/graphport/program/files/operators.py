@@ -317,10 +317,10 @@ class Targets:
             item.fail(f"{format_excerpt(name)} is neither an operator nor a function on sizes")
         packet, _, overload = name.partition(".")
         try:
-            schemas = compat.jit_get_schemas_for_operator(packet)
+            registered = compat.jit_get_schemas_for_operator(packet)
         except (RuntimeError, TypeError, ValueError):  # no name of an operator, or no UTF-8
-            schemas = []
-        if overload not in [schema.overload_name for schema in schemas]:
+            registered = []
+        if overload not in [schema.overload_name for schema in registered]:
             self._unknown(item, name)
         namespace, _, packet = packet.partition("::")
         found = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default", None)
