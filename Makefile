@@ -32,13 +32,14 @@ TESTED := $(VENV)/.installed-test
 SITE   := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-cpus check lint replay accept bench bench-against docs wheel size clean
+.PHONY: help setup demo test test-all test-cpus matrix check lint replay accept bench bench-against docs wheel size clean
 
 help:
 	@echo "make demo      a transformer to a verified ONNX file, with timings"
 	@echo "make test      lint, format, types and tests, without the slow ones"
 	@echo "make test-all  every test"
 	@echo "make test-cpus what depends on the processor, as if it were another one"
+	@echo "make matrix    test beside other versions of torch, Python, ...; rewrite docs/versions.md"
 	@echo "make check     lint, format, types, smoke tests: before each commit"
 	@echo "make replay    export a fixed set here and with AGAINST=HEAD, and compare: a refactoring"
 	@echo "make accept    rewrite the texts that tests compare in full (TESTS=tests), and show them"
@@ -98,6 +99,10 @@ test-cpus: $(TESTED)
 	$(call as,077,1,ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 LC_ALL=C TZ=Etc/GMT-14)
 	$(call as,022,2,ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 LC_ALL=C.UTF-8 TZ=UTC)
 	$(call as,000,3,ATEN_CPU_CAPABILITY=avx512 ONEDNN_MAX_CPU_ISA=AVX512_CORE LC_ALL=POSIX TZ=Etc/GMT+12)
+
+# ONLY="TORCH=2.15.0": one of them.
+matrix: $(TESTED)
+	@$(PY) -m tests.matrix --sweep $(if $(ONLY),"$(ONLY)")
 
 check: lint
 	@$(PY) -m pytest -q -m smoke

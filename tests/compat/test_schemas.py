@@ -16,6 +16,7 @@ import graphport as gp
 from graphport.compat import operators, schemas, versions
 from graphport.compat.operators import aten
 from graphport.ops.registry import RULES, overloads
+from tests import matrix
 
 pytestmark = pytest.mark.smoke
 
@@ -150,6 +151,15 @@ def test_programs_of_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(schemas, "read_schemas", lambda _, r=recorded: {"aten::relu": r})
         assert schemas.is_compatible(op, other) is fits
         assert schemas.is_compatible(op, schemas.INSTALLED)
+
+
+def test_every_difference_between_versions_has_been_decided() -> None:
+    """And docs/versions.md has them: `python -m tests.matrix --write`."""
+    rows = matrix.list_differences()
+    assert set(matrix.DECISIONS) == {row[1].strip("`") for row in rows}
+    page = matrix.PAGE.read_text()
+    assert matrix.table(matrix.DIFFERENCES, rows) in page
+    assert matrix.read_rows().keys() == set(matrix.COMBINATIONS)
 
 
 def test_a_newer_version_is_described() -> None:

@@ -1,1 +1,1 @@
-"""What depends on the version of another package: `torch.py`, its private names."""
+"""What depends on the versions of other packages: private names, operators and schemas of torch."""
