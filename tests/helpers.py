@@ -193,16 +193,18 @@ class _MetadataInterpreter(Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(target, HigherOrderOperator):
-            args = [self._within(a) if isinstance(a, GraphModule) else a for a in args]
+            # How a scan lays out the slices that it passes differs between versions of torch.
+            layout = self.layout and target is not torch.ops.higher_order.scan
+            args = [self._within(a, layout) if isinstance(a, GraphModule) else a for a in args]
         # What `.module()` runs in place of operators that take no empty tensor.
         target = PYTHON_KERNELS_IF_EMPTY.get(target, target)
         return super().call_function(target, tuple(args), kwargs)
 
-    def _within(self, module: GraphModule) -> Callable[..., Any]:
+    def _within(self, module: GraphModule, layout: bool) -> Callable[..., Any]:
         """A graph within the graph; what it learns of data holds for one run of it."""
 
         def run(*args: Any) -> Any:
-            return _MetadataInterpreter(module, self.sizes, self.layout, inner=True).run(*args)
+            return _MetadataInterpreter(module, self.sizes, layout, inner=True).run(*args)
 
         return run
 

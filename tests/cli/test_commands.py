@@ -111,7 +111,7 @@ def test_doctor(run: Runner) -> None:
     assert done.code == 0, done.out
     data = done.data
     assert data["ok"] and not data["problems"]
-    assert data["versions"]["torch"] == torch.__version__
+    assert data["versions"]["torch"] in (torch.__version__, torch.__version__.partition("+")[0])
     assert "CPUExecutionProvider" in data["providers"]
     assert 18 <= data["default_opset"] <= 25
     assert data["other_release"] is None

@@ -199,7 +199,7 @@ def test_loops(dynamic):
     assert operators(backend)[0] == "Loop"
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # by torch.func.jvp
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # by torch.func.jvp
 def test_derivatives_within_a_function(dynamic):
     def f(x):
         cube = torch.func.grad(lambda a: (a**3).sum())(x)

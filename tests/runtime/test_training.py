@@ -242,7 +242,7 @@ def test_optimiser(optimizer: str) -> None:
 
 
 # Torch imports what it deprecates when it compiles an optimiser.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 def test_optimiser_that_is_compiled(optimizer: str) -> None:
     pair = Pair(mlp())

@@ -46,6 +46,12 @@ INSTALLED = read_version(torch.__version__)
 TESTED = tuple(sorted(read_version(path.stem) for path in FOLDER.glob("*.txt")))
 IS_NEWER = TESTED[-1] < INSTALLED
 
+# What operators do since some version, and their schemas do not say.
+MASKS_EXCLUDE_EACH_OTHER = INSTALLED >= (2, 14)
+"""Attention refuses a mask beside `is_causal`, in whatever kernel."""
+GROUPS_HAVE_ELEMENTS = INSTALLED >= (2, 14)
+"""Group norm refuses groups of nothing."""
+
 
 @cache
 def read_schemas(version: Version) -> Schemas:

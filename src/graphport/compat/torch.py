@@ -167,7 +167,7 @@ MEMBERS: dict[str, str] = {
     "torch.nn:Module": "_parameters _buffers _modules _non_persistent_buffers_set _get_name "
     "_forward_hooks _forward_pre_hooks _forward_hooks_with_kwargs _forward_pre_hooks_with_kwargs",
     "torch.nn.modules.lazy:LazyModuleMixin": "_infer_parameters",
-    "torch.nn:LinearCrossEntropyOptions or nothing": "_compute_batch_chunk_size",
+    "torch.nn:LinearCrossEntropyOptions or nothing": "_compute_batch_chunk_size _adjust",
     "torch.nn:RNNBase": "_flat_weights _flat_weight_refs",
     "torch:Tensor": "_version",
     "torch:TypedStorage": "_untyped_storage",

@@ -18,9 +18,12 @@ from graphport.fx.graphs import get_first_argument
 from graphport.fx.layers import LayerFinder, get_rank, get_tensor_metadata
 
 with warnings.catch_warnings():
-    # torch's own modules for the layout are written in TorchScript, which torch warns of.
-    warnings.simplefilter("ignore", DeprecationWarning)
+    # torch's own modules for the layout are written in TorchScript, which torch warns of: when they
+    # are imported, or when one of them is first asked for.
+    warnings.filterwarnings("ignore", ".*torch.jit")
     import torch.utils.mkldnn as mkldnn
+
+    MkldnnConv1d: type[Any] = mkldnn.MkldnnConv1d
 
 
 def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -111,7 +114,7 @@ _MODULES: dict[type[nn.Module], dict[str, Any]] = {
     nn.BatchNorm3d: {"training": False, "affine": True, "track_running_stats": True},
 }
 _CONVOLUTIONS: dict[int, tuple[type[nn.Module], type[Any]]] = {
-    1: (nn.Conv1d, mkldnn.MkldnnConv1d),
+    1: (nn.Conv1d, MkldnnConv1d),
     2: (nn.Conv2d, mkldnn.MkldnnConv2d),
     3: (nn.Conv3d, mkldnn.MkldnnConv3d),
 }

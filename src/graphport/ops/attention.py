@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from graphport.compat.operators import aten
+from graphport.compat.schemas import MASKS_EXCLUDE_EACH_OTHER
 from graphport.errors import ShapeError
 from graphport.ops.registry import shape_rule
 from graphport.ops.sizes import broadcast, establish_equal, establish_expandable
@@ -40,7 +41,7 @@ def scaled_dot_product_attention(
         if not establish_expandable(attn_mask.sizes, scores):
             raise ShapeError(f"attention: a mask {attn_mask} for query {query} and key {key}")
     fused = _is_fused(query, key, value, dropout_p, enable_gqa)
-    if is_causal and attn_mask is not None and not fused:
+    if is_causal and attn_mask is not None and (MASKS_EXCLUDE_EACH_OTHER or not fused):
         raise ShapeError("attention: is_causal and attn_mask exclude each other here")
     if fused:
         # The fused CPU kernel writes its result in the layout of the query.

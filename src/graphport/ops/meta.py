@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -65,12 +66,13 @@ def from_meta(t: torch.Tensor, device: torch.device) -> Abstract:
     return Abstract(sizes, t.dtype, device, strides)
 
 
-def _is_symbolic(x: object) -> bool:
+def _find_symbolic(x: object) -> Expr | None:
+    """The first number that is not known, within tensors and lists."""
     if isinstance(x, (list, tuple)):
-        return any(map(_is_symbolic, x))
+        return next((found for y in x if (found := _find_symbolic(y)) is not None), None)
     if isinstance(x, Abstract):
-        return any(isinstance(s, Expr) for s in (*x.sizes, *(x._strides or ())))
-    return isinstance(x, Expr)
+        return _find_symbolic((*x.sizes, *(x._strides or ())))
+    return x if isinstance(x, Expr) else None
 
 
 class SymbolicSizesError(Exception):
@@ -98,10 +100,12 @@ def find_fake_impl(op: OpOverload) -> Callable[..., Any] | None:
 
 def infer_by_meta(op: OpOverload, args: Sequence[object], kwargs: dict[str, object]) -> Argument:
     """Run the operator on meta tensors and read off the result."""
-    if not _is_symbolic(args) and not _is_symbolic(list(kwargs.values())):
+    symbolic = _find_symbolic([*args, *kwargs.values()])
+    if symbolic is None:
         return _run_meta_kernel(op, args, kwargs)
     try:
-        return _run_meta_kernel(op, args, kwargs)
+        with symbolic.scope.keep_open():
+            return _run_meta_kernel(op, args, kwargs)
     except (RuntimeError, TypeError, AssertionError) as error:
         # What also fails at the example sizes is the user's mistake, and raises as such.
         _run_meta_kernel(op, specialise_to_example(args), specialise_to_example(kwargs))
@@ -135,11 +139,25 @@ def check_by_meta(
             _run_kernel(*plain)
         else:
             _run_meta_kernel(*plain)
-    except (NotImplementedError, UnsupportedError):
+    except UnsupportedError:
         pass  # there is no such kernel
+    except NotImplementedError as error:
+        if not is_about_kernels(error):
+            raise
     except TypeError as error:
         if _NON_BOOL_CHECK not in str(error):
             raise
+
+
+def is_about_kernels(error: Exception) -> bool:
+    """Whether an operator has no kernel here, for meta tensors or for a dtype, says an error.
+
+    Of the same class are errors about dtypes that an operator does not take anywhere.
+    """
+    return isinstance(error, NotImplementedError) and bool(_NO_KERNEL.search(str(error)))
+
+
+_NO_KERNEL = re.compile(r"^$|Could not run|\" not implemented for '|^Unsupported dtype ")
 
 
 def _is_trusted(call: object, out: object) -> bool:
@@ -220,8 +238,8 @@ def check_element_by_kernel(
     with torch.random.fork_rng(devices=(), enabled=random):
         try:
             op(*positional, **keywords)
-        except NotImplementedError:
-            if not _has_kernels(positional):
+        except NotImplementedError as error:
+            if is_about_kernels(error) and not _has_kernels(positional):
                 return
             raise
     _ACCEPTED_CALLS.add(key)
@@ -358,13 +376,13 @@ def _run_meta_kernel(op: OpOverload, args: Sequence[object], kwargs: dict[str, o
     lowered = [down(a) for a in args]
     keywords = {k: down(v) for k, v in kwargs.items()}
     # Many C++ meta kernels refuse symbolic sizes; torch's reference in Python takes them.
-    reference = decomposition_table.get(op) if _is_symbolic(args) else None
+    reference = decomposition_table.get(op) if _find_symbolic(args) is not None else None
     try:
         out = (reference or find_fake_impl(op) or op)(*lowered, **keywords)
     except (NotImplementedError, RuntimeError) as error:
         _refuse_layout(op, error)
         # torch.library.custom_op raises a plain RuntimeError where it has nothing to run.
-        if not isinstance(error, NotImplementedError) and "no fake impl" not in str(error):
+        if not is_about_kernels(error) and "no fake impl" not in str(error):
             raise
         custom = op.namespace not in ("aten", "prims")
         name = op.name().split(".")[0]

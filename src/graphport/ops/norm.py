@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from graphport.compat.operators import aten
+from graphport.compat.schemas import GROUPS_HAVE_ELEMENTS
 from graphport.errors import ShapeError
 from graphport.ops.registry import shape_rule
-from graphport.ops.sizes import establish, establish_equal, establish_sizes, numel
+from graphport.ops.sizes import establish, establish_equal, establish_sizes, numel, require_nonempty
 from graphport.symbolic import ge
 from graphport.tensors.abstract import (
     Abstract,
@@ -153,6 +154,8 @@ def group_norm(
             "groups"
         )
     _check_channels(input, "group_norm", weight, bias)
+    if GROUPS_HAVE_ELEMENTS:
+        require_nonempty("group_norm", input, input.sizes[1:])
     return _lay_out(input)
 
 
@@ -177,6 +180,8 @@ def native_group_norm(
         if a is not None:
             if not establish_sizes(a.sizes, (C,)):
                 raise ShapeError(f"native_group_norm: {a} does not fit {C} channels")
+    if GROUPS_HAVE_ELEMENTS:
+        require_nonempty("native_group_norm", input, (C, HxW))
     stats = input.like((N, group), (input if weight is None else weight).dtype)
     return _lay_out(input), stats, stats
 

@@ -16,17 +16,12 @@ from graphport.tensors.abstract import Abstract
 
 Promotion = Callable[[torch.dtype], torch.dtype]
 
+# Of bfloat16, some versions of torch have a complex dtype and others take complex64.
 COMPLEX_OF = {
-    torch.float16: torch.complex32,
-    torch.bfloat16: torch.complex64,
-    torch.float32: torch.complex64,
-    torch.float64: torch.complex128,
+    dtype: dtype.to_complex()
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
-REAL_OF = {
-    torch.complex32: torch.float16,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-}
+REAL_OF = {dtype: dtype.to_real() for dtype in COMPLEX_OF.values()}
 
 promote_types = cache(torch.promote_types)
 

@@ -150,7 +150,10 @@ class SymNode:
     # Questions. The file and line are those of C++; the scope looks up the user's.
 
     def guard_int(self, file: builtins.str, line: int) -> int:
-        return int(self.shape_env.scope.specialize(self._expr))
+        scope = self.shape_env.scope
+        if not scope.specialises and type(scope.simplify(self._expr)) is Expr:
+            raise RuntimeError(f"{self._expr} would be fixed")
+        return int(scope.specialize(self._expr))
 
     def guard_float(self, file: builtins.str, line: int) -> float:
         return float(self.shape_env.scope.specialize(self._expr))
@@ -270,6 +273,7 @@ _BINARY: dict[str, Callable[[Any, Any], Value]] = {
     "or_": expr.or_,
     "sym_and": expr.and_,
     "sym_or": expr.or_,
+    "xor": lambda a, b: expr.or_(expr.and_(a, expr.not_(b)), expr.and_(expr.not_(a), b)),
 }
 
 _UNARY: dict[str, Callable[[Any], Value]] = {

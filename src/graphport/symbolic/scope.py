@@ -81,6 +81,8 @@ class Scope:
         # or 1 choose between fast paths, and are answered for sizes in general; see
         # `size_oblivious`.
         self.internal = False
+        # Whether torch may fix a size: not while its kernel is asked what comes of open sizes.
+        self.specialises = True
         # True while an operator states what it needs: its questions are then like the user's.
         self.stating = False
         # Whether they are, and whether such an answer was not that of the example.
@@ -289,6 +291,15 @@ class Scope:
             s: self._hints[s] if s in self._hints else self.reveal(s) for s in expr.symbols(e)
         }
         return expr.evaluate(e, values)
+
+    @contextmanager
+    def keep_open(self) -> Iterator[None]:
+        """While it lasts, torch may not fix a size: it gets an error instead."""
+        before, self.specialises = self.specialises, False
+        try:
+            yield
+        finally:
+            self.specialises = before
 
     # Parts of the program that may not run
 

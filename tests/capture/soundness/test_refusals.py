@@ -58,7 +58,7 @@ def test_sparse_tensors_made_by_the_program(make):
 
 def test_a_traced_module_is_captured():
     torch.manual_seed(0)
-    with pytest.warns(DeprecationWarning, match="torch.jit"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
         model = Parent(torch.jit.trace(Layer(), (X,)))
     ep = gp.export(model, (X,))
     torch.testing.assert_close(ep.module()(X), model(X))
@@ -66,7 +66,7 @@ def test_a_traced_module_is_captured():
 
 
 def test_a_scripted_module_is_named():
-    with pytest.warns(DeprecationWarning, match="torch.jit"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
         model = Parent(torch.jit.script(Layer()))
     said = refusal(model, X)
     assert "the module 'child' is TorchScript" in said
@@ -78,7 +78,7 @@ def test_a_traced_module_with_open_sizes_is_named():
         def forward(self, x):
             return x.view(x.size(0) * 2, -1)
 
-    with pytest.warns(DeprecationWarning, match="torch.jit"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
         model = Parent(torch.jit.trace(Rows(), (X,)))
     with pytest.raises(UnsupportedError, match="the module 'child' is TorchScript"):
         gp.export(model, (X,), dynamic_shapes=({0: gp.Dim("rows", min=2)},))

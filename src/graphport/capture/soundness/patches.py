@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ def patch_builtins() -> Iterator[Replacement]:
         yield chunks, "__post_init__", _wrap_options_check(chunks.__post_init__)
         wrapped = _wrap_chunk_size(chunks._compute_batch_chunk_size)
         yield chunks, "_compute_batch_chunk_size", wrapped
+        yield chunks, "_adjust", _wrap_adjustment(chunks._adjust)
 
 
 def _restore_dynamo_ids(ours: Sequence[Any], taken: Sequence[Any]) -> None:
@@ -139,6 +141,19 @@ def _wrap_chunk_size(original: Any) -> Function:
         return torch.sym_min(-(-rows // (-(-classes // features) * int(parts))), rows)
 
     return size
+
+
+def _wrap_adjustment(original: Any) -> Function:
+    """Chosen without a limit for memory, which torch rounds to a power of 2."""
+
+    @functools.wraps(original)
+    def adjust(options: Any, *args: Argument, **kwargs: Argument) -> Any:
+        symbolic = any(isinstance(x, torch.SymInt) for x in (*args, *kwargs.values()))
+        if symbolic and options.chunking_method == "auto" and options.batch_chunk_size is None:
+            options = replace(options, chunking_method="aspect_ratio")
+        return original(options, *args, **kwargs)
+
+    return adjust
 
 
 def _wrap_divmod(original: Any) -> Function:

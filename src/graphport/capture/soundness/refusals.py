@@ -8,6 +8,7 @@ program.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
@@ -167,7 +168,7 @@ def internal_error(error: Exception, where: source.Location | None = None) -> In
     return InternalError(what, where=where)
 
 
-_NO_DEVICE = "Torch not compiled with"  # CUDA, XPU, ... enabled
+_NO_DEVICE = re.compile(r"Torch not compiled with|Found no NVIDIA driver")
 
 
 def _format_error(error: Exception) -> str:
@@ -182,7 +183,7 @@ def forward_error(error: Exception, where: source.Location | None) -> Exception:
     said = _format_error(error)
     what = f"{type(error).__name__} in the program{said}"
     fix: tuple[str, ...] = ()
-    if _NO_DEVICE in said:
+    if _NO_DEVICE.search(said):
         what = f"the program uses a device that is missing here{said}"
         fix = ("x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",)
     if isinstance(error, RecursionError):

@@ -422,9 +422,9 @@ def report_missing(found: Mapping[Any, list[Node]], opset: int) -> ExportError:
     """All that is missing, with the lines that need it."""
     lines = []
     for target, nodes in found.items():
-        places = dict.fromkeys(str(locate_stack_trace(n.meta.get("stack_trace"))) for n in nodes)
-        first, *others = places
-        more = f" and {len(others)} more" if others else ""
-        lines.append(f"{target} at {first}{more}")
+        found_at = (locate_stack_trace(n.meta.get("stack_trace")) for n in nodes)
+        places = list(dict.fromkeys(f" at {place}" for place in found_at if place is not None))
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        lines.append(f"{target}{''.join(places[:1])}{more}")
     names = [str(t) for t in found]
     return MissingLoweringError(names, lines, opset)
