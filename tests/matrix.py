@@ -21,6 +21,7 @@ from graphport.compat.schemas import print_version
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "versions.md"
+LOGS = ROOT / "build" / "matrix"
 COMBINATIONS = (
     "TORCH=2.13.0",
     "TORCH=2.12.1",
@@ -103,7 +104,9 @@ def find_python(variables: list[str]) -> str:
 def call(command: list[str]) -> subprocess.CompletedProcess[str]:
     print("$", " ".join(command), file=sys.stderr, flush=True)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    sys.stderr.write(done.stdout[-4000:] + done.stderr[-4000:])
+    LOGS.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^\w.=-]+", "_", " ".join(command))
+    (LOGS / f"{name}.log").write_text(done.stdout + done.stderr)
     return done
 
 

@@ -77,7 +77,7 @@ def all_gather_scalars(x: Tensor) -> Tensor:
 
 def all_gather_into_tensor(x: Tensor) -> Tensor:
     y = torch.empty(dist.get_world_size() * x.shape[0], x.shape[1])
-    dist.all_gather_single(y, x)
+    getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(y, x)
     return y
 
 
@@ -89,7 +89,9 @@ def reduce_scatter(x: Tensor) -> Tensor:
 
 def reduce_scatter_tensor(x: Tensor) -> Tensor:
     y = torch.empty_like(x)
-    dist.reduce_scatter_single(y, torch.cat([x + i for i in range(dist.get_world_size())]))
+    getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(
+        y, torch.cat([x + i for i in range(dist.get_world_size())])
+    )
     return y
 
 

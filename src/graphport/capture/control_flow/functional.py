@@ -88,7 +88,12 @@ def _call_scan_operator(
             _check_carried(carry, after)
         return after, y
 
-    return operator(step, init, xs, dim=dim, reverse=reverse)
+    if dim == 0:
+        return operator(step, init, xs, reverse=reverse)
+    # Not left to torch, some versions of which stack results along the first dim.
+    moved = pytree.tree_map(lambda x: x.movedim(dim, 0), xs)
+    carry, ys = operator(step, init, moved, reverse=reverse)
+    return carry, pytree.tree_map(lambda y: y.movedim(0, dim) if dim < y.dim() else y, ys)
 
 
 def _common_length(what: str, leaves: Sequence[Argument], dim: int) -> int:

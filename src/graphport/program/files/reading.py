@@ -299,7 +299,7 @@ def _is_consistent(val: torch.Tensor, sizes: Sequence[object], dtype: torch.dtyp
 
 
 def _check_outputs(item: Item, signature: GraphSignature, program: ExportedProgram) -> None:
-    results: Any = next(reversed(program.graph.nodes)).args[0]
+    results: Any = program.graph.output_node().args[0]
     if not isinstance(results, (list, tuple)) or len(results) != len(signature.output_specs):
         item.fail("the outputs are not those of the graph")
     users = [s for s in signature.output_specs if s.kind in _USER_OUTPUTS]
