@@ -31,13 +31,9 @@ SAMPLES = 3
 DTYPES = (torch.float32, torch.int64, torch.bool)
 
 # What differs from eager, and why: these are faults of a lowering, or of eager.
-_BATCH_NORM = "one value per channel in training: the mean does not cancel to 0"
 DIFFERENCES: dict[str, str] = {
     "lu_unpack": "fewer pivots than rows at other sizes: eager reads beyond them",
     "nn.functional.conv_transpose2d": "no items, and a width of 0: ONNX Runtime refuses the width",
-    "native_batch_norm": _BATCH_NORM,
-    "_native_batch_norm_legit": _BATCH_NORM,
-    "_batch_norm_with_update": _BATCH_NORM,
 }
 
 

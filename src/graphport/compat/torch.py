@@ -136,6 +136,7 @@ ROWS: dict[str, str] = {
     "torch._dynamo.backends.common:aot_autograd": "graphs of derivatives",
     "torch._functorch.aot_autograd:make_boxed_func": "a function as AOTAutograd calls it",
     # torch.export
+    "torch.fx.experimental.dynamic_spec or nothing": "dynamic shapes as variables; since 2.13",
     "torch._dynamo.source:ConstantSource": "how a guard calls a number",
     "torch._dynamo.source:GetItemSource": "how a guard calls an item",
     "torch._dynamo.source:LocalSource": "how a guard calls the inputs",
@@ -168,6 +169,9 @@ MEMBERS: dict[str, str] = {
     "_forward_hooks _forward_pre_hooks _forward_hooks_with_kwargs _forward_pre_hooks_with_kwargs",
     "torch.nn.modules.lazy:LazyModuleMixin": "_infer_parameters",
     "torch.nn:LinearCrossEntropyOptions or nothing": "_compute_batch_chunk_size _adjust",
+    "torch.fx.experimental.dynamic_spec:ParamsSpec or nothing": "_named_args _varargs _varkw",
+    "torch.fx.experimental.dynamic_spec:ShapesSpec or nothing": "_params",
+    "torch.fx.experimental.dynamic_spec:SeqSpec or nothing": "_entries",
     "torch.nn:RNNBase": "_flat_weights _flat_weight_refs",
     "torch:Tensor": "_version",
     "torch:TypedStorage": "_untyped_storage",

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from graphport.capture.spec.inputs import Inputs, Variadic
+from graphport.capture.spec.shapes_spec import find_shapes_spec, is_shapes_spec, read_shapes_spec
 from graphport.compat.torch import pytree
 from graphport.errors import SpecError
 from graphport.huggingface import cache_shapes, caches
@@ -48,6 +49,9 @@ class LeafSpec:
 
 def walk_spec(inputs: Inputs, dynamic_shapes: PyTree) -> list[LeafSpec]:
     """The inputs that the spec says something about."""
+    dynamic_shapes = find_shapes_spec(inputs, dynamic_shapes)
+    if is_shapes_spec(dynamic_shapes):
+        dynamic_shapes = read_shapes_spec(inputs, dynamic_shapes)
     builder = getattr(dynamic_shapes, "dynamic_shapes", None)
     if callable(builder):  # gp.ShapesCollection, gp.AdditionalInputs
         try:

@@ -143,6 +143,35 @@ def _compare_floats(have: torch.Tensor, want: torch.Tensor, tolerance: Tolerance
     return Comparison(not far, worst, relative, note)
 
 
+def nudge(x: object) -> object:
+    """Each float the next one, up or down: a rounding error of the smallest kind."""
+    if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point or x.dtype.itemsize < 4:
+        return x
+    up = torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    return torch.nextafter(x, torch.where(up, math.inf, -math.inf).to(x))
+
+
+def is_rounding(have: Any, want: torch.Tensor, nudged: Any) -> bool:
+    """Whether eager itself, given inputs that differ by rounding, differs nearly as much.
+
+    The limits keep this to single numbers that are a little too far: what a program amplifies more
+    is shown, and so is what a result is wrong by.
+    """
+    if not want.dtype.is_floating_point or want.shape != nudged.shape or want.shape != have.shape:
+        return False
+    a, b, c = (_to_float64(t.detach().cpu()) for t in (have, want, nudged))
+    error, noise = (a - b).abs(), (c - b).abs()
+    if not (error.isfinite().all() and noise.isfinite().all()):
+        return False
+    limit = _ROUNDING_LIMIT * max(1.0, b.abs().median().item())
+    return bool(error.max() <= min(_ROUNDING_FACTOR * noise.max().item(), limit))
+
+
+_ROUNDING_FACTOR = 16
+"""The inputs are nudged once; every operator of a program rounds."""
+_ROUNDING_LIMIT = 2e-3
+
+
 def _to_float64(t: torch.Tensor) -> torch.Tensor:
     t = t.resolve_conj().resolve_neg()
     return torch.view_as_real(t).double() if t.dtype.is_complex else t.double()

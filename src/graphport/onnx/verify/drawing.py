@@ -40,6 +40,8 @@ class Need:
     last: int | None = None
     total: int | None = None
     """What they add up to along the last dim."""
+    distinct: int | None = None
+    """In how many of the last dims together no number comes twice."""
 
 
 def draw_like(
@@ -388,8 +390,24 @@ def _draw_integers(
         low = int(t[t >= 0].min())
     if need.varies and need.high is not None:
         low, high = min(low, need.high), need.high
+    if (
+        need.distinct
+        and (drawn := _draw_distinct(low, high, sizes, generator, need.distinct)) is not None
+    ):
+        return drawn
     drawn = _draw_uniform(low, max(low, high), sizes, generator, _distinct_dim(t))
     return drawn if values is None else torch.where(values, int(t.min()), drawn)
+
+
+def _draw_distinct(
+    low: int, high: int, sizes: list[int], generator: torch.Generator, dims: int
+) -> Tensor | None:
+    """Different numbers in the last dims; None if there are not as many."""
+    lead, count = sizes[:-dims], torch.Size(sizes[-dims:]).numel()
+    if count > high - low + 1:
+        return None
+    order = torch.rand([*lead, high - low + 1], generator=generator).argsort(-1)
+    return low + order[..., :count].reshape(sizes)
 
 
 _FLAT = "flat"

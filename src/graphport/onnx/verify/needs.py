@@ -31,6 +31,7 @@ class Rule:
     first: Size | None = None
     last: Size | None = None
     total: Size | None = None
+    distinct: int | None = None
 
     def shifted(self, by: int) -> Rule:
         """The same of integers to which a number is added on their way."""
@@ -43,7 +44,8 @@ class Rule:
             name: _evaluate_size(getattr(self, name), sizes)
             for name in ("low", "high", "first", "last", "total")
         }
-        return Need(**values, ascending=self.ascending, varies=isinstance(self.high, Expr))
+        varies = isinstance(self.high, Expr)
+        return Need(**values, ascending=self.ascending, varies=varies, distinct=self.distinct)
 
 
 Call = Mapping[str, Any]
@@ -100,6 +102,12 @@ def _ascending(call: Call) -> Rule | None:
     return Rule(ascending=True) if call.get("sorter") is None else None
 
 
+def _places(call: Call) -> Rule | None:
+    """Where to put each maximum: which of two comes to one place is undefined."""
+    sizes = call["output_size"]
+    return Rule(0, prod(tuple(sizes)) - 1, distinct=len(sizes))
+
+
 def _classes(call: Call) -> Rule | None:
     count = call["num_classes"]
     return None if type(count) is int and count < 0 else Rule(0, count - 1)
@@ -129,6 +137,7 @@ RULES: dict[str, dict[str, RuleMaker]] = {
     **_rows("take_along_dim", indices=_index_into("self", "dim")),
     **_rows("take put", index=_index_into("self", None, signed=True)),
     **_rows("one_hot", self=_classes),
+    **_rows("max_unpool2d max_unpool3d", indices=_places),
     **_rows("nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward", target=_labels),
     **_rows("cross_entropy_loss", target=_labels),
     **_rows("multi_margin_loss multilabel_margin_loss", target=_index_into("self", -1)),

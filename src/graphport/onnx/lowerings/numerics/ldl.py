@@ -140,22 +140,24 @@ def linalg_ldl_solve(b: Builder, LD: Value, pivots: Value, B: Value, hermitian: 
     pivots = b.expand(b.cast(pivots, torch.int64), (*batch, n))
     firsts, seconds = _find_blocks(b, pivots, rows)
 
-    def parts(k: Value) -> tuple[Value, Value]:
-        """The column of L, and the order of rows that goes with it."""
+    def parts(k: Value) -> tuple[Value, Value, Value]:
+        """The column of L, where it is below the diagonal, and the order of rows with it."""
         p = b.Sub(b.Abs(as_column(b, take_at(b, pivots, k, -1))), 1)
         own = b.Add(k, b.cast(as_column(b, take_at(b, firsts, k, -1)), torch.int64))
         order = b.Where(
             as_column(b, take_at(b, seconds, k, -1)), rows, _swap_order(b, own, p, rows)
         )
         order = b.shaped(order, (*batch, n))
-        return as_column(b, b.Where(b.Greater(rows, own), take_at(b, ld, k, -1), 0.0)), order
+        below = b.Greater(rows, own)
+        column = b.Where(below, take_at(b, ld, k, -1), 0.0)
+        return as_column(b, column), as_column(b, below), order
 
     def turned(x: Value, order: Value) -> Value:
         index = b.expand(as_column(b, order), x.sizes)
         return b.shaped(b.GatherElements(x, index, axis=x.rank - 2), x.sizes)
 
     def down(k: Value, x: Value) -> list[Value]:
-        lower_part, order = parts(k)
+        lower_part, _, order = parts(k)
         x = turned(x, order)
         return [b.Sub(x, b.Mul(lower_part, as_row(b, take_at(b, x, k, -2))))]
 
@@ -164,8 +166,9 @@ def linalg_ldl_solve(b: Builder, LD: Value, pivots: Value, B: Value, hermitian: 
     def up(i: Value, x: Value) -> list[Value]:
         assert place is not None
         k = place(i)
-        lower_part, order = parts(k)
-        less = emit_matmul(b, transpose_matrices(b, lower_part), x)
+        lower_part, below, order = parts(k)
+        # A row that is infinite, as of a singular matrix, is no part of the products above it.
+        less = emit_matmul(b, transpose_matrices(b, lower_part), b.Where(below, x, 0.0))
         return [turned(b.Where(as_column(b, b.Equal(rows, k)), b.Sub(x, less), x), order)]
 
     (y,) = emit_counted_loop(b, n, [x], down)
