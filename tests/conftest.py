@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-pytest_plugins = ["tests.every_export", "tests.accept"]
+pytest_plugins = ["tests.every_export", "tests.accept", "tests.versions"]
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 

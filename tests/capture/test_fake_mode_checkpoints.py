@@ -212,6 +212,7 @@ def test_files_without_a_place_for_references_are_loaded(tmp_path: Path) -> None
 @pytest.mark.filterwarnings(
     "ignore:Sparse CSR tensor",
     "ignore:Validating sparse tensor invariants",
+    "ignore:Sparse invariant checks are implicitly disabled",
     "ignore:TypedStorage is deprecated",
     "ignore:torch.quantize_per_tensor",
 )

@@ -97,6 +97,7 @@ def test_to_torch_and_back(name: str) -> None:
     assert back.argument_names == ep.argument_names
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # of torch itself
 @pytest.mark.parametrize("name", OURS)
 def test_torch_saves_and_loads_it(name: str) -> None:
     case = OURS[name]

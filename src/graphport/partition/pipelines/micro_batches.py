@@ -128,7 +128,7 @@ def _list_user_inputs(program: ExportedProgram) -> list[Node]:
 
 def _list_results(program: ExportedProgram) -> list[Node]:
     """The values that the caller gets."""
-    output: Any = next(reversed(program.graph.nodes)).args[0]
+    output: Any = program.graph.output_node().args[0]
     kinds = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT, OutputKind.USER_INPUT_MUTATION)
     specs = program.graph_signature.output_specs
     pairs = zip(output, specs, strict=True)
