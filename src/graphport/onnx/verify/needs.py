@@ -105,7 +105,8 @@ def _ascending(call: Call) -> Rule | None:
 def _places(call: Call) -> Rule | None:
     """Where to put each maximum: which of two comes to one place is undefined."""
     sizes = call["output_size"]
-    return Rule(0, prod(tuple(sizes)) - 1, distinct=len(sizes))
+    count: Any = prod(tuple(sizes))
+    return Rule(0, count - 1, distinct=len(sizes))
 
 
 def _classes(call: Call) -> Rule | None:
