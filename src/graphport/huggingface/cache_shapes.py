@@ -114,7 +114,7 @@ def _find_defining_class(layer: object, name: str) -> str | None:
 
 def _is_window(layer: Any, scope: Scope) -> bool:
     """Whether a layer holds min(n, w - 1) tokens, from here on."""
-    if layer.record_past or not layer.is_initialized or layer.keys.dim() < 2:
+    if getattr(layer, "record_past", False) or not layer.is_initialized or layer.keys.dim() < 2:
         return False
     held, seen = from_torch(layer.keys.shape[-2]), from_torch(layer.cumulative_length)
     if scope.expect(eq(held, min_(seen, layer.sliding_window - 1))):
