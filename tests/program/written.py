@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph
 
 import graphport as gp
 from graphport.compat.schemas import INSTALLED, print_version
@@ -95,6 +96,9 @@ def write() -> None:
         program = gp.export(model, (x,), dynamic_shapes=({dim: gp.Dim("rows", min=2, max=64)},))
         if name == "decomposed":
             program = program.run_decompositions()
+        for module in program.graph_module.modules():
+            for node in getattr(module, "graph", Graph()).nodes:
+                node.meta.pop("stack_trace", None)  # it is a path of this machine
         folder = FOLDER / print_version(INSTALLED)
         folder.mkdir(parents=True, exist_ok=True)
         gp.save(program, folder / f"{name}.gpx")
