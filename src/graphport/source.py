@@ -18,6 +18,7 @@ import re
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any
@@ -78,7 +79,7 @@ def _is_user_path(file: str) -> bool:
 def warn(message: str, category: type[Warning]) -> None:
     """A warning about the line of the user's that called graphport."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_OURS, _TORCH)):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
 
@@ -197,15 +198,62 @@ def locate_function(fn: Any) -> Location | None:
     return Location(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
-def is_in_assert() -> bool:
-    """Whether the user's innermost code that is executing asks for the sake of an `assert`."""
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """A branch of which one side does nothing but raise: `assert ok`, `if bad: raise ...`."""
+
+    truth: bool
+    """Of the condition, where it raises."""
+    message: str
+
+
+def find_raise() -> Raise | None:
+    """If the user's innermost code asks for a truth in order to raise: when, and what it says."""
     frame = find_user_frame()
     if frame is None:
-        return False
-    after = [i for i in dis.get_instructions(frame.f_code) if i.offset >= frame.f_lasti][:3]
-    # The jump over the failure, then the load of AssertionError.
-    jumps = [i for i in after if "JUMP" in i.opname and i.opname.endswith("IF_TRUE")]
-    return bool(jumps) and any(i.opname == "LOAD_ASSERTION_ERROR" for i in after)
+        return None
+    code = frame.f_code
+    steps = list(dis.get_instructions(code))
+    index = next((i for i, step in enumerate(steps) if step.offset == frame.f_lasti), None)
+    if index is None:
+        return None
+    if steps[index].opname == "TO_BOOL":
+        index += 1
+    jump = steps[index]
+    if "POP_JUMP" not in jump.opname or "NONE" in jump.opname:
+        return None
+    at = {step.offset: i for i, step in enumerate(steps)}
+    jumps_if = jump.opname.endswith("IF_TRUE")
+    for truth, start in ((jumps_if, at[jump.argval]), (not jumps_if, index + 1)):
+        message = _read_raise(code, steps, start)
+        if message is not None:
+            return Raise(truth, message)
+    return None
+
+
+def _read_raise(code: CodeType, steps: list[dis.Instruction], start: int) -> str | None:
+    """The text of the exception, if from here on nothing is done but to raise it."""
+    texts: list[str] = []
+    for step in steps[start:]:
+        if step.opname == "RAISE_VARARGS":
+            caught = any(e.start <= step.offset < e.end for e in _list_handlers(code, steps))
+            return None if caught else "".join(texts)
+        if "JUMP" in step.opname or "RETURN" in step.opname or step.opname == "FOR_ITER":
+            return None
+        if step.opname == "LOAD_CONST" and isinstance(step.argval, str):
+            texts.append(step.argval)
+        elif step.opname in ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"):
+            texts.append("...")
+    return None
+
+
+def _list_handlers(code: CodeType, steps: list[dis.Instruction]) -> Iterator[Any]:
+    """The ranges in which exceptions are handled; leaving a `with` does not count."""
+    at = {step.offset: i for i, step in enumerate(steps)}
+    for entry in dis.Bytecode(code).exception_entries:
+        handler = steps[at[entry.target] :][:2]
+        if [s.opname for s in handler] != ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]:
+            yield entry
 
 
 def locate_error(error: BaseException, module: str = "") -> Location | None:

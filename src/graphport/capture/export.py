@@ -24,6 +24,7 @@ from graphport.capture.handlers import (  # noqa: F401  register their operators
     functions,
     operators,
 )
+from graphport.capture.numbers.substitution import NumberCalls
 from graphport.capture.rewrite import decomposition  # noqa: F401
 from graphport.capture.soundness import refusals, side_effects
 from graphport.capture.soundness.constraints import (
@@ -49,7 +50,7 @@ from graphport.capture.trace import registries
 from graphport.capture.trace.function_mode import FunctionMode
 from graphport.capture.trace.modules import ModuleTracker
 from graphport.capture.trace.recorder import Namespace, Recorder
-from graphport.capture.trace.scalars import ConcreteRun
+from graphport.capture.trace.scalars import ConcreteRun, collect_ancestors
 from graphport.capture.trace.signatures import (
     CallSignatures,
     build_graph_signature,
@@ -79,6 +80,7 @@ from graphport.compat.operators import aten
 from graphport.compat.schemas import warn_if_newer
 from graphport.compat.torch import OpOverload, disable_current_modes, pytree
 from graphport.errors import (
+    CaptureWarning,
     ConstraintViolationError,
     DataDependentError,
     ExportError,
@@ -94,6 +96,7 @@ from graphport.program import (
     CallSpec,
     ExportedProgram,
     InputChecks,
+    InputKind,
     InputShape,
     OutputSpec,
     TensorArgument,
@@ -230,33 +233,59 @@ def _capture_program(
 ) -> tuple[ExportedProgram, list[DataDependentError]]:
     root = _root_module(mod)
     inputs = bind_inputs(mod, args, kwargs)
+    calls = NumberCalls(root, _function_of(mod))
+    program = None
     # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
     with NO_GC, RECURSION_LIMIT, MODE_FLAGS, disable_current_modes():
-        first = _Capture(mod, root, inputs, dynamic_shapes, options)
+        while True:
+            # Once more where other code than was expected needs plain numbers.
+            silent = replace(options, is_recapture=options.is_recapture or program is not None)
+            try:
+                with calls:
+                    begin = functools.partial(_Capture, mod, root, inputs, dynamic_shapes)
+                    program = _capture_with(begin, silent, calls)
+            except ExportError:
+                if not calls.extend():
+                    if program is None:
+                        raise
+                    break
+            else:
+                if not calls.extend():
+                    break
+    return program, program.scope.passed_over
 
-        def answered(answers: Answers) -> ExportedProgram:
-            silent = replace(options, is_recapture=True)
-            other = _Capture(mod, root, inputs, dynamic_shapes, silent)
-            other.scope.answers = answers
-            return run_stages(other)
 
-        try:
-            program = run_stages(first)
-            if first.refused:
-                program = drop_irrelevant_guards(first.refused, answered) or program
-            return program, program.scope.passed_over
-        except ConstraintViolationError as error:
-            same = drop_irrelevant_guards(error.questions, answered)
-            if same is None:
-                raise
-            return same, same.scope.passed_over
-        except (ForwardError, ShapeError):
-            if not first.scope.departed:
-                raise
-        # An operator refused sizes of 0 or 1 in the example, which it was answered they are not.
-        second = _Capture(mod, root, inputs, dynamic_shapes, options)
-        second.scope.generic = False
-        return run_stages(second), second.scope.passed_over
+def _capture_with(
+    begin: Callable[[Options], _Capture], options: Options, calls: NumberCalls
+) -> ExportedProgram:
+    """Capture, and again where a guard is irrelevant or an answer in general was wrong."""
+    first = begin(options)
+    first.scope.on_plain_number = calls.note_callers
+
+    def answered(answers: Answers) -> ExportedProgram:
+        other = begin(replace(options, is_recapture=True))
+        other.scope.answers = answers
+        return run_stages(other)
+
+    try:
+        program = run_stages(first)
+        if first.refused:
+            program = drop_irrelevant_guards(first.refused, answered) or program
+        return program
+    except ConstraintViolationError as error:
+        if calls.has_noted:
+            raise
+        same = drop_irrelevant_guards(error.questions, answered)
+        if same is None:
+            raise
+        return same
+    except (ForwardError, ShapeError):
+        if not first.scope.departed:
+            raise
+    # An operator refused sizes of 0 or 1 in the example, which it was answered they are not.
+    second = begin(options)
+    second.scope.generic = False
+    return run_stages(second)
 
 
 def _is_tensor(kind: type) -> bool:
@@ -341,13 +370,51 @@ class _Capture:
         self.memory_of_inputs: dict[Any, list[tuple[Leaf, Value]]] = {}
         self.refused: tuple[str, ...] = ()
         """Guards that make the program refuse a size that the spec allows."""
+        if not options.training:  # where graphs write to their state
+            self.tracer.constants = ConcreteRun(self.recorder.graph, self._given_state)
+            self.tracer.recall = self._recall
+            self.tracer.is_constant = self._is_constant
+            self.scope.recall = lambda s: self._recall(self.recorder.number(s))
+        self._recalled: set[tuple[str, str]] = set()
+        """Of which buffers, and where, there was a warning."""
         if options.draft:
             self.tracer.example = example = ConcreteRun(self.recorder.graph, self._given)
             self.scope.reveal = lambda s: example.value(self.recorder.number(s))
 
+    def _given_state(self) -> dict[Node, Any]:
+        return {entry.node: entry.tensor for entry in self.state.entries}
+
+    def _is_constant(self, node: Node) -> bool:
+        constants = {e.node for e in self.state.entries if e.kind is InputKind.CONSTANT_TENSOR}
+        found = collect_ancestors(node)
+        return not constants.isdisjoint(found) and all(
+            n in constants for n in found if n.op == "placeholder"
+        )
+
+    def _recall(self, node: Node) -> Any:
+        """The value of a node that depends on the program's state alone, which decides its path."""
+        assert self.tracer.constants is not None
+        value = self.tracer.constants.find_value(node)
+        if value is None or self.options.is_recapture:
+            return value
+        where, found = str(source.locate_user_line() or ""), collect_ancestors(node)
+        for entry in self.state.entries:
+            if entry.kind is InputKind.CONSTANT_TENSOR or entry.node not in found:
+                continue
+            name = entry.names[0]
+            if (name, where) not in self._recalled:
+                self._recalled.add((name, where))
+                kind = entry.kind.name.lower()
+                source.warn(
+                    f"Python reads {kind} {name!r}: the program is for its value as it is now, "
+                    f"which it checks when it runs\n  at   {where}",
+                    CaptureWarning,
+                )
+        return value
+
     def _given(self) -> dict[Node, Any]:
         """What the graph's inputs are in the example."""
-        given = {entry.node: entry.tensor for entry in self.state.entries}
+        given = self._given_state()
         for node, leaf in zip(self.input_nodes, self.inputs.leaves, strict=True):
             given[node] = leaf.value
         for node in self.recorder.graph.find_nodes(op="get_attr"):

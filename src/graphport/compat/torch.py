@@ -113,6 +113,7 @@ ROWS: dict[str, str] = {
     "torch._C:_to_dlpack": "hands a tensor to ONNX Runtime",
     "torch:_sym_sqrt": "the root of a size",
     "torch_check = torch:_check": "an assertion on sizes",
+    "torch_numpy = torch._numpy": "numpy's functions, on tensors",
     "torch:_assert_async": "an assertion on data, in a program",
     # Modules, and what reads and fills them
     "torch.nn.modules.dropout:_DropoutNd": "the class of all dropouts",

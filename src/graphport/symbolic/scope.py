@@ -95,8 +95,12 @@ class Scope:
         self.slices_follow_example = True
         # Where symbols come from; of a bool that stands for a symbol, the symbol.
         self.origins: dict[Expr, Any] = {}
+        # Told where the code that is running needs a plain number.
+        self.on_plain_number: Callable[[], None] = lambda: None
         # What the code that is running calls its values; for errors.
         self.vocabulary: Callable[[], VariableNames] = VariableNames
+        # The value of a data-dependent symbol, if it follows from the program's state.
+        self.recall: Callable[[Expr], Number | None] = lambda s: None
         # Of a draft: the example's value of a data-dependent symbol, and each error that was passed
         # over by taking it.
         self.reveal: Callable[[Expr], Number] | None = None
@@ -227,8 +231,10 @@ class Scope:
         hint = self.hint(cond)
         where = where or source.locate_user_line()
         if hint is None:
-            if source.is_in_assert():  # `assert x.item() > 0` says what torch._check does
-                return self.expect(cond, where=where)
+            raised = source.find_raise()
+            if raised is not None:  # `assert x.item() > 0` says what torch._check does
+                stated = expr.not_(cond) if raised.truth else cond
+                return self.expect(stated, message=raised.message, where=where) is not raised.truth
             hint = self.pass_over(
                 explain.make_undecided_error(self, self.simplify(cond), where), cond
             )
@@ -271,6 +277,8 @@ class Scope:
             return e
         if e.type is bool:
             return self.guard(e, where=where)
+        if not self.internal:
+            self.on_plain_number()
         hint = self.hint(e)
         if hint is None:
             hint = self.pass_over(
@@ -283,14 +291,19 @@ class Scope:
         return hint
 
     def pass_over(self, error: DataDependentError, e: Value) -> Number:
-        """The value of `e` in the example, if this is a draft; else the error."""
+        """The value of `e`, if it follows from the program's state, or in a draft; else the error.
+
+        In a draft it is the value in the example.
+        """
+        hints = self._hints
+        recalled = {s: hints[s] if s in hints else self.recall(s) for s in expr.symbols(e)}
+        known = {s: value for s, value in recalled.items() if value is not None}
+        if len(known) == len(recalled):
+            return expr.evaluate(e, known)
         if self.reveal is None:
             raise error
         self.passed_over.append(error)
-        values = {
-            s: self._hints[s] if s in self._hints else self.reveal(s) for s in expr.symbols(e)
-        }
-        return expr.evaluate(e, values)
+        return expr.evaluate(e, {s: known[s] if s in known else self.reveal(s) for s in recalled})
 
     @contextmanager
     def keep_open(self) -> Iterator[None]:

@@ -43,6 +43,9 @@ def item(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     elements = numel(value.abstract.sizes)
     if not establish_equal(elements, 1):
         raise ShapeError(f"a Tensor with {elements} elements cannot be converted to Scalar")
+    node = tracer.read(value)
+    if tracer.is_constant(node) and (known := tracer.recall(node)) is not None:
+        return known.item()
     dtype = value.abstract.dtype
     if dtype.is_complex:
         error = DataDependentError(
@@ -60,7 +63,7 @@ def item(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
         symbol = tracer.scope.fresh(
             lower=limits.min, upper=limits.max, origin=source.locate_user_expression()
         )
-    node = tracer.recorder.node(aten.item.default, (tracer.read(value),), {}, symbol, "item")
+    node = tracer.recorder.node(aten.item.default, (node,), {}, symbol, "item")
     tracer.recorder.define(symbol, lambda: node)
     if dtype is not torch.bool:
         return to_torch(symbol)
@@ -78,11 +81,18 @@ def evaluate_bool(tracer: Tracer, t: torch.Tensor) -> bool:
     elements = numel(value.abstract.sizes)
     if type(elements) is int and elements > 1:
         raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+    raised = source.find_raise()
+    if raised is not None:  # the program goes on where it does not raise: an assertion
+        stated = tracer.call(aten.logical_not.default, t) if raised.truth else t
+        where = source.locate_user_line()
+        message = raised.message or f"Runtime assertion failed at {where}"
+        tracer.call(aten._assert_async.msg, stated, message)
+        return not raised.truth
     error = DataDependentError(
         "Could not guard on data-dependent expression: the truth value of a tensor is not known "
         "while the program is captured, so Python cannot branch on it",
         where=source.locate_user_line(),
-        fix=_ASSERT_FIX if source.is_in_assert() else _BRANCH_FIX,
+        fix=_BRANCH_FIX,
     )
     return bool(assume_example_number(tracer, error, t, bool))
 
@@ -90,10 +100,8 @@ def evaluate_bool(tracer: Tracer, t: torch.Tensor) -> bool:
 def assume_example_number(
     tracer: Tracer, error: DataDependentError, t: torch.Tensor, kind: type
 ) -> Argument:
-    """The Python number that a draft takes from the example, to be asserted; else the error."""
+    """The Python number that state or, in a draft, the example has, to be asserted; else the error."""
     scope = tracer.scope
-    if scope.reveal is None:
-        raise error
     number = from_torch(item(tracer, get_op_info(aten.item.default), (t,), {}))
     asked = ne(number, 0) if kind is bool and type_of(number) is not bool else number
     value = scope.pass_over(error, asked)
@@ -106,12 +114,14 @@ def assume_example_number(
 def assume_example_data(
     tracer: Tracer, error: DataDependentError, t: torch.Tensor, read: Callable[..., object]
 ) -> Argument:
-    """What `read` makes of the data in the example, which a draft asserts; else the error."""
-    if tracer.example is None:
-        raise error
-    tracer.scope.passed_over.append(error)
+    """What `read` makes of data that state or, in a draft, the example has; else the error."""
     node = tracer.read(tracer.value(t))
-    data, seen = tracer.example.read_data(node, torch.clone), tracer.example.read_data(node, read)
+    run = tracer.constants if tracer.recall(node) is not None else tracer.example
+    if run is None:
+        raise error
+    if run is tracer.example:
+        tracer.scope.passed_over.append(error)
+    data, seen = run.read_data(node, torch.clone), run.read_data(node, read)
     exactly = {"rtol": 0.0, "atol": 0.0, "equal_nan": True}
     message = f"the data is not that of the example, which {error.where or 'the program'} relies on"
     with disable_tracing():
@@ -125,12 +135,6 @@ _BRANCH_FIX = (
     "torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches",
     "torch.where(pred, a, b) chooses element by element",
 )
-_ASSERT_FIX = (
-    "torch._assert_async(cond) checks it when the program runs",
-    "torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches",
-)
-
-
 @register_handler(aten.is_nonzero.default)
 def is_nonzero(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> bool:
     return evaluate_bool(tracer, args[0])

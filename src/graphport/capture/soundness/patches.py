@@ -23,6 +23,7 @@ import torch
 from graphport import process
 from graphport.capture.control_flow.cond import patch_control_flow
 from graphport.capture.handlers.custom import patch_fake_impl_context
+from graphport.capture.numbers.functions import is_torch_array
 from graphport.compat.torch import (
     AutoDispatchBelowADInplaceOrView,
     LinearCrossEntropyOptions,
@@ -52,6 +53,7 @@ def patch_builtins() -> Iterator[Replacement]:
     yield Switch(lambda: (), functools.partial(_restore_dynamo_ids, taken)), "", taken
     yield torch.SymInt, "__format__", _format_by_name
     yield torch.SymFloat, "__format__", _format_by_name
+    yield torch, "from_numpy", _wrap_from_numpy(torch.from_numpy)
     attention = "scaled_dot_product_attention"
     yield functional, attention, _wrap_attention(functional.scaled_dot_product_attention)
     if chunks := LinearCrossEntropyOptions:
@@ -99,6 +101,14 @@ def _wrap_max_min(original: Any, of_sizes: BinaryFunction, of_tensors: BinaryFun
 def _format_by_name(number: object, spec: str) -> str:
     """The name stands for whatever the number will be: there are no digits to lay out."""
     return str(number)
+
+
+def _wrap_from_numpy(original: Any) -> Function:
+    @functools.wraps(original)
+    def call(array: Any) -> torch.Tensor:
+        return array.tensor if is_torch_array(array) else original(array)
+
+    return call
 
 
 def _wrap_attention(original: Any) -> Function:

@@ -22,6 +22,7 @@ from graphport import source
 from graphport.capture.handlers import composites
 from graphport.capture.handlers.composites import SYMBOLIC_COUNTS
 from graphport.capture.handlers.data_dependent import assume_example_data, assume_example_number
+from graphport.capture.numbers.functions import SymbolicRange, is_torch_array
 from graphport.capture.trace.scalars import disable_tracing
 from graphport.capture.trace.tracer import Tracer
 from graphport.compat.operators import aten
@@ -225,6 +226,7 @@ def python_number(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) ->
     value = tracer.value(args[0])
     if value.literal is not None or value.number is not None:  # written out, or made from sizes
         return NotImplemented
+    tracer.scope.on_plain_number()
     kind = float if func is torch.Tensor.__float__ else int
     error = DataDependentError(
         f"Could not guard on data-dependent expression: a Python {kind.__name__} from a tensor "
@@ -390,6 +392,10 @@ def tensor(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argume
     if not _is_symbolic(data):
         return func(*args, **kwargs)
     dtype, device = kwargs.get("dtype"), kwargs.get("device")
+    if isinstance(data, SymbolicRange):
+        return data.as_tensor(dtype=dtype, device=device)
+    if is_torch_array(data):
+        data = data.tensor
     if isinstance(data, torch.Tensor):
         made = data.to(device=device or data.device, dtype=dtype or data.dtype)
         return made.clone() if func is torch.tensor and made is data else made
@@ -399,7 +405,7 @@ def tensor(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argume
 def _is_symbolic(x: object) -> bool:
     if isinstance(x, (list, tuple)):
         return any(_is_symbolic(y) for y in x)
-    return isinstance(x, (*SYMBOLIC, AbstractTensor))
+    return isinstance(x, (*SYMBOLIC, AbstractTensor, SymbolicRange)) or is_torch_array(x)
 
 
 def _number_dtype(x: object) -> torch.dtype:

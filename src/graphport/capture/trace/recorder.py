@@ -31,6 +31,7 @@ from graphport.program import RESERVED, make_identifier
 from graphport.program.codegen import Names
 from graphport.symbolic import Expr, Scope
 from graphport.symbolic.bridge import to_torch
+from graphport.symbolic.floats import FUNCTIONS
 from graphport.symbolic.integers import split_terms
 from graphport.symbolic.nodes import walk_postorder
 from graphport.tensors.abstract import AbstractTensor, get_val, make_abstract_tensor, set_val
@@ -64,6 +65,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fmin": torch.sym_min,
     "fmax": torch.sym_max,
     "fabs": operator.abs,
+    **{name: getattr(math, name) for name in FUNCTIONS},
     "sqrt": sym_sqrt,
     "feq": operator.eq,
     "flt": operator.lt,
@@ -71,6 +73,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "not": torch.sym_not,
     "ite": torch.sym_ite,
 }
+_PLAIN_ONLY = (torch.sym_ite, *(getattr(math, name) for name in FUNCTIONS))
 _FOLDS: dict[str, Callable[..., Any]] = {
     "min": torch.sym_min,
     "max": torch.sym_max,
@@ -430,8 +433,8 @@ class Recorder:
         values = [get_val(a) if isinstance(a, Node) else a for a in args]
         name = function.__name__.strip("_")
         node = self.graph.create_node("call_function", function, args, {}, name)
-        # sym_ite wants both branches symbolic.
-        val = to_torch(e) if function is torch.sym_ite else function(*values)
+        # sym_ite wants both branches symbolic, and math would have plain numbers.
+        val = to_torch(e) if function in _PLAIN_ONLY else function(*values)
         self._annotate(node, val)
         return node
 

@@ -19,7 +19,12 @@ from torch.fx.node import map_arg
 from graphport import source
 from graphport.capture.trace.recorder import Recorder
 from graphport.compat.operators import aten
-from graphport.compat.torch import DisableTorchFunction, OpOverload, disable_current_modes
+from graphport.compat.torch import (
+    DisableTorchFunction,
+    HigherOrderOperator,
+    OpOverload,
+    disable_current_modes,
+)
 from graphport.errors import DataDependentError, NoDataError
 from graphport.ops.registry import overload_table, overloads
 from graphport.ops.sizes import is_proven
@@ -228,13 +233,22 @@ class ConcreteRun:
                 fix="read it outside, or compute with the tensor: torch.where, torch.cond",
             )
         self._values.update(self._given())
+        needed = collect_ancestors(node)
         with disable_tracing():
-            self._require_data(node)
-            for n in self._graph.nodes:
-                if n not in self._values:
-                    self._values[n] = self._run(n)
-                if n is node:
-                    break
+            self._require_data(needed)
+            self._run(needed)
+        return self._values[node]
+
+    def find_value(self, node: Node) -> Argument:
+        """The value of a node that follows from what is given and at hand; None of any other."""
+        needed, given = collect_ancestors(node), self._given()
+        with disable_tracing():
+            for n in needed:
+                is_known = _has_data(given.get(n)) if n.op == "placeholder" else _is_repeatable(n)
+                if node.graph is not self._graph or not is_known:
+                    return None
+            self._values.update((n, value) for n, value in given.items() if n in needed)
+            self._run(needed)
         return self._values[node]
 
     def read_data(self, node: Node, read: Callable[[torch.Tensor], Any]) -> Argument:
@@ -243,11 +257,9 @@ class ConcreteRun:
         with disable_tracing():
             return read(data.detach())
 
-    def _require_data(self, node: Node) -> None:
+    def _require_data(self, needed: set[Node]) -> None:
         """What a value is computed from must be there; what is in a file is read."""
-        waiting, seen = [node], {node}
-        while waiting:
-            n = waiting.pop()
+        for n in needed:
             t = self._values[n] if n.op == "placeholder" else None
             if isinstance(t, WeightlessTensor) and t.has_data:
                 self._values[n] = t.read()
@@ -259,13 +271,33 @@ class ConcreteRun:
                     where=source.locate_user_line(),
                     fix="pass real tensors, and a model with its weights",
                 )
-            found = [i for i in n.all_input_nodes if i not in seen]
-            seen.update(found)
-            waiting += found
 
-    def _run(self, node: Node) -> Argument:
-        args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
-        return node.target(*args, **kwargs)
+    def _run(self, needed: set[Node]) -> None:
+        for n in self._graph.nodes if not needed <= self._values.keys() else ():
+            if n in needed and n not in self._values:
+                args, kwargs = map_arg((n.args, n.kwargs), self._values.__getitem__)
+                self._values[n] = n.target(*args, **kwargs)
+
+
+def collect_ancestors(node: Node) -> set[Node]:
+    """A node and all that it is computed from."""
+    found, waiting = {node}, [node]
+    while waiting:
+        new = [i for i in waiting.pop().all_input_nodes if i not in found]
+        found.update(new)
+        waiting += new
+    return found
+
+
+def _has_data(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and not lacks_data(x)
+
+
+def _is_repeatable(node: Node) -> bool:
+    """Whether an operator gives the same again, and is not a graph of its own."""
+    if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
+        return False
+    return torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ())
 
 
 @contextmanager

@@ -103,6 +103,12 @@ class Tracer(TorchDispatchMode):
         self.decomposing = 0
         """How deep in torch's own kernels for composite operators."""
         self.example: ConcreteRun | None = None
+        self.constants: ConcreteRun | None = None
+        """What follows from the program's state alone."""
+        self.recall: Callable[[Node], Any] = lambda node: None
+        """The value of a node, if it does."""
+        self.is_constant: Callable[[Node], bool] = lambda node: False
+        """Whether a node is computed from constants alone, which no state dict replaces."""
         """Where a draft takes the data from that the program asks for."""
         self.counts: dict[Node, Expr] = {}
         """How many elements of a mask are set, where that has been asked."""

@@ -1,0 +1,197 @@
+"""Lets the user's code call `functions` while it is captured, in place of Python's own.
+
+The functions of the modules that are captured have their code replaced from the beginning: those of
+their classes, and what stands beside them in the same files. Where other code fixes a size, or asks
+for a number that is data, its functions are noted, and the program is captured again with theirs.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from graphport import source
+from graphport.capture.numbers.bytecode import rename_globals
+from graphport.capture.numbers.functions import REPLACEMENTS
+from graphport.capture.trace import registries
+from graphport.process import Patch, Replacement, undo_on_exit
+
+_NAMES = {i: f"symbolic {original.__name__}" for i, (original, _) in REPLACEMENTS.items()}
+
+
+def _patch_builtins() -> Iterator[Replacement]:
+    """Where renamed globals are found: under names that no source can have."""
+    for i, name in _NAMES.items():
+        yield builtins, name, REPLACEMENTS[i][1]
+
+
+_NAMES_PATCH = Patch(_patch_builtins)
+
+
+class NumberCalls:
+    """The functions whose code is replaced for one capture."""
+
+    def __init__(self, root: nn.Module | None, function: Any) -> None:
+        self._functions: dict[int, FunctionType] = {}
+        self._files: set[int] = set()
+        """Namespaces of modules whose functions are among them, by id."""
+        self._noted: dict[int, FunctionType] = {}
+        for fn in _find_functions(root, function):
+            self._add_file(fn, self._functions)
+
+    def __enter__(self) -> None:
+        _NAMES_PATCH.__enter__()
+        self._undo = undo_on_exit(self._restore)
+        self._undo.__enter__()
+        for fn in self._functions.values():
+            _CODES.replace(fn, self)
+
+    def __exit__(self, *error: object) -> None:
+        self._undo.__exit__(*error)
+        _NAMES_PATCH.__exit__(*error)
+
+    def _restore(self) -> None:
+        _CODES.restore(self)
+
+    def note_callers(self) -> None:
+        """The code that is running needs a plain number: next time it may not."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code not in source.boundaries:
+            if source.is_user_code(frame.f_code):
+                self._note(frame)
+            frame = frame.f_back
+
+    def _note(self, frame: FrameType) -> None:
+        code = frame.f_code
+        known = (*self._functions.values(), *self._noted.values())
+        if any(_holds_code(fn.__code__, code) for fn in known):
+            return
+        for fn in gc.get_referrers(code):
+            if type(fn) is FunctionType and fn.__code__ is code:
+                self._add_file(fn, self._noted)
+
+    @property
+    def has_noted(self) -> bool:
+        return bool(self._noted)
+
+    def extend(self) -> bool:
+        """Take in what was noted; whether there is anything new."""
+        new = {i: fn for i, fn in self._noted.items() if _CODES.renamed(fn) is not None}
+        self._noted = {}
+        self._functions |= new
+        return bool(new)
+
+    def _add_file(self, fn: FunctionType, found: dict[int, FunctionType]) -> None:
+        """A function, and those of its file."""
+        if not source.is_user_code(fn.__code__):
+            return
+        beside: Iterable[FunctionType] = ()
+        if id(fn.__globals__) not in self._files:
+            self._files.add(id(fn.__globals__))
+            beside = _list_functions(fn.__globals__)
+        for f in (fn, *beside):
+            if id(f) not in self._functions and _CODES.renamed(f) is not None:
+                found[id(f)] = f
+
+
+def _holds_code(code: CodeType, inner: CodeType) -> bool:
+    return code is inner or any(
+        isinstance(c, CodeType) and _holds_code(c, inner) for c in code.co_consts
+    )
+
+
+def _find_functions(root: nn.Module | None, function: Any) -> Iterator[FunctionType]:
+    """The code that a capture is known to run."""
+    yield from _unwrap(function)
+    seen: set[type] = set()
+    for _, module in registries.named_modules(root):
+        yield from _unwrap(vars(module).get("forward"))
+        kinds = [k for k in type(module).__mro__ if k not in seen]
+        seen.update(kinds)
+        for kind in kinds:
+            if not kind.__module__.startswith(("torch.", "builtins")):
+                yield from _list_methods(kind)
+
+
+def _list_functions(namespace: dict[str, Any]) -> Iterator[FunctionType]:
+    """The functions and methods that a module of Python defines."""
+    name = namespace.get("__name__")
+    for value in tuple(namespace.values()):
+        if isinstance(value, type):
+            if value.__module__ == name:
+                yield from _list_methods(value)
+        elif not isinstance(value, ModuleType):
+            for fn in _unwrap(value):
+                if fn.__module__ == name:
+                    yield fn
+
+
+def _list_methods(kind: type) -> Iterator[FunctionType]:
+    for value in tuple(vars(kind).values()):
+        yield from _unwrap(value)
+        if isinstance(value, property):
+            yield from _unwrap(value.fget)
+
+
+def _unwrap(fn: Any) -> Iterator[FunctionType]:
+    """The function in a method, a static method or a decorated function, and what it wraps."""
+    for _ in range(_DEPTH):
+        if isinstance(fn, (MethodType, staticmethod, classmethod)):
+            fn = fn.__func__
+        if isinstance(fn, FunctionType):
+            yield fn
+        fn = getattr(fn, "__dict__", {}).get("__wrapped__")
+        if fn is None:
+            return
+
+
+_DEPTH = 8
+"""Decorators around one function, at most."""
+
+
+class _Codes:
+    """The functions whose code is replaced, for all captures that are under way."""
+
+    def __init__(self) -> None:
+        self._turn = threading.RLock()
+        self._renamed: WeakKeyDictionary[FunctionType, tuple[CodeType, CodeType | None]] = (
+            WeakKeyDictionary()
+        )
+        self._holders: dict[FunctionType, set[int]] = {}
+
+    def renamed(self, fn: FunctionType) -> CodeType | None:
+        """The code of a function with other names, None if it calls nothing of the kind."""
+        known = self._renamed.get(fn)
+        if known is None or not any(fn.__code__ is code for code in known):
+            new = rename_globals(fn, lambda value: _NAMES.get(id(value)))
+            known = self._renamed[fn] = (fn.__code__, new)
+        return known[1]
+
+    def replace(self, fn: FunctionType, holder: object) -> None:
+        with self._turn:
+            new = self.renamed(fn)
+            if new is not None:
+                self._holders.setdefault(fn, set()).add(id(holder))
+                fn.__code__ = new
+
+    def restore(self, holder: object) -> None:
+        """Also what an interrupt has left undone."""
+        with self._turn:
+            for fn, holders in tuple(self._holders.items()):
+                holders.discard(id(holder))
+                if not holders:
+                    original, new = self._renamed[fn]
+                    if fn.__code__ is new:
+                        fn.__code__ = original
+                    self._holders.pop(fn, None)
+
+
+_CODES = _Codes()
