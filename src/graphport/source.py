@@ -250,7 +250,8 @@ def _read_raise(code: CodeType, steps: list[dis.Instruction], start: int) -> str
 def _list_handlers(code: CodeType, steps: list[dis.Instruction]) -> Iterator[Any]:
     """The ranges in which exceptions are handled; leaving a `with` does not count."""
     at = {step.offset: i for i, step in enumerate(steps)}
-    for entry in dis.Bytecode(code).exception_entries:
+    entries: list[Any] = vars(dis.Bytecode(code))["exception_entries"]
+    for entry in entries:
         handler = steps[at[entry.target] :][:2]
         if [s.opname for s in handler] != ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]:
             yield entry

@@ -383,7 +383,7 @@ def test_errors_are_those_of_a_real_model(build: Any) -> None:
             self.weight = nn.Parameter(torch.ones(4))
 
         def forward(self, x: Tensor) -> Tensor:
-            return x if self.weight.sum() > 0 else -x
+            return x if (self.weight * x).sum() > 0 else -x
 
     with pytest.raises(gp.errors.DataDependentError) as real:
         gp.export(Branches(), (torch.randn(4),))

@@ -36,12 +36,8 @@ def number(x: torch.Tensor) -> torch.Tensor:
 
 
 def count(x: torch.Tensor) -> torch.Tensor:
-    k = int(x.max())
+    k = int(x.max().numpy())
     return torch.stack([x] * k)
-
-
-def factor(x: torch.Tensor) -> torch.Tensor:
-    return x * float(x.max())
 
 
 def truth(x: torch.Tensor) -> torch.Tensor:
@@ -77,11 +73,6 @@ def size(x: torch.Tensor) -> torch.Tensor:
     return y if y.shape[0] > 1 else x
 
 
-def length(x: torch.Tensor) -> torch.Tensor:
-    y = x[x > 1]
-    return torch.zeros(len(y)) + y
-
-
 def listed(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([x * i for i in range(3) if x.tolist()[i] > 1])
 
@@ -110,7 +101,6 @@ ASSUMING: dict[Callable[..., Any], list[float]] = {
     negated: [1.0, 1.0, 2.0],
     number: [0.0, 1.0, 1.0],
     count: [1.0, 2.0, 2.0],
-    factor: [1.0, 2.0, 4.0],
     truth: [1.0, 2.0, -3.0],
     same: [1.0, 3.0, 2.0],
     close: [1.0, 2.0, -3.0],
@@ -118,7 +108,6 @@ ASSUMING: dict[Callable[..., Any], list[float]] = {
     times: [1.0, 2.0, 4.0],
     index: [1.0, 2.0, 4.0],
     size: [1.0, 1.0, 3.0],
-    length: [1.0, 1.0, 3.0],
     listed: [2.0, 1.0, 3.0],
     asserted: [1.0, 2.0, -3.0],
     numpy: [1.0, 2.0, 4.0],

@@ -329,8 +329,6 @@ CASES: dict[str, Case] = {
             GP111 Constraints violated (n)! The program needs more of its sizes than dynamic_shapes says:
               - Not all values of n = *args[0].shape[0] in the specified range [0, oo] satisfy the generated guard n//2 == 3
                   at program.py:N in f: return x[: int(x.shape[0] * 0.5)] + torch.ones(3)
-              - Not all values of n = *args[0].shape[0] in the specified range [0, oo] satisfy the generated guard n >= 3
-                  at program.py:N in f: return x[: int(x.shape[0] * 0.5)] + torch.ones(3)
             Suggested fixes:
               n = Dim('n', min=6, max=7)
         """,

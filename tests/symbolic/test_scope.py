@@ -6,6 +6,7 @@ import pytest
 
 from graphport.errors import DataDependentError, ShapeError
 from graphport.symbolic import Range, Scope, eq, ge, le, lt, ne, not_, sqrt, symbols, to_float
+from graphport.symbolic.bridge import to_torch
 
 
 def texts(scope):
@@ -99,9 +100,9 @@ def test_guard_without_a_hint():
 def test_an_assert_on_data_is_an_expectation():
     scope = Scope()
     # Compiled here because pytest rewrites the asserts of test files.
-    program = compile("assert scope.guard(cond)", "program.py", "exec")
+    program = compile("assert cond", "program.py", "exec")
     u = scope.fresh()
-    exec(program, {"scope": scope, "cond": ge(u, 3)})
+    exec(program, {"cond": to_torch(ge(u, 3))})
     assert [(str(fact), fact.kind) for fact in scope.facts] == [("u0 >= 3", "expect")]
     assert scope.decide(ge(u, 1)) is True
 

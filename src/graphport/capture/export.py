@@ -50,7 +50,7 @@ from graphport.capture.trace import registries
 from graphport.capture.trace.function_mode import FunctionMode
 from graphport.capture.trace.modules import ModuleTracker
 from graphport.capture.trace.recorder import Namespace, Recorder
-from graphport.capture.trace.scalars import ConcreteRun, collect_ancestors
+from graphport.capture.trace.scalars import ConcreteRun
 from graphport.capture.trace.signatures import (
     CallSignatures,
     build_graph_signature,
@@ -63,6 +63,7 @@ from graphport.capture.trace.state import (
     split_state,
     storage_elements,
 )
+from graphport.capture.trace.state_values import StateValues
 from graphport.capture.trace.subgraph import (
     build_graph_module,
     eliminate_dead_code,
@@ -80,7 +81,6 @@ from graphport.compat.operators import aten
 from graphport.compat.schemas import warn_if_newer
 from graphport.compat.torch import OpOverload, disable_current_modes, pytree
 from graphport.errors import (
-    CaptureWarning,
     ConstraintViolationError,
     DataDependentError,
     ExportError,
@@ -96,7 +96,6 @@ from graphport.program import (
     CallSpec,
     ExportedProgram,
     InputChecks,
-    InputKind,
     InputShape,
     OutputSpec,
     TensorArgument,
@@ -124,12 +123,15 @@ from graphport.types import PyTree
 
 def run_stages(capture: _Capture) -> ExportedProgram:
     """The stages of a capture, in their order."""
-    leaves = capture.open_inputs()
-    capture.lift_state()
-    outputs, out_spec = capture.trace(leaves)
-    results = capture.record_outputs(outputs)
-    outcome = capture.solve()
-    return capture.assemble(results, out_spec, outcome)
+    try:
+        leaves = capture.open_inputs()
+        capture.lift_state()
+        outputs, out_spec = capture.trace(leaves)
+        results = capture.record_outputs(outputs)
+        outcome = capture.solve()
+        return capture.assemble(results, out_spec, outcome)
+    finally:
+        capture.scope.forget_program()
 
 
 @check_arguments(
@@ -371,50 +373,16 @@ class _Capture:
         self.refused: tuple[str, ...] = ()
         """Guards that make the program refuse a size that the spec allows."""
         if not options.training:  # where graphs write to their state
-            self.tracer.constants = ConcreteRun(self.recorder.graph, self._given_state)
-            self.tracer.recall = self._recall
-            self.tracer.is_constant = self._is_constant
-            self.scope.recall = lambda s: self._recall(self.recorder.number(s))
-        self._recalled: set[tuple[str, str]] = set()
-        """Of which buffers, and where, there was a warning."""
+            values = StateValues(self.recorder, self.state, warns=not options.is_recapture)
+            self.tracer.state_values = values
+            self.scope.recall = lambda s: values.read(self.recorder.number(s))
         if options.draft:
             self.tracer.example = example = ConcreteRun(self.recorder.graph, self._given)
             self.scope.reveal = lambda s: example.value(self.recorder.number(s))
 
-    def _given_state(self) -> dict[Node, Any]:
-        return {entry.node: entry.tensor for entry in self.state.entries}
-
-    def _is_constant(self, node: Node) -> bool:
-        constants = {e.node for e in self.state.entries if e.kind is InputKind.CONSTANT_TENSOR}
-        found = collect_ancestors(node)
-        return not constants.isdisjoint(found) and all(
-            n in constants for n in found if n.op == "placeholder"
-        )
-
-    def _recall(self, node: Node) -> Any:
-        """The value of a node that depends on the program's state alone, which decides its path."""
-        assert self.tracer.constants is not None
-        value = self.tracer.constants.find_value(node)
-        if value is None or self.options.is_recapture:
-            return value
-        where, found = str(source.locate_user_line() or ""), collect_ancestors(node)
-        for entry in self.state.entries:
-            if entry.kind is InputKind.CONSTANT_TENSOR or entry.node not in found:
-                continue
-            name = entry.names[0]
-            if (name, where) not in self._recalled:
-                self._recalled.add((name, where))
-                kind = entry.kind.name.lower()
-                source.warn(
-                    f"Python reads {kind} {name!r}: the program is for its value as it is now, "
-                    f"which it checks when it runs\n  at   {where}",
-                    CaptureWarning,
-                )
-        return value
-
     def _given(self) -> dict[Node, Any]:
         """What the graph's inputs are in the example."""
-        given = self._given_state()
+        given = {entry.node: entry.tensor for entry in self.state.entries}
         for node, leaf in zip(self.input_nodes, self.inputs.leaves, strict=True):
             given[node] = leaf.value
         for node in self.recorder.graph.find_nodes(op="get_attr"):
@@ -435,8 +403,17 @@ class _Capture:
             snapshot.watch_seeds()
             outputs, out_spec = self._call(leaves)
             self._find_replaced_buffers(snapshot)
+            self._require_unchanged_state()
             self._report_changes(snapshot, surroundings)
         return outputs, out_spec
+
+    def _require_unchanged_state(self) -> None:
+        """What Python has read of the state is no value for the next call if it is written to."""
+        values = self.tracer.state_values
+        error = values and values.find_changed()
+        if error and not self.options.draft:
+            raise error
+        self.scope.passed_over += [error] if error else []
 
     def record_outputs(self, outputs: list[PyTree]) -> list[PyTree]:
         """The program has returned: what is recorded now has no line of the user's."""

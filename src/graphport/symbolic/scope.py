@@ -96,14 +96,15 @@ class Scope:
         # Where symbols come from; of a bool that stands for a symbol, the symbol.
         self.origins: dict[Expr, Any] = {}
         # Told where the code that is running needs a plain number.
-        self.on_plain_number: Callable[[], None] = lambda: None
+        self.on_plain_number: Callable[[], None]
         # What the code that is running calls its values; for errors.
         self.vocabulary: Callable[[], VariableNames] = VariableNames
         # The value of a data-dependent symbol, if it follows from the program's state.
-        self.recall: Callable[[Expr], Number | None] = lambda s: None
+        self.recall: Callable[[Expr], Number | None]
         # Of a draft: the example's value of a data-dependent symbol, and each error that was passed
         # over by taking it.
-        self.reveal: Callable[[Expr], Number] | None = None
+        self.reveal: Callable[[Expr], Number] | None
+        self.forget_program()
         self.passed_over: list[DataDependentError] = []
         # Whether no more may be assumed: of a finished program, whose checks are settled.
         self.closed = False
@@ -150,6 +151,12 @@ class Scope:
         self._sizes.add_symbol(s)
         self._facts.changed()
         return s
+
+    def forget_program(self) -> None:
+        """Let go of the program that is captured: a scope outlives it."""
+        self.on_plain_number = lambda: None
+        self.recall = lambda s: None
+        self.reveal = None
 
     def fresh(
         self, type: type = int, *, lower: float = -inf, upper: float = inf, origin: object = None

@@ -573,10 +573,11 @@ CASES: dict[str, Case] = {
         """,
         (t(3),),
         """
-            GP120 Could not guard on data-dependent expression y.shape[0]: Python needs its value, and it depends on the data of a tensor
+            GP120 Could not guard on data-dependent expression y.shape[0] != 0: the program branches on it, and it depends on the data of a tensor
               y.shape[0] comes from program.py:N in f: y = x[x > 1]
               at   program.py:N in f: return y if len(y) else x
-              fix  y.shape[0] stays symbolic, len(y) cannot
+              fix  torch._check(y.shape[0] != 0)
+              fix  torch._check(y.shape[0] == 0)
         """,
     ),
     "an int": Case(
@@ -587,10 +588,11 @@ CASES: dict[str, Case] = {
         """,
         (t(3), i(2)),
         """
-            GP120 Could not guard on data-dependent expression: a Python int from a tensor needs its data, which capture does not know
-              at   program.py:N in f: k = int(y)
-              fix  x.item() gives a symbolic number, for sizes and for arithmetic
-              fix  or go on with the tensor itself
+            GP120 Could not guard on data-dependent expression k >= 2: the program branches on it, and it depends on the data of a tensor
+              k comes from program.py:N in f: k = int(y)
+              at   program.py:N in f: return x if k > 1 else -x
+              fix  torch._check(k >= 2)
+              fix  torch._check(k <= 1)
         """,
     ),
     "a tensor": Case(

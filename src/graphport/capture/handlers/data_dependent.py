@@ -44,8 +44,11 @@ def item(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     if not establish_equal(elements, 1):
         raise ShapeError(f"a Tensor with {elements} elements cannot be converted to Scalar")
     node = tracer.read(value)
-    if tracer.is_constant(node) and (known := tracer.recall(node)) is not None:
-        return known.item()
+    values = tracer.state_values
+    if values is not None and values.is_constant(node):
+        known = values.read(node)
+        if known is not None:
+            return known.item()
     dtype = value.abstract.dtype
     if dtype.is_complex:
         error = DataDependentError(
@@ -82,7 +85,8 @@ def evaluate_bool(tracer: Tracer, t: torch.Tensor) -> bool:
     if type(elements) is int and elements > 1:
         raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
     raised = source.find_raise()
-    if raised is not None:  # the program goes on where it does not raise: an assertion
+    if raised is not None and not _raises_in_draft(tracer, t, raised.truth):
+        # The program goes on where it does not raise: an assertion.
         stated = tracer.call(aten.logical_not.default, t) if raised.truth else t
         where = source.locate_user_line()
         message = raised.message or f"Runtime assertion failed at {where}"
@@ -92,15 +96,21 @@ def evaluate_bool(tracer: Tracer, t: torch.Tensor) -> bool:
         "Could not guard on data-dependent expression: the truth value of a tensor is not known "
         "while the program is captured, so Python cannot branch on it",
         where=source.locate_user_line(),
-        fix=_BRANCH_FIX,
+        fix=BRANCH_FIX,
     )
     return bool(assume_example_number(tracer, error, t, bool))
+
+
+def _raises_in_draft(tracer: Tracer, t: torch.Tensor, truth: bool) -> bool:
+    """Whether the example of a draft leads to the exception, as it does in eager."""
+    run = tracer.example
+    return run is not None and run.read_data(tracer.read(tracer.value(t)), bool) is truth
 
 
 def assume_example_number(
     tracer: Tracer, error: DataDependentError, t: torch.Tensor, kind: type
 ) -> Argument:
-    """The Python number that state or, in a draft, the example has, to be asserted; else the error."""
+    """The number that state has, or in a draft the example, to be asserted; else the error."""
     scope = tracer.scope
     number = from_torch(item(tracer, get_op_info(aten.item.default), (t,), {}))
     asked = ne(number, 0) if kind is bool and type_of(number) is not bool else number
@@ -116,7 +126,8 @@ def assume_example_data(
 ) -> Argument:
     """What `read` makes of data that state or, in a draft, the example has; else the error."""
     node = tracer.read(tracer.value(t))
-    run = tracer.constants if tracer.recall(node) is not None else tracer.example
+    values = tracer.state_values
+    run = values.run if values and values.read(node) is not None else tracer.example
     if run is None:
         raise error
     if run is tracer.example:
@@ -131,10 +142,12 @@ def assume_example_data(
     return seen
 
 
-_BRANCH_FIX = (
+BRANCH_FIX = (
     "torch.cond(pred, true_fn, false_fn, (operands,)) keeps both branches",
     "torch.where(pred, a, b) chooses element by element",
 )
+
+
 @register_handler(aten.is_nonzero.default)
 def is_nonzero(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> bool:
     return evaluate_bool(tracer, args[0])

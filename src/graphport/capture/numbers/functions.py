@@ -1,9 +1,9 @@
 """What Python's functions on numbers give for symbolic ones: `int`, `len`, `range`, `math.sqrt`.
 
-Python's own have to return plain numbers, and would fix a size to do so. `REPLACEMENTS` has the
-functions that the user's code calls instead while it is captured; for everything but symbolic
-numbers and tensors they do what Python's do. A size is an `int` to `isinstance` and `type`, as it
-is in eager.
+Python's own have to return plain numbers, and would fix a size to do so. `REPLACEMENTS` and
+`METHODS` have the functions that the user's code calls instead while it is captured; for everything
+but symbolic numbers and tensors they do what Python's do. A size is an `int` to `isinstance` and
+`type`, as it is in eager.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from __future__ import annotations
 import builtins
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from graphport.symbolic import expr
-from graphport.symbolic.bridge import SYMBOLIC, from_torch, python_type, sym_ite, to_torch
+from graphport.capture.numbers import arrays
+from graphport.capture.numbers.arrays import CASTS, apply, is_torch_array, truncate, widen
+from graphport.capture.numbers.sequences import SymbolicList, SymbolicRange, SymbolicSequence
+from graphport.symbolic import Expr
+from graphport.symbolic.bridge import SYMBOLIC, from_torch, python_type, sym_ite
 from graphport.symbolic.floats import FUNCTIONS
 from graphport.types import Argument, Function
 
@@ -29,33 +33,42 @@ _KNOWN = (*SYMBOLIC, torch.Tensor)
 def to_int(*args: Argument, **kwargs: Argument) -> Argument:
     """`int`: of a tensor its element, which is data."""
     x = _read_number(args, kwargs)
-    if x is None:
-        return int(*args, **kwargs)
-    return sym_ite(x, 1, 0) if isinstance(x, torch.SymBool) else torch.sym_int(x)
+    return int(*args, **kwargs) if x is None else _name(x, truncate(x))
 
 
 def to_float(*args: Argument, **kwargs: Argument) -> Argument:
     """`float`, in the same way."""
     x = _read_number(args, kwargs)
-    if x is None:
-        return float(*args, **kwargs)
-    return torch.sym_float(sym_ite(x, 1, 0) if isinstance(x, torch.SymBool) else x)
+    return float(*args, **kwargs) if x is None else _name(x, widen(x))
 
 
 def _read_number(args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> Argument:
     """The number in a call's only argument, if that is symbolic or a tensor."""
-    if len(args) != 1 or kwargs or not isinstance(args[0], _KNOWN):
+    if len(args) != 1 or kwargs:
         return None
-    x = args[0]
+    x = args[0].tensor if is_torch_array(args[0]) else args[0]
+    if not isinstance(x, _KNOWN):
+        return None
     return x.item() if isinstance(x, torch.Tensor) else x
+
+
+def _name(x: Argument, number: Argument) -> Argument:
+    """Errors call what was made of data as the user's call does that read it."""
+    if isinstance(x, SYMBOLIC):
+        read, made = from_torch(x), from_torch(number)
+        if type(read) is Expr and type(made) is Expr and read in read.scope.origins:
+            made.scope.origins.setdefault(made, read.scope.origins[read])
+    return number
 
 
 def get_length(x: Any) -> Argument:
     """`len`: the size of a tensor, or what a `__len__` in Python returns."""
     if isinstance(x, torch.Tensor):
         return x.shape[0] if x.dim() else len(x)
-    if isinstance(x, SymbolicRange):
+    if isinstance(x, SymbolicSequence):
         return x.length
+    if is_torch_array(x):
+        return x.tensor.shape[0] if x.tensor.dim() else len(x)
     method = getattr(type(x), "__len__", None)
     if not isinstance(method, FunctionType):
         return len(x)
@@ -67,103 +80,61 @@ def get_length(x: Any) -> Argument:
     return int(length)
 
 
-class SymbolicRange:
-    """A range whose ends are symbolic: to iterate over it fixes its length."""
-
-    def __init__(self, *bounds: Argument) -> None:
-        start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-        self.start, self.stop, self.step = start, stop, step
-
-    @property
-    def length(self) -> Argument:
-        return torch.sym_max(-((self.start - self.stop) // self.step), 0)
-
-    def as_tensor(self, **options: Argument) -> torch.Tensor:
-        return torch.arange(self.start, self.stop, self.step, **options)
-
-    def _fix(self) -> range:
-        return range(self.start, self.stop, self.step)
-
-    def __len__(self) -> int:
-        return len(self._fix())
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._fix())
-
-    def __reversed__(self) -> Iterator[int]:
-        return reversed(self._fix())
-
-    def __getitem__(self, i: Argument) -> Argument:
-        return self._fix()[i]
-
-    def __contains__(self, x: object) -> bool:
-        return x in self._fix()
-
-    def __repr__(self) -> str:
-        return f"range({self.start}, {self.stop}, {self.step})"
-
-
 def make_range(*bounds: Argument) -> Argument:
     if 0 < len(bounds) <= 3 and any(isinstance(b, torch.SymInt) for b in bounds):
         return SymbolicRange(*bounds)
     return range(*bounds)
 
 
+def make_list(*args: Argument) -> Argument:
+    if len(args) == 1 and isinstance(args[0], SymbolicSequence):
+        return SymbolicList(args[0].as_tensor())
+    return list(*args)
+
+
+def add_up(items: Argument, *start: Argument, **kwargs: Argument) -> Argument:
+    """`sum`."""
+    if isinstance(items, SymbolicSequence) and not kwargs:
+        return sum((items.as_tensor().sum().item(),), *start)
+    return sum(items, *start, **kwargs)
+
+
 def is_instance(x: object, kind: Any) -> bool:
     """`isinstance`, to which a size is an int."""
     if isinstance(x, kind):
         return True
-    plain = _EXAMPLES.get(type(x))
-    return plain is not None and isinstance(plain, kind)
+    is_symbolic = isinstance(x, (*SYMBOLIC, SymbolicSequence))
+    return is_symbolic and isinstance(_EXAMPLES[get_type(x)], kind)
 
 
 def get_type(*args: Argument, **kwargs: Argument) -> Argument:
     """`type`, in the same way."""
     if len(args) == 1 and not kwargs:
-        return _TYPES.get(type(args[0])) or python_type(args[0])
+        x = args[0]
+        return x.kind if isinstance(x, SymbolicSequence) else python_type(x)
     return type(*args, **kwargs)
 
 
 def map_function(fn: Argument, *items: Iterable[Argument], **kwargs: Argument) -> Argument:
-    return map(replace_function(fn), *items, **kwargs)
+    return map(REPLACEMENTS.get(id(fn), (fn, fn))[1], *items, **kwargs)
 
 
-def replace_function(fn: Argument) -> Argument:
-    """What the user's code calls for a function."""
-    return REPLACEMENTS.get(id(fn), (fn, fn))[1]
+_EXAMPLES: dict[type, object] = {int: 0, float: 0.0, bool: False, list: [], range: range(0)}
 
 
-_EXAMPLES: dict[type, object] = {
-    torch.SymInt: 0,
-    torch.SymFloat: 0.0,
-    torch.SymBool: False,
-    SymbolicRange: range(0),
-}
-_TYPES: dict[type, type] = {SymbolicRange: range}
-
-
-# The modules math and numpy
-
-
-def _apply(name: str) -> Function:
-    """A function of floats that expressions have."""
-
-    def call(x: Argument) -> Argument:
-        return to_torch(expr.func(name, expr.to_float(from_torch(x))))
-
-    return call
+# The modules math, numpy and operator
 
 
 def _log(x: Argument, base: Argument = None) -> Argument:
-    return _apply("log")(x) if base is None else log(x) / log(base)
+    return apply("log")(x) if base is None else _log(x) / _log(base)
 
 
 _MATH: dict[str, Function] = {
-    **{name: _apply(name) for name in FUNCTIONS},
+    **{name: apply(name) for name in FUNCTIONS},
     "log": _log,
     "pow": lambda x, y: torch.sym_float(x) ** torch.sym_float(y),
     # The root of a float64 is rounded correctly: the floor is exact for sizes below 2**52.
-    "isqrt": lambda x: torch.sym_int(_apply("sqrt")(x)),
+    "isqrt": lambda x: torch.sym_int(apply("sqrt")(x)),
     "fabs": lambda x: abs(torch.sym_float(x)),
     **{name: getattr(math, name) for name in ("floor", "ceil", "trunc")},
 }
@@ -183,54 +154,6 @@ def _wrap(original: Any, symbolic: Function) -> Function:
     return call
 
 
-def _round_half_even(x: Argument, decimals: int = 0) -> Argument:
-    return torch.sym_float(round(x)) if decimals == 0 else round(x, decimals)
-
-
-_NUMPY: dict[str, Function] = {
-    **{name: _apply(name) for name in FUNCTIONS},
-    "floor": lambda x: torch.sym_float(math.floor(x)),
-    "ceil": lambda x: torch.sym_float(math.ceil(x)),
-    "round": _round_half_even,
-    "rint": _round_half_even,
-}
-
-
-def _wrap_numpy(name: str, original: Any) -> Any:
-    """Of numbers a number; of what has a symbolic size an array of torch's own numpy."""
-    if isinstance(original, (type, ModuleType)) or not callable(original):
-        return original
-
-    @functools.wraps(original)
-    def call(*args: Argument, **kwargs: Argument) -> Argument:
-        if not _holds_symbolic((*args, *kwargs.values())):
-            return original(*args, **kwargs)
-        scalar = _NUMPY.get(name)
-        if scalar is not None and isinstance(args[0], SYMBOLIC):
-            return scalar(*args, **kwargs)
-        if name == "prod" and len(args) == 1 and isinstance(args[0], (tuple, list)):
-            return math.prod(args[0])
-        from graphport.compat.torch import torch_numpy  # which takes long to import
-
-        of_arrays = getattr(torch_numpy, name, original)
-        given = [x.as_tensor() if isinstance(x, SymbolicRange) else x for x in args]
-        return of_arrays(*given, **kwargs)
-
-    return call
-
-
-def _holds_symbolic(x: object) -> bool:
-    """Whether a number among arguments of numpy is symbolic, or an array torch's."""
-    if isinstance(x, (list, tuple)):
-        return any(map(_holds_symbolic, x))
-    return isinstance(x, (*SYMBOLIC, SymbolicRange)) or is_torch_array(x)
-
-
-def is_torch_array(x: object) -> bool:
-    """Whether something is an array of torch's own numpy, around a tensor."""
-    return type(x).__module__ == "torch._numpy._ndarray"
-
-
 class ModuleReplacement:
     """A module in which some functions are others; everything else is the module's."""
 
@@ -244,20 +167,67 @@ class ModuleReplacement:
 
 
 _MATH_FUNCTIONS = {name: _wrap(getattr(math, name), fn) for name, fn in _MATH.items()}
-log = _MATH_FUNCTIONS["log"]
+_INDEX = _wrap(operator.index, torch.sym_int)
 
 _REPLACED: tuple[tuple[Any, Any], ...] = (
     (builtins.int, to_int),
     (builtins.float, to_float),
     (builtins.len, get_length),
     (builtins.range, make_range),
+    (builtins.list, make_list),
+    (builtins.sum, add_up),
     (builtins.isinstance, is_instance),
     (builtins.type, get_type),
     (builtins.map, map_function),
     (math, ModuleReplacement(math, lambda name, f: _MATH_FUNCTIONS.get(name, f))),
-    (np, ModuleReplacement(np, _wrap_numpy)),
+    (np, ModuleReplacement(np, arrays.wrap)),
+    (operator, ModuleReplacement(operator, lambda name, f: _INDEX if name == "index" else f)),
     *((getattr(math, name), ours) for name, ours in _MATH_FUNCTIONS.items()),
-    (np.arange, _wrap_numpy("arange", np.arange)),
+    (np.arange, arrays.wrap("arange", np.arange)),
+    (operator.index, _INDEX),
 )
 REPLACEMENTS: dict[int, tuple[Any, Any]] = {id(f): (f, ours) for f, ours in _REPLACED}
 """By the id of the original, which is kept beside it."""
+
+
+# Methods
+
+
+def _count_elements(x: Any, *args: Argument, **kwargs: Argument) -> Argument:
+    return math.prod(x) if isinstance(x, torch.Size) else x.numel(*args, **kwargs)
+
+
+def _convert(x: Any, *args: Argument, **kwargs: Argument) -> Argument:
+    """`astype`: functions of numpy give plain numbers where eager has numpy's."""
+    if not isinstance(x, SYMBOLIC):
+        return x.astype(*args, **kwargs)
+    dtype = args[0] if args else kwargs["dtype"]
+    return CASTS[np.dtype(dtype).name](x)
+
+
+def _count_bits(x: Any) -> Argument:
+    if not isinstance(x, torch.SymInt):
+        return x.bit_length()
+    bits = math.floor(apply("log2")(torch.sym_max(abs(x), 1))) + 1
+    return sym_ite(x == 0, 0, bits)
+
+
+def _cast(name: str) -> Function:
+    """`np.int64(n)`."""
+    cast = CASTS[name]
+
+    def call(x: Any, *args: Argument, **kwargs: Argument) -> Argument:
+        if isinstance(x, ModuleReplacement) and len(args) == 1 and isinstance(args[0], SYMBOLIC):
+            return cast(args[0])
+        return getattr(x, name)(*args, **kwargs)
+
+    return call
+
+
+METHODS: dict[str, Function] = {
+    "numel": _count_elements,
+    "astype": _convert,
+    "bit_length": _count_bits,
+    **{name: _cast(name) for name in CASTS},
+}
+"""Functions that are called in place of methods, of whatever object."""

@@ -20,17 +20,20 @@ from torch import nn
 
 from graphport import source
 from graphport.capture.numbers.bytecode import rename_globals
-from graphport.capture.numbers.functions import REPLACEMENTS
+from graphport.capture.numbers.functions import METHODS, REPLACEMENTS
 from graphport.capture.trace import registries
 from graphport.process import Patch, Replacement, undo_on_exit
 
 _NAMES = {i: f"symbolic {original.__name__}" for i, (original, _) in REPLACEMENTS.items()}
+_METHOD_NAMES = {name: f"symbolic .{name}" for name in METHODS}
 
 
 def _patch_builtins() -> Iterator[Replacement]:
     """Where renamed globals are found: under names that no source can have."""
     for i, name in _NAMES.items():
         yield builtins, name, REPLACEMENTS[i][1]
+    for method, name in _METHOD_NAMES.items():
+        yield builtins, name, METHODS[method]
 
 
 _NAMES_PATCH = Patch(_patch_builtins)
@@ -171,7 +174,7 @@ class _Codes:
         """The code of a function with other names, None if it calls nothing of the kind."""
         known = self._renamed.get(fn)
         if known is None or not any(fn.__code__ is code for code in known):
-            new = rename_globals(fn, lambda value: _NAMES.get(id(value)))
+            new = rename_globals(fn, lambda value: _NAMES.get(id(value)), _METHOD_NAMES)
             known = self._renamed[fn] = (fn.__code__, new)
         return known[1]
 

@@ -23,7 +23,8 @@ import torch
 from graphport import process
 from graphport.capture.control_flow.cond import patch_control_flow
 from graphport.capture.handlers.custom import patch_fake_impl_context
-from graphport.capture.numbers.functions import is_torch_array
+from graphport.capture.numbers.arrays import is_torch_array
+from graphport.capture.numbers.sequences import SymbolicSequence
 from graphport.compat.torch import (
     AutoDispatchBelowADInplaceOrView,
     LinearCrossEntropyOptions,
@@ -89,6 +90,9 @@ def _wrap_max_min(original: Any, of_sizes: BinaryFunction, of_tensors: BinaryFun
             return original(*args, **kwargs)
         items = args
         if len(args) == 1:
+            found = _reduce_whole(original, args[0])
+            if found is not None:
+                return found
             items = tuple(args[0])
         for x in items:
             if isinstance(x, (*SYMBOLIC_NUMBERS, torch.Tensor)):
@@ -96,6 +100,18 @@ def _wrap_max_min(original: Any, of_sizes: BinaryFunction, of_tensors: BinaryFun
         return original(items) if len(args) == 1 else original(*args)
 
     return call
+
+
+def _reduce_whole(original: Any, items: Any) -> Argument:
+    """The largest or smallest of a sequence whose length is symbolic."""
+    listed = isinstance(items, SymbolicSequence)
+    if not listed and not (isinstance(items, torch.Tensor) and items.dim() == 1):
+        return None
+    whole = items.as_tensor() if listed else items
+    if whole.is_floating_point() or not isinstance(whole.shape[0], torch.SymInt):
+        return None  # Python's own has its own way with NaN
+    found = getattr(whole, original.__name__)()
+    return found.item() if listed else found
 
 
 def _format_by_name(number: object, spec: str) -> str:

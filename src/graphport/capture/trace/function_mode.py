@@ -22,7 +22,8 @@ from graphport import source
 from graphport.capture.handlers import composites
 from graphport.capture.handlers.composites import SYMBOLIC_COUNTS
 from graphport.capture.handlers.data_dependent import assume_example_data, assume_example_number
-from graphport.capture.numbers.functions import SymbolicRange, is_torch_array
+from graphport.capture.numbers.arrays import is_torch_array
+from graphport.capture.numbers.sequences import SymbolicList, SymbolicSequence
 from graphport.capture.trace.scalars import disable_tracing
 from graphport.capture.trace.tracer import Tracer
 from graphport.compat.operators import aten
@@ -307,6 +308,8 @@ def tolist(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argume
     value = tracer.value(args[0])
     if value.literal is not None:
         return value.literal.tolist()
+    if args[0].dim() == 1 and isinstance(args[0].shape[0], torch.SymInt):
+        return SymbolicList(args[0])
     return _list_elements(tracer, args[0], "")
 
 
@@ -392,7 +395,7 @@ def tensor(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argume
     if not _is_symbolic(data):
         return func(*args, **kwargs)
     dtype, device = kwargs.get("dtype"), kwargs.get("device")
-    if isinstance(data, SymbolicRange):
+    if isinstance(data, SymbolicSequence):
         return data.as_tensor(dtype=dtype, device=device)
     if is_torch_array(data):
         data = data.tensor
@@ -405,7 +408,7 @@ def tensor(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argume
 def _is_symbolic(x: object) -> bool:
     if isinstance(x, (list, tuple)):
         return any(_is_symbolic(y) for y in x)
-    return isinstance(x, (*SYMBOLIC, AbstractTensor, SymbolicRange)) or is_torch_array(x)
+    return isinstance(x, (*SYMBOLIC, AbstractTensor, SymbolicSequence)) or is_torch_array(x)
 
 
 def _number_dtype(x: object) -> torch.dtype:

@@ -30,6 +30,7 @@ from graphport.capture.trace.layout import (
 from graphport.capture.trace.recorder import Recorder
 from graphport.capture.trace.scalars import Assertions, ConcreteRun
 from graphport.capture.trace.state import State
+from graphport.capture.trace.state_values import StateValues
 from graphport.capture.trace.values import Value
 from graphport.compat.operators import aten
 from graphport.compat.torch import (
@@ -103,13 +104,9 @@ class Tracer(TorchDispatchMode):
         self.decomposing = 0
         """How deep in torch's own kernels for composite operators."""
         self.example: ConcreteRun | None = None
-        self.constants: ConcreteRun | None = None
-        """What follows from the program's state alone."""
-        self.recall: Callable[[Node], Any] = lambda node: None
-        """The value of a node, if it does."""
-        self.is_constant: Callable[[Node], bool] = lambda node: False
-        """Whether a node is computed from constants alone, which no state dict replaces."""
         """Where a draft takes the data from that the program asks for."""
+        self.state_values: StateValues | None = None
+        """What follows from the program's state alone."""
         self.counts: dict[Node, Expr] = {}
         """How many elements of a mask are set, where that has been asked."""
         self.inputs: list[Node] = []
