@@ -9,6 +9,8 @@ from __future__ import annotations
 import builtins
 import functools
 import math
+import operator
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, TypeGuard
 
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 
 from graphport.capture.numbers.sequences import SymbolicSequence
+from graphport.process import Replacement
 from graphport.symbolic import expr
 from graphport.symbolic.bridge import SYMBOLIC, from_torch, sym_ite, to_torch
 from graphport.symbolic.floats import FUNCTIONS
@@ -64,11 +67,33 @@ _NUMBERS: dict[str, Function] = {
 }
 """numpy's functions by name, of numbers."""
 
+_REDUCTIONS: dict[str, Function] = {
+    "prod": math.prod,
+    "sum": builtins.sum,
+    "mean": lambda xs: builtins.sum(xs) / len(xs),
+    **dict.fromkeys(("max", "amax"), functools.partial(functools.reduce, torch.sym_max)),
+    **dict.fromkeys(("min", "amin"), functools.partial(functools.reduce, torch.sym_min)),
+}
+"""numpy's functions by name, of lists of numbers."""
+
 CASTS: dict[str, Function] = {
     **dict.fromkeys(("int8", "int16", "int32", "int64", "intp", "int_"), truncate),
     **dict.fromkeys(("float64", "double"), widen),
 }
 """Types of numpy by name, that are called or given to `astype`. Others round."""
+
+
+def wrap_called(name: str, original: Any) -> Any:
+    """What is called of numpy, for symbolic arguments too: a type is a function then."""
+    cast = CASTS.get(name)
+    if cast is None or not isinstance(original, type):
+        return wrap(name, original)
+
+    def call(*args: Argument) -> Argument:
+        is_symbolic = len(args) == 1 and isinstance(args[0], SYMBOLIC)
+        return cast(*args) if is_symbolic else original(*args)
+
+    return call
 
 
 def wrap(name: str, original: Any) -> Any:
@@ -83,8 +108,8 @@ def wrap(name: str, original: Any) -> Any:
             return original(*args, **kwargs)
         if of_numbers is not None and args and all(map(_is_number, args)):
             return of_numbers(*args, **kwargs)
-        if name == "prod" and len(args) == 1 and isinstance(args[0], (tuple, list)):
-            return math.prod(args[0])
+        if name in _REDUCTIONS and len(args) == 1 and not kwargs and _is_list(args[0]):
+            return _REDUCTIONS[name](args[0])
         from graphport.compat.torch import torch_numpy  # which takes long to import
 
         of_arrays = getattr(torch_numpy, name, original)
@@ -105,6 +130,10 @@ def _to_torch_numpy(x: Argument) -> Argument:
     return x
 
 
+def _is_list(x: object) -> bool:
+    return isinstance(x, (tuple, list)) and bool(x) and all(map(_is_number, x))
+
+
 def _is_number(x: object) -> bool:
     return isinstance(x, (*SYMBOLIC, int, float))
 
@@ -114,6 +143,26 @@ def _holds_symbolic(x: object) -> bool:
     if isinstance(x, (list, tuple)):
         return any(map(_holds_symbolic, x))
     return isinstance(x, (*SYMBOLIC, SymbolicSequence)) or is_torch_array(x)
+
+
+def patch_arrays() -> Iterator[Replacement]:
+    """A tensor and an array make a tensor, as with numpy's own."""
+    from graphport.compat.torch import torch_numpy
+
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+        reflected = f"__r{name}__"
+        original = getattr(torch_numpy.ndarray, reflected)
+        yield torch_numpy.ndarray, reflected, _wrap_reflected(original, getattr(operator, name))
+
+
+def _wrap_reflected(original: Any, of_tensors: Any) -> Any:
+    @functools.wraps(original)
+    def call(self: Any, other: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            return of_tensors(other, self.tensor)
+        return original(self, other)
+
+    return call
 
 
 def is_torch_array(x: object) -> TypeGuard[Any]:

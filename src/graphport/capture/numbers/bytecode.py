@@ -1,9 +1,9 @@
 """Renames globals and methods in the code of functions, where they are called.
 
 A global that is loaded to be called is marked so in CPython's bytecode: `int` is renamed in
-`int(n)` and not in `x.to(int)`. A module is renamed wherever it is loaded, for the sake of its
-attributes. A method that is called (`shape.numel()`) becomes a global function of its object.
-Nothing moves, so that jumps, lines and handlers of exceptions stay as they are.
+`int(n)` and not in `x.to(int)`. A module is renamed wherever it is loaded or imported, for the sake
+of its attributes. A method that is called (`shape.numel()`) becomes a global function of its
+object. Nothing moves, so that jumps, lines and handlers of exceptions stay as they are.
 """
 
 from __future__ import annotations
@@ -12,28 +12,33 @@ import builtins
 import dis
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-_LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_LOAD_GLOBAL, _IMPORT = dis.opmap["LOAD_GLOBAL"], dis.opmap["IMPORT_NAME"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 _NOP, _SWAP = dis.opmap["NOP"], dis.opmap["SWAP"]
 # Since Python 3.12 a bit of LOAD_ATTR says that a method is called.
-_LOAD_METHOD = dis.opmap.get("LOAD_METHOD", dis.opmap["LOAD_ATTR"])
 _HAS_BIT = sys.version_info >= (3, 12)
+_LOAD_ATTR, _PUSH_NULL = dis.opmap["LOAD_ATTR"], dis.opmap["PUSH_NULL"]
+_LOAD_METHOD = _LOAD_ATTR if _HAS_BIT else dis.opmap["LOAD_METHOD"]
+_OPCODES = (_LOAD_GLOBAL, _LOAD_METHOD, _IMPORT)
+_NULL_FOLLOWS = sys.version_info >= (3, 13)
 _METHOD_CACHES, _GLOBAL_CACHES = (9, 4) if _HAS_BIT else (10, 5)
 """Units of two bytes after the instructions."""
 
-Rename = Callable[[Any], str | None]
-"""Under which name something else is found instead of a value; None for what stays."""
+Rename = Callable[[Any, bool], str | None]
+"""Under which name something else is found instead of a value, which is called or not; None for
+what stays."""
+_Find = Callable[["_Load", str], str | None]
 
 
 class _Load(NamedTuple):
-    """An instruction that loads a global, or a method of what is on the stack."""
+    """An instruction that loads a global, a module, or a method of what is on the stack."""
 
     offset: int
     name: int
-    is_method: bool
+    opcode: int
     is_call: bool
     bits: int
     """Of its argument, its prefixes included."""
@@ -48,44 +53,40 @@ def rename_globals(fn: FunctionType, rename: Rename, methods: Mapping[str, str])
     if getattr(fn, "__builtins__", None) is not vars(builtins):
         return None
 
-    def find(name: str, *, is_call: bool) -> str | None:
-        value = known[name] if name in known else vars(builtins).get(name)
-        new = rename(value)
-        return new if new is not None and (is_call or isinstance(value, ModuleType)) else None
+    def find(load: _Load, name: str) -> str | None:
+        if load.opcode == _LOAD_METHOD:
+            return methods.get(name)
+        if load.opcode == _IMPORT:
+            return rename(sys.modules.get(name), False)
+        return rename(known[name] if name in known else vars(builtins).get(name), load.is_call)
 
-    return _rename_in_code(fn.__code__, find, methods)
+    return _rename_in_code(fn.__code__, find)
 
 
-def _rename_in_code(
-    code: CodeType, find: Callable[..., str | None], methods: Mapping[str, str]
-) -> CodeType | None:
+def _rename_in_code(code: CodeType, find: _Find) -> CodeType | None:
     nested = {
         i: made
         for i, const in enumerate(code.co_consts)
-        if isinstance(const, CodeType)
-        and (made := _rename_in_code(const, find, methods)) is not None
+        if isinstance(const, CodeType) and (made := _rename_in_code(const, find)) is not None
     }
     changes: dict[str, Any] = {}
     if nested:
         consts = enumerate(code.co_consts)
         changes["co_consts"] = tuple(nested.get(i, const) for i, const in consts)
-    if any(name in methods or find(name, is_call=True) for name in code.co_names):
-        changes |= _rename_loads(code, find, methods)
+    if any(find(_Load(0, 0, op, True, 0), name) for name in code.co_names for op in _OPCODES):
+        changes |= _rename_loads(code, find)
     return code.replace(**changes) if changes else None
 
 
-def _rename_loads(
-    code: CodeType, find: Callable[..., str | None], methods: Mapping[str, str]
-) -> dict[str, Any]:
+def _rename_loads(code: CodeType, find: _Find) -> dict[str, Any]:
     raw, names = bytearray(code.co_code), list(code.co_names)
     new_names: dict[str, int] = {}
     for load in _find_loads(raw):
-        name = names[load.name]
-        new = methods.get(name) if load.is_method else find(name, is_call=load.is_call)
+        new = find(load, names[load.name])
         if new is None:
             continue
         index = new_names.get(new, len(names))
-        if not (_write_method if load.is_method else _write_global)(raw, load, index):
+        if not (_write_method if load.opcode == _LOAD_METHOD else _write_name)(raw, load, index):
             continue  # it does not fit: this call stays as it is
         if new not in new_names:
             new_names[new] = index
@@ -93,8 +94,9 @@ def _rename_loads(
     return {"co_code": bytes(raw), "co_names": tuple(names)} if new_names else {}
 
 
-def _write_global(raw: bytearray, load: _Load, index: int) -> bool:
-    argument = index << 1 | load.is_call
+def _write_name(raw: bytearray, load: _Load, index: int) -> bool:
+    bit = raw[load.offset + 1] & 1
+    argument = index << 1 | bit if load.opcode == _LOAD_GLOBAL else index
     if argument >> load.bits:
         return False
     for i in range(load.bits // 8):
@@ -127,7 +129,18 @@ def _find_loads(raw: bytearray) -> Iterator[_Load]:
             argument, bits = argument << 8, bits + 8
             continue
         if raw[offset] == _LOAD_GLOBAL:
-            yield _Load(offset, argument >> 1, False, bool(argument & 1), bits)
+            is_call = bool(argument & 1) or (_NULL_FOLLOWS and _is_attribute_called(raw, offset))
+            yield _Load(offset, argument >> 1, _LOAD_GLOBAL, is_call, bits)
+        elif raw[offset] == _IMPORT:
+            yield _Load(offset, argument, _IMPORT, False, bits)
         elif raw[offset] == _LOAD_METHOD and (argument & 1 or not _HAS_BIT):
-            yield _Load(offset, argument >> _HAS_BIT, True, True, bits)
+            yield _Load(offset, argument >> _HAS_BIT, _LOAD_METHOD, True, bits)
         argument, bits = 0, 8
+
+
+def _is_attribute_called(raw: bytearray, offset: int) -> bool:
+    """Whether a call follows of an attribute of the global."""
+    at = offset + 2 * (1 + _GLOBAL_CACHES)
+    while raw[at] in (_EXTENDED_ARG, _LOAD_ATTR):
+        at += 2 * (1 + _METHOD_CACHES) if raw[at] == _LOAD_ATTR else 2
+    return raw[at] == _PUSH_NULL and at > offset + 2 * (1 + _GLOBAL_CACHES)

@@ -157,8 +157,12 @@ def _wrap(original: Any, symbolic: Function) -> Function:
 class ModuleReplacement:
     """A module in which some functions are others; everything else is the module's."""
 
-    def __init__(self, module: ModuleType, wrap: Callable[[str, Any], Any]) -> None:
+    def __init__(
+        self, module: ModuleType, wrap: Callable[[str, Any], Any], wrap_called: Any = None
+    ) -> None:
         self._module, self._wrap = module, wrap
+        self.called = ModuleReplacement(module, wrap_called) if wrap_called else self
+        """Where an attribute is loaded to be called."""
 
     def __getattr__(self, name: str) -> Any:
         found = self._wrap(name, getattr(self._module, name))
@@ -180,7 +184,7 @@ _REPLACED: tuple[tuple[Any, Any], ...] = (
     (builtins.type, get_type),
     (builtins.map, map_function),
     (math, ModuleReplacement(math, lambda name, f: _MATH_FUNCTIONS.get(name, f))),
-    (np, ModuleReplacement(np, arrays.wrap)),
+    (np, ModuleReplacement(np, arrays.wrap, arrays.wrap_called)),
     (operator, ModuleReplacement(operator, lambda name, f: _INDEX if name == "index" else f)),
     *((getattr(math, name), ours) for name, ours in _MATH_FUNCTIONS.items()),
     (np.arange, arrays.wrap("arange", np.arange)),

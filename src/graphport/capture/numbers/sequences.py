@@ -75,7 +75,7 @@ class SymbolicRange(SymbolicSequence):
 
 
 class SymbolicList(SymbolicSequence):
-    """A list of the elements of a vector."""
+    """A list of the elements of a tensor, along its first dim."""
 
     kind = list
 
@@ -90,8 +90,8 @@ class SymbolicList(SymbolicSequence):
         return self._elements.to(dtype=dtype, device=device)
 
     def _fix(self) -> list[Argument]:
-        return [element.item() for element in self._elements.unbind()]
+        return [element.tolist() for element in self._elements.unbind()]
 
     def __getitem__(self, i: Argument) -> Argument:
         found = self._elements[i]
-        return SymbolicList(found) if isinstance(i, slice) else found.item()
+        return SymbolicList(found) if isinstance(i, slice) else found.tolist()

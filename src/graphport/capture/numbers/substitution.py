@@ -8,6 +8,7 @@ for a number that is data, its functions are noted, and the program is captured 
 from __future__ import annotations
 
 import builtins
+import functools
 import gc
 import sys
 import threading
@@ -19,24 +20,45 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from graphport import source
+from graphport.capture.numbers.arrays import patch_arrays
 from graphport.capture.numbers.bytecode import rename_globals
-from graphport.capture.numbers.functions import METHODS, REPLACEMENTS
+from graphport.capture.numbers.functions import METHODS, REPLACEMENTS, ModuleReplacement
 from graphport.capture.trace import registries
-from graphport.process import Patch, Replacement, undo_on_exit
+from graphport.process import Patch, Replacement, Switch, undo_on_exit
 
 _NAMES = {i: f"symbolic {original.__name__}" for i, (original, _) in REPLACEMENTS.items()}
 _METHOD_NAMES = {name: f"symbolic .{name}" for name in METHODS}
 
 
-def _patch_builtins() -> Iterator[Replacement]:
-    """Where renamed globals are found: under names that no source can have."""
+def _rename(value: Any, is_call: bool) -> str | None:
+    name = _NAMES.get(id(value))
+    if name is not None and isinstance(value, ModuleType):
+        return f"{name}()" if is_call else name
+    return name if is_call else None
+
+
+def _patch_names() -> Iterator[Replacement]:
+    """Where renamed globals and modules are found: under names that no source can have."""
     for i, name in _NAMES.items():
-        yield builtins, name, REPLACEMENTS[i][1]
+        ours = REPLACEMENTS[i][1]
+        yield builtins, name, ours
+        if isinstance(ours, ModuleReplacement):
+            yield builtins, f"{name}()", ours.called
+            read = functools.partial(sys.modules.get, name)
+            yield Switch(read, functools.partial(_set_module, name)), "", ours
     for method, name in _METHOD_NAMES.items():
         yield builtins, name, METHODS[method]
+    yield from patch_arrays()
 
 
-_NAMES_PATCH = Patch(_patch_builtins)
+def _set_module(name: str, module: Any) -> None:
+    if module is None:
+        sys.modules.pop(name, None)
+    else:
+        sys.modules[name] = module
+
+
+_NAMES_PATCH = Patch(_patch_names)
 
 
 class NumberCalls:
@@ -174,7 +196,7 @@ class _Codes:
         """The code of a function with other names, None if it calls nothing of the kind."""
         known = self._renamed.get(fn)
         if known is None or not any(fn.__code__ is code for code in known):
-            new = rename_globals(fn, lambda value: _NAMES.get(id(value)), _METHOD_NAMES)
+            new = rename_globals(fn, _rename, _METHOD_NAMES)
             known = self._renamed[fn] = (fn.__code__, new)
         return known[1]
 

@@ -308,12 +308,12 @@ def tolist(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argume
     value = tracer.value(args[0])
     if value.literal is not None:
         return value.literal.tolist()
-    if args[0].dim() == 1 and isinstance(args[0].shape[0], torch.SymInt):
-        return SymbolicList(args[0])
     return _list_elements(tracer, args[0], "")
 
 
 def _list_elements(tracer: Tracer, t: torch.Tensor, index: str) -> Argument:
+    if t.dim() and isinstance(t.shape[0], torch.SymInt):
+        return SymbolicList(t)
     if t.dim():
         return [_list_elements(tracer, row, f"{index}[{i}]") for i, row in enumerate(t.unbind(0))]
     number = t.item()
