@@ -680,14 +680,14 @@ def test_sizes_are_constrained_automatically() -> None:
     refuses(ep, (i(-1), r(4, 5)), "Invalid value range for -1 between")
 
 
-def test_a_view_does_not_tell_that_it_is_a_size() -> None:
-    """A view takes -1, so the program has to say so itself."""
+def test_a_view_to_a_size_that_is_data() -> None:
+    """A view takes -1; what is data is checked to be a size when the program runs."""
 
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.ones(24).view(x.item(), 4)
 
-    with pytest.raises(DataDependentError, match="Could not guard on data-dependent expression"):
-        gp.export(f, (i(6),))
+    ep = check(f, (i(6),))
+    refuses(ep, (i(-1),), "Runtime assertion failed")
 
     def mended(x: torch.Tensor) -> torch.Tensor:
         a = x.item()

@@ -15,7 +15,7 @@ from torch import nn
 
 from graphport.capture.export import Options, capture
 from graphport.capture.spec.shapes import refine_dynamic_shapes
-from graphport.errors import ConstraintViolationError, UserError
+from graphport.errors import ConstraintViolationError, ExportError
 from graphport.program import ExportedProgram
 from graphport.types import Function, PyTree
 
@@ -28,12 +28,12 @@ _ROUNDS = 16
 class Report:
     """The assumptions of a draft, each an error with `what`, `where` and `fix`."""
 
-    assumptions: list[UserError]
+    assumptions: list[ExportError]
 
     def __len__(self) -> int:
         return len(self.assumptions)
 
-    def __iter__(self) -> Iterator[UserError]:
+    def __iter__(self) -> Iterator[ExportError]:
         return iter(self.assumptions)
 
     def __str__(self) -> str:
@@ -74,7 +74,7 @@ def draft_export(
     """
     builder = getattr(dynamic_shapes, "dynamic_shapes", None)
     spec = builder(mod, args, kwargs) if callable(builder) else dynamic_shapes
-    violations: list[UserError] = []
+    violations: list[ExportError] = []
     for _ in range(_ROUNDS):
         try:
             program, passed_over = capture(mod, args, kwargs, spec, _OPTIONS)

@@ -82,7 +82,6 @@ from graphport.compat.schemas import warn_if_newer
 from graphport.compat.torch import OpOverload, disable_current_modes, pytree
 from graphport.errors import (
     ConstraintViolationError,
-    DataDependentError,
     ExportError,
     ForwardError,
     InputError,
@@ -197,7 +196,7 @@ class Options:
 @restore_on_exit
 def capture(
     mod: Any, args: PyTree, kwargs: PyTree, dynamic_shapes: PyTree, options: Options
-) -> tuple[ExportedProgram, list[DataDependentError]]:
+) -> tuple[ExportedProgram, list[ExportError]]:
     """The program, and the errors that a draft passed over."""
     warn_if_newer()
     mod = unwrap_compiled(mod)
@@ -232,7 +231,7 @@ def _check_recapture(
 
 def _capture_program(
     mod: Any, args: PyTree, kwargs: PyTree, dynamic_shapes: PyTree, options: Options
-) -> tuple[ExportedProgram, list[DataDependentError]]:
+) -> tuple[ExportedProgram, list[ExportError]]:
     root = _root_module(mod)
     inputs = bind_inputs(mod, args, kwargs)
     calls = NumberCalls(root, _function_of(mod))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from graphport.compat.torch import (
     DispatchKey,
     OpOverload,
+    TorchDispatchMode,
     decomposition_table,
     dispatch_has_kernel_for_dispatch_key,
     simple_registry,
@@ -29,7 +31,7 @@ from graphport.tensors.abstract import (
     get_typical_size,
     permute_strides,
 )
-from graphport.types import Argument
+from graphport.types import Args, Argument, Kwargs
 
 _META = torch.device("meta")
 
@@ -378,7 +380,9 @@ def _run_meta_kernel(op: OpOverload, args: Sequence[object], kwargs: dict[str, o
     # Many C++ meta kernels refuse symbolic sizes; torch's reference in Python takes them.
     reference = decomposition_table.get(op) if _find_symbolic(args) is not None else None
     try:
-        out = (reference or find_fake_impl(op) or op)(*lowered, **keywords)
+        fake = None if reference else find_fake_impl(op)
+        with _FactoriesOnMeta(devices) if fake else nullcontext():
+            out = (reference or fake or op)(*lowered, **keywords)
     except (NotImplementedError, RuntimeError) as error:
         _refuse_layout(op, error)
         # torch.library.custom_op raises a plain RuntimeError where it has nothing to run.
@@ -405,6 +409,24 @@ def _run_meta_kernel(op: OpOverload, args: Sequence[object], kwargs: dict[str, o
         return x
 
     return up(out)
+
+
+class _FactoriesOnMeta(TorchDispatchMode):
+    """What a fake implementation makes (`torch.empty(n, 4)`) is without data, on any device."""
+
+    def __init__(self, devices: list[torch.device]) -> None:
+        super().__init__()
+        self._devices = devices
+        """Those that were asked for."""
+
+    def __torch_dispatch__(
+        self, op: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> Argument:
+        kwargs = dict(kwargs or {})
+        if not types and any(argument.name == "device" for argument in op._schema.arguments):
+            self._devices.append(kwargs.get("device") or torch.get_default_device())
+            kwargs["device"] = _META
+        return op(*args, **kwargs)
 
 
 def infer_layout_by_meta(

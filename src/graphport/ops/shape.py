@@ -15,7 +15,6 @@ from graphport.ops.sizes import (
     establish_equal,
     expect_condition,
     guard_as_stated,
-    guard_condition,
     is_false_at_example,
     is_first_of,
     is_provably_equal,
@@ -79,9 +78,7 @@ def infer_size(self: Abstract, shape: Sequence[Size]) -> Sizes:
     total = numel(self.sizes)
     for s in shape:
         if type(s) is Expr and any(map(s.scope.is_fresh, symbols(s))):
-            guard_condition(
-                ge(s, 0)
-            )  # a value that depends on data might be the -1 of "work it out"
+            expect_condition(ge(s, 0))  # data might be the -1 of "work it out"
     unknown = [i for i, s in enumerate(shape) if type(s) is int and s == -1]
     if not unknown:
         sizes = tuple(shape)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphport import source
-from graphport.errors import DataDependentError, ShapeError
+from graphport.errors import DataDependentError, ExportError, ShapeError
 from graphport.source import Location
 from graphport.symbolic import explain, expr
 from graphport.symbolic.explain import VariableNames
@@ -105,7 +105,7 @@ class Scope:
         # over by taking it.
         self.reveal: Callable[[Expr], Number] | None
         self.forget_program()
-        self.passed_over: list[DataDependentError] = []
+        self.passed_over: list[ExportError] = []
         # Whether no more may be assumed: of a finished program, whose checks are settled.
         self.closed = False
         # Questions that the user's code may ask, as text, and answers that are not to be recorded.

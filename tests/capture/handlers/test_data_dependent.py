@@ -225,6 +225,22 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(torch.library.get_ctx().new_dynamic_size(min=-1))
 
 
+@torch.library.custom_op("graphport_tests::rows", mutates_args=())
+def rows(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0, None].repeat(1, 4)
+
+
+@rows.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    n = torch.library.get_ctx().new_dynamic_size()
+    return torch.empty(n, 4, device="cpu") + torch.zeros(4)
+
+
+@torch.library.custom_op("graphport_tests::undescribed", mutates_args=())
+def undescribed(x: torch.Tensor, k: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    return x[x > 0], (x * k).int()
+
+
 @torch.library.custom_op("graphport_tests::sum_and_rest", mutates_args=())
 def sum_and_rest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.sum(), x[x > 0]
@@ -241,6 +257,7 @@ CUSTOM: dict[str, Callable[..., Any]] = {
     "a size that is read": lambda x: positive(x) + torch.ones(positive(x).shape[0]).sum(),
     "a size that two results share": lambda x: (lambda a, b: a + b)(*halves(x)),
     "a number": lambda x: torch.zeros(amount(x)),
+    "a result that is made anew": lambda x: rows(x) * 2,
 }
 
 
@@ -248,6 +265,22 @@ CUSTOM: dict[str, Callable[..., Any]] = {
 def test_custom_operators_that_return_sizes(name: str) -> None:
     some, more = torch.tensor([1.0, -1, 2, 3]), torch.tensor([1.0, -1, 2, 3, 4, -5, 6])
     check(CUSTOM[name], (some,), dynamic_shapes=({0: gp.Dim("n")},), others=[(more,)])
+
+
+def test_a_draft_of_an_operator_without_fake_implementation() -> None:
+    """Its example tells dtypes and ranks; sizes are data."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        positive, whole = undescribed(x * 2, k=3)
+        return positive + 1, whole + x.int()
+
+    x = torch.tensor([1.0, -1, 2])
+    with pytest.raises(gp.errors.UnsupportedError):
+        gp.export(f, (x,))
+    program, report = gp.draft_export(f, (x,))
+    assert any("undescribed" in str(error) and "register_fake" in str(error) for error in report)
+    for other in (x, -x):
+        torch.testing.assert_close(program.module()(other), f(other))
 
 
 def test_limits_of_a_size_from_a_custom_operator() -> None:

@@ -20,19 +20,14 @@ from graphport.capture.handlers.data_dependent import locate_size, make_size_rea
 from graphport.capture.trace.function_mode import register_override
 from graphport.capture.trace.kinds import decompose, record_pure, wants_grad
 from graphport.capture.trace.recorder import Frame, describe_argument
-from graphport.capture.trace.tracer import (
-    COMPOSITE,
-    MUTATING,
-    WITH_FAKE_IMPL,
-    Tracer,
-    register_handler,
-)
+from graphport.capture.trace.tracer import COMPOSITE, CUSTOM, MUTATING, Tracer, register_handler
 from graphport.compat.operators import higher_order
 from graphport.compat.torch import can_auto_functionalize, fake_impl, pytree
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import OpInfo, get_op_info, infer_by_meta
 from graphport.symbolic import Expr, Scope
-from graphport.symbolic.bridge import to_torch
+from graphport.symbolic.bridge import from_torch, to_torch
+from graphport.tensors.abstract import Abstract
 from graphport.types import Args, Argument, Function, Kwargs
 
 
@@ -74,15 +69,20 @@ def patch_fake_impl_context() -> Iterator[process.Replacement]:
     yield fake_impl, "global_ctx_getter", lambda: _thread.sizes or before()
 
 
-@register_handler(WITH_FAKE_IMPL)
+@register_handler(CUSTOM)
 def record_custom(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    """A custom operator that is described by its fake implementation."""
+    """A custom operator: its fake implementation describes it, or in a draft the example."""
     sizes = FakeImplContext(tracer.scope)
     # The line to name is where the operator is called, not where its sizes are made up.
     where = source.locate_user_expression()
     outer, _thread.sizes = _thread.sizes, sizes
     try:
         result = record_pure(tracer, info, args, kwargs)
+    except UnsupportedError as error:
+        if tracer.example is None:
+            raise
+        result = _record_by_example(tracer, info, args, kwargs, sizes)
+        tracer.scope.passed_over.append(error)
     finally:
         _thread.sizes = outer
     for symbol in sizes.made:
@@ -94,6 +94,28 @@ def record_custom(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> A
                 tracer.scope.origins[symbol] = locate_size(where, dim)
                 tracer.recorder.define(symbol, make_size_reader(tracer, found.node, dim, symbol))
     return result
+
+
+def _record_by_example(
+    tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs, sizes: FakeImplContext
+) -> Argument:
+    """In a draft: results have the dtype and rank that they have in the example, of any size."""
+    lowered = [tracer.lower(a) for a in args]
+    keywords = {k: tracer.lower(v) for k, v in kwargs.items()}
+
+    def describe(x: Any) -> Argument:
+        if not isinstance(x, torch.Tensor):
+            raise UnsupportedError(
+                f"{info.op} returns a {type(x).__name__}, and has no fake implementation",
+                where=source.locate_user_line(),
+            )
+        shape = tuple(from_torch(sizes.new_dynamic_size()) for _ in x.shape)
+        return Abstract(shape, x.dtype, x.device)
+
+    assert tracer.example is not None
+    out = pytree.tree_map(describe, tracer.example.call(info.op, lowered, keywords))
+    node = tracer.recorder.node(info.op, lowered, keywords, out, info.name)
+    return tracer.fresh(out, node, wants_grad(args))
 
 
 @register_handler(COMPOSITE)

@@ -32,7 +32,7 @@ from graphport.program.input_checks import ASSERTION_PREFIX
 from graphport.symbolic import Expr, Fact, ge, le, max_, min_, symbolic_repr, symbols
 from graphport.tensors.abstract import holds_number
 from graphport.tensors.lazy import WeightlessTensor, lacks_data
-from graphport.types import Argument, Function, Kwargs
+from graphport.types import Args, Argument, Function, Kwargs
 
 ASSERTION_OPS = overloads("_assert_scalar sym_constrain_range sym_constrain_range_for_size")
 """What a program asserts."""
@@ -250,6 +250,12 @@ class ConcreteRun:
             self._values.update((n, value) for n, value in given.items() if n in needed)
             self._run(needed)
         return self._values[node]
+
+    def call(self, fn: Function, args: Args, kwargs: Kwargs) -> Argument:
+        """What a function returns for the values of nodes."""
+        given, keywords = map_arg((args, kwargs), self.value)
+        with disable_tracing():
+            return fn(*given, **keywords)
 
     def read_data(self, node: Node, read: Callable[[torch.Tensor], Any]) -> Argument:
         """What `read` makes of the data of a tensor."""

@@ -43,7 +43,6 @@ from graphport.compat.torch import (
 from graphport.errors import MutationError, UnsupportedError
 from graphport.ops import Abstract, get_op_info
 from graphport.ops.effects import CONTIGUOUS_RESULTS, INVERSES, invert_view, scatter_view
-from graphport.ops.meta import find_fake_impl
 from graphport.ops.registry import OpInfo
 from graphport.ops.sizes import expect_condition, numel
 from graphport.program.call_checks import InputChecks
@@ -64,7 +63,7 @@ OUT = "operators that write to tensors given as out="
 MUTATING = "operators that write to their arguments, and come in no other form"
 DECOMPOSED = "operators of torch's own that are made of others"
 COMPOSITE = "custom operators that are made of others"
-WITH_FAKE_IMPL = "custom operators with a fake implementation"
+CUSTOM = "custom operators that make new tensors"
 # Composite operators of torch's own are decomposed unless a rule describes them whole.
 _OWN_NAMESPACES = ("aten", "prims", "prim")
 HANDLERS: dict[OpOverload | str, Handler] = {}
@@ -594,7 +593,7 @@ def _classify(info: OpInfo) -> str:
         return DECOMPOSED if info.op.namespace in _OWN_NAMESPACES else COMPOSITE
     if info.view:
         return VIEW
-    return WITH_FAKE_IMPL if find_fake_impl(info.op) is not None else PURE
+    return PURE if info.op.namespace in _OWN_NAMESPACES else CUSTOM
 
 
 def _has_default_dtype(op: OpOverload) -> bool:
