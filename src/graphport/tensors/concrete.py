@@ -8,7 +8,7 @@ behind them (the hint), without leaving a guard there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from graphport.compat.torch import (
     FakeTensor,
     disabled_torch_dispatch_impl,
     disabled_torch_function_impl,
+    is_traceable_wrapper_subclass,
 )
 from graphport.errors import CaptureWarning, ExportError, InputError, UnsupportedError
 from graphport.tensors.abstract import AbstractTensor
@@ -106,8 +107,8 @@ def count_spanned(sizes: Sequence[int], strides: Sequence[int]) -> int:
 # Checks the classes and layouts of tensors: which of them capture can describe.
 #
 # A subclass with a `__torch_dispatch__` of its own (quantised weights, DTensor, jagged tensors)
-# says itself what operators do to it. Made within the program, it is asked, and what it does to the
-# tensors that it holds is recorded. As an input, parameter or buffer it would have to be several.
+# says itself what operators do to it. It is asked, and what it does to the tensors that it holds is
+# recorded. A parameter or buffer is as many of the program's; an input would have to be several.
 
 _KNOWN_SUBCLASSES = (AbstractTensor, WeightlessTensor, FakeTensor)
 _PADDED_FIX = "torch.nested.to_padded_tensor({}, 0.0), and a mask or the lengths beside it"
@@ -120,6 +121,20 @@ def has_own_dispatch(kind: type) -> bool:
     """Whether a class of tensors decides what operators do to it."""
     own = getattr(kind, "__torch_dispatch__", None)
     return own not in _DEFAULT_DISPATCH and not issubclass(kind, _KNOWN_SUBCLASSES)
+
+
+def find_parts(name: str, t: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The plain tensors that a tensor is made of, by name: itself, unless it is of a subclass.
+
+    One that is spread over processes stays as it is, and is refused: this process has a share.
+    """
+    kind: type = type(t)
+    is_wrapper = has_own_dispatch(kind) and is_traceable_wrapper_subclass(t)
+    if is_wrapper and not hasattr(t, "device_mesh"):
+        for part in t.__tensor_flatten__()[0]:
+            yield from find_parts(f"{name}.{part}", getattr(t, part))
+    else:
+        yield name, t
 
 
 def is_lazy(t: torch.Tensor) -> bool:

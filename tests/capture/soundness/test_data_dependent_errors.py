@@ -508,34 +508,6 @@ CASES: dict[str, Case] = {
               fix  torch._check(z.shape[0] <= 5)
         """,
     ),
-    "a view": Case(
-        """
-            def f(x):
-                a = x.item()
-                return torch.ones(24).view(a, 4)
-        """,
-        (i(6),),
-        """
-            GP120 Could not guard on data-dependent expression a >= 0: the program branches on it, and it depends on the data of a tensor
-              a comes from program.py:N in f: a = x.item()
-              at   program.py:N in f: return torch.ones(24).view(a, 4)
-              fix  torch._check(a >= 0)
-        """,
-    ),
-    "a reshape": Case(
-        """
-            def f(x, y):
-                a = y.item()
-                return x.reshape(a, -1)
-        """,
-        (t(24), i(6)),
-        """
-            GP120 Could not guard on data-dependent expression a >= 0: the program branches on it, and it depends on the data of a tensor
-              a comes from program.py:N in f: a = y.item()
-              at   program.py:N in f: return x.reshape(a, -1)
-              fix  torch._check(a >= 0)
-        """,
-    ),
     # Values that Python needs
     "a loop": Case(
         """

@@ -11,6 +11,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import graphport as gp
 from graphport import InputKind
@@ -419,3 +420,35 @@ def test_the_mode_of_gradients_is_as_before():
     with torch.no_grad():
         gp.export(lambda v: (torch.set_grad_enabled(True) and None) or v + 1, (x(),))
         assert not torch.is_grad_enabled()
+
+
+class Wrapped(nn.Module):
+    """A weight and a buffer that are made of others."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+        self.inner.weight = nn.Parameter(TwoTensor(torch.randn(3, 4), torch.randn(3, 4)))
+        nested = TwoTensor(torch.randn(3), torch.randn(3))
+        self.register_buffer("shift", TwoTensor(nested, nested + 1))
+
+    def forward(self, x):
+        y = self.inner(x) + self.shift.a
+        return y.a * y.b
+
+
+def test_state_that_is_made_of_other_tensors(tmp_path):
+    model = Wrapped()
+    ep = gp.export(model, (torch.randn(2, 4),), dynamic_shapes=({0: gp.Dim("n")},))
+    names = ["inner.weight.a", "inner.weight.b", "inner.bias"]
+    names += [f"shift.{first}.{second}" for first in "ab" for second in "ab"]
+    assert sorted(ep.state_dict) == sorted(names)
+    assert ep.state_dict["inner.weight.b"] is model.inner.weight.b
+    gp.save(ep, tmp_path / "wrapped.gpx")
+    onnx = gp.onnx.export(ep)
+    assert {"inner.weight.a", "shift.a.b"} <= set(onnx.model.graph.initializers)
+    for n in (2, 5, 1, 0):
+        x = torch.randn(n, 4)
+        for program in (ep, gp.load(tmp_path / "wrapped.gpx"), ep.run_decompositions()):
+            torch.testing.assert_close(program.module()(x), model(x))
+        torch.testing.assert_close(onnx(x), model(x))

@@ -24,6 +24,7 @@ from graphport.ops import Abstract
 from graphport.program import CONSTANTS, InputKind
 from graphport.tensors.abstract import contiguous_strides, make_abstract_tensor, set_val
 from graphport.tensors.concrete import (
+    find_parts,
     is_lazy,
     offset_of,
     require_plain,
@@ -106,14 +107,17 @@ class State:
             return
         for name, p in registries.named_parameters(self.root):
             if not is_lazy(p):
-                self._add(p, InputKind.PARAMETER, name)
+                for part, t in find_parts(name, p):
+                    kind = InputKind.PARAMETER if t is p else InputKind.BUFFER
+                    self._add(t, kind, part, None if t is p else True)
         persistent = set(registries.state_dict(self.root))
         constants = _find_program_constants(self.root)
         for name, b in registries.named_buffers(self.root):
             if name in constants:
                 self._add(b, InputKind.CONSTANT_TENSOR, name).value.constant = b
             elif not is_lazy(b):
-                self._add(b, InputKind.BUFFER, name, name in persistent)
+                for part, t in find_parts(name, b):
+                    self._add(t, InputKind.BUFFER, part, name in persistent)
         self.join_aliases()
 
     def value(self, t: torch.Tensor) -> Value:
@@ -320,7 +324,8 @@ def split_state(
     root: nn.Module | None, entries: list[StateEntry]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The state dict (the user's own tensors) and the constants of a captured program."""
-    state = {k: t for k, t in registries.state_dict(root).items() if not is_lazy(t)}
+    own = registries.state_dict(root).items()
+    state = {k: part for name, t in own if not is_lazy(t) for k, part in find_parts(name, t)}
     constants: dict[str, Any] = {}
     for entry in entries:
         for name in entry.names:
