@@ -110,13 +110,8 @@ from graphport.tensors.abstract import (
     permute_strides,
     set_val,
 )
-from graphport.tensors.concrete import (
-    find_device,
-    has_own_dispatch,
-    sizes_of,
-    storage_key,
-    warn_of_torch_function,
-)
+from graphport.tensors.concrete import find_device, sizes_of, storage_key, warn_of_torch_function
+from graphport.tensors.subclasses import has_own_dispatch, split_subclasses
 from graphport.types import PyTree
 
 
@@ -574,7 +569,7 @@ class _Capture:
     def _flatten(self, result: PyTree) -> tuple[list[Any], pytree.TreeSpec]:
         try:
             caches.register_caches(result)
-            return pytree.tree_flatten(result)
+            return pytree.tree_flatten(split_subclasses(result))
         except RecursionError:
             raise InputError(
                 "the result is nested too deeply, or a container of it holds itself",

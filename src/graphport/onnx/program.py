@@ -25,6 +25,7 @@ from graphport.program import ExportedProgram
 from graphport.program.module import CallGuard
 from graphport.source import Location, locate_stack_trace
 from graphport.tensors.lazy import lacks_data
+from graphport.tensors.subclasses import split_subclasses
 from graphport.types import PyTree
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ class ONNXProgram:
 
     def adapt_torch_outputs_to_onnx(self, out: Any) -> list[torch.Tensor]:
         """The user's outputs of the model, in its order, from a result of the program."""
-        leaves = pytree.tree_leaves(out)
+        leaves = pytree.tree_leaves(split_subclasses(out))
         if len(leaves) != len(self.interface.results):
             raise InputError(
                 f"the result has {len(leaves)} leaves, that of the program "

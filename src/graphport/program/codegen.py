@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule
 
 from graphport.compat.torch import LazyGraphModule, TreeSpec, pytree
 from graphport.errors import InternalError
+from graphport.tensors.subclasses import Parts, is_wrapper, split
 from graphport.types import PyTree
 
 # Names that generated code gives a meaning of its own.
@@ -260,7 +261,8 @@ class Unpacking:
 def fit_structure(value: object, spec: TreeSpec) -> PyTree:
     """A value as containers of this structure, where that is only another way to write them.
 
-    That is a dict in another order, and a `torch.Size` or a named tuple for a tuple.
+    That is a dict in another order, a `torch.Size` or a named tuple for a tuple, and a tensor for
+    the parts that it is made of.
     """
     children = spec.children()
     if spec.type is tuple and isinstance(value, tuple) and len(value) == len(children):
@@ -272,7 +274,7 @@ def fit_structure(value: object, spec: TreeSpec) -> PyTree:
             key: fit_structure(value[key], child)
             for key, child in zip(spec.context, children, strict=True)
         }
-    return value
+    return split(value) if spec.type is Parts and is_wrapper(value) else value
 
 
 def describe_difference(want: TreeSpec, got: TreeSpec, path: str) -> str:
@@ -292,4 +294,5 @@ def _describe_spec(spec: TreeSpec) -> str:
         return "a single value"
     if spec.type is dict:
         return f"a dict with the keys {spec.context}"
-    return f"a {spec.type.__name__} of {spec.num_children}"
+    kind = spec.context.kind if spec.type is Parts else spec.type
+    return f"a {kind.__name__} of {spec.num_children}"

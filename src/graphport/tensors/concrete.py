@@ -7,23 +7,16 @@ behind them (the hint), without leaving a guard there.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from graphport import source
-from graphport.compat.torch import (
-    FakeTensor,
-    disabled_torch_dispatch_impl,
-    disabled_torch_function_impl,
-    is_traceable_wrapper_subclass,
-)
+from graphport.compat.torch import disabled_torch_function_impl
 from graphport.errors import CaptureWarning, ExportError, InputError, UnsupportedError
-from graphport.tensors.abstract import AbstractTensor
-from graphport.tensors.lazy import WeightlessTensor
+from graphport.tensors.subclasses import KNOWN_SUBCLASSES, has_own_dispatch
 
 
 def sizes_of(t: torch.Tensor) -> tuple[int, ...]:
@@ -105,36 +98,9 @@ def count_spanned(sizes: Sequence[int], strides: Sequence[int]) -> int:
 
 
 # Checks the classes and layouts of tensors: which of them capture can describe.
-#
-# A subclass with a `__torch_dispatch__` of its own (quantised weights, DTensor, jagged tensors)
-# says itself what operators do to it. It is asked, and what it does to the tensors that it holds is
-# recorded. A parameter or buffer is as many of the program's; an input would have to be several.
 
-_KNOWN_SUBCLASSES = (AbstractTensor, WeightlessTensor, FakeTensor)
 _PADDED_FIX = "torch.nested.to_padded_tensor({}, 0.0), and a mask or the lengths beside it"
 _FIXES: dict[torch.layout, str] = {torch.jagged: _PADDED_FIX}
-_DEFAULT_DISPATCH = (torch.Tensor.__torch_dispatch__, disabled_torch_dispatch_impl)
-
-
-@functools.lru_cache(maxsize=1024)
-def has_own_dispatch(kind: type) -> bool:
-    """Whether a class of tensors decides what operators do to it."""
-    own = getattr(kind, "__torch_dispatch__", None)
-    return own not in _DEFAULT_DISPATCH and not issubclass(kind, _KNOWN_SUBCLASSES)
-
-
-def find_parts(name: str, t: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The plain tensors that a tensor is made of, by name: itself, unless it is of a subclass.
-
-    One that is spread over processes stays as it is, and is refused: this process has a share.
-    """
-    kind: type = type(t)
-    is_wrapper = has_own_dispatch(kind) and is_traceable_wrapper_subclass(t)
-    if is_wrapper and not hasattr(t, "device_mesh"):
-        for part in t.__tensor_flatten__()[0]:
-            yield from find_parts(f"{name}.{part}", getattr(t, part))
-    else:
-        yield name, t
 
 
 def is_lazy(t: torch.Tensor) -> bool:
@@ -193,7 +159,7 @@ def warn_of_torch_function(t: torch.Tensor, whose: str) -> None:
     """Of a class that overrides torch's functions, capture sees the tensor alone."""
     function: Any = type(t).__torch_function__
     default: Any = torch.Tensor.__torch_function__
-    if function is disabled_torch_function_impl or issubclass(type(t), _KNOWN_SUBCLASSES):
+    if function is disabled_torch_function_impl or issubclass(type(t), KNOWN_SUBCLASSES):
         return
     if getattr(function, "__func__", None) is not default.__func__:
         source.warn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -28,9 +29,6 @@ def test_tensor_subclasses_are_named():
     said = refusal(Parent(with_weight(quantised())), X)
     assert "the parameter 'child.weight' is a tests.test_bad_models.Quantised" in said
     assert "child.weight.dequantize()" in said
-    said = refusal(lambda x: x + 1, TwoTensor(X, X))
-    assert "the input at *args[0] is a " in said
-    assert "args[0].a, args[0].b" in said
 
 
 def test_tensor_subclasses_within_the_program_are_asked():
@@ -109,10 +107,36 @@ def test_wrappers_of_several_processes(one_process):
     assert "model.module" in refusal(wrapped, X)
     assert "the module 'child' is a DistributedDataParallel" in refusal(Parent(wrapped), X)
     sharded = nn.Linear(4, 4)
-    fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+    mesh = init_device_mesh("cpu", (1,))
+    fully_shard(sharded, mesh=mesh)
     said = refusal(sharded, X)
+    assert "sharded by fully_shard" in said
+    assert "full_state_dict=True" in said
+    model = ShardedProduct(mesh)
+    with pytest.raises(UnsupportedError, match="DTensor"):
+        gp.export(model, (X,), dynamic_shapes=({0: gp.Dim("n")},))
+    ep = gp.export(model, (X,))  # one process has all of it
+    torch.testing.assert_close(ep.module()(X), model(X))
+    torch.testing.assert_close(gp.onnx.export(ep)(X), model(X))
+    with mock.patch.object(type(mesh), "size", return_value=2):  # as if there were another
+        said = refusal(model, X)
     assert "the parameter 'weight' is a torch.distributed.tensor.DTensor" in said
     assert "full_state_dict=True" in said
+
+
+class ShardedProduct(nn.Module):
+    def __init__(self, mesh: Any) -> None:
+        super().__init__()
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        self.mesh = mesh
+        self.weight = nn.Parameter(distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor, Replicate
+
+        local: torch.Tensor = DTensor.from_local(x, self.mesh, [Replicate()])
+        return nn.functional.linear(local, self.weight).to_local()  # type: ignore[operator]
 
 
 # What was refused, and is not

@@ -48,6 +48,12 @@ _LAYERS = (
         "{} is a FullyShardedDataParallel, whose weights are spread over processes",
         "capture a model that holds the full state dict",
     ),
+    _Layer(
+        lambda module, args: any(k.__name__ == "FSDPModule" for k in type(module).__mro__),
+        "{} is sharded by fully_shard, which gathers its weights from other processes as it runs",
+        "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
+        "options=StateDictOptions(full_state_dict=True)) into a model that is not sharded",
+    ),
 )
 
 
@@ -75,6 +81,12 @@ _TORCH_MESSAGES: tuple[tuple[str, type[ExportError], str, str], ...] = (
         DataDependentError,
         "the program accesses the memory of a tensor, which has none while it is captured",
         "compute with torch functions, or in a torch.library.custom_op",
+    ),
+    (
+        "Sharding propagation failed",
+        UnsupportedError,
+        "an operator on a DTensor fails while the program is captured; at open sizes it does",
+        "leave its sizes fixed, or x.full_tensor()",
     ),
     (
         "INTERNAL ASSERT FAILED",

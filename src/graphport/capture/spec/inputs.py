@@ -18,6 +18,7 @@ from graphport.errors import InputError
 from graphport.huggingface import caches
 from graphport.symbolic.bridge import SYMBOLIC
 from graphport.tensors.concrete import concrete_number, require_plain
+from graphport.tensors.subclasses import split_subclasses
 from graphport.types import PyTree
 
 Context = list[list[str]]
@@ -170,6 +171,7 @@ def bind_inputs(
         args, kwargs = pytree.tree_map_only(
             SYMBOLIC, lambda s: concrete_number(s, "the value"), (args, kwargs)
         )
+    args, kwargs = split_subclasses((args, kwargs))
     caches.register_caches(args, kwargs)
     signature = signature_of(target)
     try:

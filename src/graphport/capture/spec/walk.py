@@ -20,6 +20,7 @@ from graphport.errors import SpecError
 from graphport.huggingface import cache_shapes, caches
 from graphport.symbolic.dims import Dim, Hint, convert_torch_dim
 from graphport.tensors.concrete import sizes_of
+from graphport.tensors.subclasses import Parts
 from graphport.types import PyTree
 
 DimSpec = Dim | Hint | int | None
@@ -141,6 +142,8 @@ def _walk_value(place: str, spec: PyTree, path: str, value: object) -> Iterator[
         if spec is not None:
             yield LeafSpec(path, _read_tensor_spec(place, spec, path, value))
         return
+    if isinstance(value, Parts):
+        spec = value.spread(spec)
     if _is_cache(value):
         spec = cache_shapes.expand_cache_spec(place, spec, value)
     if spec is None:

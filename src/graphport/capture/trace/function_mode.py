@@ -41,6 +41,7 @@ from graphport.ops.sizes import expect_condition, numel
 from graphport.symbolic import Expr, ge, ne, symbols
 from graphport.symbolic.bridge import NUMBERS, SYMBOLIC, from_torch, is_symbolic, sym_ite
 from graphport.tensors.abstract import AbstractTensor, is_contiguous_by
+from graphport.tensors.subclasses import is_of_subclass
 from graphport.types import Args, Argument, Function, Kwargs
 
 _OPERATORS = (OpOverload, OpOverloadPacket)
@@ -82,7 +83,7 @@ class FunctionMode(TorchFunctionMode):
         override = OVERRIDES.get(func)
         if override is None and isinstance(func, HigherOrderOperator):
             override = OVERRIDES[HIGHER_ORDER]
-        if override is not None:
+        if override is not None and not (args and is_of_subclass(args[0])):
             result = override(self.tracer, func, args, kwargs or {})
             if result is not NotImplemented:
                 return result

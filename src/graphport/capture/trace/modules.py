@@ -29,6 +29,7 @@ from graphport.program.call_checks import InputChecks
 from graphport.program.module import CallGuard
 from graphport.symbolic.bridge import is_symbolic
 from graphport.tensors.abstract import get_example_size
+from graphport.tensors.subclasses import split_subclasses
 from graphport.types import PyTree
 
 Stack = dict[str, tuple[str, str]]
@@ -135,8 +136,10 @@ class ModuleTracker:
         outer = self._graph
         if outer is None:
             self._graph = self._paths.get(id(module), "")
+        hooks = [h for h in module._forward_pre_hooks.values() if isinstance(h, CallGuard)]
+        if hooks:
+            args, kwargs = split_subclasses((args, kwargs))
         leaves = pytree.tree_leaves((args, kwargs))
-        hooks = (h for h in module._forward_pre_hooks.values() if isinstance(h, CallGuard))
         checks = [h.checks for h in hooks if h.checks is not None]
         for each in checks:
             self.before_program(each, leaves)

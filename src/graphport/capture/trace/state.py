@@ -24,7 +24,6 @@ from graphport.ops import Abstract
 from graphport.program import CONSTANTS, InputKind
 from graphport.tensors.abstract import contiguous_strides, make_abstract_tensor, set_val
 from graphport.tensors.concrete import (
-    find_parts,
     is_lazy,
     offset_of,
     require_plain,
@@ -32,6 +31,7 @@ from graphport.tensors.concrete import (
     storage_key,
     strides_of,
 )
+from graphport.tensors.subclasses import find_parts
 
 _PREFIX = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b", InputKind.CONSTANT_TENSOR: "c"}
 

@@ -50,7 +50,7 @@ from graphport.symbolic import Expr, lt, substitute, symbols
 from graphport.symbolic.bridge import from_torch, is_symbolic, to_expression, to_torch
 from graphport.symbolic.integers import split_terms
 from graphport.tensors.abstract import AbstractTensor, Size, describe, get_val, make_abstract_tensor
-from graphport.tensors.concrete import has_own_dispatch
+from graphport.tensors.subclasses import has_own_dispatch
 from graphport.types import Args, Argument, Kwargs
 
 Handler = Callable[["Tracer", OpInfo, Any, dict[str, Any]], Any]

@@ -47,6 +47,8 @@ from graphport.onnx.write.weights import require_data
 from graphport.process import restore_on_exit, undo_on_exit
 from graphport.program.signature import InputKind, OutputKind
 from graphport.tensors.lazy import lacks_data
+from graphport.tensors.subclasses import split_subclasses
+from graphport.types import PyTree
 
 if TYPE_CHECKING:
     from graphport.onnx.program import ONNXProgram
@@ -460,18 +462,23 @@ def _make_eager(program: ONNXProgram) -> Callable[[list[Any]], _EagerResult]:
     usable = usable and all(find_holder(target, name) is not None for name in initial)
     in_spec = exported.call_spec.in_spec
 
+    def flatten(results: PyTree) -> list[Any]:
+        return pytree.tree_leaves(split_subclasses(results))
+
     def run(flat: list[object]) -> _EagerResult:
         args, kwargs = pytree.tree_unflatten(flat, in_spec)
         if not usable:
             module, owned = make_runnable(exported, initial)
             with torch.no_grad():
-                leaves = pytree.tree_leaves(module(*args, **kwargs))
-            return _EagerResult(leaves, flat, {n: held[last] for n, (held, last) in owned.items()})
+                results = module(*args, **kwargs)
+            values = {n: held[last] for n, (held, last) in owned.items()}
+            return _EagerResult(flatten(results), flat, values)
         with undo_on_exit(Snapshot((*list_holders(target),)).restore):
             owned = {name: replace_tensor(target, name, t) for name, t in initial.items()}
             with torch.no_grad():
-                leaves = pytree.tree_leaves(call_for_onnx(target, *args, **kwargs))
-            return _EagerResult(leaves, flat, {n: held[last] for n, (held, last) in owned.items()})
+                results = call_for_onnx(target, *args, **kwargs)
+            values = {n: held[last] for n, (held, last) in owned.items()}
+            return _EagerResult(flatten(results), flat, values)
 
     return run
 

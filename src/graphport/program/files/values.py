@@ -20,6 +20,7 @@ from graphport.huggingface import caches
 from graphport.program.files import json_reader
 from graphport.program.files.json_reader import Item, format_excerpt, is_utf8
 from graphport.program.files.operators import Targets
+from graphport.tensors.subclasses import Parts
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
@@ -273,6 +274,12 @@ def _encode_container(spec: TreeSpec, where: str) -> dict[str, object]:
 
 
 def _encode_registered(kind: type, where: str) -> Any:
+    if kind is Parts:
+        raise SerializationError(
+            "tensor subclasses among inputs or outputs cannot be saved: files have no classes",
+            where=where,
+            fix="pass and return the tensors that it is made of",
+        )
     node = pytree.SUPPORTED_SERIALIZED_TYPES.get(kind)
     if node is None or node.serialized_type_name == pytree.NO_SERIALIZED_TYPE_NAME_FOUND:
         name = getattr(kind, "__qualname__", str(kind))

@@ -25,6 +25,7 @@ from graphport.program.torch_interop.environment import TorchEnvironment, make_o
 from graphport.symbolic import Expr, bitand, bitor
 from graphport.symbolic.bridge import from_torch, python_type
 from graphport.tensors.abstract import get_val, has_val, set_val
+from graphport.tensors.subclasses import has_parts
 from graphport.types import Argument
 
 _VERIFIERS = {"ATEN": Verifier, "TRAINING": TrainingIRVerifier}
@@ -44,6 +45,11 @@ _FURTHER_CALL = re.compile(r"@\d+$")
 
 def convert(program: ExportedProgram) -> export.ExportedProgram:
     _check_texts(program)
+    if has_parts(program.call_spec.in_spec):
+        raise UnsupportedError(
+            "an input is a tensor subclass, which here is several inputs and one in torch.export",
+            fix="capture it with the tensors that the subclass is made of as inputs",
+        )
     environment = TorchEnvironment(program)
     paths = _Paths(program)
     graph_module = _Conversion(program, environment, paths).module(
