@@ -21,8 +21,10 @@ from transformers.models.xlstm.modeling_xlstm import xLSTMCache
 import graphport as gp
 from graphport.huggingface import caches
 from tests.helpers import check
+from tests.huggingface.versions import NEWER, mask_sizes, since_5
 
 Dim = gp.Dim
+COUNTED = ("cumulative_length",) if NEWER else ()
 LAYERS: dict[str, Any] = {"num_hidden_layers": 2}
 CONFIG = {**LAYERS, "sliding_window": 4}
 
@@ -111,11 +113,11 @@ CACHES: dict[str, tuple[Any, list[str]]] = {
     "full windows": (lambda: windows(7), part("keys", "values", "cumulative_length")),
     "static": (
         lambda: filled(hf.StaticCache(config=hf.LlamaConfig(**LAYERS), max_cache_len=8)),
-        part("keys", "values", "cumulative_length"),
+        part("keys", "values", *COUNTED),
     ),
     "static windows": (
         lambda: filled(hf.StaticCache(config=hf.MistralConfig(**CONFIG), max_cache_len=8)),
-        part("keys", "values", "cumulative_length", "cumulative_length_int"),
+        part("keys", "values", "cumulative_length", *(("cumulative_length_int",) if NEWER else ())),
     ),
     "encoder and decoder": (
         lambda: hf.EncoderDecoderCache(dynamic(), dynamic(length=5)),
@@ -162,6 +164,11 @@ CACHES: dict[str, tuple[Any, list[str]]] = {
         [".seqlen_offset", ".rnn_state[0][0]", ".rnn_state[0][1]", ".rnn_state[0][2]"],
     ),
 }
+
+
+if not NEWER:
+    for kind in ("quantized", "indexed", "linear attention"):
+        CACHES.pop(kind)
 
 
 @pytest.mark.parametrize("name", CACHES)
@@ -214,7 +221,7 @@ def test_names_of_inputs() -> None:
 
 def grow(cache: Any, k: torch.Tensor, v: torch.Tensor) -> Any:
     """What a layer of attention does with a cache."""
-    sizes, offset = cache.get_mask_sizes(k.shape[2], 0), cache.get_seq_length()
+    sizes, offset = mask_sizes(cache, k.shape[2]), cache.get_seq_length()
     for i in range(len(cache.layers)):
         cache.update(k, v, i)
     return cache, torch.arange(k.shape[2]) + offset, torch.arange(sizes[0]) + sizes[1]
@@ -397,6 +404,7 @@ def test_a_subclass_of_a_cache() -> None:
     assert found.scaled.__self__ is found and cache.seen.tolist() == [0, 0]
 
 
+@since_5
 def test_mutation_in_place() -> None:
     cache = filled(hf.StaticCache(config=hf.LlamaConfig(**LAYERS), max_cache_len=8))
     before = copy.deepcopy(cache)

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import graphport as gp
 from examples import generation
+from tests.huggingface.versions import mask_sizes, since_5
 
 TOKENS = 12  # windows of 6 are full long before
 PROMPT = torch.randint(3, 99, (3, 5), generator=torch.Generator().manual_seed(1))
@@ -78,7 +79,7 @@ def test_the_program_is_called_with_caches() -> None:
         ours, theirs = have.past_key_values, want.past_key_values
         assert type(ours) is hf.DynamicCache and ours is not cache
         assert ours.get_seq_length() == theirs.get_seq_length()
-        assert ours.get_mask_sizes(1, 0) == theirs.get_mask_sizes(1, 0)
+        assert mask_sizes(ours, 1) == mask_sizes(theirs, 1)
         torch.testing.assert_close(have.logits, want.logits, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ours.layers[0].keys, theirs.layers[0].keys)
         new = want.logits[:, -1:].argmax(-1)
@@ -257,6 +258,7 @@ def test_encoder_and_decoder(name: str) -> None:
 # State space models: a step is a token, and the state before the first is zero.
 
 
+@since_5
 @pytest.mark.parametrize("name", ["mamba", pytest.param("jamba", marks=pytest.mark.slow)])
 def test_states(name: str) -> None:
     model, key, shapes, lengths = STATES[name]()
@@ -335,6 +337,7 @@ STATES = {"mamba": mamba, "jamba": jamba}
 # Caches of a fixed length
 
 
+@since_5
 @pytest.mark.parametrize("name", ["llama", pytest.param("qwen2", marks=pytest.mark.slow)])
 def test_a_static_cache(name: str) -> None:
     """One program, which writes to the cache; the file gives out what it has become."""

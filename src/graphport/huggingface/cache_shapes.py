@@ -38,10 +38,14 @@ def _seq_length(layer: Any) -> Any:
     return layer.keys.shape[-2]
 
 
-def _window_sizes(layer: Any, query_length: int) -> Any:
-    """min(n, w - 1) tokens are held, and the first is token max(n - w + 1, 0) of the sequence."""
+def _window_sizes(layer: Any, query: Any) -> Any:
+    """min(n, w - 1) tokens are held, and the first is token max(n - w + 1, 0) of the sequence.
+
+    Asked with the length of the query, or before transformers 5 with its positions.
+    """
     held = _seq_length(layer)
-    return held + query_length, layer.cumulative_length - held
+    new = query.shape[0] if isinstance(query, torch.Tensor) else query
+    return held + new, layer.cumulative_length - held
 
 
 def patch_sliding_windows() -> Iterator[Replacement]:

@@ -33,6 +33,7 @@ COUNTS = frozenset(
         "cumulative_length",
         "cumulative_length_int",
         "entry_count",
+        "seqlen_offset",
         "_seen_tokens",
         "_previous_number_of_accepted_tokens",
     }

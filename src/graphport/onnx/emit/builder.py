@@ -70,7 +70,10 @@ class Assertions:
         zero = self._zeros.get(self.b.graph)
         if zero is None:
             return value
-        made: Value = self.b.Reshape(value, self.b.Add(self.b.Shape(value), zero), allowzero=1)
+        if value.shape == ():  # ONNX Runtime 1.24 cannot reshape to no sizes that are computed
+            made = self.b.Squeeze(self.b.reshape(value, [1]), zero)
+        else:
+            made = self.b.Reshape(value, self.b.Add(self.b.Shape(value), zero), allowzero=1)
         made.shape = value.shape
         return made
 
