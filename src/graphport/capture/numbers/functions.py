@@ -63,6 +63,8 @@ def _name(x: Argument, number: Argument) -> Argument:
 
 def get_length(x: Any) -> Argument:
     """`len`: the size of a tensor, or what a `__len__` in Python returns."""
+    if type(x) in _PLAIN:
+        return len(x)
     if isinstance(x, torch.Tensor):
         return x.shape[0] if x.dim() else len(x)
     if isinstance(x, SymbolicSequence):
@@ -78,6 +80,10 @@ def get_length(x: Any) -> Argument:
     if length < 0:
         raise ValueError("__len__() should return >= 0")
     return int(length)
+
+
+_PLAIN = frozenset((tuple, list, dict, str, set, torch.Size))
+"""Most of what is asked for its length."""
 
 
 def make_range(*bounds: Argument) -> Argument:
