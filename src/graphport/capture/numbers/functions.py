@@ -122,7 +122,7 @@ def get_type(*args: Argument, **kwargs: Argument) -> Argument:
 
 
 def map_function(fn: Argument, *items: Iterable[Argument], **kwargs: Argument) -> Argument:
-    return map(REPLACEMENTS.get(id(fn), (fn, fn))[1], *items, **kwargs)
+    return map(substitute_function(fn), *items, **kwargs)
 
 
 _EXAMPLES: dict[type, object] = {int: 0, float: 0.0, bool: False, list: [], range: range(0)}
@@ -198,6 +198,11 @@ _REPLACED: tuple[tuple[Any, Any], ...] = (
 )
 REPLACEMENTS: dict[int, tuple[Any, Any]] = {id(f): (f, ours) for f, ours in _REPLACED}
 """By the id of the original, which is kept beside it."""
+
+
+def substitute_function(fn: Any) -> Any:
+    """The function that is called in place of `fn`, if there is one."""
+    return REPLACEMENTS.get(id(fn), (fn, fn))[1]
 
 
 # Methods
