@@ -228,3 +228,12 @@ def test_ranges_that_index(index):
     x = torch.randn(4, 2)
     ep = gp.export(f, (x,), dynamic_shapes=({0: gp.Dim.AUTO},))
     torch.testing.assert_close(ep.module()(x), f(x))
+
+
+@pytest.mark.parametrize("test", ["(len(x) > 100) ^ True", "True ^ (x.shape[0] >= 3)"])
+def test_conditions_that_differ(test):
+    f = compiled(f"def f(x):\n    return x[:2] if {test} else x\n", "differ.py")["f"]
+    ep = gp.export(f, (torch.randn(6),), dynamic_shapes=({0: gp.Dim("n", min=3, max=80)},))
+    for n in (3, 80):
+        x = torch.randn(n)
+        torch.testing.assert_close(ep.module()(x), f(x))

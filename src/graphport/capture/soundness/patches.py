@@ -54,6 +54,8 @@ def patch_builtins() -> Iterator[Replacement]:
     yield Switch(lambda: (), functools.partial(_restore_dynamo_ids, taken)), "", taken
     yield torch.SymInt, "__format__", _format_by_name
     yield torch.SymFloat, "__format__", _format_by_name
+    for name in ("__xor__", "__rxor__"):  # torch's conditions have only & and |
+        yield torch.SymBool, name, _differ
     yield torch, "from_numpy", _wrap_from_numpy(torch.from_numpy)
     attention = "scaled_dot_product_attention"
     yield functional, attention, _wrap_attention(functional.scaled_dot_product_attention)
@@ -117,6 +119,12 @@ def _reduce_whole(original: Any, items: Any) -> Argument:
 def _format_by_name(number: object, spec: str) -> str:
     """The name stands for whatever the number will be: there are no digits to lay out."""
     return str(number)
+
+
+def _differ(a: Argument, b: Argument) -> Argument:
+    if not isinstance(b, (bool, torch.SymBool)):
+        return NotImplemented
+    return (a & torch.sym_not(b)) | (torch.sym_not(a) & b)
 
 
 def _wrap_from_numpy(original: Any) -> Function:
