@@ -217,7 +217,7 @@ def test_keys_of_dicts():
     def f(x):
         return x * cache.get(len(x), 2)
 
-    with pytest.raises(gp.errors.ForwardError, match="a key of a dict.*\n.*cache.get.*\n.*anew"):
+    with pytest.raises(gp.errors.ForwardError, match=r"a key of a dict.*\n.*cache.get.*\n.*anew"):
         gp.export(f, (torch.ones(3),), dynamic_shapes=({0: gp.Dim("n")},))
 
 
