@@ -22,7 +22,8 @@ from graphport.source import locate_stack_trace
 from graphport.symbolic import Expr
 
 # The format version that goes with an opset; ONNX Runtime refuses a newer one than it knows.
-_IR_VERSION = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13, 26: 13}
+_IR_VERSION = dict(enumerate([6, 7, 7, 7, 8, 8, 8, 8, 9, 9, 10, 10, 11, 12, 13, 13], 11))
+_IR_OF_FUNCTIONS = 8
 
 # All their outputs have to be named, used or not.
 _FIXED_OUTPUTS = {"TopK", "Split"}
@@ -135,6 +136,7 @@ def build_model_proto(
     if outlined is None:
         _write_graph(graph, graph.nodes, model.graph)
         return model
+    model.ir_version = max(model.ir_version, _IR_OF_FUNCTIONS)
     entry = model.opset_import.add()
     entry.domain, entry.version = DOMAIN, 1
     _write_graph(graph, outlined.nodes, model.graph)
