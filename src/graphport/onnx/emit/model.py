@@ -6,6 +6,7 @@ The same graph gives the same bytes in every process.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -196,6 +197,39 @@ def write_value(v: Value, proto: onnx.ValueInfoProto) -> None:
             dim.dim_value = s
         elif type(s) is Expr:
             dim.dim_param = str(s)
+
+
+def add_inputs(model: onnx.ModelProto, values: Iterable[Value]) -> onnx.ModelProto:
+    """A copy of a model in which initialisers are inputs that a caller may give."""
+    wider = onnx.ModelProto()
+    wider.CopyFrom(model)
+    known = {i.name for i in wider.graph.input}
+    for v in values:
+        if v.name not in known:
+            write_value(v, wider.graph.input.add())
+    return wider
+
+
+def rename_dims(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
+    """Give dims other names, in a model that is changed by it."""
+    if not names:
+        return model
+    word = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+
+    def rename(text: str) -> str:
+        return word.sub(lambda found: names[found[1]], text)
+
+    graphs = [model.graph]
+    for graph in graphs:  # which grows on the way
+        for info in (*graph.input, *graph.output, *graph.value_info):
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.dim_param = rename(dim.dim_param)
+        graphs += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+    for said in model.metadata_props:
+        if said.key in (DIMS_KEY, CONDITIONS_KEY):
+            said.value = rename(said.value)
+    return model
 
 
 def _write_node(node: Node, proto: onnx.NodeProto) -> None:
