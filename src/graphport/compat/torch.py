@@ -93,6 +93,7 @@ ROWS: dict[str, str] = {
     "torch._C:_AutoDispatchBelowADInplaceOrView": "composites arrive whole, views are ours",
     "torch.compiler:_is_compiling_flag": "models ask whether they are captured",
     "torch.compiler:_is_exporting_flag": "models ask whether they are captured",
+    "torch.onnx._constants:ONNX_DEFAULT_OPSET": "what torch.onnx.export writes if it is not said",
     "onnx_export_flags = torch.onnx._internal.exporter._flags": "whether they are exported",
     **{f"torch._C:_get_{k}_sdp_enabled": "whether attention may be it" for k in ATTENTION_KERNELS},
     **{f"torch._C:_set_sdp_use_{k}": "switches that" for k in ATTENTION_KERNELS},
