@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 
 from graphport import source
 from graphport.arguments import FLAG, NAMES, NONE, TABLE, check_arguments, one_of
-from graphport.capture.control_flow import autograd_functions, cond, loops  # noqa: F401  register their operators
+from graphport.capture.control_flow import autograd_functions, cond, loops, transforms  # noqa: F401  register their operators
 from graphport.capture.handlers import (  # noqa: F401  register their operators
     collectives,
     composites,

@@ -105,6 +105,8 @@ ROWS: dict[str, str] = {
     "torch._C:_disabled_torch_dispatch_impl": "a class whose operators are torch's",
     "torch.utils._python_dispatch:is_traceable_wrapper_subclass": "a tensor made of others",
     "torch._C._functorch:is_functorch_wrapped_tensor": "one of many, within torch.vmap",
+    "torch._C._functorch:is_dead_tensor_wrapper": "one that a transform has left behind",
+    "torch._C._functorch:get_unwrapped": "what it wraps",
     "torch:_conj": "a view that reads conjugates",
     "torch:_neg_view": "a view that reads the negative",
     "torch._C:_set_conj": "makes a tensor read conjugates",
