@@ -96,6 +96,8 @@ ROWS: dict[str, str] = {
     "onnx_export_flags = torch.onnx._internal.exporter._flags": "whether they are exported",
     **{f"torch._C:_get_{k}_sdp_enabled": "whether attention may be it" for k in ATTENTION_KERNELS},
     **{f"torch._C:_set_sdp_use_{k}": "switches that" for k in ATTENTION_KERNELS},
+    "torch._C:_get_mkldnn_enabled": "whether recurrent layers are one operator of oneDNN's",
+    "torch._C:_set_mkldnn_enabled": "switches that",
     # Tensors
     "torch._C:TensorBase": "the class that has a tensor's methods",
     "torch._subclasses.fake_tensor:FakeTensor": "a tensor without data, of torch's",

@@ -7,6 +7,7 @@ tensors that a transform has wrapped, and operators that only transforms ask for
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,12 @@ from graphport.capture.trace.function_mode import (
 )
 from graphport.capture.trace.tracer import Tracer, register_handler
 from graphport.compat.operators import aten, higher_order
-from graphport.compat.torch import DispatchKey, get_unwrapped, is_functorch_wrapped_tensor
+from graphport.compat.torch import (
+    DispatchKey,
+    OpOverload,
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+)
 from graphport.errors import UnsupportedError
 from graphport.ops.registry import OpInfo
 from graphport.types import Args, Argument, Function, Kwargs
@@ -56,24 +62,42 @@ def _innermost(t: torch.Tensor) -> torch.Tensor:
     return t
 
 
+def has_open_size(x: object) -> bool:
+    if not isinstance(x, torch.Tensor):
+        return False
+    return any(isinstance(n, torch.SymInt) for n in _innermost(x).shape)
+
+
 @register_override(*_LAYER_NORMS)
 def _layer_norm(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """At open sizes by its definition: what torch knows of its derivatives takes plain numbers."""
-    inner = _innermost(args[0])
-    if inner is args[0] or not any(isinstance(n, torch.SymInt) for n in inner.shape):
+    if not is_functorch_wrapped_tensor(args[0]) or not has_open_size(args[0]):
         return NotImplemented
-    names = ("input", "normalized_shape", "weight", "bias", "eps")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    x, dims = given["input"], list(range(-len(given["normalized_shape"]), 0))
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return _define_layer_norm(*args, **kwargs)
+
+
+def _define_layer_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> torch.Tensor:
+    dims = list(range(-len(normalized_shape), 0))
+    wide = input.to(torch.promote_types(input.dtype, torch.float32))
     apart = wide - wide.mean(dims, keepdim=True)
     variance = (apart * apart).mean(dims, keepdim=True)
-    out = apart * torch.rsqrt(variance + given.get("eps", 1e-5))
-    if given.get("weight") is not None:
-        out = out * given["weight"]
-    if given.get("bias") is not None:
-        out = out + given["bias"]
-    return out.to(x.dtype)
+    out = apart * torch.rsqrt(variance + eps)
+    if weight is not None:
+        out = out * weight
+    if bias is not None:
+        out = out + bias
+    return out.to(input.dtype)
+
+
+DEFINITIONS: dict[OpOverload, Callable[..., Any]] = {aten.layer_norm.default: _define_layer_norm}
+"""Operators whose derivatives torch has at fixed sizes only, in terms of others."""
 
 
 UNDER_TRANSFORMS.update(

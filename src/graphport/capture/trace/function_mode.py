@@ -468,25 +468,6 @@ def deepcopy(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argu
     return args[0].detach().clone()
 
 
-@register_override(torch.autograd.grad)
-def grad(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
-    """What torch.func has recorded, it differentiates itself."""
-    outputs = args[0] if args else kwargs["outputs"]
-    given = (outputs,) if isinstance(outputs, torch.Tensor) else outputs
-    if all(type(t) is torch.Tensor for t in given):
-        return NotImplemented
-    return backward(tracer, func, args, kwargs)
-
-
-@register_override(torch.Tensor.backward, torch.autograd.backward)
-def backward(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
-    raise UnsupportedError(
-        "gradients cannot be computed inside of a program that is captured",
-        where=source.locate_user_line(),
-        fix="capture the forward computation, and differentiate ep.module()",
-    )
-
-
 _DEVICE_QUERIES: dict[Any, Callable[[torch.device], Any]] = {
     torch.Tensor.device.__get__: lambda home: home,
     torch.Tensor.is_meta.__get__: lambda home: False,
