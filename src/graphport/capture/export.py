@@ -17,6 +17,7 @@ from graphport import source
 from graphport.arguments import FLAG, NAMES, NONE, TABLE, check_arguments, one_of
 from graphport.capture.control_flow import autograd_functions, cond, derivatives, loops, transforms  # noqa: F401  register their operators
 from graphport.capture.handlers import (  # noqa: F401  register their operators
+    attention,
     collectives,
     composites,
     custom,

@@ -50,6 +50,7 @@ ROWS: dict[str, str] = {
     "while_loop_module = torch._higher_order_ops.while_loop": "checks operands before capture can",
     "scan_module = torch._higher_order_ops.scan": "checks operands before capture can",
     "invoke_subgraph_module = torch._higher_order_ops.invoke_subgraph": "a region to compile once",
+    "torch._higher_order_ops.flex_attention:math_attention": "what flex_attention computes",
     # Decompositions
     "torch._decomp:decomposition_table": "operators in terms of others",
     "torch._decomp:core_aten_decompositions": "those that lead to core ATen",
@@ -138,6 +139,7 @@ ROWS: dict[str, str] = {
     # torch.compile
     "torch._dynamo": "whose errors are told in other words",
     "torch._dynamo.trace_rules": "knows functions by their ids",
+    "torch._dynamo.eval_frame": "whether compiled functions run as they are written",
     "torch._dynamo.backends.common:aot_autograd": "graphs of derivatives",
     "torch._functorch.aot_autograd:make_boxed_func": "a function as AOTAutograd calls it",
     # torch.export
@@ -178,7 +180,7 @@ MEMBERS: dict[str, str] = {
     "torch.fx.experimental.dynamic_spec:ShapesSpec or nothing": "_params",
     "torch.fx.experimental.dynamic_spec:SeqSpec or nothing": "_entries",
     "torch.nn:RNNBase": "_flat_weights _flat_weight_refs",
-    "torch:Tensor": "_version",
+    "torch:Tensor": "_version _backward_hooks",
     "torch:TypedStorage": "_untyped_storage",
     "torch:UntypedStorage": "_cdata _checkpoint_offset",
     "torch:ScriptObject": "_type",
@@ -191,6 +193,7 @@ MEMBERS: dict[str, str] = {
     "torch.onnx._internal.exporter._flags": "_is_onnx_exporting",
     "torch._dynamo.eval_frame:OptimizedModule": "_orig_mod",
     "torch._dynamo.trace_rules": "_builtin_function_ids",
+    "torch._dynamo.eval_frame": "_stance",
     "torch._C._functorch": "_grad_increment_nesting _jvp_increment_nesting",
     "torch._functorch.eager_transforms": "_autograd_grad",
     "torch._VF": "_make_dual",
