@@ -50,6 +50,7 @@ ROWS: dict[str, str] = {
     "while_loop_module = torch._higher_order_ops.while_loop": "checks operands before capture can",
     "scan_module = torch._higher_order_ops.scan": "checks operands before capture can",
     "invoke_subgraph_module = torch._higher_order_ops.invoke_subgraph": "a region to compile once",
+    "torch._higher_order_ops.flex_attention:math_attention": "what flex_attention computes",
     # Decompositions
     "torch._decomp:decomposition_table": "operators in terms of others",
     "torch._decomp:core_aten_decompositions": "those that lead to core ATen",
@@ -97,6 +98,8 @@ ROWS: dict[str, str] = {
     "onnx_export_flags = torch.onnx._internal.exporter._flags": "whether they are exported",
     **{f"torch._C:_get_{k}_sdp_enabled": "whether attention may be it" for k in ATTENTION_KERNELS},
     **{f"torch._C:_set_sdp_use_{k}": "switches that" for k in ATTENTION_KERNELS},
+    "torch._C:_get_mkldnn_enabled": "whether recurrent layers are one operator of oneDNN's",
+    "torch._C:_set_mkldnn_enabled": "switches that",
     # Tensors
     "torch._C:TensorBase": "the class that has a tensor's methods",
     "torch._subclasses.fake_tensor:FakeTensor": "a tensor without data, of torch's",
@@ -106,6 +109,8 @@ ROWS: dict[str, str] = {
     "torch._C:_disabled_torch_dispatch_impl": "a class whose operators are torch's",
     "torch.utils._python_dispatch:is_traceable_wrapper_subclass": "a tensor made of others",
     "torch._C._functorch:is_functorch_wrapped_tensor": "one of many, within torch.vmap",
+    "torch._C._functorch:is_dead_tensor_wrapper": "one that a transform has left behind",
+    "torch._C._functorch:get_unwrapped": "what it wraps",
     "torch:_conj": "a view that reads conjugates",
     "torch:_neg_view": "a view that reads the negative",
     "torch._C:_set_conj": "makes a tensor read conjugates",
@@ -135,6 +140,7 @@ ROWS: dict[str, str] = {
     # torch.compile
     "torch._dynamo": "whose errors are told in other words",
     "torch._dynamo.trace_rules": "knows functions by their ids",
+    "torch._dynamo.eval_frame": "whether compiled functions run as they are written",
     "torch._dynamo.backends.common:aot_autograd": "graphs of derivatives",
     "torch._functorch.aot_autograd:make_boxed_func": "a function as AOTAutograd calls it",
     # torch.export
@@ -175,7 +181,7 @@ MEMBERS: dict[str, str] = {
     "torch.fx.experimental.dynamic_spec:ShapesSpec or nothing": "_params",
     "torch.fx.experimental.dynamic_spec:SeqSpec or nothing": "_entries",
     "torch.nn:RNNBase": "_flat_weights _flat_weight_refs",
-    "torch:Tensor": "_version",
+    "torch:Tensor": "_version _backward_hooks",
     "torch:TypedStorage": "_untyped_storage",
     "torch:UntypedStorage": "_cdata _checkpoint_offset",
     "torch:ScriptObject": "_type",
@@ -188,6 +194,7 @@ MEMBERS: dict[str, str] = {
     "torch.onnx._internal.exporter._flags": "_is_onnx_exporting",
     "torch._dynamo.eval_frame:OptimizedModule": "_orig_mod",
     "torch._dynamo.trace_rules": "_builtin_function_ids",
+    "torch._dynamo.eval_frame": "_stance",
     "torch._C._functorch": "_grad_increment_nesting _jvp_increment_nesting",
     "torch._functorch.eager_transforms": "_autograd_grad",
     "torch._VF": "_make_dual",

@@ -25,9 +25,11 @@ from graphport.capture.control_flow.cond import patch_control_flow
 from graphport.capture.handlers.custom import patch_fake_impl_context
 from graphport.capture.numbers.arrays import is_torch_array
 from graphport.capture.numbers.sequences import SymbolicSequence
+from graphport.capture.trace.tracer import Tracer
 from graphport.compat.torch import (
     AutoDispatchBelowADInplaceOrView,
     LinearCrossEntropyOptions,
+    get_current_dispatch_mode,
     locate,
     places_of,
     set_is_in_mode_without_ignore_compile_internals,
@@ -261,8 +263,25 @@ def _patch_distributions() -> Iterator[Replacement]:
     yield *locate("validate_args"), False
 
 
+def _patch_compile() -> Iterator[Replacement]:
+    """What torch.compile is asked for, or has compiled, runs as it is written."""
+    compile_function = torch.compile
+
+    @functools.wraps(compile_function)
+    def keep(model: Any = None, *args: Argument, **kwargs: Argument) -> Any:
+        if not isinstance(get_current_dispatch_mode(), Tracer):  # another thread
+            return compile_function(model, *args, **kwargs)
+        return model if model is not None else lambda model: model
+
+    yield torch, "compile", keep
+    frames = next((sys.modules[p] for p in places_of("eval_frame") if p in sys.modules), None)
+    if frames is not None:
+        yield frames, "_stance", replace(frames._stance, stance="force_eager")
+
+
 def _patch_for_user_code() -> Iterator[Replacement]:
     yield from _patch_compiling_flags()
+    yield from _patch_compile()
     yield from _patch_distributions()
     yield from patch_builtins()
     yield from patch_control_flow()

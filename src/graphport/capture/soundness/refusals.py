@@ -104,8 +104,7 @@ def translate_torch_error(error: Exception, where: source.Location | None) -> Ex
             f"the program calls torch.compile, or a function that does, and that failed: "
             f"{_first_line(error)}",
             where=where,
-            fix="call the function itself; for flex_attention, scaled_dot_product_attention with "
-            "attn_mask",
+            fix="call the function itself",
         )
     if _has_passed_through(error, os.path.join("torch", "jit", "_trace.py")):
         return UnsupportedError(
