@@ -54,6 +54,7 @@ def patch_builtins() -> Iterator[Replacement]:
     yield Switch(lambda: (), functools.partial(_restore_dynamo_ids, taken)), "", taken
     yield torch.SymInt, "__format__", _format_by_name
     yield torch.SymFloat, "__format__", _format_by_name
+    yield torch.SymInt, "__round__", _round_to_digits
     yield torch, "from_numpy", _wrap_from_numpy(torch.from_numpy)
     attention = "scaled_dot_product_attention"
     yield functional, attention, _wrap_attention(functional.scaled_dot_product_attention)
@@ -117,6 +118,11 @@ def _reduce_whole(original: Any, items: Any) -> Argument:
 def _format_by_name(number: object, spec: str) -> str:
     """The name stands for whatever the number will be: there are no digits to lay out."""
     return str(number)
+
+
+def _round_to_digits(number: Any, digits: int | None = None) -> Any:
+    """Python's `round` of an integer; torch's own takes no digits left of the point for any."""
+    return number if digits is None else torch.SymInt(number.node.round(int(digits)))
 
 
 def _wrap_from_numpy(original: Any) -> Function:
