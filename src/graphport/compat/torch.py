@@ -56,6 +56,7 @@ ROWS: dict[str, str] = {
     "torch._decomp:core_aten_decompositions": "those that lead to core ATen",
     "torch._decomp:_core_aten_decompositions_post_autograd": "those without derivatives",
     "torch._refs": "whose decompositions lead to prims, not to ATen",
+    "torch._prims": "whose kernels are functions of ATen",
     "resize_linear = torch._decomp.decompositions:_upsample_linear": "of pixels, as in the kernel",
     "torch._decomp.decompositions:upsample_bicubic2d_default": "of pixels, as in the kernel",
     "torch._decomp.decompositions:upsample_compute_output_size": "sizes from scale factors",

@@ -58,6 +58,7 @@ def patch_builtins() -> Iterator[Replacement]:
     yield torch.SymFloat, "__format__", _format_by_name
     for name in ("__xor__", "__rxor__"):  # torch's conditions have only & and |
         yield torch.SymBool, name, _differ
+    yield torch.SymInt, "__round__", _round_to_digits
     yield torch, "from_numpy", _wrap_from_numpy(torch.from_numpy)
     attention = "scaled_dot_product_attention"
     yield functional, attention, _wrap_attention(functional.scaled_dot_product_attention)
@@ -127,6 +128,11 @@ def _differ(a: Argument, b: Argument) -> Argument:
     if not isinstance(b, (bool, torch.SymBool)):
         return NotImplemented
     return (a & torch.sym_not(b)) | (torch.sym_not(a) & b)
+
+
+def _round_to_digits(number: Any, digits: int | None = None) -> Any:
+    """Python's `round` of an integer; torch's own takes no digits left of the point for any."""
+    return number if digits is None else torch.SymInt(number.node.round(int(digits)))
 
 
 def _wrap_from_numpy(original: Any) -> Function:
