@@ -72,7 +72,7 @@ class Assertions:
         if zero is None:
             return value
         if value.shape == ():  # ONNX Runtime 1.24 cannot reshape to no sizes that are computed
-            made = self.b.Squeeze(self.b.reshape(value, [1]), zero)
+            made = self.b.reshape(self.b.Gather(self.b.reshape(value, [1]), zero), ())
         else:
             made = self.b.Reshape(value, self.b.Add(self.b.Shape(value), zero), allowzero=1)
         made.shape = value.shape

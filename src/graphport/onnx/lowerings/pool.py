@@ -29,8 +29,8 @@ from graphport.onnx.lowerings.conv import (
     per_dim,
     sizes_of,
 )
+from graphport.onnx.lowerings.reduce import average_axes, reduce_extreme, sum_axes
 from graphport.onnx.lowerings.reduce import find_extreme as place_of
-from graphport.onnx.lowerings.reduce import reduce_extreme, sum_axes
 from graphport.symbolic import eq, ge, max_
 
 
@@ -373,9 +373,10 @@ def _lower_adaptive_avg_pool(n: int) -> Any:
         if 0 in out:
             return b.expand(b.scalar(0, x.dtype), b.result.sizes)
         if all(type(o) is int and o == 1 for o in out):
-            if b.has("GlobalAveragePool", _pool_dtype(x.dtype)):
+            filled = all(b.scope.decide(ge(s, 1)) is True for s in spatial)
+            if filled and b.has("GlobalAveragePool", _pool_dtype(x.dtype)):
                 return unbatched(b.GlobalAveragePool(x))
-            return unbatched(b.ReduceMean(x, list(range(2, 2 + n))))
+            return unbatched(average_axes(b, x, list(range(2, 2 + n)), True))
         lengths = [_fixed_window(b, s, o) for s, o in zip(spatial, out, strict=True)]
         if all(length == 1 for length in lengths):
             return self
