@@ -135,6 +135,7 @@ def run_stages(capture: _Capture) -> ExportedProgram:
     decompose=one_of("core") | TABLE | NONE,
     preserve_module_call_signature=NAMES,
     guards=one_of("error", "runtime_assert"),
+    prefer_deferred_runtime_asserts_over_guards=FLAG,
 )
 def export(
     mod: nn.Module | Callable[..., Any],
@@ -147,6 +148,7 @@ def export(
     decompose: str | Mapping[OpOverload, Callable[..., Any]] | None = None,
     preserve_module_call_signature: tuple[str, ...] = (),
     guards: str = "error",
+    prefer_deferred_runtime_asserts_over_guards: bool = False,
 ) -> ExportedProgram:
     """Capture a module or function as a program with symbolic sizes.
 
@@ -165,6 +167,8 @@ def export(
     torch.Size([7, 2])
     """
     kept = preserve_module_call_signature
+    if prefer_deferred_runtime_asserts_over_guards:
+        guards = "runtime_assert"
     options = Options(guards, strict=strict, training=training, preserve_module_call_signature=kept)
     program, _ = capture(mod, args, kwargs, dynamic_shapes, options)
     if isinstance(dynamic_shapes, AdditionalInputs):

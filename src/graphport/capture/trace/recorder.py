@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, traceback
 
 from graphport import source
 from graphport.capture.trace.values import Storage, Value
@@ -165,6 +165,9 @@ class Recorder:
         node.meta["stack_trace"] = self.stack_trace()
         if self.torch_fn is not None:
             node.meta["torch_fn"] = self.torch_fn
+        custom = traceback.current_meta.get("custom")
+        if custom:  # torch.fx.traceback.annotate
+            node.meta["custom"] = dict(custom)
 
     @contextmanager
     def inherit_metadata(self, old: Node, prefix: str = "") -> Iterator[None]:
@@ -450,7 +453,7 @@ class Recorder:
 
 def _origin_metadata(node: Node) -> dict[str, object]:
     """What a node says of where it comes from."""
-    kept = ("nn_module_stack", "stack_trace", "torch_fn", "from_node")
+    kept = ("nn_module_stack", "stack_trace", "torch_fn", "from_node", "custom")
     found = {k: node.meta[k] for k in kept if k in node.meta}
     return {"nn_module_stack": {}, "stack_trace": "", **found}
 

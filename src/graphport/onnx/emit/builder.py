@@ -167,6 +167,24 @@ class Builder:
         setattr(self, name, method)
         return method
 
+    def emit_by_name(
+        self,
+        op: str,
+        domain: str,
+        inputs: Sequence[Value | None],
+        dtypes: Sequence[torch.dtype],
+        attributes: Attributes,
+    ) -> list[Value]:
+        """An operator that a model names, of any domain; its results are of these dtypes."""
+        known = self._target.find_signature(op, self.opset) if not domain else None
+        if not domain and known is None:
+            raise UnsupportedError(f"ONNX has no operator {op} at opset {self.opset}")
+        signature = known or Signature(op, domain, ["T"], ["T"], None, True, 1)
+        made = self._node(signature, list(inputs), len(dtypes), dtypes[0], {}, attributes)
+        for value, dtype in zip(made, dtypes, strict=True):
+            value.dtype = dtype
+        return made
+
     def has(self, op: str, dtype: torch.dtype | None = None, *attributes: float) -> bool:
         """Whether the opset or the target has an operator, and a kernel for this dtype.
 

@@ -26,6 +26,7 @@ from graphport.onnx.lowerings import (  # noqa: F401  register their lowerings
     shape,
     sort,
     special,
+    symbolic_ops,
     unfold,
 )
 from graphport.onnx.lowerings.numerics import (  # noqa: F401  register their lowerings
