@@ -305,11 +305,6 @@ def _function_of(mod: Any) -> PyTree:
 
 def _root_module(mod: Any) -> nn.Module | None:
     """The module whose state the program has."""
-    if isinstance(mod, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        raise InputError(
-            f"{type(mod).__name__} is TorchScript, which does not run Python",
-            fix="gp.export(model, args) with the module or function that was scripted",
-        )
     if isinstance(mod, nn.Module):
         registries.require_initialised(mod)
         return mod
@@ -798,7 +793,7 @@ def _reserved_names(root: nn.Module) -> set[str]:
         for name, part in root._modules.items()
         if not isinstance(part, GraphModule) or any(registries.named_parameters(part))
     }
-    return {*vars(root), *root._parameters, *root._buffers, *parts}
+    return {*vars(root), *root._parameters.keys(), *root._buffers.keys(), *parts}
 
 
 def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...] | None:

@@ -63,25 +63,6 @@ def test_a_traced_module_is_captured():
     assert "child.lin.weight" in ep.state_dict
 
 
-def test_a_scripted_module_is_named():
-    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
-        model = Parent(torch.jit.script(Layer()))
-    said = refusal(model, X)
-    assert "the module 'child' is TorchScript" in said
-    assert "self.child(x)" in said
-
-
-def test_a_traced_module_with_open_sizes_is_named():
-    class Rows(nn.Module):
-        def forward(self, x):
-            return x.view(x.size(0) * 2, -1)
-
-    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
-        model = Parent(torch.jit.trace(Rows(), (X,)))
-    with pytest.raises(gp.errors.ConstraintViolationError, match=r"self.child\(x\)"):
-        gp.export(model, (X,), dynamic_shapes=({0: gp.Dim("rows", min=2)},))
-
-
 def test_packed_sequences():
     """How many rows a step has is data, where the lengths are an input."""
     with pytest.raises(DataDependentError, match=r"needs its data(.|\n)* in Packed.forward"):

@@ -210,7 +210,8 @@ class Recorder:
         known = self._traces.get(frames.key)
         if known is None:
             known = self._traces[frames.key] = (str(frames), frames)
-        return known[0]
+        line = source.running.line
+        return known[0] if line is None else known[0] + line.trace
 
     def argument(self, x: Argument) -> Argument:
         """An argument as it stands in the graph: symbolic numbers become nodes."""
