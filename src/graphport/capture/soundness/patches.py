@@ -34,7 +34,7 @@ from graphport.compat.torch import (
 )
 from graphport.huggingface.cache_shapes import patch_sliding_windows
 from graphport.process import Patch, Replacement, Switch
-from graphport.symbolic.bridge import SYMBOLIC_NUMBERS
+from graphport.symbolic.bridge import SYMBOLIC_NUMBERS, sym_ite
 from graphport.types import Argument, Function
 
 BinaryFunction = Callable[[Any, Any], Any]
@@ -54,6 +54,9 @@ def patch_builtins() -> Iterator[Replacement]:
     yield Switch(lambda: (), functools.partial(_restore_dynamo_ids, taken)), "", taken
     yield torch.SymInt, "__format__", _format_by_name
     yield torch.SymFloat, "__format__", _format_by_name
+    # Of these torch has none.
+    yield torch.SymInt, "__invert__", lambda n: -n - 1
+    yield from ((torch.SymBool, name, _differ) for name in ("__xor__", "__rxor__"))
     yield torch, "from_numpy", _wrap_from_numpy(torch.from_numpy)
     attention = "scaled_dot_product_attention"
     yield functional, attention, _wrap_attention(functional.scaled_dot_product_attention)
@@ -112,6 +115,13 @@ def _reduce_whole(original: Any, items: Any) -> Argument:
         return None  # Python's own has its own way with NaN
     found = getattr(whole, original.__name__)()
     return found.item() if listed else found
+
+
+def _differ(a: Any, b: Any) -> Any:
+    """`a ^ b`."""
+    if not isinstance(b, (bool, torch.SymBool)):
+        return NotImplemented
+    return sym_ite(a, torch.sym_not(b), b)
 
 
 def _format_by_name(number: object, spec: str) -> str:

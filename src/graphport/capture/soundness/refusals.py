@@ -89,6 +89,19 @@ _TORCH_MESSAGES: tuple[tuple[str, type[ExportError], str, str], ...] = (
         "leave its sizes fixed, or x.full_tensor()",
     ),
     (
+        "Cannot copy out of meta tensor",
+        UnsupportedError,
+        "the program copies a tensor of its own into one that has data",
+        "if a layer initialises itself in its first call, call the model once before",
+    ),
+    (
+        "unhashable type: non-nested SymInt",
+        UnsupportedError,
+        "the program hashes a size that is open: as a key of a dict, or an argument of a function "
+        "that is cached (functools.lru_cache)",
+        "leave the size fixed, or call what is cached without its cache: fn.__wrapped__",
+    ),
+    (
         "INTERNAL ASSERT FAILED",
         UnsupportedError,
         "torch cannot run this on tensors without data",
@@ -113,7 +126,7 @@ def translate_torch_error(error: Exception, where: source.Location | None) -> Ex
             where=where,
             fix="trace before the program is captured, or call the function itself",
         )
-    if isinstance(error, RuntimeError):
+    if isinstance(error, (RuntimeError, TypeError)):
         for text, kind, what, fix in _TORCH_MESSAGES:
             if text in str(error):
                 return kind(f"{what}: {_first_line(error)}", where=where, fix=fix)
