@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from graphport import source
+from graphport.capture.trace.items import compute_same
 from graphport.capture.trace.kinds import record_pure
 from graphport.capture.trace.scalars import disable_tracing
 from graphport.capture.trace.tracer import Tracer, register_handler
@@ -50,14 +51,21 @@ def item(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
         known = values.read(node)
         if known is not None:
             return known.item()
-    dtype = value.abstract.dtype
+    seen = tracer.recorder.frame.items
+    found = seen.find(node)
+    return found if found is not None else seen.add(node, _make_number(tracer, args[0], node))
+
+
+def _make_number(tracer: Tracer, t: torch.Tensor, node: Node) -> Argument:
+    """A symbol for the element of a tensor."""
+    dtype = tracer.value(t).abstract.dtype
     if dtype.is_complex:
         error = DataDependentError(
             "the value of a complex tensor cannot be used as a Python number in capture",
             where=source.locate_user_line(),
             fix="x.real.item() and x.imag.item() give symbolic numbers",
         )
-        return assume_example_data(tracer, error, args[0], torch.Tensor.item)
+        return assume_example_data(tracer, error, t, torch.Tensor.item)
     if dtype.is_floating_point:
         symbol = tracer.scope.fresh(float, origin=source.locate_user_expression())
     elif dtype is torch.bool:
@@ -161,6 +169,8 @@ def equal(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> bool:
         return info.op(a, b, *args[2:], **kwargs)
     if info.name == "equal" and _differ_in_size(tracer, *args):
         return False
+    if info.name == "equal" and _are_same(tracer, *args):
+        return True
     same = "(a == b)" if info.name == "equal" else "torch.isclose(a, b)"
     error = DataDependentError(
         f"Could not guard on data-dependent expression: torch.{info.name} compares data, which "
@@ -171,6 +181,17 @@ def equal(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> bool:
     compare = aten.eq.Tensor if info.name == "equal" else aten.isclose.default
     found = tracer.call(aten.all.default, tracer.call(compare, *args, **kwargs))
     return bool(assume_example_number(tracer, error, found, bool))
+
+
+def _are_same(tracer: Tracer, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same computation: then they are equal, unless there are NaNs."""
+    if not compute_same(*(tracer.read(tracer.value(t)) for t in (a, b))):
+        return False
+    if a.dtype.is_floating_point or a.dtype.is_complex:
+        no_nan = tracer.call(aten.all.default, tracer.call(aten.eq.Tensor, a, b))
+        message = f"the data has NaN, and {source.locate_user_line()} compares it with itself"
+        tracer.call(aten._assert_async.msg, no_nan, message)
+    return True
 
 
 def _differ_in_size(tracer: Tracer, a: torch.Tensor, b: torch.Tensor) -> bool:

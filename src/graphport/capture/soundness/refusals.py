@@ -89,6 +89,19 @@ _TORCH_MESSAGES: tuple[tuple[str, type[ExportError], str, str], ...] = (
         "leave its sizes fixed, or x.full_tensor()",
     ),
     (
+        "Cannot copy out of meta tensor",
+        UnsupportedError,
+        "the program copies a tensor of its own into one that has data",
+        "if a layer initialises itself in its first call, call the model once before",
+    ),
+    (
+        "unhashable type: non-nested SymInt",
+        UnsupportedError,
+        "the program hashes a size that is open: as a key of a dict, or an argument of a function "
+        "that is cached (functools.lru_cache)",
+        "leave the size fixed, or call what is cached without its cache: fn.__wrapped__",
+    ),
+    (
         "INTERNAL ASSERT FAILED",
         UnsupportedError,
         "torch cannot run this on tensors without data",
@@ -112,7 +125,7 @@ def translate_torch_error(error: Exception, where: source.Location | None) -> Ex
             where=where,
             fix="trace before the program is captured, or call the function itself",
         )
-    if isinstance(error, RuntimeError):
+    if isinstance(error, (RuntimeError, TypeError)):
         for text, kind, what, fix in _TORCH_MESSAGES:
             if text in str(error):
                 return kind(f"{what}: {_first_line(error)}", where=where, fix=fix)
@@ -179,19 +192,7 @@ def internal_error(error: Exception, where: source.Location | None = None) -> In
     return InternalError(what, where=where)
 
 
-_KNOWN_TEXTS = (
-    (
-        re.compile(r"Torch not compiled with|Found no NVIDIA driver"),
-        "the program uses a device that is missing here",
-        "x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",
-    ),
-    (
-        re.compile(r"unhashable type: non-nested SymInt"),
-        "a size that stays open is a key of a dict, a member of a set or an argument of a cache",
-        "compute anew what the size is a key for, or a fixed size for that dim (Dim.STATIC)",
-    ),
-)
-"""Texts of exceptions, what they mean, and what to write instead."""
+_NO_DEVICE = re.compile(r"Torch not compiled with|Found no NVIDIA driver")
 
 
 def _format_error(error: Exception) -> str:
@@ -206,9 +207,9 @@ def forward_error(error: Exception, where: source.Location | None) -> Exception:
     said = _format_error(error)
     what = f"{type(error).__name__} in the program{said}"
     fix: tuple[str, ...] = ()
-    for pattern, meaning, instead in _KNOWN_TEXTS:
-        if pattern.search(said):
-            what, fix = f"{meaning}{said}", (instead,)
+    if _NO_DEVICE.search(said):
+        what = f"the program uses a device that is missing here{said}"
+        fix = ("x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",)
     if isinstance(error, RecursionError):
         what = (
             "RecursionError in the program: its modules and functions call one another more deeply"

@@ -21,6 +21,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node, traceback
 
 from graphport import source
+from graphport.capture.trace.items import ItemCache
 from graphport.capture.trace.values import Storage, Value
 from graphport.compat.operators import aten
 from graphport.compat.torch import OpOverload, sym_sqrt
@@ -539,6 +540,7 @@ class Frame:
         """The node of each number that the graph computes."""
         self.sources: dict[Expr, Callable[[], Node]] = {}
         """How the graph obtains a symbol."""
+        self.items = ItemCache()
         self.inputs: dict[Node, Node] = {}
         """Nodes of the graph around this one, and the inputs that stand for them here."""
         self.submodules: dict[str, GraphModule] = {}
