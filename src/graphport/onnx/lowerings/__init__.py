@@ -19,6 +19,7 @@ from graphport.onnx.lowerings import (  # noqa: F401  register their lowerings
     loss,
     norm,
     pool,
+    quantization,
     random,
     reduce,
     rnn,
