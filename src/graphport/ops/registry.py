@@ -30,6 +30,8 @@ F = TypeVar("F", bound=Rule)
 V = TypeVar("V")
 
 RULES: dict[OpOverload, Rule] = {}
+_RULES_BY_NAME: dict[str, Rule] = {}
+"""Of operators of packages that may not be there."""
 
 
 def overloads(names: str) -> tuple[OpOverload, ...]:
@@ -67,6 +69,25 @@ def shape_rule(*ops: OpOverload) -> Callable[[F], F]:
         return fn
 
     return register
+
+
+def named_shape_rule(name: str) -> Callable[[F], F]:
+    """Register a rule for an operator of another package: `torchvision::roi_align`."""
+
+    def register(fn: F) -> F:
+        if name in _RULES_BY_NAME:
+            raise ValueError(f"{name} has a shape rule already")
+        _RULES_BY_NAME[name] = fn
+        return fn
+
+    return register
+
+
+def find_rule(op: OpOverload) -> Rule | None:
+    """The rule of an operator, if it has one."""
+    if op not in RULES and (named := _RULES_BY_NAME.get(op.name())) is not None:
+        RULES[op] = _with_defaults(named, op, strict=True)
+    return RULES.get(op)
 
 
 def register_rule(ops: Iterable[OpOverload], rule: Rule) -> None:
@@ -149,7 +170,7 @@ class OpInfo:
         schema = op._schema
         self.op = op
         self.name = schema.name.split("::")[1]
-        self.rule = RULES.get(op)
+        self.rule = find_rule(op)
         self.checked = _takes_more_than_sizes(self.rule, self.name)
         self.elementwise = self.name in _ELEMENTWISE_NAMES or getattr(
             self.rule, "elementwise", False

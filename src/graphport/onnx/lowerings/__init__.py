@@ -27,6 +27,7 @@ from graphport.onnx.lowerings import (  # noqa: F401  register their lowerings
     sort,
     special,
     unfold,
+    vision,
 )
 from graphport.onnx.lowerings.numerics import (  # noqa: F401  register their lowerings
     bessel,
