@@ -44,8 +44,10 @@ class _Load(NamedTuple):
     """Of its argument, its prefixes included."""
 
 
-def rename_globals(fn: FunctionType, rename: Rename, methods: Mapping[str, str]) -> CodeType | None:
-    """The code of a function in which globals are renamed; None if there is nothing to rename.
+def rename_globals(
+    fn: FunctionType, code: CodeType, rename: Rename, methods: Mapping[str, str]
+) -> CodeType | None:
+    """Code for a function in which globals are renamed; None if there is nothing to rename.
 
     `methods` has the global functions that are called instead of methods, by their names.
     """
@@ -60,7 +62,7 @@ def rename_globals(fn: FunctionType, rename: Rename, methods: Mapping[str, str])
             return rename(sys.modules.get(name), False)
         return rename(known[name] if name in known else vars(builtins).get(name), load.is_call)
 
-    return _rename_in_code(fn.__code__, find)
+    return _rename_in_code(code, find)
 
 
 def _rename_in_code(code: CodeType, find: _Find) -> CodeType | None:

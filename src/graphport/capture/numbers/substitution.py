@@ -20,10 +20,14 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from graphport import source
+from graphport.capture.control_flow.cond import BranchMismatchError
+from graphport.capture.control_flow.conversion import Asked, convert_statements
+from graphport.capture.control_flow.python_flow import list_replacements
 from graphport.capture.numbers.arrays import patch_arrays
 from graphport.capture.numbers.bytecode import rename_globals
 from graphport.capture.numbers.functions import METHODS, REPLACEMENTS, ModuleReplacement
 from graphport.capture.trace import registries
+from graphport.errors import DataDependentError, ExportError
 from graphport.process import Patch, Replacement, Switch, undo_on_exit
 
 _NAMES = {i: f"symbolic {original.__name__}" for i, (original, _) in REPLACEMENTS.items()}
@@ -49,6 +53,7 @@ def _patch_names() -> Iterator[Replacement]:
     for method, name in _METHOD_NAMES.items():
         yield builtins, name, METHODS[method]
     yield from patch_arrays()
+    yield from list_replacements()
 
 
 def _set_module(name: str, module: Any) -> None:
@@ -69,6 +74,8 @@ class NumberCalls:
         self._files: set[int] = set()
         """Namespaces of modules whose functions are among them, by id."""
         self._noted: dict[int, FunctionType] = {}
+        self._asked: dict[int, frozenset[Asked]] = {}
+        """Of functions by id: the statements that data decides."""
         for fn in _find_functions(root, function):
             self._add_file(fn, self._functions)
 
@@ -76,8 +83,8 @@ class NumberCalls:
         _NAMES_PATCH.__enter__()
         self._undo = undo_on_exit(self._restore)
         self._undo.__enter__()
-        for fn in self._functions.values():
-            _CODES.replace(fn, self)
+        for i, fn in self._functions.items():
+            _CODES.replace(fn, self, self._asked.get(i, _NOTHING))
 
     def __exit__(self, *error: object) -> None:
         self._undo.__exit__(*error)
@@ -99,9 +106,29 @@ class NumberCalls:
         known = (*self._functions.values(), *self._noted.values())
         if any(_holds_code(fn.__code__, code) for fn in known):
             return
-        for fn in gc.get_referrers(code):
-            if type(fn) is FunctionType and fn.__code__ is code:
-                self._add_file(fn, self._noted)
+        fn = _find_function(code)
+        if fn is not None:
+            self._add_file(fn, self._noted)
+
+    def convert(self, error: ExportError) -> bool:
+        """Convert the statement that failed since data decides it; False if that is no help."""
+        found = source.find_failing_frame(error)
+        one_sided = isinstance(error, BranchMismatchError)
+        if found is None or not (one_sided or isinstance(error, DataDependentError)):
+            return False
+        code, line = found
+        known = (f for f in self._functions.values() if _CODES.has_run(f, code))
+        fn = next(known, None) or _find_function(code)
+        before = self._asked.get(id(fn), _NOTHING)
+        asked = (before - {Asked(line)}) | {Asked(line, one_sided)}
+        tried = Asked(line, one_sided=True) in before or asked == before
+        if fn is None or tried or (one_sided and Asked(line) not in before):
+            return False
+        if not _CODES.is_convertible(fn, asked):
+            return False
+        self._functions[id(fn)] = fn
+        self._asked[id(fn)] = asked
+        return True
 
     @property
     def has_noted(self) -> bool:
@@ -125,6 +152,11 @@ class NumberCalls:
         for f in (fn, *beside):
             if id(f) not in self._functions and _CODES.renamed(f) is not None:
                 found[id(f)] = f
+
+
+def _find_function(code: CodeType) -> FunctionType | None:
+    holders = gc.get_referrers(code)
+    return next((f for f in holders if type(f) is FunctionType and f.__code__ is code), None)
 
 
 def _holds_code(code: CodeType, inner: CodeType) -> bool:
@@ -182,27 +214,46 @@ _DEPTH = 8
 """Decorators around one function, at most."""
 
 
+_NOTHING: frozenset[Asked] = frozenset()
+
+
 class _Codes:
     """The functions whose code is replaced, for all captures that are under way."""
 
     def __init__(self) -> None:
         self._turn = threading.RLock()
-        self._renamed: WeakKeyDictionary[FunctionType, tuple[CodeType, CodeType | None]] = (
-            WeakKeyDictionary()
-        )
+        self._made: WeakKeyDictionary[
+            FunctionType, tuple[CodeType, dict[frozenset[Asked], CodeType | None]]
+        ] = WeakKeyDictionary()
         self._holders: dict[FunctionType, set[int]] = {}
 
-    def renamed(self, fn: FunctionType) -> CodeType | None:
-        """The code of a function with other names, None if it calls nothing of the kind."""
-        known = self._renamed.get(fn)
-        if known is None or not any(fn.__code__ is code for code in known):
-            new = rename_globals(fn, _rename, _METHOD_NAMES)
-            known = self._renamed[fn] = (fn.__code__, new)
-        return known[1]
+    def renamed(self, fn: FunctionType, asked: frozenset[Asked] = _NOTHING) -> CodeType | None:
+        """The code of a function with other names, None if it calls nothing of the kind.
 
-    def replace(self, fn: FunctionType, holder: object) -> None:
+        With the statements converted that are asked for; None if they cannot be, either.
+        """
+        known = self._made.get(fn)
+        if known is None or not any(fn.__code__ is c for c in (known[0], *known[1].values())):
+            known = self._made[fn] = (fn.__code__, {})
+        original, made = known
+        if asked not in made:
+            code = convert_statements(original, asked) if asked else original
+            new = code and rename_globals(fn, code, _rename, _METHOD_NAMES)
+            made[asked] = new or (code if asked else None)
+        return made[asked]
+
+    def has_run(self, fn: FunctionType, code: CodeType) -> bool:
+        """Whether code is that of a function, or of a function in it, with names or without."""
+        original, made = self._made.get(fn, (fn.__code__, {}))
+        return any(c is not None and _holds_code(c, code) for c in (original, *made.values()))
+
+    def is_convertible(self, fn: FunctionType, asked: frozenset[Asked]) -> bool:
         with self._turn:
-            new = self.renamed(fn)
+            return self.renamed(fn, asked) is not None
+
+    def replace(self, fn: FunctionType, holder: object, asked: frozenset[Asked]) -> None:
+        with self._turn:
+            new = self.renamed(fn, asked)
             if new is not None:
                 self._holders.setdefault(fn, set()).add(id(holder))
                 fn.__code__ = new
@@ -213,8 +264,8 @@ class _Codes:
             for fn, holders in tuple(self._holders.items()):
                 holders.discard(id(holder))
                 if not holders:
-                    original, new = self._renamed[fn]
-                    if fn.__code__ is new:
+                    original, made = self._made[fn]
+                    if any(fn.__code__ is code for code in made.values()):
                         fn.__code__ = original
                     self._holders.pop(fn, None)
 

@@ -1,0 +1,435 @@
+"""What statements of Python become where data decides: `torch.cond` and `torch.while_loop`.
+
+`conversion` writes the calls. Where the condition or the length is known they do what Python does.
+Otherwise each side, or one step for all, is captured as a subgraph: what it returns must be tensors
+and numbers, or the same objects whichever side is taken; what it changes in lists, dicts and
+objects would be changed by every side, and is refused.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+
+from graphport import source
+from graphport.capture.control_flow.cond import BranchMismatchError
+from graphport.capture.control_flow.conversion import NAMES
+from graphport.capture.numbers.sequences import SymbolicRange, SymbolicSequence
+from graphport.capture.trace.function_mode import FunctionMode, register_override
+from graphport.capture.trace.recorder import describe_argument
+from graphport.capture.trace.subgraph import Subgraph
+from graphport.capture.trace.tracer import Tracer
+from graphport.compat.torch import get_current_function_mode
+from graphport.errors import CaptureWarning, UserError
+from graphport.ops import Abstract
+from graphport.process import Replacement
+from graphport.symbolic import Expr, Truth, eq, symbols
+from graphport.symbolic.bridge import SYMBOLIC, from_torch, to_torch
+from graphport.types import Args, Argument, Function, Kwargs
+
+
+class Unbound:
+    """Stands for a variable that has no value."""
+
+
+UNBOUND = Unbound()
+
+
+def read_variable(read: Callable[[], Argument]) -> Argument:
+    try:
+        return read()
+    except NameError:
+        return UNBOUND
+
+
+def is_undecided(x: object) -> bool:
+    """Whether data decides if a number is true."""
+    if not isinstance(x, SYMBOLIC):
+        return False
+    number = from_torch(x)
+    if type(number) is not Expr:
+        return False
+    scope = number.scope
+    truth = number if number.type is bool else eq(number, 0)
+    if scope.decide(truth) is not None or scope.hint(truth) is not None:
+        return False
+    return any(scope.recall(s) is None for s in symbols(number) if scope.is_fresh(s))
+
+
+def _to_bool(x: Argument) -> Argument:
+    return x if isinstance(x, torch.SymBool) else x != 0
+
+
+def take_and(*parts: Callable[[], Argument]) -> Argument:
+    """`and`: the parts behind one that data decides are asked, too."""
+    return _connect(parts, False, lambda a, b: a & b)
+
+
+def take_or(*parts: Callable[[], Argument]) -> Argument:
+    return _connect(parts, True, lambda a, b: a | b)
+
+
+def _connect(
+    parts: Iterable[Callable[[], Argument]], ends: bool, join: Callable[[Any, Any], Argument]
+) -> Argument:
+    """The truth of parts, of which one that is `ends` decides."""
+    open_part: Argument = None
+    for part in parts:
+        found = part()
+        if is_undecided(found):
+            found = _to_bool(found)
+            open_part = found if open_part is None else join(open_part, found)
+        elif bool(found) is ends:
+            return ends
+    return (not ends) if open_part is None else open_part
+
+
+def take_not(x: Argument) -> Argument:
+    return ~_to_bool(x) if is_undecided(x) else not x
+
+
+def choose(
+    test: Argument,
+    then: Callable[..., Argument],
+    otherwise: Callable[..., Argument],
+    values: Sequence[Argument],
+    names: Sequence[str] | None,
+    one_sided: bool,
+) -> Argument:
+    """`if`: of what is read later there are names; without them a side is what is returned."""
+    if not is_undecided(test):
+        return (then if test else otherwise)(*values)
+    test = _to_bool(test)
+    if one_sided:
+        truth = bool(_answer_in_general(test))
+        return _take_side(test, truth, then if truth else otherwise)(*values)
+    sides = [_Part(fn, values) for fn in (then, otherwise)]
+    try:
+        made = torch.cond(test, sides[0].run, sides[1].run)
+    except BranchMismatchError:
+        if type(_answer_in_general(test)) is Expr:
+            bool(test)  # an error that says what Python asks
+        raise
+    if names is None:
+        return made
+    return tuple(
+        sides[0].join(sides[1], i, name, x)
+        for i, (name, x) in enumerate(zip(names, made, strict=True))
+    )
+
+
+def _answer_in_general(test: torch.SymBool) -> Truth:
+    """The answer for sizes that are neither 0 nor 1, if that is a question about them."""
+    question = from_torch(test)
+    return question.scope.answer_in_general(question)
+
+
+def _take_side(test: torch.SymBool, truth: bool, side: Function) -> Function:
+    """The side of sizes in general, at which the program is stopped where data has it otherwise."""
+    where = source.locate_user_line()
+    source.warn(
+        f"{where}: the two sides give different things, and data decides between them: captured "
+        f"for where the condition is {truth}, the program stops where it is not",
+        CaptureWarning,
+    )
+    torch._check(test if truth else ~test, lambda: f"the condition at {where} is {not truth}")
+    return side
+
+
+class _Part:
+    """A side of an `if`, captured: what is no tensor or number stays out of the graph."""
+
+    def __init__(self, fn: Callable[..., Argument], values: Sequence[Argument]) -> None:
+        self._fn = fn
+        self._values = values
+        self._apart: dict[int, Argument] = {}
+
+    def run(self) -> Argument:
+        with _refuse_changes(self._fn, self._values):
+            found = self._fn(*self._values)
+        if type(found) is not tuple:
+            return found
+        self._apart = {i: x for i, x in enumerate(found) if not _is_value(x)}
+        return tuple(None if i in self._apart else x for i, x in enumerate(found))
+
+    def join(self, other: _Part, i: int, name: str, made: Argument) -> Argument:
+        if i not in self._apart and i not in other._apart:
+            return made
+        own, theirs = self._apart.get(i, made), other._apart.get(i, made)
+        if own is theirs or (type(own) is type(theirs) is str and own == theirs):
+            return own
+        raise UserError(
+            f"{name!r} is a tensor or number on one side of a branch that depends on data, or has "
+            "no value",
+            where=source.locate_user_line(),
+        )
+
+
+def _is_value(x: object) -> bool:
+    return isinstance(x, (torch.Tensor, *SYMBOLIC, int, float, bool)) or x is None
+
+
+# Loops
+
+
+class _Zipped:
+    """Sequences side by side of which one is as long as data says."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
+
+
+def zip_sequences(*parts: Any) -> Any:
+    """`zip`."""
+    return _Zipped(parts) if any(map(_Steps.open, parts)) else zip(*parts, strict=False)
+
+
+class _Steps:
+    """The elements of something, by their number; as many as data says."""
+
+    def __init__(self, count: Argument, element: Callable[[Any], Argument]) -> None:
+        self.count = count
+        self.element = element
+
+    @classmethod
+    def open(cls, items: Any) -> _Steps | None:
+        """None where it is known how many there are, or they have to be asked one by one."""
+        found = cls._find(items)
+        return found if found is not None and is_undecided(found.count) else None
+
+    @classmethod
+    def _find(cls, items: Any) -> _Steps | None:
+        if isinstance(items, torch.Tensor) and items.dim():
+            return cls(items.shape[0], lambda i: items[i])
+        if isinstance(items, SymbolicRange):
+            return cls(items.length, lambda i: items.start + i * items.step)
+        if isinstance(items, StackedList):
+            return cls(items.length, lambda i: items.elements[i])
+        if isinstance(items, _Zipped):
+            parts = [cls._find(part) for part in items.parts]
+            if all(parts):
+                count = parts[0].count  # type: ignore[union-attr]
+                for part in parts[1:]:
+                    count = torch.sym_min(count, part.count)  # type: ignore[union-attr]
+                return cls(count, lambda i: tuple(part.element(i) for part in parts))  # type: ignore[union-attr]
+        return None
+
+
+def run_steps(
+    items: Any,
+    step: Callable[..., Sequence[Argument]],
+    values: Sequence[Argument],
+    names: Sequence[str],
+) -> Sequence[Argument]:
+    """`for`: a step takes an element and the values that go from step to step."""
+    steps = _Steps.open(items)
+    if steps is None:
+        for element in items.parts if isinstance(items, _Zipped) else items:
+            values = step(element, *values)
+        return values
+    carried = [i for i, x in enumerate(values) if x is not None and _is_value(x)]
+
+    def body(i: Argument, *inner: Argument) -> Argument:
+        given = list(values)
+        for place, x in zip(carried, inner, strict=True):
+            given[place] = x
+        with _refuse_changes(step, values):
+            made = step(steps.element(i), *given)
+        for place, (old, new) in enumerate(zip(values, made, strict=True)):
+            if place not in carried and old is not new:
+                raise UserError(
+                    f"{names[place]!r} is given a value in a loop whose length is data, and is no "
+                    "tensor or number before it",
+                    where=source.locate_user_line(),
+                    fix=f"give {names[place]!r} a first value before the loop",
+                )
+        return (i + 1, *(made[place] for place in carried))
+
+    first = [values[place] for place in carried]
+    _, *last = torch.while_loop(lambda i, *rest: i < steps.count, body, (0, *first))
+    result = list(values)
+    for place, x in zip(carried, last, strict=True):
+        result[place] = x
+    return result
+
+
+# Lists of what a loop makes
+
+
+class StackedList(SymbolicSequence, list[Any]):
+    """A list of tensors of one size, as many as data says: one tensor, along its first dim."""
+
+    kind = list
+
+    def __init__(self, elements: torch.Tensor) -> None:
+        super().__init__()
+        self.elements = elements
+
+    @property
+    def length(self) -> Argument:  # type: ignore[override]
+        return self.elements.shape[0]
+
+    def as_tensor(self, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+        return self.elements.to(dtype=dtype, device=device)
+
+    def _fix(self) -> list[Argument]:
+        return list(self.elements.unbind())
+
+    def __getitem__(self, i: Any) -> Argument:
+        return StackedList(self.elements[i]) if isinstance(i, slice) else self.elements[i]
+
+    def _change(self, *args: object) -> Any:
+        raise UserError(
+            "a list whose length is data is changed, or joined with another",
+            where=source.locate_user_line(),
+            fix="make one tensor of it first: torch.stack(items)",
+        )
+
+    __add__ = __radd__ = __iadd__ = __mul__ = __imul__ = __rmul__ = _change
+    __setitem__ = __delitem__ = __lt__ = __gt__ = __le__ = __ge__ = _change
+    append = extend = insert = pop = remove = sort = reverse = clear = copy = count = index = _change
+
+
+def make_elements(items: Any, fn: Callable[..., Argument], is_tuple: bool) -> Argument:
+    """A list comprehension."""
+
+    def make(element: Any) -> Argument:
+        return fn(*element) if is_tuple else fn(element)
+
+    steps = _Steps.open(items)
+    if steps is None:
+        return [make(element) for element in (items.parts if isinstance(items, _Zipped) else items)]
+    with _refuse_changes(fn, ()):
+        about = _describe_element(steps, make)
+    sizes = [to_torch(size) for size in about.sizes]
+    made = torch.zeros((steps.count, *sizes), dtype=about.dtype, device=about.device)
+
+    def body(i: Argument) -> Argument:
+        made[i] = make(steps.element(i))
+        return (i + 1,)
+
+    torch.while_loop(lambda i: i < steps.count, body, (0,))
+    return StackedList(made)
+
+
+def _describe_element(steps: _Steps, make: Callable[[Any], Argument]) -> Abstract:
+    """What each element is, as a first look says that nothing else comes of."""
+    tracer = _tracer()
+    graph = Subgraph(tracer, "element")
+    place = tracer.scope.fresh(lower=0, origin=source.locate_user_expression())
+    graph.make_number("place", place, "the number of an element")
+    since = len(tracer.scope.symbols)
+    graph.run(lambda: make(steps.element(to_torch(place))))
+    about = [describe_argument(x) for x in graph.results]
+    if len(about) != 1 or not isinstance(about[0], Abstract):
+        raise UserError(
+            "a list whose length is data is of something else than one tensor each",
+            where=source.locate_user_line(),
+        )
+    own = [s for size in about[0].sizes for s in symbols(size) if s.index >= since - 1]
+    if own or graph.written:
+        raise UserError(
+            f"the elements of a list whose length is data differ in size: {about[0]}",
+            where=source.locate_user_line(),
+        )
+    return about[0]
+
+
+def _tracer() -> Tracer:
+    mode = get_current_function_mode()
+    assert isinstance(mode, FunctionMode)
+    return mode.tracer
+
+
+@register_override(torch.stack)
+def stack(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
+    """One tensor already, with the new dim in front."""
+    if not isinstance(args[0], StackedList):
+        return NotImplemented
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    return args[0].elements.movedim(0, dim)
+
+
+@register_override(torch.cat, torch.concat, torch.concatenate)
+def cat(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
+    if not isinstance(args[0], StackedList):
+        return NotImplemented
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    elements = args[0].elements
+    dim = dim % (elements.dim() - 1)
+    return elements.movedim(0, dim).flatten(dim, dim + 1)
+
+
+# What a side or a step must not do
+
+
+class _refuse_changes:  # noqa: N801  a context
+    """Containers and objects that a function can reach stay as they are."""
+
+    def __init__(self, fn: Any, values: Sequence[object]) -> None:
+        self._before = {id(x): (x, copy) for x, copy in _list_contents([fn, *values])}
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None and any(not _is_same(x, copy) for x, copy in self._before.values()):
+            raise UserError(
+                "a list, dict or object is changed by a branch or loop that depends on data, and "
+                "so would be changed by all of them",
+                where=source.locate_user_line(),
+                fix="assign what is new to a variable, after the branch",
+            )
+
+
+def _list_contents(roots: Sequence[object]) -> Iterator[tuple[Any, Any]]:
+    """What a function holds, and what is in that; with a copy of each."""
+    waiting, seen = list(roots), set[int]()
+    while waiting:
+        x = waiting.pop()
+        if id(x) in seen or isinstance(x, (torch.Tensor, SymbolicSequence, type)):
+            continue
+        seen.add(id(x))
+        if isinstance(x, FunctionType):
+            waiting += [cell for cell in x.__closure__ or ()]
+        elif isinstance(x, CellType):
+            with_value = read_variable(lambda cell=x: cell.cell_contents)  # type: ignore[misc]
+            waiting.append(with_value)
+        elif isinstance(x, dict):
+            yield x, dict(x)
+            waiting += x.values()
+        elif isinstance(x, (list, tuple, set)):
+            if not isinstance(x, tuple):
+                yield x, builtins.list(x)
+            waiting += x
+        elif hasattr(x, "__dict__") and type(x).__module__ != "builtins":
+            yield vars(x), dict(vars(x))
+            waiting += vars(x).values()
+
+
+def _is_same(x: Any, copy: Any) -> bool:
+    if isinstance(x, dict):
+        return x.keys() == copy.keys() and all(x[k] is copy[k] for k in copy)
+    return len(x) == len(copy) and all(a is b for a, b in zip(x, copy, strict=True))
+
+
+def list_replacements() -> Iterator[Replacement]:
+    """Where converted statements find what they call."""
+    for name, fn in _FUNCTIONS.items():
+        yield builtins, NAMES[name], fn
+
+
+_FUNCTIONS: dict[str, Function] = {
+    "if": choose,
+    "and": take_and,
+    "or": take_or,
+    "not": take_not,
+    "for": run_steps,
+    "list": make_elements,
+    "zip": zip_sequences,
+    "value": read_variable,
+}
