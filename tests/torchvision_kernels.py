@@ -30,23 +30,18 @@ _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
 
 
 def nms(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    order = scores.sort(stable=True, descending=True).indices
-    x1, y1, x2, y2 = dets[order].unbind(1)
-    areas = (x2 - x1) * (y2 - y1)
-    suppressed = torch.zeros(len(order), dtype=torch.bool)
-    kept = []
-    for i in range(len(order)):
-        if suppressed[i]:
-            continue
-        kept.append(i)
-        width = (torch.minimum(x2[i], x2[i + 1 :]) - torch.maximum(x1[i], x1[i + 1 :])).clamp(min=0)
-        height = (torch.minimum(y2[i], y2[i + 1 :]) - torch.maximum(y1[i], y1[i + 1 :])).clamp(
-            min=0
-        )
+    areas = (dets[:, 2] - dets[:, 0]) * (dets[:, 3] - dets[:, 1])
+    left, kept = scores.sort(stable=True, descending=True).indices, []
+    while len(left):
+        best, left = left[0], left[1:]
+        kept.append(best)
+        low = torch.maximum(dets[best, :2], dets[left, :2])
+        high = torch.minimum(dets[best, 2:], dets[left, 2:])
+        width, height = (high - low).clamp(min=0).unbind(1)
         shared = width * height
-        overlap = shared / (areas[i] + areas[i + 1 :] - shared)
-        suppressed[i + 1 :] |= overlap.double() > iou_threshold
-    return order[torch.tensor(kept, dtype=torch.int64)]
+        overlap = shared / (areas[best] + areas[left] - shared)
+        left = left[~(overlap.double() > iou_threshold)]
+    return torch.stack(kept) if kept else torch.empty(0, dtype=torch.int64)
 
 
 def _sample(plane: Tensor, y: Tensor, x: Tensor) -> Tensor:

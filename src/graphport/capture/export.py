@@ -249,6 +249,8 @@ def _capture_program(
             else:
                 if not calls.extend():
                     break
+    if not options.is_recapture:
+        calls.warn_of_sides()
     return program, program.scope.passed_over
 
 

@@ -42,7 +42,7 @@ def convert_statements(code: CodeType, asked: Collection[Asked]) -> CodeType | N
     definition = _find_definition(tree, code)
     if definition is None or plain is None:
         return None
-    if any(getattr(plain, part) != getattr(code, part) for part in _IDENTITY):
+    if _identify(plain) != _identify(code):
         return None
     converter = _Converter(definition, asked)
     definition.body = converter.convert_block(definition.body, is_tail=True)
@@ -55,13 +55,17 @@ def convert_statements(code: CodeType, asked: Collection[Asked]) -> CodeType | N
     return _name_parts(made, code)
 
 
-_IDENTITY = ("co_code", "co_names", "co_varnames", "co_freevars")
+def _identify(code: CodeType) -> tuple[object, ...]:
+    """What code does."""
+    consts = [_identify(c) if isinstance(c, CodeType) else (type(c), c) for c in code.co_consts]
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, consts
 
 
 def _find_definition(tree: ast.AST, code: CodeType) -> ast.FunctionDef | None:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            if min(n.lineno for n in (node, *node.decorator_list)) == code.co_firstlineno:
+            first = node.decorator_list[0] if node.decorator_list else node
+            if first.lineno == code.co_firstlineno:
                 return node
     return None
 
@@ -104,6 +108,7 @@ class _Converter:
             n.id for scope in inner for n in ast.walk(scope) if isinstance(n, ast.Name)
         }
         """By functions within the function, whenever they are called."""
+        self._declares = any(isinstance(n, (ast.Global, ast.Nonlocal)) for n in nodes)
         self._loops: list[ast.stmt] = []
         """Those around the statement that is converted."""
 
@@ -117,12 +122,12 @@ class _Converter:
                     final = self._convert_final_if(statement, rest)
                     if final is not None:
                         return [*made, *final]
-                elif _is_convertible([*statement.body, *statement.orelse]):
-                    made += self._convert_if(statement)
+                elif self._is_convertible([*statement.body, *statement.orelse]):
+                    made += self._convert_if(statement, rest)
                     continue
             if isinstance(statement, ast.For) and self._is_asked(statement.iter):
-                if not statement.orelse and _is_convertible(statement.body):
-                    made += self._convert_for(statement)
+                if not statement.orelse and self._is_convertible([statement]):
+                    made += self._convert_for(statement, rest)
                     continue
             made.append(self._convert_within(statement, is_tail and not rest))
         return made
@@ -144,6 +149,11 @@ class _Converter:
     def _is_asked(self, part: ast.expr) -> bool:
         return not self._lines.isdisjoint(_list_lines(part))
 
+    def _is_convertible(self, block: list[ast.stmt], may_return: bool = False) -> bool:
+        """Functions of it would do the same, and inner functions see what it assigns."""
+        own = not self._declares and self._read_within.isdisjoint(_list_stored(block))
+        return own and all(_is_plain(statement, may_return) for statement in block)
+
     # if
 
     def _convert_final_if(self, found: ast.If, rest: list[ast.stmt]) -> list[ast.stmt] | None:
@@ -155,7 +165,7 @@ class _Converter:
             [*side] if end else [*side, *rest]
             for side, end in zip((found.body, found.orelse), ends, strict=True)
         ]
-        if not all(_is_convertible(_without_returns(side)) for side in sides):
+        if not all(self._is_convertible(side, may_return=True) for side in sides):
             return None
         self.count += 1
         given = sorted({*_list_stored(sides[0]), *_list_stored(sides[1])})
@@ -166,9 +176,9 @@ class _Converter:
         call = self._call_if(found, parts, given, None)
         return [*parts, ast.copy_location(ast.Return(call), found)]
 
-    def _convert_if(self, found: ast.If) -> list[ast.stmt]:
+    def _convert_if(self, found: ast.If, rest: list[ast.stmt]) -> list[ast.stmt]:
         given = sorted({*_list_stored(found.body), *_list_stored(found.orelse)})
-        kept = [name for name in given if self._is_read_later(name, found)]
+        kept = [name for name in given if self._is_read_later(name, found, rest)]
         self.count += 1
         parts = [
             self._define(
@@ -182,14 +192,10 @@ class _Converter:
         return [*parts, _assign(kept, call, found)]
 
     def _call_if(
-        self,
-        found: ast.If,
-        parts: list[ast.FunctionDef],
-        given: list[str],
-        kept: list[str] | None,
+        self, found: ast.If, parts: list[ast.FunctionDef], given: list[str], kept: list[str] | None
     ) -> ast.Call:
         values = _tuple(map(_read_if_bound, given))
-        names = ast.Constant(None if kept is None else tuple(kept))
+        names = ast.Constant(None) if kept is None else _names(kept)
         functions = [_load(part.name) for part in parts]
         one_sided = ast.Constant(not self._one_sided.isdisjoint(_list_lines(found.test)))
         given_to = [_convert_test(found.test), *functions, values, names, one_sided]
@@ -204,19 +210,17 @@ class _Converter:
 
     # for
 
-    def _convert_for(self, found: ast.For) -> list[ast.stmt]:
+    def _convert_for(self, found: ast.For, rest: list[ast.stmt]) -> list[ast.stmt]:
         stored = {*_list_stored(found.body), *_list_stored([found])}
-        first = _list_read_first(found.body) - set(_list_targets(found.target))
-        carried = sorted(n for n in stored if n in first or self._is_read_later(n, found))
+        first = _follow(found.body)[0] - set(_list_targets(found.target))
+        carried = sorted(n for n in stored if n in first or self._is_read_later(n, found, rest))
         self.count += 1
         self._loops.append(found)
         body = self.convert_block(found.body)
         self._loops.pop()
         begin = ast.copy_location(ast.Assign([found.target], _load(_ELEMENT)), found)
         end = ast.Return(_tuple(map(_load, carried)))
-        step = self._define(
-            f"{_PART} {found.lineno}", [_ELEMENT, *carried], [begin, *body, end]
-        )
+        step = self._define(f"{_PART} {found.lineno}", [_ELEMENT, *carried], [begin, *body, end])
         values = _tuple(map(_read_if_bound, carried))
         call = _call(
             "for",
@@ -225,20 +229,16 @@ class _Converter:
         )
         return [step, _assign(carried, call, found)]
 
-    def _is_read_later(self, name: str, statement: ast.stmt) -> bool:
-        """After a statement, in whatever way the function goes on."""
-        end = statement.end_lineno or statement.lineno
-        return name in self._read_within or any(
-            node.id == name
-            and (
-                node.lineno > end
-                or any(
-                    loop.lineno <= node.lineno <= (loop.end_lineno or 0)
-                    and not statement.lineno <= node.lineno <= end
-                    for loop in self._loops
-                )
-            )
-            for node in self._reads
+    def _is_read_later(self, name: str, statement: ast.stmt, rest: list[ast.stmt]) -> bool:
+        """After a statement and the rest of its block, in whatever way the function goes on."""
+        read, stored = _follow(rest)
+        if name in read or name in stored:
+            return name in read
+        end = max(s.end_lineno or s.lineno for s in (statement, *rest))
+        around = [range(loop.lineno, (loop.end_lineno or 0) + 1) for loop in self._loops]
+        return any(
+            line > end or (line < statement.lineno and any(line in loop for loop in around))
+            for line in (node.lineno for node in self._reads if node.id == name)
         )
 
     # List comprehensions
@@ -247,7 +247,7 @@ class _Converter:
         converter = self
 
         class Lists(ast.NodeTransformer):
-            def visit_ListComp(self, node: ast.ListComp) -> ast.AST:  # noqa: N802
+            def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
                 return converter._convert_list(node) or self.generic_visit(node)
 
         return Lists().visit(statement) if not isinstance(statement, _SCOPES) else statement
@@ -259,7 +259,7 @@ class _Converter:
         is_tuple = isinstance(each.target, ast.Tuple)
         if is_tuple and len(targets) != len(each.target.elts):  # type: ignore[attr-defined]
             return None
-        if any(isinstance(node, ast.NamedExpr) for node in ast.walk(found)):
+        if not _has_plain_parts(found):
             return None
         self.count += 1
         arguments = ast.arguments([], [ast.arg(n) for n in targets], None, [], [], None, [])
@@ -276,23 +276,19 @@ _INNER = (*_SCOPES, ast.Lambda, ast.GeneratorExp)
 # What statements do
 
 
-def _is_convertible(block: Iterable[ast.stmt]) -> bool:
-    return all(map(_is_plain, block))
-
-
-def _is_plain(statement: ast.stmt) -> bool:
+def _is_plain(statement: ast.stmt, may_return: bool) -> bool:
     """Whether a statement computes, and does nothing that a function of it would not do."""
-    if isinstance(statement, (ast.If, ast.For)):
-        return _has_plain_parts(statement) and all(
-            map(_is_plain, (*statement.body, *statement.orelse))
-        )
-    if isinstance(statement, ast.With):
-        return _has_plain_parts(statement) and all(map(_is_plain, statement.body))
     if isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        return all(map(_is_plain_target, targets)) and _has_plain_parts(statement)
-    plain = (ast.Expr, ast.Pass, ast.Assert, ast.Raise)
-    return isinstance(statement, plain) and _has_plain_parts(statement)
+        fits = all(map(_is_plain_target, targets))
+    elif isinstance(statement, (ast.If, ast.For, ast.With)):
+        inner = [*statement.body, *getattr(statement, "orelse", ())]
+        fits = all(_is_plain(part, may_return) for part in inner)
+    else:
+        fits = isinstance(statement, (ast.Expr, ast.Pass, ast.Assert, ast.Raise)) or (
+            may_return and isinstance(statement, ast.Return)
+        )
+    return fits and _has_plain_parts(statement)
 
 
 def _is_plain_target(target: ast.expr) -> bool:
@@ -301,11 +297,16 @@ def _is_plain_target(target: ast.expr) -> bool:
     return isinstance(target, (ast.Name, ast.Subscript))
 
 
-def _has_plain_parts(statement: ast.stmt) -> bool:
+def _has_plain_parts(statement: ast.AST) -> bool:
     return not any(
         isinstance(node, (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await))
-        for node in _walk_scope(statement)
+        or (isinstance(node, ast.Name) and node.id in _OF_FRAMES)
+        for node in ast.walk(statement)
     )
+
+
+_OF_FRAMES = {"super", "locals", "vars", "dir", "eval", "exec"}
+"""What a call gives depends on the function that it is in."""
 
 
 def _walk_scope(node: ast.AST) -> Iterator[ast.AST]:
@@ -332,18 +333,6 @@ def _always_returns(block: list[ast.stmt]) -> bool:
     return isinstance(last, ast.Return)
 
 
-def _without_returns(block: list[ast.stmt]) -> list[ast.stmt]:
-    """A block that ends in a return, or in an `if` of such blocks, as what is before them."""
-    if not block:
-        return []
-    *before, last = block
-    if isinstance(last, ast.Return):
-        return before
-    if isinstance(last, ast.If) and _has_return(last):
-        return [*before, *_without_returns(last.body), *_without_returns(last.orelse)]
-    return block
-
-
 def _list_lines(part: ast.expr) -> range:
     return range(part.lineno, (part.end_lineno or part.lineno) + 1)
 
@@ -362,22 +351,38 @@ def _list_stored(block: Iterable[ast.stmt]) -> list[str]:
     ]
 
 
-def _list_read_first(block: list[ast.stmt]) -> set[str]:
-    """Names that a block may read before it assigns to them."""
-    stored: set[str] = set()
+def _follow(block: Iterable[ast.stmt]) -> tuple[set[str], set[str]]:
+    """Names that a block may read before it assigns to them, and those that it does assign to."""
     read: set[str] = set()
+    stored: set[str] = set()
     for statement in block:
-        augmented = isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name)
-        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-        read |= {n.id for n in names if not isinstance(n.ctx, ast.Store)} - stored
-        if augmented:
-            read |= {statement.target.id} - stored  # type: ignore[attr-defined]
-        if isinstance(statement, (ast.If, ast.For, ast.With)):
-            # What it assigns to it may not have assigned to when something else in it reads that.
-            read |= {n.id for n in names} - stored
-        else:
-            stored |= set(_list_stored([statement]))
-    return read
+        first, own = _follow_statement(statement)
+        read |= first - stored
+        stored |= own
+    return read, stored
+
+
+def _follow_statement(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    if isinstance(statement, ast.If):
+        (then, stored), (other, stored_too) = map(_follow, (statement.body, statement.orelse))
+        return _list_loaded(statement.test) | then | other, stored & stored_too
+    if isinstance(statement, ast.For):
+        inner, after = _follow(statement.body)[0], _follow(statement.orelse)[0]
+        return _list_loaded(statement.iter) | inner - set(
+            _list_targets(statement.target)
+        ) | after, set()
+    if isinstance(statement, (ast.While, ast.Try, ast.With, *_SCOPES)):
+        names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        return names, set()
+    loaded = _list_loaded(statement)
+    if isinstance(statement, ast.AugAssign):
+        loaded |= {node.id for node in ast.walk(statement.target) if isinstance(node, ast.Name)}
+    return loaded, set(_list_stored([statement]))
+
+
+def _list_loaded(part: ast.AST) -> set[str]:
+    nodes = ast.walk(part)
+    return {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)}
 
 
 # Nodes
@@ -395,8 +400,8 @@ def _tuple(items: Iterable[ast.expr]) -> ast.Tuple:
     return ast.Tuple(list(items), ast.Load())
 
 
-def _names(names: Iterable[str]) -> ast.Constant:
-    return ast.Constant(tuple(names))
+def _names(names: Iterable[str]) -> ast.Tuple:
+    return _tuple(map(ast.Constant, names))
 
 
 def _call(name: str, args: list[ast.expr], where: ast.expr) -> ast.Call:
@@ -421,11 +426,27 @@ def _assign(names: list[str], value: ast.expr, where: ast.stmt) -> ast.stmt:
 def _convert_test(test: ast.expr) -> ast.expr:
     """A condition whose parts are asked one after the other, as far as is needed."""
     if isinstance(test, ast.BoolOp):
-        name = "and" if isinstance(test.op, ast.And) else "or"
-        return _call(name, [_lambda(_convert_test(part)) for part in test.values], test)
+        name, (first, *others) = "and" if isinstance(test.op, ast.And) else "or", test.values
+        behind = [
+            _convert_test(part) if _can_be_asked(part) else ast.Call(_load("bool"), [part], [])
+            for part in others
+        ]
+        return _call(name, [*map(_lambda, (_convert_test(first), *behind))], test)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _call("not", [_convert_test(test.operand)], test)
     return test
+
+
+def _can_be_asked(part: ast.expr) -> bool:
+    """Whether a condition is about sizes and variables, so that it has an answer in any case."""
+    for node in ast.walk(part):
+        if isinstance(node, ast.Call):
+            asks = node.func.attr if isinstance(node.func, ast.Attribute) else node.func
+            if asks not in ("numel", "size", "dim") and getattr(asks, "id", "") != "len":
+                return False
+        if isinstance(node, ast.Subscript) and getattr(node.value, "attr", "") != "shape":
+            return False
+    return True
 
 
 def _convert_iterable(found: ast.expr) -> ast.expr:

@@ -9,6 +9,8 @@ objects would be changed by every side, and is refused.
 from __future__ import annotations
 
 import builtins
+import functools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CellType, FunctionType
 from typing import Any
@@ -24,10 +26,10 @@ from graphport.capture.trace.recorder import describe_argument
 from graphport.capture.trace.subgraph import Subgraph
 from graphport.capture.trace.tracer import Tracer
 from graphport.compat.torch import get_current_function_mode
-from graphport.errors import CaptureWarning, UserError
+from graphport.errors import UserError
 from graphport.ops import Abstract
 from graphport.process import Replacement
-from graphport.symbolic import Expr, Truth, eq, symbols
+from graphport.symbolic import Expr, eq, evaluate, symbols
 from graphport.symbolic.bridge import SYMBOLIC, from_torch, to_torch
 from graphport.types import Args, Argument, Function, Kwargs
 
@@ -42,21 +44,24 @@ UNBOUND = Unbound()
 def read_variable(read: Callable[[], Argument]) -> Argument:
     try:
         return read()
-    except NameError:
+    except (NameError, ValueError):  # of a cell
         return UNBOUND
 
 
 def is_undecided(x: object) -> bool:
     """Whether data decides if a number is true."""
-    if not isinstance(x, SYMBOLIC):
+    if not _is_data(x):
         return False
     number = from_torch(x)
-    if type(number) is not Expr:
+    return number.scope.decide(number if number.type is bool else eq(number, 0)) is None
+
+
+def _is_data(x: object) -> bool:
+    """Whether a number is known only when the program runs."""
+    number = from_torch(x) if isinstance(x, SYMBOLIC) else None
+    if type(number) is not Expr or number.scope.hint(number) is not None:
         return False
     scope = number.scope
-    truth = number if number.type is bool else eq(number, 0)
-    if scope.decide(truth) is not None or scope.hint(truth) is not None:
-        return False
     return any(scope.recall(s) is None for s in symbols(number) if scope.is_fresh(s))
 
 
@@ -65,31 +70,30 @@ def _to_bool(x: Argument) -> Argument:
 
 
 def take_and(*parts: Callable[[], Argument]) -> Argument:
-    """`and`: the parts behind one that data decides are asked, too."""
-    return _connect(parts, False, lambda a, b: a & b)
+    return _connect(parts, False, operator.and_)
 
 
 def take_or(*parts: Callable[[], Argument]) -> Argument:
-    return _connect(parts, True, lambda a, b: a | b)
+    return _connect(parts, True, operator.or_)
 
 
 def _connect(
     parts: Iterable[Callable[[], Argument]], ends: bool, join: Callable[[Any, Any], Argument]
 ) -> Argument:
     """The truth of parts, of which one that is `ends` decides."""
-    open_part: Argument = None
+    unknown: Argument = None
     for part in parts:
         found = part()
         if is_undecided(found):
-            found = _to_bool(found)
-            open_part = found if open_part is None else join(open_part, found)
+            truth = _to_bool(found)
+            unknown = truth if unknown is None else join(unknown, truth)
         elif bool(found) is ends:
             return ends
-    return (not ends) if open_part is None else open_part
+    return (not ends) if unknown is None else unknown
 
 
 def take_not(x: Argument) -> Argument:
-    return ~_to_bool(x) if is_undecided(x) else not x
+    return torch.sym_not(_to_bool(x)) if is_undecided(x) else not x
 
 
 def choose(
@@ -104,14 +108,17 @@ def choose(
     if not is_undecided(test):
         return (then if test else otherwise)(*values)
     test = _to_bool(test)
-    if one_sided:
-        truth = bool(_answer_in_general(test))
-        return _take_side(test, truth, then if truth else otherwise)(*values)
-    sides = [_Part(fn, values) for fn in (then, otherwise)]
+    general = _answer_in_general(test)
+    if one_sided and general is not None:
+        where = source.locate_user_line()
+        stated = test if general else torch.sym_not(test)
+        torch._check(stated, lambda: f"the sizes that {where} is captured for")
+        return (then if general else otherwise)(*values)
+    sides = [_Part(fn, values, names is not None) for fn in (then, otherwise)]
     try:
-        made = torch.cond(test, sides[0].run, sides[1].run)
+        made = torch.cond(test, sides[0].capture, sides[1].capture)
     except BranchMismatchError:
-        if type(_answer_in_general(test)) is Expr:
+        if general is None:
             bool(test)  # an error that says what Python asks
         raise
     if names is None:
@@ -122,39 +129,32 @@ def choose(
     )
 
 
-def _answer_in_general(test: torch.SymBool) -> Truth:
-    """The answer for sizes that are neither 0 nor 1, if that is a question about them."""
+def _answer_in_general(test: torch.SymBool) -> bool | None:
+    """The answer for sizes that are not 0, if that is what is asked of them."""
     question = from_torch(test)
-    return question.scope.answer_in_general(question)
-
-
-def _take_side(test: torch.SymBool, truth: bool, side: Function) -> Function:
-    """The side of sizes in general, at which the program is stopped where data has it otherwise."""
-    where = source.locate_user_line()
-    source.warn(
-        f"{where}: the two sides give different things, and data decides between them: captured "
-        f"for where the condition is {truth}, the program stops where it is not",
-        CaptureWarning,
-    )
-    torch._check(test if truth else ~test, lambda: f"the condition at {where} is {not truth}")
-    return side
+    general = question.scope.answer_in_general(question)
+    of_one = evaluate(question, dict.fromkeys(symbols(question), 1))
+    return general if isinstance(general, bool) and general is bool(of_one) else None
 
 
 class _Part:
     """A side of an `if`, captured: what is no tensor or number stays out of the graph."""
 
-    def __init__(self, fn: Callable[..., Argument], values: Sequence[Argument]) -> None:
-        self._fn = fn
-        self._values = values
+    def __init__(
+        self, fn: Callable[..., Argument], values: Sequence[Argument], by_name: bool
+    ) -> None:
         self._apart: dict[int, Argument] = {}
 
-    def run(self) -> Argument:
-        with _refuse_changes(self._fn, self._values):
-            found = self._fn(*self._values)
-        if type(found) is not tuple:
-            return found
-        self._apart = {i: x for i, x in enumerate(found) if not _is_value(x)}
-        return tuple(None if i in self._apart else x for i, x in enumerate(found))
+        @functools.wraps(fn)
+        def capture() -> Argument:
+            with _Unchanged(fn, values):
+                found = fn(*values)
+            if not by_name:  # but what the function returns
+                return found
+            self._apart = {i: x for i, x in enumerate(found) if not _is_value(x)}
+            return tuple(None if i in self._apart else x for i, x in enumerate(found))
+
+        self.capture = capture
 
     def join(self, other: _Part, i: int, name: str, made: Argument) -> Argument:
         if i not in self._apart and i not in other._apart:
@@ -199,7 +199,7 @@ class _Steps:
     def open(cls, items: Any) -> _Steps | None:
         """None where it is known how many there are, or they have to be asked one by one."""
         found = cls._find(items)
-        return found if found is not None and is_undecided(found.count) else None
+        return found if found is not None and _is_data(found.count) else None
 
     @classmethod
     def _find(cls, items: Any) -> _Steps | None:
@@ -233,11 +233,12 @@ def run_steps(
         return values
     carried = [i for i, x in enumerate(values) if x is not None and _is_value(x)]
 
+    @functools.wraps(step)
     def body(i: Argument, *inner: Argument) -> Argument:
         given = list(values)
         for place, x in zip(carried, inner, strict=True):
             given[place] = x
-        with _refuse_changes(step, values):
+        with _Unchanged(step, values):
             made = step(steps.element(i), *given)
         for place, (old, new) in enumerate(zip(values, made, strict=True)):
             if place not in carried and old is not new:
@@ -270,7 +271,7 @@ class StackedList(SymbolicSequence, list[Any]):
         self.elements = elements
 
     @property
-    def length(self) -> Argument:  # type: ignore[override]
+    def length(self) -> Argument:
         return self.elements.shape[0]
 
     def as_tensor(self, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
@@ -282,16 +283,20 @@ class StackedList(SymbolicSequence, list[Any]):
     def __getitem__(self, i: Any) -> Argument:
         return StackedList(self.elements[i]) if isinstance(i, slice) else self.elements[i]
 
-    def _change(self, *args: object) -> Any:
-        raise UserError(
-            "a list whose length is data is changed, or joined with another",
-            where=source.locate_user_line(),
-            fix="make one tensor of it first: torch.stack(items)",
-        )
 
-    __add__ = __radd__ = __iadd__ = __mul__ = __imul__ = __rmul__ = _change
-    __setitem__ = __delitem__ = __lt__ = __gt__ = __le__ = __ge__ = _change
-    append = extend = insert = pop = remove = sort = reverse = clear = copy = count = index = _change
+def _refuse_change(self: StackedList, *args: object) -> Any:
+    raise UserError(
+        "a list whose length is data is changed, compared or joined with another",
+        where=source.locate_user_line(),
+        fix="make one tensor of it first: torch.stack(items)",
+    )
+
+
+for _name in """
+    __add__ __delitem__ __ge__ __gt__ __iadd__ __imul__ __le__ __lt__ __mul__ __radd__ __rmul__
+    __setitem__ append clear copy count extend index insert pop remove reverse sort
+""".split():
+    setattr(StackedList, _name, _refuse_change)
 
 
 def make_elements(items: Any, fn: Callable[..., Argument], is_tuple: bool) -> Argument:
@@ -303,11 +308,12 @@ def make_elements(items: Any, fn: Callable[..., Argument], is_tuple: bool) -> Ar
     steps = _Steps.open(items)
     if steps is None:
         return [make(element) for element in (items.parts if isinstance(items, _Zipped) else items)]
-    with _refuse_changes(fn, ()):
+    with _Unchanged(fn, ()):
         about = _describe_element(steps, make)
     sizes = [to_torch(size) for size in about.sizes]
     made = torch.zeros((steps.count, *sizes), dtype=about.dtype, device=about.device)
 
+    @functools.wraps(fn)
     def body(i: Argument) -> Argument:
         made[i] = make(steps.element(i))
         return (i + 1,)
@@ -367,8 +373,8 @@ def cat(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
 # What a side or a step must not do
 
 
-class _refuse_changes:  # noqa: N801  a context
-    """Containers and objects that a function can reach stay as they are."""
+class _Unchanged:
+    """While it lasts, containers and objects that a function can reach stay as they are."""
 
     def __init__(self, fn: Any, values: Sequence[object]) -> None:
         self._before = {id(x): (x, copy) for x, copy in _list_contents([fn, *values])}
@@ -390,25 +396,30 @@ def _list_contents(roots: Sequence[object]) -> Iterator[tuple[Any, Any]]:
     """What a function holds, and what is in that; with a copy of each."""
     waiting, seen = list(roots), set[int]()
     while waiting:
-        x = waiting.pop()
-        if id(x) in seen or isinstance(x, (torch.Tensor, SymbolicSequence, type)):
+        x: Any = waiting.pop()
+        if id(x) in seen or isinstance(x, _CONSTANT):
             continue
         seen.add(id(x))
         if isinstance(x, FunctionType):
-            waiting += [cell for cell in x.__closure__ or ()]
+            waiting += x.__closure__ or ()
         elif isinstance(x, CellType):
-            with_value = read_variable(lambda cell=x: cell.cell_contents)  # type: ignore[misc]
-            waiting.append(with_value)
+            waiting.append(read_variable(functools.partial(getattr, x, "cell_contents")))
+        elif isinstance(x, tuple):
+            waiting += x
+        elif isinstance(x, (list, set)):
+            yield x, builtins.list(x)
+            waiting += x
         elif isinstance(x, dict):
             yield x, dict(x)
             waiting += x.values()
-        elif isinstance(x, (list, tuple, set)):
-            if not isinstance(x, tuple):
-                yield x, builtins.list(x)
-            waiting += x
-        elif hasattr(x, "__dict__") and type(x).__module__ != "builtins":
-            yield vars(x), dict(vars(x))
-            waiting += vars(x).values()
+        elif isinstance(x, torch.nn.Module) or not type(x).__module__.startswith(_NOT_THE_USERS):
+            contents = getattr(x, "__dict__", {})
+            yield contents, dict(contents)
+            waiting += contents.values()
+
+
+_CONSTANT = (torch.Tensor, SymbolicSequence, *SYMBOLIC, type, str, int, float, bytes)
+_NOT_THE_USERS = ("torch.", "graphport.", "numpy.", "builtins", "functools")
 
 
 def _is_same(x: Any, copy: Any) -> bool:

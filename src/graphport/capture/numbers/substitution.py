@@ -27,7 +27,7 @@ from graphport.capture.numbers.arrays import patch_arrays
 from graphport.capture.numbers.bytecode import rename_globals
 from graphport.capture.numbers.functions import METHODS, REPLACEMENTS, ModuleReplacement
 from graphport.capture.trace import registries
-from graphport.errors import DataDependentError, ExportError
+from graphport.errors import CaptureWarning, DataDependentError, ExportError
 from graphport.process import Patch, Replacement, Switch, undo_on_exit
 
 _NAMES = {i: f"symbolic {original.__name__}" for i, (original, _) in REPLACEMENTS.items()}
@@ -129,6 +129,18 @@ class NumberCalls:
         self._functions[id(fn)] = fn
         self._asked[id(fn)] = asked
         return True
+
+    def warn_of_sides(self) -> None:
+        """Name the branches of which the program has one side."""
+        for i, asked in self._asked.items():
+            code = self._functions[i].__code__
+            for line in (each.line for each in asked if each.one_sided):
+                where = source.Location(code.co_filename, line, code.co_qualname)
+                source.warn(
+                    f"{where}: data decides, and the two sides give different things: the program "
+                    "is for sizes that are not 0, and stops where it would take the other",
+                    CaptureWarning,
+                )
 
     @property
     def has_noted(self) -> bool:
