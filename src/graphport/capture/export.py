@@ -15,8 +15,9 @@ from torch.fx import GraphModule, Node
 
 from graphport import source
 from graphport.arguments import FLAG, NAMES, NONE, TABLE, check_arguments, one_of
-from graphport.capture.control_flow import autograd_functions, cond, loops  # noqa: F401  register their operators
+from graphport.capture.control_flow import autograd_functions, cond, derivatives, loops, transforms  # noqa: F401  register their operators
 from graphport.capture.handlers import (  # noqa: F401  register their operators
+    attention,
     collectives,
     composites,
     custom,
@@ -589,8 +590,7 @@ class _Capture:
     def _enter_modes(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(enter_capture())
-            if self.options.training:
-                stack.enter_context(autograd_functions.record_functions(self.tracer))
+            stack.enter_context(autograd_functions.record_functions(self.tracer))
             if self.options.strict:
                 stack.enter_context(side_effects.NO_SIZE_TEXT)
             stack.enter_context(self.modules.track_calls())
@@ -750,6 +750,7 @@ class _Capture:
             notes=outcome.notes,
             dialect="TRAINING" if self.options.training else "ATEN",
             scope=self.scope,
+            takes_gradients=self.tracer.takes_gradients,
         )
 
     def _written(self) -> dict[int, list[int]]:

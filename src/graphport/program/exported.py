@@ -69,6 +69,8 @@ class ExportedProgram:
     """What capture has to say to the user: sizes under Dim.AUTO that the program fixes."""
     scope: Scope = field(default_factory=Scope)
     """What is known of the sizes: for whoever goes on working with the graph."""
+    takes_gradients: bool = False
+    """Whether the user's code calls torch.autograd.grad, and cannot run without gradients."""
     from_file: bool = False
     """Whether it was loaded: its operators may be called with anything, so modules check more."""
 

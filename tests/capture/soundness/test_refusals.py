@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import graphport as gp
 from graphport.errors import DataDependentError, InputError, UnsupportedError
 from tests.program.saved import check_round_trip
-from tests.test_bad_models import Layer, Packed, Parent, flexible, quantised, with_weight
+from tests.test_bad_models import Layer, Packed, Parent, quantised, with_weight
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -86,10 +86,6 @@ def test_packed_sequences():
     """How many rows a step has is data, where the lengths are an input."""
     with pytest.raises(DataDependentError, match=r"needs its data(.|\n)* in Packed.forward"):
         gp.export(Packed(), (torch.randn(3, 6, 4), torch.tensor([6, 2, 3])))
-
-
-def test_flex_attention():
-    assert "scaled_dot_product_attention" in refusal(flexible, torch.randn(1, 2, 8, 16))
 
 
 @pytest.fixture

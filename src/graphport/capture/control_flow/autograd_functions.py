@@ -7,8 +7,9 @@ form a Function is no more than what its forward computes, which needs nothing f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +20,10 @@ from graphport import process, source
 from graphport.capture.trace.kinds import wants_grad
 from graphport.capture.trace.subgraph import Subgraph
 from graphport.capture.trace.tracer import Tracer
+from graphport.capture.trace.training import TrainingTracer
 from graphport.capture.trace.values import Value
 from graphport.compat.operators import higher_order
-from graphport.compat.torch import OpOverload, pytree
+from graphport.compat.torch import OpOverload, is_functorch_wrapped_tensor, pytree
 from graphport.errors import ExportError, UnsupportedError
 from graphport.tensors.abstract import describe, make_abstract_tensor
 from graphport.types import Argument
@@ -54,6 +56,21 @@ class Context:
         )
 
 
+@dataclass
+class FunctionCall:
+    """A call outside of training form, which a program may differentiate itself."""
+
+    function: Any
+    context: Any
+    arguments: list[Node | None]
+    """As many as the arguments: None for one that is no tensor."""
+    outputs: list[Node | None]
+
+    @property
+    def inputs(self) -> list[Node]:
+        return [n for n in self.arguments if n is not None]
+
+
 @contextmanager
 def record_functions(tracer: Tracer) -> Iterator[None]:
     """While this lasts, calls of Functions in this thread are recorded with their backward."""
@@ -76,10 +93,12 @@ def _patch_apply() -> Iterator[process.Replacement]:
         tracer = getattr(_thread, "tracer", None)
         if tracer is None or not wants_grad(args):
             return original.__get__(None, cls)(*args, **kwargs)
-        if cls is CheckpointFunction:
+        if cls is CheckpointFunction and isinstance(tracer, TrainingTracer):
             # Its backward computes the forward again: the derivative of what it runs is the same.
             function, _, *operands = args
             return function(*operands)
+        if not isinstance(tracer, TrainingTracer):
+            return note_function_call(tracer, cls, args, original.__get__(None, cls))
         return record_function_call(tracer, cls, args)
 
     kind = type(autograd_function_apply)
@@ -87,13 +106,61 @@ def _patch_apply() -> Iterator[process.Replacement]:
 
     def call_again(op: OpOverload, *args: object, **kwargs: object) -> Argument:
         tracer = getattr(_thread, "tracer", None)
-        return call(op, *args, **kwargs) if tracer is None else _retrace_call(tracer, *args)
+        if not isinstance(tracer, TrainingTracer):
+            return call(op, *args, **kwargs)
+        return _retrace_call(tracer, *args)
 
     yield torch.autograd.Function, "apply", classmethod(apply)
     yield kind, "__call__", call_again
 
 
 _APPLY_PATCH = process.Patch(_patch_apply)
+
+
+def note_function_call(
+    tracer: Tracer, cls: Any, args: tuple[object, ...], apply: Callable[..., Any]
+) -> Argument:
+    """Call a Function as ever, and remember what it was called with."""
+    arguments = [tracer.read(tracer.value(a)) if _is_captured(a) else None for a in args]
+    made = apply(*args)
+    leaves = pytree.tree_leaves(made)
+    outputs = [tracer.read(tracer.value(t)) if _is_captured(t) else None for t in leaves]
+    context = next((t.grad_fn for t in leaves if isinstance(t, torch.Tensor) and t.grad_fn), None)
+    if context is not None:
+        call = FunctionCall(cls, SavedContext(context, tracer), arguments, outputs)
+        tracer.function_calls.update((n, call) for n in call.outputs if n is not None)
+    return made
+
+
+def _is_captured(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and not is_functorch_wrapped_tensor(x)
+
+
+class SavedContext:
+    """The `ctx` of a Function, as its backward sees it in the program."""
+
+    def __init__(self, context: Any, tracer: Tracer) -> None:
+        self._context = context
+        self._tracer = tracer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        return tuple(map(self._attach, self._context.saved_tensors))
+
+    def _attach(self, t: Any) -> Any:
+        """The tensor that was saved: torch keeps results of Functions detached."""
+        calls = self._tracer.function_calls
+        for value in self._tracer.value(t).ancestry() if _has_history(t) else ():
+            if value.node in calls:
+                return self._tracer.hold(value, grad=True)
+        return t
+
+
+def _has_history(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.grad_fn is not None
 
 
 def record_function_call(tracer: Tracer, cls: Any, args: tuple[object, ...]) -> Argument:

@@ -28,7 +28,6 @@ from graphport.capture.trace.tracer import Tracer
 from graphport.compat.torch import get_current_function_mode
 from graphport.errors import UserError
 from graphport.ops import Abstract
-from graphport.process import Replacement
 from graphport.symbolic import Expr, eq, evaluate, symbols
 from graphport.symbolic.bridge import SYMBOLIC, from_torch, to_torch
 from graphport.types import Args, Argument, Function, Kwargs
@@ -428,19 +427,14 @@ def _is_same(x: Any, copy: Any) -> bool:
     return len(x) == len(copy) and all(a is b for a, b in zip(x, copy, strict=True))
 
 
-def list_replacements() -> Iterator[Replacement]:
-    """Where converted statements find what they call."""
-    for name, fn in _FUNCTIONS.items():
-        yield builtins, NAMES[name], fn
-
-
-_FUNCTIONS: dict[str, Function] = {
-    "if": choose,
-    "and": take_and,
-    "or": take_or,
-    "not": take_not,
-    "for": run_steps,
-    "list": make_elements,
-    "zip": zip_sequences,
-    "value": read_variable,
+FUNCTIONS: dict[str, Function] = {
+    NAMES["if"]: choose,
+    NAMES["and"]: take_and,
+    NAMES["or"]: take_or,
+    NAMES["not"]: take_not,
+    NAMES["for"]: run_steps,
+    NAMES["list"]: make_elements,
+    NAMES["zip"]: zip_sequences,
+    NAMES["value"]: read_variable,
 }
+"""By the names under which converted statements call them."""

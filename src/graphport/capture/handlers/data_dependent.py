@@ -25,6 +25,7 @@ from graphport.ops.sizes import (
     expect_condition,
     is_false_at_example,
     numel,
+    require_nonempty,
     wrap_dim,
 )
 from graphport.ops.vision import check_boxes
@@ -295,6 +296,7 @@ def _unique_along(
         values, positions = x.like((n,)), x.sizes
     else:
         dim = wrap_dim(dim, x.rank)
+        require_nonempty("unique", x, (*x.sizes[:dim], *x.sizes[dim + 1 :]))
         n = sized.size(0, dim, x.sizes[dim])
         # torch puts the slices one after the other, and moves the dim back to where it was.
         rest = list(range(1, x.rank))

@@ -585,9 +585,9 @@ def sym_stride(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argu
 @register_handler(aten.size.default, aten.stride.default)
 def specialise_sizes(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> list[int]:
     """A kernel of torch's that can only take plain numbers: they are fixed to the example's."""
-    abstract = tracer.value(args[0]).abstract
-    numbers = abstract.sizes if info.op is aten.size.default else abstract.strides
-    return [tracer.scope.specialize(n) for n in numbers]
+    t = args[0]  # it may be one that torch.func.grad and the like have wrapped
+    numbers = t.shape if info.op is aten.size.default else t.stride()
+    return [tracer.scope.specialize(from_torch(n)) for n in numbers]
 
 
 @register_handler(aten._assert_scalar.default)

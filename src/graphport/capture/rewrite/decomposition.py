@@ -57,11 +57,16 @@ def core_aten_table() -> Table:
 def _other_decompositions() -> Table:
     """Further decompositions of torch's, into ATen: its references go on to operators below."""
     from graphport.compat.torch import decomposition_table
+    from graphport.compat.torch import prims as module
 
+    prims = [op for op in vars(module).values() if isinstance(op, OpOverload)]
     return {
-        op: fn
-        for op, fn in decomposition_table.items()
-        if isinstance(op, OpOverload) and not is_within(fn.__module__, "refs")
+        **{op: op.impl_aten for op in prims},
+        **{
+            op: fn
+            for op, fn in decomposition_table.items()
+            if isinstance(op, OpOverload) and not is_within(fn.__module__, "refs")
+        },
     }
 
 
@@ -281,7 +286,9 @@ def reshape(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     if type(out) is CopiedResult or not tracer.layouts.is_certain(node):
         node = tracer.recorder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
     made = tracer.recorder.emit(aten.view.default, node, sizes)
-    return tracer.hold(Value(describe(made), made))
+    if type(out) is CopiedResult:
+        return tracer.hold(Value(describe(made), made))
+    return tracer.hold(Value.view(base, describe(made), made, aten.view.default, (sizes,)))
 
 
 def attention(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:

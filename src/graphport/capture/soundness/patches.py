@@ -25,9 +25,11 @@ from graphport.capture.control_flow.cond import patch_control_flow
 from graphport.capture.handlers.custom import patch_fake_impl_context
 from graphport.capture.numbers.arrays import is_torch_array
 from graphport.capture.numbers.sequences import SymbolicSequence
+from graphport.capture.trace.tracer import Tracer
 from graphport.compat.torch import (
     AutoDispatchBelowADInplaceOrView,
     LinearCrossEntropyOptions,
+    get_current_dispatch_mode,
     locate,
     places_of,
     set_is_in_mode_without_ignore_compile_internals,
@@ -54,6 +56,9 @@ def patch_builtins() -> Iterator[Replacement]:
     yield Switch(lambda: (), functools.partial(_restore_dynamo_ids, taken)), "", taken
     yield torch.SymInt, "__format__", _format_by_name
     yield torch.SymFloat, "__format__", _format_by_name
+    for name in ("__xor__", "__rxor__"):  # torch's conditions have only & and |
+        yield torch.SymBool, name, _differ
+    yield torch.SymInt, "__round__", _round_to_digits
     yield torch, "from_numpy", _wrap_from_numpy(torch.from_numpy)
     attention = "scaled_dot_product_attention"
     yield functional, attention, _wrap_attention(functional.scaled_dot_product_attention)
@@ -117,6 +122,17 @@ def _reduce_whole(original: Any, items: Any) -> Argument:
 def _format_by_name(number: object, spec: str) -> str:
     """The name stands for whatever the number will be: there are no digits to lay out."""
     return str(number)
+
+
+def _differ(a: Argument, b: Argument) -> Argument:
+    if not isinstance(b, (bool, torch.SymBool)):
+        return NotImplemented
+    return (a & torch.sym_not(b)) | (torch.sym_not(a) & b)
+
+
+def _round_to_digits(number: Any, digits: int | None = None) -> Any:
+    """Python's `round` of an integer; torch's own takes no digits left of the point for any."""
+    return number if digits is None else torch.SymInt(number.node.round(int(digits)))
 
 
 def _wrap_from_numpy(original: Any) -> Function:
@@ -253,8 +269,25 @@ def _patch_distributions() -> Iterator[Replacement]:
     yield *locate("validate_args"), False
 
 
+def _patch_compile() -> Iterator[Replacement]:
+    """What torch.compile is asked for, or has compiled, runs as it is written."""
+    compile_function = torch.compile
+
+    @functools.wraps(compile_function)
+    def keep(model: Any = None, *args: Argument, **kwargs: Argument) -> Any:
+        if not isinstance(get_current_dispatch_mode(), Tracer):  # another thread
+            return compile_function(model, *args, **kwargs)
+        return model if model is not None else lambda model: model
+
+    yield torch, "compile", keep
+    frames = next((sys.modules[p] for p in places_of("eval_frame") if p in sys.modules), None)
+    if frames is not None:
+        yield frames, "_stance", replace(frames._stance, stance="force_eager")
+
+
 def _patch_for_user_code() -> Iterator[Replacement]:
     yield from _patch_compiling_flags()
+    yield from _patch_compile()
     yield from _patch_distributions()
     yield from patch_builtins()
     yield from patch_control_flow()

@@ -105,8 +105,7 @@ def translate_torch_error(error: Exception, where: source.Location | None) -> Ex
             f"the program calls torch.compile, or a function that does, and that failed: "
             f"{_first_line(error)}",
             where=where,
-            fix="call the function itself; for flex_attention, scaled_dot_product_attention with "
-            "attn_mask",
+            fix="call the function itself",
         )
     if _has_passed_through(error, os.path.join("torch", "jit", "_trace.py")):
         return UnsupportedError(
@@ -183,7 +182,19 @@ def internal_error(error: Exception, where: source.Location | None = None) -> In
     return InternalError(what, where=where)
 
 
-_NO_DEVICE = re.compile(r"Torch not compiled with|Found no NVIDIA driver")
+_KNOWN_TEXTS = (
+    (
+        re.compile(r"Torch not compiled with|Found no NVIDIA driver"),
+        "the program uses a device that is missing here",
+        "x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",
+    ),
+    (
+        re.compile(r"unhashable type: non-nested SymInt"),
+        "a size that stays open is a key of a dict, a member of a set or an argument of a cache",
+        "compute anew what the size is a key for, or a fixed size for that dim (Dim.STATIC)",
+    ),
+)
+"""Texts of exceptions, what they mean, and what to write instead."""
 
 
 def _format_error(error: Exception) -> str:
@@ -198,9 +209,9 @@ def forward_error(error: Exception, where: source.Location | None) -> Exception:
     said = _format_error(error)
     what = f"{type(error).__name__} in the program{said}"
     fix: tuple[str, ...] = ()
-    if _NO_DEVICE.search(said):
-        what = f"the program uses a device that is missing here{said}"
-        fix = ("x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",)
+    for pattern, meaning, instead in _KNOWN_TEXTS:
+        if pattern.search(said):
+            what, fix = f"{meaning}{said}", (instead,)
     if isinstance(error, RecursionError):
         what = (
             "RecursionError in the program: its modules and functions call one another more deeply"

@@ -33,6 +33,7 @@ from graphport.compat.torch import (
     OpOverload,
     OpOverloadPacket,
     get_current_function_mode,
+    is_functorch_wrapped_tensor,
     pytree,
 )
 from graphport.errors import DataDependentError, MutationError, ShapeError, UnsupportedError
@@ -51,6 +52,8 @@ Override = Callable[..., Any]
 HIGHER_ORDER = "higher-order operators that nothing else is known of"
 OVERRIDES: dict[Any, Override] = {}
 """By function; one that returns NotImplemented leaves the call as it is."""
+UNDER_TRANSFORMS: dict[Any, Override] = {}
+"""The same where the first argument is wrapped by torch.vmap, torch.func.grad and the like."""
 
 
 def register_override(*functions: object) -> Callable[[Override], Override]:
@@ -83,7 +86,9 @@ class FunctionMode(TorchFunctionMode):
         override = OVERRIDES.get(func)
         if override is None and isinstance(func, HigherOrderOperator):
             override = OVERRIDES[HIGHER_ORDER]
-        if override is not None and not (args and is_of_subclass(args[0])):
+        if override is not None and args and isinstance(args[0], torch.Tensor):
+            override = _choose_override(func, override, args[0])
+        if override is not None:
             result = override(self.tracer, func, args, kwargs or {})
             if result is not NotImplemented:
                 return result
@@ -109,6 +114,13 @@ class FunctionMode(TorchFunctionMode):
         name = getattr(func, "__name__", "call")
         count = self._calls[name] = self._calls.get(name, 0) + 1
         return f"{name}_{count}", f"{type(func).__name__}.{name}"
+
+
+def _choose_override(func: Function, override: Override, first: torch.Tensor) -> Override | None:
+    """What takes over a call with this first argument, if anything does."""
+    if type(first) is torch.Tensor and is_functorch_wrapped_tensor(first):
+        return UNDER_TRANSFORMS.get(func)
+    return None if is_of_subclass(first) else override
 
 
 @functools.lru_cache(maxsize=1024)
@@ -454,15 +466,6 @@ def set_data(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argu
 def deepcopy(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """A copy, detached from the gradient of the original."""
     return args[0].detach().clone()
-
-
-@register_override(torch.Tensor.backward, torch.autograd.grad, torch.autograd.backward)
-def backward(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
-    raise UnsupportedError(
-        "gradients cannot be computed inside of a program that is captured",
-        where=source.locate_user_line(),
-        fix="capture the forward computation, and differentiate ep.module()",
-    )
 
 
 _DEVICE_QUERIES: dict[Any, Callable[[torch.device], Any]] = {

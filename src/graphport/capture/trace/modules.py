@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from graphport import process, source
+from graphport.capture.numbers.functions import substitute_function
 from graphport.capture.soundness import refusals
 from graphport.capture.trace import registries
 from graphport.capture.trace.recorder import Recorder
@@ -268,7 +269,7 @@ def _interpret_graph(
                 if _has_size_for_integer(node.target, args):
                     env[node] = call(node.target, *args, **kwargs)
                 else:
-                    env[node] = node.target(*args, **kwargs)
+                    env[node] = substitute_function(node.target)(*args, **kwargs)
     return None
 
 

@@ -146,6 +146,15 @@ class Recorder:
             self.grad_modes[node] = mode
         return node
 
+    def set_grad_mode(self, node: Node, mode: bool) -> None:
+        self.grad_modes.pop(node, None)
+        if mode is not self.grad_mode:
+            self.grad_modes[node] = mode
+
+    def enter_grad_mode_of(self, node: Node) -> torch.set_grad_enabled:
+        """What is recorded meanwhile is differentiated if that node is."""
+        return torch.set_grad_enabled(self.grad_modes.get(node, self.grad_mode))
+
     def _annotate(self, node: Node, val: object) -> None:
         """Note what a node holds, and where it comes from."""
         set_val(node, val)

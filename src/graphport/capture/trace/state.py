@@ -15,11 +15,17 @@ import torch
 from torch import nn
 from torch.fx import Node
 
+from graphport import source
 from graphport.capture.trace import registries, values
 from graphport.capture.trace.recorder import Namespace, Recorder
 from graphport.capture.trace.values import Value
 from graphport.compat.operators import aten
-from graphport.compat.torch import DisableTorchFunction, is_functorch_wrapped_tensor
+from graphport.compat.torch import (
+    DisableTorchFunction,
+    is_dead_tensor_wrapper,
+    is_functorch_wrapped_tensor,
+)
+from graphport.errors import UnsupportedError
 from graphport.ops import Abstract
 from graphport.program import CONSTANTS, InputKind
 from graphport.tensors.abstract import contiguous_strides, make_abstract_tensor, set_val
@@ -178,6 +184,13 @@ class State:
 
     def _lift(self, t: torch.Tensor) -> StateEntry:
         """A tensor seen for the first time."""
+        if is_functorch_wrapped_tensor(t) or is_dead_tensor_wrapper(t):
+            raise UnsupportedError(
+                "torch.vmap, torch.func.grad and the like cannot be captured with what is called "
+                "here on a tensor that they transform",
+                where=source.locate_user_line(),
+                fix="call it outside of the function that is transformed",
+            )
         names = self._attribute_names().get(id(t))
         if names is None and self.root is not None:
             for name, p in registries.named_parameters(self.root):  # made since, by a lazy module

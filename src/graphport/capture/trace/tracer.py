@@ -122,6 +122,18 @@ class Tracer(TorchDispatchMode):
         """Inputs that are written to, and those that are read or written to after that."""
         self.gradient_cache: dict[Node, bool] = {}
         """Whether a run can have a gradient at a node, where that has been asked."""
+        self.takes_gradients = False
+        """Whether the program has called torch.autograd.grad."""
+        self.leaves: dict[Node, Node] = {}
+        """Tensors that `requires_grad_()` made leaves, and the last node before."""
+        self.hooked: dict[Node, torch.Tensor] = {}
+        """Those that have hooks for their gradients."""
+        self.function_calls: dict[Node, Any] = {}
+        """Calls of autograd.Functions, by the nodes of their results."""
+        self.final_derivatives: dict[Node, Node] = {}
+        """Nodes of derivatives that are not differentiated again, and of what they are ones."""
+        self.untracked_writes: set[Node] = set()
+        """What tensors hold after a write under `torch.no_grad()`."""
         self.has_written = False
         """Whether a tensor has been written to: its strides may differ from eager's."""
         self.default_dtype = torch.get_default_dtype()
@@ -257,7 +269,8 @@ class Tracer(TorchDispatchMode):
             self.require_filled(v.parent, v.args, where)
         self.recorder.frame.keep(v)
         made_at = v.node.meta.get("stack_trace", "")
-        v.node = self.view_node(v.op, self.read(v.parent), v.args)
+        with self.recorder.enter_grad_mode_of(v.node):
+            v.node = self.view_node(v.op, self.read(v.parent), v.args)
         if v.node.meta.get("stack_trace") == "":  # the program has returned
             v.node.meta["stack_trace"] = made_at
         v.version = v.storage.version
@@ -390,6 +403,8 @@ class Tracer(TorchDispatchMode):
         storage.mutated = self.has_written = True
         if storage.origin is not None:
             self._note_write(storage.origin)
+        if not torch.is_grad_enabled():
+            self.untracked_writes.update(new for _, new, _ in news)
         for value, new, is_dependent in news:
             value.node = new
             # One that depends on the layout is made again when it is read.

@@ -16,6 +16,7 @@ import torch
 
 from graphport import errors
 from graphport.errors import UnsupportedError
+from graphport.onnx.emit import older
 from graphport.onnx.emit.inference import infer_shape
 from graphport.onnx.emit.ir import Attributes, Derived, Graph, Node, Shape, Value, weight_versions
 from graphport.onnx.emit.schemas import ONNX_OF, TORCH_OF, Signature, fixed_dtype
@@ -71,7 +72,7 @@ class Assertions:
         if zero is None:
             return value
         if value.shape == ():  # ONNX Runtime 1.24 cannot reshape to no sizes that are computed
-            made = self.b.Squeeze(self.b.reshape(value, [1]), zero)
+            made = self.b.reshape(self.b.Gather(self.b.reshape(value, [1]), zero), ())
         else:
             made = self.b.Reshape(value, self.b.Add(self.b.Shape(value), zero), allowzero=1)
         made.shape = value.shape
@@ -152,16 +153,19 @@ class Builder:
         if not name[:1].isupper():
             raise AttributeError(name)
         found = self._target.find_signature(name, self.opset)
-        if found is None:
-            raise AttributeError(f"there is no ONNX operator {name} at opset {self.opset}")
 
         def emit(
             *inputs: Any, outputs: int = 1, dtype: torch.dtype | None = None, **attributes: Any
         ) -> Any:
+            if found is None:
+                older.require_newer(name, self.opset)
+                raise AttributeError(f"there is no ONNX operator {name} at opset {self.opset}")
             return self._emit(found, inputs, outputs, dtype, attributes)
 
-        setattr(self, name, emit)
-        return emit
+        method = older.find_form(self, name, emit) if self.opset < older.NEWEST_FORM else None
+        method = method or emit
+        setattr(self, name, method)
+        return method
 
     def has(self, op: str, dtype: torch.dtype | None = None, *attributes: float) -> bool:
         """Whether the opset or the target has an operator, and a kernel for this dtype.
@@ -192,8 +196,11 @@ class Builder:
         attributes: Attributes,
     ) -> Any:
         if op.attributes is not None and not op.attributes.issuperset(attributes):
+            attributes = {k: v for k, v in attributes.items() if v is not None}
             unknown = sorted(set(attributes) - op.attributes)
-            raise TypeError(f"{op.op} of opset {op.since} has no attributes {unknown}")
+            if unknown:
+                older.require_newer(op.op, self.opset, unknown)
+                raise TypeError(f"{op.op} of opset {op.since} has no attributes {unknown}")
         if dtype is not None and op.attributes and "dtype" in op.attributes:
             attributes["dtype"] = ONNX_OF[dtype]
         types: dict[str, torch.dtype] = {}

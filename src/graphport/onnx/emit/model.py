@@ -6,6 +6,7 @@ The same graph gives the same bytes in every process.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -22,7 +23,8 @@ from graphport.source import locate_stack_trace
 from graphport.symbolic import Expr
 
 # The format version that goes with an opset; ONNX Runtime refuses a newer one than it knows.
-_IR_VERSION = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13, 26: 13}
+_IR_VERSION = dict(enumerate([6, 7, 7, 7, 8, 8, 8, 8, 9, 9, 10, 10, 11, 12, 13, 13], 11))
+_IR_OF_FUNCTIONS = 8
 
 # All their outputs have to be named, used or not.
 _FIXED_OUTPUTS = {"TopK", "Split"}
@@ -135,6 +137,7 @@ def build_model_proto(
     if outlined is None:
         _write_graph(graph, graph.nodes, model.graph)
         return model
+    model.ir_version = max(model.ir_version, _IR_OF_FUNCTIONS)
     entry = model.opset_import.add()
     entry.domain, entry.version = DOMAIN, 1
     _write_graph(graph, outlined.nodes, model.graph)
@@ -194,6 +197,39 @@ def write_value(v: Value, proto: onnx.ValueInfoProto) -> None:
             dim.dim_value = s
         elif type(s) is Expr:
             dim.dim_param = str(s)
+
+
+def add_inputs(model: onnx.ModelProto, values: Iterable[Value]) -> onnx.ModelProto:
+    """A copy of a model in which initialisers are inputs that a caller may give."""
+    wider = onnx.ModelProto()
+    wider.CopyFrom(model)
+    known = {i.name for i in wider.graph.input}
+    for v in values:
+        if v.name not in known:
+            write_value(v, wider.graph.input.add())
+    return wider
+
+
+def rename_dims(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
+    """Give dims other names, in a model that is changed by it."""
+    if not names:
+        return model
+    word = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+
+    def rename(text: str) -> str:
+        return word.sub(lambda found: names[found[1]], text)
+
+    graphs = [model.graph]
+    for graph in graphs:  # which grows on the way
+        for info in (*graph.input, *graph.output, *graph.value_info):
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.dim_param = rename(dim.dim_param)
+        graphs += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+    for said in model.metadata_props:
+        if said.key in (DIMS_KEY, CONDITIONS_KEY):
+            said.value = rename(said.value)
+    return model
 
 
 def _write_node(node: Node, proto: onnx.NodeProto) -> None:

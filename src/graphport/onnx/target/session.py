@@ -117,6 +117,20 @@ class Session:
         return {name: to_tensor(ort.OrtValue(values[i])) for i, name in enumerate(names)}
 
 
+class ForeignSession(Session):
+    """A session that someone else has made of the whole model."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self.session = session
+        self.inputs = [i.name for i in session.get_inputs()]
+        self.outputs = [o.name for o in session.get_outputs()]
+
+    def add_outputs(self, values: Iterable[Value]) -> Session:
+        raise SessionError(
+            "values within the model need a session of graphport's own", fix="program.release()"
+        )
+
+
 def _translate_error(error: Exception) -> SessionError:
     stopped = _FAILED_REQUIREMENT.search(str(error))
     if stopped is None:

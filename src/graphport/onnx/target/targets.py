@@ -118,7 +118,7 @@ def _find_installed_version(package: str) -> str | None:
 ONNX = Target(
     name="onnx",
     runtime="ONNX Runtime",
-    opsets=range(18, 27),
+    opsets=range(11, 27),
     opset=24,
     kernels=Kernels(KERNELS_FILE),
 )

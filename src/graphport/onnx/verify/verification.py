@@ -475,12 +475,16 @@ def _make_eager(program: ONNXProgram) -> Callable[[list[Any]], _EagerResult]:
             return _EagerResult(flatten(results), flat, values)
         with undo_on_exit(Snapshot((*list_holders(target),)).restore):
             owned = {name: replace_tensor(target, name, t) for name, t in initial.items()}
-            with torch.no_grad():
+            with torch.set_grad_enabled(exported.takes_gradients):
                 results = call_for_onnx(target, *args, **kwargs)
             values = {n: held[last] for n, (held, last) in owned.items()}
-            return _EagerResult(flatten(results), flat, values)
+            return _EagerResult(list(map(_detach, flatten(results))), flat, values)
 
     return run
+
+
+def _detach(x: Any) -> Any:
+    return x.detach() if isinstance(x, torch.Tensor) and x.requires_grad else x
 
 
 def _copy_inputs(flat: Sequence[object]) -> list[object]:

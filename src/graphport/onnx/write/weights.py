@@ -101,16 +101,21 @@ def save_model(
     if is_external(tensors, external) and (places := _assign_offsets(tensors)):
         _save_external(skeleton, tensors, places, path)
         return
+    with write_files_atomically(lambda: _remove_replaced(path)) as new:
+        write_model(skeleton, tensors, new.open(path))
+
+
+def write_model(skeleton: onnx.ModelProto, tensors: Mapping[str, object], file: IO[bytes]) -> None:
+    """Write a model with its weights to an open file."""
+    require_data(tensors, "program.save(path, state_dict=...)")
     total = sum(map(nbytes, tensors.values()))
     if total + skeleton.ByteSize() > _LARGEST_PROTO:
         raise InputError(
             f"a file of ONNX ends at 2 GB, and the weights take {total / 1e9:.1f} GB",
             fix="program.save(path, external_data=True)",
         )
-    with write_files_atomically(lambda: _remove_replaced(path)) as new:
-        file = new.open(path)
-        for piece in _model_bytes(skeleton, tensors):
-            _write_all(file, piece)
+    for piece in _model_bytes(skeleton, tensors):
+        _write_all(file, piece)
 
 
 def is_external(tensors: Mapping[str, object], external: bool | str) -> bool:
@@ -204,7 +209,8 @@ def _write_all(file: IO[bytes], piece: Any) -> None:
     """All of it: the system may take less at a time."""
     left = memoryview(piece)
     while left:
-        left = left[file.write(left) :]
+        taken = file.write(left)
+        left = left[len(left) if taken is None else taken :]
 
 
 def _assign_offsets(tensors: Mapping[str, object]) -> dict[str, int]:
