@@ -7,8 +7,10 @@ fast. Where the library has loaded, its kernels stay.
 from __future__ import annotations
 
 import math
+import sys
 from functools import cache
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -24,6 +26,13 @@ def register() -> None:
     for name, kernel in _KERNELS.items():
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"torchvision::{name}", "CPU"):
             _LIBRARY.impl(name, kernel, "CPU")
+
+
+def stand_in(patch: pytest.MonkeyPatch) -> None:
+    """Let torchvision's Python call the kernels, where it has no library of its own."""
+    register()
+    for module in ("torchvision.extension", "torchvision.ops.roi_align"):
+        patch.setattr(sys.modules[module], "_has_ops", lambda: True)
 
 
 _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")

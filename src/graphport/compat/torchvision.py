@@ -31,21 +31,20 @@ SCHEMAS = {
 """By the names of the operators: arguments and results."""
 
 
-def is_defined() -> bool:
-    """Whether this process has the operators."""
-    return bool(jit_get_schemas_for_operator(f"{NAMESPACE}::nms"))
+def list_missing() -> list[str]:
+    """The operators that this process does not have."""
+    return [n for n in SCHEMAS if not jit_get_schemas_for_operator(f"{NAMESPACE}::{n}")]
 
 
 @cache
 def define_operators() -> None:
     """Make sure that the operators exist: by torchvision's library, or by their schemas alone."""
-    if not is_defined():
+    if list_missing():
         # There may be none, or one that was built for another torch.
         with suppress(ImportError, OSError, RuntimeError):
             importlib.import_module(NAMESPACE)
-    if not is_defined():
-        for name, schema in SCHEMAS.items():
-            _LIBRARY.define(f"{name}{schema}")
+    for name in list_missing():
+        _LIBRARY.define(f"{name}{SCHEMAS[name]}")
 
 
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
