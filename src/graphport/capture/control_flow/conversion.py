@@ -400,6 +400,10 @@ def _tuple(items: Iterable[ast.expr]) -> ast.Tuple:
     return ast.Tuple(list(items), ast.Load())
 
 
+def _not(x: ast.expr) -> ast.UnaryOp:
+    return ast.UnaryOp(ast.Not(), x)
+
+
 def _names(names: Iterable[str]) -> ast.Tuple:
     return _tuple(map(ast.Constant, names))
 
@@ -428,8 +432,7 @@ def _convert_test(test: ast.expr) -> ast.expr:
     if isinstance(test, ast.BoolOp):
         name, (first, *others) = "and" if isinstance(test.op, ast.And) else "or", test.values
         behind = [
-            _convert_test(part) if _can_be_asked(part) else ast.Call(_load("bool"), [part], [])
-            for part in others
+            _convert_test(part) if _can_be_asked(part) else _not(_not(part)) for part in others
         ]
         return _call(name, [*map(_lambda, (_convert_test(first), *behind))], test)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -452,5 +455,5 @@ def _can_be_asked(part: ast.expr) -> bool:
 def _convert_iterable(found: ast.expr) -> ast.expr:
     if isinstance(found, ast.Call) and isinstance(found.func, ast.Name):
         if found.func.id == "zip" and not found.keywords:
-            return _call("zip", found.args, found)
+            return _call("zip", [found.func, *found.args], found)
     return found

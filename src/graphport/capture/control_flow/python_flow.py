@@ -12,6 +12,7 @@ import builtins
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from types import CellType, FunctionType
 from typing import Any
 
@@ -132,8 +133,12 @@ def _answer_in_general(test: torch.SymBool) -> bool | None:
     """The answer for sizes that are not 0, if that is what is asked of them."""
     question = from_torch(test)
     general = question.scope.answer_in_general(question)
-    of_one = evaluate(question, dict.fromkeys(symbols(question), 1))
-    return general if isinstance(general, bool) and general is bool(of_one) else None
+    if not isinstance(general, bool):
+        return None
+    with suppress(ArithmeticError):
+        of_ones = evaluate(question, dict.fromkeys(symbols(question), 1))
+        return general if general is bool(of_ones) else None
+    return None
 
 
 class _Part:
@@ -182,9 +187,10 @@ class _Zipped:
         self.parts = parts
 
 
-def zip_sequences(*parts: Any) -> Any:
-    """`zip`."""
-    return _Zipped(parts) if any(map(_Steps.open, parts)) else zip(*parts, strict=False)
+def zip_sequences(called: Function, *parts: Any) -> Any:
+    """`zip`, if it is Python's own that is called."""
+    is_open = called is builtins.zip and any(map(_Steps.open, parts))
+    return _Zipped(parts) if is_open else called(*parts)
 
 
 class _Steps:
