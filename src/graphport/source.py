@@ -280,6 +280,17 @@ def locate_error(error: BaseException, module: str = "") -> Location | None:
     return found or layer
 
 
+def find_failing_frame(error: BaseException) -> tuple[CodeType, int] | None:
+    """The code and the line of the user's innermost frame in the traceback of `error`."""
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        if is_user_code(trace.tb_frame.f_code):
+            found = trace.tb_frame.f_code, trace.tb_lineno
+        trace = trace.tb_next
+    return found
+
+
 def is_raised_by_graphport(error: BaseException) -> bool:
     """Whether it was code of graphport that raised."""
     trace = error.__traceback__

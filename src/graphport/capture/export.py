@@ -246,14 +246,17 @@ def _capture_program(
                 with calls:
                     begin = functools.partial(_Capture, mod, root, inputs, dynamic_shapes)
                     program = _capture_with(begin, silent, calls)
-            except ExportError:
-                if not calls.extend():
+            except ExportError as error:
+                converted = calls.convert(error)
+                if not calls.extend() and not converted:
                     if program is None:
                         raise
                     break
             else:
                 if not calls.extend():
                     break
+    if not options.is_recapture:
+        calls.warn_of_sides()
     return program, program.scope.passed_over
 
 

@@ -31,7 +31,7 @@ V = TypeVar("V")
 
 RULES: dict[OpOverload, Rule] = {}
 _RULES_BY_NAME: dict[str, Rule] = {}
-"""Of operators that do not exist before another package is imported."""
+"""Of operators of packages that may not be there."""
 
 
 def overloads(names: str) -> tuple[OpOverload, ...]:

@@ -300,6 +300,10 @@ class Scope:
         if answer is None:
             self._record(cond, "assumed", where or source.locate_user_line(), reason)
 
+    def answer_in_general(self, cond: Truth) -> Truth:
+        """The truth for sizes that are neither 0 nor 1, where that is what a condition asks."""
+        return self._sizes.answer(cond)
+
     def specialize(self, e: Value, *, where: Location | None = None) -> Any:
         """The Python value of `e`, which is fixed to the example's from now on."""
         e = self.simplify(e)

@@ -29,6 +29,7 @@ from graphport.ops.sizes import (
     require_nonempty,
     wrap_dim,
 )
+from graphport.ops.vision import check_boxes
 from graphport.symbolic import Expr, eq, ge, ne, not_, type_of
 from graphport.symbolic.bridge import from_torch, to_torch
 from graphport.tensors.abstract import Size
@@ -381,6 +382,16 @@ def pad_packed_sequence(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs
         alive = counts.literal[:, None] > torch.arange(batch)
         tracer.value(result[1]).constant = alive.sum(0)
     return result
+
+
+@register_handler("torchvision::nms")
+def nms(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
+    """Places of the boxes that stay."""
+    dets, scores = (tracer.value(t).abstract for t in args[:2])
+    check_boxes("nms", dets, scores)
+    sized = UnbackedResult(tracer)
+    kept = sized.size(0, 0, dets.sizes[0])
+    return sized.record(info, args, kwargs, dets.like((kept,), torch.int64))
 
 
 @register_handler(aten.bincount.default)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from graphport import source
+from graphport.capture.numbers.sequences import SymbolicSequence
 from graphport.compat.torch import is_within
 from graphport.errors import (
     DataDependentError,
@@ -168,6 +169,8 @@ def collect_variable_names() -> VariableNames:
 def _iterate_members(variables: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """What lists, dicts and objects hold that a variable holds."""
     for name, value in variables.items():
+        if isinstance(value, SymbolicSequence):
+            continue  # to look into it fixes its length
         if isinstance(value, (list, tuple)):
             yield from ((f"{name}[{i}]", x) for i, x in enumerate(value))
         elif isinstance(value, dict):

@@ -18,6 +18,7 @@ import torch
 from torch.fx import Node
 
 from graphport import source
+from graphport.compat import torchvision
 from graphport.compat.operators import aten
 from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import InputError, UnsupportedError
@@ -109,8 +110,8 @@ def _is_same(value: Any, default: Any) -> bool:
 LOWERINGS: dict[OpOverload, Lowering] = {}
 NEEDS: dict[OpOverload, Sequence[str]] = {}
 """Operators of ONNX that the lowerings of some operators cannot do without."""
-_LOWERINGS_BY_NAME: dict[str, tuple[Fn, str]] = {}
-"""Operators of packages that may not be there, by their names; with the arguments to ignore."""
+_LOWERINGS_BY_NAME: dict[str, tuple[Fn, Sequence[str], str]] = {}
+"""Operators of packages that may not be there, by their names; with what `lower` is told."""
 UNFOLDED: set[str] = set()
 """Names of operators that a file has also of constants: their operands are smaller than results."""
 COMPLEX: dict[OpOverload, Lowering] = {}
@@ -132,9 +133,7 @@ def lower(*ops: OpOverload, needs: Sequence[str] = (), ignores: str = "") -> Cal
 
     def register(fn: F) -> F:
         for op in known:
-            _register(op, fn, known[0], ignores)
-            if needs:
-                NEEDS[op] = needs
+            _register(op, fn, known[0], ignores, needs)
         return fn
 
     return register
@@ -155,7 +154,9 @@ def lower_complex(*ops: OpOverload) -> Callable[[F], F]:
     return register
 
 
-def lower_named(*names: str, ignores: str = "", folds: bool = True) -> Callable[[F], F]:
+def lower_named(
+    *names: str, needs: Sequence[str] = (), ignores: str = "", folds: bool = True
+) -> Callable[[F], F]:
     """Register a lowering for operators of other packages: `transformers::grouped_mm_fallback`.
 
     One that does not fold is not computed at export, if its operands are constants.
@@ -166,7 +167,7 @@ def lower_named(*names: str, ignores: str = "", folds: bool = True) -> Callable[
         for name in names:
             if name in _LOWERINGS_BY_NAME:
                 raise ValueError(f"{name} has a lowering already")
-            _LOWERINGS_BY_NAME[name] = fn, ignores
+            _LOWERINGS_BY_NAME[name] = fn, needs, ignores
         return fn
 
     return register
@@ -175,8 +176,8 @@ def lower_named(*names: str, ignores: str = "", folds: bool = True) -> Callable[
 def is_known(op: OpOverload) -> bool:
     """Whether an operator has a lowering."""
     if op not in LOWERINGS and isinstance(op, OpOverload) and op.name() in _LOWERINGS_BY_NAME:
-        fn, ignores = _LOWERINGS_BY_NAME[op.name()]
-        _register(op, fn, ignores=ignores)
+        fn, needs, ignores = _LOWERINGS_BY_NAME[op.name()]
+        _register(op, fn, ignores=ignores, needs=needs)
     return op in LOWERINGS
 
 
@@ -187,10 +188,18 @@ def lower_table(rows: Mapping[str, Any], make: Callable[[Any], Fn], ignores: str
         _register(op, make(table[op]), ignores=ignores)
 
 
-def _register(op: OpOverload, fn: Fn, first: OpOverload | None = None, ignores: str = "") -> None:
+def _register(
+    op: OpOverload,
+    fn: Fn,
+    first: OpOverload | None = None,
+    ignores: str = "",
+    needs: Sequence[str] = (),
+) -> None:
     if op in LOWERINGS:
         raise ValueError(f"{op} has a lowering already")
     LOWERINGS[op] = Lowering(op, fn, first, ignores)
+    if needs:
+        NEEDS[op] = needs
 
 
 def higher_order(op: HigherOrderOperator) -> Callable[[F], F]:
@@ -230,6 +239,8 @@ def find_operator(name: Any) -> OpOverload:
     name = str(name)
     namespace, _, rest = name.replace("::", ".").partition(".")
     packet_name, _, overload = rest.partition(".")
+    if namespace == torchvision.NAMESPACE and packet_name in torchvision.SCHEMAS:
+        torchvision.define_operators()
     try:
         packet = getattr(getattr(torch.ops, namespace), packet_name)
         only = packet.overloads()

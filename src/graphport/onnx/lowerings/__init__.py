@@ -29,6 +29,7 @@ from graphport.onnx.lowerings import (  # noqa: F401  register their lowerings
     special,
     symbolic_ops,
     unfold,
+    vision,
 )
 from graphport.onnx.lowerings.numerics import (  # noqa: F401  register their lowerings
     bessel,
