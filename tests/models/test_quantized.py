@@ -98,7 +98,7 @@ class Transformer(nn.Module):
 CONFIGS = {  # and the bytes that a file has at most, of 481 000 in float32
     "Int8WeightOnlyConfig()": 190_000,
     "Int8WeightOnlyConfig(granularity=PerGroup(32))": 200_000,
-    "Int8DynamicActivationInt8WeightConfig()": 270_000,
+    "Int8DynamicActivationInt8WeightConfig()": 280_000,
     "IntxWeightOnlyConfig(weight_dtype=torch.int8)": 190_000,
     "IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32))": 145_000,
     "Int8DynamicActivationIntxWeightConfig(weight_dtype=torch.int4)": 230_000,
