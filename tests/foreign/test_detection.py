@@ -58,27 +58,32 @@ def images(height: int, width: int) -> list[Tensor]:
 
 
 def build(name: str) -> nn.Module:
-    """With random weights that give scores of all sizes, so that they have an order."""
+    """With random weights, and features and scores of all sizes, so that these have an order."""
     torch.manual_seed(0)
     model = getattr(detection, name)(**CONFIG, **MODELS[name]).eval()
-    spread: dict[nn.Module, float] = {}
-    layers = [m for n, m in model.named_modules() if any(s in n for s in SCORES)]
-    layers = [m for m in layers if isinstance(m, (nn.Conv2d, nn.Linear))]
-    for layer in layers:
-        layer.register_forward_hook(
-            lambda m, _, out: spread.update(
-                {m: max(spread.get(m, 0.0), float(out.std(correction=0)))}
-            )
-        )
+    hooks = [
+        m.register_forward_pre_hook(normalise) for m in model.modules() if hasattr(m, "running_var")
+    ]
+    named = ((n, m) for n, m in model.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
+    hooks += [m.register_forward_hook(spread) for n, m in named if any(s in n for s in SCORES)]
     with torch.no_grad():
         model(images(*SIZES[0]))
-        for layer in layers:
-            layer._forward_hooks.clear()
-            if spread.get(layer):
-                layer.weight.div_(spread[layer])
-                if layer.bias is not None:
-                    layer.bias.fill_(0.0)
+    for hook in hooks:
+        hook.remove()
     return model
+
+
+def normalise(norm: Any, given: tuple[Tensor]) -> None:
+    """Let a layer take what it is given to mean 0 and variance 1."""
+    norm.running_mean.fill_(given[0].mean())
+    norm.running_var.fill_(given[0].var())
+
+
+def spread(layer: Any, _: object, scores: Tensor) -> Tensor:
+    layer.weight.div_(scores.std(correction=0).clamp(min=1e-3))
+    if layer.bias is not None:
+        layer.bias.zero_()
+    return scores
 
 
 def find_unmatched(have: dict[str, Tensor], want: dict[str, Tensor]) -> Iterator[int]:

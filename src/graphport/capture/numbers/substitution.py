@@ -140,7 +140,7 @@ class NumberCalls:
         if not source.is_user_code(fn.__code__):
             return
         self._add((fn,), found)
-        name = fn.__globals__.get("__name__")
+        name = fn.__globals__.get("__name__", "")
         if _is_module(name, fn.__globals__):
             self._add_module(name, found)
         else:
