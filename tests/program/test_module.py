@@ -286,6 +286,7 @@ def test_batch_norm_in_training_is_differentiated(form: str) -> None:
     assert [n.target for n in again.graph.nodes] == [n.target for n in ep.graph.nodes]
 
 
+@pytest.mark.slow  # torch.compile takes its time
 def test_a_program_is_compiled_whole():
     """Never called before, by the backend that runs the graph as it is."""
     model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())

@@ -60,6 +60,11 @@ class ProgramModule(LazyGraphModule):
         self.real_recompile()
         return self.forward
 
+    @_lazy_forward.setter
+    def _lazy_forward(self, function: Callable[..., Any]) -> None:
+        self.real_recompile()
+        self.forward = function
+
     forward = _lazy_forward
 
 

@@ -36,6 +36,7 @@ from graphport.onnx.lowerings.numerics import (  # noqa: F401  register their lo
     chebyshev,
     factorizations,
     gamma,
+    jacobi,
     ldl,
     matrix_exp,
     polynomials,

@@ -73,9 +73,15 @@ class CapturedModule(Parent):
     @property
     def forward(self) -> Callable[..., Any]:
         """Its code, and that of modules below, is generated when it is first asked for."""
+        if "_replaced" in self.__dict__:
+            return self.__dict__["_replaced"]
         if COMPILED not in self.__dict__:
             _generate_code(self)
         return self._run
+
+    @forward.setter
+    def forward(self, function: Callable[..., Any]) -> None:
+        self.__dict__["_replaced"] = function
 
     def _run(self, *args: object, **kwargs: PyTree) -> Any:
         if self._renamed:
