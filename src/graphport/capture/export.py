@@ -24,6 +24,7 @@ from graphport.capture.handlers import (  # noqa: F401  register their operators
     data_dependent,
     functions,
     operators,
+    packed,
 )
 from graphport.capture.numbers.substitution import NumberCalls
 from graphport.capture.rewrite import decomposition  # noqa: F401

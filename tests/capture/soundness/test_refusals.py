@@ -12,9 +12,9 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import graphport as gp
-from graphport.errors import DataDependentError, InputError, UnsupportedError
+from graphport.errors import InputError, UnsupportedError
 from tests.program.saved import check_round_trip
-from tests.test_bad_models import Layer, Packed, Parent, quantised, with_weight
+from tests.test_bad_models import Layer, Parent, quantised, with_weight
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -80,12 +80,6 @@ def test_a_traced_module_with_open_sizes_is_named():
         model = Parent(torch.jit.trace(Rows(), (X,)))
     with pytest.raises(gp.errors.ConstraintViolationError, match=r"self.child\(x\)"):
         gp.export(model, (X,), dynamic_shapes=({0: gp.Dim("rows", min=2)},))
-
-
-def test_packed_sequences():
-    """How many rows a step has is data, where the lengths are an input."""
-    with pytest.raises(DataDependentError, match=r"needs its data(.|\n)* in Packed.forward"):
-        gp.export(Packed(), (torch.randn(3, 6, 4), torch.tensor([6, 2, 3])))
 
 
 @pytest.fixture
