@@ -13,6 +13,7 @@ from graphport.capture.handlers.data_dependent import UnbackedResult
 from graphport.capture.trace.function_mode import register_override
 from graphport.capture.trace.tracer import Tracer, register_handler
 from graphport.compat.operators import aten
+from graphport.compat.torch import pad_packed
 from graphport.ops import Abstract
 from graphport.ops.registry import OpInfo
 from graphport.ops.shape import transpose
@@ -72,7 +73,7 @@ def pad_packed_sequence(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs
     return result
 
 
-@register_override(torch._VF._pad_packed_sequence, aten._pad_packed_sequence.default)
+@register_override(pad_packed, aten._pad_packed_sequence.default)
 def pad_to_length(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
     """The schema says that the length is a plain integer; as a value of the graph it may be a size.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -107,6 +107,10 @@ class ModuleTracker:
             return self._retrace(original, module, args, kwargs)
         path = self._paths.get(id(module))
         refusals.refuse_layer(module, args, path)
+        wrapped = refusals.find_wrapped(module)
+        if wrapped is not None:
+            with self.enter_module(module) if path is not None else nullcontext():
+                return wrapped(*args, **kwargs)
         if path is None:
             return original(module, *args, **kwargs)
         if self.signatures is None or path not in self.signatures.paths:
