@@ -24,7 +24,9 @@ from graphport.capture.handlers import (  # noqa: F401  register their operators
     data_dependent,
     functions,
     operators,
+    packed,
     quantization,
+    sparse,
 )
 from graphport.capture.numbers.substitution import NumberCalls
 from graphport.capture.rewrite import decomposition  # noqa: F401
@@ -37,6 +39,7 @@ from graphport.capture.soundness.constraints import (
     substitute_symbols,
 )
 from graphport.capture.soundness.patches import MODE_FLAGS, NO_GC, RECURSION_LIMIT, enter_capture
+from graphport.capture.soundness.sharding import unshard
 from graphport.capture.soundness.snapshot import Snapshot, list_holders
 from graphport.capture.spec.inputs import (
     CONSTANT_TYPES,
@@ -238,7 +241,7 @@ def _capture_program(
     calls = NumberCalls(root, _function_of(mod))
     program = None
     # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
-    with NO_GC, RECURSION_LIMIT, MODE_FLAGS, disable_current_modes():
+    with NO_GC, RECURSION_LIMIT, MODE_FLAGS, disable_current_modes(), unshard(root):
         while True:
             # Once more where other code than was expected needs plain numbers.
             silent = replace(options, is_recapture=options.is_recapture or program is not None)
@@ -426,7 +429,11 @@ class _Capture:
 
     def solve(self) -> Constraints:
         """What the guards demand of the sizes, substituted where it is a solution."""
-        outcome = solve_constraints(self.spec, self.options.guards)
+        try:
+            outcome = solve_constraints(self.spec, self.options.guards)
+        except ConstraintViolationError as error:
+            refusals.explain_by_state(error, self.root)
+            raise
         self.refused = outcome.refused
         if outcome.forms:
             for graph in list_frame_graphs(self.recorder.frame):

@@ -103,6 +103,7 @@ ROWS: dict[str, str] = {
     "onnx_export_flags = torch.onnx._internal.exporter._flags": "whether they are exported",
     **{f"torch._C:_get_{k}_sdp_enabled": "whether attention may be it" for k in ATTENTION_KERNELS},
     **{f"torch._C:_set_sdp_use_{k}": "switches that" for k in ATTENTION_KERNELS},
+    "pad_packed = torch:_pad_packed_sequence": "as torch.nn.utils.rnn calls it",
     "torch._C:_get_mkldnn_enabled": "whether recurrent layers are one operator of oneDNN's",
     "torch._C:_set_mkldnn_enabled": "switches that",
     # Tensors
@@ -127,6 +128,7 @@ ROWS: dict[str, str] = {
     "torch_numpy = torch._numpy": "numpy's functions, on tensors",
     "torch:_assert_async": "an assertion on data, in a program",
     # Modules, and what reads and fills them
+    "torch.nn.modules._functions:BackwardHookFunction": "how modules see gradients",
     "torch.nn.modules.dropout:_DropoutNd": "the class of all dropouts",
     "trunc_normal = torch.nn.init:_no_grad_trunc_normal_": "an initialiser that looks at data",
     "torch.nn:LinearCrossEntropyOptions or nothing": "how many rows at once; since 2.13",
@@ -205,6 +207,8 @@ MEMBERS: dict[str, str] = {
     "torch._C._functorch": "_grad_increment_nesting _jvp_increment_nesting",
     "torch._functorch.eager_transforms": "_autograd_grad",
     "torch._VF": "_make_dual",
+    "torch.distributed.fsdp:FSDPModule": "_get_fsdp_state",
+    "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState": "_mp_policy",
     "torch.distributed:ProcessGroupGloo._Options": "_devices _timeout",
 }
 

@@ -18,7 +18,7 @@ from graphport.compat.operators import aten
 from graphport.errors import DataDependentError, ShapeError
 from graphport.ops import Abstract, OpInfo, get_op_info, sizes
 from graphport.ops.index import MASK_DTYPES, check_masks, index
-from graphport.ops.shape import permute, transpose
+from graphport.ops.shape import permute
 from graphport.ops.sizes import (
     broadcast,
     establish_equal,
@@ -47,6 +47,10 @@ def item(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     if not establish_equal(elements, 1):
         raise ShapeError(f"a Tensor with {elements} elements cannot be converted to Scalar")
     node = tracer.read(value)
+    if tracer.first_elements and node.target is aten.select.int and node.args[1:] == (0, 0):
+        first = tracer.first_elements.get(node.args[0])
+        if first is not None:
+            return to_torch(first)
     values = tracer.state_values
     if values is not None and values.is_constant(node):
         known = values.read(node)
@@ -339,49 +343,6 @@ def repeat_interleave(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) 
     sized = UnbackedResult(tracer)
     size = tracer.lower(total) if total is not None else sized.size(0, 0)
     return sized.record(info, args, kwargs, x.like((size,)))
-
-
-@register_handler(aten._pack_padded_sequence.default)
-def pack_padded_sequence(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    """Rows of all steps, and how many sequences each step has; known where the lengths are."""
-    x, batch_first = tracer.value(args[0]).abstract, args[2]
-    lengths = tracer.value(args[1]).literal
-    steps = x.sizes[1 if batch_first else 0]
-    sized = UnbackedResult(tracer)
-    total: Size
-    longest: Size
-    if lengths is None:
-        total, longest = sized.size(0, 0, x.sizes[0] * x.sizes[1]), sized.size(1, 0, steps)
-    else:
-        total, longest = int(lengths.sum()), int(lengths.max())
-    counts = Abstract((longest,), torch.int64, torch.device("cpu"))
-    result = sized.record(info, args, kwargs, (x.like((total, *x.sizes[2:])), counts))
-    if lengths is not None:
-        running = torch.arange(longest)[:, None] < lengths
-        tracer.value(result[1]).constant = running.sum(1)
-    return result
-
-
-@register_handler(aten._pad_packed_sequence.default)
-def pad_packed_sequence(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    data, counts = (tracer.value(t) for t in args[:2])
-    batch_first, total_length = args[2], args[4]
-    sized = UnbackedResult(tracer)
-    batch: Size
-    if counts.literal is None:
-        batch = sized.size(0, 0 if batch_first else 1, data.abstract.sizes[0])
-    else:
-        batch = int(counts.literal[0])
-    length = total_length if total_length > 0 else counts.abstract.sizes[0]
-    padded = data.abstract.like((length, batch, *data.abstract.sizes[1:]))
-    if batch_first:
-        padded = transpose(padded, 0, 1)
-    lengths = Abstract((batch,), torch.int64, torch.device("cpu"))
-    result = sized.record(info, args, kwargs, (padded, lengths))
-    if counts.literal is not None:
-        alive = counts.literal[:, None] > torch.arange(batch)
-        tracer.value(result[1]).constant = alive.sum(0)
-    return result
 
 
 @register_handler("torchvision::nms")

@@ -23,6 +23,7 @@ import torch
 from graphport import process
 from graphport.capture.control_flow.cond import patch_control_flow
 from graphport.capture.handlers.custom import patch_fake_impl_context
+from graphport.capture.handlers.packed import patch_packed_layers
 from graphport.capture.numbers.arrays import is_torch_array
 from graphport.capture.numbers.sequences import SymbolicSequence
 from graphport.capture.trace.tracer import Tracer
@@ -295,6 +296,7 @@ def _patch_for_user_code() -> Iterator[Replacement]:
     yield from patch_control_flow()
     yield from patch_sliding_windows()
     yield from patch_fake_impl_context()
+    yield from patch_packed_layers()
 
 
 @contextmanager

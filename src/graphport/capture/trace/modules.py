@@ -111,6 +111,10 @@ class ModuleTracker:
             return self._retrace(original, module, args, kwargs)
         path = self._paths.get(id(module))
         refusals.refuse_layer(module, args, path)
+        wrapped = refusals.find_wrapped(module)
+        if wrapped is not None:
+            with self.enter_module(module) if path is not None else nullcontext():
+                return wrapped(*args, **kwargs)
         if path is None:
             return original(module, *args, **kwargs)
         if self.signatures is None or path not in self.signatures.paths:
