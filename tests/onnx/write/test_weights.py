@@ -178,7 +178,7 @@ def test_weights_that_do_not_lie_in_order(tmp_path: Path) -> None:
 
 def test_options_that_are_refused(model: Model, tmp_path: Path) -> None:
     program = gp.onnx.export(model, (x,))
-    with pytest.raises(InputError, match='external_data is True or False or "auto", got'):
+    with pytest.raises(InputError, match='external_data is True or False or None or "auto", got'):
         program.save(tmp_path / "m.onnx", external_data="always")
     with pytest.raises(InputError, match="state_dict is of type int"):
         program.save(tmp_path / "m.onnx", state_dict=3)

@@ -322,6 +322,7 @@ def test_every_field_is_saved() -> None:
         "dialect",
         "notes",
         "scope",
+        "takes_gradients",  # of the user's code, which no file has
         "from_file",  # which is what a file makes it, and no file says
     }
 

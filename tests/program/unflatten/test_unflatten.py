@@ -882,7 +882,7 @@ def test_assertions_stay_in_their_modules():
             self.one, self.two = Cut(1), Cut(2)
 
         def forward(self, n, v):
-            return self.one(n, v).sum() + self.two(n, v).sum()
+            return self.one(n, v).sum() + self.two(n + 1, v).sum()
 
     v = torch.randn(10)
     un = unflattened(

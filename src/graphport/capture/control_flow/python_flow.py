@@ -14,7 +14,6 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from types import CellType, FunctionType
-from typing import Any
 
 import torch
 
@@ -26,12 +25,12 @@ from graphport.capture.trace.function_mode import FunctionMode, register_overrid
 from graphport.capture.trace.recorder import describe_argument
 from graphport.capture.trace.subgraph import Subgraph
 from graphport.capture.trace.tracer import Tracer
-from graphport.compat.torch import get_current_function_mode
+from graphport.compat.torch import get_current_function_mode, torch_check
 from graphport.errors import UserError
 from graphport.ops import Abstract
 from graphport.symbolic import Expr, eq, evaluate, symbols
 from graphport.symbolic.bridge import SYMBOLIC, from_torch, to_torch
-from graphport.types import Args, Argument, Function, Kwargs
+from graphport.types import Args, Argument, Function, Kwargs, PyTree
 
 
 class Unbound:
@@ -78,7 +77,7 @@ def take_or(*parts: Callable[[], Argument]) -> Argument:
 
 
 def _connect(
-    parts: Iterable[Callable[[], Argument]], ends: bool, join: Callable[[Any, Any], Argument]
+    parts: Iterable[Callable[[], Argument]], ends: bool, join: Callable[[PyTree, PyTree], Argument]
 ) -> Argument:
     """The truth of parts, of which one that is `ends` decides."""
     unknown: Argument = None
@@ -112,7 +111,7 @@ def choose(
     if one_sided and general is not None:
         where = source.locate_user_line()
         stated = test if general else torch.sym_not(test)
-        torch._check(stated, lambda: f"the sizes that {where} is captured for")
+        torch_check(stated, lambda: f"the sizes that {where} is captured for")
         return (then if general else otherwise)(*values)
     sides = [_Part(fn, values, names is not None) for fn in (then, otherwise)]
     try:
@@ -183,11 +182,11 @@ def _is_value(x: object) -> bool:
 class _Zipped:
     """Sequences side by side of which one is as long as data says."""
 
-    def __init__(self, parts: Sequence[Any]) -> None:
+    def __init__(self, parts: Sequence[PyTree]) -> None:
         self.parts = parts
 
 
-def zip_sequences(called: Function, *parts: Any) -> Any:
+def zip_sequences(called: Function, *parts: PyTree) -> PyTree:
     """`zip`, if it is Python's own that is called."""
     is_open = called is builtins.zip and any(map(_Steps.open, parts))
     return _Zipped(parts) if is_open else called(*parts)
@@ -196,18 +195,18 @@ def zip_sequences(called: Function, *parts: Any) -> Any:
 class _Steps:
     """The elements of something, by their number; as many as data says."""
 
-    def __init__(self, count: Argument, element: Callable[[Any], Argument]) -> None:
+    def __init__(self, count: Argument, element: Callable[[PyTree], Argument]) -> None:
         self.count = count
         self.element = element
 
     @classmethod
-    def open(cls, items: Any) -> _Steps | None:
+    def open(cls, items: PyTree) -> _Steps | None:
         """None where it is known how many there are, or they have to be asked one by one."""
         found = cls._find(items)
         return found if found is not None and _is_data(found.count) else None
 
     @classmethod
-    def _find(cls, items: Any) -> _Steps | None:
+    def _find(cls, items: PyTree) -> _Steps | None:
         if isinstance(items, torch.Tensor) and items.dim():
             return cls(items.shape[0], lambda i: items[i])
         if isinstance(items, SymbolicRange):
@@ -225,7 +224,7 @@ class _Steps:
 
 
 def run_steps(
-    items: Any,
+    items: PyTree,
     step: Callable[..., Sequence[Argument]],
     values: Sequence[Argument],
     names: Sequence[str],
@@ -266,7 +265,7 @@ def run_steps(
 # Lists of what a loop makes
 
 
-class StackedList(SymbolicSequence, list[Any]):
+class StackedList(SymbolicSequence, list[PyTree]):
     """A list of tensors of one size, as many as data says: one tensor, along its first dim."""
 
     kind = list
@@ -279,17 +278,17 @@ class StackedList(SymbolicSequence, list[Any]):
     def length(self) -> Argument:
         return self.elements.shape[0]
 
-    def as_tensor(self, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+    def as_tensor(self, dtype: torch.dtype | None = None, device: PyTree = None) -> torch.Tensor:
         return self.elements.to(dtype=dtype, device=device)
 
     def _fix(self) -> list[Argument]:
         return list(self.elements.unbind())
 
-    def __getitem__(self, i: Any) -> Argument:
+    def __getitem__(self, i: PyTree) -> Argument:
         return StackedList(self.elements[i]) if isinstance(i, slice) else self.elements[i]
 
 
-def _refuse_change(self: StackedList, *args: object) -> Any:
+def _refuse_change(self: StackedList, *args: object) -> PyTree:
     raise UserError(
         "a list whose length is data is changed, compared or joined with another",
         where=source.locate_user_line(),
@@ -304,10 +303,10 @@ for _name in """
     setattr(StackedList, _name, _refuse_change)
 
 
-def make_elements(items: Any, fn: Callable[..., Argument], is_tuple: bool) -> Argument:
+def make_elements(items: PyTree, fn: Callable[..., Argument], is_tuple: bool) -> Argument:
     """A list comprehension."""
 
-    def make(element: Any) -> Argument:
+    def make(element: PyTree) -> Argument:
         return fn(*element) if is_tuple else fn(element)
 
     steps = _Steps.open(items)
@@ -327,7 +326,7 @@ def make_elements(items: Any, fn: Callable[..., Argument], is_tuple: bool) -> Ar
     return StackedList(made)
 
 
-def _describe_element(steps: _Steps, make: Callable[[Any], Argument]) -> Abstract:
+def _describe_element(steps: _Steps, make: Callable[[PyTree], Argument]) -> Abstract:
     """What each element is, as a first look says that nothing else comes of."""
     tracer = _tracer()
     graph = Subgraph(tracer, "element")
@@ -381,7 +380,7 @@ def cat(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument:
 class _Unchanged:
     """While it lasts, containers and objects that a function can reach stay as they are."""
 
-    def __init__(self, fn: Any, values: Sequence[object]) -> None:
+    def __init__(self, fn: PyTree, values: Sequence[object]) -> None:
         self._before = {id(x): (x, copy) for x, copy in _list_contents([fn, *values])}
 
     def __enter__(self) -> None:
@@ -397,11 +396,11 @@ class _Unchanged:
             )
 
 
-def _list_contents(roots: Sequence[object]) -> Iterator[tuple[Any, Any]]:
+def _list_contents(roots: Sequence[object]) -> Iterator[tuple[PyTree, PyTree]]:
     """What a function holds, and what is in that; with a copy of each."""
     waiting, seen = list(roots), set[int]()
     while waiting:
-        x: Any = waiting.pop()
+        x: PyTree = waiting.pop()
         if id(x) in seen or isinstance(x, _CONSTANT):
             continue
         seen.add(id(x))
@@ -427,7 +426,7 @@ _CONSTANT = (torch.Tensor, SymbolicSequence, *SYMBOLIC, type, str, int, float, b
 _NOT_THE_USERS = ("torch.", "graphport.", "numpy.", "builtins", "functools")
 
 
-def _is_same(x: Any, copy: Any) -> bool:
+def _is_same(x: PyTree, copy: PyTree) -> bool:
     if isinstance(x, dict):
         return x.keys() == copy.keys() and all(x[k] is copy[k] for k in copy)
     return len(x) == len(copy) and all(a is b for a, b in zip(x, copy, strict=True))

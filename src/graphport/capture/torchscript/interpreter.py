@@ -13,7 +13,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,10 +21,13 @@ from graphport import source
 from graphport.capture.torchscript import operators
 from graphport.compat.torch import Graph, ScriptObject, jit_pass_inline, parse_schema
 from graphport.errors import UnsupportedError
+from graphport.types import Args, Kwargs, PyTree
 
-Env = dict[str, Any]
-CallOperator = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
-EnterModule = Callable[[Any], AbstractContextManager[object]]
+Script: TypeAlias = Any
+"""An object of TorchScript: a graph, a block, a node, a method, a schema."""
+Env = dict[str, PyTree]
+CallOperator = Callable[[Script, Args, Kwargs], PyTree]
+EnterModule = Callable[[PyTree], AbstractContextManager[object]]
 
 
 class Interpreter:
@@ -33,30 +36,30 @@ class Interpreter:
     def __init__(self, call_operator: CallOperator, enter_module: EnterModule) -> None:
         self.call_operator = call_operator
         self.enter_module = enter_module
-        self._bodies: dict[Any, Any] = {}
+        self._bodies: dict[PyTree, PyTree] = {}
         """Graphs of the functions that graphs call, by the call."""
-        self._of_modules: dict[int, Any] = {}
+        self._of_modules: dict[int, PyTree] = {}
         """Lists and dicts that are attributes of modules, by id."""
 
-    def call_method(self, method: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def call_method(self, method: Script, args: Sequence[PyTree], kwargs: Kwargs) -> PyTree:
         """A call in Python; who called a module has entered it."""
         return self._run_graph(method.graph, _bind(method.schema, [method.owner, *args], kwargs))
 
-    def call_function(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, function: Script, args: Sequence[PyTree], kwargs: Kwargs) -> PyTree:
         return self._run_graph(function.graph, _bind(function.schema, args, kwargs))
 
-    def _run_method(self, owner: Any, method: Any, values: Sequence[Any]) -> Any:
+    def _run_method(self, owner: Script, method: Script, values: Sequence[PyTree]) -> PyTree:
         if method.name != "forward":
             return self._run_graph(method.graph, values)
         with self.enter_module(owner):
             return self._run_graph(method.graph, values)
 
-    def _run_graph(self, graph: Any, values: Sequence[Any]) -> Any:
+    def _run_graph(self, graph: Script, values: Sequence[PyTree]) -> PyTree:
         env = dict(zip((v.debugName() for v in graph.inputs()), values, strict=True))
         found = self._run_block(graph, env, ())
         return found[0] if len(found) == 1 else tuple(found)
 
-    def _run_block(self, block: Any, env: Env, values: Sequence[Any]) -> list[Any]:
+    def _run_block(self, block: Script, env: Env, values: Sequence[PyTree]) -> list[PyTree]:
         if values:
             names = (v.debugName() for v in block.inputs())
             env.update(zip(names, values, strict=True))
@@ -65,7 +68,7 @@ class Interpreter:
                 self._run_node(node, env)
         return [env[v.debugName()] for v in block.outputs()]
 
-    def _run_node(self, node: Any, env: Env) -> None:
+    def _run_node(self, node: Script, env: Env) -> None:
         kind = node.kind()
         args = [env[v.debugName()] for v in node.inputs()]
         step = _STEPS.get(kind)
@@ -75,7 +78,7 @@ class Interpreter:
 
     # Operators
 
-    def _call(self, node: Any, kind: str, args: list[Any]) -> Sequence[Any]:
+    def _call(self, node: Script, kind: str, args: list[PyTree]) -> Sequence[PyTree]:
         if kind in operators.MUTATES and id(args[0]) in self._of_modules:
             raise _refuse_change("writes to a list or dict that is an attribute of a module")
         function = operators.find_function(kind, args)
@@ -89,7 +92,7 @@ class Interpreter:
             return [operators.coerce(str(schema.returns[0].type), result)]
         return [result] if count == 1 else [] if count == 0 else list(result)
 
-    def _call_torch(self, kind: str, schema: Any, args: Sequence[Any]) -> Any:
+    def _call_torch(self, kind: str, schema: Script, args: Sequence[PyTree]) -> PyTree:
         op = _find_operator(schema)
         if op is None:
             raise UnsupportedError(
@@ -108,13 +111,13 @@ class Interpreter:
 
     # Steps that are no operators
 
-    def _branch(self, node: Any, args: list[Any], env: Env) -> list[Any]:
+    def _branch(self, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
         taken, other = node.blocks()
         if not _ask(args[0], _find_message(taken), _find_message(other)):
             taken = other
         return self._run_block(taken, env, ())
 
-    def _loop(self, node: Any, args: list[Any], env: Env) -> list[Any]:
+    def _loop(self, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
         count, going, *carried = args
         (block,) = node.blocks()
         step = 0
@@ -123,38 +126,38 @@ class Interpreter:
             step += 1
         return carried
 
-    def _read_attribute(self, node: Any, args: list[Any], env: Env) -> list[Any]:
+    def _read_attribute(self, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
         owner, name = args[0], node.s("name")
         read = owner.getattr if isinstance(owner, ScriptObject) else None
         value = read(name) if read else getattr(owner, name)
         self._note_containers(value)
         return [value]
 
-    def _note_containers(self, value: Any) -> None:
+    def _note_containers(self, value: PyTree) -> None:
         if isinstance(value, (list, tuple, dict)):
             if not isinstance(value, tuple):
                 self._of_modules[id(value)] = value
             for x in value.values() if isinstance(value, dict) else value:
                 self._note_containers(x)
 
-    def _write_attribute(self, node: Any, args: list[Any], env: Env) -> list[Any]:
+    def _write_attribute(self, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
         name = node.s("name")
         fix = f"self.{name}.copy_(...)" if isinstance(args[1], torch.Tensor) else None
         raise _refuse_change(f"assigns self.{name}", fix)
 
-    def _call_method(self, node: Any, args: list[Any], env: Env) -> list[Any]:
+    def _call_method(self, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
         owner, name = args[0], node.s("name")
         if not isinstance(owner, ScriptObject):
             return [getattr(owner, name)(*args[1:])]
         return [self._run_method(owner, owner._get_method(name), args)]
 
-    def _call_function(self, node: Any, args: list[Any], env: Env) -> list[Any]:
+    def _call_function(self, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
         body = self._bodies.get(node)
         if body is None:
             body = self._bodies[node] = _inline_call(node)
         return [self._run_graph(body, args[1:])]
 
-    def _call_python(self, node: Any, args: list[Any], env: Env) -> Sequence[Any]:
+    def _call_python(self, node: Script, args: list[PyTree], env: Env) -> Sequence[PyTree]:
         """A function that was left in Python: of `torch.jit.ignore`, or a traced Function."""
         given, scalars = iter(args), iter(node.scalar_args())
         values = [next(given if kind == "d" else scalars) for kind in node.cconv()]
@@ -162,23 +165,23 @@ class Interpreter:
             result = node.pyobj()(*values)
         return [result] if node.outputsSize() == 1 else list(result)
 
-    def _fork(self, node: Any, args: list[Any], env: Env) -> list[Any]:
+    def _fork(self, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
         return [self._run_graph(node.g("Subgraph"), args)]
 
 
 # Attributes of nodes
 
 
-def _read_constant(_: Interpreter, node: Any, args: list[Any], env: Env) -> list[Any]:
+def _read_constant(_: Interpreter, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
     value = node.output().toIValue()
     return [list(value) if isinstance(value, list) else value]
 
 
-def _make_list(_: Interpreter, node: Any, args: list[Any], env: Env) -> list[Any]:
+def _make_list(_: Interpreter, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
     return [args]
 
 
-def _make_tuple(_: Interpreter, node: Any, args: list[Any], env: Env) -> list[Any]:
+def _make_tuple(_: Interpreter, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
     kind = node.output().type()
     fields = tuple(_FIELD.findall(_remove_inner(kind.str())))
     if not kind.str().startswith("NamedTuple"):
@@ -200,39 +203,39 @@ def _remove_inner(text: str) -> str:
 
 
 @functools.cache
-def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+def _named_tuple(name: str, fields: tuple[str, ...]) -> PyTree:
     return collections.namedtuple(name, fields)
 
 
-def _make_dict(_: Interpreter, node: Any, args: list[Any], env: Env) -> list[Any]:
+def _make_dict(_: Interpreter, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
     return [dict(zip(args[::2], args[1::2], strict=True))]
 
 
-def _unpack(_: Interpreter, node: Any, args: list[Any], env: Env) -> list[Any]:
+def _unpack(_: Interpreter, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
     return list(args[0])
 
 
-def _index(_: Interpreter, node: Any, args: list[Any], env: Env) -> list[Any]:
+def _index(_: Interpreter, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
     return [args[0][args[1]]]
 
 
-def _slice_tuple(_: Interpreter, node: Any, args: list[Any], env: Env) -> list[Any]:
+def _slice_tuple(_: Interpreter, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
     return [args[0][node.i("beg") : node.i("end")]]
 
 
-def _make_nothing(_: Interpreter, node: Any, args: list[Any], env: Env) -> list[Any]:
+def _make_nothing(_: Interpreter, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
     return [None] * node.outputsSize()
 
 
-def _raise(_: Interpreter, node: Any, args: list[Any], env: Env) -> list[Any]:
+def _raise(_: Interpreter, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
     raise torch.jit.Error(str(args[0]))
 
 
-def _is_instance(_: Interpreter, node: Any, args: list[Any], env: Env) -> list[Any]:
+def _is_instance(_: Interpreter, node: Script, args: list[PyTree], env: Env) -> list[PyTree]:
     return [any(_matches(args[0], kind) for kind in node.tys("types"))]
 
 
-_KINDS: dict[str, Any] = {
+_KINDS: dict[str, PyTree] = {
     "TensorType": torch.Tensor,
     "IntType": (int, torch.SymInt),
     "FloatType": (float, torch.SymFloat),
@@ -245,7 +248,7 @@ _KINDS: dict[str, Any] = {
 }
 
 
-def _matches(value: object, kind: Any) -> bool:
+def _matches(value: object, kind: PyTree) -> bool:
     name = kind.kind()
     if name == "OptionalType":
         return value is None or _matches(value, kind.getElementType())
@@ -257,7 +260,7 @@ def _matches(value: object, kind: Any) -> bool:
     return isinstance(value, _KINDS[name]) and (name == "BoolType" or not is_bool)
 
 
-Step = Callable[[Interpreter, Any, list[Any], Env], Sequence[Any]]
+Step = Callable[[Interpreter, PyTree, list[PyTree], Env], Sequence[PyTree]]
 _STEPS: dict[str, Step] = {
     "prim::Constant": _read_constant,
     "prim::If": Interpreter._branch,
@@ -281,7 +284,7 @@ _STEPS: dict[str, Step] = {
 }
 
 
-def _ask(condition: Any, if_true: str | None, if_false: str | None) -> bool:
+def _ask(condition: PyTree, if_true: str | None, if_false: str | None) -> bool:
     """A truth, of which one or the other makes the program raise."""
     message = if_true if if_false is None else if_false
     raises = None if message is None else source.Raise(message is if_true, message)
@@ -292,7 +295,7 @@ def _ask(condition: Any, if_true: str | None, if_false: str | None) -> bool:
         source.running.raises = None
 
 
-def _find_message(block: Any) -> str | None:
+def _find_message(block: Script) -> str | None:
     """What a block raises that does nothing else."""
     nodes = list(block.nodes())
     if not nodes or nodes[-1].kind() != "prim::RaiseException":
@@ -313,11 +316,11 @@ def _refuse_change(what: str, fix: str | None = None) -> UnsupportedError:
 
 
 @functools.cache
-def _read_schema(text: str) -> Any:
+def _read_schema(text: str) -> PyTree:
     return None if text == "(no schema)" else parse_schema(text)
 
 
-def _find_operator(schema: Any) -> Any:
+def _find_operator(schema: Script) -> PyTree:
     if schema is None:
         return None
     library, _, name = schema.name.partition("::")
@@ -325,7 +328,7 @@ def _find_operator(schema: Any) -> Any:
     return getattr(packet, schema.overload_name or "default", None)
 
 
-def _inline_call(node: Any) -> Any:
+def _inline_call(node: Script) -> PyTree:
     """The graph of a function that a node calls; nothing else tells it."""
     function, *operands = node.inputs()
     graph = Graph()
@@ -343,7 +346,7 @@ def _inline_call(node: Any) -> Any:
 # Arguments
 
 
-def read_signature(schema: Any, *, is_method: bool) -> inspect.Signature:
+def read_signature(schema: Script, *, is_method: bool) -> inspect.Signature:
     """The signature of a scripted function, or of a method without its self."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     arguments = schema.arguments[1:] if is_method else schema.arguments
@@ -359,14 +362,14 @@ def read_signature(schema: Any, *, is_method: bool) -> inspect.Signature:
     )
 
 
-def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+def _bind(schema: Script, args: Sequence[PyTree], kwargs: Kwargs) -> list[PyTree]:
     bound = read_signature(schema, is_method=False).bind(*args, **kwargs)
     bound.apply_defaults()
     values = [bound.arguments[a.name] for a in schema.arguments]
     return [_convert(x, a.type) for x, a in zip(values, schema.arguments, strict=True)]
 
 
-def _convert(value: Any, kind: Any) -> Any:
+def _convert(value: PyTree, kind: PyTree) -> PyTree:
     """A value as the interpreter of C++ takes it: containers are copied."""
     if isinstance(value, torch.Tensor):
         return value
@@ -393,7 +396,7 @@ def _set_line(line: source.Location | None) -> Iterator[None]:
         source.running.line = before
 
 
-def _find_line(node: Any) -> source.Location | None:
+def _find_line(node: Script) -> source.Location | None:
     """The user's line that a node was made from."""
     place = _read_range(node.sourceRange())
     return source.Location(*place, "TorchScript", source.running.module) if place else None

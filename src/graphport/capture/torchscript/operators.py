@@ -10,13 +10,12 @@ import math
 import operator
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from graphport.capture.numbers.functions import REPLACEMENTS, get_length, to_float, to_int
 from graphport.symbolic.bridge import SYMBOLIC
-from graphport.types import Argument, Function
+from graphport.types import Argument, Function, PyTree
 
 _math = REPLACEMENTS[id(math)][1]
 
@@ -34,7 +33,7 @@ def find_function(name: str, args: Sequence[object]) -> Function | None:
     return _NUMBERS.get(plain)
 
 
-def _find_method(name: str, owner: list[Any] | dict[Any, Any] | str) -> Function | None:
+def _find_method(name: str, owner: list[PyTree] | dict[PyTree, PyTree] | str) -> Function | None:
     method = _METHODS.get(name, name)
     if not hasattr(owner, method):
         return None
@@ -96,13 +95,13 @@ def read_code(kind: str, code: object) -> object:
 # Numbers
 
 
-def _to_bool(x: Any) -> Argument:
+def _to_bool(x: PyTree) -> Argument:
     if isinstance(x, torch.Tensor):
         return (x if x.dtype is torch.bool else x != 0).item()
     return x if isinstance(x, (bool, torch.SymBool)) else x != 0
 
 
-def _negate(x: Any) -> Argument:
+def _negate(x: PyTree) -> Argument:
     return torch.sym_not(x) if isinstance(x, torch.SymBool) else not x
 
 
@@ -111,33 +110,33 @@ def _item(x: torch.Tensor) -> Argument:
 
 
 def _both(of_bools: Function, of_numbers: Function) -> Function:
-    def call(a: Any, b: Any) -> Argument:
+    def call(a: PyTree, b: PyTree) -> Argument:
         return (of_bools if isinstance(a, (bool, torch.SymBool)) else of_numbers)(a, b)
 
     return call
 
 
-def _range_length(low: Any, high: Any, step: Any) -> Argument:
+def _range_length(low: PyTree, high: PyTree, step: PyTree) -> Argument:
     return torch.sym_max(-((low - high) // step), 0)
 
 
-def _slice(items: Any, start: Any = None, end: Any = None, step: int = 1) -> Argument:
+def _slice(items: PyTree, start: PyTree = None, end: PyTree = None, step: int = 1) -> Argument:
     return items[start:end:step]
 
 
-def _set_item(items: Any, at: Any, value: object) -> Argument:
+def _set_item(items: PyTree, at: PyTree, value: object) -> Argument:
     items[at] = value
     return items
 
 
-def _sort(items: list[Any], reverse: bool = False) -> None:
+def _sort(items: list[PyTree], reverse: bool = False) -> None:
     items.sort(reverse=reverse)
 
 
 def _choose(fn: Function) -> Function:
     """Of two numbers, of two lists by element, or of a list."""
 
-    def call(*args: Any) -> Argument:
+    def call(*args: PyTree) -> Argument:
         if len(args) == 2 and isinstance(args[0], list):
             return [fn(a, b) for a, b in zip(*args, strict=True)]
         return functools.reduce(fn, args[0] if len(args) == 1 else args)
@@ -145,7 +144,7 @@ def _choose(fn: Function) -> Function:
     return call
 
 
-def _power(a: Any, b: Any) -> Argument:
+def _power(a: PyTree, b: PyTree) -> Argument:
     return a**b
 
 
@@ -203,14 +202,14 @@ def _unwrap(x: object) -> Argument:
 
 
 def _make_tensor(
-    data: Argument, dtype: int | None = None, device: Any = None, requires_grad: bool = False
+    data: Argument, dtype: int | None = None, device: PyTree = None, requires_grad: bool = False
 ) -> torch.Tensor:
-    kind: Any = read_code("ScalarType", dtype)
+    kind: PyTree = read_code("ScalarType", dtype)
     return torch.tensor(data, dtype=kind, device=device, requires_grad=requires_grad)
 
 
-def _as_tensor(data: Argument, dtype: int | None = None, device: Any = None) -> torch.Tensor:
-    kind: Any = read_code("ScalarType", dtype)
+def _as_tensor(data: Argument, dtype: int | None = None, device: PyTree = None) -> torch.Tensor:
+    kind: PyTree = read_code("ScalarType", dtype)
     return torch.as_tensor(data, dtype=kind, device=device)
 
 
@@ -226,11 +225,11 @@ def _percent_format(text: str, *values: object) -> str:
     return text % values
 
 
-def _contains(items: Any, item: Any) -> Argument:
+def _contains(items: PyTree, item: PyTree) -> Argument:
     return item in items
 
 
-def _get(items: dict[Any, Any], key: object, default: object = None) -> Argument:
+def _get(items: dict[PyTree, PyTree], key: object, default: object = None) -> Argument:
     return items.get(key, default)
 
 

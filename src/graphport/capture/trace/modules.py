@@ -189,11 +189,20 @@ def _patch_module_call() -> Iterator[process.Replacement]:
 def _wrap_script(original: Any) -> Callable[..., Any]:
     def call(script: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
         watcher: ModuleTracker | None = getattr(_thread, "modules", None)
-        if watcher is None:
+        if watcher is None or _is_compiled(script):
             return original(script, *args, **kwargs)
         return watcher.run_script(script, args, kwargs)
 
     return call
+
+
+def _is_compiled(script: Any) -> bool:
+    """Whether it is a method of a class in C++, which has no graph."""
+    owner = getattr(script, "owner", None)
+    return owner is not None and owner._type().qualified_name().startswith(_CLASSES_IN_C)
+
+
+_CLASSES_IN_C = "__torch__.torch.classes."
 
 
 _CALL_PATCH = process.Patch(_patch_module_call)
