@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType
-from typing import Any
 
 import torch.onnx
 
@@ -27,6 +26,7 @@ from graphport.onnx.torch_calls import (
     read_call,
     read_dynamo_call,
 )
+from graphport.types import PyTree
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class Redirection:
     def __init__(self, tell: Callable[[Notice], None], verify: bool) -> None:
         self.tell = tell
         self.verify = verify
-        self.originals: dict[str, Any] = {}
+        self.originals: dict[str, PyTree] = {}
         self.symbolics: list[str] = []
         """Operators that the script has taught the TorchScript exporter."""
         self._inside = threading.local()
         self._dynamo = False
         """What `dynamo` is where a call does not say it."""
 
-    def answer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def answer(self, name: str, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         """Carry out a call, or hand it on to torch: also those that torch itself makes."""
         if getattr(self._inside, "active", False):
             return self.originals[name](*args, **kwargs)
@@ -62,29 +62,29 @@ class Redirection:
         finally:
             self._inside.active = False
 
-    def _export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _export(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         return self._carry_out(
             lambda: read_call(args, kwargs), lambda: self.originals["export"](*args, **kwargs)
         )
 
-    def _export_torchscript(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _export_torchscript(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         return self._carry_out(
             lambda: read_call(args, {"dynamo": False, **kwargs}),
             lambda: self.originals["utils.export"](*args, **kwargs),
         )
 
-    def _export_dynamo(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _export_dynamo(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         call = read_dynamo_call(*args, **kwargs)
         given = {"kwargs": call.kwargs, "dynamic_shapes": call.dynamic_shapes, "dynamo": True}
         return self._carry_out(
             lambda: call, lambda: self.originals["export"](call.model, call.args, **given)
         )
 
-    def _register(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _register(self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
         self.symbolics.append(str(args[0] if args else kwargs.get("symbolic_name")))
         return self.originals["register_custom_op_symbolic"](*args, **kwargs)
 
-    def _carry_out(self, read: Callable[[], TorchCall], leave: Callable[[], Any]) -> Any:
+    def _carry_out(self, read: Callable[[], TorchCall], leave: Callable[[], PyTree]) -> PyTree:
         """Carry out a call as it is read, or leave it to torch."""
         where = source.locate_user_line()
         try:
@@ -136,7 +136,7 @@ _ANSWERS = {
 }
 
 
-def answer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def answer(name: str, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
     """What the code that torch's functions are given calls."""
     assert _current is not None
     return _current.answer(name, args, kwargs)
@@ -153,7 +153,7 @@ def _find_functions() -> dict[str, FunctionType]:
 # The code of functions
 
 
-def _call_here(*args: Any, **kwargs: Any) -> Any:
+def _call_here(*args: PyTree, **kwargs: PyTree) -> PyTree:
     """The code of torch's functions for the time; it runs with the globals of torch's modules."""
     from graphport.onnx.redirection import answer
 
@@ -189,13 +189,13 @@ class DynamoOptions:
     """`torch.onnx.ExportOptions`, as torch had it from 2.1 to 2.6."""
 
     dynamic_shapes: bool | None = None
-    fake_context: Any = None
-    onnx_registry: Any = None
-    diagnostic_options: Any = None
+    fake_context: PyTree = None
+    onnx_registry: PyTree = None
+    diagnostic_options: PyTree = None
     op_level_debug: bool | None = None
 
 
-def _dynamo_export(*args: Any, **kwargs: Any) -> Any:
+def _dynamo_export(*args: PyTree, **kwargs: PyTree) -> PyTree:
     return answer("dynamo_export", args, kwargs)
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from time import strftime
-from typing import Any
 
 import onnx
 import onnx.printer
@@ -51,39 +50,39 @@ _BY_POSITION = (
 class TorchCall:
     """The arguments of `torch.onnx.export`, of any version."""
 
-    model: Any
+    model: PyTree
     args: PyTree = ()
-    f: Any = None
+    f: PyTree = None
     kwargs: PyTree = None
     export_params: bool = True
     verbose: bool | None = None
-    training: Any = None
-    input_names: Any = None
-    output_names: Any = None
-    operator_export_type: Any = None
+    training: PyTree = None
+    input_names: PyTree = None
+    output_names: PyTree = None
+    operator_export_type: PyTree = None
     opset_version: int | None = None
-    dynamic_axes: Any = None
+    dynamic_axes: PyTree = None
     dynamic_shapes: PyTree = None
     keep_initializers_as_inputs: bool | None = None
-    export_modules_as_functions: Any = False
+    export_modules_as_functions: PyTree = False
     dynamo: bool | None = None
     external_data: bool | None = None
-    custom_translation_table: Any = None
+    custom_translation_table: PyTree = None
     report: bool = False
     optimize: bool = True
     verify: bool = False
     profile: bool = False
     dump_exported_program: bool = False
-    artifacts_dir: Any = "."
+    artifacts_dir: PyTree = "."
     # What follows changes nothing here: constants are folded, functions captured by what they do,
     # domains written as they are used, and what is refused goes on to torch in any case.
     do_constant_folding: bool = True
-    custom_opsets: Any = None
+    custom_opsets: PyTree = None
     autograd_inlining: bool = True
     fallback: bool = False
 
 
-def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TorchCall:
+def read_call(args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> TorchCall:
     """A call as it was written."""
     given = {**dict(zip(_BY_POSITION, args, strict=False)), **kwargs}
     unknown = sorted(given.keys() - {f.name for f in fields(TorchCall)})
@@ -92,7 +91,7 @@ def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TorchCall:
     return TorchCall(**given)
 
 
-def read_dynamo_call(model: Any, *args: Any, **kwargs: Any) -> TorchCall:
+def read_dynamo_call(model: PyTree, *args: PyTree, **kwargs: PyTree) -> TorchCall:
     """A call of `torch.onnx.dynamo_export`, which torch had from 2.1 to 2.6."""
     options = kwargs.pop("export_options", None)
     shapes: PyTree = None
@@ -101,12 +100,12 @@ def read_dynamo_call(model: Any, *args: Any, **kwargs: Any) -> TorchCall:
     return TorchCall(model, args, kwargs=kwargs or {}, dynamic_shapes=shapes, dynamo=True)
 
 
-def _all_sizes(x: object) -> list[Any] | None:
+def _all_sizes(x: object) -> list[PyTree] | None:
     """Every size of a tensor as torch says that it varies: what is refused goes on to torch."""
     return [torch.export.Dim.AUTO] * x.dim() if isinstance(x, torch.Tensor) else None
 
 
-def _name_arguments(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
+def _name_arguments(model: PyTree, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> PyTree:
     bound = bind_inputs(model, args, kwargs).parameters
     return {name: value for name, (_, value) in bound.items()}
 
@@ -163,14 +162,14 @@ def _read_arguments(call: TorchCall) -> tuple[PyTree, PyTree]:
     return tuple(args), call.kwargs
 
 
-def _read_functions(call: TorchCall) -> tuple[Any, ...]:
+def _read_functions(call: TorchCall) -> tuple[PyTree, ...]:
     asked = call.export_modules_as_functions
     if asked is True:
         return tuple({type(m) for m in call.model.modules() if m is not call.model})
     return tuple(asked or ())
 
 
-def _name_mode(asked: Any) -> str:
+def _name_mode(asked: PyTree) -> str:
     """A `TrainingMode`, or a bool as torch once took it: evaluation unless it is said otherwise."""
     return getattr(asked, "name", "TRAINING" if asked is True else "EVAL")
 
@@ -312,7 +311,7 @@ class TorchProgram(ONNXProgram):
         return tuple(self.adapt_torch_outputs_to_onnx(super().call_reference(*args, **kwargs)))
 
     @cached_property
-    def model(self) -> Any:
+    def model(self) -> PyTree:
         """The model as `onnx_ir`; what is changed in it is saved, and runs."""
         model = super().model
         self._unedited = onnx_ir.serde.serialize_model(model)
@@ -333,7 +332,7 @@ class TorchProgram(ONNXProgram):
         self._forget_model()
         super()._become(made)
 
-    def rename_axes(self, names: Mapping[Any, str]) -> None:
+    def rename_axes(self, names: Mapping[PyTree, str]) -> None:
         """Call dims otherwise in the file, by their names or as they are in `model`."""
         self._forget_model()
         super().rename_axes(names)
@@ -345,12 +344,12 @@ class TorchProgram(ONNXProgram):
 
     def save(
         self,
-        path: Any = None,
-        external_data: Any = "auto",
-        state_dict: Any = None,
+        path: PyTree = None,
+        external_data: PyTree = "auto",
+        state_dict: PyTree = None,
         *,
-        destination: Any = None,
-        **how: Any,
+        destination: PyTree = None,
+        **how: PyTree,
     ) -> None:
         """Write the model to a file, the `destination`."""
         path = destination if path is None else path

@@ -14,7 +14,6 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -41,7 +40,7 @@ from graphport.errors import ExportError, MutationError, UnsupportedError
 from graphport.ops.registry import overloads
 from graphport.process import undo_on_exit
 from graphport.tensors.abstract import AbstractTensor, describe, get_val
-from graphport.types import Args, Argument, Function, Kwargs
+from graphport.types import Args, Argument, Function, Kwargs, PyTree
 
 _FORWARD = "torch.autograd.grad(energy, positions)[0] gives the gradient as a tensor"
 
@@ -73,7 +72,7 @@ def grad(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) -> Argument
     seeds = given["grad_outputs"]
     gradients = _to_tuple((None,) * len(outputs) if seeds is None else seeds)
 
-    def differentiate(*seeds: Any) -> tuple[Any, ...]:
+    def differentiate(*seeds: PyTree) -> tuple[PyTree, ...]:
         found = _Differentiation(tracer, outputs, inputs).run(seeds)
         return tuple(map(_settle, inputs, found))
 
@@ -98,7 +97,7 @@ _UNUSED = (
 )
 
 
-def _to_tuple(x: Any) -> tuple[Any, ...]:
+def _to_tuple(x: PyTree) -> tuple[PyTree, ...]:
     return (x,) if isinstance(x, torch.Tensor) else tuple(x)
 
 
@@ -130,7 +129,7 @@ def register_hook(tracer: Tracer, func: Function, args: Args, kwargs: Kwargs) ->
 class _Differentiation:
     """One call."""
 
-    def __init__(self, tracer: Tracer, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def __init__(self, tracer: Tracer, outputs: Sequence[PyTree], inputs: Sequence[PyTree]) -> None:
         self.tracer = tracer
         self.recorder = tracer.recorder
         self.tensors = outputs
@@ -141,7 +140,7 @@ class _Differentiation:
         self.gradients: dict[Node, torch.Tensor] = {}
         self.reached: set[Node] = set()
         """What depends on the inputs."""
-        self.constant: set[tuple[Any, ...]] = set()
+        self.constant: set[tuple[PyTree, ...]] = set()
         """Nodes with the number of a result that has no gradient: the operands of a getitem."""
 
     def run(self, seeds: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
@@ -295,8 +294,8 @@ class _Differentiation:
             self._add(operand, t)
 
     def _compute_again(
-        self, node: Node, choose: Callable[[list[Any]], list[int]]
-    ) -> tuple[list[Node], Callable[..., Any]]:
+        self, node: Node, choose: Callable[[list[PyTree]], list[int]]
+    ) -> tuple[list[Node], Callable[..., PyTree]]:
         """The operands of a node that gradients go on to, and what pulls those of results back.
 
         Of which results, is chosen by looking at all of them.
@@ -317,7 +316,7 @@ class _Differentiation:
         _, pull = torch.func.vjp(compute, *(given[i] for i in places))
         return [leaves[i] for i in places], pull
 
-    def _choose_definition(self, op: OpOverload, operands: list[Any]) -> Callable[..., Any]:
+    def _choose_definition(self, op: OpOverload, operands: list[PyTree]) -> Callable[..., PyTree]:
         """What is differentiated: the operator, or what it is made of."""
         if op in DEFINITIONS and torch.is_grad_enabled() and any(map(has_open_size, operands)):
             return DEFINITIONS[op]
@@ -328,7 +327,7 @@ class _Differentiation:
         inexact = [i for i, val in enumerate(get_val(node)) if _is_inexact(val)]
         constant: set[int] = set()
 
-        def choose(results: list[Any]) -> list[int]:
+        def choose(results: list[PyTree]) -> list[int]:
             constant.update(i for i in inexact if not results[i].requires_grad)
             return inexact
 
@@ -337,7 +336,7 @@ class _Differentiation:
                 self._compute_again(node, choose)
         return constant
 
-    def _hold(self, x: Any) -> Any:
+    def _hold(self, x: PyTree) -> PyTree:
         """What a node gives, to compute with it once more."""
         if not isinstance(x, Node):
             return x
@@ -391,7 +390,7 @@ def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> 
     return src.to(self.dtype).expand(self.shape)
 
 
-_REWRITTEN: dict[OpOverload, Callable[..., Any]] = {aten.copy.default: _copy}
+_REWRITTEN: dict[OpOverload, Callable[..., PyTree]] = {aten.copy.default: _copy}
 """Operators that only graphs have, and that torch does not differentiate."""
 _ONLY_ONCE = frozenset(
     overloads("det linalg_det _linalg_det logdet slogdet linalg_slogdet _linalg_slogdet")
