@@ -215,6 +215,26 @@ def test_tokens(fn: Callable[..., Any]) -> None:
     check_exact(fn, hard_numbers(0.1)[:4800].reshape(-1, 24))
 
 
+@pytest.mark.parametrize("zero", [torch.float16, torch.float32, torch.int64])
+@pytest.mark.parametrize("scale", [torch.float16, torch.float32])
+def test_halves_are_rounded_as_in_eager(scale: torch.dtype, zero: torch.dtype) -> None:
+    x = (torch.randn(200, 24) * 3).half()
+    scales, zeros = torch.rand(200, 1) * 0.05 + 0.01, torch.randint(-3, 3, (200, 1))
+    check_exact(
+        lambda x, s, z: PT2E.quantize_per_token(x, s, z, *INT8), x, scales.to(scale), zeros.to(zero)
+    )
+
+
+def test_a_zero_point_that_a_cast_changes() -> None:
+    def fn(x: Tensor) -> Tensor:
+        zeros = torch.full((x.shape[0], 1), -1).to(torch.uint8)
+        block = [1, x.shape[1]]
+        scales = torch.full((x.shape[0], 1), 0.1)
+        return AFFINE.quantize_affine(x, block, scales, zeros, torch.int8, -128, 127)
+
+    check_exact(fn, torch.randn(5, 8) * 9)
+
+
 def test_parameters_are_chosen() -> None:
     x = torch.cat([torch.randn(30, 8) * 3, torch.zeros(1, 8)])
 
@@ -264,7 +284,9 @@ def test_affine_activations() -> None:
         q = AFFINE.quantize_affine(x, block, s, z, torch.int8, -128, 127)
         return q, AFFINE.dequantize_affine(q, block, s, z, torch.int8, -128, 127)
 
-    check_exact(fn, x, torch.rand(200, 1) * 0.2 + 0.01, torch.randint(-3, 3, (200, 1)))
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        scale = (torch.rand(200, 1) * 0.2 + 0.01).to(dtype)
+        check_exact(fn, x.to(dtype), scale, torch.randint(-3, 3, (200, 1)))
 
 
 BLOCKS = [(24, 16), (1, 16), (24, 1), (1, 8), (12, 1), (12, 8)]

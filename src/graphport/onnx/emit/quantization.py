@@ -25,6 +25,7 @@ from graphport.errors import WeightsError
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.emit.schemas import BITS
+from graphport.ops import promote
 from graphport.ops.sizes import wrap_dim
 from graphport.tensors.lazy import WeightlessTensor, lacks_data
 
@@ -149,15 +150,18 @@ _UNIFORM = {"Expand", "Cast", "Reshape", "Unsqueeze", "Squeeze"}
 
 
 def _find_uniform(x: Value) -> torch.Tensor | None:
-    node = x.producer
+    dtype, node = x.dtype, x.producer
     while node is not None and node.op in _UNIFORM and node.inputs[0] is not None:
         x = node.inputs[0]
         node = x.producer
     if node is not None and node.op == "ConstantOfShape":
-        found = node.attributes.get("value")
-        return torch.zeros(()) if found is None else found.reshape(())
-    data = x.tensor
-    return data.reshape(()) if data is not None and data.numel() == 1 else None
+        found = node.attributes.get("value", torch.zeros(()))
+    else:
+        found = x.tensor
+    if found is None or found.numel() != 1:
+        return None
+    data = found.reshape(()).to(dtype)
+    return data if bool(data == found.reshape(())) else None  # a cast has changed it
 
 
 def _change_stored(b: Builder, x: Any, form: object, make: Callable[..., torch.Tensor]) -> Value:
@@ -184,7 +188,8 @@ def invert(b: Builder, scale: Parameter, dtype: torch.dtype) -> Parameter:
     if isinstance(scale, Value) and scale.tensor is not None:
         return b.constant(1 / scale.tensor.to(dtype))
     if isinstance(scale, Value):
-        return b.Reciprocal(b.cast(scale, dtype))
+        wide = torch.float32 if dtype in HALVES else dtype
+        return b.cast(b.Reciprocal(b.cast(scale, wide)), dtype)
     return (1 / torch.tensor(scale, dtype=dtype)).item()
 
 
@@ -310,12 +315,19 @@ def emit_grid(
     blocks: Blocks,
     zero_first: bool = False,
 ) -> Value:
-    """The integers as floats, before they are clipped."""
-    y = blocks.combine(b, b.Mul, x, inverse, x.dtype)
-    y = y if zero_first else b.Round(y)
+    """The integers as floats, before they are clipped: each step rounded as in eager."""
+    y = _combine_rounded(b, b.Mul, x, inverse, x.dtype, blocks)
+    y = y if zero_first else _round(b, y)
     if isinstance(zero, Value) or zero:
-        y = blocks.combine(b, b.Add, y, zero, x.dtype)
-    return b.Round(y) if zero_first else y
+        by_float = isinstance(zero, Value) and zero.dtype.is_floating_point
+        dtype = promote.promote_types(x.dtype, zero.dtype) if by_float else x.dtype  # type: ignore
+        y = _combine_rounded(b, b.Add, b.cast(y, dtype), zero, dtype, blocks)
+    y = _round(b, y) if zero_first else y
+    return b.cast(y, torch.float32) if y.dtype in HALVES else y
+
+
+def _round(b: Builder, x: Value) -> Value:
+    return b.Round(b.cast(x, torch.float32) if x.dtype in HALVES else x)
 
 
 def _quantize_linear(

@@ -250,8 +250,6 @@ def _quantize_promoted(
 ) -> Value:
     """The product as torch promotes its operands; zero points are added before it is rounded."""
     x = _widen_with(b, x, scales)
-    if zeros.dtype.is_floating_point:
-        x = _widen_with(b, x, zeros)
     inverse = invert(b, scales, scales.dtype)
     return emit_quantize(b, x, scales, inverse, zeros, limits, dtype, blocks, zero_first=True)
 
