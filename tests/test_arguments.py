@@ -143,6 +143,7 @@ CALLS: dict[str, Call] = {
     "gp.ExportedProgram.run_decompositions": named(
         EP.run_decompositions, table=None, preserve_ops=()
     ),
+    "gp.default_decompositions": named(gp.default_decompositions),
     "gp.unflatten": named(gp.unflatten, program=EP),
     "gp.from_torch": named(gp.from_torch, program=EP.to_torch()),
     "gp.save": named(gp.save, program=EP, file="other.gpx"),
@@ -365,12 +366,16 @@ CALLS: dict[str, Call] = {
 
 RECORDS = (
     "gp.DraftProgram",
+    "gp.ExportGraphSignature",
     "gp.ExportedProgram",
     "gp.GraphSignature",
     "gp.InputKind",
     "gp.InputSpec",
+    "gp.ModuleCallEntry",
+    "gp.ModuleCallSignature",
     "gp.OutputKind",
     "gp.OutputSpec",
+    "gp.UnflattenedModule",
     "gp.errors",
     "gp.fx",
     "gp.onnx",

@@ -202,6 +202,17 @@ PATTERNS: dict[str, Pattern] = {
         "masked",
         TEXTS[:1],
     ),
+    "names of parameters, too": Pattern(
+        'names = ["actual_input_1"] + [f"learned_{i}" for i in range(16)]\n'
+        'torch.onnx.export(net, x, "m.onnx", verbose=True, input_names=names, '
+        'output_names=["output1"], dynamo=False)',
+        said="parameters keep their own names",
+    ),
+    "None and flags": Pattern(
+        'torch.onnx.export(masked, (ids, None, 2.0), "m.onnx", input_names=["ids"], dynamo=False)',
+        "masked",
+        [(ids(2, 5), None, 2.0)],
+    ),
     "a list as an argument": Pattern(
         'torch.onnx.export(listed, ([x, x],), "m.onnx", input_names=["a", "b"], opset_version=17)',
         "listed",
@@ -381,6 +392,11 @@ def test_patterns(name: str, run: Runner, capsys: pytest.CaptureFixture[str]) ->
         assert_same(Path("m.onnx"), model, args)
 
 
+def test_most_patterns_are_carried_out() -> None:
+    left = [name for name, p in PATTERNS.items() if not p.said or p.said.startswith("left")]
+    assert len(PATTERNS) - len(left) >= 40, left
+
+
 def assert_same(file: Path, model: Any, args: tuple[Any, ...]) -> None:
     """The file, in bare ONNX Runtime, and eager give the same."""
     options = onnxruntime.SessionOptions()
@@ -493,6 +509,15 @@ def test_what_neither_can_raises_what_torch_raises(
     told = capsys.readouterr().err
     assert "left to torch.onnx: GP101 f is missing" in told
     assert code == 0, told
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_dynamo_export_goes_on_to_torch(run: Runner, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "options = torch.onnx.ExportOptions(dynamic_shapes=True)\n"
+    text += "torch.onnx.dynamo_export(signed, x.abs(), export_options=options)\n"
+    assert run_script(PRELUDE + text) == 1  # torch refuses it, too
+    told = capsys.readouterr().err
+    assert "left to torch.onnx: GP120" in told and "torch/onnx/__init__.py" in told, told
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
@@ -278,9 +278,20 @@ def decompose_to_known(
             return program, missing
         tried.update(missing)
         program = decompose_unknown(
-            program, lambda op: op not in tried and (known(op) or op in COMPLEX)
+            program,
+            lambda op: op not in tried and (known(op) or op in COMPLEX),
+            _find_onnx_decompositions(missing),
         )
     return program, {}
+
+
+def _find_onnx_decompositions(missing: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
+    """Of `torch.onnx.ops`, which is loaded if a program has its operators."""
+    if not any(getattr(op, "namespace", None) == "onnx" for op in missing):
+        return {}
+    from torch.onnx.ops import aten_decompositions
+
+    return aten_decompositions()
 
 
 def _can_decompose(op: OpOverload) -> bool:

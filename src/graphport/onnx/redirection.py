@@ -63,27 +63,29 @@ class Redirection:
             self._inside.active = False
 
     def _export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._carry_out("export", args, kwargs, lambda: read_call(args, kwargs))
+        return self._carry_out(
+            lambda: read_call(args, kwargs), lambda: self.originals["export"](*args, **kwargs)
+        )
 
     def _export_torchscript(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        read = lambda: read_call(args, {"dynamo": False, **kwargs})  # noqa: E731
-        return self._carry_out("utils.export", args, kwargs, read)
+        return self._carry_out(
+            lambda: read_call(args, {"dynamo": False, **kwargs}),
+            lambda: self.originals["utils.export"](*args, **kwargs),
+        )
 
     def _export_dynamo(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        read = lambda: read_dynamo_call(*args, **kwargs)  # noqa: E731
-        return self._carry_out("dynamo_export", args, kwargs, read)
+        call = read_dynamo_call(*args, **kwargs)
+        given = {"kwargs": call.kwargs, "dynamic_shapes": call.dynamic_shapes, "dynamo": True}
+        return self._carry_out(
+            lambda: call, lambda: self.originals["export"](call.model, call.args, **given)
+        )
 
     def _register(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.symbolics.append(str(args[0] if args else kwargs.get("symbolic_name")))
         return self.originals["register_custom_op_symbolic"](*args, **kwargs)
 
-    def _carry_out(
-        self,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        read: Callable[[], TorchCall],
-    ) -> Any:
+    def _carry_out(self, read: Callable[[], TorchCall], leave: Callable[[], Any]) -> Any:
+        """Carry out a call as it is read, or leave it to torch."""
         where = source.locate_user_line()
         try:
             call = read()
@@ -93,14 +95,12 @@ class Redirection:
                     f"{', '.join(self.symbolics)}: registered with torch.onnx by the script"
                 )
             made = carry_out(call, dynamo, self.verify)
-        except Exception as error:
-            if name not in self.originals:
-                raise
+        except Exception as error:  # noqa: BLE001  whatever it is, torch may be able to
             self.tell(Notice(where, f"left to torch.onnx: {_format_line(error)}", error))
         else:
             self.tell(Notice(where, _format_success(call, made)))
             return TorchProgram.of(made.program) if dynamo else None
-        return self.originals[name](*args, **kwargs)
+        return leave()
 
     def _uses_dynamo(self, call: TorchCall) -> bool:
         said = self._dynamo if call.dynamo is None else call.dynamo

@@ -26,6 +26,7 @@ from graphport.capture.spec.inputs import bind_inputs
 from graphport.compat.torch import ONNX_DEFAULT_OPSET, pytree
 from graphport.errors import InputError, MismatchError, MissingLoweringError, UnsupportedError
 from graphport.onnx import exporter
+from graphport.onnx.emit.interface import count_inputs
 from graphport.onnx.options import ExportOptions, name_axes
 from graphport.onnx.program import ONNXProgram
 from graphport.onnx.spellings import Example, ask_module
@@ -33,7 +34,7 @@ from graphport.onnx.target.session import ForeignSession, open_session
 from graphport.onnx.target.targets import ORT
 from graphport.program import ExportedProgram
 from graphport.program.files import save
-from graphport.symbolic.dims import Dim, Hint
+from graphport.symbolic.dims import Hint
 from graphport.types import PyTree
 
 # What a call says.
@@ -96,9 +97,13 @@ def read_dynamo_call(model: Any, *args: Any, **kwargs: Any) -> TorchCall:
     options = kwargs.pop("export_options", None)
     shapes: PyTree = None
     if getattr(options, "dynamic_shapes", False):
-        sizes = lambda x: [Dim.AUTO] * x.dim() if isinstance(x, torch.Tensor) else None  # noqa: E731
-        shapes = pytree.tree_map(sizes, _name_arguments(model, args, kwargs))
+        shapes = pytree.tree_map(_all_sizes, _name_arguments(model, args, kwargs))
     return TorchCall(model, args, kwargs=kwargs or {}, dynamic_shapes=shapes, dynamo=True)
+
+
+def _all_sizes(x: object) -> list[Any] | None:
+    """Every size of a tensor as torch says that it varies: what is refused goes on to torch."""
+    return [torch.export.Dim.AUTO] * x.dim() if isinstance(x, torch.Tensor) else None
 
 
 def _name_arguments(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PyTree:
@@ -193,6 +198,7 @@ def _export(call: TorchCall, example: Example, options: ExportOptions, verify: b
     with exporter.time_stage("capture", took):
         captured = exporter.capture_program(model, args, kwargs, shapes, axes, options, {})
     with exporter.time_stage("lower", took):
+        options = _drop_names(captured, options, notes)
         program = _lower(captured, options, call.opset_version, notes)
     exporter.keep_eager(program, captured, model, args, kwargs)
     found = program.verify() if verify else None
@@ -204,6 +210,17 @@ def _export(call: TorchCall, example: Example, options: ExportOptions, verify: b
     tried = None if found is None else sum(trial.compared for trial in found.sizes_tried)
     fixed = (note.partition(": ")[0] for note in captured.notes)
     return Made(program, [*notes, *fixed], tried)
+
+
+def _drop_names(
+    captured: ExportedProgram, options: ExportOptions, notes: list[str]
+) -> ExportOptions:
+    """Names beyond the inputs, which the TorchScript exporter gives to parameters."""
+    names, count = options.input_names or (), count_inputs(captured)
+    if len(names) <= count:
+        return options
+    notes.append(f"input_names has {len(names) - count} more, and parameters keep their own names")
+    return replace(options, input_names=list(names[:count]))
 
 
 def _read_axes(call: TorchCall, example: Example) -> tuple[PyTree, list[str]]:

@@ -11,6 +11,7 @@ from graphport.ops import (  # noqa: F401  register their rules
     linalg_decompositions,
     loss,
     norm,
+    quantization,
     reduce,
     rnn,
     shape,

@@ -6,7 +6,7 @@ import torch
 
 from graphport.errors import ShapeError
 from graphport.ops.conv import count_windows
-from graphport.ops.registry import named_shape_rule
+from graphport.ops.registry import shape_rule_named
 from graphport.ops.sizes import establish, establish_equal, establish_sizes
 from graphport.symbolic import ge
 from graphport.tensors.abstract import Abstract, Size
@@ -51,7 +51,7 @@ def _pool_by_position(
     return out, out.like(dtype=torch.int32)
 
 
-@named_shape_rule("torchvision::roi_align")
+@shape_rule_named("torchvision::roi_align")
 def roi_align(
     input: Abstract,
     rois: Abstract,
@@ -65,7 +65,7 @@ def roi_align(
     return _pool("roi_align", input, rois, pooled_height, pooled_width, channels)
 
 
-@named_shape_rule("torchvision::roi_pool")
+@shape_rule_named("torchvision::roi_pool")
 def roi_pool(
     input: Abstract, rois: Abstract, spatial_scale: float, pooled_height: Size, pooled_width: Size
 ) -> tuple[Abstract, Abstract]:
@@ -74,7 +74,7 @@ def roi_pool(
     return out, out.like(dtype=torch.int32)
 
 
-@named_shape_rule("torchvision::ps_roi_align")
+@shape_rule_named("torchvision::ps_roi_align")
 def ps_roi_align(
     input: Abstract,
     rois: Abstract,
@@ -86,14 +86,14 @@ def ps_roi_align(
     return _pool_by_position("ps_roi_align", input, rois, pooled_height, pooled_width)
 
 
-@named_shape_rule("torchvision::ps_roi_pool")
+@shape_rule_named("torchvision::ps_roi_pool")
 def ps_roi_pool(
     input: Abstract, rois: Abstract, spatial_scale: float, pooled_height: Size, pooled_width: Size
 ) -> tuple[Abstract, Abstract]:
     return _pool_by_position("ps_roi_pool", input, rois, pooled_height, pooled_width)
 
 
-@named_shape_rule("torchvision::deform_conv2d")
+@shape_rule_named("torchvision::deform_conv2d")
 def deform_conv2d(
     input: Abstract,
     weight: Abstract,

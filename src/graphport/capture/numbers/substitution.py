@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 from weakref import WeakKeyDictionary, ref
 
 from torch import nn
@@ -221,7 +221,7 @@ def _list_owner(owner: Any) -> _Listing:
     return known
 
 
-def _is_module(name: object, namespace: dict[str, Any]) -> bool:
+def _is_module(name: object, namespace: dict[str, Any]) -> TypeGuard[str]:
     return isinstance(name, str) and vars(sys.modules.get(name, _NO_MODULE)) is namespace
 
 

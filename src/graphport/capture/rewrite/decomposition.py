@@ -70,6 +70,17 @@ def _other_decompositions() -> Table:
     }
 
 
+def default_decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """The table of `run_decompositions`, to take operators out of or to put others in.
+
+    >>> import torch, graphport as gp
+    >>> ep = gp.export(torch.nn.Linear(4, 2), (torch.randn(3, 4),))
+    >>> str(ep.run_decompositions(gp.default_decompositions())) == str(ep.run_decompositions())
+    True
+    """
+    return dict(core_aten_table())
+
+
 def run_decompositions(
     program: ExportedProgram, table: Table | None, preserve: tuple[object, ...]
 ) -> Any:
@@ -86,11 +97,13 @@ def run_decompositions(
     return Decomposition(program, tracer).run()
 
 
-def decompose_unknown(program: ExportedProgram, known: Callable[[object], bool]) -> Any:
-    """Decompose what is not `known`, as far as torch can."""
+def decompose_unknown(
+    program: ExportedProgram, known: Callable[[object], bool], further: Table | None = None
+) -> Any:
+    """Decompose what is not `known`, as far as torch can, or by a further table."""
     table = {
         op: fn
-        for op, fn in {**_other_decompositions(), **core_aten_table()}.items()
+        for op, fn in {**_other_decompositions(), **core_aten_table(), **(further or {})}.items()
         if not known(op)
     }
 

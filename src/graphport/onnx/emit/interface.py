@@ -310,6 +310,12 @@ def _is_input(node: Node) -> bool:
     return isinstance(describe(node), Abstract | Expr)
 
 
+def count_inputs(program: ExportedProgram) -> int:
+    """How many inputs the model of a program has for its users."""
+    specs = zip(_placeholders(program), program.graph_signature.input_specs, strict=True)
+    return sum(spec.kind not in _STATE_KINDS and _is_input(node) for node, spec in specs)
+
+
 def _is_shared(weight: Node, mutated: bool) -> bool:
     """Whether a weight is used otherwise than as that of linear layers, on rows or on more dims."""
     linear = aten.linear.default

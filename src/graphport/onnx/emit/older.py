@@ -79,19 +79,16 @@ def _read_integers(op: str, given: Any) -> list[int]:
 
 @before(18, "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin")
 @before(18, "ReduceProd ReduceSumSquare")
-@before(13, "ReduceSum Unsqueeze")
-def _pass_axes(b: Builder, emit: Emit, x: Value, axes: Any = None, **kept: Any) -> Value:
+@before(13, "ReduceSum")
+def _reduce(b: Builder, emit: Emit, x: Value, axes: Any = None, **kept: Any) -> Value:
     if axes is None:
         return emit(x, **kept)
-    numbers = _read_integers("a reduction", axes)
-    return emit(x, axes=[a % x.rank for a in numbers] if min(numbers) < 0 else numbers, **kept)
+    return emit(x, axes=[a % x.rank for a in _read_integers("a reduction", axes)], **kept)
 
 
-@before(13, "Squeeze")
-def _squeeze(b: Builder, emit: Emit, x: Value, axes: Any) -> Value:
-    if isinstance(axes, Value) and axes.tensor is None and x.rank == 1:
-        return b.Gather(x, emit(axes, axes=[0]))  # the only element, where the axis is computed
-    return emit(x, axes=_read_integers("Squeeze", axes))
+@before(13, "Squeeze Unsqueeze")
+def _pass_axes(b: Builder, emit: Emit, x: Value, axes: Any) -> Value:
+    return emit(x, axes=_read_integers("Squeeze or Unsqueeze", axes))
 
 
 @before(13, "Split")

@@ -24,7 +24,7 @@ from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import InputError, UnsupportedError
 from graphport.onnx.emit.builder import Number
 from graphport.onnx.emit.ir import Complex, Value
-from graphport.ops.registry import list_known, overload_table
+from graphport.ops.registry import list_known, overload_table, read_default
 from graphport.tensors.abstract import get_val
 
 Lowered: TypeAlias = (
@@ -71,7 +71,7 @@ class Lowering:
                 fix=f"def lower(b, {', '.join(self.arguments.values())})",
             )
         defaults = {
-            name: a.default_value if a.has_default_value() else inspect.Parameter.empty
+            name: read_default(a) if a.has_default_value() else inspect.Parameter.empty
             for a, name in zip(schema, self.arguments.values(), strict=True)
         }
         self.defaults = {
@@ -112,6 +112,8 @@ NEEDS: dict[OpOverload, Sequence[str]] = {}
 """Operators of ONNX that the lowerings of some operators cannot do without."""
 _LOWERINGS_BY_NAME: dict[str, tuple[Fn, Sequence[str], str]] = {}
 """Operators of packages that may not be there, by their names; with what `lower` is told."""
+UNFOLDED: set[str] = set()
+"""Names of operators that a file has also of constants: their operands are smaller than results."""
 COMPLEX: dict[OpOverload, Lowering] = {}
 """For operators with complex operands or results."""
 BY_PARTS: set[OpOverload] = set()
@@ -152,10 +154,16 @@ def lower_complex(*ops: OpOverload) -> Callable[[F], F]:
     return register
 
 
-def lower_named(*names: str, needs: Sequence[str] = (), ignores: str = "") -> Callable[[F], F]:
-    """Register a lowering for operators of other packages: `transformers::grouped_mm_fallback`."""
+def lower_named(
+    *names: str, needs: Sequence[str] = (), ignores: str = "", folds: bool = True
+) -> Callable[[F], F]:
+    """Register a lowering for operators of other packages: `transformers::grouped_mm_fallback`.
+
+    One that does not fold is not computed at export, if its operands are constants.
+    """
 
     def register(fn: F) -> F:
+        UNFOLDED.update(() if folds else names)
         for name in names:
             if name in _LOWERINGS_BY_NAME:
                 raise ValueError(f"{name} has a lowering already")

@@ -19,6 +19,7 @@ from graphport.onnx.lowerings import (  # noqa: F401  register their lowerings
     loss,
     norm,
     pool,
+    quantization,
     random,
     reduce,
     rnn,
@@ -26,6 +27,7 @@ from graphport.onnx.lowerings import (  # noqa: F401  register their lowerings
     shape,
     sort,
     special,
+    symbolic_ops,
     unfold,
     vision,
 )
@@ -34,6 +36,7 @@ from graphport.onnx.lowerings.numerics import (  # noqa: F401  register their lo
     chebyshev,
     factorizations,
     gamma,
+    jacobi,
     ldl,
     matrix_exp,
     polynomials,
