@@ -252,9 +252,12 @@ def _capture_program(
             except ExportError as error:
                 converted = calls.convert(error)
                 if not calls.extend() and not converted:
-                    if program is None:
+                    if program is not None:
+                        break
+                    chosen = calls.choose_error(error)
+                    if chosen is error:
                         raise
-                    break
+                    raise chosen from None
             else:
                 if not calls.extend():
                     break

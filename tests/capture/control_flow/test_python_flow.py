@@ -245,7 +245,16 @@ def a_changed_list(x: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows)
 
 
+def by_text(x: torch.Tensor) -> torch.Tensor:
+    factors = {"0": 1.0, "1": 2.0}
+    total = x.sum()
+    for i in torch.where(x > 0)[0]:
+        total = total * factors[f"{i}"]
+    return total
+
+
 REFUSED = [
+    (by_text, "Python needs its value"),
     (an_element, "truth value of a tensor"),
     (another_structure, "Could not guard on data-dependent"),
     (an_early_end, "Could not guard on data-dependent"),

@@ -25,7 +25,7 @@ from graphport.capture.numbers.arrays import patch_arrays
 from graphport.capture.numbers.bytecode import replace_globals
 from graphport.capture.numbers.functions import METHODS, REPLACEMENTS, ModuleReplacement
 from graphport.capture.trace import registries
-from graphport.errors import CaptureWarning, DataDependentError, ExportError
+from graphport.errors import CaptureWarning, DataDependentError, ExportError, UserError
 from graphport.process import Patch, undo_on_exit
 
 
@@ -50,6 +50,8 @@ class NumberCalls:
         """Classes and files whose functions are among them."""
         self._asked: dict[int, frozenset[Asked]] = {}
         """Of functions by id: the statements that data decides."""
+        self._errors: dict[int, ExportError] = {}
+        """Of functions by id: what was raised as they are written."""
         for fn in _unwrap(function):
             self._add_file(fn, self._functions)
         modules = tuple(registries.named_modules(root))
@@ -110,7 +112,17 @@ class NumberCalls:
             return False
         self._functions[id(fn)] = fn
         self._asked[id(fn)] = asked
+        self._errors.setdefault(id(fn), error)
         return True
+
+    def choose_error(self, error: ExportError) -> ExportError:
+        """The error to raise: code that does not work as a part does as it is written."""
+        found = source.find_failing_frame(error.__cause__ or error)
+        if found is None or isinstance(error, DataDependentError) or type(error) is UserError:
+            return error
+        functions = (self._functions[i] for i in self._errors)
+        failed = next((id(f) for f in functions if _CODES.has_run(f, found[0])), None)
+        return error if failed is None else self._errors[failed]
 
     def warn_of_sides(self) -> None:
         """Name the branches of which the program has one side."""
