@@ -140,6 +140,8 @@ _OWNERS: tuple[Any, ...] = (
     torch.Tensor,
     torch.nn.Module,
     torch.nn.Parameter,
+    torch.nn.RNNBase,
+    torch.nn.LSTM,
     torch.autograd.Function,
     torch.SymInt,
     torch.SymFloat,

@@ -92,6 +92,8 @@ class ConstraintViolationError(UserError, ValueError):
     code = "GP111"
     questions: tuple[str, ...] = ()
     """What the program asked of its sizes, and was answered as the example has it."""
+    places: tuple[Location, ...] = ()
+    """Where it asked."""
 
     def render(self) -> str:
         lines = [f"{type(self).code} {self.what}"]

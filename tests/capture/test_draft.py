@@ -60,6 +60,8 @@ def loop(x: torch.Tensor) -> torch.Tensor:
 
 def times(x: torch.Tensor) -> torch.Tensor:
     for i in range(x.max().int().item()):
+        if i > 7:
+            break
         x = x + i
     return x
 

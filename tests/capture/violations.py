@@ -122,6 +122,7 @@ CASES: dict[str, Case] = {
                   at program.py:N in f: return torch.stack([row * 2 for row in x])
             Suggested fixes:
               n = 3
+              # or leave it open: gp.scan(step, init, xs) or torch.while_loop in place of the loop
         """,
     ),
     "a loop over a range": Case(
@@ -139,6 +140,7 @@ CASES: dict[str, Case] = {
                   at program.py:N in f: for i in range(x.shape[0]):
             Suggested fixes:
               n = 3
+              # or leave it open: gp.scan(step, init, xs) or torch.while_loop in place of the loop
         """,
     ),
     "an assertion of a value": Case(

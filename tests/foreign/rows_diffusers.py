@@ -278,8 +278,8 @@ add(
         "encoder_hidden_states": noise(b, 7, 8),
         "added_cond_kwargs": {"aspect_ratio": None, "resolution": None},
     },
-    LATENT,
-    sample_size=8,
+    LATENT,  # none of its own size, where it does not make its positions anew
+    sample_size=32,
     patch_size=2,
     in_channels=4,
     out_channels=8,

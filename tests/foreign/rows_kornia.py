@@ -12,6 +12,7 @@ from tests.foreign.rows import Call, Table, noise, positive
 
 TABLE = Table()
 IMAGES = ((2, 16, 20), (1, 24, 16), (3, 12, 12))
+MANY = ((2, 16, 20), (4, 24, 16), (3, 12, 12))  # a batch of one is a branch of its own
 
 
 def pictures(b: int, h: int, w: int) -> tuple[Tensor]:
@@ -94,6 +95,7 @@ add(
     "rotate",
     lambda k, x, a: k.geometry.rotate(x, a),
     lambda b, h, w: (positive(b, 3, h, w), 90 * positive(b)),
+    MANY,
 )
 add(
     "warp_affine",
@@ -102,6 +104,7 @@ add(
         positive(b, 3, h, w),
         torch.eye(3)[:2].expand(b, 2, 3) + 0.05 * noise(b, 2, 3),
     ),
+    MANY,
 )
 add(
     "warp_perspective",
@@ -110,7 +113,11 @@ add(
     scale=100.0,
 )
 add("resize", lambda k, x: k.geometry.resize(x, (11, 13), antialias=True))
-add("resize_side", lambda k, x: k.geometry.resize(x, 10))
+add(
+    "resize_side",
+    lambda k, x: k.geometry.resize(x, 10),
+    sizes=((2, 16, 20), (1, 16, 24), (3, 12, 12)),
+)
 add("rescale", lambda k, x: k.geometry.rescale(x, 0.5))
 add("hflip_center_crop", lambda k, x: k.geometry.center_crop(k.geometry.hflip(x), (8, 8)))
 add(
@@ -118,6 +125,7 @@ add(
     lambda k, x, y, z: k.geometry.crop_by_boxes(x, y, z),
     lambda b, h, w: (positive(b, 3, h, w), *boxes(b)),
     sizes=((2, 16, 20), (1, 24, 16)),
+    refused="GP120",
 )
 add("pyrdown", lambda k, x: k.geometry.pyrup(k.geometry.pyrdown(x)))
 add("build_pyramid", lambda k, x: k.geometry.build_pyramid(x, 3))
@@ -189,7 +197,11 @@ add(
     "conv_soft_argmax", lambda k, x: k.geometry.subpix.conv_soft_argmax2d(x, (3, 3), (1, 1), (1, 1))
 )
 add("nms2d", lambda k, x: k.geometry.subpix.nms2d(x, (3, 3)))
-add("distance_transform", lambda k, x: k.contrib.distance_transform(x))
+add(
+    "distance_transform",
+    lambda k, x: k.contrib.distance_transform(x),
+    sizes=((2, 16, 20), (1, 12, 20)),
+)  # as many steps as the longer side has
 add(
     "connected_components", lambda k, x: k.contrib.connected_components((x > 0.5).float(), 10), gray
 )
@@ -231,20 +243,21 @@ add("hessian_response", lambda k, x: k.feature.hessian_response(x), gray)
 add(
     "match_nn",
     lambda k, x, y: k.feature.match_nn(x, y),
-    lambda n, m: (noise(n, 8), noise(m, 8)),
+    lambda n, m: (noise(n, 8), positive(m, 8)),
     ((5, 7), (3, 9)),
 )
 add(
     "match_mnn",
     lambda k, x, y: k.feature.match_mnn(x, y),
-    lambda n, m: (noise(n, 8), noise(m, 8)),
+    lambda n, m: (noise(n, 8), positive(m, 8)),
     ((5, 7), (3, 9)),
 )
 add(
     "match_snn",
     lambda k, x, y: k.feature.match_snn(x, y, 0.9),
-    lambda n, m: (noise(n, 8), noise(m, 8)),
+    lambda n, m: (noise(n, 8), positive(m, 8)),
     ((5, 7), (3, 9)),
+    refused="GP120",
 )
 add("ssim", lambda k, x: k.metrics.ssim(x, x.flip(0), 5))
 add("psnr", lambda k, x: k.metrics.psnr(x, x.flip(-1), 1.0))

@@ -279,8 +279,15 @@ add(
     lambda: Call(sliding, net("UNet", **UNET)()).eval(),
     volume(dims=2),
     ((2, 32), (1, 32)),
+    refused="GP111",
 )
-add("flip_average", lambda: Call(tta, net("UNet", **UNET)()).eval(), volume(dims=2), SLICES)
+add(
+    "flip_average",
+    lambda: Call(tta, net("UNet", **UNET)()).eval(),
+    volume(dims=2),
+    SLICES,
+    refused="GP200",
+)
 add(
     "DiceLoss",
     lambda: Call(dice).eval(),
@@ -309,7 +316,7 @@ add(
     "AffineTransform",
     layer("AffineTransform", (20, 20), align_corners=False),
     lambda b, s: (noise(b, 1, s, s), torch.eye(2, 3).expand(b, 2, 3) + 0.1 * noise(b, 2, 3)),
-    SLICES,
+    ((2, 32), (4, 64), (3, 32)),  # a batch of one is a branch of its own
 )
 add(
     "median_filter",

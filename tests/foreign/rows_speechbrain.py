@@ -11,6 +11,7 @@ from speechbrain.lobes.models import dual_path as lobes
 from speechbrain.lobes.models.transformer import Branchformer, Conformer
 from speechbrain.lobes.models.transformer.TransformerASR import TransformerASR
 from speechbrain.nnet.attention import LocationAwareAttention, RelPosEncXL
+from speechbrain.nnet.RNN import LSTM
 from torch import Tensor, nn
 
 from tests.foreign.rows import Call, Table, noise
@@ -84,6 +85,7 @@ add(
         cnn_channels=(4,),
         cnn_kernelsize=(3, 3),
         time_pooling=True,
+        rnn_class=LSTM,
         rnn_layers=1,
         rnn_neurons=8,
         dnn_blocks=1,
@@ -142,13 +144,14 @@ add(
     WAVES,
 )
 add("Conv1d", of("nnet.CNN.Conv1d", 8, 3, in_channels=16), features, SIZES)
-add("LiGRU", of("nnet.RNN.LiGRU", 8, input_shape=(2, 40, 16)), features, SIZES)
+add("LiGRU", of("nnet.RNN.LiGRU", 8, input_shape=(2, 40, 16)), features, SIZES, refused="GP111")
 add("LSTM", of("nnet.RNN.LSTM", 8, input_size=16, bidirectional=True), features, SIZES)
 add(
     "LSTM_lengths",
     of("nnet.RNN.LSTM", 8, input_size=16),
     lambda b, n: {"x": noise(b, n, 16), "lengths": torch.linspace(0.5, 1.0, b)},
     SIZES,
+    refused="GP120",
 )
 add(
     "AttentiveStatisticsPooling",
@@ -156,9 +159,15 @@ add(
     lambda b, n: (noise(b, 16, n), torch.linspace(0.5, 1.0, b)),
     SIZES,
 )
+# It adds noise.
+add("StatisticsPooling", of("nnet.pooling.StatisticsPooling"), features, SIZES, only_sizes=True)
 add(
-    "StatisticsPooling", of("nnet.pooling.StatisticsPooling"), relative, SIZES, only_sizes=True
-)  # it adds noise
+    "StatisticsPooling_lengths",  # one item of the batch after the other, in Python
+    of("nnet.pooling.StatisticsPooling"),
+    relative,
+    SIZES,
+    refused="GP111",
+)
 add(
     "LocationAwareAttention",
     lambda: location(),

@@ -57,5 +57,9 @@ TABLE.add(
 )
 TABLE.add("rk4_adjoint", lambda: Block(method="rk4").eval(), lambda n: (noise(n, 4),), SIZES)
 TABLE.add(
-    "dopri5", lambda: ODE([0.0, 1.0], method="dopri5").eval(), lambda n: (noise(n, 4),), SIZES
+    "dopri5",
+    lambda: ODE([0.0, 1.0], method="dopri5").eval(),
+    lambda n: (noise(n, 4),),
+    SIZES,
+    refused="GP120",
 )

@@ -20,6 +20,10 @@ TABLE = Table()
 SIZES = ((2, 12), (3, 17), (1, 5))
 
 
+EINX = {"alibi", "t5_bias", "dynamic_bias", "hyper_connections", "forgetting", "max_attend_past"}
+"""What einx computes, which compiles each operation for sizes that are known."""
+
+
 def language_model(layers: str = "Decoder", **config: Any) -> Any:
     outer = {k: config.pop(k) for k in tuple(config) if k in OUTER}
 
@@ -85,7 +89,8 @@ for name, config in (
     ("max_attend_past", {"attn_max_attend_past": 4}),
     ("polar", {"polar_pos_emb": True}),
 ):
-    TABLE.add(name, language_model(**config), lambda b, n: (integers(50, b, n),), SIZES)
+    refused = "GP200" if name in EINX else ""
+    TABLE.add(name, language_model(**config), lambda b, n: (integers(50, b, n),), SIZES, refused)
 
 
 def masked(b: int, n: int) -> dict[str, Any]:
@@ -121,7 +126,7 @@ def cross() -> nn.Module:
     return TransformerWrapper(num_tokens=20, max_seq_len=64, attn_layers=layers).eval()
 
 
-TABLE.add("encoder_mask", language_model("Encoder"), masked, SIZES)
+TABLE.add("encoder_mask", language_model("Encoder"), masked, SIZES, refused="GP200")
 TABLE.add("ViT", vit, image, ((2, 32), (1, 32), (5, 32)))
 TABLE.add("continuous", continuous, lambda b, n: (noise(b, n, 8),), SIZES)
 TABLE.add(

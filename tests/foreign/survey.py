@@ -20,6 +20,7 @@ import io
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -71,9 +72,8 @@ class Result:
 
 def is_expected(result: Result) -> bool:
     """Right; or refused as the row says, with the line and what to write instead."""
-    if not result.expected:
-        return result.verdict == "right"
-    return result.code == result.expected and result.has_line and result.has_fix
+    refused = result.verdict == "refused" and result.code == result.expected
+    return result.verdict == "right" or (refused and result.has_line and result.has_fix)
 
 
 def load(library: str) -> Table:
@@ -179,7 +179,8 @@ def _judge_error(result: Result, error: Exception, seconds: float) -> Result:
     result.verdict = "error"
     if isinstance(error, gp.errors.ExportError) and not isinstance(error, gp.errors.InternalError):
         result.verdict, result.code = "refused", type(error).code
-        result.has_line, result.has_fix = "  at   " in str(error), bool(error.fix)
+        result.has_line = re.search(r"\bat +\S+\.py:\d+ in ", str(error)) is not None
+        result.has_fix = bool(error.fix)
     return result
 
 

@@ -136,8 +136,23 @@ _POSITIONS = {
 }
 
 
+def _multiply_svd(u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> Any:
+    k = s.shape[-1]
+    return (u[..., :k] * s[..., None, :]) @ vh[..., :k, :] if u.numel() else u, s
+
+
+# Vectors are free to have another sign: what they make together is compared.
+_VECTORS: dict[str, Callable[..., Any]] = {
+    "linalg.svd": _multiply_svd,
+    "svd": lambda u, s, v: _multiply_svd(u, s, v.mT),
+    "linalg.eigh": lambda w, v: ((v * w[..., None, :]) @ v.mT, w),
+}
+
+
 def pointed_at(op: Any) -> Callable[..., Any]:
-    """The call, with elements in place of positions that ties leave open."""
+    """The call, with what is compared in place of what is left open."""
+    if op.name in _VECTORS:
+        return lambda *args, **kwargs: _VECTORS[op.name](*op.op(*args, **kwargs))
     if op.name not in _POSITIONS:
         return op.op
 
@@ -225,35 +240,12 @@ def _is_random(op: Any) -> bool:
     return random or "dropout" in op.name or op.name in _RANDOM
 
 
-_NO_FORMULA = "singular values and eigenvalues have no formula in ONNX's operators"
+_NO_FORMULA = "eigenvalues of matrices that are not symmetric have no formula in ONNX's operators"
 _DATA = "Python needs to know data"
 
 # What is refused, and why. Everything else is exported and right.
 GAPS = {
-    **dict.fromkeys(
-        (
-            "svd",
-            "svd_lowrank",
-            "pca_lowrank",
-            "pinverse",
-            "norm.nuc",
-            "linalg.cond",
-            "linalg.eig",
-            "linalg.eigvals",
-            "linalg.eigh",
-            "linalg.eigvalsh",
-            "linalg.matrix_norm",
-            "linalg.matrix_rank",
-            "linalg.matrix_rank.hermitian",
-            "linalg.pinv",
-            "linalg.pinv.singular",
-            "linalg.pinv.hermitian",
-            "linalg.svd",
-            "linalg.svdvals",
-        ),
-        _NO_FORMULA,
-    ),
-    **dict.fromkeys(("linalg.lstsq", "linalg.lstsq.grad_oriented"), "rounding decides the rank"),
+    **dict.fromkeys(("linalg.eig", "linalg.eigvals"), _NO_FORMULA),
     **dict.fromkeys(
         ("allclose", "equal", "tensor_split", "nn.functional.gaussian_nll_loss"), _DATA
     ),

@@ -104,7 +104,8 @@ OPERATORS = """# Operators
 Every operator of PyTorch's own test database (`op_db`), up to five samples of each in four dtypes,
 exported with fixed sizes, run on ONNX Runtime and compared with eager: by graphport, and by
 `torch.onnx.export(dynamo=True)` of torch 2.13 on the same samples. A case passes if all of its
-samples do. Results of random operators are compared by dtype and size; which of equal elements a
+samples do. Results of random operators are compared by dtype and size; singular vectors and
+eigenvectors by what they make together; which of equal elements a
 sort puts first is left open; float16 that disagrees with eager passes if it agrees with eager in
 float32, rounded. `python -m tests.onnx.tables` makes this page.
 

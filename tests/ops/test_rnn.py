@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import graphport as gp
 from tests.helpers import check
+from tests.onnx.helpers import check_onnx
 
 KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -108,26 +109,66 @@ def test_packed(kind: str) -> None:
 
 
 class PackedByInput(nn.Module):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.rnn = KINDS[kind](6, 4)
-
-    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        out, _ = self.rnn(pack_padded_sequence(x, lengths, enforce_sorted=False))
-        return pad_packed_sequence(out, total_length=x.shape[0])[0]
-
-
-UNKNOWN_BATCH = pytest.mark.xfail(
-    raises=gp.errors.DataDependentError, reason="torch's own module asks for int(batch_sizes[0])"
-)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["lstm", pytest.param("gru", marks=UNKNOWN_BATCH), pytest.param("rnn", marks=UNKNOWN_BATCH)],
-)
-def test_packed_by_input(kind: str) -> None:
     """Lengths that only the data can tell."""
-    lengths = [(torch.tensor([2, 5, 3]),), (torch.tensor([4, 4, 1]),)]
-    inputs = [(torch.randn(5, 3, 6), *each) for each in lengths]
-    check(PackedByInput(kind), inputs[0], others=inputs[1:], rtol=CLOSE, atol=CLOSE)
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        super().__init__()
+        is_sorted, first, whole = (options.pop(k, False) for k in ("is_sorted", "first", "whole"))
+        self.rnn = KINDS[kind](6, 4, batch_first=first, **options)
+        self.is_sorted, self.first, self.whole = is_sorted, first, whole
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> Any:
+        packed = pack_padded_sequence(x, lengths, self.first, self.is_sorted)
+        out, last = self.rnn(packed)
+        total = x.shape[1 if self.first else 0] if self.whole else None
+        out, counts = pad_packed_sequence(out, self.first, total_length=total)
+        return out, counts, last
+
+
+LENGTHS = [[2, 5, 3], [7, 1, 7, 6], [4]]
+PACKED = {
+    "lstm": {"kind": "lstm"},
+    "gru": {"kind": "gru", "whole": True},
+    "rnn": {"kind": "rnn", "first": True, "nonlinearity": "relu"},
+    "sorted": {"kind": "gru", "is_sorted": True},
+    "sorted, whole": {"kind": "lstm", "is_sorted": True, "first": True, "whole": True},
+    "both directions": {"kind": "lstm", "first": True, "bidirectional": True, "num_layers": 2},
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_by_input(name: str) -> None:
+    model = PackedByInput(**PACKED[name]).eval()
+    inputs = []
+    for lengths in LENGTHS:
+        longest, count = max(lengths) + (not model.is_sorted), len(lengths)
+        sizes = (count, longest) if model.first else (longest, count)
+        given = sorted(lengths, reverse=True) if model.is_sorted else lengths
+        inputs.append((torch.randn(*sizes, 6), torch.tensor(given)))
+    dims = (gp.Dim("count"), gp.Dim("longest"))
+    of_x = dict(enumerate(dims if model.first else dims[::-1]))
+    shapes = {"x": of_x, "lengths": {0: dims[0]}}
+    options: dict[str, Any] = {"dynamic_shapes": shapes, "others": inputs[1:]}
+    check(model, inputs[0], rtol=CLOSE, atol=CLOSE, **options)
+    check_onnx(model, inputs[0], **options)
+
+
+class FromAState(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(6, 4)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+        packed = pack_padded_sequence(x, lengths, enforce_sorted=False)
+        return self.rnn(packed, (h, h + 1))[1][0]
+
+
+def test_packed_with_a_state() -> None:
+    count = gp.Dim("count")
+    x, lengths = torch.randn(5, 3, 6), torch.tensor([2, 5, 3])
+    check(
+        FromAState(),
+        (x, lengths, torch.randn(1, 3, 4)),
+        dynamic_shapes=({1: count}, {0: count}, {1: count}),
+        others=[(x[:, :2], lengths[:2], torch.randn(1, 2, 4))],
+    )

@@ -24,6 +24,9 @@ from graphport.capture.handlers import (  # noqa: F401  register their operators
     data_dependent,
     functions,
     operators,
+    packed,
+    quantization,
+    sparse,
 )
 from graphport.capture.numbers.substitution import NumberCalls
 from graphport.capture.rewrite import decomposition  # noqa: F401
@@ -36,6 +39,7 @@ from graphport.capture.soundness.constraints import (
     substitute_symbols,
 )
 from graphport.capture.soundness.patches import MODE_FLAGS, NO_GC, RECURSION_LIMIT, enter_capture
+from graphport.capture.soundness.sharding import unshard
 from graphport.capture.soundness.snapshot import Snapshot, list_holders
 from graphport.capture.spec.inputs import (
     CONSTANT_TYPES,
@@ -237,7 +241,7 @@ def _capture_program(
     calls = NumberCalls(root, _function_of(mod))
     program = None
     # Modes around the call (torch's FakeTensorMode, gp.fake_mode) are no part of the program.
-    with NO_GC, RECURSION_LIMIT, MODE_FLAGS, disable_current_modes():
+    with NO_GC, RECURSION_LIMIT, MODE_FLAGS, disable_current_modes(), unshard(root):
         while True:
             # Once more where other code than was expected needs plain numbers.
             silent = replace(options, is_recapture=options.is_recapture or program is not None)
@@ -245,14 +249,17 @@ def _capture_program(
                 with calls:
                     begin = functools.partial(_Capture, mod, root, inputs, dynamic_shapes)
                     program = _capture_with(begin, silent, calls)
-            except ExportError:
-                if not calls.extend():
+            except ExportError as error:
+                converted = calls.convert(error)
+                if not calls.extend() and not converted:
                     if program is None:
                         raise
                     break
             else:
                 if not calls.extend():
                     break
+    if not options.is_recapture:
+        calls.warn_of_sides()
     return program, program.scope.passed_over
 
 
@@ -305,11 +312,6 @@ def _function_of(mod: Any) -> PyTree:
 
 def _root_module(mod: Any) -> nn.Module | None:
     """The module whose state the program has."""
-    if isinstance(mod, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        raise InputError(
-            f"{type(mod).__name__} is TorchScript, which does not run Python",
-            fix="gp.export(model, args) with the module or function that was scripted",
-        )
     if isinstance(mod, nn.Module):
         registries.require_initialised(mod)
         return mod
@@ -427,7 +429,11 @@ class _Capture:
 
     def solve(self) -> Constraints:
         """What the guards demand of the sizes, substituted where it is a solution."""
-        outcome = solve_constraints(self.spec, self.options.guards)
+        try:
+            outcome = solve_constraints(self.spec, self.options.guards)
+        except ConstraintViolationError as error:
+            refusals.explain_by_state(error, self.root)
+            raise
         self.refused = outcome.refused
         if outcome.forms:
             for graph in list_frame_graphs(self.recorder.frame):
@@ -798,7 +804,7 @@ def _reserved_names(root: nn.Module) -> set[str]:
         for name, part in root._modules.items()
         if not isinstance(part, GraphModule) or any(registries.named_parameters(part))
     }
-    return {*vars(root), *root._parameters, *root._buffers, *parts}
+    return {*vars(root), *root._parameters.keys(), *root._buffers.keys(), *parts}
 
 
 def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...] | None:

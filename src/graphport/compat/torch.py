@@ -36,6 +36,10 @@ ROWS: dict[str, str] = {
     "torch._C:_jit_get_schemas_for_operator": "schemas of an operator, by its name",
     "torch._C:_jit_get_all_schemas": "those of all operators",
     "torch._C:parse_schema": "a schema from its text",
+    "torch._C:Graph": "a graph of TorchScript",
+    "ScriptObject = torch._C:ScriptModule": "what a scripted module is in its graphs",
+    "torch._C:ScriptMethod": "which is called with Python's arguments",
+    "torch._C:_jit_pass_inline": "the graph of a function that a graph calls",
     "torch.jit._builtins:_find_builtin": "the operator behind a function",
     "torch._jit_internal:boolean_dispatched": "functions that choose one of two by a flag",
     "torch._C:_jit_try_infer_type": "the type of an attribute of a module",
@@ -99,6 +103,7 @@ ROWS: dict[str, str] = {
     "onnx_export_flags = torch.onnx._internal.exporter._flags": "whether they are exported",
     **{f"torch._C:_get_{k}_sdp_enabled": "whether attention may be it" for k in ATTENTION_KERNELS},
     **{f"torch._C:_set_sdp_use_{k}": "switches that" for k in ATTENTION_KERNELS},
+    "pad_packed = torch:_pad_packed_sequence": "as torch.nn.utils.rnn calls it",
     "torch._C:_get_mkldnn_enabled": "whether recurrent layers are one operator of oneDNN's",
     "torch._C:_set_mkldnn_enabled": "switches that",
     # Tensors
@@ -123,6 +128,7 @@ ROWS: dict[str, str] = {
     "torch_numpy = torch._numpy": "numpy's functions, on tensors",
     "torch:_assert_async": "an assertion on data, in a program",
     # Modules, and what reads and fills them
+    "torch.nn.modules._functions:BackwardHookFunction": "how modules see gradients",
     "torch.nn.modules.dropout:_DropoutNd": "the class of all dropouts",
     "trunc_normal = torch.nn.init:_no_grad_trunc_normal_": "an initialiser that looks at data",
     "torch.nn:LinearCrossEntropyOptions or nothing": "how many rows at once; since 2.13",
@@ -186,6 +192,8 @@ MEMBERS: dict[str, str] = {
     "torch:TypedStorage": "_untyped_storage",
     "torch:UntypedStorage": "_cdata _checkpoint_offset",
     "torch:ScriptObject": "_type",
+    "torch._C:ScriptModule": "_get_method",
+    "torch.jit:RecursiveScriptModule": "_c",
     "torch.fx:Graph": "_codegen _graph_namespace",
     "torch.fx.graph:_Namespace": "_used_names",
     "torch.fx:GraphModule": "_graph _code _lineno_map _prologue_start _in_spec _out_spec",
@@ -199,6 +207,8 @@ MEMBERS: dict[str, str] = {
     "torch._C._functorch": "_grad_increment_nesting _jvp_increment_nesting",
     "torch._functorch.eager_transforms": "_autograd_grad",
     "torch._VF": "_make_dual",
+    "torch.distributed.fsdp:FSDPModule": "_get_fsdp_state",
+    "torch.distributed.fsdp._fully_shard._fsdp_state:FSDPState": "_mp_policy",
     "torch.distributed:ProcessGroupGloo._Options": "_devices _timeout",
 }
 

@@ -133,6 +133,23 @@ class Several(torch.autograd.Function):
         return a * w * 5 + b, a * x + b * product
 
 
+class Reverse(torch.autograd.Function):
+    """Returns what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -grad.neg().neg() * 2
+
+
+def of_what_it_is_given(x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    return slope(Reverse.apply(x * 3).sin() + x, x)
+
+
 def of_functions(x: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
     return slope(Exp.apply(Exp.apply(x / 9, 2.0), 1.0).sin(), x)
@@ -215,7 +232,14 @@ def within_a_branch(x: Tensor) -> Tensor:
 PROGRAMS = {
     f.__name__: f
     for f in (
-        *(of_functions, of_functions_again, of_one_result, stress, without_gradients),
+        *(
+            of_what_it_is_given,
+            of_functions,
+            of_functions_again,
+            of_one_result,
+            stress,
+            without_gradients,
+        ),
         *(a_leaf_that_was_used, hooks, unused, seeds, checkpoints, within_a_branch),
     )
 }
@@ -246,6 +270,9 @@ def test_a_force_field(gradients: bool) -> None:
     with torch.set_grad_enabled(gradients):
         program = gp.onnx.export(ForceField(), (X,), dynamic_shapes=({0: N},), verify=True)
     assert program.graph.outputs[1].name == "forces"
+    model, x = ForceField(), X.clone()
+    nested = gp.unflatten(gp.export(model, (x,)))
+    torch.testing.assert_close(nested(x)["forces"], model(x)["forces"])
 
 
 def test_what_is_there_is_not_computed_again() -> None:
@@ -268,6 +295,12 @@ def add_to_grad(x: Tensor) -> Any:
     return x.grad
 
 
+def through_a_module_with_hooks(x: Tensor) -> Tensor:
+    x, layer = x.clone().requires_grad_(), nn.Tanh()
+    layer.register_full_backward_hook(lambda module, given, found: None)
+    return slope(layer(x * 2), x)
+
+
 def through_a_branch(x: Tensor) -> Tensor:
     x = x.clone().requires_grad_()
     return slope(torch.cond(x.shape[0] > 2, torch.sin, torch.cos, (x,)), x)
@@ -282,6 +315,7 @@ def from_outside_of_a_branch(x: Tensor) -> Tensor:
 REFUSED = {
     write_without_gradients: (MutationError, r"written to under torch.no_grad"),
     add_to_grad: (UnsupportedError, r"backward\(\) adds to the .grad(.|\n)*torch.autograd.grad"),
+    through_a_module_with_hooks: (UnsupportedError, "backward hooks"),
     through_a_branch: (UnsupportedError, "through cond"),
     from_outside_of_a_branch: (UnsupportedError, "computed outside of it"),
     force(lambda x: F.dropout(x, 0.5) ** 2): (UnsupportedError, "through aten::dropout"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -560,3 +561,32 @@ def test_nothing_of_it_needs_dynamo():
         [sys.executable, "-c", _WITHOUT_DYNAMO], capture_output=True, text=True, check=True
     )
     assert json.loads(out.stdout) == [False, False]
+
+
+def test_the_body_of_a_loop_reads_a_row() -> None:
+    """By a number that is carried, as a tensor or not; torch's own needs it as a number."""
+
+    def totals(boxes: torch.Tensor) -> Any:
+        def body(i: Any, total: torch.Tensor) -> Any:
+            return i + 1, total * 2 + boxes[i].sum()
+
+        begin = torch.zeros(())
+        sums = [
+            torch.while_loop(lambda i, total: i < boxes.shape[0], body, (first, begin))[1]
+            for first in (0, torch.tensor(0))
+        ]
+        return tuple(sums)
+
+    def plain(boxes: torch.Tensor) -> Any:
+        total = torch.zeros(())
+        for row in boxes:
+            total = total * 2 + row.sum()
+        return total, total
+
+    shapes = ({0: gp.Dim("n")},)
+    boxes = torch.randn(5, 4)
+    ep = gp.export(totals, (boxes,), dynamic_shapes=shapes)
+    file = gp.onnx.export(totals, (boxes,), dynamic_shapes=shapes)
+    for x in (boxes, boxes[:2], boxes[:0]):
+        torch.testing.assert_close(ep.module()(x), plain(x))
+        torch.testing.assert_close(tuple(file(x)), plain(x))

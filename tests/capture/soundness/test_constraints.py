@@ -7,10 +7,12 @@ the corrected spec the export succeeds, and agrees with eager at the example and
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 import graphport as gp
@@ -234,3 +236,42 @@ UNREADABLE = [
 def test_an_error_without_fixes_is_refused() -> None:
     with pytest.raises(InputError, match="no suggested fixes"):
         gp.refine_dynamic_shapes("GP111 something", {"x": {0: n}})
+
+
+class Head(nn.Module):
+    """Keeps what it has made for a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.seen != x.shape:
+            self.anchors, self.seen = torch.arange(x.shape[1] * 1.0), x.shape
+        return x + self.anchors
+
+
+def test_state_of_an_earlier_call_decides() -> None:
+    model, x = nn.Sequential(Head()), torch.ones(3, 6)
+    model(x)
+    with pytest.raises(gp.errors.ConstraintViolationError) as raised:
+        gp.export(model, (x,), dynamic_shapes=({0: gp.Dim("n"), 1: gp.Dim("m")},))
+    said = str(raised.value)
+    assert "self.seen = torch.Size([3, 6]) decides, as an earlier call has left it" in said
+    assert re.search(r"\(test_constraints.py:\d+ in Head.forward\)", said)
+    assert "a model that has not been called yet, with self.seen as new" in said
+
+
+class Fixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] == self.size else x.nothing  # type: ignore[attr-defined]
+
+
+def test_what_only_the_constructor_sets_is_no_state_of_calls() -> None:
+    with pytest.raises(gp.errors.ConstraintViolationError) as raised:
+        gp.export(Fixed(), (torch.ones(3),), dynamic_shapes=({0: gp.Dim("n")},))
+    assert "earlier call" not in str(raised.value)

@@ -12,9 +12,9 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import graphport as gp
-from graphport.errors import DataDependentError, InputError, UnsupportedError
+from graphport.errors import InputError, UnsupportedError
 from tests.program.saved import check_round_trip
-from tests.test_bad_models import Layer, Packed, Parent, quantised, with_weight
+from tests.test_bad_models import Layer, Parent, quantised, with_weight
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -63,31 +63,6 @@ def test_a_traced_module_is_captured():
     assert "child.lin.weight" in ep.state_dict
 
 
-def test_a_scripted_module_is_named():
-    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
-        model = Parent(torch.jit.script(Layer()))
-    said = refusal(model, X)
-    assert "the module 'child' is TorchScript" in said
-    assert "self.child(x)" in said
-
-
-def test_a_traced_module_with_open_sizes_is_named():
-    class Rows(nn.Module):
-        def forward(self, x):
-            return x.view(x.size(0) * 2, -1)
-
-    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
-        model = Parent(torch.jit.trace(Rows(), (X,)))
-    with pytest.raises(gp.errors.ConstraintViolationError, match=r"self.child\(x\)"):
-        gp.export(model, (X,), dynamic_shapes=({0: gp.Dim("rows", min=2)},))
-
-
-def test_packed_sequences():
-    """How many rows a step has is data, where the lengths are an input."""
-    with pytest.raises(DataDependentError, match=r"needs its data(.|\n)* in Packed.forward"):
-        gp.export(Packed(), (torch.randn(3, 6, 4), torch.tensor([6, 2, 3])))
-
-
 @pytest.fixture
 def one_process():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -97,17 +72,30 @@ def one_process():
 
 def test_wrappers_of_several_processes(one_process):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    wrapped = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
-    assert "model.module" in refusal(wrapped, X)
-    assert "the module 'child' is a DistributedDataParallel" in refusal(Parent(wrapped), X)
-    sharded = nn.Linear(4, 4)
+    wrapped = Parent(nn.parallel.DistributedDataParallel(nn.Linear(4, 4)))
+    ep = gp.export(wrapped, (X,), dynamic_shapes=({0: gp.Dim("n")},))
+    torch.testing.assert_close(ep.module()(X[:1]), wrapped(X[:1]))
+    assert sorted(ep.state_dict) == ["child.module.bias", "child.module.weight"]
+    gp.onnx.export(wrapped, (X,), verify=True)
+    sharded = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     mesh = init_device_mesh("cpu", (1,))
+    fully_shard(sharded[0], mesh=mesh)
     fully_shard(sharded, mesh=mesh)
-    said = refusal(sharded, X)
+    ep = gp.export(sharded, (X,), dynamic_shapes=({0: gp.Dim("n")},))
+    torch.testing.assert_close(ep.module()(X[:1]), sharded(X[:1]))
+    assert sorted(ep.state_dict) == sorted(sharded.state_dict())
+    assert all(type(p).__name__ == "DTensor" for p in sharded.parameters())
+    gp.onnx.export(sharded, (X,), verify=True)
+    halved = nn.Linear(4, 4)
+    fully_shard(halved, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    said = refusal(halved, X)
     assert "sharded by fully_shard" in said
     assert "full_state_dict=True" in said
+    with mock.patch.object(dist.ProcessGroup, "size", return_value=2):
+        assert "model.module" in refusal(wrapped.child, X)
+        assert "the module 'child' is a DistributedDataParallel" in refusal(wrapped, X)
     model = ShardedProduct(mesh)
     with pytest.raises(UnsupportedError, match="DTensor"):
         gp.export(model, (X,), dynamic_shapes=({0: gp.Dim("n")},))
@@ -225,3 +213,36 @@ def test_the_default_dtype_at_the_time_is_kept():
 def test_real_and_imaginary_parts_of_a_conjugate():
     ep = gp.export(lambda x: torch.complex(x, x).conj()[1:].imag, (X,))
     torch.testing.assert_close(ep.module()(X), -X[1:])
+
+
+def test_a_size_as_a_key_is_refused_at_its_line():
+    factors = {3: 2.0}
+    with pytest.raises(UnsupportedError, match="hashes a size that is open") as caught:
+        gp.export(
+            lambda x: x * factors.get(x.shape[0], 1), (X,), dynamic_shapes=({0: gp.Dim("n")},)
+        )
+    assert "factors.get(x.shape[0], 1)" in str(caught.value)
+    assert "leave the size fixed" in str(caught.value)
+
+
+def test_a_layer_that_initialises_itself_is_to_be_called_before():
+    class Lazy(nn.modules.lazy.LazyModuleMixin, nn.Module):
+        cls_to_become = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.UninitializedParameter()
+
+        def initialize_parameters(self, x: torch.Tensor) -> None:
+            with torch.no_grad():
+                self.scale.materialize((4,))
+                self.scale.copy_(torch.arange(4.0, device=x.device))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    said = refusal(Lazy(), X)
+    assert "call the model once before" in said
+    model = Lazy()
+    expected = model(X)
+    torch.testing.assert_close(gp.export(model, (X,)).module()(X), expected)

@@ -158,7 +158,10 @@ VIOLATIONS = {
     fixed_by_a_loop: (
         (torch.ones(3),),
         ["to be a constant (3)", "for _ in range(x.shape[0]):"],
-        ["x0 = 3"],
+        [
+            "x0 = 3",
+            "# or leave it open: gp.scan(step, init, xs) or torch.while_loop in place of the loop",
+        ],
     ),
     divided: (
         (torch.ones(6),),

@@ -7,6 +7,7 @@ form a Function is no more than what its forward computes, which needs nothing f
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +24,9 @@ from graphport.capture.trace.tracer import Tracer
 from graphport.capture.trace.training import TrainingTracer
 from graphport.capture.trace.values import Value
 from graphport.compat.operators import higher_order
-from graphport.compat.torch import OpOverload, is_functorch_wrapped_tensor, pytree
+from graphport.compat.torch import OpOverload, pytree
 from graphport.errors import ExportError, UnsupportedError
-from graphport.tensors.abstract import describe, make_abstract_tensor
+from graphport.tensors.abstract import AbstractTensor, describe, make_abstract_tensor
 from graphport.types import Argument
 
 autograd_function_apply = higher_order.autograd_function_apply
@@ -98,7 +99,8 @@ def _patch_apply() -> Iterator[process.Replacement]:
             function, _, *operands = args
             return function(*operands)
         if not isinstance(tracer, TrainingTracer):
-            return note_function_call(tracer, cls, args, original.__get__(None, cls))
+            call = functools.partial(original.__get__(None, cls), **kwargs)
+            return note_function_call(tracer, cls, args, call)
         return record_function_call(tracer, cls, args)
 
     kind = type(autograd_function_apply)
@@ -133,7 +135,8 @@ def note_function_call(
 
 
 def _is_captured(x: object) -> bool:
-    return isinstance(x, torch.Tensor) and not is_functorch_wrapped_tensor(x)
+    """Whether the graph has a tensor already: what is from outside may not be used."""
+    return type(x) is AbstractTensor or isinstance(x, torch.nn.Parameter)
 
 
 class SavedContext:

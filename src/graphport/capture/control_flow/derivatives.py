@@ -30,6 +30,7 @@ from graphport.capture.trace.training import TrainingTracer
 from graphport.capture.trace.values import Value
 from graphport.compat.operators import aten
 from graphport.compat.torch import (
+    BackwardHookFunction,
     HigherOrderOperator,
     OpOverload,
     get_mkldnn_enabled,
@@ -281,7 +282,7 @@ class _Differentiation:
     def _pull_back(self, node: Node, gradients: dict[int, torch.Tensor]) -> None:
         """Record the derivative of an operator, as torch has it."""
         last = last_node(self.recorder)
-        with self.recorder.copy_metadata(node), _explain(node), _decompose_kernels():
+        with _explain(node), _decompose_kernels():
             operands, pull = self._compute_again(node, lambda results: list(gradients))
             self._require_same_draws(node, last)
             found = pull(list(gradients.values()))
@@ -332,7 +333,7 @@ class _Differentiation:
             return inexact
 
         if len(inexact) > 1:
-            with self.recorder.copy_metadata(node), _explain(node), _decompose_kernels():
+            with _explain(node), _decompose_kernels():
                 self._compute_again(node, choose)
         return constant
 
@@ -362,6 +363,12 @@ class _Differentiation:
 
     def _pass_through_function(self, call: FunctionCall) -> None:
         """Run the backward that the user has written."""
+        if call.function is BackwardHookFunction:
+            raise UnsupportedError(
+                "a gradient is taken through a module with backward hooks",
+                where=source.locate_user_line(),
+                fix="y.register_hook(...) on the tensors that the module is given, or returns",
+            )
         gradients = [
             self.gradients.get(n) if n is not None else None  # None for what is no tensor
             for n in call.outputs

@@ -56,6 +56,23 @@ def quantile(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argume
     return trace_decomposition(tracer, info.op.decompose, args, kwargs)
 
 
+@register_handler(aten.linalg_matrix_norm.default)
+def linalg_matrix_norm(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
+    """Of the singular values, as torch's own, which fixes the sizes of a batch for them."""
+    parts = _spectral_norm if len(args) > 1 and args[1] in (2, -2) else info.op.decompose
+    return trace_decomposition(tracer, parts, args, kwargs)
+
+
+def _spectral_norm(
+    A: Tensor, ord: float, dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Dtype = None
+) -> Tensor:
+    values = torch.linalg.svdvals(A.to(dtype or A.dtype).movedim(tuple(dim), (-2, -1)))
+    norm = values.amax(-1) if ord == 2 else values.amin(-1)
+    for d in sorted(wrap_dim(d, A.dim()) for d in dim) if keepdim else ():
+        norm = norm.unsqueeze(d)
+    return norm
+
+
 def _is_list(x: object) -> bool:
     return isinstance(x, Sequence)
 

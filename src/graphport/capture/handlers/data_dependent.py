@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from graphport import source
+from graphport.capture.trace.items import compute_same
 from graphport.capture.trace.kinds import record_pure
 from graphport.capture.trace.scalars import disable_tracing
 from graphport.capture.trace.tracer import Tracer, register_handler
@@ -17,7 +18,7 @@ from graphport.compat.operators import aten
 from graphport.errors import DataDependentError, ShapeError
 from graphport.ops import Abstract, OpInfo, get_op_info, sizes
 from graphport.ops.index import MASK_DTYPES, check_masks, index
-from graphport.ops.shape import permute, transpose
+from graphport.ops.shape import permute
 from graphport.ops.sizes import (
     broadcast,
     establish_equal,
@@ -28,6 +29,7 @@ from graphport.ops.sizes import (
     require_nonempty,
     wrap_dim,
 )
+from graphport.ops.vision import check_boxes
 from graphport.symbolic import Expr, eq, ge, ne, not_, type_of
 from graphport.symbolic.bridge import from_torch, to_torch
 from graphport.tensors.abstract import Size
@@ -45,19 +47,30 @@ def item(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     if not establish_equal(elements, 1):
         raise ShapeError(f"a Tensor with {elements} elements cannot be converted to Scalar")
     node = tracer.read(value)
+    if tracer.first_elements and node.target is aten.select.int and node.args[1:] == (0, 0):
+        first = tracer.first_elements.get(node.args[0])
+        if first is not None:
+            return to_torch(first)
     values = tracer.state_values
     if values is not None and values.is_constant(node):
         known = values.read(node)
         if known is not None:
             return known.item()
-    dtype = value.abstract.dtype
+    seen = tracer.recorder.frame.items
+    found = seen.find(node)
+    return found if found is not None else seen.add(node, _make_number(tracer, args[0], node))
+
+
+def _make_number(tracer: Tracer, t: torch.Tensor, node: Node) -> Argument:
+    """A symbol for the element of a tensor."""
+    dtype = tracer.value(t).abstract.dtype
     if dtype.is_complex:
         error = DataDependentError(
             "the value of a complex tensor cannot be used as a Python number in capture",
             where=source.locate_user_line(),
             fix="x.real.item() and x.imag.item() give symbolic numbers",
         )
-        return assume_example_data(tracer, error, args[0], torch.Tensor.item)
+        return assume_example_data(tracer, error, t, torch.Tensor.item)
     if dtype.is_floating_point:
         symbol = tracer.scope.fresh(float, origin=source.locate_user_expression())
     elif dtype is torch.bool:
@@ -161,6 +174,8 @@ def equal(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> bool:
         return info.op(a, b, *args[2:], **kwargs)
     if info.name == "equal" and _differ_in_size(tracer, *args):
         return False
+    if info.name == "equal" and _are_same(tracer, *args):
+        return True
     same = "(a == b)" if info.name == "equal" else "torch.isclose(a, b)"
     error = DataDependentError(
         f"Could not guard on data-dependent expression: torch.{info.name} compares data, which "
@@ -171,6 +186,17 @@ def equal(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> bool:
     compare = aten.eq.Tensor if info.name == "equal" else aten.isclose.default
     found = tracer.call(aten.all.default, tracer.call(compare, *args, **kwargs))
     return bool(assume_example_number(tracer, error, found, bool))
+
+
+def _are_same(tracer: Tracer, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same computation: then they are equal, unless there are NaNs."""
+    if not compute_same(*(tracer.read(tracer.value(t)) for t in (a, b))):
+        return False
+    if a.dtype.is_floating_point or a.dtype.is_complex:
+        no_nan = tracer.call(aten.all.default, tracer.call(aten.eq.Tensor, a, b))
+        message = f"the data has NaN, and {source.locate_user_line()} compares it with itself"
+        tracer.call(aten._assert_async.msg, no_nan, message)
+    return True
 
 
 def _differ_in_size(tracer: Tracer, a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -319,47 +345,14 @@ def repeat_interleave(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) 
     return sized.record(info, args, kwargs, x.like((size,)))
 
 
-@register_handler(aten._pack_padded_sequence.default)
-def pack_padded_sequence(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    """Rows of all steps, and how many sequences each step has; known where the lengths are."""
-    x, batch_first = tracer.value(args[0]).abstract, args[2]
-    lengths = tracer.value(args[1]).literal
-    steps = x.sizes[1 if batch_first else 0]
+@register_handler("torchvision::nms")
+def nms(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
+    """Places of the boxes that stay."""
+    dets, scores = (tracer.value(t).abstract for t in args[:2])
+    check_boxes("nms", dets, scores)
     sized = UnbackedResult(tracer)
-    total: Size
-    longest: Size
-    if lengths is None:
-        total, longest = sized.size(0, 0, x.sizes[0] * x.sizes[1]), sized.size(1, 0, steps)
-    else:
-        total, longest = int(lengths.sum()), int(lengths.max())
-    counts = Abstract((longest,), torch.int64, torch.device("cpu"))
-    result = sized.record(info, args, kwargs, (x.like((total, *x.sizes[2:])), counts))
-    if lengths is not None:
-        running = torch.arange(longest)[:, None] < lengths
-        tracer.value(result[1]).constant = running.sum(1)
-    return result
-
-
-@register_handler(aten._pad_packed_sequence.default)
-def pad_packed_sequence(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    data, counts = (tracer.value(t) for t in args[:2])
-    batch_first, total_length = args[2], args[4]
-    sized = UnbackedResult(tracer)
-    batch: Size
-    if counts.literal is None:
-        batch = sized.size(0, 0 if batch_first else 1, data.abstract.sizes[0])
-    else:
-        batch = int(counts.literal[0])
-    length = total_length if total_length > 0 else counts.abstract.sizes[0]
-    padded = data.abstract.like((length, batch, *data.abstract.sizes[1:]))
-    if batch_first:
-        padded = transpose(padded, 0, 1)
-    lengths = Abstract((batch,), torch.int64, torch.device("cpu"))
-    result = sized.record(info, args, kwargs, (padded, lengths))
-    if counts.literal is not None:
-        alive = counts.literal[:, None] > torch.arange(batch)
-        tracer.value(result[1]).constant = alive.sum(0)
-    return result
+    kept = sized.size(0, 0, dets.sizes[0])
+    return sized.record(info, args, kwargs, dets.like((kept,), torch.int64))
 
 
 @register_handler(aten.bincount.default)

@@ -35,6 +35,9 @@ _FindLoaded = Callable[[int, str, bool], Any]
 """In the same way, by the instruction and the name that it loads."""
 
 
+_NO_NAMES: Mapping[str, Any] = {}
+
+
 class _Load(NamedTuple):
     """An instruction that loads a global, a module, or a method of what is on the stack."""
 
@@ -47,10 +50,17 @@ class _Load(NamedTuple):
     has_null: bool
 
 
-def replace_globals(fn: FunctionType, find: Find, methods: Mapping[str, Any]) -> CodeType | None:
-    """The code of a function in which globals are others; None if there is nothing to replace.
+def replace_globals(
+    fn: FunctionType,
+    code: CodeType,
+    find: Find,
+    methods: Mapping[str, Any],
+    names: Mapping[str, Any] = _NO_NAMES,
+) -> CodeType | None:
+    """Code for a function in which globals are others; None if there is nothing to replace.
 
-    `methods` has the functions that are called instead of methods, by their names.
+    `methods` has the functions that are called instead of methods, by their names, `names` those of
+    globals that no namespace has.
     """
     known = fn.__globals__
     if getattr(fn, "__builtins__", None) is not vars(builtins):
@@ -61,9 +71,11 @@ def replace_globals(fn: FunctionType, find: Find, methods: Mapping[str, Any]) ->
             return methods.get(name)
         if opcode == _IMPORT:
             return find(sys.modules.get(name), False)
+        if name in names:
+            return names[name]
         return find(known[name] if name in known else vars(builtins).get(name), is_call)
 
-    return _replace_in_code(fn.__code__, find_loaded)
+    return _replace_in_code(code, find_loaded)
 
 
 def _replace_in_code(code: CodeType, find: _FindLoaded) -> CodeType | None:

@@ -18,10 +18,14 @@ from weakref import WeakKeyDictionary, ref
 from torch import nn
 
 from graphport import source
+from graphport.capture.control_flow.cond import BranchMismatchError
+from graphport.capture.control_flow.conversion import Asked, convert_statements
+from graphport.capture.control_flow.python_flow import FUNCTIONS
 from graphport.capture.numbers.arrays import patch_arrays
 from graphport.capture.numbers.bytecode import replace_globals
 from graphport.capture.numbers.functions import METHODS, REPLACEMENTS, ModuleReplacement
 from graphport.capture.trace import registries
+from graphport.errors import CaptureWarning, DataDependentError, ExportError
 from graphport.process import Patch, undo_on_exit
 
 
@@ -44,6 +48,8 @@ class NumberCalls:
         self._noted: dict[int, FunctionType] = {}
         self._listed: set[Any] = set()
         """Classes and files whose functions are among them."""
+        self._asked: dict[int, frozenset[Asked]] = {}
+        """Of functions by id: the statements that data decides."""
         for fn in _unwrap(function):
             self._add_file(fn, self._functions)
         modules = tuple(registries.named_modules(root))
@@ -60,7 +66,7 @@ class NumberCalls:
         _ARRAYS_PATCH.__enter__()
         self._undo = undo_on_exit(self._restore)
         self._undo.__enter__()
-        _CODES.replace(self._functions.values(), self)
+        _CODES.replace(self._functions, self._asked, self)
 
     def __exit__(self, *error: object) -> None:
         self._undo.__exit__(*error)
@@ -82,9 +88,41 @@ class NumberCalls:
         known = (*self._functions.values(), *self._noted.values())
         if any(_holds_code(fn.__code__, code) for fn in known):
             return
-        for fn in gc.get_referrers(code):
-            if type(fn) is FunctionType and fn.__code__ is code:
-                self._add_file(fn, self._noted)
+        fn = _find_function(code)
+        if fn is not None:
+            self._add_file(fn, self._noted)
+
+    def convert(self, error: ExportError) -> bool:
+        """Convert the statement that failed since data decides it; False if that is no help."""
+        found = source.find_failing_frame(error)
+        one_sided = isinstance(error, BranchMismatchError)
+        if found is None or not (one_sided or isinstance(error, DataDependentError)):
+            return False
+        code, line = found
+        known = (f for f in self._functions.values() if _CODES.has_run(f, code))
+        fn = next(known, None) or _find_function(code)
+        before = self._asked.get(id(fn), _NOTHING)
+        asked = (before - {Asked(line)}) | {Asked(line, one_sided)}
+        tried = Asked(line, one_sided=True) in before or asked == before
+        if fn is None or tried or (one_sided and Asked(line) not in before):
+            return False
+        if not _CODES.is_convertible(fn, asked):
+            return False
+        self._functions[id(fn)] = fn
+        self._asked[id(fn)] = asked
+        return True
+
+    def warn_of_sides(self) -> None:
+        """Name the branches of which the program has one side."""
+        for i, asked in self._asked.items():
+            code = self._functions[i].__code__
+            for line in (each.line for each in asked if each.one_sided):
+                where = source.Location(code.co_filename, line, code.co_qualname)
+                source.warn(
+                    f"{where}: data decides, and the two sides give different things: the program "
+                    "is for sizes that are not 0, and stops where it would take the other",
+                    CaptureWarning,
+                )
 
     @property
     def has_noted(self) -> bool:
@@ -102,7 +140,7 @@ class NumberCalls:
         if not source.is_user_code(fn.__code__):
             return
         self._add((fn,), found)
-        name = fn.__globals__.get("__name__")
+        name = fn.__globals__.get("__name__", "")
         if _is_module(name, fn.__globals__):
             self._add_module(name, found)
         else:
@@ -129,6 +167,11 @@ class NumberCalls:
         for fn in functions:
             if id(fn) not in self._functions and _CODES.substituted(fn) is not None:
                 found[id(fn)] = fn
+
+
+def _find_function(code: CodeType) -> FunctionType | None:
+    holders = gc.get_referrers(code)
+    return next((f for f in holders if type(f) is FunctionType and f.__code__ is code), None)
 
 
 def _holds_code(code: CodeType, inner: CodeType) -> bool:
@@ -213,28 +256,48 @@ _DEPTH = 8
 """Decorators around one function, at most."""
 
 
+_NOTHING: frozenset[Asked] = frozenset()
+
+
 class _Codes:
     """The functions whose code is replaced, for all captures that are under way."""
 
     def __init__(self) -> None:
         self._turn = threading.RLock()
-        self._substituted: WeakKeyDictionary[FunctionType, tuple[CodeType, CodeType | None]] = (
-            WeakKeyDictionary()
-        )
+        self._made: WeakKeyDictionary[
+            FunctionType, tuple[CodeType, dict[frozenset[Asked], CodeType | None]]
+        ] = WeakKeyDictionary()
         self._holders: dict[FunctionType, set[int]] = {}
 
-    def substituted(self, fn: FunctionType) -> CodeType | None:
-        """The code of a function with other calls, None if it calls nothing of the kind."""
-        known = self._substituted.get(fn)
-        if known is None or not any(fn.__code__ is code for code in known):
-            new = replace_globals(fn, _find_replacement, METHODS)
-            known = self._substituted[fn] = (fn.__code__, new)
-        return known[1]
+    def substituted(self, fn: FunctionType, asked: frozenset[Asked] = _NOTHING) -> CodeType | None:
+        """The code of a function with other calls, None if it calls nothing of the kind.
 
-    def replace(self, functions: Iterable[FunctionType], holder: object) -> None:
+        With the statements converted that are asked for; None if they cannot be, either.
+        """
+        known = self._made.get(fn)
+        if known is None or not any(fn.__code__ is c for c in (known[0], *known[1].values())):
+            known = self._made[fn] = (fn.__code__, {})
+        original, made = known
+        if asked not in made:
+            code = convert_statements(original, asked) if asked else original
+            made[asked] = code and replace_globals(fn, code, _find_replacement, METHODS, FUNCTIONS)
+        return made[asked]
+
+    def has_run(self, fn: FunctionType, code: CodeType) -> bool:
+        """Whether code is that of a function, or of a function in it, with whatever calls."""
+        original, made = self._made.get(fn, (fn.__code__, {}))
+        return any(c is not None and _holds_code(c, code) for c in (original, *made.values()))
+
+    def is_convertible(self, fn: FunctionType, asked: frozenset[Asked]) -> bool:
         with self._turn:
-            for fn in functions:
-                new = self.substituted(fn)
+            return self.substituted(fn, asked) is not None
+
+    def replace(
+        self, functions: dict[int, FunctionType], asked: dict[int, frozenset[Asked]], holder: object
+    ) -> None:
+        with self._turn:
+            for i, fn in functions.items():
+                new = self.substituted(fn, asked.get(i, _NOTHING))
                 if new is not None:
                     self._holders.setdefault(fn, set()).add(id(holder))
                     fn.__code__ = new
@@ -245,8 +308,8 @@ class _Codes:
             for fn, holders in tuple(self._holders.items()):
                 holders.discard(id(holder))
                 if not holders:
-                    original, new = self._substituted[fn]
-                    if fn.__code__ is new:
+                    original, made = self._made[fn]
+                    if any(fn.__code__ is code for code in made.values()):
                         fn.__code__ = original
                     self._holders.pop(fn, None)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,19 @@ from graphport.tensors.abstract import (
 )
 
 _AT_RUN_TIME = '# or check it when the program runs: gp.export(..., guards="runtime_assert")'
+
+_AS_A_SCAN = "# or leave it open: gp.scan(step, init, xs) or torch.while_loop in place of the loop"
+
+
+def _is_loop(fact: Fact) -> bool:
+    """Whether a line of the user's asked that goes through a loop: Python's run as in the example.
+
+    It may have any effect, so that a loop of the program's own may compute something else.
+    """
+    return fact.where is not None and bool(_LOOP.search(fact.where.text))
+
+
+_LOOP = re.compile(r"\bfor\b.+\bin\b|^while\b")
 
 
 @dataclass(frozen=True)
@@ -175,11 +189,14 @@ class _ConstraintSolver:
             others = [s for s in changed if s not in special]
             titles.append(f"Constraints violated ({self._names(others)})!")
         fixes = [*self._definitions(changed), *([_AT_RUN_TIME] if complex_ else ())]
+        if any(map(self._value, changed)) and any(map(_is_loop, unmet)):
+            fixes.append(_AS_A_SCAN)
         error = ConstraintViolationError(
             f"{' '.join(titles)} The program needs more of its sizes than dynamic_shapes says:\n"
             + "\n".join(f"  - {line}" for line in dict.fromkeys(lines)),
             fix=fixes,
         )
+        error.places = tuple(f.where for f in unmet if f.where is not None)
         error.questions = tuple(
             str(f.cond)
             for f in unmet

@@ -7,17 +7,23 @@ program.
 
 from __future__ import annotations
 
+import dis
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from graphport import source
+from graphport.capture.numbers.sequences import SymbolicSequence
+from graphport.capture.soundness.sharding import is_sharded
+from graphport.capture.trace import registries
 from graphport.compat.torch import is_within
 from graphport.errors import (
+    ConstraintViolationError,
     DataDependentError,
     ExportError,
     ForwardError,
@@ -39,7 +45,9 @@ class _Layer(NamedTuple):
 
 _LAYERS = (
     _Layer(
-        lambda module, args: isinstance(module, nn.parallel.DistributedDataParallel),
+        lambda module, args: (
+            isinstance(module, nn.parallel.DistributedDataParallel) and not find_wrapped(module)
+        ),
         "{} is a DistributedDataParallel, which synchronises with other processes as it runs",
         "capture what it wraps: model.module",
     ),
@@ -49,12 +57,21 @@ _LAYERS = (
         "capture a model that holds the full state dict",
     ),
     _Layer(
-        lambda module, args: any(k.__name__ == "FSDPModule" for k in type(module).__mro__),
-        "{} is sharded by fully_shard, which gathers its weights from other processes as it runs",
+        lambda module, args: is_sharded(module),
+        "{} is sharded by fully_shard, which gathers its weights from other processes as it runs, "
+        "or casts them",
         "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, "
         "options=StateDictOptions(full_state_dict=True)) into a model that is not sharded",
     ),
 )
+
+
+def find_wrapped(module: nn.Module) -> nn.Module | None:
+    """What a DistributedDataParallel calls in the end, if its process is the only one."""
+    is_wrapper = isinstance(module, nn.parallel.DistributedDataParallel)
+    if not is_wrapper or module.process_group.size() != 1 or module._forward_hooks:
+        return None
+    return None if module._forward_pre_hooks else module.module
 
 
 def refuse_layer(module: nn.Module, args: Args, path: str | None) -> None:
@@ -66,6 +83,49 @@ def refuse_layer(module: nn.Module, args: Args, path: str | None) -> None:
             raise UnsupportedError(
                 layer.what.format(whose), where=source.locate_user_line(), fix=layer.fix
             )
+
+
+# State of an earlier call, with which a size was compared.
+
+
+def explain_by_state(error: ConstraintViolationError, root: nn.Module | None) -> None:
+    """Say which attributes that earlier calls have left decide what fixes a size."""
+    modules = dict(registries.named_modules(root))
+    found = {}
+    for where in error.places:
+        module = modules.get(where.module)
+        for name in re.findall(r"\w\.(\w+)", where.text) if module is not None else ():
+            value = vars(module).get(name)
+            line = _find_assignment(type(module), name) if _holds_numbers(value) else None
+            if line is not None:
+                found[name] = (
+                    f"self.{name} = {value!r} decides, as an earlier call has left it ({line})\n"
+                    f"      at {where}"
+                )
+    if found:
+        error.what = "\n  - ".join((error.what, *found.values()))
+        names = ", ".join(f"self.{name}" for name in found)
+        error.fix.append(f"# or capture a model that has not been called yet, with {names} as new")
+
+
+def _holds_numbers(value: object) -> bool:
+    """Whether an attribute is a plain number, or some of them."""
+    if isinstance(value, (tuple, list)):
+        return bool(value) and all(map(_holds_numbers, value))
+    return type(value) in (int, float)
+
+
+def _find_assignment(kind: type, name: str) -> str | None:
+    """Where a method that is not `__init__` assigns to an attribute."""
+    for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        for fn in vars(base).values():
+            if not isinstance(fn, FunctionType) or fn.__name__ == "__init__":
+                continue
+            for step in dis.get_instructions(fn):
+                if step.opname == "STORE_ATTR" and step.argval == name and step.positions:
+                    file = os.path.basename(fn.__code__.co_filename)
+                    return f"{file}:{step.positions.lineno} in {fn.__qualname__}"
+    return None
 
 
 _TORCH_MESSAGES: tuple[tuple[str, type[ExportError], str, str], ...] = (
@@ -87,6 +147,19 @@ _TORCH_MESSAGES: tuple[tuple[str, type[ExportError], str, str], ...] = (
         UnsupportedError,
         "an operator on a DTensor fails while the program is captured; at open sizes it does",
         "leave its sizes fixed, or x.full_tensor()",
+    ),
+    (
+        "Cannot copy out of meta tensor",
+        UnsupportedError,
+        "the program copies a tensor of its own into one that has data",
+        "if a layer initialises itself in its first call, call the model once before",
+    ),
+    (
+        "unhashable type: non-nested SymInt",
+        UnsupportedError,
+        "the program hashes a size that is open: as a key of a dict, or an argument of a function "
+        "that is cached (functools.lru_cache)",
+        "leave the size fixed, or call what is cached without its cache: fn.__wrapped__",
     ),
     (
         "INTERNAL ASSERT FAILED",
@@ -112,7 +185,7 @@ def translate_torch_error(error: Exception, where: source.Location | None) -> Ex
             where=where,
             fix="trace before the program is captured, or call the function itself",
         )
-    if isinstance(error, RuntimeError):
+    if isinstance(error, (RuntimeError, TypeError)):
         for text, kind, what, fix in _TORCH_MESSAGES:
             if text in str(error):
                 return kind(f"{what}: {_first_line(error)}", where=where, fix=fix)
@@ -155,6 +228,8 @@ def collect_variable_names() -> VariableNames:
 def _iterate_members(variables: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """What lists, dicts and objects hold that a variable holds."""
     for name, value in variables.items():
+        if isinstance(value, SymbolicSequence):
+            continue  # to look into it fixes its length
         if isinstance(value, (list, tuple)):
             yield from ((f"{name}[{i}]", x) for i, x in enumerate(value))
         elif isinstance(value, dict):
@@ -179,19 +254,7 @@ def internal_error(error: Exception, where: source.Location | None = None) -> In
     return InternalError(what, where=where)
 
 
-_KNOWN_TEXTS = (
-    (
-        re.compile(r"Torch not compiled with|Found no NVIDIA driver"),
-        "the program uses a device that is missing here",
-        "x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",
-    ),
-    (
-        re.compile(r"unhashable type: non-nested SymInt"),
-        "a size that stays open is a key of a dict, a member of a set or an argument of a cache",
-        "compute anew what the size is a key for, or a fixed size for that dim (Dim.STATIC)",
-    ),
-)
-"""Texts of exceptions, what they mean, and what to write instead."""
+_NO_DEVICE = re.compile(r"Torch not compiled with|Found no NVIDIA driver")
 
 
 def _format_error(error: Exception) -> str:
@@ -206,9 +269,9 @@ def forward_error(error: Exception, where: source.Location | None) -> Exception:
     said = _format_error(error)
     what = f"{type(error).__name__} in the program{said}"
     fix: tuple[str, ...] = ()
-    for pattern, meaning, instead in _KNOWN_TEXTS:
-        if pattern.search(said):
-            what, fix = f"{meaning}{said}", (instead,)
+    if _NO_DEVICE.search(said):
+        what = f"the program uses a device that is missing here{said}"
+        fix = ("x.to(y.device), torch.zeros(..., device=x.device): the device of what is at hand",)
     if isinstance(error, RecursionError):
         what = (
             "RecursionError in the program: its modules and functions call one another more deeply"

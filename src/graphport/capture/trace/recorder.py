@@ -21,6 +21,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node, traceback
 
 from graphport import source
+from graphport.capture.trace.items import ItemCache
 from graphport.capture.trace.values import Storage, Value
 from graphport.compat.operators import aten
 from graphport.compat.torch import OpOverload, sym_sqrt
@@ -210,7 +211,8 @@ class Recorder:
         known = self._traces.get(frames.key)
         if known is None:
             known = self._traces[frames.key] = (str(frames), frames)
-        return known[0]
+        line = source.running.line
+        return known[0] if line is None else known[0] + line.trace
 
     def argument(self, x: Argument) -> Argument:
         """An argument as it stands in the graph: symbolic numbers become nodes."""
@@ -538,6 +540,7 @@ class Frame:
         """The node of each number that the graph computes."""
         self.sources: dict[Expr, Callable[[], Node]] = {}
         """How the graph obtains a symbol."""
+        self.items = ItemCache()
         self.inputs: dict[Node, Node] = {}
         """Nodes of the graph around this one, and the inputs that stand for them here."""
         self.submodules: dict[str, GraphModule] = {}

@@ -78,6 +78,8 @@ def storage_elements(t: torch.Tensor) -> int | None:
         return t.untyped_storage().nbytes() // t.element_size() - t.storage_offset()
 
 
+_SPARSE = (torch.sparse_coo, torch.sparse_csr)
+"""Layouts of tensors that are looked at when they are used: see `handlers.sparse`."""
 _PLAIN_CLASSES = (torch.Tensor, nn.Parameter)
 
 
@@ -112,7 +114,7 @@ class State:
         if self.root is None:
             return
         for name, p in registries.named_parameters(self.root):
-            if not is_lazy(p):
+            if not is_lazy(p) and p.layout not in _SPARSE:
                 for part, t in find_parts(name, p):
                     kind = InputKind.PARAMETER if t is p else InputKind.BUFFER
                     self._add(t, kind, part, None if t is p else True)
@@ -121,7 +123,7 @@ class State:
         for name, b in registries.named_buffers(self.root):
             if name in constants:
                 self._add(b, InputKind.CONSTANT_TENSOR, name).value.constant = b
-            elif not is_lazy(b):
+            elif not is_lazy(b) and b.layout not in _SPARSE:
                 for part, t in find_parts(name, b):
                     self._add(t, InputKind.BUFFER, part, name in persistent)
         self.join_aliases()

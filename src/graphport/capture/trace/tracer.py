@@ -108,6 +108,10 @@ class Tracer(TorchDispatchMode):
         """What follows from the program's state alone."""
         self.counts: dict[Node, Expr] = {}
         """How many elements of a mask are set, where that has been asked."""
+        self.first_elements: dict[Node, Size] = {}
+        """What is known of the first element of a tensor."""
+        self.sparse_constants: dict[int, tuple[torch.Tensor, Any]] = {}
+        """Sparse tensors from outside, and what they are made of, by id."""
         self.inputs: list[Node] = []
         """The placeholders of the user's inputs."""
         self.fixed_layouts: set[Node] = set()

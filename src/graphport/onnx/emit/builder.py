@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -233,6 +234,8 @@ class Builder:
         values = [self._input(op, i, x, types) for i, x in enumerate(inputs)]
         if torch.float64 in types.values():
             values = self._keep_scales(op.op, values)
+        if op.op in _PRODUCTS and self._is_dequantized(values[1]):
+            values = self._keep_factor(values)
         while values and values[-1] is None:
             values.pop()
         wide = self._target.kernels.widen_types(op, types)
@@ -264,6 +267,24 @@ class Builder:
         if op not in _SCALES or not any(map(_is_constant_number, values)):
             return values
         return [self.Sum(v) if v is not None and _is_product(v) else v for v in values]
+
+    def _is_dequantized(self, x: Value | None) -> bool:
+        """Whether a value is a quantised weight as floats."""
+        made = None if x is None else x.producer
+        if made is None or made.op != "DequantizeLinear":
+            return False
+        return made.inputs[0] is not None and self.is_stored(made.inputs[0])
+
+    def _keep_factor(self, values: list[Value | None]) -> list[Value | None]:
+        """A product with a quantised weight on the right, with a copy between the two.
+
+        Of both ONNX Runtime makes MatMulNBits, which rounds the other factor to bytes, unless that
+        is quantised as well.
+        """
+        x, weight = values
+        if weight is None or (x is not None and x.producer and x.producer.op == "DequantizeLinear"):
+            return values
+        return [x, self.Sum(weight)]
 
     def _node(
         self,
@@ -345,6 +366,9 @@ class Builder:
 
     def derived(self, name: str, make: Callable[..., Any], *sources: Value) -> Value:
         """A weight that is made of others, at export or when they are given."""
+        if len(sources) == 1 and sources[0].derived is not None:
+            first = sources[0].derived
+            make, sources = partial(_make_in_turn, first.make, make), first.sources
         key = (name, sources)
         known = self._derived.get(key)
         if known is None:
@@ -361,6 +385,10 @@ class Builder:
         if weight.data is None or weight in self.shared:
             return self.Transpose(weight, perm=[1, 0])
         return self.derived(f"{weight.name}.T", torch.t, weight)
+
+    def is_stored(self, x: Value) -> bool:
+        """Whether the file has a value as it is: a constant, or a weight that nothing writes to."""
+        return x.data is not None and x not in self.main.inputs
 
     # Types
 
@@ -452,6 +480,10 @@ class Builder:
         gone = {a % x.rank for a in axes}
         sizes = [s for i, s in enumerate(x.shape or ()) if i not in gone]
         return self.sizes.undo_reshape(x, sizes) or self.Squeeze(x, sorted(gone))
+
+
+def _make_in_turn(first: Callable[..., Any], second: Callable[..., Any], *given: Any) -> Any:
+    return second(first(*given))
 
 
 def _output_type(

@@ -16,7 +16,7 @@ import torch
 
 from graphport.onnx.emit.functions import DOMAIN, Function, OutlinedGraph
 from graphport.onnx.emit.ir import Graph, Node, Value
-from graphport.onnx.emit.schemas import ONNX_OF
+from graphport.onnx.emit.schemas import BITS, ELEMENT_TYPES
 from graphport.program import ExportedProgram
 from graphport.program.codegen import Names
 from graphport.source import locate_stack_trace
@@ -100,6 +100,8 @@ def _value_name(node: Node) -> str:
 def _constant_name(t: torch.Tensor) -> str:
     """Small constants are called what they are."""
     kind = str(t.dtype).removeprefix("torch.")
+    if t.dtype in BITS:  # torch has no arithmetic for them
+        t = t.view(torch.int8 if t.dtype.is_signed else torch.uint8)
     if t.numel() == 1:
         return f"{kind}_{t.item()}"
     if t.ndim == 1 and 0 < t.numel() <= 6:
@@ -187,7 +189,7 @@ def write_value(v: Value, proto: onnx.ValueInfoProto) -> None:
     """The name, element type and sizes of a value."""
     proto.name = v.name
     kind = proto.type.tensor_type
-    kind.elem_type = ONNX_OF[v.dtype]
+    kind.elem_type = ELEMENT_TYPES[v.dtype]
     if v.shape is None:
         return
     kind.shape.SetInParent()
@@ -300,7 +302,7 @@ def _write_attribute(name: str, value: Any, proto: onnx.AttributeProto) -> None:
 def write_header(name: str, tensor: torch.Tensor, proto: onnx.TensorProto) -> None:
     """All of a tensor but its data."""
     proto.name = name
-    proto.data_type = ONNX_OF[tensor.dtype]
+    proto.data_type = ELEMENT_TYPES[tensor.dtype]
     proto.dims.extend(tensor.shape)
 
 
@@ -312,9 +314,22 @@ def write_tensor(name: str, tensor: torch.Tensor, proto: onnx.TensorProto) -> No
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor in row-major order; without a copy if it is contiguous."""
+    tensor = tensor.detach()
+    if tensor.dtype in BITS:
+        tensor = _pack_bits(tensor.view(torch.uint8).flatten(), BITS[tensor.dtype])
     # One element is contiguous with any stride, but to view it the stride has to be 1.
-    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
     return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+def _pack_bits(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """The lowest bits of each byte, the first element in the lowest of a new one."""
+    count = 8 // bits
+    rows = torch.nn.functional.pad(x, (0, -len(x) % count)).view(-1, count) & ((1 << bits) - 1)
+    packed = rows[:, 0].clone()
+    for i in range(1, count):
+        packed |= rows[:, i] << (bits * i)
+    return packed
 
 
 # Metadata of a model: its dynamic sizes, which ONNX itself only names, for tools that read it.

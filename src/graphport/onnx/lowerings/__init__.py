@@ -19,6 +19,7 @@ from graphport.onnx.lowerings import (  # noqa: F401  register their lowerings
     loss,
     norm,
     pool,
+    quantization,
     random,
     reduce,
     rnn,
@@ -28,12 +29,14 @@ from graphport.onnx.lowerings import (  # noqa: F401  register their lowerings
     special,
     symbolic_ops,
     unfold,
+    vision,
 )
 from graphport.onnx.lowerings.numerics import (  # noqa: F401  register their lowerings
     bessel,
     chebyshev,
     factorizations,
     gamma,
+    jacobi,
     ldl,
     matrix_exp,
     polynomials,

@@ -24,6 +24,7 @@ import torch
 from graphport.errors import InputError, NoDataError
 from graphport.onnx.emit.ir import Value, current_tensor
 from graphport.onnx.emit.model import tensor_bytes, write_header, write_tensor
+from graphport.onnx.emit.schemas import BITS
 from graphport.process import restore_on_exit
 from graphport.program.atomic_write import write_files_atomically
 from graphport.tensors.lazy import WeightlessTensor, lacks_data
@@ -45,7 +46,8 @@ _CHUNK_BYTES = 16 << 20
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    """Bytes that a tensor takes in a file."""
+    return -(-tensor.numel() * BITS.get(tensor.dtype, 8 * tensor.element_size()) // 8)
 
 
 def has_data(t: torch.Tensor) -> bool:
@@ -246,7 +248,7 @@ def iterate_bytes(t: torch.Tensor) -> Iterable[Any]:
 
 def _iterate_chunks(t: torch.Tensor) -> Iterator[memoryview]:
     """Without a copy where the tensor lies in order; else a part is put in order at a time."""
-    if t.is_contiguous() or t.ndim == 0 or nbytes(t) <= _CHUNK_BYTES:
+    if t.is_contiguous() or t.ndim == 0 or nbytes(t) <= _CHUNK_BYTES or t.dtype in BITS:
         yield tensor_bytes(t)
         return
     rows = max(1, _CHUNK_BYTES * len(t) // nbytes(t))

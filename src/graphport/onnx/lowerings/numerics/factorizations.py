@@ -1,4 +1,4 @@
-"""Lowers LU, Cholesky and QR, linear and triangular solves, and least squares.
+"""Lowers LU, Cholesky and QR, linear and triangular solves, and least squares of full rank.
 
 ONNX has none of them. Each is a Loop over columns or rows, on whole batches: LU with the pivots
 that LAPACK chooses, Cholesky, reflections, and what is solved by substitution. What is singular
@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from graphport.compat.operators import aten
-from graphport.errors import UnsupportedError
 from graphport.onnx.emit.arithmetic import emit_arange
 from graphport.onnx.emit.builder import Builder
 from graphport.onnx.emit.ir import Value
@@ -21,7 +20,7 @@ from graphport.onnx.lower.registry import lower
 from graphport.onnx.lowerings.control import emit_counted_loop
 from graphport.onnx.lowerings.linalg import emit_matmul
 from graphport.onnx.lowerings.reduce import reduce_extreme
-from graphport.symbolic import ge, min_
+from graphport.symbolic import min_
 
 
 def reverse_index(b: Builder, count: object) -> Callable[[Value], Value]:
@@ -86,7 +85,7 @@ def solve_triangular(b: Builder, a: Value, right: Value, upper: bool, unit: bool
 # LU
 
 
-def _diagonal(b: Builder, x: Value) -> Value:
+def read_diagonal(b: Builder, x: Value) -> Value:
     """Of matrices, without what is off it."""
     *_, n, m = x.shape or ()
     return b.ReduceSum(b.Where(eye_mask(b, n, m), x, 0), [x.rank - 1], keepdims=0)
@@ -263,7 +262,7 @@ def linalg_inv_ex(b: Builder, A: Value, check_errors: bool) -> Any:
 @lower(aten._linalg_det.default)
 def _linalg_det(b: Builder, A: Value) -> Any:
     lu, pivots, _, _ = _factor_lu(b, A)
-    diagonal = _diagonal(b, lu)
+    diagonal = read_diagonal(b, lu)
     size = b.ReduceProd(diagonal, [diagonal.rank - 1], keepdims=0)
     return b.Mul(size, _permutation_sign(b, pivots, A.dtype)), lu, b.Add(pivots, 1)
 
@@ -271,7 +270,7 @@ def _linalg_det(b: Builder, A: Value) -> Any:
 @lower(aten._linalg_slogdet.default)
 def _linalg_slogdet(b: Builder, A: Value) -> Any:
     lu, pivots, _, _ = _factor_lu(b, A)
-    diagonal = _diagonal(b, lu)
+    diagonal = read_diagonal(b, lu)
     last = [diagonal.rank - 1]
     sign = b.Mul(
         b.ReduceProd(b.Sign(diagonal), last, keepdims=0), _permutation_sign(b, pivots, A.dtype)
@@ -389,7 +388,7 @@ def geqrf(b: Builder, self: Value) -> tuple[Value, Value]:
     return a, taus
 
 
-def _apply_reflections(b: Builder, a: Value, tau: Value, x: Value, first: bool = False) -> Value:
+def apply_reflections(b: Builder, a: Value, tau: Value, x: Value, first: bool = False) -> Value:
     """Q @ x, of the reflections in a; their product the other way, Q.T @ x, from the first on."""
     rows = emit_arange(b, a.sizes[-2])
     count = tau.sizes[-1]
@@ -409,7 +408,7 @@ def _apply_reflections(b: Builder, a: Value, tau: Value, x: Value, first: bool =
 @lower(aten.linalg_householder_product.default)
 def linalg_householder_product(b: Builder, input: Value, tau: Value) -> Value:
     *batch, m, n = input.sizes
-    return _apply_reflections(b, input, tau, emit_identity(b, batch, m, input.dtype, n))
+    return apply_reflections(b, input, tau, emit_identity(b, batch, m, input.dtype, n))
 
 
 @lower(aten.ormqr.default)
@@ -418,7 +417,7 @@ def ormqr(
 ) -> Value:
     """C @ Q is (Q.T @ C.T).T."""
     x = input3 if left else transpose_matrices(b, input3)
-    out = _apply_reflections(b, self, input2, x, first=left is transpose)
+    out = apply_reflections(b, self, input2, x, first=left is transpose)
     return out if left else transpose_matrices(b, out)
 
 
@@ -432,52 +431,25 @@ def linalg_qr(b: Builder, A: Value, mode: str) -> tuple[Value, Value]:
         r = b.Slice(r, [0], [k], [A.rank - 2])
     if mode == "r":
         return b.constant(torch.zeros(0, dtype=A.dtype)), r
-    return _apply_reflections(b, a, tau, emit_identity(b, batch, m, A.dtype, k)), r
+    return apply_reflections(b, a, tau, emit_identity(b, batch, m, A.dtype, k)), r
 
 
-# Least squares
+# Least squares of matrices of full rank
 
 
-@lower(aten.linalg_lstsq.default)
-def linalg_lstsq(
-    build: Builder, self: Value, b: Value, rcond: float | None, driver: str | None
-) -> tuple[Value, ...]:
-    """Of matrices of full rank: one driver takes that for granted, the others find the rank."""
-    if driver != "gels":
-        raise UnsupportedError(
-            f"torch.linalg.lstsq with driver={driver!r}, which determines the rank, has no ONNX"
-            " lowering",
-            fix='driver="gels", if the matrices have full rank',
-        )
-    solution, residuals, *_ = build.result
-    vector = b.rank == self.rank - 1
-    batch = solution.sizes[: -1 if vector else -2]
-    right = expand_batch(build, as_column(build, b) if vector else b, batch)
-    *_, m, n = self.sizes
-    tall = build.scope.decide(ge(m, n))
-    assert tall is not None, "the sizes of the results say which side is longer"
-    x, rest = (_solve_overdetermined if tall else _solve_underdetermined)(
-        build, expand_batch(build, self, batch), right
-    )
-    x = build.squeeze(x, -1) if vector else x
-    nothing = build.constant(torch.zeros(0, dtype=self.dtype))
-    ranks = build.constant(torch.zeros(0, dtype=torch.int64))
-    return x, nothing if residuals.sizes == (0,) else rest, ranks, nothing
-
-
-def _solve_overdetermined(b: Builder, a: Value, right: Value) -> tuple[Value, Value]:
+def solve_overdetermined(b: Builder, a: Value, right: Value) -> tuple[Value, Value]:
     """R @ x is the head of Q.T @ right; the rest of it is what cannot be met."""
     *batch, m, n = a.sizes
     k, axis = right.sizes[-1], right.rank - 2
     a, tau = geqrf(b, a)
-    y = _apply_reflections(b, a, tau, right, first=True)
+    y = apply_reflections(b, a, tau, right, first=True)
     head, tail = b.Slice(y, [0], [n], [axis]), b.Slice(y, [n], [m], [axis])
     r = b.shaped(b.Slice(a, [0], [n], [axis]), (*batch, n, n))
     x = solve_triangular(b, r, b.shaped(head, (*batch, n, k)), upper=True)
     return x, b.shaped(b.ReduceSumSquare(tail, [axis], keepdims=0), (*batch, k))
 
 
-def _solve_underdetermined(b: Builder, a: Value, right: Value) -> tuple[Value, Value]:
+def solve_underdetermined(b: Builder, a: Value, right: Value) -> tuple[Value, Value]:
     """Of all solutions the smallest: Q @ y where R.T @ y is right, and 0 in the rest of y."""
     *batch, m, n = a.sizes
     k, rank = right.sizes[-1], right.rank
@@ -486,4 +458,4 @@ def _solve_underdetermined(b: Builder, a: Value, right: Value) -> tuple[Value, V
     y = solve_triangular(b, transpose_matrices(b, r), right, upper=False)
     zeros = b.expand(b.scalar(0.0, y.dtype), (*batch, n - m, k))
     y = b.shaped(b.Concat(y, zeros, axis=rank - 2), (*batch, n, k))
-    return _apply_reflections(b, a, tau, y), y
+    return apply_reflections(b, a, tau, y), y
