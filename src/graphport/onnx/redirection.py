@@ -121,8 +121,8 @@ class Redirection:
             with _older_names():
                 yield
         finally:
-            for name, fn in functions.items():
-                _restore_code(fn, self.originals[name])
+            for name, original in self.originals.items():
+                _restore_code(functions[name], original)
             _current = before
 
 
