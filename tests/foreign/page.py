@@ -15,11 +15,12 @@ MARKS = {"right": "yes", "wrong": "**wrong**", "not run": "not run", "crash": "c
 
 TEXT = """
 {count} models and patterns of {libraries} public libraries, small and with random weights,
-exported with open dims (those that differ between the example and the other sizes), and run on bare
-ONNX Runtime at the example and at the other sizes: `yes` agrees with eager at each of them. The
-other marks are those of the table above, and torch.onnx is `torch.onnx.export(dynamo=True)` where a
-cell is not empty. `make survey` installs the libraries, runs the rows of `tests/foreign/` and makes
-this part.
+exported with open dims (what differs between the example and the other sizes, `Dim.DYNAMIC`), and
+run on bare ONNX Runtime at the example and at the other sizes: `yes` agrees with eager at each of
+them. Where a model branches on sizes (images of a multiple of 64, a batch of one), the other sizes
+are of the example's branch. The other marks are those of the table above, and torch.onnx is
+`torch.onnx.export(dynamo=True)` where a cell is not empty: it takes half a minute for each.
+`make survey` installs the libraries, runs the rows of `tests/foreign/` and makes this part.
 
 {summary}
 
@@ -56,7 +57,8 @@ def _summarise(found: dict[Any, Any]) -> str:
                 r for r in found.values() if r.exporter == exporter and library in (r.library, "")
             ]
             counts = Counter(r.verdict for r in of)
-            line += [f"{counts['right']} of {counts.total()}", str(counts["wrong"])]
+            tried = [f"{counts['right']} of {counts.total()}", str(counts["wrong"])]
+            line += tried if of else ["", ""]
         lines.append(line)
     return _table(["", "graphport passes", "wrong", "torch.onnx passes", "wrong"], lines)
 
@@ -66,9 +68,8 @@ def _list_gaps(found: dict[Any, Any]) -> str:
     for (library, name, exporter), result in found.items():
         if exporter == OURS and result.verdict != "right":
             reason = result.reason.split(" | ")[0].partition(": ")[2].replace("|", "\\|")
-            theirs = found.get((library, name, THEIRS))
-            passes = "passes" if theirs is not None and theirs.verdict == "right" else ""
-            lines.append([f"{library} `{name}`", reason, passes])
+            theirs = _mark(found.get((library, name, THEIRS)))
+            lines.append([f"{library} `{name}`", reason, theirs])
     return _table(["", "why", "torch.onnx"], lines) if lines else "Everything is."
 
 
