@@ -32,7 +32,7 @@ TESTED := $(VENV)/.installed-test
 SITE   := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-cpus matrix check lint replay accept bench bench-against docs wheel size clean
+.PHONY: help setup demo test test-all test-cpus matrix survey check lint replay accept bench bench-against docs wheel size clean
 
 help:
 	@echo "make demo      a transformer to a verified ONNX file, with timings"
@@ -40,6 +40,7 @@ help:
 	@echo "make test-all  every test"
 	@echo "make test-cpus what depends on the processor, as if it were another one"
 	@echo "make matrix    test beside other versions of torch, Python, ...; rewrite docs/versions.md"
+	@echo "make survey    models of public libraries, beside torch.onnx; rewrite docs/models.md"
 	@echo "make check     lint, format, types, smoke tests: before each commit"
 	@echo "make replay    export a fixed set here and with AGAINST=HEAD, and compare: a refactoring"
 	@echo "make accept    rewrite the texts that tests compare in full (TESTS=tests), and show them"
@@ -103,6 +104,22 @@ test-cpus: $(TESTED)
 # ONLY="TORCH=2.15.0": one of them.
 matrix: $(TESTED)
 	@$(PY) -m tests.matrix --sweep $(if $(ONLY),"$(ONLY)")
+
+# Found behind everything else, without their own dependencies. What torchaudio compiled is for CUDA;
+# some wheels bring a package called tests.
+FOREIGN := build/survey
+
+$(FOREIGN)/.installed: tests/foreign/requirements.txt $(TESTED)
+	@echo "installing what the survey runs into $(FOREIGN)"
+	@rm -rf $(FOREIGN)
+	@$(PY) -m pip --disable-pip-version-check install --quiet --no-deps --target $(FOREIGN) -r $<
+	@cd $(FOREIGN) && rm -rf torchaudio/lib test tests docs examples
+	@touch $@
+
+# Hours, most of them torch.onnx's, whose rows are not run again.
+survey: $(FOREIGN)/.installed
+	@$(PY) -m tests.foreign.survey --exporter torch.onnx --resume
+	@$(PY) -m tests.foreign.survey --write
 
 check: lint
 	@$(PY) -m pytest -q -m smoke

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import linecache
 import os
 import re
 import shlex
@@ -50,7 +51,9 @@ def run(document: Path) -> None:
             # Blank lines in front make a traceback point at the line in the document.
             before = "\n" * text.count("\n", 0, block.start(2))
             with contextlib.redirect_stdout(io.StringIO()) as out:
-                _execute(compile(before + code, str(document), "exec"), namespace, code)
+                text, name = before + code, str(document)
+                linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+                _execute(compile(text, name, "exec"), namespace, code)
             printed = out.getvalue()
 
 

@@ -143,6 +143,7 @@ CALLS: dict[str, Call] = {
     "gp.ExportedProgram.run_decompositions": named(
         EP.run_decompositions, table=None, preserve_ops=()
     ),
+    "gp.default_decompositions": named(gp.default_decompositions),
     "gp.unflatten": named(gp.unflatten, program=EP),
     "gp.from_torch": named(gp.from_torch, program=EP.to_torch()),
     "gp.save": named(gp.save, program=EP, file="other.gpx"),
@@ -155,6 +156,10 @@ CALLS: dict[str, Call] = {
         kwargs={},
         dynamic_shapes=None,
         dynamic_axes=None,
+        f=None,
+        external_data="auto",
+        strict=False,
+        guards="error",
         **OPTIONS,
     ),
     "gp.onnx.ExportOptions": named(
@@ -164,8 +169,14 @@ CALLS: dict[str, Call] = {
     "gp.onnx.lowering": named(gp.onnx.lowering, name="aten::add.Tensor"),
     "gp.onnx.supported_ops": named(gp.onnx.supported_ops),
     "gp.onnx.ONNXProgram.save": named(
-        save, path="model.onnx", external_data="auto", state_dict=None
+        save,
+        path="model.onnx",
+        external_data="auto",
+        state_dict=None,
+        include_initializers=True,
+        keep_initializers_as_inputs=False,
     ),
+    "gp.onnx.ONNXProgram.rename_axes": named(MADE.rename_axes, names={}),
     "gp.onnx.ONNXProgram.verify": named(MADE.verify, args=(X,), kwargs={}, rtol=1e-3, atol=1e-3),
     "gp.onnx.ONNXProgram.adapt_torch_outputs_to_onnx": named(
         MADE.adapt_torch_outputs_to_onnx, out=X
@@ -355,12 +366,16 @@ CALLS: dict[str, Call] = {
 
 RECORDS = (
     "gp.DraftProgram",
+    "gp.ExportGraphSignature",
     "gp.ExportedProgram",
     "gp.GraphSignature",
     "gp.InputKind",
     "gp.InputSpec",
+    "gp.ModuleCallEntry",
+    "gp.ModuleCallSignature",
     "gp.OutputKind",
     "gp.OutputSpec",
+    "gp.UnflattenedModule",
     "gp.errors",
     "gp.fx",
     "gp.onnx",
@@ -462,7 +477,10 @@ ACCEPTED: dict[str, str] = {
     "pre_ort_model_transforms": "None []",
     "serialized_type_name": "None x",
     "given": "None {}",
-    "external_data": FLAGS,
+    "external_data": f"None {FLAGS}",
+    "include_initializers": FLAGS,
+    "keep_initializers_as_inputs": FLAGS,
+    "names": "{}",
     "state_dict": "None",
     "rtol": "None 5 0 2.5",
     "atol": "None 5 0 2.5",
@@ -509,6 +527,9 @@ ACCEPTED: dict[str, str] = {
     "dim": "5 -1 0 huge",
 }
 OWN_ROWS: dict[str, str] = {
+    "gp.onnx.export kwargs": "None {} x",
+    "gp.onnx.export f": "None x",
+    "gp.onnx.export external_data": "",
     "gp.partition.pipeline stages": "None 5 -1 0 huge module class len [] [a]",
     "gp.AdditionalInputs.add args": "(1,)",
     "gp.AdditionalInputs.add kwargs": "None {} {a}",

@@ -57,6 +57,8 @@ BANNED = (
 )
 MAY_USE_BANNED = {
     "program/torch_interop/": "converts to and from torch.export.ExportedProgram",
+    "onnx/redirection.py": "redirects calls of torch.onnx.export",
+    "onnx/torch_calls.py": "carries them out, in the opset that torch would write",
     "onnx/exporter.py": "answers torch.onnx.is_in_onnx_export(), which models branch on",
     "runtime/torch_compile.py": "registers with torch.compile and AOTAutograd",
     "tensors/concrete.py": "reads a FakeTensor that a user passes in",

@@ -10,7 +10,14 @@ from typing import Any
 
 from graphport.stubs import attach_stub
 
-_load_name, __all__ = attach_stub(__name__, __file__)
+_NEW_WORDS = {
+    "CustomDecompTable": "gp.default_decompositions() is a dict",
+    "FlatArgsAdapter": "a module around gp.unflatten(program) converts its arguments",
+    "passes": "torch.export.passes takes program.to_torch(), and gp.from_torch leads back",
+    "refine_dynamic_shapes_from_suggested_fixes": "gp.refine_dynamic_shapes(error, dynamic_shapes)",
+}
+"""Names of `torch.export` that are not here, and what to write instead."""
+_load_name, __all__ = attach_stub(__name__, __file__, _NEW_WORDS)
 _LIGHT = ("errors", "fx", "onnx", "ort", "partition")
 """Packages that import what they need themselves."""
 

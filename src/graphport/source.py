@@ -64,10 +64,10 @@ class Location:
 
 def is_user_code(code: CodeType) -> bool:
     # By file, not by code object: hashing a code object hashes its bytes.
-    return _is_user_path(code.co_filename)
+    return is_user_path(code.co_filename)
 
 
-def _is_user_path(file: str) -> bool:
+def is_user_path(file: str) -> bool:
     known = _is_user_file.get(file)
     if known is None:
         stdlib = file.startswith(_STDLIB) and not any(part in file for part in _SITE)
@@ -136,6 +136,10 @@ class _Running(threading.local):
     """The path of the nn.Module whose code is running, kept by whoever follows module calls."""
 
     module: str = ""
+    line: Location | None = None
+    """The user's line that is running where no frame of Python's is there for it."""
+    raises: Raise | None = None
+    """What `find_raise` finds there."""
 
 
 running = _Running()
@@ -143,6 +147,8 @@ running = _Running()
 
 def locate_user_line() -> Location | None:
     """The user's innermost line that is executing now, in the module that is running."""
+    if running.line is not None:
+        return running.line
     frame: FrameType | None = sys._getframe(1)
     layer: Location | None = None
     while frame is not None and frame.f_code not in boundaries:
@@ -175,9 +181,9 @@ def find_user_frame() -> FrameType | None:
 def locate_user_expression() -> Location | None:
     """As `locate_user_line`, with the expression that is being evaluated."""
     where, frame = locate_user_line(), find_user_frame()
-    return (
-        where if where is None or frame is None else replace(where, expression=_read_segment(frame))
-    )
+    if where is None or frame is None or where is running.line:
+        return where
+    return replace(where, expression=_read_segment(frame))
 
 
 def _read_segment(frame: FrameType) -> str:
@@ -210,8 +216,8 @@ class Raise:
 def find_raise() -> Raise | None:
     """If the user's innermost code asks for a truth in order to raise: when, and what it says."""
     frame = find_user_frame()
-    if frame is None:
-        return None
+    if frame is None or running.line is not None:
+        return running.raises
     code = frame.f_code
     steps = list(dis.get_instructions(code))
     index = next((i for i, step in enumerate(steps) if step.offset == frame.f_lasti), None)
@@ -259,7 +265,10 @@ def _list_handlers(code: CodeType, steps: list[dis.Instruction]) -> Iterator[Any
 
 def locate_error(error: BaseException, module: str = "") -> Location | None:
     """The user's innermost line in the traceback of `error`."""
-    found = layer = None
+    found: Location | None = getattr(error, "_script_line", None)
+    if found is not None:
+        return found
+    layer = None
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -269,6 +278,17 @@ def locate_error(error: BaseException, module: str = "") -> Location | None:
             layer = Location(code.co_filename, trace.tb_lineno, code.co_qualname, module)
         trace = trace.tb_next
     return found or layer
+
+
+def find_failing_frame(error: BaseException) -> tuple[CodeType, int] | None:
+    """The code and the line of the user's innermost frame in the traceback of `error`."""
+    found = None
+    trace = error.__traceback__
+    while trace is not None:
+        if is_user_code(trace.tb_frame.f_code):
+            found = trace.tb_frame.f_code, trace.tb_lineno
+        trace = trace.tb_next
+    return found
 
 
 def is_raised_by_graphport(error: BaseException) -> bool:
@@ -292,5 +312,5 @@ def keep_user_frames(trace: str) -> str:
     """The user's frames of a `stack_trace`; all of it, if there are none."""
     starts = [*(m.start() for m in _FRAME.finditer(trace)), len(trace)]
     frames = [trace[a:b] for a, b in itertools.pairwise(starts)]
-    kept = [f for f in frames if (m := _FRAME.match(f)) and _is_user_path(m.group(1))]
+    kept = [f for f in frames if (m := _FRAME.match(f)) and is_user_path(m.group(1))]
     return "".join(kept) or trace

@@ -6,14 +6,19 @@ this module. No submodule may be called as a name is: importing it would take th
 
 import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 
-def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
-    """The `__getattr__` and the `__all__` of the package whose `__init__.py` is `file`."""
+def attach_stub(
+    package: str, file: str, new_words: Mapping[str, str] | None = None
+) -> tuple[Callable[[str], Any], list[str]]:
+    """The `__getattr__` and the `__all__` of the package whose `__init__.py` is `file`.
+
+    `new_words` says what to write in place of names that users look for and do not find.
+    """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text())
     places = {
         alias.name: line.module or ""
@@ -24,7 +29,9 @@ def attach_stub(package: str, file: str) -> tuple[Callable[[str], Any], list[str
 
     def load(name: str) -> Any:
         if name not in places:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            new = (new_words or {}).get(name)
+            hint = f": {new}" if new else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         place = places[name]
         if place == package:
             return import_module(f"{package}.{name}")

@@ -178,3 +178,12 @@ def test_kernels_of_batch_norm_refuse_no_rows():
     module = gp.export(f, (torch.randn(4, 3),), dynamic_shapes=({0: gp.Dim.AUTO},)).module()
     with pytest.raises(RuntimeError, match=">= 1"):
         module(torch.randn(0, 3))
+
+
+def test_nothing_is_divided_by_zero():
+    """Integers of an empty tensor, as eager does; with elements it is refused, as in eager."""
+    ids = torch.arange(0)
+    for fn in (lambda x: x // x.shape[0], lambda x: x % 0, lambda x: torch.fmod(x, 0)):
+        assert_same(gp.export(fn, (ids,)).module()(ids), fn(ids), "of nothing")
+    with pytest.raises(gp.errors.ForwardError, match="ZeroDivisionError"):
+        gp.export(lambda x: x // 0, (torch.arange(3),))

@@ -12,6 +12,9 @@ OURS, THEIRS = "graphport", "torch.onnx"
 MARKS = {"ok": "yes", "wrong": "**wrong**", "not run": "not run", "crash": "crash"}
 COLUMNS = {"operators": ("float32", "int64", "bool", "float16"), "models": ("dynamic", "static")}
 
+LIBRARIES = "\n## Libraries\n"
+"""Where the part of docs/models.md begins that the survey makes."""
+
 Verdicts = dict[tuple[str, str, str], Any]
 """Result by name, case and exporter."""
 
@@ -21,7 +24,9 @@ def write(results: Iterable[Any]) -> None:
     for kind, text in (("operators", OPERATORS), ("models", MODELS)):
         of = {(r.name, r.case, r.exporter): r for r in results if r.kind == kind}
         parts = {"summary": _summary(of, kind), "gaps": _gaps(of), "all": _all(of, kind)}
-        (DOCS / f"{kind}.md").write_text(text.format(**parts))
+        page = DOCS / f"{kind}.md"
+        rest = "".join(page.read_text().partition(LIBRARIES)[1:])
+        page.write_text(text.format(**parts) + rest)
 
 
 def _summary(of: Verdicts, kind: str) -> str:
@@ -125,7 +130,7 @@ fixed sizes, run on ONNX Runtime at the example and, where dims are open, at oth
 compared with eager: by graphport, and by `torch.onnx.export(dynamo=True)` of torch 2.13 with the
 same inputs and dims, where a cell is not empty: it takes half a minute for each. Of `vit_mae`,
 which draws random numbers, and `rt_detr`, which picks among equals, only sizes are compared.
-`python -m tests.onnx.tables` makes this page.
+`python -m tests.onnx.tables` makes this part of the page.
 
 {summary}
 

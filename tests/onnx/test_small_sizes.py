@@ -136,6 +136,18 @@ TAKEN: dict[str, tuple[Program, tuple[Tensor, ...], Any, list[tuple[Tensor, ...]
         ({0: AUTO},),
         [(r(0, 3, 4, 5),), (r(1, 3, 4, 5),)],
     ),
+    "means of no elements": (
+        lambda x: F.adaptive_avg_pool2d(x, 1),
+        (r(2, 3, 4, 5),),
+        ({0: AUTO, 2: AUTO},),
+        [(r(2, 3, 0, 5),), (r(1, 3, 1, 5),)],
+    ),
+    "tens of a size": (
+        lambda x: x * round(x.shape[0], -1),
+        (r(3, 4),),
+        ({0: AUTO},),
+        [(r(n, 4),) for n in (0, 1, 5, 6, 15, 25)],
+    ),
     "groups of nothing": (
         lambda x: torch.native_group_norm(x, None, None, x.shape[0], 6, x.shape[2], 3, 1e-5),
         (r(2, 6, 4),),
@@ -214,6 +226,18 @@ NARROWED: dict[str, tuple[Program, tuple[Tensor, ...], Any, list[tuple[Tensor, .
         (r(4, 3, 2, 2),),
         ({0: AUTO, 2: AUTO, 3: AUTO},),
         [(r(1, 3, 1, 2),), (r(1, 3, 1, 1),)],
+    ),
+    "columns that differ": (
+        lambda x: torch.unique(x, dim=0),
+        (i([1, 2], [1, 2], [0, 2]),),
+        ({0: AUTO, 1: AUTO},),
+        [(i([1, 2], [1, 2], [0, 2])[:0],), (i([1], [1]),), (i([1], [1])[:, :0],)],
+    ),
+    "quantiles of nothing": (
+        lambda x: x.quantile(0.3, dim=1),
+        (r(3, 4),),
+        ({0: AUTO},),
+        [(r(1, 4),), (r(0, 4),)],
     ),
     "a broadcast sum and no rows": (
         torch.addmv,

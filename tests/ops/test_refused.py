@@ -57,6 +57,10 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "einsum with a term too many": (lambda a: torch.einsum("ij,jk", a), (f(2, 3),)),
     "einsum with an index too many": (lambda a, b: torch.einsum("ijk,j", a, b), (f(2, 3), f(3))),
     "einsum of other sizes": (lambda a, b: torch.einsum("ij,jk", a, b), (f(2, 3), f(4, 2))),
+    "einsum of other dtypes": (
+        lambda a, b: torch.einsum("ij,jk->ik", a, b),
+        (f(2, 3), f(3, 2).double()),
+    ),
     "trace of a cube": (torch.trace, (f(2, 2, 2),)),
     "cross of two": (torch.linalg.cross, (f(5, 2), f(5, 2))),
     "too many indices": (lambda a, b: a[b, b, b], (f(2, 3), i(2))),

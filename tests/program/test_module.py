@@ -284,3 +284,15 @@ def test_batch_norm_in_training_is_differentiated(form: str) -> None:
     torch.testing.assert_close(module.get_buffer("1.running_var"), model[1].running_var)
     again = gp.export(ep.module(), (x,))
     assert [n.target for n in again.graph.nodes] == [n.target for n in ep.graph.nodes]
+
+
+def test_a_program_is_compiled_whole():
+    """Never called before, by the backend that runs the graph as it is."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
+    x = torch.randn(4, 3)
+    ep = gp.export(model, (x,), dynamic_shapes=({0: gp.Dim("b", max=8)},))
+    child = gp.unflatten(ep)
+    child.get_submodule("0").compile(fullgraph=True, backend="eager")
+    for run in (ep.module(), gp.unflatten(ep)):
+        torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="eager")(x), model(x))
+    torch.testing.assert_close(child(x), model(x))

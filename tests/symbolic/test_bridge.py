@@ -86,6 +86,7 @@ ARITHMETIC = {
     "round(n / 4)": (lambda n, s: round(n / 4), "round(n/4)"),
     "round(n / 4, 1)": (lambda n, s: round(n / 4, 1), "round(n/4, 1)"),
     "round(n)": (lambda n, s: round(n), "n"),
+    "round(n, 2)": (lambda n, s: round(n, 2), "n"),
     "n ** 0.5": (lambda n, s: n**0.5, "float(n)**0.5"),
     "n ** -1": (lambda n, s: n**-1, "float(n)**(-1.0)"),
     "sym_sqrt": (lambda n, s: torch.sym_sqrt(n), "math.sqrt(float(n))"),

@@ -226,6 +226,9 @@ def test_evaluate_follows_python():
     assert evaluate(func("log2", b), env) == 1.0
     assert evaluate(pow_(b, k), env) == 32
     assert evaluate(round_(truediv(k, b)), env) == round(5 / 2)
+    for n in range(-260, 260):
+        assert evaluate(round_(u, -1), {u: n}) == round(n, -1)
+        assert evaluate(round_(u, -2), {u: n}) == round(n, -2)
     assert evaluate(ite(lt(u, 0), a, b), env) == 7
     assert evaluate(ite(lt(u, 0), a, a // (b - 2)), env) == 7  # the other side is not computed
     assert math.isclose(evaluate(pow_(to_float(k), 0.5), env), 5**0.5)

@@ -8,11 +8,12 @@ listed in the report with the line and the fix.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 
+from graphport.arguments import FLAG, NAMES, check_arguments
 from graphport.capture.export import Options, capture
 from graphport.capture.spec.shapes import refine_dynamic_shapes
 from graphport.errors import ConstraintViolationError, ExportError
@@ -54,12 +55,15 @@ class DraftProgram(ExportedProgram):
         return iter((self, self.report))
 
 
+@check_arguments(strict=FLAG, preserve_module_call_signature=NAMES)
 def draft_export(
     mod: nn.Module | Function,
     args: tuple[object, ...],
     kwargs: dict[str, PyTree] | None = None,
     *,
     dynamic_shapes: object = None,
+    strict: bool = False,
+    preserve_module_call_signature: tuple[str, ...] = (),
 ) -> DraftProgram:
     """Capture what `gp.export` would refuse, at the price of assumptions that the report lists.
 
@@ -74,10 +78,12 @@ def draft_export(
     """
     builder = getattr(dynamic_shapes, "dynamic_shapes", None)
     spec = builder(mod, args, kwargs) if callable(builder) else dynamic_shapes
+    kept = preserve_module_call_signature
+    options = replace(_OPTIONS, strict=strict, preserve_module_call_signature=kept)
     violations: list[ExportError] = []
     for _ in range(_ROUNDS):
         try:
-            program, passed_over = capture(mod, args, kwargs, spec, _OPTIONS)
+            program, passed_over = capture(mod, args, kwargs, spec, options)
         except ConstraintViolationError as error:
             violations.append(error)
             narrower = refine_dynamic_shapes(error, spec)

@@ -25,6 +25,7 @@ from graphport.capture.handlers import (  # noqa: F401  register their operators
     functions,
     operators,
     packed,
+    quantization,
     sparse,
 )
 from graphport.capture.numbers.substitution import NumberCalls
@@ -138,6 +139,7 @@ def run_stages(capture: _Capture) -> ExportedProgram:
     decompose=one_of("core") | TABLE | NONE,
     preserve_module_call_signature=NAMES,
     guards=one_of("error", "runtime_assert"),
+    prefer_deferred_runtime_asserts_over_guards=FLAG,
 )
 def export(
     mod: nn.Module | Callable[..., Any],
@@ -150,6 +152,7 @@ def export(
     decompose: str | Mapping[OpOverload, Callable[..., Any]] | None = None,
     preserve_module_call_signature: tuple[str, ...] = (),
     guards: str = "error",
+    prefer_deferred_runtime_asserts_over_guards: bool = False,
 ) -> ExportedProgram:
     """Capture a module or function as a program with symbolic sizes.
 
@@ -168,6 +171,8 @@ def export(
     torch.Size([7, 2])
     """
     kept = preserve_module_call_signature
+    if prefer_deferred_runtime_asserts_over_guards:
+        guards = "runtime_assert"
     options = Options(guards, strict=strict, training=training, preserve_module_call_signature=kept)
     program, _ = capture(mod, args, kwargs, dynamic_shapes, options)
     if isinstance(dynamic_shapes, AdditionalInputs):
@@ -244,14 +249,17 @@ def _capture_program(
                 with calls:
                     begin = functools.partial(_Capture, mod, root, inputs, dynamic_shapes)
                     program = _capture_with(begin, silent, calls)
-            except ExportError:
-                if not calls.extend():
+            except ExportError as error:
+                converted = calls.convert(error)
+                if not calls.extend() and not converted:
                     if program is None:
                         raise
                     break
             else:
                 if not calls.extend():
                     break
+    if not options.is_recapture:
+        calls.warn_of_sides()
     return program, program.scope.passed_over
 
 
@@ -304,11 +312,6 @@ def _function_of(mod: Any) -> PyTree:
 
 def _root_module(mod: Any) -> nn.Module | None:
     """The module whose state the program has."""
-    if isinstance(mod, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        raise InputError(
-            f"{type(mod).__name__} is TorchScript, which does not run Python",
-            fix="gp.export(model, args) with the module or function that was scripted",
-        )
     if isinstance(mod, nn.Module):
         registries.require_initialised(mod)
         return mod
@@ -801,7 +804,7 @@ def _reserved_names(root: nn.Module) -> set[str]:
         for name, part in root._modules.items()
         if not isinstance(part, GraphModule) or any(registries.named_parameters(part))
     }
-    return {*vars(root), *root._parameters, *root._buffers, *parts}
+    return {*vars(root), *root._parameters.keys(), *root._buffers.keys(), *parts}
 
 
 def _symbolic_strides(given: Abstract, sizes: tuple[Any, ...]) -> tuple[Any, ...] | None:

@@ -117,6 +117,15 @@ examples:
   graphport bench models.py:build --threads 1 --no-inductor --json
 """
 
+RUN = """\
+What graphport refuses goes on to torch.onnx, with a line on standard error that says why. The exit
+code is the script's.
+
+examples:
+  graphport run export.py --checkpoint weights.pt
+  graphport run --verify export.py
+"""
+
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 EXIT_CODES = "exit codes: 0 done; 1 the export or a check failed; 2 the command line is at fault"
 
@@ -130,8 +139,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"graphport {_get_version()}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for add in (_add_export, _add_inspect, _add_verify, _add_partition, _add_bench, _add_doctor):
+    for add in (_add_export, _add_run, _add_inspect, _add_verify, _add_partition, _add_bench):
         add(commands)
+    _add_doctor(commands)
     return top
 
 
@@ -258,6 +268,29 @@ def _add_bench(commands: Commands) -> None:
     command.add_argument(
         "--no-inductor", action="store_true", help="leave out PyTorch's own compiler"
     )
+
+
+def _add_run(commands: Commands) -> None:
+    """Without --json: what is written to standard output is the script's."""
+    purpose = "a script, with its calls of torch.onnx.export carried out by graphport"
+    command = _make_parser(
+        commands.add_parser, name="run", help=purpose, description=purpose, epilog=RUN
+    )
+    command.set_defaults(json=False)
+    command.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare each export with PyTorch, at the example sizes and at others",
+    )
+    command.add_argument("--debug", action="store_true", help="why calls were refused, in full")
+    command.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE [ARGS]",
+        help="a module to run as a script, as of python -m",
+    )
+    command.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGS]")
 
 
 def _add_doctor(commands: Commands) -> None:

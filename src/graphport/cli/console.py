@@ -45,6 +45,10 @@ class Console:
         text = errors.escape_terminal(text).encode(encoding, "backslashreplace").decode(encoding)
         print(text, file=self.output, flush=True)
 
+    def tell(self, text: str) -> None:
+        """What a user has to know, and is not wrong."""
+        _print_message(text, "cyan")
+
     def warn(self, text: str) -> None:
         _print_message(f"warning: {text}", "yellow")
 

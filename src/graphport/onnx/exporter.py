@@ -5,13 +5,14 @@ Models may branch on `torch.onnx.is_in_onnx_export()`, which is true while the m
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from types import FrameType, ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar
 
 from torch.fx import Node
 
@@ -31,6 +32,12 @@ from graphport.onnx.options import (
     key_by_parameter,
 )
 from graphport.onnx.program import ONNXProgram, require_arguments
+from graphport.onnx.spellings import (
+    ask_module,
+    choose_destination,
+    refuse_other_words,
+    split_keywords,
+)
 from graphport.onnx.target.targets import TARGETS, Target
 from graphport.ops import get_op_info
 from graphport.process import restore_on_exit
@@ -43,21 +50,27 @@ T = TypeVar("T")
 
 
 def run_stages(
-    model: Any, args: PyTree, kwargs: PyTree, shapes: PyTree, axes: Any, options: ExportOptions
+    model: Any,
+    args: PyTree,
+    kwargs: PyTree,
+    shapes: PyTree,
+    axes: Any,
+    options: ExportOptions,
+    **how: Any,
 ) -> ONNXProgram:
     """The stages of an export, by the names under which a report shows their times."""
     took: dict[str, float] = {}
-    write_report = _open_report(options)
-    with _time_stage("capture", took):
-        captured = _capture_program(model, args, kwargs, shapes, axes, options)
-    with _time_stage("lower", took):
+    write_report = open_report(options)
+    with time_stage("capture", took):
+        captured = capture_program(model, args, kwargs, shapes, axes, options, how)
+    with time_stage("lower", took):
         program = lower_program(captured, options)
-    _keep_eager(program, captured, model, args, kwargs)
+    keep_eager(program, captured, model, args, kwargs)
     found = None
     if options.verify is not False:
-        with _time_stage("verify", took):
-            how = options.verify if isinstance(options.verify, Mapping) else {}
-            found = program.verify(**how)
+        with time_stage("verify", took):
+            given = options.verify
+            found = program.verify(**(given if isinstance(given, Mapping) else {}))
     write_report(program, took, found)
     if found is not None and not found.ok:
         raise MismatchError(found)
@@ -68,8 +81,9 @@ def run_stages(
 def export(
     model: object,
     args: tuple[object, ...] = (),
-    kwargs: dict[str, PyTree] | None = None,
+    kwargs: dict[str, PyTree] | str | os.PathLike[str] | None = None,
     *,
+    f: str | os.PathLike[str] | IO[bytes] | None = None,
     dynamic_shapes: object = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
@@ -81,8 +95,15 @@ def export(
     report: str | None = None,
     module_functions: Sequence[object] = (),
     dynamic_axes: Mapping[str, object] | None = None,
+    opset_version: int | None = None,
+    external_data: bool | str = "auto",
+    export_params: bool = True,
+    keep_initializers_as_inputs: bool = False,
+    strict: bool = False,
+    guards: str = "error",
+    **others: object,
 ) -> ONNXProgram:
-    """Export a model to ONNX.
+    """Export a model to ONNX, and write it to `f`, if that is given: third, or by its name.
 
     >>> import torch, graphport as gp
     >>> model = torch.nn.Linear(4, 2)
@@ -92,10 +113,22 @@ def export(
     >>> program.verify().ok
     True
     """
+    refuse_other_words(others)
+    if opset is not None and opset_version is not None:
+        raise InputError("opset and opset_version are one, and both were given", fix="opset alone")
+    place, kwargs = choose_destination(
+        f,
+        kwargs,
+        external_data=(external_data, "auto"),
+        export_params=(export_params, True),
+        keep_initializers_as_inputs=(keep_initializers_as_inputs, False),
+    )
+    said = dynamic_shapes, input_names, output_names
+    given = ask_module(model, *split_keywords(model, args, kwargs), said)
     options = ExportOptions(
-        input_names=input_names,
-        output_names=output_names,
-        opset=opset,
+        input_names=given.input_names,
+        output_names=given.output_names,
+        opset=opset_version if opset is None else opset,
         target=target,
         optimize=optimize,
         verify=verify,
@@ -103,17 +136,23 @@ def export(
         report=report,
         module_functions=module_functions,
     )
-    return run_stages(model, args, kwargs, dynamic_shapes, dynamic_axes, options)
+    how = {"strict": strict, "guards": guards}
+    program = run_stages(
+        model, given.args, given.kwargs, given.dynamic_shapes, dynamic_axes, options, **how
+    )
+    if place.file is not None:
+        program.save(place.file, **place.how)
+    return program
 
 
 @contextmanager
-def _time_stage(name: str, took: dict[str, float]) -> Iterator[None]:
+def time_stage(name: str, took: dict[str, float]) -> Iterator[None]:
     began = perf_counter()
     yield
     took[name] = perf_counter() - began
 
 
-def _open_report(options: ExportOptions) -> Callable[..., None]:
+def open_report(options: ExportOptions) -> Callable[..., None]:
     """What writes the report, if there is to be one: its path is checked before all else."""
     path = options.report
     if path is None:
@@ -125,18 +164,24 @@ def _open_report(options: ExportOptions) -> Callable[..., None]:
     return lambda program, took, found: write(program, path, took, found)
 
 
-def _keep_eager(
+def keep_eager(
     program: ONNXProgram, captured: ExportedProgram, model: object, args: PyTree, kwargs: PyTree
 ) -> None:
     """What the program is verified against, and with."""
-    if captured is not model and callable(model) and not _is_torch_program(model):
+    if captured is not model and callable(model) and not is_torch_program(model):
         program.eager = model
     elif args or kwargs:
         program.example_inputs = (args, kwargs or {})
 
 
-def _capture_program(
-    model: Any, args: PyTree, kwargs: PyTree, shapes: PyTree, axes: Any, options: ExportOptions
+def capture_program(
+    model: Any,
+    args: PyTree,
+    kwargs: PyTree,
+    shapes: PyTree,
+    axes: Any,
+    options: ExportOptions,
+    how: Mapping[str, Any],
 ) -> ExportedProgram:
     """The program to lower, whatever it is given as."""
     if shapes is not None and axes is not None:
@@ -144,7 +189,7 @@ def _capture_program(
             "dynamic_axes is the older spelling of dynamic_shapes: both were given",
             fix="dynamic_shapes alone",
         )
-    if isinstance(model, ExportedProgram) or _is_torch_program(model):
+    if isinstance(model, ExportedProgram) or is_torch_program(model):
         require_arguments(args, kwargs)
         if shapes is not None or axes is not None:
             raise InputError(
@@ -158,13 +203,13 @@ def _capture_program(
         shapes = convert_dynamic_axes(axes, model, args, kwargs, names, outputs)
     else:
         shapes = key_by_parameter(shapes, model, args, kwargs, names)
-    program = call_for_onnx(capture, model, args, kwargs, dynamic_shapes=shapes)
+    program = call_for_onnx(capture, model, args, kwargs, dynamic_shapes=shapes, **how)
     return size_checks.narrow_ranges(
         program, lambda: find_declarations(shapes, model, args, kwargs)
     )
 
 
-def _is_torch_program(model: object) -> bool:
+def is_torch_program(model: object) -> bool:
     """Whether it is a program of torch.export, without importing that."""
     kind = type(model)
     return kind.__name__ == "ExportedProgram" and kind.__module__.startswith("torch.export")
@@ -233,9 +278,20 @@ def decompose_to_known(
             return program, missing
         tried.update(missing)
         program = decompose_unknown(
-            program, lambda op: op not in tried and (known(op) or op in COMPLEX)
+            program,
+            lambda op: op not in tried and (known(op) or op in COMPLEX),
+            _find_onnx_decompositions(missing),
         )
     return program, {}
+
+
+def _find_onnx_decompositions(missing: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
+    """Of `torch.onnx.ops`, which is loaded if a program has its operators."""
+    if not any(getattr(op, "namespace", None) == "onnx" for op in missing):
+        return {}
+    from torch.onnx.ops import aten_decompositions
+
+    return aten_decompositions()
 
 
 def _can_decompose(op: OpOverload) -> bool:

@@ -230,28 +230,23 @@ def convert_dynamic_axes(
 ) -> PyTree:
     """`dynamic_axes={"x": {0: "batch"}, "y": [1]}` as dims; those of outputs follow by themselves.
 
-    Axes of one name are one dim.
+    A name is a label: axes of one name may be of unequal sizes.
     """
     if not isinstance(axes, Mapping):
         raise SpecError(
             f"dynamic_axes is a dict by input name, got {axes!r}",
             fix='dynamic_axes={"x": {0: "batch"}}',
         )
-    dims: dict[str, Dim] = {}
     known = [*(names or ()), *bind_inputs(model, args, kwargs).parameters]
     rest = set(axes) - set(known) - set(outputs or ())
     unknown = sorted(name for name in rest if not _DEFAULT_OUTPUT.fullmatch(name))
     if unknown:
         raise _unknown_names_error("dynamic_axes", unknown, [*known, *(outputs or ())])
-    spec = {
-        name: {axis: _make_dim(dims, text) for axis, text in _name_axes(name, given)}
-        for name, given in axes.items()
-        if name in known
-    }
+    spec = {name: dict(name_axes(name, given)) for name, given in axes.items() if name in known}
     return key_by_parameter(spec, model, args, kwargs, names, names_first=True)
 
 
-def _name_axes(name: str, given: object) -> Iterable[tuple[int, str]]:
+def name_axes(name: str, given: object) -> Iterable[tuple[int, str]]:
     if isinstance(given, Mapping):
         return given.items()
     if isinstance(given, Sequence) and not isinstance(given, str):
@@ -260,13 +255,6 @@ def _name_axes(name: str, given: object) -> Iterable[tuple[int, str]]:
         f"dynamic_axes[{name!r}] is {given!r}",
         fix=f'dynamic_axes={{"{name}": {{0: "batch"}}}}, or a list of axes',
     )
-
-
-def _make_dim(dims: dict[str, Dim], text: str) -> Dim:
-    name = re.sub(r"\W", "_", str(text))
-    if not name or name[0].isdigit():
-        name = f"dim_{name}"
-    return dims.setdefault(name, Dim(name))
 
 
 def _unknown_names_error(what: str, unknown: Sequence[str], known: Sequence[str]) -> InputError:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
+import numpy
 import torch
 
 from graphport import arguments as kinds
@@ -18,12 +20,13 @@ from graphport.errors import InputError, RequirementError
 from graphport.onnx.emit.functions import outline_modules
 from graphport.onnx.emit.interface import Interface
 from graphport.onnx.emit.ir import Graph, Value, current_tensor, source_weights
-from graphport.onnx.emit.model import build_model_proto, describe_sizes
+from graphport.onnx.emit.model import add_inputs, build_model_proto, describe_sizes, rename_dims
 from graphport.onnx.options import ExportOptions, VerifyOptions
 from graphport.onnx.write import checkpoint, weights
 from graphport.program import ExportedProgram
 from graphport.program.module import CallGuard
 from graphport.source import Location, locate_stack_trace
+from graphport.symbolic import symbols
 from graphport.tensors.lazy import lacks_data
 from graphport.tensors.subclasses import split_subclasses
 from graphport.types import PyTree
@@ -62,6 +65,8 @@ class ONNXProgram:
         self._state: dict[str, torch.Tensor] = {}
         self._seen: list[Any] | None = None
         """What the weights were when the session was made."""
+        self._dim_names: dict[str, str] = {}
+        """What dims are called in the file, if otherwise than in the program."""
         self._turn = threading.RLock()
 
     # The parts
@@ -70,7 +75,8 @@ class ONNXProgram:
     def skeleton(self) -> onnx.ModelProto:
         """The model without its weights."""
         said = describe_sizes(self.exported_program)
-        return build_model_proto(self.graph, self.opset, metadata=said)
+        model = build_model_proto(self.graph, self.opset, metadata=said)
+        return rename_dims(model, self._dim_names)
 
     @cached_property
     def file(self) -> tuple[onnx.ModelProto, dict[str, Value]]:
@@ -84,7 +90,7 @@ class ONNXProgram:
         parts = outline_modules(self.graph, wanted)
         said = describe_sizes(self.exported_program)
         model = build_model_proto(self.graph, self.opset, metadata=said, outlined=parts)
-        return model, parts.initializers(self.graph)
+        return rename_dims(model, self._dim_names), parts.initializers(self.graph)
 
     @property
     def model_proto(self) -> onnx.ModelProto:
@@ -116,14 +122,47 @@ class ONNXProgram:
 
         if self.options.optimize:
             return
-        made = lower_program(self.exported_program, replace(self.options, optimize=True))
+        self._become(lower_program(self.exported_program, replace(self.options, optimize=True)))
+
+    def apply_weights(self, state_dict: Any) -> None:
+        """Take other weights, given as to `save`; those of the user's model stay as they are."""
+        from graphport.onnx.exporter import lower_program
+
+        given = checkpoint.read_checkpoint(state_dict)
+        state = self.exported_program.state_dict
+        # What does not fit is refused before anything changes.
+        checkpoint.match_weights(self.graph.initializers, self.interface.weights, state, given)
+        program = replace(
+            self.exported_program, state_dict=checkpoint.replace_weights(state, given)
+        )
+        self._become(lower_program(program, self.options))
+
+    def _become(self, made: ONNXProgram) -> None:
+        names = "exported_program lowered_program graph interface opset options".split()
         with self._turn:
-            for name in ("lowered_program", "graph", "interface", "opset", "options"):
+            for name in names:
                 setattr(self, name, getattr(made, name))
-            for name in ("skeleton", "file", "_session", "_weights"):
-                vars(self).pop(name, None)
-            self._seen = None
+            self._forget("skeleton", "file")
+            self.release()
             self._state = {}
+
+    def _forget(self, *names: str) -> None:
+        for name in names:
+            vars(self).pop(name, None)
+
+    @check_arguments(names=kinds.mapping(kinds.TEXT, kinds.IDENTIFIER))
+    def rename_axes(self, names: Mapping[str, str]) -> None:
+        """Call dims otherwise in the file: `{"s0": "batch"}`."""
+        known = {str(s) for size in self.exported_program.range_constraints for s in symbols(size)}
+        unknown = sorted(set(names) - known)
+        if unknown:
+            raise InputError(
+                f"the program has no dims called {', '.join(unknown)}",
+                fix=f"one of {', '.join(sorted(known))}" if known else (),
+            )
+        with self._turn:
+            self._dim_names = {**self._dim_names, **names}
+            self._forget("skeleton", "file")
 
     # Running
 
@@ -200,6 +239,49 @@ class ONNXProgram:
             self._state = {}
             if not same_within:
                 self.interface = replace(self.interface, values={})
+
+    def initialize_inference_session(
+        self, initializer: Callable[[bytes], Any] | None = None
+    ) -> None:
+        """Make the session of ONNX Runtime now, or let a function make it of the model's bytes."""
+        from graphport.onnx.target.session import ForeignSession
+
+        if initializer is None:
+            self.session  # noqa: B018  made on first use
+        else:
+            made = initializer(self.model_proto.SerializeToString())
+            self.use_session(ForeignSession(made), same_within=False)
+
+    def release(self) -> None:
+        """Let the session go; the next call makes another one."""
+        with self._turn:
+            self._forget("_session", "_weights")
+            self._seen = None
+
+    def call_reference(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        """Run as the program does, in ONNX's own evaluator in Python: slowly, by the standard."""
+        from onnx.reference import ReferenceEvaluator
+
+        flat = self.entrance.flat(args, kwargs)
+        given = {name: t.detach().numpy() for name, t in self.inputs_of(flat).items()}
+        names = [v.name for v in self.graph.outputs]
+        found = ReferenceEvaluator(self.model_proto).run(names, given)
+        outputs = {n: torch.from_numpy(numpy.array(x)) for n, x in zip(names, found, strict=True)}
+        return self.unflatten_outputs(outputs, flat)
+
+    def compute_values(
+        self, names: Sequence[str], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Values of the model by their names in the file, within it too, at some arguments."""
+        made = {v.name: v for node in self.graph.nodes for v in node.outputs if v is not None}
+        inputs = self.inputs_of(self.entrance.flat(args, kwargs or {}))
+        known = {**self.tensors, **inputs}
+        unknown = [name for name in names if name not in known and name not in made]
+        if unknown:
+            raise InputError(f"the model has no values called {', '.join(unknown)}")
+        wanted = [name for name in names if name in made]
+        found = self.session.add_outputs(made[n] for n in wanted).run(inputs, wanted)
+        return tuple(found[n] if n in found else known[n].detach() for n in names)
 
     def reset(self) -> None:
         """Begin again with the state that the program was captured with."""
@@ -280,14 +362,27 @@ class ONNXProgram:
 
     # Files
 
-    @check_arguments(path=kinds.PATH, external_data=kinds.FLAG | kinds.one_of("auto"))
+    @check_arguments(
+        path=kinds.PATH | kinds.WRITABLE,
+        external_data=kinds.FLAG | kinds.NONE | kinds.one_of("auto"),
+        include_initializers=kinds.FLAG,
+        keep_initializers_as_inputs=kinds.FLAG,
+    )
     def save(
-        self, path: str | Path, external_data: bool | str = "auto", state_dict: Any = None
+        self,
+        path: str | os.PathLike[str] | IO[bytes],
+        external_data: bool | str | None = "auto",
+        state_dict: Any = None,
+        *,
+        include_initializers: bool = True,
+        keep_initializers_as_inputs: bool = False,
     ) -> None:
         """Write the model to a file; large weights go to a second one beside it.
 
         `state_dict` has the weights of a model that was captured without them: a mapping, a
-        `.safetensors`, `.pt` or `.bin` file, or the folder of a sharded checkpoint.
+        `.safetensors`, `.pt` or `.bin` file, or the folder of a sharded checkpoint. Without
+        `include_initializers` the file has no weights; `keep_initializers_as_inputs` lets whoever
+        runs it give others.
         """
         model, initializers = self.file
         tensors = {name: current_tensor(value) for name, value in initializers.items()}
@@ -298,7 +393,15 @@ class ONNXProgram:
                 self.exported_program.state_dict,
                 checkpoint.read_checkpoint(state_dict),
             )
-        weights.save_model(model, tensors, Path(path), external_data)
+        if keep_initializers_as_inputs:
+            model = add_inputs(model, initializers.values())
+        if not include_initializers:
+            tensors = {}
+        if isinstance(path, (str, os.PathLike)):
+            external = "auto" if external_data is None else external_data
+            weights.save_model(model, tensors, Path(path), external)
+        else:
+            weights.write_model(model, tensors, path)
 
 
 def require_arguments(args: PyTree, kwargs: PyTree) -> None:

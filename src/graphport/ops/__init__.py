@@ -11,9 +11,11 @@ from graphport.ops import (  # noqa: F401  register their rules
     linalg_decompositions,
     loss,
     norm,
+    quantization,
     reduce,
     rnn,
     shape,
+    vision,
 )
 from graphport.ops.meta import infer_by_meta
 from graphport.ops.registry import RULES, OpInfo, get_op_info

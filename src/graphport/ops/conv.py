@@ -321,8 +321,10 @@ def _adaptive_avg_pool(n: int) -> Rule:
     def adaptive_avg_pool(self: Abstract, output_size: Sequence[Size]) -> Abstract:
         if self.rank not in (n + 1, n + 2):
             raise ShapeError(f"adaptive pooling: Expected {n + 1}D or {n + 2}D tensor, got {self}")
-        require_nonempty("adaptive pooling", self, self.sizes[self.rank - n :])
-        return _lay_out_1d((*self.sizes[: self.rank - n], *_expand_param(output_size, n)), self)
+        out = _expand_param(output_size, n)
+        if any(s != 1 for s in out):  # a mean, of nothing too, where there is one window
+            require_nonempty("adaptive pooling", self, self.sizes[self.rank - n :])
+        return _lay_out_1d((*self.sizes[: self.rank - n], *out), self)
 
     return adaptive_avg_pool
 

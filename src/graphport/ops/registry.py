@@ -30,6 +30,8 @@ F = TypeVar("F", bound=Rule)
 V = TypeVar("V")
 
 RULES: dict[OpOverload, Rule] = {}
+_RULES_BY_NAME: dict[str, Rule] = {}
+"""Of operators of packages that may not be there."""
 
 
 def overloads(names: str) -> tuple[OpOverload, ...]:
@@ -75,6 +77,25 @@ def register_rule(ops: Iterable[OpOverload], rule: Rule) -> None:
         _add_rule(op, rule)
 
 
+def shape_rule_named(*names: str) -> Callable[[F], F]:
+    """Register a rule for operators of another package: `quantized_decomposed::...`."""
+
+    def register(fn: F) -> F:
+        for name in names:
+            if name in _RULES_BY_NAME:
+                raise ValueError(f"{name} has a shape rule already")
+            _RULES_BY_NAME[name] = fn
+        return fn
+
+    return register
+
+
+def _find_rule(op: OpOverload) -> Rule | None:
+    if op not in RULES and op.name() in _RULES_BY_NAME:
+        _add_rule(op, _with_defaults(_RULES_BY_NAME[op.name()], op, strict=True))
+    return RULES.get(op)
+
+
 def list_known(ops: Iterable[OpOverload]) -> list[OpOverload]:
     """Those that this torch has, with the arguments that a rule or lowering of ours takes."""
     return [op for op in ops if is_here(op) and not schemas.is_changed(op)]
@@ -108,17 +129,30 @@ def _with_defaults(fn: Rule, op: OpOverload, strict: bool) -> Rule:
     first = next((i for i, a in enumerate(defaults) if a.has_default_value()), len(defaults))
     copy = FunctionType(fn.__code__, fn.__globals__, fn.__name__, None, fn.__closure__)
     extra = (fn.__defaults__ or ())[-(len(positional) - len(order)) :]
-    copy.__defaults__ = tuple(_read_default(a) for a in defaults[first:]) + (
+    copy.__defaults__ = tuple(read_default(a) for a in defaults[first:]) + (
         extra if len(positional) > len(order) else ()
     )
-    copy.__kwdefaults__ = {p.name: _read_default(named[p.name]) for p in keyword}
+    copy.__kwdefaults__ = {p.name: read_default(named[p.name]) for p in keyword}
     return copy
 
 
-def _read_default(argument: torch.Argument) -> object:
-    """The default of an argument. Schemas have dtypes as numbers; int64 is the only default."""
+# As schemas number them, in the order in which torch has come to know them.
+_SCALAR_TYPES = dict(
+    enumerate(
+        """
+            uint8 int8 int16 int32 int64 float16 float32 float64 complex32 complex64 complex128 bool
+            qint8 quint8 qint32 bfloat16 quint4x2 quint2x4 bits1x8 bits2x4 bits4x2 bits8 bits16
+            float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz uint16 uint32 uint64
+        """.split()
+    )
+)
+
+
+def read_default(argument: torch.Argument) -> object:
+    """The default of an argument. Schemas have dtypes as numbers."""
     value = argument.default_value
-    return torch.int64 if type(value) is int and "ScalarType" in str(argument.real_type) else value
+    is_dtype = type(value) is int and "ScalarType" in str(argument.real_type)
+    return getattr(torch, _SCALAR_TYPES[value]) if is_dtype else value
 
 
 class OpInfo:
@@ -149,7 +183,7 @@ class OpInfo:
         schema = op._schema
         self.op = op
         self.name = schema.name.split("::")[1]
-        self.rule = RULES.get(op)
+        self.rule = _find_rule(op)
         self.checked = _takes_more_than_sizes(self.rule, self.name)
         self.elementwise = self.name in _ELEMENTWISE_NAMES or getattr(
             self.rule, "elementwise", False

@@ -44,6 +44,10 @@ class ModuleCall:
     signature: ModuleCallSignature | None = None
 
 
+ModuleCallEntry = ModuleCall
+"""As `torch.export` calls it."""
+
+
 @dataclass
 class ExportedProgram:
     """A functional graph, the state it needs, and what is known of its inputs.
@@ -78,6 +82,11 @@ class ExportedProgram:
     def graph(self) -> Graph:
         return self.graph_module.graph
 
+    @property
+    def tensor_constants(self) -> dict[str, torch.Tensor]:
+        """The tensors among `constants`."""
+        return {name: t for name, t in self.constants.items() if isinstance(t, torch.Tensor)}
+
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         for name in self.graph_signature.parameters:
             yield name, self.state_dict[name]
@@ -110,16 +119,23 @@ class ExportedProgram:
         """A callable module that checks its inputs, runs, and writes mutations back."""
         return build_module(self, check_guards=check_guards)
 
-    @check_arguments(table=TABLE | NONE, preserve_ops=ITERABLE)
+    @check_arguments(table=TABLE | NONE, preserve_ops=ITERABLE, decomp_table=TABLE | NONE)
     def run_decompositions(
         self,
         table: Mapping[OpOverload, Callable[..., Any]] | None = None,
         preserve_ops: Iterable[OpOverload] = (),
+        *,
+        decomp_table: Mapping[OpOverload, Callable[..., Any]] | None = None,
     ) -> ExportedProgram:
         """A new program over core ATen, or over what `table` gives; shares this one's state.
 
         With `table={}` only composite operators are decomposed; those in `preserve_ops` are not.
+        `decomp_table` is the same as `table`.
         """
+        if decomp_table is not None:
+            if table is not None:
+                raise InputError("table and decomp_table are one, and both were given", fix="table")
+            table = decomp_table
         # Capture stands above programs, which it makes.
         from graphport.capture.rewrite.decomposition import run_decompositions
 

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from graphport.symbolic import Expr, Range, Truth, Value, evaluate, symbolic_repr, symbols
+from graphport.symbolic.bridge import evaluate_in_torch
+from graphport.symbolic.nodes import operands
 from graphport.symbolic.printing import to_str
 from graphport.tensors.abstract import AbstractTensor
 from graphport.tensors.concrete import address_range
@@ -43,10 +45,9 @@ class Code:
         self.variables: dict[Expr, str] = {}
         self.names: dict[str, Any] = {
             "Tensor": torch.Tensor,
-            "math": math,
             "inf": math.inf,
             "nan": math.nan,
-            "evaluate": evaluate,
+            "evaluate": evaluate_in_torch,
             "is_int": is_int,
             "is_float": is_float,
             "same": is_same_constant,
@@ -65,10 +66,15 @@ class Code:
             return repr(e)
         if e.kind == "symbol":
             return self.variables[e]
-        if e.size <= MAX_OPERATIONS:
+        if e.size <= MAX_OPERATIONS and not _holds_float(e):
             return f"({to_str(e, self.variables)})"
         values = ", ".join(f"{self.object(s)}: {self.variables[s]}" for s in symbols(e))
         return f"evaluate({self.object(e)}, {{{values}}})"
+
+
+def _holds_float(e: Value) -> bool:
+    """Python's functions of floats would ask a symbolic size for its number."""
+    return type(e) is Expr and (e.type is float or any(map(_holds_float, operands(e))))
 
 
 class Step(Protocol):

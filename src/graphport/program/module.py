@@ -7,7 +7,6 @@ import inspect
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,9 +49,22 @@ _MUTATIONS = {
 }
 
 
+class ProgramModule(LazyGraphModule):
+    """A GraphModule whose Python code is generated when somebody asks for `forward`.
+
+    torch's own generates it in the first call, which torch.compile cannot trace.
+    """
+
+    @property
+    def _lazy_forward(self) -> Callable[..., Any]:
+        self.real_recompile()
+        return self.forward
+
+    forward = _lazy_forward
+
+
 def make_graph_module(root: nn.Module, graph: Graph) -> GraphModule:
-    """A GraphModule whose Python code is generated when it is first needed."""
-    return LazyGraphModule(root, graph, "GraphModule")
+    return ProgramModule(root, graph, "GraphModule")
 
 
 class UserSignature(PyTreeCodeGen):
@@ -304,17 +316,24 @@ class CallGuard:
         safe = make_unique_identifiers(self.names)
         self.renamed = {n: s for n, s in zip(self.names, safe, strict=True) if n != s}
         self.original = {s: n for n, s in self.renamed.items()}
+        self.accepts = self._compile()
 
     def __deepcopy__(self, memo: dict[int, object]) -> CallGuard:
         return self  # nothing in it changes
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what is compiled when it is first needed."""
+        """Without what is compiled."""
         return {k: v for k, v in vars(self).items() if k != "accepts"}
 
-    @cached_property
-    def accepts(self) -> Callable[[Any, Any], bool | None]:
-        """Whether arguments pass; None where they are structured differently."""
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.accepts = self._compile()
+
+    def _compile(self) -> Callable[[Any, Any], bool | None]:
+        """Whether arguments pass; None where they are structured differently.
+
+        Not on first use: torch.compile, which may be the first, takes functions that are there.
+        """
         leaves = [variable_name(i) for i in range(self.spec.num_leaves)]
         unpacking = Unpacking(leaves, check_leaves=self.checks is None)
         for spec, source in zip(self.spec.children(), ("args", "kwargs"), strict=True):

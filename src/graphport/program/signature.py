@@ -181,6 +181,10 @@ class GraphSignature:
         return "\n".join(lines)
 
 
+ExportGraphSignature = GraphSignature
+"""As `torch.export` calls it."""
+
+
 def _format_spec(spec: InputSpec | OutputSpec) -> str:
     name = repr(spec.arg.value) if isinstance(spec.arg, ConstantArgument) else spec.arg.name
     text = f"{name}: {spec.kind.name}"

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from graphport.symbolic import expr
 from graphport.symbolic.environment import Opaque, ShapeEnv, wrap_opaque
+from graphport.symbolic.evaluation import evaluate, substitute
 from graphport.symbolic.expr import Expr, Number, Size, Value
 from graphport.symbolic.floats import FUNCTIONS
 from graphport.symbolic.nodes import operands
@@ -364,6 +365,13 @@ def from_torch(x: Any) -> Any:
     if isinstance(x, (bool, int, float)):
         return x
     raise TypeError(f"{type(x).__name__} is not a number")
+
+
+def evaluate_in_torch(e: Value, env: Mapping[Expr, Any]) -> Any:
+    """The value of `e` where the symbols have values that may be symbolic numbers of torch."""
+    if not any(isinstance(x, SYMBOLIC) for x in env.values()):
+        return evaluate(e, env)
+    return to_torch(substitute(e, {symbol: from_torch(x) for symbol, x in env.items()}))
 
 
 def sym_ite(cond: Any, a: Any, b: Any) -> Any:

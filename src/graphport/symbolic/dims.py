@@ -48,6 +48,8 @@ class Hint(_NoArithmetic):
     kind: str
     min: float | None = None
     max: float | None = None
+    label: str | None = None
+    """What the size is called where it has no Dim; one label may stand for unequal sizes."""
 
     def __call__(self, *, min: float | None = None, max: float | None = None) -> Hint:
         if self.kind == "STATIC" or self != Hint(self.kind):
@@ -63,6 +65,8 @@ class Hint(_NoArithmetic):
 
     def __repr__(self) -> str:
         limits = _format_limits(self.min, self.max)
+        if self.label is not None and not limits:
+            return repr(self.label)
         return f"Dim.{self.kind}({limits})" if limits else f"Dim.{self.kind}"
 
     def _arithmetic_error(self, text: str) -> SpecError:

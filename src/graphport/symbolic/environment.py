@@ -133,7 +133,8 @@ class Opaque:
         return str(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Opaque) and other.value is self.value
+        # The expression too: `program.range_constraints[size.node.expr]`.
+        return _unwrap_opaque(other) is self.value
 
     def __hash__(self) -> int:
         return hash(self.value)

@@ -194,9 +194,15 @@ def round_(a: Value, digits: int | None = None) -> Value:
 
 
 def _round_integer(a: Size, digits: int) -> Size:
-    if type(a) is Expr:
-        raise TypeError("rounding a symbolic integer to tens is not supported")
-    return round(a, digits)
+    """To tens, hundreds, ...: halves to the even multiple."""
+    if type(a) is not Expr:
+        return round(a, digits)
+    unit = 10**-digits
+    raised = integers.add(a, unit // 2)
+    multiple = division.floordiv(raised, unit)
+    is_half, is_odd = _eq(division.mod(raised, unit), 0), _eq(division.mod(multiple, 2), 1)
+    down = logic.to_integer(logic.and_(is_half, is_odd))
+    return integers.mul(integers.sub(multiple, down), unit)
 
 
 def func(name: str, a: Value) -> floats.Real:

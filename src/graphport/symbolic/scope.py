@@ -238,6 +238,9 @@ class Scope:
         hint = self.hint(cond)
         where = where or source.locate_user_line()
         if hint is None:
+            answer = self._decide_by_sizes(cond, where)
+            if answer is not None:
+                return answer
             raised = source.find_raise()
             if raised is not None:  # `assert x.item() > 0` says what torch._check does
                 stated = expr.not_(cond) if raised.truth else cond
@@ -247,6 +250,26 @@ class Scope:
             )
         self._record(cond if hint else expr.not_(cond), "guard", where, asked=True)
         return bool(hint)
+
+    def _decide_by_sizes(self, cond: Truth, where: Location | None) -> bool | None:
+        """The answer to a question about data, if it is the same for all sizes but 0.
+
+        `n + u0 == 0` is False for a batch of n that is not empty: that is a guard then.
+        """
+        assert isinstance(cond, Expr)
+        sizes = [s for s in expr.symbols(cond) if s.type is int and (self.hint(s) or 0) > 0]
+        needed = [ge for s in sizes if self.decide(ge := expr.ge(s, 1)) is None]
+        if not needed:
+            return None
+        go_back = self.checkpoint()
+        for fact in needed:
+            self._facts.learn(fact)
+        answer = self.decide(cond)
+        go_back()
+        if answer is not None:
+            for fact in needed:
+                self._record(fact, "guard", where, asked=True)
+        return answer
 
     def expect(
         self, cond: Truth, *, message: str | None = None, where: Location | None = None
@@ -276,6 +299,10 @@ class Scope:
             raise ShapeError(f"{cond} cannot hold", where=where or source.locate_user_line())
         if answer is None:
             self._record(cond, "assumed", where or source.locate_user_line(), reason)
+
+    def answer_in_general(self, cond: Truth) -> Truth:
+        """The truth for sizes that are neither 0 nor 1, where that is what a condition asks."""
+        return self._sizes.answer(cond)
 
     def specialize(self, e: Value, *, where: Location | None = None) -> Any:
         """The Python value of `e`, which is fixed to the example's from now on."""

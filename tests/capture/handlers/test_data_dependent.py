@@ -148,15 +148,13 @@ def test_sym_ite_on_sizes() -> None:
 
 def test_a_branch_on_a_size_from_data_is_refused() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
-        if x.nonzero().shape[0] > 2:
-            return x.cos()
-        return x.sin()
+        return x.cos() if x.nonzero().shape[0] > 2 else x.sin()
 
     with pytest.raises(DataDependentError) as raised:
         gp.export(f, (torch.tensor([2, 3, 5]),))
     text = str(raised.value)
     assert "Could not guard on data-dependent expression x.nonzero().shape[0] >= 3" in text
-    assert "if x.nonzero().shape[0] > 2:" in text
+    assert "return x.cos() if x.nonzero().shape[0] > 2 else x.sin()" in text
     assert "torch._check(" in text
 
 
@@ -425,3 +423,68 @@ def test_squeezing_a_dim_of_0_or_1(dim: tuple[int, ...]) -> None:
     with pytest.raises(DataDependentError, match=r"== 1"):
         gp.export(Model(), (torch.ones(1),))
     check(Model(), (torch.ones(3),))
+
+
+def test_what_is_computed_twice_is_one_number() -> None:
+    """A library asks for `int(index.max())` wherever it needs it."""
+
+    def f(index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        count = int(index.max()) + 1
+        if count <= int(index.max()):
+            raise ValueError("too few")
+        return torch.zeros(count).index_add(0, index, values)
+
+    example = (torch.tensor([0, 2, 2]), torch.ones(3))
+    ep = check(f, example, others=[(torch.tensor([4, 1, 0]), torch.ones(3))])
+    assert [n.target for n in ep.graph.nodes].count(aten.item.default) == 1
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: (int(x.max()), int(x.add_(1).max())),
+        lambda x: (int(x.max()), int(x.min())),
+        lambda x: (int(x[0]), int(x[1])),
+        lambda x: (int(torch.randint_like(x, 9)[0]), int(torch.randint_like(x, 9)[0])),
+    ],
+    ids=["written", "another operator", "another element", "random"],
+)
+def test_other_computations_are_other_numbers(read: Any) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        a, b = read(x.clone())
+        return x * a + b
+
+    ep = gp.export(f, (torch.tensor([1, 5]),))
+    assert [n.target for n in ep.graph.nodes].count(aten.item.default) == 2
+
+
+def test_a_tensor_equals_one_that_is_computed_like_it() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        a, b = x / 2, x / 2
+        return a.exp() if torch.equal(a, b) else a
+
+    ep = check(f, (torch.randn(3, 2),), dynamic_shapes=({0: gp.Dim("n")},), others=[(X[:1],)])
+    with pytest.raises(RuntimeError, match=r"has NaN.*torch\.equal\(a, b\)"):
+        ep.module()(torch.full((3, 2), torch.nan))
+    ep = gp.export(lambda i: i + 1 if torch.equal(i * 2, i * 2) else i, (torch.arange(3),))
+    assert aten._assert_async.msg not in [n.target for n in ep.graph.nodes]
+
+
+X = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+
+
+def empty_or_not(x: torch.Tensor) -> torch.Tensor:
+    y = torch.cat([x, x[x > 0]])
+    return y.max() * 2 if y.numel() else torch.zeros(())
+
+
+def test_a_question_that_only_an_empty_input_leaves_open_is_a_guard() -> None:
+    example, others = torch.randn(4), [(-torch.ones(1),), (torch.ones(7),)]
+    ep = check(empty_or_not, (example,), dynamic_shapes=({0: gp.Dim.DYNAMIC},), others=others)
+    ((_, limits), *_) = ep.range_constraints.items()
+    assert limits.lower == 1
+    check(empty_or_not, (example,), dynamic_shapes=({0: gp.Dim("n", min=1)},), others=others)
+    with pytest.raises(gp.errors.ConstraintViolationError, match=r"n = Dim\('n', min=1\)"):
+        gp.export(empty_or_not, (example,), dynamic_shapes=({0: gp.Dim("n")},))
+    with pytest.raises(DataDependentError, match=r"y.shape\[0\]"):
+        gp.export(lambda x: x if (y := x[x > 0]).numel() else y, (example,))

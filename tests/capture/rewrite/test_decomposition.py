@@ -434,3 +434,19 @@ def test_positions_beyond_a_dim_begin_anew() -> None:
     program = gp.export(lambda x, i: torch.take_along_dim(x, i, 1), (x, index))
     found = program.run_decompositions().module()(x, index)
     torch.testing.assert_close(found, torch.take_along_dim(x, index, 1))
+
+
+def test_writes_through_views_within_a_decomposition():
+    """What a decomposition makes of memory and views of it, a prim's too."""
+
+    def fill(x):
+        out = torch.zeros(6)
+        out.view(2, 3).copy_(x)
+        out.view(3, 2)[1] = 7
+        out.reshape(6)[0] += 1
+        return out
+
+    x = torch.randn(2, 3)
+    ep = gp.export(lambda x: torch.ops.aten.relu(x), (x,))
+    core = ep.run_decompositions({torch.ops.aten.relu.default: fill})
+    assert torch.equal(core.module()(x), fill(x))

@@ -50,15 +50,13 @@ CASES: dict[str, Case] = {
         """
             def f(x):
                 n = x.item()
-                if n > 3:
-                    return x + 1
-                return x
+                return x + 1 if n > 3 else x
         """,
         (i(5),),
         """
             GP120 Could not guard on data-dependent expression n >= 4: the program branches on it, and it depends on the data of a tensor
               n comes from program.py:N in f: n = x.item()
-              at   program.py:N in f: if n > 3:
+              at   program.py:N in f: return x + 1 if n > 3 else x
               fix  torch._check(n >= 4)
               fix  torch._check(n <= 3)
         """,
@@ -369,9 +367,7 @@ CASES: dict[str, Case] = {
             class Model(torch.nn.Module):
                 def forward(self, x):
                     self.count = x.sum().item()
-                    if self.count > 3:
-                        return x
-                    return -x
+                    return x if self.count > 3 else -x
 
 
             f = Model()
@@ -380,7 +376,7 @@ CASES: dict[str, Case] = {
         """
             GP120 Could not guard on data-dependent expression self.count >= 4: the program branches on it, and it depends on the data of a tensor
               self.count comes from program.py:N in Model.forward: self.count = x.sum().item()
-              at   program.py:N in Model.forward: if self.count > 3:
+              at   program.py:N in Model.forward: return x if self.count > 3 else -x
               fix  torch._check(self.count >= 4)
               fix  torch._check(self.count <= 3)
         """,
@@ -408,15 +404,13 @@ CASES: dict[str, Case] = {
         """
             def f(x):
                 y = x.nonzero()
-                if y.shape[0] > 2:
-                    return x.cos()
-                return x.sin()
+                return x.cos() if y.shape[0] > 2 else x.sin()
         """,
         (t(3),),
         """
             GP120 Could not guard on data-dependent expression y.shape[0] >= 3: the program branches on it, and it depends on the data of a tensor
               y.shape[0] comes from program.py:N in f: y = x.nonzero()
-              at   program.py:N in f: if y.shape[0] > 2:
+              at   program.py:N in f: return x.cos() if y.shape[0] > 2 else x.sin()
               fix  torch._check(y.shape[0] >= 3)
               fix  torch._check(y.shape[0] <= 2)
         """,
@@ -513,6 +507,8 @@ CASES: dict[str, Case] = {
         """
             def f(x, y):
                 for k in range(y.item()):
+                    if k > 5:
+                        break
                     x = x + k
                 return x
         """,

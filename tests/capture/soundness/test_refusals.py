@@ -63,25 +63,6 @@ def test_a_traced_module_is_captured():
     assert "child.lin.weight" in ep.state_dict
 
 
-def test_a_scripted_module_is_named():
-    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
-        model = Parent(torch.jit.script(Layer()))
-    said = refusal(model, X)
-    assert "the module 'child' is TorchScript" in said
-    assert "self.child(x)" in said
-
-
-def test_a_traced_module_with_open_sizes_is_named():
-    class Rows(nn.Module):
-        def forward(self, x):
-            return x.view(x.size(0) * 2, -1)
-
-    with pytest.warns((DeprecationWarning, FutureWarning), match="torch.jit"):
-        model = Parent(torch.jit.trace(Rows(), (X,)))
-    with pytest.raises(gp.errors.ConstraintViolationError, match=r"self.child\(x\)"):
-        gp.export(model, (X,), dynamic_shapes=({0: gp.Dim("rows", min=2)},))
-
-
 @pytest.fixture
 def one_process():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -232,3 +213,36 @@ def test_the_default_dtype_at_the_time_is_kept():
 def test_real_and_imaginary_parts_of_a_conjugate():
     ep = gp.export(lambda x: torch.complex(x, x).conj()[1:].imag, (X,))
     torch.testing.assert_close(ep.module()(X), -X[1:])
+
+
+def test_a_size_as_a_key_is_refused_at_its_line():
+    factors = {3: 2.0}
+    with pytest.raises(UnsupportedError, match="hashes a size that is open") as caught:
+        gp.export(
+            lambda x: x * factors.get(x.shape[0], 1), (X,), dynamic_shapes=({0: gp.Dim("n")},)
+        )
+    assert "factors.get(x.shape[0], 1)" in str(caught.value)
+    assert "leave the size fixed" in str(caught.value)
+
+
+def test_a_layer_that_initialises_itself_is_to_be_called_before():
+    class Lazy(nn.modules.lazy.LazyModuleMixin, nn.Module):
+        cls_to_become = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.UninitializedParameter()
+
+        def initialize_parameters(self, x: torch.Tensor) -> None:
+            with torch.no_grad():
+                self.scale.materialize((4,))
+                self.scale.copy_(torch.arange(4.0, device=x.device))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    said = refusal(Lazy(), X)
+    assert "call the model once before" in said
+    model = Lazy()
+    expected = model(X)
+    torch.testing.assert_close(gp.export(model, (X,)).module()(X), expected)

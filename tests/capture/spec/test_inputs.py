@@ -373,9 +373,3 @@ def test_numbers_of_every_dtype():
     ):
         check(lambda v: v + v, (torch.ones(3, dtype=dtype),))
     check(lambda v: v & ~v, (torch.ones(3, dtype=torch.bool),))
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_torchscript_is_refused() -> None:
-    with pytest.raises(gp.errors.InputError, match="is TorchScript"):
-        gp.export(torch.jit.script(torch.nn.Linear(3, 2)), (torch.randn(1, 3),))

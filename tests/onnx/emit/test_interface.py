@@ -274,8 +274,8 @@ def test_dynamic_axes() -> None:
         output_names=["p", "q"],
         dynamic_axes={"a": {0: "batch size"}, "b": {0: "batch size", 1: "4th"}, "p": {0: "batch"}},
     )
-    assert dims(program) == {"a": ["batch_size", 3], "b": ["batch_size", "dim_4th"]}
-    assert program(torch.ones(5, 3), torch.ones(5, 1))[1].shape == (5, 1)
+    assert dims(program) == {"a": ["batch_size", 3], "b": ["batch_size_1", "dim_4th"]}
+    assert program(torch.ones(5, 3), torch.ones(6, 1))[1].shape == (6, 1)
     swapped = gp.onnx.export(
         lambda x, y: (x + 1, y + 1),
         (torch.ones(2), torch.ones(3)),
@@ -288,6 +288,21 @@ def test_dynamic_axes() -> None:
     assert dims(
         gp.onnx.export(lambda x: x, (torch.ones(2),), dynamic_axes={"x": [0], "output": [0]})
     ) == {"x": ["x_dim_0"]}
+
+
+def test_labels_of_dims() -> None:
+    """Strings in `dynamic_shapes`: axes of one label may be unequal, unless the program says so."""
+    labels = {"x": {0: "batch", 1: "seq"}, "y": ("batch", "seq")}
+    args = torch.ones(2, 3), torch.ones(2, 3)
+    added = gp.onnx.export(lambda x, y: x + y, args, dynamic_shapes=labels)
+    assert dims(added) == {"x": ["batch", "seq"], "y": ["batch", "seq"]}
+    apart = gp.onnx.export(
+        lambda x, y: (x + 1, y + 1), (torch.ones(2, 3), torch.ones(4, 3)), dynamic_shapes=labels
+    )
+    assert dims(apart) == {"x": ["batch", "seq"], "y": ["batch_1", "seq_1"]}
+    assert apart(torch.ones(5, 1), torch.ones(0, 2))[1].shape == (0, 2)
+    with pytest.raises(gp.errors.ConstraintViolationError, match="specialized it to be a constant"):
+        gp.onnx.export(torch.nn.Linear(3, 2), (torch.ones(2, 3),), dynamic_axes={"input": [1]})
 
 
 def test_dynamic_axes_refuses() -> None:

@@ -75,6 +75,19 @@ ROWS = [
     ),
     resized("antialias_doubles", 2, doubles, mode="bicubic", size=(4, 9), antialias=True),
     resized("nearest_octets", 2, octets, mode="nearest", size=(4, 9)),
+    *(
+        resized(f"octets_{i}", 2, octets, **options)
+        for i, options in enumerate(
+            [
+                {"mode": "bilinear", "size": (4, 9)},
+                {"mode": "bilinear", "size": (13, 1), "align_corners": True},
+                {"mode": "bilinear", "scale_factor": 1.7, "antialias": True},
+                {"mode": "bicubic", "scale_factor": (0.6, 1.3)},
+                {"mode": "bicubic", "size": (2, 9), "align_corners": True},
+                {"mode": "bicubic", "size": (4, 2), "antialias": True},
+            ]
+        )
+    ),
     row(
         lambda a, like: F.interpolate(a, size=like.shape[2:], mode="bilinear"),
         "b 3 h w",
@@ -169,13 +182,6 @@ def test_a_plain_resize_is_one_node() -> None:
                 (torch.randn(2, 3, 8, 6),),
             )
             assert [n.op_type for n in program.model_proto.graph.node] == ["Resize"]
-
-
-def test_octets_are_refused_where_they_are_rounded() -> None:
-    with pytest.raises(gp.errors.UnsupportedError, match="rounds"):
-        gp.onnx.export(
-            lambda x: F.interpolate(x, size=(4, 9), mode="bilinear"), (octets((1, 3, 5, 6)),)
-        )
 
 
 HOW = ({}, {"mode": "bilinear"}, {"mode": "bicubic"}, {"mode": "bilinear", "align_corners": True})

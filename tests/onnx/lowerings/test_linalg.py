@@ -22,7 +22,7 @@ def bytes_(size: Any) -> torch.Tensor:
 
 def einsum(equation: str, *specs: str, **options: Any) -> Any:
     fn = functools.partial(_einsum, equation)
-    return row(fn, *specs, name=f"einsum {equation}", **options)
+    return row(fn, *specs, name=f"einsum {equation}{' of int64' * ('make' in options)}", **options)
 
 
 def _einsum(equation: str, *tensors: torch.Tensor) -> torch.Tensor:
@@ -186,6 +186,7 @@ ROWS = [
     einsum("...i,ji->...j", "b t 4", "k 4"),
     einsum("...i,...i->...", "b t 4", "t 4"),
     einsum("i,j->ij", "b", "t"),
+    einsum("i,j->ij", "b", "t", make=[ints(5), torch.randn]),
     einsum("i,i->", "t", "t"),
     einsum("ij,ij->ij", "b t", "b t"),
     einsum("bij,bj->bi", "b t 4", "b 4"),

@@ -455,6 +455,18 @@ def test_few_nodes() -> None:
     assert nodes(lambda x, v: x.slice_scatter(v, 1, 2), x, x[:, :2]) == ["Slice", "Concat"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("p", [2.0, 1.0, 3.0])
+def test_embedding_with_a_largest_norm(dtype: torch.dtype, p: float) -> None:
+    def program(w, i):  # type: ignore[no-untyped-def]
+        rows = w * 2
+        return F.embedding(i, rows, max_norm=1.5, norm_type=p), rows
+
+    w, i = torch.randn(10, 3).to(dtype), torch.tensor([[1, 2], [1, 9]])
+    shapes = (None, {0: gp.Dim("b")})
+    check_onnx(program, (w, i), dynamic_shapes=shapes, others=[(w / 9, i), (w, i[:0])])
+
+
 INDICES, OFFSETS = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9]), torch.tensor([0, 3, 3, 5])
 
 

@@ -274,8 +274,12 @@ def format_value(x: object) -> str:
     return str(x) if isinstance(x, (Abstract, torch.SymInt)) else repr(x)
 
 
+class BranchMismatchError(UserError):
+    """Branches that return different things."""
+
+
 def _refuse_mismatch(a: Subgraph, b: Subgraph, how: str) -> None:
-    raise UserError(
+    raise BranchMismatchError(
         f"the branches of torch.cond return different things: {how}\n"
         f"  true_fn   at {a.where}\n  false_fn  at {b.where}",
         where=source.locate_user_line(),

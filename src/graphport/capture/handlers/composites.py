@@ -48,6 +48,14 @@ def gradient(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argume
     ]
 
 
+@register_handler(*overloads("quantile.default,scalar nanquantile.default,scalar"))
+def quantile(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
+    x = tracer.value(args[0]).abstract
+    if not all(establish(ge(s, 1)) for s in x.sizes):
+        raise ShapeError(f"quantile of an empty tensor: {x}")
+    return trace_decomposition(tracer, info.op.decompose, args, kwargs)
+
+
 def _is_list(x: object) -> bool:
     return isinstance(x, Sequence)
 

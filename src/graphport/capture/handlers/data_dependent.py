@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from graphport import source
+from graphport.capture.trace.items import compute_same
 from graphport.capture.trace.kinds import record_pure
 from graphport.capture.trace.scalars import disable_tracing
 from graphport.capture.trace.tracer import Tracer, register_handler
@@ -25,8 +26,10 @@ from graphport.ops.sizes import (
     expect_condition,
     is_false_at_example,
     numel,
+    require_nonempty,
     wrap_dim,
 )
+from graphport.ops.vision import check_boxes
 from graphport.symbolic import Expr, eq, ge, ne, not_, type_of
 from graphport.symbolic.bridge import from_torch, to_torch
 from graphport.tensors.abstract import Size
@@ -53,14 +56,21 @@ def item(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
         known = values.read(node)
         if known is not None:
             return known.item()
-    dtype = value.abstract.dtype
+    seen = tracer.recorder.frame.items
+    found = seen.find(node)
+    return found if found is not None else seen.add(node, _make_number(tracer, args[0], node))
+
+
+def _make_number(tracer: Tracer, t: torch.Tensor, node: Node) -> Argument:
+    """A symbol for the element of a tensor."""
+    dtype = tracer.value(t).abstract.dtype
     if dtype.is_complex:
         error = DataDependentError(
             "the value of a complex tensor cannot be used as a Python number in capture",
             where=source.locate_user_line(),
             fix="x.real.item() and x.imag.item() give symbolic numbers",
         )
-        return assume_example_data(tracer, error, args[0], torch.Tensor.item)
+        return assume_example_data(tracer, error, t, torch.Tensor.item)
     if dtype.is_floating_point:
         symbol = tracer.scope.fresh(float, origin=source.locate_user_expression())
     elif dtype is torch.bool:
@@ -164,6 +174,8 @@ def equal(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> bool:
         return info.op(a, b, *args[2:], **kwargs)
     if info.name == "equal" and _differ_in_size(tracer, *args):
         return False
+    if info.name == "equal" and _are_same(tracer, *args):
+        return True
     same = "(a == b)" if info.name == "equal" else "torch.isclose(a, b)"
     error = DataDependentError(
         f"Could not guard on data-dependent expression: torch.{info.name} compares data, which "
@@ -174,6 +186,17 @@ def equal(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> bool:
     compare = aten.eq.Tensor if info.name == "equal" else aten.isclose.default
     found = tracer.call(aten.all.default, tracer.call(compare, *args, **kwargs))
     return bool(assume_example_number(tracer, error, found, bool))
+
+
+def _are_same(tracer: Tracer, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same computation: then they are equal, unless there are NaNs."""
+    if not compute_same(*(tracer.read(tracer.value(t)) for t in (a, b))):
+        return False
+    if a.dtype.is_floating_point or a.dtype.is_complex:
+        no_nan = tracer.call(aten.all.default, tracer.call(aten.eq.Tensor, a, b))
+        message = f"the data has NaN, and {source.locate_user_line()} compares it with itself"
+        tracer.call(aten._assert_async.msg, no_nan, message)
+    return True
 
 
 def _differ_in_size(tracer: Tracer, a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -298,6 +321,7 @@ def _unique_along(
         values, positions = x.like((n,)), x.sizes
     else:
         dim = wrap_dim(dim, x.rank)
+        require_nonempty("unique", x, (*x.sizes[:dim], *x.sizes[dim + 1 :]))
         n = sized.size(0, dim, x.sizes[dim])
         # torch puts the slices one after the other, and moves the dim back to where it was.
         rest = list(range(1, x.rank))
@@ -319,6 +343,16 @@ def repeat_interleave(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) 
     sized = UnbackedResult(tracer)
     size = tracer.lower(total) if total is not None else sized.size(0, 0)
     return sized.record(info, args, kwargs, x.like((size,)))
+
+
+@register_handler("torchvision::nms")
+def nms(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
+    """Places of the boxes that stay."""
+    dets, scores = (tracer.value(t).abstract for t in args[:2])
+    check_boxes("nms", dets, scores)
+    sized = UnbackedResult(tracer)
+    kept = sized.size(0, 0, dets.sizes[0])
+    return sized.record(info, args, kwargs, dets.like((kept,), torch.int64))
 
 
 @register_handler(aten.bincount.default)

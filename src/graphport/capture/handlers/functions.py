@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from graphport.capture.numbers.sequences import SymbolicSequence
 from graphport.capture.trace.function_mode import register_override, tensor
 from graphport.capture.trace.tracer import Tracer
 from graphport.compat.operators import aten
@@ -55,7 +56,7 @@ def _is_plain(tracer: Tracer, part: Any) -> bool:
         return not _is_number(tracer, part) and not _is_flag(tracer, part)
     if isinstance(part, (list, tuple)):
         return not any(isinstance(p, torch.SymInt) for p in part)
-    return not isinstance(part, torch.SymInt)
+    return not isinstance(part, (torch.SymInt, SymbolicSequence))
 
 
 def _is_number(tracer: Tracer, t: torch.Tensor) -> bool:
@@ -78,6 +79,8 @@ def _prepare_part(tracer: Tracer, part: object) -> Argument:
         return slice(*(x.item() if isinstance(x, torch.Tensor) else x for x in bounds))
     if isinstance(part, torch.Tensor):
         return part.item() if _is_number(tracer, part) else part
+    if isinstance(part, SymbolicSequence):
+        return part.as_tensor()
     if isinstance(part, (list, tuple)) and any(isinstance(p, torch.SymInt) for p in part):
         return tensor(tracer, torch.tensor, (list(part),), {})
     return part

@@ -458,8 +458,11 @@ def broadcast_tensors(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) 
 
 @register_handler(aten.einsum.default)
 def einsum(tracer: Tracer, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
-    """Of one operand it may be no more than a view, which torch's own kernel tells."""
-    return (decompose if len(args[1]) == 1 else record_pure)(tracer, info, args, kwargs)
+    """Of one operand it may be no more than a view, and of two dtypes a product promotes where one
+    that is summed refuses: torch's own kernel tells."""
+    dtypes = {tracer.value(t).abstract.dtype for t in args[1]}
+    is_plain = len(args[1]) > 1 and len(dtypes) == 1
+    return (record_pure if is_plain else decompose)(tracer, info, args, kwargs)
 
 
 @register_handler(aten.unflatten.int)

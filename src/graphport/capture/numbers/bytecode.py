@@ -1,9 +1,11 @@
-"""Renames globals and methods in the code of functions, where they are called.
+"""Replaces globals and methods in the code of functions, where they are called.
 
-A global that is loaded to be called is marked so in CPython's bytecode: `int` is renamed in
-`int(n)` and not in `x.to(int)`. A module is renamed wherever it is loaded or imported, for the sake
-of its attributes. A method that is called (`shape.numel()`) becomes a global function of its
-object. Nothing moves, so that jumps, lines and handlers of exceptions stay as they are.
+A global that is loaded to be called is marked so in CPython's bytecode: `int` is another function
+in `int(n)` and not in `x.to(int)`. A module is replaced wherever it is loaded or imported, for the
+sake of its attributes. A method that is called (`shape.numel()`) becomes a function of its object.
+What takes their place are constants of the code: no namespace has more names, so that what CPython
+knows of namespaces stays valid. Nothing moves, so that jumps, lines and handlers of exceptions stay
+as they are.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 _LOAD_GLOBAL, _IMPORT = dis.opmap["LOAD_GLOBAL"], dis.opmap["IMPORT_NAME"]
-_EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
+_EXTENDED_ARG, _LOAD_CONST = dis.opmap["EXTENDED_ARG"], dis.opmap["LOAD_CONST"]
 _NOP, _SWAP = dis.opmap["NOP"], dis.opmap["SWAP"]
 # Since Python 3.12 a bit of LOAD_ATTR says that a method is called.
 _HAS_BIT = sys.version_info >= (3, 12)
@@ -24,123 +26,127 @@ _LOAD_ATTR, _PUSH_NULL = dis.opmap["LOAD_ATTR"], dis.opmap["PUSH_NULL"]
 _LOAD_METHOD = _LOAD_ATTR if _HAS_BIT else dis.opmap["LOAD_METHOD"]
 _OPCODES = (_LOAD_GLOBAL, _LOAD_METHOD, _IMPORT)
 _NULL_FOLLOWS = sys.version_info >= (3, 13)
-_METHOD_CACHES, _GLOBAL_CACHES = (9, 4) if _HAS_BIT else (10, 5)
+_CACHES = {_LOAD_METHOD: 9 if _HAS_BIT else 10, _LOAD_GLOBAL: 4 if _HAS_BIT else 5, _IMPORT: 0}
 """Units of two bytes after the instructions."""
 
-Rename = Callable[[Any, bool], str | None]
-"""Under which name something else is found instead of a value, which is called or not; None for
-what stays."""
-_Find = Callable[["_Load", str], str | None]
+Find = Callable[[Any, bool], Any]
+"""What takes the place of a value, which is called or not; None for what stays."""
+_FindLoaded = Callable[[int, str, bool], Any]
+"""In the same way, by the instruction and the name that it loads."""
+
+
+_NO_NAMES: Mapping[str, Any] = {}
 
 
 class _Load(NamedTuple):
     """An instruction that loads a global, a module, or a method of what is on the stack."""
 
-    offset: int
+    begin: int
+    end: int
+    """Of the bytes that may be written to."""
     name: int
     opcode: int
     is_call: bool
-    bits: int
-    """Of its argument, its prefixes included."""
+    has_null: bool
 
 
-def rename_globals(fn: FunctionType, rename: Rename, methods: Mapping[str, str]) -> CodeType | None:
-    """The code of a function in which globals are renamed; None if there is nothing to rename.
+def replace_globals(
+    fn: FunctionType,
+    code: CodeType,
+    find: Find,
+    methods: Mapping[str, Any],
+    names: Mapping[str, Any] = _NO_NAMES,
+) -> CodeType | None:
+    """Code for a function in which globals are others; None if there is nothing to replace.
 
-    `methods` has the global functions that are called instead of methods, by their names.
+    `methods` has the functions that are called instead of methods, by their names, `names` those of
+    globals that no namespace has.
     """
     known = fn.__globals__
     if getattr(fn, "__builtins__", None) is not vars(builtins):
         return None
 
-    def find(load: _Load, name: str) -> str | None:
-        if load.opcode == _LOAD_METHOD:
+    def find_loaded(opcode: int, name: str, is_call: bool) -> Any:
+        if opcode == _LOAD_METHOD:
             return methods.get(name)
-        if load.opcode == _IMPORT:
-            return rename(sys.modules.get(name), False)
-        return rename(known[name] if name in known else vars(builtins).get(name), load.is_call)
+        if opcode == _IMPORT:
+            return find(sys.modules.get(name), False)
+        if name in names:
+            return names[name]
+        return find(known[name] if name in known else vars(builtins).get(name), is_call)
 
-    return _rename_in_code(fn.__code__, find)
+    return _replace_in_code(code, find_loaded)
 
 
-def _rename_in_code(code: CodeType, find: _Find) -> CodeType | None:
+def _replace_in_code(code: CodeType, find: _FindLoaded) -> CodeType | None:
     nested = {
         i: made
         for i, const in enumerate(code.co_consts)
-        if isinstance(const, CodeType) and (made := _rename_in_code(const, find)) is not None
+        if isinstance(const, CodeType) and (made := _replace_in_code(const, find)) is not None
     }
-    changes: dict[str, Any] = {}
-    if nested:
-        consts = enumerate(code.co_consts)
-        changes["co_consts"] = tuple(nested.get(i, const) for i, const in consts)
-    if any(find(_Load(0, 0, op, True, 0), name) for name in code.co_names for op in _OPCODES):
-        changes |= _rename_loads(code, find)
-    return code.replace(**changes) if changes else None
+    consts = [nested.get(i, const) for i, const in enumerate(code.co_consts)]
+    raw = bytearray(code.co_code)
+    if any(find(op, name, True) is not None for name in code.co_names for op in _OPCODES):
+        _replace_loads(raw, consts, code, find)
+    if not nested and len(consts) == len(code.co_consts):
+        return None
+    return code.replace(co_code=bytes(raw), co_consts=tuple(consts))
 
 
-def _rename_loads(code: CodeType, find: _Find) -> dict[str, Any]:
-    raw, names = bytearray(code.co_code), list(code.co_names)
-    new_names: dict[str, int] = {}
-    for load in _find_loads(raw):
-        new = find(load, names[load.name])
+def _replace_loads(raw: bytearray, consts: list[Any], code: CodeType, find: _FindLoaded) -> None:
+    indices: dict[int, int] = {}
+    for load in tuple(_find_loads(raw, code)):
+        new = find(load.opcode, code.co_names[load.name], load.is_call)
         if new is None:
             continue
-        index = new_names.get(new, len(names))
-        if not (_write_method if load.opcode == _LOAD_METHOD else _write_name)(raw, load, index):
-            continue  # it does not fit: this call stays as it is
-        if new not in new_names:
-            new_names[new] = index
-            names.append(new)
-    return {"co_code": bytes(raw), "co_names": tuple(names)} if new_names else {}
+        if id(new) not in indices:
+            indices[id(new)] = len(consts)
+            consts.append(new)
+        made = _load_constant(load, indices[id(new)])
+        made += bytes((_NOP, 0)) * ((load.end - load.begin - len(made)) // 2)
+        raw[load.begin : load.end] = made
 
 
-def _write_name(raw: bytearray, load: _Load, index: int) -> bool:
-    bit = raw[load.offset + 1] & 1
-    argument = index << 1 | bit if load.opcode == _LOAD_GLOBAL else index
-    if argument >> load.bits:
-        return False
-    for i in range(load.bits // 8):
-        raw[load.offset + 1 - 2 * i] = argument >> 8 * i & 0xFF
-    return True
+def _load_constant(load: _Load, index: int) -> bytes:
+    made = b"".join(
+        bytes((_EXTENDED_ARG if i else _LOAD_CONST, index >> 8 * i & 0xFF))
+        for i in reversed(range(2 if index > 0xFF else 1))
+    )
+    if load.opcode == _LOAD_METHOD:
+        return made + bytes((_SWAP, 2))  # below its object
+    null = bytes((_PUSH_NULL, 0)) if load.has_null else b""
+    return made + null if _NULL_FOLLOWS else null + made
 
 
-def _write_method(raw: bytearray, load: _Load, index: int) -> bool:
-    """Load the global and put it below the object, in the room of the method and its caches."""
-    argument = index << 1
-    length = max(1, (argument.bit_length() + 7) // 8)
-    code = bytearray()
-    for i in reversed(range(length)):
-        code += bytes((_EXTENDED_ARG if i else _LOAD_GLOBAL, argument >> 8 * i & 0xFF))
-    code += bytes(2 * _GLOBAL_CACHES) + bytes((_SWAP, 2))
-    room = 2 + 2 * _METHOD_CACHES - len(code)
-    if room < 0:
-        return False
-    begin = load.offset + 2 - load.bits // 4  # prefixes have nothing to say any more
-    raw[begin : load.offset] = bytes((_NOP, 0)) * (load.bits // 8 - 1)
-    raw[load.offset : load.offset + len(code) + room] = code + bytes((_NOP, 0)) * (room // 2)
-    return True
-
-
-def _find_loads(raw: bytearray) -> Iterator[_Load]:
-    argument, bits = 0, 8
+def _find_loads(raw: bytearray, code: CodeType) -> Iterator[_Load]:
+    argument, begin = 0, 0
+    before: tuple[tuple[int, int, int], ...] = ((0, 0, 0),) * 2
     for offset in range(0, len(raw), 2):
-        argument |= raw[offset + 1]
-        if raw[offset] == _EXTENDED_ARG:
-            argument, bits = argument << 8, bits + 8
+        opcode, argument = raw[offset], argument << 8 | raw[offset + 1]
+        if opcode == _EXTENDED_ARG:
             continue
-        if raw[offset] == _LOAD_GLOBAL:
-            is_call = bool(argument & 1) or (_NULL_FOLLOWS and _is_attribute_called(raw, offset))
-            yield _Load(offset, argument >> 1, _LOAD_GLOBAL, is_call, bits)
-        elif raw[offset] == _IMPORT:
-            yield _Load(offset, argument, _IMPORT, False, bits)
-        elif raw[offset] == _LOAD_METHOD and (argument & 1 or not _HAS_BIT):
-            yield _Load(offset, argument >> _HAS_BIT, _LOAD_METHOD, True, bits)
-        argument, bits = 0, 8
+        end = offset + 2 + 2 * _CACHES.get(opcode, 0)
+        if opcode == _LOAD_GLOBAL:
+            has_null = bool(argument & 1)
+            is_call = has_null or (_NULL_FOLLOWS and _is_attribute_called(raw, end))
+            yield _Load(begin, end, argument >> 1, opcode, is_call, has_null)
+        elif opcode == _IMPORT and _is_absolute(before, code):
+            yield _Load(before[0][0], end, argument, opcode, False, False)
+        elif opcode == _LOAD_METHOD and (argument & 1 or not _HAS_BIT):
+            yield _Load(begin, end, argument >> _HAS_BIT, opcode, True, False)
+        before = (before[1], (begin, opcode, argument))
+        argument, begin = 0, offset + 2
 
 
-def _is_attribute_called(raw: bytearray, offset: int) -> bool:
+def _is_absolute(before: tuple[tuple[int, int, int], ...], code: CodeType) -> bool:
+    """Whether the constants before an import, its level and its names, are those of no package."""
+    (_, first, level), (_, second, _) = before
+    return first == second == _LOAD_CONST and code.co_consts[level] == 0
+
+
+def _is_attribute_called(raw: bytearray, at: int) -> bool:
     """Whether a call follows of an attribute of the global."""
-    at = offset + 2 * (1 + _GLOBAL_CACHES)
+    begin = at
     while raw[at] in (_EXTENDED_ARG, _LOAD_ATTR):
-        at += 2 * (1 + _METHOD_CACHES) if raw[at] == _LOAD_ATTR else 2
-    return raw[at] == _PUSH_NULL and at > offset + 2 * (1 + _GLOBAL_CACHES)
+        at += 2 * (1 + _CACHES[_LOAD_METHOD]) if raw[at] == _LOAD_ATTR else 2
+    return raw[at] == _PUSH_NULL and at > begin

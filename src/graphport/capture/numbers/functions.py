@@ -63,6 +63,8 @@ def _name(x: Argument, number: Argument) -> Argument:
 
 def get_length(x: Any) -> Argument:
     """`len`: the size of a tensor, or what a `__len__` in Python returns."""
+    if type(x) in _PLAIN:
+        return len(x)
     if isinstance(x, torch.Tensor):
         return x.shape[0] if x.dim() else len(x)
     if isinstance(x, SymbolicSequence):
@@ -78,6 +80,10 @@ def get_length(x: Any) -> Argument:
     if length < 0:
         raise ValueError("__len__() should return >= 0")
     return int(length)
+
+
+_PLAIN = frozenset((tuple, list, dict, str, set, torch.Size))
+"""Most of what is asked for its length."""
 
 
 def make_range(*bounds: Argument) -> Argument:
@@ -116,7 +122,7 @@ def get_type(*args: Argument, **kwargs: Argument) -> Argument:
 
 
 def map_function(fn: Argument, *items: Iterable[Argument], **kwargs: Argument) -> Argument:
-    return map(REPLACEMENTS.get(id(fn), (fn, fn))[1], *items, **kwargs)
+    return map(substitute_function(fn), *items, **kwargs)
 
 
 _EXAMPLES: dict[type, object] = {int: 0, float: 0.0, bool: False, list: [], range: range(0)}
@@ -192,6 +198,11 @@ _REPLACED: tuple[tuple[Any, Any], ...] = (
 )
 REPLACEMENTS: dict[int, tuple[Any, Any]] = {id(f): (f, ours) for f, ours in _REPLACED}
 """By the id of the original, which is kept beside it."""
+
+
+def substitute_function(fn: Any) -> Any:
+    """The function that is called in place of `fn`, if there is one."""
+    return REPLACEMENTS.get(id(fn), (fn, fn))[1]
 
 
 # Methods

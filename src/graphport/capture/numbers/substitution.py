@@ -7,58 +7,37 @@ for a number that is data, its functions are noted, and the program is captured 
 
 from __future__ import annotations
 
-import builtins
-import functools
 import gc
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple, TypeGuard
+from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
 from graphport import source
+from graphport.capture.control_flow.cond import BranchMismatchError
+from graphport.capture.control_flow.conversion import Asked, convert_statements
+from graphport.capture.control_flow.python_flow import FUNCTIONS
 from graphport.capture.numbers.arrays import patch_arrays
-from graphport.capture.numbers.bytecode import rename_globals
+from graphport.capture.numbers.bytecode import replace_globals
 from graphport.capture.numbers.functions import METHODS, REPLACEMENTS, ModuleReplacement
 from graphport.capture.trace import registries
-from graphport.process import Patch, Replacement, Switch, undo_on_exit
-
-_NAMES = {i: f"symbolic {original.__name__}" for i, (original, _) in REPLACEMENTS.items()}
-_METHOD_NAMES = {name: f"symbolic .{name}" for name in METHODS}
+from graphport.errors import CaptureWarning, DataDependentError, ExportError
+from graphport.process import Patch, undo_on_exit
 
 
-def _rename(value: Any, is_call: bool) -> str | None:
-    name = _NAMES.get(id(value))
-    if name is not None and isinstance(value, ModuleType):
-        return f"{name}()" if is_call else name
-    return name if is_call else None
+def _find_replacement(value: Any, is_call: bool) -> Any:
+    found = REPLACEMENTS.get(id(value))
+    if found is None or not (is_call or isinstance(value, ModuleType)):
+        return None
+    ours = found[1]
+    return ours.called if is_call and isinstance(ours, ModuleReplacement) else ours
 
 
-def _patch_names() -> Iterator[Replacement]:
-    """Where renamed globals and modules are found: under names that no source can have."""
-    for i, name in _NAMES.items():
-        ours = REPLACEMENTS[i][1]
-        yield builtins, name, ours
-        if isinstance(ours, ModuleReplacement):
-            yield builtins, f"{name}()", ours.called
-            read = functools.partial(sys.modules.get, name)
-            yield Switch(read, functools.partial(_set_module, name)), "", ours
-    for method, name in _METHOD_NAMES.items():
-        yield builtins, name, METHODS[method]
-    yield from patch_arrays()
-
-
-def _set_module(name: str, module: Any) -> None:
-    if module is None:
-        sys.modules.pop(name, None)
-    else:
-        sys.modules[name] = module
-
-
-_NAMES_PATCH = Patch(_patch_names)
+_ARRAYS_PATCH = Patch(patch_arrays)
 
 
 class NumberCalls:
@@ -66,22 +45,32 @@ class NumberCalls:
 
     def __init__(self, root: nn.Module | None, function: Any) -> None:
         self._functions: dict[int, FunctionType] = {}
-        self._files: set[int] = set()
-        """Namespaces of modules whose functions are among them, by id."""
         self._noted: dict[int, FunctionType] = {}
-        for fn in _find_functions(root, function):
+        self._listed: set[Any] = set()
+        """Classes and files whose functions are among them."""
+        self._asked: dict[int, frozenset[Asked]] = {}
+        """Of functions by id: the statements that data decides."""
+        for fn in _unwrap(function):
             self._add_file(fn, self._functions)
+        modules = tuple(registries.named_modules(root))
+        for _, module in modules:
+            for fn in _unwrap(vars(module).get("forward")):
+                self._add_file(fn, self._functions)
+        kinds = dict.fromkeys(type(module) for _, module in modules)
+        for kind in dict.fromkeys(base for k in kinds for base in k.__mro__):
+            if not kind.__module__.startswith(("torch.", "builtins")):
+                for name in self._add_owner(kind, self._functions).files:
+                    self._add_module(name, self._functions)
 
     def __enter__(self) -> None:
-        _NAMES_PATCH.__enter__()
+        _ARRAYS_PATCH.__enter__()
         self._undo = undo_on_exit(self._restore)
         self._undo.__enter__()
-        for fn in self._functions.values():
-            _CODES.replace(fn, self)
+        _CODES.replace(self._functions, self._asked, self)
 
     def __exit__(self, *error: object) -> None:
         self._undo.__exit__(*error)
-        _NAMES_PATCH.__exit__(*error)
+        _ARRAYS_PATCH.__exit__(*error)
 
     def _restore(self) -> None:
         _CODES.restore(self)
@@ -99,9 +88,41 @@ class NumberCalls:
         known = (*self._functions.values(), *self._noted.values())
         if any(_holds_code(fn.__code__, code) for fn in known):
             return
-        for fn in gc.get_referrers(code):
-            if type(fn) is FunctionType and fn.__code__ is code:
-                self._add_file(fn, self._noted)
+        fn = _find_function(code)
+        if fn is not None:
+            self._add_file(fn, self._noted)
+
+    def convert(self, error: ExportError) -> bool:
+        """Convert the statement that failed since data decides it; False if that is no help."""
+        found = source.find_failing_frame(error)
+        one_sided = isinstance(error, BranchMismatchError)
+        if found is None or not (one_sided or isinstance(error, DataDependentError)):
+            return False
+        code, line = found
+        known = (f for f in self._functions.values() if _CODES.has_run(f, code))
+        fn = next(known, None) or _find_function(code)
+        before = self._asked.get(id(fn), _NOTHING)
+        asked = (before - {Asked(line)}) | {Asked(line, one_sided)}
+        tried = Asked(line, one_sided=True) in before or asked == before
+        if fn is None or tried or (one_sided and Asked(line) not in before):
+            return False
+        if not _CODES.is_convertible(fn, asked):
+            return False
+        self._functions[id(fn)] = fn
+        self._asked[id(fn)] = asked
+        return True
+
+    def warn_of_sides(self) -> None:
+        """Name the branches of which the program has one side."""
+        for i, asked in self._asked.items():
+            code = self._functions[i].__code__
+            for line in (each.line for each in asked if each.one_sided):
+                where = source.Location(code.co_filename, line, code.co_qualname)
+                source.warn(
+                    f"{where}: data decides, and the two sides give different things: the program "
+                    "is for sizes that are not 0, and stops where it would take the other",
+                    CaptureWarning,
+                )
 
     @property
     def has_noted(self) -> bool:
@@ -109,7 +130,7 @@ class NumberCalls:
 
     def extend(self) -> bool:
         """Take in what was noted; whether there is anything new."""
-        new = {i: fn for i, fn in self._noted.items() if _CODES.renamed(fn) is not None}
+        new = {i: fn for i, fn in self._noted.items() if _CODES.substituted(fn) is not None}
         self._noted = {}
         self._functions |= new
         return bool(new)
@@ -118,13 +139,39 @@ class NumberCalls:
         """A function, and those of its file."""
         if not source.is_user_code(fn.__code__):
             return
-        beside: Iterable[FunctionType] = ()
-        if id(fn.__globals__) not in self._files:
-            self._files.add(id(fn.__globals__))
-            beside = _list_functions(fn.__globals__)
-        for f in (fn, *beside):
-            if id(f) not in self._functions and _CODES.renamed(f) is not None:
-                found[id(f)] = f
+        self._add((fn,), found)
+        name = fn.__globals__.get("__name__")
+        if _is_module(name, fn.__globals__):
+            self._add_module(name, found)
+        else:
+            self._add(_list_functions(fn.__globals__), found)
+            for kind in _list_classes(fn.__globals__):
+                self._add_owner(kind, found)
+
+    def _add_module(self, name: str, found: dict[int, FunctionType]) -> None:
+        module = sys.modules.get(name)
+        if module is not None and module not in self._listed:
+            for kind in self._add_owner(module, found).classes:
+                if (known := kind()) is not None and known not in self._listed:
+                    self._add_owner(known, found)
+
+    def _add_owner(self, owner: Any, found: dict[int, FunctionType]) -> _Listing:
+        self._listed.add(owner)
+        listing = _list_owner(owner)
+        for call in listing.calls:
+            if (fn := call()) is not None and id(fn) not in self._functions:
+                found[id(fn)] = fn
+        return listing
+
+    def _add(self, functions: Iterable[FunctionType], found: dict[int, FunctionType]) -> None:
+        for fn in functions:
+            if id(fn) not in self._functions and _CODES.substituted(fn) is not None:
+                found[id(fn)] = fn
+
+
+def _find_function(code: CodeType) -> FunctionType | None:
+    holders = gc.get_referrers(code)
+    return next((f for f in holders if type(f) is FunctionType and f.__code__ is code), None)
 
 
 def _holds_code(code: CodeType, inner: CodeType) -> bool:
@@ -133,30 +180,57 @@ def _holds_code(code: CodeType, inner: CodeType) -> bool:
     )
 
 
-def _find_functions(root: nn.Module | None, function: Any) -> Iterator[FunctionType]:
-    """The code that a capture is known to run."""
-    yield from _unwrap(function)
-    seen: set[type] = set()
-    for _, module in registries.named_modules(root):
-        yield from _unwrap(vars(module).get("forward"))
-        kinds = [k for k in type(module).__mro__ if k not in seen]
-        seen.update(kinds)
-        for kind in kinds:
-            if not kind.__module__.startswith(("torch.", "builtins")):
-                yield from _list_methods(kind)
+class _Listing(NamedTuple):
+    """What a class or a module of Python defines."""
+
+    mark: tuple[int, ...]
+    """The ids of its values: others are other functions."""
+    calls: list[ref[FunctionType]]
+    """Functions that have calls to replace."""
+    files: list[str]
+    """The modules of its functions."""
+    classes: list[ref[type]]
+
+
+_listings: WeakKeyDictionary[Any, _Listing] = WeakKeyDictionary()
+
+
+def _list_owner(owner: Any) -> _Listing:
+    mark = tuple(map(id, vars(owner).values()))
+    known = _listings.get(owner)
+    if known is None or known.mark != mark:
+        is_class = isinstance(owner, type)
+        found = _list_methods(owner) if is_class else _list_functions(vars(owner))
+        functions = [fn for fn in found if source.is_user_code(fn.__code__)]
+        calls = [ref(fn) for fn in functions if _CODES.substituted(fn) is not None]
+        files = dict.fromkeys(fn.__globals__.get("__name__", "") for fn in functions)
+        classes = [] if is_class else [ref(kind) for kind in _list_classes(vars(owner))]
+        known = _listings[owner] = _Listing(mark, calls, list(files), classes)
+    return known
+
+
+def _is_module(name: object, namespace: dict[str, Any]) -> TypeGuard[str]:
+    return isinstance(name, str) and vars(sys.modules.get(name, _NO_MODULE)) is namespace
+
+
+_NO_MODULE = ModuleType("absent")
 
 
 def _list_functions(namespace: dict[str, Any]) -> Iterator[FunctionType]:
-    """The functions and methods that a module of Python defines."""
+    """The functions that a module of Python defines."""
     name = namespace.get("__name__")
     for value in tuple(namespace.values()):
-        if isinstance(value, type):
-            if value.__module__ == name:
-                yield from _list_methods(value)
-        elif not isinstance(value, ModuleType):
+        if not isinstance(value, (type, ModuleType)):
             for fn in _unwrap(value):
                 if fn.__module__ == name:
                     yield fn
+
+
+def _list_classes(namespace: dict[str, Any]) -> Iterator[type]:
+    name = namespace.get("__name__")
+    for value in tuple(namespace.values()):
+        if isinstance(value, type) and value.__module__ == name:
+            yield value
 
 
 def _list_methods(kind: type) -> Iterator[FunctionType]:
@@ -182,30 +256,51 @@ _DEPTH = 8
 """Decorators around one function, at most."""
 
 
+_NOTHING: frozenset[Asked] = frozenset()
+
+
 class _Codes:
     """The functions whose code is replaced, for all captures that are under way."""
 
     def __init__(self) -> None:
         self._turn = threading.RLock()
-        self._renamed: WeakKeyDictionary[FunctionType, tuple[CodeType, CodeType | None]] = (
-            WeakKeyDictionary()
-        )
+        self._made: WeakKeyDictionary[
+            FunctionType, tuple[CodeType, dict[frozenset[Asked], CodeType | None]]
+        ] = WeakKeyDictionary()
         self._holders: dict[FunctionType, set[int]] = {}
 
-    def renamed(self, fn: FunctionType) -> CodeType | None:
-        """The code of a function with other names, None if it calls nothing of the kind."""
-        known = self._renamed.get(fn)
-        if known is None or not any(fn.__code__ is code for code in known):
-            new = rename_globals(fn, _rename, _METHOD_NAMES)
-            known = self._renamed[fn] = (fn.__code__, new)
-        return known[1]
+    def substituted(self, fn: FunctionType, asked: frozenset[Asked] = _NOTHING) -> CodeType | None:
+        """The code of a function with other calls, None if it calls nothing of the kind.
 
-    def replace(self, fn: FunctionType, holder: object) -> None:
+        With the statements converted that are asked for; None if they cannot be, either.
+        """
+        known = self._made.get(fn)
+        if known is None or not any(fn.__code__ is c for c in (known[0], *known[1].values())):
+            known = self._made[fn] = (fn.__code__, {})
+        original, made = known
+        if asked not in made:
+            code = convert_statements(original, asked) if asked else original
+            made[asked] = code and replace_globals(fn, code, _find_replacement, METHODS, FUNCTIONS)
+        return made[asked]
+
+    def has_run(self, fn: FunctionType, code: CodeType) -> bool:
+        """Whether code is that of a function, or of a function in it, with whatever calls."""
+        original, made = self._made.get(fn, (fn.__code__, {}))
+        return any(c is not None and _holds_code(c, code) for c in (original, *made.values()))
+
+    def is_convertible(self, fn: FunctionType, asked: frozenset[Asked]) -> bool:
         with self._turn:
-            new = self.renamed(fn)
-            if new is not None:
-                self._holders.setdefault(fn, set()).add(id(holder))
-                fn.__code__ = new
+            return self.substituted(fn, asked) is not None
+
+    def replace(
+        self, functions: dict[int, FunctionType], asked: dict[int, frozenset[Asked]], holder: object
+    ) -> None:
+        with self._turn:
+            for i, fn in functions.items():
+                new = self.substituted(fn, asked.get(i, _NOTHING))
+                if new is not None:
+                    self._holders.setdefault(fn, set()).add(id(holder))
+                    fn.__code__ = new
 
     def restore(self, holder: object) -> None:
         """Also what an interrupt has left undone."""
@@ -213,8 +308,8 @@ class _Codes:
             for fn, holders in tuple(self._holders.items()):
                 holders.discard(id(holder))
                 if not holders:
-                    original, new = self._renamed[fn]
-                    if fn.__code__ is new:
+                    original, made = self._made[fn]
+                    if any(fn.__code__ is code for code in made.values()):
                         fn.__code__ = original
                     self._holders.pop(fn, None)
 

@@ -57,12 +57,28 @@ def core_aten_table() -> Table:
 def _other_decompositions() -> Table:
     """Further decompositions of torch's, into ATen: its references go on to operators below."""
     from graphport.compat.torch import decomposition_table
+    from graphport.compat.torch import prims as module
 
+    prims = [op for op in vars(module).values() if isinstance(op, OpOverload)]
     return {
-        op: fn
-        for op, fn in decomposition_table.items()
-        if isinstance(op, OpOverload) and not is_within(fn.__module__, "refs")
+        **{op: op.impl_aten for op in prims},
+        **{
+            op: fn
+            for op, fn in decomposition_table.items()
+            if isinstance(op, OpOverload) and not is_within(fn.__module__, "refs")
+        },
     }
+
+
+def default_decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """The table of `run_decompositions`, to take operators out of or to put others in.
+
+    >>> import torch, graphport as gp
+    >>> ep = gp.export(torch.nn.Linear(4, 2), (torch.randn(3, 4),))
+    >>> str(ep.run_decompositions(gp.default_decompositions())) == str(ep.run_decompositions())
+    True
+    """
+    return dict(core_aten_table())
 
 
 def run_decompositions(
@@ -81,11 +97,13 @@ def run_decompositions(
     return Decomposition(program, tracer).run()
 
 
-def decompose_unknown(program: ExportedProgram, known: Callable[[object], bool]) -> Any:
-    """Decompose what is not `known`, as far as torch can."""
+def decompose_unknown(
+    program: ExportedProgram, known: Callable[[object], bool], further: Table | None = None
+) -> Any:
+    """Decompose what is not `known`, as far as torch can, or by a further table."""
     table = {
         op: fn
-        for op, fn in {**_other_decompositions(), **core_aten_table()}.items()
+        for op, fn in {**_other_decompositions(), **core_aten_table(), **(further or {})}.items()
         if not known(op)
     }
 
@@ -281,7 +299,9 @@ def reshape(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:
     if type(out) is CopiedResult or not tracer.layouts.is_certain(node):
         node = tracer.recorder.emit(aten.clone.default, node, memory_format=torch.contiguous_format)
     made = tracer.recorder.emit(aten.view.default, node, sizes)
-    return tracer.hold(Value(describe(made), made))
+    if type(out) is CopiedResult:
+        return tracer.hold(Value(describe(made), made))
+    return tracer.hold(Value.view(base, describe(made), made, aten.view.default, (sizes,)))
 
 
 def attention(tracer: Any, info: OpInfo, args: Args, kwargs: Kwargs) -> Argument:

@@ -37,7 +37,7 @@ from graphport.compat.torch import (
 )
 from graphport.huggingface.cache_shapes import patch_sliding_windows
 from graphport.process import Patch, Replacement, Switch
-from graphport.symbolic.bridge import SYMBOLIC_NUMBERS
+from graphport.symbolic.bridge import SYMBOLIC_NUMBERS, sym_ite
 from graphport.types import Argument, Function
 
 BinaryFunction = Callable[[Any, Any], Any]
@@ -57,6 +57,10 @@ def patch_builtins() -> Iterator[Replacement]:
     yield Switch(lambda: (), functools.partial(_restore_dynamo_ids, taken)), "", taken
     yield torch.SymInt, "__format__", _format_by_name
     yield torch.SymFloat, "__format__", _format_by_name
+    yield torch.SymInt, "__round__", _round_to_digits
+    # Of these torch has none.
+    yield torch.SymInt, "__invert__", lambda n: -n - 1
+    yield from ((torch.SymBool, name, _differ) for name in ("__xor__", "__rxor__"))
     yield torch, "from_numpy", _wrap_from_numpy(torch.from_numpy)
     attention = "scaled_dot_product_attention"
     yield functional, attention, _wrap_attention(functional.scaled_dot_product_attention)
@@ -117,9 +121,21 @@ def _reduce_whole(original: Any, items: Any) -> Argument:
     return found.item() if listed else found
 
 
+def _differ(a: Any, b: Any) -> Any:
+    """`a ^ b`."""
+    if not isinstance(b, (bool, torch.SymBool)):
+        return NotImplemented
+    return sym_ite(a, torch.sym_not(b), b)
+
+
 def _format_by_name(number: object, spec: str) -> str:
     """The name stands for whatever the number will be: there are no digits to lay out."""
     return str(number)
+
+
+def _round_to_digits(number: Any, digits: int | None = None) -> Any:
+    """Python's `round` of an integer; torch's own takes no digits left of the point for any."""
+    return number if digits is None else torch.SymInt(number.node.round(int(digits)))
 
 
 def _wrap_from_numpy(original: Any) -> Function:

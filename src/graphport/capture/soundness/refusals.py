@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from graphport import source
+from graphport.capture.numbers.sequences import SymbolicSequence
 from graphport.capture.soundness.sharding import is_sharded
 from graphport.capture.trace import registries
 from graphport.compat.torch import is_within
@@ -148,6 +149,19 @@ _TORCH_MESSAGES: tuple[tuple[str, type[ExportError], str, str], ...] = (
         "leave its sizes fixed, or x.full_tensor()",
     ),
     (
+        "Cannot copy out of meta tensor",
+        UnsupportedError,
+        "the program copies a tensor of its own into one that has data",
+        "if a layer initialises itself in its first call, call the model once before",
+    ),
+    (
+        "unhashable type: non-nested SymInt",
+        UnsupportedError,
+        "the program hashes a size that is open: as a key of a dict, or an argument of a function "
+        "that is cached (functools.lru_cache)",
+        "leave the size fixed, or call what is cached without its cache: fn.__wrapped__",
+    ),
+    (
         "INTERNAL ASSERT FAILED",
         UnsupportedError,
         "torch cannot run this on tensors without data",
@@ -171,7 +185,7 @@ def translate_torch_error(error: Exception, where: source.Location | None) -> Ex
             where=where,
             fix="trace before the program is captured, or call the function itself",
         )
-    if isinstance(error, RuntimeError):
+    if isinstance(error, (RuntimeError, TypeError)):
         for text, kind, what, fix in _TORCH_MESSAGES:
             if text in str(error):
                 return kind(f"{what}: {_first_line(error)}", where=where, fix=fix)
@@ -214,6 +228,8 @@ def collect_variable_names() -> VariableNames:
 def _iterate_members(variables: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """What lists, dicts and objects hold that a variable holds."""
     for name, value in variables.items():
+        if isinstance(value, SymbolicSequence):
+            continue  # to look into it fixes its length
         if isinstance(value, (list, tuple)):
             yield from ((f"{name}[{i}]", x) for i, x in enumerate(value))
         elif isinstance(value, dict):

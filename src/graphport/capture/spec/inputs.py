@@ -13,7 +13,7 @@ from torch import nn
 
 from graphport import source
 from graphport.arguments import NONE, TEXT, check_arguments, format_value
-from graphport.compat.torch import pytree
+from graphport.compat.torch import ScriptMethod, pytree
 from graphport.errors import InputError
 from graphport.huggingface import caches
 from graphport.symbolic.bridge import SYMBOLIC
@@ -229,13 +229,19 @@ def signature_of(target: Any) -> inspect.Signature:
             return target._graphport_signature
         if isinstance(target, torch.fx.GraphModule) and hasattr(target, "real_recompile"):
             target.real_recompile()  # Dynamo's graphs get their code when they are first called
+        if isinstance(target, torch.jit.ScriptModule) and not hasattr(target, "forward"):
+            raise InputError(f"{type(target).__name__} was scripted without a method forward")
         if not callable(target.forward):
             raise InputError(
                 f"{type(target).__name__}.forward is a {type(target.forward).__name__}, and cannot "
                 "be called",
                 fix="def forward(self, ...)",
             )
-        return inspect.signature(target.forward)
+        target = target.forward
+    if isinstance(target, (ScriptMethod, torch.jit.ScriptFunction)):
+        from graphport.capture.torchscript.interpreter import read_signature
+
+        return read_signature(target.schema, is_method=isinstance(target, ScriptMethod))
     try:
         return inspect.signature(target)
     except ValueError:  # a function written in C, e.g. torch.sin

@@ -6,7 +6,9 @@ with it. A size is never negative, so `d - 6` for a size also says that d is at 
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -161,10 +163,7 @@ class Spec:
                 where=site.place,
                 fix=f"{site.place} = {_widen_hint(hint, site.example)!r}",
             )
-        index = len(self.declared)
-        while f"s{index}" in self.scope.arena.symbols:
-            index += 1
-        name = f"s{index}"
+        name = self._free_name(hint.label)
         symbol = self.scope.symbol(
             name,
             hint=site.example,
@@ -176,6 +175,16 @@ class Spec:
         self.declared[name] = DeclaredSymbol(symbol, None, hint.kind == "AUTO", site.place)
         self.ranges[symbol] = limits
         return symbol
+
+    def _free_name(self, label: str | None) -> str:
+        taken = self.scope.arena.symbols
+        if label is None:
+            numbered = (f"s{i}" for i in itertools.count(len(self.declared)))
+            return next(name for name in numbered if name not in taken)
+        plain = re.sub(r"\W", "_", label)
+        first = plain if plain.isidentifier() else f"dim_{plain}"
+        numbered = (f"{first}_{i}" if i else first for i in itertools.count())
+        return next(name for name in numbered if name not in taken)
 
     def _evaluate_dim(self, site: SizeSpec, dim: Dim) -> Expr:
         root = self.declared[dim.root.__name__].symbol

@@ -338,13 +338,12 @@ def _list_dims(place: str, spec: PyTree, path: str, rank: int) -> list[tuple[Any
 
 
 def _read_size_spec(place: str, path: str, given: object) -> DimSpec:
-    wish = convert_torch_dim(given)
+    wish = Hint("DYNAMIC", label=given) if isinstance(given, str) else convert_torch_dim(given)
     if isinstance(wish, bool) or not isinstance(wish, (Dim, Hint, int, type(None))):
         raise SpecError(
-            f"{path}: expected a Dim, an int, None, Dim.AUTO, Dim.DYNAMIC or Dim.STATIC, got "
-            f"{given!r}",
+            f"{path}: expected a Dim, a name, an int, None, Dim.AUTO, Dim.DYNAMIC or Dim.STATIC, "
+            f"got {given!r}",
             where=place,
-            fix=f"Dim({given!r})" if isinstance(given, str) and given.isidentifier() else (),
         )
     if isinstance(wish, Hint):
         _check_limits(place, path, wish, "a size is a whole number, never negative", least=0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.fx.node import map_arg
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from graphport import process, source
+from graphport.capture.numbers.functions import substitute_function
 from graphport.capture.soundness import refusals
 from graphport.capture.trace import registries
 from graphport.capture.trace.recorder import Recorder
@@ -22,9 +24,9 @@ from graphport.compat.torch import (
     DisableTorchFunction,
     OpOverload,
     PyTreeCodeGen,
+    ScriptMethod,
     pytree,
 )
-from graphport.errors import DataDependentError, ExportError, UnsupportedError
 from graphport.program.call_checks import InputChecks
 from graphport.program.module import CallGuard
 from graphport.symbolic.bridge import is_symbolic
@@ -58,6 +60,10 @@ class ModuleTracker:
         """The innermost module that an exception passed through."""
         self.signatures: CallSignatures | None = None
         """Where calls of modules that keep their signature are noted."""
+        self._root = root
+        self._interpreter: Any = None
+        self._scripted: dict[Any, nn.Module] | None = None
+        """Modules by their objects of TorchScript."""
         self._graph: str | None = None
         """The path of the captured program that is being captured again."""
         self._paths: dict[int, str] = {}
@@ -101,8 +107,6 @@ class ModuleTracker:
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
             _initialise_lazy(module, args, kwargs)
             self.on_initialised(module)
-        if isinstance(module, torch.jit.ScriptModule):
-            return self._run_script(original, module, args, kwargs)
         if has_origin_metadata(module):
             return self._retrace(original, module, args, kwargs)
         path = self._paths.get(id(module))
@@ -120,20 +124,28 @@ class ModuleTracker:
         with self.enter_module(module) as key:
             return self.signatures.leave(key, call, original(module, *args, **kwargs))
 
-    def _run_script(self, original: Any, module: Any, args: PyTree, kwargs: PyTree) -> PyTree:
-        """Let TorchScript's interpreter run the operators, which it can where sizes are numbers."""
-        try:
-            return original(module, *args, **kwargs)
-        except (RuntimeError, TypeError, AttributeError) as error:
-            if _is_refusal(error):
-                raise
-            path = self._paths.get(id(module), type(module).__name__)
-            raise UnsupportedError(
-                f"the module {path!r} is TorchScript (torch.jit.script or torch.jit.trace), which "
-                "does not run as Python",
-                where=source.locate_user_line(),
-                fix="use the Python module that it was made of",
-            ) from error
+    def run_script(self, script: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> PyTree:
+        """A call of a function or method of TorchScript."""
+        if self._interpreter is None:
+            from graphport.capture.torchscript.interpreter import Interpreter
+
+            self._interpreter = Interpreter(self._run_operator, self._enter_scripted)
+        is_function = isinstance(script, torch.jit.ScriptFunction)
+        run = self._interpreter.call_function if is_function else self._interpreter.call_method
+        return run(script, args, kwargs)
+
+    def _run_operator(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        call = functools.partial(self.call_operator, op) if _has_size_for_integer(op, args) else op
+        return call(*args, **kwargs)
+
+    def _enter_scripted(self, script: Any) -> AbstractContextManager[object]:
+        """The module behind an object of TorchScript, if it is one of the model's."""
+        if self._scripted is None:
+            named = registries.named_modules(self._root)
+            scripted = (m for _, m in named if isinstance(m, torch.jit.ScriptModule))
+            self._scripted = {m._c: m for m in scripted}
+        module = self._scripted.get(script)
+        return nullcontext() if module is None else self.enter_module(module)
 
     def _retrace(self, original: Any, module: Any, args: PyTree, kwargs: PyTree) -> PyTree:
         """Subgraphs belong to the module that the outermost graph has become."""
@@ -170,6 +182,18 @@ def _patch_module_call() -> Iterator[process.Replacement]:
         return watcher.call(original, module, args, kwargs)
 
     yield nn.Module, "__call__", call
+    yield torch.jit.ScriptFunction, "__call__", _wrap_script(torch.jit.ScriptFunction.__call__)
+    yield ScriptMethod, "__call__", _wrap_script(ScriptMethod.__call__)
+
+
+def _wrap_script(original: Any) -> Callable[..., Any]:
+    def call(script: Any, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        watcher: ModuleTracker | None = getattr(_thread, "modules", None)
+        if watcher is None:
+            return original(script, *args, **kwargs)
+        return watcher.run_script(script, args, kwargs)
+
+    return call
 
 
 _CALL_PATCH = process.Patch(_patch_module_call)
@@ -272,7 +296,7 @@ def _interpret_graph(
                 if _has_size_for_integer(node.target, args):
                     env[node] = call(node.target, *args, **kwargs)
                 else:
-                    env[node] = node.target(*args, **kwargs)
+                    env[node] = substitute_function(node.target)(*args, **kwargs)
     return None
 
 
@@ -286,11 +310,6 @@ def _has_size_for_integer(op: object, args: PyTree) -> bool:
         and any(map(is_symbolic, pytree.tree_leaves(x)))
         for a, x in zip(op._schema.arguments, args, strict=False)
     )
-
-
-def _is_refusal(error: Exception) -> bool:
-    """What TorchScript has no part in; data that is missing may be there in Python."""
-    return isinstance(error, ExportError) and not isinstance(error, DataDependentError)
 
 
 def _get_attribute(module: Any, path: str) -> Any:

@@ -18,9 +18,10 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Node, traceback
 
 from graphport import source
+from graphport.capture.trace.items import ItemCache
 from graphport.capture.trace.values import Storage, Value
 from graphport.compat.operators import aten
 from graphport.compat.torch import OpOverload, sym_sqrt
@@ -165,6 +166,9 @@ class Recorder:
         node.meta["stack_trace"] = self.stack_trace()
         if self.torch_fn is not None:
             node.meta["torch_fn"] = self.torch_fn
+        custom = traceback.current_meta.get("custom")
+        if custom:  # torch.fx.traceback.annotate
+            node.meta["custom"] = dict(custom)
 
     @contextmanager
     def inherit_metadata(self, old: Node, prefix: str = "") -> Iterator[None]:
@@ -207,7 +211,8 @@ class Recorder:
         known = self._traces.get(frames.key)
         if known is None:
             known = self._traces[frames.key] = (str(frames), frames)
-        return known[0]
+        line = source.running.line
+        return known[0] if line is None else known[0] + line.trace
 
     def argument(self, x: Argument) -> Argument:
         """An argument as it stands in the graph: symbolic numbers become nodes."""
@@ -450,7 +455,7 @@ class Recorder:
 
 def _origin_metadata(node: Node) -> dict[str, object]:
     """What a node says of where it comes from."""
-    kept = ("nn_module_stack", "stack_trace", "torch_fn", "from_node")
+    kept = ("nn_module_stack", "stack_trace", "torch_fn", "from_node", "custom")
     found = {k: node.meta[k] for k in kept if k in node.meta}
     return {"nn_module_stack": {}, "stack_trace": "", **found}
 
@@ -535,6 +540,7 @@ class Frame:
         """The node of each number that the graph computes."""
         self.sources: dict[Expr, Callable[[], Node]] = {}
         """How the graph obtains a symbol."""
+        self.items = ItemCache()
         self.inputs: dict[Node, Node] = {}
         """Nodes of the graph around this one, and the inputs that stand for them here."""
         self.submodules: dict[str, GraphModule] = {}

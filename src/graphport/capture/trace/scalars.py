@@ -17,14 +17,10 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from graphport import source
+from graphport.capture.trace.items import is_repeatable
 from graphport.capture.trace.recorder import Recorder
 from graphport.compat.operators import aten
-from graphport.compat.torch import (
-    DisableTorchFunction,
-    HigherOrderOperator,
-    OpOverload,
-    disable_current_modes,
-)
+from graphport.compat.torch import DisableTorchFunction, OpOverload, disable_current_modes
 from graphport.errors import DataDependentError, NoDataError
 from graphport.ops.registry import overload_table, overloads
 from graphport.ops.sizes import is_proven
@@ -244,7 +240,7 @@ class ConcreteRun:
         needed, given = collect_ancestors(node), self._given()
         with disable_tracing():
             for n in needed:
-                is_known = _has_data(given.get(n)) if n.op == "placeholder" else _is_repeatable(n)
+                is_known = _has_data(given.get(n)) if n.op == "placeholder" else is_repeatable(n)
                 if node.graph is not self._graph or not is_known:
                     return None
             self._values.update((n, value) for n, value in given.items() if n in needed)
@@ -297,13 +293,6 @@ def collect_ancestors(node: Node) -> set[Node]:
 
 def _has_data(x: object) -> bool:
     return isinstance(x, torch.Tensor) and not lacks_data(x)
-
-
-def _is_repeatable(node: Node) -> bool:
-    """Whether an operator gives the same again, and is not a graph of its own."""
-    if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
-        return False
-    return torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ())
 
 
 @contextmanager

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from graphport import errors
 from graphport.errors import UnsupportedError
+from graphport.onnx.emit import older
 from graphport.onnx.emit.inference import infer_shape
 from graphport.onnx.emit.ir import Attributes, Derived, Graph, Node, Shape, Value, weight_versions
 from graphport.onnx.emit.schemas import ONNX_OF, TORCH_OF, Signature, fixed_dtype
@@ -71,7 +73,7 @@ class Assertions:
         if zero is None:
             return value
         if value.shape == ():  # ONNX Runtime 1.24 cannot reshape to no sizes that are computed
-            made = self.b.Squeeze(self.b.reshape(value, [1]), zero)
+            made = self.b.reshape(self.b.Gather(self.b.reshape(value, [1]), zero), ())
         else:
             made = self.b.Reshape(value, self.b.Add(self.b.Shape(value), zero), allowzero=1)
         made.shape = value.shape
@@ -152,16 +154,37 @@ class Builder:
         if not name[:1].isupper():
             raise AttributeError(name)
         found = self._target.find_signature(name, self.opset)
-        if found is None:
-            raise AttributeError(f"there is no ONNX operator {name} at opset {self.opset}")
 
         def emit(
             *inputs: Any, outputs: int = 1, dtype: torch.dtype | None = None, **attributes: Any
         ) -> Any:
+            if found is None:
+                older.require_newer(name, self.opset)
+                raise AttributeError(f"there is no ONNX operator {name} at opset {self.opset}")
             return self._emit(found, inputs, outputs, dtype, attributes)
 
-        setattr(self, name, emit)
-        return emit
+        method = older.find_form(self, name, emit) if self.opset < older.NEWEST_FORM else None
+        method = method or emit
+        setattr(self, name, method)
+        return method
+
+    def emit_by_name(
+        self,
+        op: str,
+        domain: str,
+        inputs: Sequence[Value | None],
+        dtypes: Sequence[torch.dtype],
+        attributes: Attributes,
+    ) -> list[Value]:
+        """An operator that a model names, of any domain; its results are of these dtypes."""
+        known = self._target.find_signature(op, self.opset) if not domain else None
+        if not domain and known is None:
+            raise UnsupportedError(f"ONNX has no operator {op} at opset {self.opset}")
+        signature = known or Signature(op, domain, ["T"], ["T"], None, True, 1)
+        made = self._node(signature, list(inputs), len(dtypes), dtypes[0], {}, attributes)
+        for value, dtype in zip(made, dtypes, strict=True):
+            value.dtype = dtype
+        return made
 
     def has(self, op: str, dtype: torch.dtype | None = None, *attributes: float) -> bool:
         """Whether the opset or the target has an operator, and a kernel for this dtype.
@@ -192,8 +215,11 @@ class Builder:
         attributes: Attributes,
     ) -> Any:
         if op.attributes is not None and not op.attributes.issuperset(attributes):
+            attributes = {k: v for k, v in attributes.items() if v is not None}
             unknown = sorted(set(attributes) - op.attributes)
-            raise TypeError(f"{op.op} of opset {op.since} has no attributes {unknown}")
+            if unknown:
+                older.require_newer(op.op, self.opset, unknown)
+                raise TypeError(f"{op.op} of opset {op.since} has no attributes {unknown}")
         if dtype is not None and op.attributes and "dtype" in op.attributes:
             attributes["dtype"] = ONNX_OF[dtype]
         types: dict[str, torch.dtype] = {}
@@ -208,6 +234,8 @@ class Builder:
         values = [self._input(op, i, x, types) for i, x in enumerate(inputs)]
         if torch.float64 in types.values():
             values = self._keep_scales(op.op, values)
+        if op.op in _PRODUCTS and self._is_dequantized(values[1]):
+            values = self._keep_factor(values)
         while values and values[-1] is None:
             values.pop()
         wide = self._target.kernels.widen_types(op, types)
@@ -239,6 +267,24 @@ class Builder:
         if op not in _SCALES or not any(map(_is_constant_number, values)):
             return values
         return [self.Sum(v) if v is not None and _is_product(v) else v for v in values]
+
+    def _is_dequantized(self, x: Value | None) -> bool:
+        """Whether a value is a quantised weight as floats."""
+        made = None if x is None else x.producer
+        if made is None or made.op != "DequantizeLinear":
+            return False
+        return made.inputs[0] is not None and self.is_stored(made.inputs[0])
+
+    def _keep_factor(self, values: list[Value | None]) -> list[Value | None]:
+        """A product with a quantised weight on the right, with a copy between the two.
+
+        Of both ONNX Runtime makes MatMulNBits, which rounds the other factor to bytes, unless that
+        is quantised as well.
+        """
+        x, weight = values
+        if weight is None or (x is not None and x.producer and x.producer.op == "DequantizeLinear"):
+            return values
+        return [x, self.Sum(weight)]
 
     def _node(
         self,
@@ -320,6 +366,9 @@ class Builder:
 
     def derived(self, name: str, make: Callable[..., Any], *sources: Value) -> Value:
         """A weight that is made of others, at export or when they are given."""
+        if len(sources) == 1 and sources[0].derived is not None:
+            first = sources[0].derived
+            make, sources = partial(_make_in_turn, first.make, make), first.sources
         key = (name, sources)
         known = self._derived.get(key)
         if known is None:
@@ -336,6 +385,10 @@ class Builder:
         if weight.data is None or weight in self.shared:
             return self.Transpose(weight, perm=[1, 0])
         return self.derived(f"{weight.name}.T", torch.t, weight)
+
+    def is_stored(self, x: Value) -> bool:
+        """Whether the file has a value as it is: a constant, or a weight that nothing writes to."""
+        return x.data is not None and x not in self.main.inputs
 
     # Types
 
@@ -427,6 +480,10 @@ class Builder:
         gone = {a % x.rank for a in axes}
         sizes = [s for i, s in enumerate(x.shape or ()) if i not in gone]
         return self.sizes.undo_reshape(x, sizes) or self.Squeeze(x, sorted(gone))
+
+
+def _make_in_turn(first: Callable[..., Any], second: Callable[..., Any], *given: Any) -> Any:
+    return second(first(*given))
 
 
 def _output_type(

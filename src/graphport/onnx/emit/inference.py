@@ -75,6 +75,11 @@ def _constant_integers(inputs: list[Value | None], i: int) -> list[int] | None:
     return None if v is None or v.tensor is None else v.tensor.reshape(-1).tolist()
 
 
+def _find_axes(inputs: Inputs, attributes: Attributes) -> list[int] | None:
+    """An attribute in older opsets, an input in newer ones."""
+    return attributes["axes"] if "axes" in attributes else _constant_integers(inputs, 1)
+
+
 @_rule(*_SAME_SHAPE)
 def _same(inputs: Inputs, attributes: Attributes) -> Shape | None:
     return _shape(inputs[0])
@@ -90,7 +95,7 @@ def _reduce(inputs: Inputs, attributes: Attributes) -> Shape | None:
     shape, keep = _shape(inputs[0]), attributes.get("keepdims", 1)
     if shape is None:
         return None
-    axes = _constant_integers(inputs, 1)
+    axes = _find_axes(inputs, attributes)
     if axes is None:
         if len(inputs) > 1 and inputs[1] is not None:
             return None
@@ -134,7 +139,7 @@ def _transpose(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 @_rule("Unsqueeze")
 def _unsqueeze(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    shape, axes = _shape(inputs[0]), _constant_integers(inputs, 1)
+    shape, axes = _shape(inputs[0]), _find_axes(inputs, attributes)
     if shape is None or axes is None:
         return None
     rank = len(shape) + len(axes)
@@ -144,7 +149,7 @@ def _unsqueeze(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 @_rule("Squeeze")
 def _squeeze(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    shape, axes = _shape(inputs[0]), _constant_integers(inputs, 1)
+    shape, axes = _shape(inputs[0]), _find_axes(inputs, attributes)
     if shape is None or axes is None:
         return None
     return _drop_axes(shape, axes, 0)

@@ -6,6 +6,7 @@ The same graph gives the same bytes in every process.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -15,14 +16,15 @@ import torch
 
 from graphport.onnx.emit.functions import DOMAIN, Function, OutlinedGraph
 from graphport.onnx.emit.ir import Graph, Node, Value
-from graphport.onnx.emit.schemas import ONNX_OF
+from graphport.onnx.emit.schemas import BITS, ELEMENT_TYPES
 from graphport.program import ExportedProgram
 from graphport.program.codegen import Names
 from graphport.source import locate_stack_trace
 from graphport.symbolic import Expr
 
 # The format version that goes with an opset; ONNX Runtime refuses a newer one than it knows.
-_IR_VERSION = {18: 8, 19: 9, 20: 9, 21: 10, 22: 10, 23: 11, 24: 12, 25: 13, 26: 13}
+_IR_VERSION = dict(enumerate([6, 7, 7, 7, 8, 8, 8, 8, 9, 9, 10, 10, 11, 12, 13, 13], 11))
+_IR_OF_FUNCTIONS = 8
 
 # All their outputs have to be named, used or not.
 _FIXED_OUTPUTS = {"TopK", "Split"}
@@ -98,6 +100,8 @@ def _value_name(node: Node) -> str:
 def _constant_name(t: torch.Tensor) -> str:
     """Small constants are called what they are."""
     kind = str(t.dtype).removeprefix("torch.")
+    if t.dtype in BITS:  # torch has no arithmetic for them
+        t = t.view(torch.int8 if t.dtype.is_signed else torch.uint8)
     if t.numel() == 1:
         return f"{kind}_{t.item()}"
     if t.ndim == 1 and 0 < t.numel() <= 6:
@@ -135,6 +139,7 @@ def build_model_proto(
     if outlined is None:
         _write_graph(graph, graph.nodes, model.graph)
         return model
+    model.ir_version = max(model.ir_version, _IR_OF_FUNCTIONS)
     entry = model.opset_import.add()
     entry.domain, entry.version = DOMAIN, 1
     _write_graph(graph, outlined.nodes, model.graph)
@@ -184,7 +189,7 @@ def write_value(v: Value, proto: onnx.ValueInfoProto) -> None:
     """The name, element type and sizes of a value."""
     proto.name = v.name
     kind = proto.type.tensor_type
-    kind.elem_type = ONNX_OF[v.dtype]
+    kind.elem_type = ELEMENT_TYPES[v.dtype]
     if v.shape is None:
         return
     kind.shape.SetInParent()
@@ -194,6 +199,39 @@ def write_value(v: Value, proto: onnx.ValueInfoProto) -> None:
             dim.dim_value = s
         elif type(s) is Expr:
             dim.dim_param = str(s)
+
+
+def add_inputs(model: onnx.ModelProto, values: Iterable[Value]) -> onnx.ModelProto:
+    """A copy of a model in which initialisers are inputs that a caller may give."""
+    wider = onnx.ModelProto()
+    wider.CopyFrom(model)
+    known = {i.name for i in wider.graph.input}
+    for v in values:
+        if v.name not in known:
+            write_value(v, wider.graph.input.add())
+    return wider
+
+
+def rename_dims(model: onnx.ModelProto, names: Mapping[str, str]) -> onnx.ModelProto:
+    """Give dims other names, in a model that is changed by it."""
+    if not names:
+        return model
+    word = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+
+    def rename(text: str) -> str:
+        return word.sub(lambda found: names[found[1]], text)
+
+    graphs = [model.graph]
+    for graph in graphs:  # which grows on the way
+        for info in (*graph.input, *graph.output, *graph.value_info):
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.dim_param = rename(dim.dim_param)
+        graphs += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
+    for said in model.metadata_props:
+        if said.key in (DIMS_KEY, CONDITIONS_KEY):
+            said.value = rename(said.value)
+    return model
 
 
 def _write_node(node: Node, proto: onnx.NodeProto) -> None:
@@ -264,7 +302,7 @@ def _write_attribute(name: str, value: Any, proto: onnx.AttributeProto) -> None:
 def write_header(name: str, tensor: torch.Tensor, proto: onnx.TensorProto) -> None:
     """All of a tensor but its data."""
     proto.name = name
-    proto.data_type = ONNX_OF[tensor.dtype]
+    proto.data_type = ELEMENT_TYPES[tensor.dtype]
     proto.dims.extend(tensor.shape)
 
 
@@ -276,9 +314,22 @@ def write_tensor(name: str, tensor: torch.Tensor, proto: onnx.TensorProto) -> No
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor in row-major order; without a copy if it is contiguous."""
+    tensor = tensor.detach()
+    if tensor.dtype in BITS:
+        tensor = _pack_bits(tensor.view(torch.uint8).flatten(), BITS[tensor.dtype])
     # One element is contiguous with any stride, but to view it the stride has to be 1.
-    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
     return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+def _pack_bits(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """The lowest bits of each byte, the first element in the lowest of a new one."""
+    count = 8 // bits
+    rows = torch.nn.functional.pad(x, (0, -len(x) % count)).view(-1, count) & ((1 << bits) - 1)
+    packed = rows[:, 0].clone()
+    for i in range(1, count):
+        packed |= rows[:, i] << (bits * i)
+    return packed
 
 
 # Metadata of a model: its dynamic sizes, which ONNX itself only names, for tools that read it.

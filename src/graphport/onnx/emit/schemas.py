@@ -29,6 +29,16 @@ ONNX_OF: dict[torch.dtype, int] = {
 }
 TORCH_OF = {number: dtype for dtype, number in ONNX_OF.items()}
 
+BITS: dict[torch.dtype, int] = {torch.int2: 2, torch.uint2: 2, torch.int4: 4, torch.uint4: 4}
+"""Types of weights of which a byte of a file holds several; torch gives each element a byte."""
+ELEMENT_TYPES: dict[torch.dtype, int] = {
+    **ONNX_OF,
+    torch.uint4: 21,
+    torch.int4: 22,
+    torch.uint2: 25,
+    torch.int2: 26,
+}
+
 # As they are written in schemas: `tensor(float)`.
 DTYPES_BY_NAME: dict[str, torch.dtype] = {
     "float": torch.float32,
@@ -43,7 +53,7 @@ DTYPES_BY_NAME: dict[str, torch.dtype] = {
     **{
         f"{sign}int{bits}": getattr(torch, f"{sign}int{bits}")
         for sign in ("", "u")
-        for bits in (8, 16, 32, 64)
+        for bits in (2, 4, 8, 16, 32, 64)
     },
 }
 

@@ -32,6 +32,7 @@ from graphport.onnx.lower.registry import (
     HIGHER_ORDER,
     LOWERINGS,
     NEEDS,
+    UNFOLDED,
     Lowered,
     Lowering,
     is_known,
@@ -57,6 +58,8 @@ def fold_constant(lowerer: Lowerer, node: Node) -> Any:
         return None
     target: Any = node.target
     if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded in target.tags:
+        return None
+    if target.name() in UNFOLDED:
         return None
     if numel(result.sizes) > _MOST_ELEMENTS and (is_known(target) or not is_made_of_numbers(node)):
         return None

@@ -18,12 +18,13 @@ import torch
 from torch.fx import Node
 
 from graphport import source
+from graphport.compat import torchvision
 from graphport.compat.operators import aten
 from graphport.compat.torch import HigherOrderOperator, OpOverload
 from graphport.errors import InputError, UnsupportedError
 from graphport.onnx.emit.builder import Number
 from graphport.onnx.emit.ir import Complex, Value
-from graphport.ops.registry import list_known, overload_table
+from graphport.ops.registry import list_known, overload_table, read_default
 from graphport.tensors.abstract import get_val
 
 Lowered: TypeAlias = (
@@ -70,7 +71,7 @@ class Lowering:
                 fix=f"def lower(b, {', '.join(self.arguments.values())})",
             )
         defaults = {
-            name: a.default_value if a.has_default_value() else inspect.Parameter.empty
+            name: read_default(a) if a.has_default_value() else inspect.Parameter.empty
             for a, name in zip(schema, self.arguments.values(), strict=True)
         }
         self.defaults = {
@@ -109,8 +110,10 @@ def _is_same(value: Any, default: Any) -> bool:
 LOWERINGS: dict[OpOverload, Lowering] = {}
 NEEDS: dict[OpOverload, Sequence[str]] = {}
 """Operators of ONNX that the lowerings of some operators cannot do without."""
-_LOWERINGS_BY_NAME: dict[str, tuple[Fn, str]] = {}
-"""Operators of packages that may not be there, by their names; with the arguments to ignore."""
+_LOWERINGS_BY_NAME: dict[str, tuple[Fn, Sequence[str], str]] = {}
+"""Operators of packages that may not be there, by their names; with what `lower` is told."""
+UNFOLDED: set[str] = set()
+"""Names of operators that a file has also of constants: their operands are smaller than results."""
 COMPLEX: dict[OpOverload, Lowering] = {}
 """For operators with complex operands or results."""
 BY_PARTS: set[OpOverload] = set()
@@ -130,9 +133,7 @@ def lower(*ops: OpOverload, needs: Sequence[str] = (), ignores: str = "") -> Cal
 
     def register(fn: F) -> F:
         for op in known:
-            _register(op, fn, known[0], ignores)
-            if needs:
-                NEEDS[op] = needs
+            _register(op, fn, known[0], ignores, needs)
         return fn
 
     return register
@@ -153,14 +154,20 @@ def lower_complex(*ops: OpOverload) -> Callable[[F], F]:
     return register
 
 
-def lower_named(*names: str, ignores: str = "") -> Callable[[F], F]:
-    """Register a lowering for operators of other packages: `transformers::grouped_mm_fallback`."""
+def lower_named(
+    *names: str, needs: Sequence[str] = (), ignores: str = "", folds: bool = True
+) -> Callable[[F], F]:
+    """Register a lowering for operators of other packages: `transformers::grouped_mm_fallback`.
+
+    One that does not fold is not computed at export, if its operands are constants.
+    """
 
     def register(fn: F) -> F:
+        UNFOLDED.update(() if folds else names)
         for name in names:
             if name in _LOWERINGS_BY_NAME:
                 raise ValueError(f"{name} has a lowering already")
-            _LOWERINGS_BY_NAME[name] = fn, ignores
+            _LOWERINGS_BY_NAME[name] = fn, needs, ignores
         return fn
 
     return register
@@ -169,8 +176,8 @@ def lower_named(*names: str, ignores: str = "") -> Callable[[F], F]:
 def is_known(op: OpOverload) -> bool:
     """Whether an operator has a lowering."""
     if op not in LOWERINGS and isinstance(op, OpOverload) and op.name() in _LOWERINGS_BY_NAME:
-        fn, ignores = _LOWERINGS_BY_NAME[op.name()]
-        _register(op, fn, ignores=ignores)
+        fn, needs, ignores = _LOWERINGS_BY_NAME[op.name()]
+        _register(op, fn, ignores=ignores, needs=needs)
     return op in LOWERINGS
 
 
@@ -181,10 +188,18 @@ def lower_table(rows: Mapping[str, Any], make: Callable[[Any], Fn], ignores: str
         _register(op, make(table[op]), ignores=ignores)
 
 
-def _register(op: OpOverload, fn: Fn, first: OpOverload | None = None, ignores: str = "") -> None:
+def _register(
+    op: OpOverload,
+    fn: Fn,
+    first: OpOverload | None = None,
+    ignores: str = "",
+    needs: Sequence[str] = (),
+) -> None:
     if op in LOWERINGS:
         raise ValueError(f"{op} has a lowering already")
     LOWERINGS[op] = Lowering(op, fn, first, ignores)
+    if needs:
+        NEEDS[op] = needs
 
 
 def higher_order(op: HigherOrderOperator) -> Callable[[F], F]:
@@ -224,6 +239,8 @@ def find_operator(name: Any) -> OpOverload:
     name = str(name)
     namespace, _, rest = name.replace("::", ".").partition(".")
     packet_name, _, overload = rest.partition(".")
+    if namespace == torchvision.NAMESPACE and packet_name in torchvision.SCHEMAS:
+        torchvision.define_operators()
     try:
         packet = getattr(getattr(torch.ops, namespace), packet_name)
         only = packet.overloads()

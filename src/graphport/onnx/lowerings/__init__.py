@@ -19,6 +19,7 @@ from graphport.onnx.lowerings import (  # noqa: F401  register their lowerings
     loss,
     norm,
     pool,
+    quantization,
     random,
     reduce,
     rnn,
@@ -26,7 +27,9 @@ from graphport.onnx.lowerings import (  # noqa: F401  register their lowerings
     shape,
     sort,
     special,
+    symbolic_ops,
     unfold,
+    vision,
 )
 from graphport.onnx.lowerings.numerics import (  # noqa: F401  register their lowerings
     bessel,

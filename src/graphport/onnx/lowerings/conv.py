@@ -330,6 +330,12 @@ class Numbers:
             return Numbers(self.b, self.value.sum(dim, keepdim=True))
         return Numbers(self.b, self.b.ReduceSum(self.value, [dim]))
 
+    def largest(self) -> Numbers:
+        """Of all, in no dims."""
+        if isinstance(self.value, torch.Tensor):
+            return Numbers(self.b, self.value.amax())
+        return Numbers(self.b, self.b.ReduceMax(self.value, keepdims=0))
+
     def to(self, dtype: torch.dtype) -> Numbers:
         if isinstance(self.value, torch.Tensor):
             return Numbers(self.b, self.value.to(dtype))

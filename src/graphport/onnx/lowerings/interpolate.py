@@ -174,11 +174,10 @@ def _lower_interpolation(mode: str, antialias: bool = False) -> Any:
     def lowering(
         b: Builder, x: Value, align_corners: bool, given: Sequence[float | None] | None
     ) -> Value:
-        if not x.dtype.is_floating_point:
-            raise UnsupportedError(f"interpolation of {x.dtype} rounds as no ONNX operator does")
         out = b.result.sizes[2:]
+        is_bytes = not x.dtype.is_floating_point
         # A size that stays is left as it is.
-        whole = (1,) if mode == "linear" or antialias else ()
+        whole = (1,) if mode == "linear" or antialias or is_bytes else ()
         dims = _resize_dims(x, out, None if align_corners else given, whole)
         by_scale = not all(_is_consistent(b, *dim) for dim in dims)
         # What has its sizes already ONNX Runtime hands on, whatever the factors.
@@ -194,13 +193,15 @@ def _lower_interpolation(mode: str, antialias: bool = False) -> Any:
                 cubic_coeff_a=-0.75 if mode == "cubic" else None,
                 coordinate_transformation_mode="align_corners" if align_corners else "half_pixel",
             )
-        dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
-        for axis, (size, o, scale) in enumerate(dims, 2):
+        wide = x.dtype is torch.float64 or is_bytes
+        dtype = torch.float64 if wide else torch.float32
+        axes = list(enumerate(dims, 2))
+        for axis, (size, o, scale) in reversed(axes) if is_bytes else axes:
             step = _sample_step(b, size, o, scale, dtype, align_corners, whole)
             if antialias:
-                x = _antialias_dim(b, x, axis, mode, size, o, step)
+                x = _antialias_dim(b, x, axis, mode, size, o, step, is_bytes)
             else:
-                x = _sample_dim(b, x, axis, mode, size, o, step, align_corners)
+                x = _sample_dim(b, x, axis, mode, size, o, step, align_corners, is_bytes)
         return x
 
     return lowering
@@ -236,6 +237,7 @@ def _sample_dim(
     out: Size,
     step: Numbers,
     align_corners: bool,
+    is_bytes: bool,
 ) -> Value:
     """One dim, from the elements around each place."""
     dtype = _dtype(step)
@@ -246,11 +248,56 @@ def _sample_dim(
     low = place.floor().clamp_max(size - 1) if mode == "linear" else place.floor()
     part = (place - low).clamp_min(0).clamp_max(1).append_dims(1)
     first, weights = _TAPS[mode](b, part)
-    taps = low.to(torch.int64).append_dims(1) + torch.arange(first, first + _TAP_COUNTS[mode])
-    index = taps.clamp_min(0).clamp_max(size - 1)
+    around = torch.arange(first, first + _TAP_COUNTS[mode])
     after = x.rank - axis - 1
+    if is_bytes:
+        places = low.to(torch.int64).append_dims(2)
+        k, j = (
+            (places + taps).clamp_min(0).clamp_max(size - 1) for taps in (around[:, None], around)
+        )
+        weights, unit = _in_fixed_point(*_join_taps(weights.append_dims(1), k, j))
+        near = b.cast(b.Gather(x, j.node, axis=axis), dtype)
+        products = b.Mul(near, weights.append_dims(after).node)
+        return _to_bytes(b, b.ReduceSum(products, [axis + 1, axis + 2], keepdims=0), unit)
+    index = (low.to(torch.int64).append_dims(1) + around).clamp_min(0).clamp_max(size - 1)
     near = b.cast(b.Gather(x, index.node, axis=axis), dtype)
     return b.ReduceSum(b.Mul(near, weights.append_dims(after).node), [axis + 1], keepdims=0)
+
+
+# Of bytes torch's kernel adds products of integers: weights in fixed point, with as many digits as
+# 16 bits hold of the largest, and results that are rounded to bytes after each dim, the last first.
+
+
+def _in_fixed_point(weights: Numbers, largest: Numbers) -> tuple[Numbers, Numbers]:
+    """Weights as integers, in float64, and what stands for 1."""
+    units = torch.exp2(torch.arange(1.0, 23.0, dtype=torch.float64))
+    fitting = (largest * units + 0.5 < 2.0**15).to(torch.float64)
+    unit = (fitting * units).largest().clamp_min(1.0)
+    sign = (weights < 0.0).to(torch.float64) * -2.0 + 1.0
+    return (weights.abs() * unit + 0.5).floor() * sign, unit
+
+
+def _join_taps(weights: Numbers, k: Numbers, j: Numbers) -> tuple[Numbers, Numbers]:
+    """The weights of taps that the border moves to one place, added up at the last of them.
+
+    And the largest sum on the way. `weights` and `k` vary along the dim before the last, `j` along
+    the last; places do not descend.
+    """
+    count = weights.value.shape[-2]  # type: ignore[index]
+    at_or_before = torch.ones(count, count, dtype=torch.float64).triu()
+    sums = (weights * _mark_equal(k, j) * at_or_before).total(-2)
+    joined_later = (_mark_equal(j, k) * (1 - at_or_before)).total(-2).clamp_max(1.0)
+    return sums * (joined_later * -1.0 + 1.0), sums.largest()
+
+
+def _mark_equal(low: Numbers, high: Numbers) -> Numbers:
+    """1 where numbers are equal of which one is not above the other, else 0."""
+    return (low < high).to(torch.float64) * -1.0 + 1.0
+
+
+def _to_bytes(b: Builder, total: Value, unit: Numbers) -> Value:
+    rounded = b.Floor(b.Div(b.Add(total, (unit * 0.5).node), unit.node))
+    return b.cast(b.Clip(rounded, 0.0, 255.0), torch.uint8)
 
 
 def _linear_taps(b: Builder, t: Numbers) -> tuple[int, Numbers]:
@@ -285,7 +332,7 @@ def _dtype(x: Numbers) -> torch.dtype:
 
 
 def _antialias_dim(
-    b: Builder, x: Value, axis: int, mode: str, size: Size, out: Size, step: Numbers
+    b: Builder, x: Value, axis: int, mode: str, size: Size, out: Size, step: Numbers, is_bytes: bool
 ) -> Value:
     """One of the last two dims, as a product with a matrix: each sample takes from its whole reach.
 
@@ -296,11 +343,14 @@ def _antialias_dim(
     apart = (Numbers.arange(b, size).to(dtype) + 0.5).append_dims(1) - here
     weights = _FILTERS[mode]((apart / step.clamp_min(1)).abs())
     weights = weights / weights.total(0)
+    if is_bytes:
+        weights, unit = _in_fixed_point(weights, weights.largest())
     # Not MatMul: ONNX Runtime fails on an empty batch with a matrix on the left of it.
     equation = "nchw,hk->nckw" if axis == 2 else "nchw,wk->nchk"
     sizes = list(sizes_of(x))
     sizes[axis] = out
-    return b.shaped(b.Einsum(b.cast(x, dtype), weights.node, equation=equation), sizes)
+    made = b.shaped(b.Einsum(b.cast(x, dtype), weights.node, equation=equation), sizes)
+    return _to_bytes(b, made, unit) if is_bytes else made
 
 
 def _triangle_filter(x: Numbers) -> Numbers:

@@ -29,8 +29,8 @@ from graphport.onnx.lowerings.conv import (
     per_dim,
     sizes_of,
 )
+from graphport.onnx.lowerings.reduce import average_axes, reduce_extreme, sum_axes
 from graphport.onnx.lowerings.reduce import find_extreme as place_of
-from graphport.onnx.lowerings.reduce import reduce_extreme, sum_axes
 from graphport.symbolic import eq, ge, max_
 
 
@@ -57,6 +57,24 @@ def _spatial_sizes(x: Value, n: int) -> tuple[Size, ...]:
     return tuple(sizes_of(x)[-n:])
 
 
+def _ends_as_torch(
+    b: Builder,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    holes: Sequence[int],
+    counts_padding: bool = False,
+) -> bool:
+    """Whether `ceil_mode` ends as torch's, which leaves out a window of padding alone."""
+    if b.opset >= _TORCH_CEIL_OPSET:
+        return True
+    windows = zip(kernel, strides, pads, holes, strict=True)
+    return not counts_padding and all(p + s <= d * (k - 1) + 1 for k, s, p, d in windows)
+
+
+_TORCH_CEIL_OPSET = 19
+
+
 # Maximum
 
 
@@ -80,7 +98,8 @@ def _lower_max_pool(n: int) -> Any:
             p == 0 or d == 1 or b.scope.decide(ge(s, d)) is True
             for p, d, s in zip(pads, holes, _spatial_sizes(x, n), strict=True)
         )
-        if b.has("MaxPool", _pool_dtype(x.dtype)) and reaches:
+        known = not ceil_mode or _ends_as_torch(b, kernel, strides, pads, holes)
+        if b.has("MaxPool", _pool_dtype(x.dtype)) and reaches and known:
             window = {
                 "kernel_shape": kernel,
                 "strides": omit_default(strides, 1),
@@ -247,8 +266,9 @@ def _lower_avg_pool(n: int) -> Any:
         kernel, pads = per_dim(kernel_size, n), per_dim(padding, n)
         strides = per_dim(stride, n) if stride else kernel
         x, unbatched = _add_batch_dim(b, self, n)
-        if b.has("AveragePool", _pool_dtype(x.dtype)) and divisor_override is None:
-            include = count_include_pad and (any(pads) or ceil_mode)
+        include = count_include_pad and (any(pads) or ceil_mode)
+        known = not ceil_mode or _ends_as_torch(b, kernel, strides, pads, [1] * n, bool(include))
+        if b.has("AveragePool", _pool_dtype(x.dtype)) and divisor_override is None and known:
             return unbatched(
                 b.AveragePool(
                     x,
@@ -353,9 +373,10 @@ def _lower_adaptive_avg_pool(n: int) -> Any:
         if 0 in out:
             return b.expand(b.scalar(0, x.dtype), b.result.sizes)
         if all(type(o) is int and o == 1 for o in out):
-            if b.has("GlobalAveragePool", _pool_dtype(x.dtype)):
+            filled = all(b.scope.decide(ge(s, 1)) is True for s in spatial)
+            if filled and b.has("GlobalAveragePool", _pool_dtype(x.dtype)):
                 return unbatched(b.GlobalAveragePool(x))
-            return unbatched(b.ReduceMean(x, list(range(2, 2 + n))))
+            return unbatched(average_axes(b, x, list(range(2, 2 + n)), True))
         lengths = [_fixed_window(b, s, o) for s, o in zip(spatial, out, strict=True)]
         if all(length == 1 for length in lengths):
             return self

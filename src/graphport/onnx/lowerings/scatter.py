@@ -26,6 +26,7 @@ from graphport.onnx.lowerings.index import (
     count_not_above,
     flatten_value,
 )
+from graphport.onnx.lowerings.reduce import norm, widen_input
 from graphport.ops.sizes import invert_permutation, wrap_dim
 from graphport.symbolic import eq, ge, ite, max_
 
@@ -412,6 +413,21 @@ def _insert_slice(b: Builder, self: Value, dim: int, first: Any, src: Value) -> 
 
 def _is_same_size(b: Builder, x: object, y: object) -> bool:
     return x == y or b.scope.decide(eq(x, y)) is True
+
+
+@lower(aten.embedding_renorm.default)
+def embedding_renorm(
+    b: Builder, self: Value, indices: Value, max_norm: float, norm_type: float
+) -> Value:
+    """The rows that are looked up, scaled to the largest norm where theirs is larger."""
+    places = flatten_value(b, cast_index(b, indices))
+    rows = b.Gather(self, places, axis=0)
+    length = norm(b, widen_input(b, rows), norm_type, [1], True)
+    length = b.cast(b.cast(length, self.dtype), torch.float64)
+    factor = b.Where(b.Greater(length, max_norm), b.Div(max_norm, b.Add(length, 1e-7)), 1.0)
+    wide = widen_input(b, rows)
+    scaled = b.cast(b.Mul(wide, b.cast(factor, wide.dtype)), self.dtype)
+    return b.ScatterND(self, b.unsqueeze(places, 1), scaled)
 
 
 # Bags of embeddings

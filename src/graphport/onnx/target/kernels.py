@@ -23,7 +23,7 @@ import torch
 from graphport.onnx.emit.schemas import DTYPES_BY_NAME, Signature, allowed_dtypes, is_expandable
 
 KERNELS_FILE = Path(__file__).with_name("kernels.json")
-_OLDEST_OPSET = 13
+_OLDEST_OPSET = 11
 """Versions of operators that no opset we write has are left out of the file."""
 _NO_END = (1 << 31) - 1
 

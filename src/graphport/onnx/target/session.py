@@ -28,7 +28,7 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 from graphport.errors import NoDataError, RequirementError, SessionError
 from graphport.onnx.emit.ir import Value
 from graphport.onnx.emit.model import write_header, write_tensor, write_value
-from graphport.onnx.emit.schemas import ONNX_OF, TORCH_OF
+from graphport.onnx.emit.schemas import BITS, ONNX_OF, TORCH_OF
 from graphport.onnx.target.targets import ORT
 from graphport.onnx.write.weights import (
     SMALLEST_EXTERNAL,
@@ -85,7 +85,8 @@ class Session:
         shared: dict[str, Any] = {}
         for name, tensor in tensors.items():
             proto = model.graph.initializer.add()
-            if nbytes(tensor) < SMALLEST_EXTERNAL:
+            packed = getattr(tensor, "dtype", None) in BITS  # no memory of torch's is laid out so
+            if packed or nbytes(tensor) < SMALLEST_EXTERNAL:
                 write_tensor(name, materialise(tensor), proto)
             else:
                 write_header(name, tensor, proto)
@@ -115,6 +116,20 @@ class Session:
             raise _translate_error(error) from error
         # By number: iterating over them costs ten times as much.
         return {name: to_tensor(ort.OrtValue(values[i])) for i, name in enumerate(names)}
+
+
+class ForeignSession(Session):
+    """A session that someone else has made of the whole model."""
+
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self.session = session
+        self.inputs = [i.name for i in session.get_inputs()]
+        self.outputs = [o.name for o in session.get_outputs()]
+
+    def add_outputs(self, values: Iterable[Value]) -> Session:
+        raise SessionError(
+            "values within the model need a session of graphport's own", fix="program.release()"
+        )
 
 
 def _translate_error(error: Exception) -> SessionError:

@@ -61,6 +61,9 @@ _DISCONTINUOUS = set(
     overloads("""
         floor ceil round.default,decimals trunc fix frac sign sgn heaviside remainder.Tensor,Scalar
         fmod.Tensor,Scalar floor_divide div.Tensor_mode,Scalar_mode median nanmedian mode
+        fake_quantize_per_tensor_affine.default,tensor_qparams fake_quantize_per_channel_affine
+        fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask
+        _fake_quantize_per_tensor_affine_cachemask_tensor_qparams
     """)
 )
 
@@ -86,15 +89,18 @@ class Ties:
         """The program's results; none if the model decides nothing otherwise."""
         probe = self.probe
         known = {*probe.values, *self.results}
-        parts = {n.name: _find_decisions(n, known) for n in probe.graph.nodes if _is_decision(n)}
+        asked = [n for n in probe.graph.nodes if _is_decision(n)]
+        restored = {n.name: r for n in asked if (r := _find_dequantized(n, known)) is not None}
+        parts = {n.name: _find_decisions(n, {*known, *restored}) for n in asked}
         decisions = [n for n in probe.graph.nodes if parts.get(n.name)]
         if not decisions:
             return {}
         wanted = {part.name for n in decisions for part in parts[n.name].values()}
+        wanted = {restored[name].name if name in restored else name for name in wanted}
         wanted |= {i.name for n in decisions for i in n.all_input_nodes if i.name in known}
         run = _DecisionReplay(probe.module())
         run.model = {**self.results, **probe.model(wanted - self.results.keys())}
-        run.parts, run.tolerance = parts, self.tolerance
+        run.parts, run.restored, run.tolerance = parts, restored, self.tolerance
         run.results = {n.name: None for n in probe.graph.output_node().all_input_nodes}
         with torch.no_grad():
             run.run(*probe.inputs, enable_io_processing=False)
@@ -108,6 +114,22 @@ def _is_decision(node: Node) -> bool:
         return True
     inputs = [k for i in node.all_input_nodes for k in _list_dtypes(i)]
     return _is_discrete(node) and any(k.is_floating_point or k.is_complex for k in inputs)
+
+
+def _find_dequantized(node: Node, known: set[str]) -> Node | None:
+    """What the program makes floats of integers that the model has in another form, or not at all.
+
+    Quantised once more, they are the same integers.
+    """
+    if node.name in known or not _has_name(node, "quantize_"):
+        return None
+    made = (u for u in node.users if _has_name(u, "dequantize_") and u.args[0] is node)
+    return next((u for u in made if u.name in known), None)
+
+
+def _has_name(node: Node, name: str) -> bool:
+    target: Any = node.target
+    return getattr(target, "_opname", "").startswith(name)
 
 
 def _list_dtypes(node: Node) -> list[torch.dtype]:
@@ -135,8 +157,9 @@ def _is_discrete(node: Node) -> bool:
 class _DecisionReplay(Interpreter):
     """Runs the program with decisions of the model in place of its own, where they are right."""
 
-    model: Mapping[str, torch.Tensor]
+    model: dict[str, torch.Tensor]
     parts: Mapping[str, Mapping[int | None, Node]]
+    restored: Mapping[str, Node]
     tolerance: Tolerances
     results: dict[str, Any]
     accepted = 0
@@ -144,6 +167,10 @@ class _DecisionReplay(Interpreter):
     def run_node(self, n: Node) -> Argument:
         own = super().run_node(n)
         parts = self.parts.get(n.name)
+        if n.name in self.restored:
+            (_, *rest), kwargs = self.fetch_args_kwargs_from_env(n)
+            target: Any = n.target
+            self.model[n.name] = target(self.model[self.restored[n.name].name], *rest, **kwargs)
         if parts:
             own = self._decide(n, own, parts)
         if n.name in self.results:

@@ -235,6 +235,18 @@ def _compute_initializer(value: Value, known: Mapping[Value, Any]) -> object:
         return value.derived.make(*given)
 
 
+def replace_weights(state: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """A state dict with the tensors that are given, each under all its names."""
+    names = _names_by_tensor(state)
+    found: dict[str, object] = {}
+    for name, old in state.items():
+        new = next((given[n] for n in (name, *names[id(old)]) if n in given), old)
+        if isinstance(old, torch.nn.Parameter) and isinstance(new, torch.Tensor):
+            new = torch.nn.Parameter(new, old.requires_grad)
+        found[name] = new
+    return found
+
+
 def _names_by_tensor(state: Mapping[str, object]) -> dict[int, Iterable[str]]:
     """All names of each tensor."""
     names: dict[int, list[str]] = {}

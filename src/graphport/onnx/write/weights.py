@@ -24,6 +24,7 @@ import torch
 from graphport.errors import InputError, NoDataError
 from graphport.onnx.emit.ir import Value, current_tensor
 from graphport.onnx.emit.model import tensor_bytes, write_header, write_tensor
+from graphport.onnx.emit.schemas import BITS
 from graphport.process import restore_on_exit
 from graphport.program.atomic_write import write_files_atomically
 from graphport.tensors.lazy import WeightlessTensor, lacks_data
@@ -45,7 +46,8 @@ _CHUNK_BYTES = 16 << 20
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    """Bytes that a tensor takes in a file."""
+    return -(-tensor.numel() * BITS.get(tensor.dtype, 8 * tensor.element_size()) // 8)
 
 
 def has_data(t: torch.Tensor) -> bool:
@@ -101,16 +103,21 @@ def save_model(
     if is_external(tensors, external) and (places := _assign_offsets(tensors)):
         _save_external(skeleton, tensors, places, path)
         return
+    with write_files_atomically(lambda: _remove_replaced(path)) as new:
+        write_model(skeleton, tensors, new.open(path))
+
+
+def write_model(skeleton: onnx.ModelProto, tensors: Mapping[str, object], file: IO[bytes]) -> None:
+    """Write a model with its weights to an open file."""
+    require_data(tensors, "program.save(path, state_dict=...)")
     total = sum(map(nbytes, tensors.values()))
     if total + skeleton.ByteSize() > _LARGEST_PROTO:
         raise InputError(
             f"a file of ONNX ends at 2 GB, and the weights take {total / 1e9:.1f} GB",
             fix="program.save(path, external_data=True)",
         )
-    with write_files_atomically(lambda: _remove_replaced(path)) as new:
-        file = new.open(path)
-        for piece in _model_bytes(skeleton, tensors):
-            _write_all(file, piece)
+    for piece in _model_bytes(skeleton, tensors):
+        _write_all(file, piece)
 
 
 def is_external(tensors: Mapping[str, object], external: bool | str) -> bool:
@@ -204,7 +211,8 @@ def _write_all(file: IO[bytes], piece: Any) -> None:
     """All of it: the system may take less at a time."""
     left = memoryview(piece)
     while left:
-        left = left[file.write(left) :]
+        taken = file.write(left)
+        left = left[len(left) if taken is None else taken :]
 
 
 def _assign_offsets(tensors: Mapping[str, object]) -> dict[str, int]:
@@ -240,7 +248,7 @@ def iterate_bytes(t: torch.Tensor) -> Iterable[Any]:
 
 def _iterate_chunks(t: torch.Tensor) -> Iterator[memoryview]:
     """Without a copy where the tensor lies in order; else a part is put in order at a time."""
-    if t.is_contiguous() or t.ndim == 0 or nbytes(t) <= _CHUNK_BYTES:
+    if t.is_contiguous() or t.ndim == 0 or nbytes(t) <= _CHUNK_BYTES or t.dtype in BITS:
         yield tensor_bytes(t)
         return
     rows = max(1, _CHUNK_BYTES * len(t) // nbytes(t))

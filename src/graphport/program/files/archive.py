@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from graphport.errors import SerializationError
+from graphport.errors import InputError, SerializationError
 from graphport.program.files import json_reader
 
 FORMAT = "graphport program"
@@ -34,6 +34,15 @@ _END_64 = struct.Struct("<4sQ2H2L4Q")
 _PADDING_ID = 0x4750
 _ZIP64_EXTRA = 20
 _CHUNK = 1 << 20
+
+
+def refuse_extra_files(function: str, given: object) -> None:
+    """A file is a program and nothing else, so that all of it can be checked."""
+    if given:
+        raise InputError(
+            f"{function} has no extra_files: a file holds a program alone",
+            fix="files of their own beside it",
+        )
 
 
 # Writing

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from graphport.compat import schemas
+from graphport.compat import schemas, torchvision
 from graphport.compat import torch as compat
 from graphport.errors import InputError, SerializationError
 from graphport.program.bounds import CHECKS
@@ -316,6 +316,8 @@ class Targets:
         if "::" not in name:
             item.fail(f"{format_excerpt(name)} is neither an operator nor a function on sizes")
         packet, _, overload = name.partition(".")
+        if packet.removeprefix(f"{torchvision.NAMESPACE}::") in torchvision.SCHEMAS:
+            torchvision.define_operators()
         try:
             registered = compat.jit_get_schemas_for_operator(packet)
         except (RuntimeError, TypeError, ValueError):  # no name of an operator, or no UTF-8

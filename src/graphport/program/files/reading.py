@@ -40,8 +40,12 @@ _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
 
 
 @check_arguments(verify=FLAG, allow=NAMES)
-def load(file: Any, *, verify: bool = True, allow: Iterable[str] = ()) -> ExportedProgram:
+def load(
+    file: Any, *, verify: bool = True, allow: Iterable[str] = (), extra_files: object = None
+) -> ExportedProgram:
     """Read a program from a path or from a binary file, from where it stands to its end.
+
+    A file that has just been written, and stands at its end, is read from its beginning.
 
     Tensors of a file at a path are not read but mapped: memory is taken when they are used, and
     writing to them does not change the file. `verify=False` leaves out the checksum over them,
@@ -50,6 +54,7 @@ def load(file: Any, *, verify: bool = True, allow: Iterable[str] = ()) -> Export
     A program may call operators of PyTorch that compute and check their arguments. Others are
     allowed by namespace or by name: `allow=("torchvision", "mylib::attention")`.
     """
+    archive.refuse_extra_files("gp.load", extra_files)
     permits = AllowedOperators(allow)
     if isinstance(file, (str, os.PathLike)):
         return _load_path(os.fspath(file), verify, permits)
@@ -59,6 +64,8 @@ def load(file: Any, *, verify: bool = True, allow: Iterable[str] = ()) -> Export
             fix="gp.load('program.gpx'), or open(..., 'rb')",
         )
     content = file.read()
+    if not content and isinstance(file, io.BytesIO):
+        content = file.getvalue()
     if not content:
         raise SerializationError("the file is empty", where=_file_name(file))
     # Not in the bytes as they are: tensors want memory that is aligned and can be written to.

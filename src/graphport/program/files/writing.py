@@ -32,7 +32,7 @@ from graphport.program.files.values import encode_value
 
 
 @restore_on_exit
-def save(program: ExportedProgram, file: object) -> None:
+def save(program: ExportedProgram, file: object, *, extra_files: object = None) -> None:
     """Write a program to a path or to a binary file.
 
     What is at a path is replaced when everything has been written, and not before.
@@ -45,6 +45,7 @@ def save(program: ExportedProgram, file: object) -> None:
     >>> str(gp.load(file)) == str(ep)
     True
     """
+    archive.refuse_extra_files("gp.save", extra_files)
     if not isinstance(program, ExportedProgram):
         raise SerializationError(
             f"gp.save takes an ExportedProgram, got {type(program).__name__}",

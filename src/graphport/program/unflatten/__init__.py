@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 from graphport.arguments import PROGRAM, check_arguments
 from graphport.compat.operators import aten
 from graphport.compat.torch import PyTreeInfo, TreeSpec, pytree
+from graphport.errors import InputError
 from graphport.ops.effects import clone_running_statistics
 from graphport.program.bounds import insert_bounds_checks
 from graphport.program.codegen import RESERVED, is_identifier, make_unique_identifiers
@@ -36,7 +37,7 @@ __all__ = ["CapturedModule", "UnflattenedModule", "unflatten"]
 
 
 @check_arguments(program=PROGRAM)
-def unflatten(program: ExportedProgram) -> UnflattenedModule:
+def unflatten(program: ExportedProgram, flat_args_adapter: object = None) -> UnflattenedModule:
     """A module with the hierarchy of the original one, each part a graph of its own.
 
     >>> import torch, graphport as gp
@@ -56,6 +57,11 @@ def unflatten(program: ExportedProgram) -> UnflattenedModule:
     named it: then it is called as the original, and another module can take its place. A module
     whose calls do different things is several modules: `encoder`, `encoder@1`, ...
     """
+    if flat_args_adapter is not None:
+        raise InputError(
+            "gp.unflatten has no flat_args_adapter: modules are called as they were captured",
+            fix="a module around it that converts its arguments",
+        )
     root, home = build_call_tree(program)
     state = State(program)
     writes = dataflow.BufferWrites(program, root, home, state)

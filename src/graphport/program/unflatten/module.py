@@ -70,11 +70,17 @@ class CapturedModule(Parent):
         self._renamed: dict[str, str] = {}
         """Keywords of its call that the generated code has other names for."""
 
-    def forward(self, *args: object, **kwargs: PyTree) -> Any:
-        compiled = self.__dict__.get(COMPILED)
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """Its code, and that of modules below, is generated when it is first asked for."""
+        if COMPILED not in self.__dict__:
+            _generate_code(self)
+        return self._run
+
+    def _run(self, *args: object, **kwargs: PyTree) -> Any:
         if self._renamed:
             kwargs = {self._renamed.get(name, name): x for name, x in kwargs.items()}
-        return (compiled or self.recompile())(self, *args, **kwargs)
+        return self.__dict__[COMPILED](self, *args, **kwargs)
 
     def recompile(self) -> Callable[..., object]:
         """Generate the code anew, after a change of the graph."""
@@ -141,6 +147,22 @@ class CapturedModule(Parent):
         super().__setstate__({**state, "graph": state["graph"].graph()})
 
 
+def _generate_code(top: CapturedModule) -> None:
+    """Of a module and all that it calls, unless there is code."""
+    waiting: list[nn.Module] = [top]
+    seen = set()
+    while waiting:
+        module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        waiting.extend(m for m in module._modules.values() if m is not None)
+        if isinstance(module, CapturedModule):
+            waiting.extend(module._elsewhere.values())
+            if COMPILED not in module.__dict__:
+                module.recompile()
+
+
 class UnflattenedModule(CapturedModule):
     """A program as a module with the original hierarchy; its inputs are checked."""
 
@@ -150,9 +172,9 @@ class UnflattenedModule(CapturedModule):
         entrance = CallGuard(program, check_guards=True)
         self.register_forward_pre_hook(entrance, with_kwargs=True, prepend=True)
 
-    def forward(self, *args: object, **kwargs: object) -> Any:
+    def _run(self, *args: object, **kwargs: object) -> Any:
         try:
-            return super().forward(*args, **kwargs)
+            return super()._run(*args, **kwargs)
         except RecursionError as error:
             raise ForwardError(
                 "the modules are nested more deeply than Python's recursion limit allows",

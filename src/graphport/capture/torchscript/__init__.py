@@ -1,0 +1,1 @@
+"""Runs graphs of TorchScript under the tracer: what was scripted, traced, or loaded."""

@@ -1,0 +1,231 @@
+"""Redirects calls of `torch.onnx.export` to graphport while a script runs.
+
+torch's functions are given other code, so that a call comes here however the function was imported,
+and whenever. What graphport refuses goes on to torch, as it was written.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch.onnx
+
+from graphport import source
+from graphport.errors import ExportError, UnsupportedError
+from graphport.onnx.exporter import is_torch_program
+from graphport.onnx.torch_calls import (
+    Made,
+    TorchCall,
+    TorchProgram,
+    carry_out,
+    read_call,
+    read_dynamo_call,
+)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What has become of one call, for the user."""
+
+    where: source.Location | None
+    text: str
+    error: Exception | None = None
+    """Why graphport refused it."""
+
+
+class Redirection:
+    """Carries out the calls of a script, and tells what has become of each."""
+
+    def __init__(self, tell: Callable[[Notice], None], verify: bool) -> None:
+        self.tell = tell
+        self.verify = verify
+        self.originals: dict[str, Any] = {}
+        self.symbolics: list[str] = []
+        """Operators that the script has taught the TorchScript exporter."""
+        self._inside = threading.local()
+        self._dynamo = False
+        """What `dynamo` is where a call does not say it."""
+
+    def answer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Carry out a call, or hand it on to torch: also those that torch itself makes."""
+        if getattr(self._inside, "active", False):
+            return self.originals[name](*args, **kwargs)
+        self._inside.active = True
+        try:
+            return _ANSWERS[name](self, args, kwargs)
+        finally:
+            self._inside.active = False
+
+    def _export(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._carry_out("export", args, kwargs, lambda: read_call(args, kwargs))
+
+    def _export_torchscript(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        read = lambda: read_call(args, {"dynamo": False, **kwargs})  # noqa: E731
+        return self._carry_out("utils.export", args, kwargs, read)
+
+    def _export_dynamo(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        read = lambda: read_dynamo_call(*args, **kwargs)  # noqa: E731
+        return self._carry_out("dynamo_export", args, kwargs, read)
+
+    def _register(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.symbolics.append(str(args[0] if args else kwargs.get("symbolic_name")))
+        return self.originals["register_custom_op_symbolic"](*args, **kwargs)
+
+    def _carry_out(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        read: Callable[[], TorchCall],
+    ) -> Any:
+        where = source.locate_user_line()
+        try:
+            call = read()
+            dynamo = self._uses_dynamo(call)
+            if self.symbolics and not dynamo:
+                raise UnsupportedError(
+                    f"{', '.join(self.symbolics)}: registered with torch.onnx by the script"
+                )
+            made = carry_out(call, dynamo, self.verify)
+        except Exception as error:
+            if name not in self.originals:
+                raise
+            self.tell(Notice(where, f"left to torch.onnx: {_format_line(error)}", error))
+        else:
+            self.tell(Notice(where, _format_success(call, made)))
+            return TorchProgram.of(made.program) if dynamo else None
+        return self.originals[name](*args, **kwargs)
+
+    def _uses_dynamo(self, call: TorchCall) -> bool:
+        said = self._dynamo if call.dynamo is None else call.dynamo
+        knows_itself = isinstance(call.model, torch.onnx.ExportableModule)
+        return bool(said) or knows_itself or is_torch_program(call.model)
+
+    @contextmanager
+    def redirect(self) -> Iterator[None]:
+        """Let calls of torch's functions come here."""
+        global _current
+        functions = _find_functions()
+        default = inspect.signature(functions["export"]).parameters["dynamo"].default
+        self._dynamo = bool(default)
+        before, _current = _current, self
+        try:
+            for name, fn in functions.items():
+                self.originals[name] = _replace_code(fn, _write_code(name))
+            with _older_names():
+                yield
+        finally:
+            for name, fn in functions.items():
+                _restore_code(fn, self.originals[name])
+            _current = before
+
+
+_current: Redirection | None = None
+
+_ANSWERS = {
+    "export": Redirection._export,
+    "utils.export": Redirection._export_torchscript,
+    "dynamo_export": Redirection._export_dynamo,
+    "register_custom_op_symbolic": Redirection._register,
+}
+
+
+def answer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the code that torch's functions are given calls."""
+    assert _current is not None
+    return _current.answer(name, args, kwargs)
+
+
+def _find_functions() -> dict[str, FunctionType]:
+    return {
+        "export": torch.onnx.export,
+        "utils.export": torch.onnx.utils.export,
+        "register_custom_op_symbolic": torch.onnx.register_custom_op_symbolic,
+    }
+
+
+# The code of functions
+
+
+def _call_here(*args: Any, **kwargs: Any) -> Any:
+    """The code of torch's functions for the time; it runs with the globals of torch's modules."""
+    from graphport.onnx.redirection import answer
+
+    return answer("a name", args, kwargs)
+
+
+def _write_code(name: str) -> CodeType:
+    code = _call_here.__code__
+    return code.replace(co_consts=tuple(name if c == "a name" else c for c in code.co_consts))
+
+
+def _replace_code(fn: FunctionType, code: CodeType) -> FunctionType:
+    """The function as it was, as another one."""
+    made = FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    made.__kwdefaults__ = fn.__kwdefaults__
+    fn.__signature__ = inspect.signature(fn)  # type: ignore[attr-defined]
+    fn.__defaults__, fn.__kwdefaults__ = None, None
+    fn.__code__ = code
+    return made
+
+
+def _restore_code(fn: FunctionType, original: FunctionType) -> None:
+    fn.__code__ = original.__code__
+    fn.__defaults__, fn.__kwdefaults__ = original.__defaults__, original.__kwdefaults__
+    del fn.__signature__  # type: ignore[attr-defined]
+
+
+# Names that torch.onnx had once
+
+
+@dataclass(frozen=True)
+class DynamoOptions:
+    """`torch.onnx.ExportOptions`, as torch had it from 2.1 to 2.6."""
+
+    dynamic_shapes: bool | None = None
+    fake_context: Any = None
+    onnx_registry: Any = None
+    diagnostic_options: Any = None
+    op_level_debug: bool | None = None
+
+
+def _dynamo_export(*args: Any, **kwargs: Any) -> Any:
+    return answer("dynamo_export", args, kwargs)
+
+
+@contextmanager
+def _older_names() -> Iterator[None]:
+    names = {"dynamo_export": _dynamo_export, "ExportOptions": DynamoOptions}
+    missing = {name: value for name, value in names.items() if not hasattr(torch.onnx, name)}
+    for name, value in missing.items():
+        setattr(torch.onnx, name, value)
+    try:
+        yield
+    finally:
+        for name in missing:
+            delattr(torch.onnx, name)
+
+
+# Texts
+
+
+def _format_line(error: Exception) -> str:
+    """An error in one line, with the place it is about."""
+    first, *rest = str(error).strip().splitlines() or [""]
+    place = next((line.strip() for line in rest if line.strip().startswith("at ")), "")
+    text = first if isinstance(error, ExportError) else f"{type(error).__name__}: {first}"
+    return f"{text} ({' '.join(place.partition(': ')[0].split())})" if place else text
+
+
+def _format_success(call: TorchCall, made: Made) -> str:
+    target = call.f if isinstance(call.f, str) else getattr(call.f, "name", None)
+    what = f"exported by graphport{f' to {target}' if target else ''}, opset {made.program.opset}"
+    if made.verified is not None:
+        what += f", verified at {made.verified} size{'s' if made.verified > 1 else ''}"
+    return "; ".join([what, *made.notes])
