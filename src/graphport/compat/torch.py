@@ -126,6 +126,8 @@ ROWS: dict[str, str] = {
     "torch:_sym_sqrt": "the root of a size",
     "torch_check = torch:_check": "an assertion on sizes",
     "torch_numpy = torch._numpy": "numpy's functions, on tensors",
+    "torch_onnx = torch.onnx": "what `graphport run` redirects; it takes long to import",
+    "onnx_decompositions = torch.onnx.ops:aten_decompositions": "of torch.onnx.ops in a program",
     "torch:_assert_async": "an assertion on data, in a program",
     # Modules, and what reads and fills them
     "torch.nn.modules._functions:BackwardHookFunction": "how modules see gradients",

@@ -289,9 +289,9 @@ def _find_onnx_decompositions(missing: Iterable[Any]) -> dict[Any, Callable[...,
     """Of `torch.onnx.ops`, which is loaded if a program has its operators."""
     if not any(getattr(op, "namespace", None) == "onnx" for op in missing):
         return {}
-    from torch.onnx.ops import aten_decompositions
+    from graphport.compat.torch import onnx_decompositions
 
-    return aten_decompositions()
+    return onnx_decompositions()
 
 
 def _can_decompose(op: OpOverload) -> bool:

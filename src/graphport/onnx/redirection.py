@@ -13,9 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 
-import torch.onnx
-
 from graphport import source
+from graphport.compat.torch import torch_onnx
 from graphport.errors import ExportError, UnsupportedError
 from graphport.onnx.exporter import is_torch_program
 from graphport.onnx.torch_calls import (
@@ -104,7 +103,7 @@ class Redirection:
 
     def _uses_dynamo(self, call: TorchCall) -> bool:
         said = self._dynamo if call.dynamo is None else call.dynamo
-        knows_itself = isinstance(call.model, torch.onnx.ExportableModule)
+        knows_itself = isinstance(call.model, torch_onnx.ExportableModule)
         return bool(said) or knows_itself or is_torch_program(call.model)
 
     @contextmanager
@@ -144,9 +143,9 @@ def answer(name: str, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Py
 
 def _find_functions() -> dict[str, FunctionType]:
     return {
-        "export": torch.onnx.export,
-        "utils.export": torch.onnx.utils.export,
-        "register_custom_op_symbolic": torch.onnx.register_custom_op_symbolic,
+        "export": torch_onnx.export,
+        "utils.export": torch_onnx.utils.export,
+        "register_custom_op_symbolic": torch_onnx.register_custom_op_symbolic,
     }
 
 
@@ -202,14 +201,14 @@ def _dynamo_export(*args: PyTree, **kwargs: PyTree) -> PyTree:
 @contextmanager
 def _older_names() -> Iterator[None]:
     names = {"dynamo_export": _dynamo_export, "ExportOptions": DynamoOptions}
-    missing = {name: value for name, value in names.items() if not hasattr(torch.onnx, name)}
+    missing = {name: value for name, value in names.items() if not hasattr(torch_onnx, name)}
     for name, value in missing.items():
-        setattr(torch.onnx, name, value)
+        setattr(torch_onnx, name, value)
     try:
         yield
     finally:
         for name in missing:
-            delattr(torch.onnx, name)
+            delattr(torch_onnx, name)
 
 
 # Texts
