@@ -506,6 +506,7 @@ def _run_twice(ep: gp.ExportedProgram, draft: Draft) -> None:
         assert_same(ours, theirs, "inputs are left differently")
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:Python reads:graphport.errors.CaptureWarning")
 COMMON = {"suppress_health_check": list(HealthCheck), "print_blob": False}
 
 
